@@ -1,0 +1,1 @@
+"""privfl: federated learning whose privacy claims are computed, tested and attacked."""
