@@ -1,0 +1,97 @@
+"""All parameters of a model in one flat tensor, and modules whose parameters are views into it.
+
+One vector makes every server rule, clipping and noise a handful of whole-vector operations, and lets a message be a
+single tensor. The order is that of ``named_parameters()``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from privfl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each named parameter of a model lies in the flat vector of length ``size``."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+
+    @classmethod
+    def of(cls, network: nn.Module) -> Layout:
+        """The layout of ``network``; a shared parameter counts once, where it first appears.
+
+        Raises:
+            ConfigError: there is no parameter, the parameters differ in dtype, or a layer keeps running statistics
+                (they mix samples, and averaging them is not part of any algorithm here).
+        """
+        refuse_running_statistics(network)
+        named = dict(network.named_parameters())
+        if not named:
+            raise ConfigError(f"the model {type(network).__name__} has no parameters; give a model that can be trained")
+        kinds = {parameter.dtype for parameter in named.values()}
+        if len(kinds) > 1:
+            raise ConfigError(f"the model's parameters mix the types {sorted(map(str, kinds))}; give them one dtype")
+        return cls(tuple(named), tuple(parameter.shape for parameter in named.values()))
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of values of each parameter."""
+        return tuple(shape.numel() for shape in self.shapes)
+
+    @cached_property
+    def size(self) -> int:
+        """Length of the flat vector."""
+        return sum(self.sizes)
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """The parameters as views into ``flat`` [size], in order."""
+        return [part.view(shape) for part, shape in zip(torch.split(flat, list(self.sizes)), self.shapes, strict=True)]
+
+    def named_views(self, flat: Tensor) -> dict[str, Tensor]:
+        """The parameters as views into ``flat`` [size], by name."""
+        return dict(zip(self.names, self.views(flat), strict=True))
+
+
+def refuse_running_statistics(network: nn.Module) -> None:
+    """Raise a :class:`ConfigError` that names the first layer of ``network`` that keeps running statistics."""
+    for name, module in network.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) or getattr(module, "track_running_stats", False):
+            raise ConfigError(
+                f"layer '{name}' is {type(module).__name__}, which mixes the samples of a batch and ships running "
+                "statistics; use GroupNorm (every model in `privfl list models` does)"
+            )
+
+
+def flatten(network: nn.Module) -> Tensor:
+    """A copy of all parameters of ``network`` as one vector."""
+    with torch.no_grad():
+        return torch.cat([parameter.reshape(-1) for parameter in network.parameters()])
+
+
+class FlatNetwork:
+    """A module whose parameters are views into one vector ``flat``, with a vector ``gradient`` of the same layout.
+
+    It is one worker's workspace: loading other parameters is one copy, and nothing else is allocated between clients.
+    """
+
+    def __init__(self, network: nn.Module, device: torch.device | str = "cpu") -> None:
+        self.module = network.to(device)
+        self.layout = Layout.of(self.module)
+        self.flat = flatten(self.module)
+        self.gradient = torch.zeros_like(self.flat)
+        self.gradient_views: Sequence[Tensor] = self.layout.views(self.gradient)
+        for parameter, view in zip(self.module.parameters(), self.layout.views(self.flat), strict=True):
+            parameter.data = view
+        self.parameters = list(self.module.parameters())
+
+    def load(self, flat: Tensor) -> None:
+        """Copy the parameter vector ``flat`` [size] into this network."""
+        with torch.no_grad():
+            self.flat.copy_(flat)

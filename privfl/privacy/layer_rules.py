@@ -1,0 +1,215 @@
+"""Per-sample gradient rules, one per layer type: norms first, then the clipped sum.
+
+A rule receives, for every call of its layer in one forward pass, the layer's input and the gradient that arrived at its
+output, both with the samples along the first dimension. A layer that was called several times (a recurrent cell) is
+one layer whose calls are joined along a time dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Calls = list[tuple[Tensor, Tensor]]
+
+
+class Rule(Protocol):
+    """What a layer contributes to the norms and to the clipped sum of per-sample gradients."""
+
+    def receive(self, calls: Calls) -> None:
+        """Take the (input, gradient of the output) pairs of this pass."""
+
+    def squared_norms(self, samples: int) -> Tensor:
+        """Squared L2 norm [B] of each sample's gradient of this layer's parameters."""
+
+    def write_clipped_sum(self, factors: Tensor, finite: Tensor | None) -> None:
+        """Write Σ factors_i·gradient_i into the parameters' places; samples not in ``finite`` [B] count as zero."""
+
+
+def factors_for(squares: Tensor, max_grad_norm: float) -> tuple[Tensor, Tensor | None]:
+    """Clipping factors [B] from squared norms [B], and which samples are finite (``None`` if all are).
+
+    A norm whose square overflows counts as not finite.
+    """
+    finite = squares.isfinite()
+    if math.isinf(max_grad_norm):
+        factors = torch.ones_like(squares)
+    else:
+        factors = (max_grad_norm * (1 - 1e-5) / squares.sqrt().clamp_min(1e-30)).clamp(max=1.0)
+    return (factors, None) if bool(finite.all()) else (factors.where(finite, 0), finite)
+
+
+def _keep(values: Tensor, finite: Tensor | None) -> Tensor:
+    """``values`` [B, ...] with the rows outside ``finite`` set to zero (a product with 0 would keep NaN)."""
+    return values if finite is None else values.where(finite.view(-1, *[1] * (values.dim() - 1)), 0)
+
+
+class LinearRule:
+    """``nn.Linear`` on [B, in] or [B, ..., in]; no per-sample gradient is formed when norms come cheaper without."""
+
+    def __init__(self, layer: nn.Module, places: dict[str, Tensor]) -> None:
+        self.places = places
+
+    def receive(self, calls: Calls) -> None:
+        self.empty = not calls
+        if self.empty:
+            return
+        if len(calls) == 1 and calls[0][0].dim() == 2:
+            self.inputs, self.backs = calls[0]
+            return
+        flat = [(a.reshape(len(a), -1, a.shape[-1]), g.reshape(len(g), -1, g.shape[-1])) for a, g in calls]
+        self.inputs, self.backs = (torch.cat(part, dim=1) for part in zip(*flat, strict=True))
+
+    def squared_norms(self, samples: int) -> Tensor:
+        if self.empty:
+            return next(iter(self.places.values())).new_zeros(samples)
+        a, g = self.inputs, self.backs
+        if a.dim() == 2:
+            squares = a.square().sum(1)
+            return (squares + 1 if "bias" in self.places else squares) * g.square().sum(1)
+        steps, width = a.shape[1], a.shape[2] * g.shape[2]
+        if steps * (a.shape[2] + g.shape[2]) < width:  # Gram matrices over time are smaller than the gradients
+            squares = (torch.bmm(a, a.mT) * torch.bmm(g, g.mT)).sum((1, 2)).clamp_min(0)
+        else:
+            squares = torch.bmm(g.mT, a).square().sum((1, 2))
+        return squares + g.sum(1).square().sum(1) if "bias" in self.places else squares
+
+    def write_clipped_sum(self, factors: Tensor, finite: Tensor | None) -> None:
+        if self.empty:
+            return
+        a = _keep(self.inputs, finite).flatten(0, -2)
+        g = (_keep(self.backs, finite) * factors.view(-1, *[1] * (self.backs.dim() - 1))).flatten(0, -2)
+        torch.mm(g.T, a, out=self.places["weight"])
+        if "bias" in self.places:
+            torch.sum(g, 0, out=self.places["bias"])
+        del self.inputs, self.backs
+
+
+class _FormedRule:
+    """A rule that forms its per-sample gradients: cheap where the layer has few parameters."""
+
+    def __init__(self, layer: nn.Module, places: dict[str, Tensor]) -> None:
+        self.layer, self.places = layer, places
+        self.formed: dict[str, Tensor] = {}
+
+    def receive(self, calls: Calls) -> None:
+        self.formed = {}
+        for given, back in calls:
+            for name, gradient in self.form(given, back).items():
+                self.formed[name] = self.formed[name] + gradient if name in self.formed else gradient
+
+    def form(self, given: Tensor, back: Tensor) -> dict[str, Tensor]:
+        """Per-sample gradients [B, values] by parameter name."""
+        raise AssertionError("every subclass forms its own gradients")
+
+    def squared_norms(self, samples: int) -> Tensor:
+        squares = [gradient.square().sum(1) for gradient in self.formed.values()]
+        return torch.stack(squares).sum(0) if squares else next(iter(self.places.values())).new_zeros(samples)
+
+    def write_clipped_sum(self, factors: Tensor, finite: Tensor | None) -> None:
+        for name, gradient in self.formed.items():
+            torch.mv(_keep(gradient, finite).T, factors, out=self.places[name].view(-1))
+        self.formed = {}
+
+
+class ConvolutionRule(_FormedRule):
+    """``nn.Conv1d``, ``nn.Conv2d``, ``nn.Conv3d``: one grouped convolution, a group (or more) for each sample."""
+
+    def form(self, given: Tensor, back: Tensor) -> dict[str, Tensor]:
+        layer, samples = self.layer, len(given)
+        assert isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        padding = layer.padding
+        if isinstance(padding, str) or layer.padding_mode != "zeros":
+            mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+            given = F.pad(given, layer._reversed_padding_repeated_twice, mode=mode)
+            padding = (0,) * len(layer.kernel_size)
+        shape = (samples * layer.out_channels, *layer.weight.shape[1:])
+        _, weight, _ = torch.ops.aten.convolution_backward(
+            back.reshape(1, samples * back.shape[1], *back.shape[2:]),
+            given.reshape(1, samples * given.shape[1], *given.shape[2:]),
+            given.new_empty(shape),  # only its shape matters for the gradient of the weight
+            None,
+            layer.stride,
+            padding,
+            layer.dilation,
+            False,
+            [0] * len(layer.kernel_size),
+            samples * layer.groups,
+            [False, True, False],
+        )
+        formed = {"weight": weight.reshape(samples, -1)}
+        if "bias" in self.places:
+            formed["bias"] = back.flatten(2).sum(2)
+        return formed
+
+
+class GroupNormRule(_FormedRule):
+    """``nn.GroupNorm`` on [B, C, ...]."""
+
+    def form(self, given: Tensor, back: Tensor) -> dict[str, Tensor]:
+        layer = self.layer
+        assert isinstance(layer, nn.GroupNorm)
+        normalised = F.group_norm(given, layer.num_groups, eps=layer.eps)
+        joined = (len(given), given.shape[1], -1)
+        formed = {"weight": (back * normalised).reshape(joined).sum(2), "bias": back.reshape(joined).sum(2)}
+        return {name: formed[name] for name in self.places}
+
+
+class LayerNormRule(_FormedRule):
+    """``nn.LayerNorm`` on [B, ..., normalised shape]."""
+
+    def form(self, given: Tensor, back: Tensor) -> dict[str, Tensor]:
+        layer = self.layer
+        assert isinstance(layer, nn.LayerNorm)
+        normalised = F.layer_norm(given, layer.normalized_shape, eps=layer.eps)
+        values = math.prod(layer.normalized_shape)
+        joined = (len(given), -1, values)
+        formed = {"weight": (back * normalised).reshape(joined).sum(1), "bias": back.reshape(joined).sum(1)}
+        return {name: formed[name] for name in self.places}
+
+
+class EmbeddingRule:
+    """``nn.Embedding`` on token ids [B, ...]: a sample's gradient rows of equal tokens add up before the norm."""
+
+    def __init__(self, layer: nn.Module, places: dict[str, Tensor]) -> None:
+        assert isinstance(layer, nn.Embedding)
+        self.padding, self.place = layer.padding_idx, places["weight"]
+
+    def receive(self, calls: Calls) -> None:
+        self.calls = [(ids.reshape(len(ids), -1), back.reshape(len(ids), -1, back.shape[-1])) for ids, back in calls]
+        if self.padding is not None:
+            self.calls = [(ids, back.masked_fill((ids == self.padding)[..., None], 0)) for ids, back in self.calls]
+
+    def squared_norms(self, samples: int) -> Tensor:
+        if not self.calls:
+            return self.place.new_zeros(samples)
+        self.ids, self.backs = (torch.cat(part, dim=1) for part in zip(*self.calls, strict=True))
+        same = self.ids[:, :, None] == self.ids[:, None, :]
+        return (torch.bmm(self.backs, self.backs.mT) * same).sum((1, 2)).clamp_min(0)
+
+    def write_clipped_sum(self, factors: Tensor, finite: Tensor | None) -> None:
+        if not self.calls:
+            return
+        rows = (_keep(self.backs, finite) * factors[:, None, None]).flatten(0, 1)
+        self.place.index_add_(0, self.ids.flatten(), rows)
+        del self.calls, self.ids, self.backs
+
+
+_RULES: tuple[tuple[type[nn.Module], type[LinearRule] | type[_FormedRule] | type[EmbeddingRule]], ...] = (
+    (nn.Linear, LinearRule),
+    (nn.Conv1d, ConvolutionRule),
+    (nn.Conv2d, ConvolutionRule),
+    (nn.Conv3d, ConvolutionRule),
+    (nn.GroupNorm, GroupNormRule),
+    (nn.LayerNorm, LayerNormRule),
+    (nn.Embedding, EmbeddingRule),
+)
+
+
+def rule_for(layer: nn.Module) -> type[LinearRule] | type[_FormedRule] | type[EmbeddingRule] | None:
+    """The rule of ``layer``'s type, ``None`` for a layer whose per-sample gradients need ``vmap``."""
+    return next((rule for kind, rule in _RULES if isinstance(layer, kind)), None)

@@ -1,0 +1,176 @@
+"""Sums of per-sample gradients, each clipped to an L2 norm, for little more than one ordinary backward pass.
+
+Two ways, with the same result up to rounding:
+
+* ``layers``: one forward and one backward pass that stops at the outputs of the layers. From a layer's input and the
+  gradient of its output follow the norm of every sample's gradient and, once the clipping factors are known, the
+  clipped sum (Goodfellow 2015; Li et al. 2022; "book-keeping" of Bu et al. 2023). Linear layers never form per-sample
+  gradients; a convolution forms them with one grouped convolution.
+* ``vmap``: ``torch.func.vmap(grad)``, for models with parameters outside the layers that the first way knows.
+
+A per-sample gradient that is not finite counts as zero: one sample must not poison the sum, and leaving it out keeps
+the sensitivity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from privfl.errors import ConfigError
+from privfl.parameters import FlatNetwork
+from privfl.privacy.layer_rules import Rule, factors_for, rule_for
+
+Way = Literal["layers", "vmap"]
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+"""``loss(network, inputs [B, ...], targets [B]) -> [B]``: one term per sample, each a function of that sample alone."""
+
+
+class PerSampleGradients:
+    """Clipped sums of per-sample gradients of one :class:`FlatNetwork`.
+
+    The clipped gradient of every sample has L2 norm at most ``max_grad_norm``: factors are computed in the model's
+    dtype and shrunk by 1e-5, which covers the rounding of the norm.
+    """
+
+    def __init__(self, network: FlatNetwork, way: Way | None = None) -> None:
+        self.network = network
+        self.way: Way = way or ("layers" if unknown_layers(network.module) == [] else "vmap")
+        self._recording = False
+        self._seen: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
+        if self.way == "layers":
+            views = dict(zip(map(id, network.parameters), network.gradient_views, strict=True))
+            self._rules: dict[nn.Module, Rule] = {}
+            for module in network.module.modules():
+                own = {name: views[id(parameter)] for name, parameter in module.named_parameters(recurse=False)}
+                rule = rule_for(module)
+                if own and rule is not None:
+                    self._rules[module] = rule(module, own)
+                    module.register_forward_hook(self._record)
+
+    def clipped_sum(self, loss: Loss, inputs: Tensor, targets: Tensor, max_grad_norm: float) -> Tensor:
+        """Write the sum of clipped per-sample gradients into ``network.gradient``; return the per-sample norms [B].
+
+        ``max_grad_norm`` may be ``inf`` (no clipping). An empty batch gives a zero gradient.
+        """
+        self.network.gradient.zero_()
+        if len(inputs) == 0:
+            return self.network.flat.new_zeros(0)
+        way = self._by_layers if self.way == "layers" else self._by_vmap
+        return way(loss, inputs, targets, max_grad_norm)
+
+    def _record(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if self._recording:
+            self._seen.setdefault(module, []).append((inputs[0].detach(), output))
+
+    def _by_layers(self, loss: Loss, inputs: Tensor, targets: Tensor, max_grad_norm: float) -> Tensor:
+        self._seen, self._recording = {}, True
+        try:
+            with torch.enable_grad():
+                losses = loss(self.network.module, inputs, targets)
+                total = losses.sum()
+        finally:
+            self._recording = False
+        seen, self._seen = self._seen, {}
+        outputs = [output for calls in seen.values() for _, output in calls]
+        with torch.no_grad():
+            arriving = iter(torch.autograd.grad(total, outputs, allow_unused=True))
+            squares = total.new_zeros(len(losses))
+            for module, calls in seen.items():
+                pairs = [(given, back) for (given, _), back in zip(calls, arriving, strict=False) if back is not None]
+                self._rules[module].receive(pairs)
+            for module in seen:
+                squares += self._rules[module].squared_norms(len(losses))
+            factors, finite = factors_for(squares, max_grad_norm)
+            for module in seen:
+                self._rules[module].write_clipped_sum(factors, finite)
+        return squares.sqrt()
+
+    def _by_vmap(self, loss: Loss, inputs: Tensor, targets: Tensor, max_grad_norm: float) -> Tensor:
+        network, layout = self.network.module, self.network.layout
+
+        whole = _LossModule(network, loss)
+
+        def one(parameters: dict[str, Tensor], row: Tensor, target: Tensor) -> Tensor:
+            term: Tensor = functional_call(whole, parameters, (row[None], target[None]))[0]
+            return term
+
+        with torch.no_grad():
+            gradients, _ = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness="different")(
+                {f"network.{name}": view for name, view in layout.named_views(self.network.flat).items()},
+                inputs,
+                targets,
+            )
+            rows = [gradients[f"network.{name}"].flatten(1) for name in layout.names]
+            squares = torch.stack([row.square().sum(1) for row in rows]).sum(0)
+            factors, finite = factors_for(squares, max_grad_norm)
+            for row, view in zip(rows, self.network.gradient_views, strict=True):
+                view.copy_((factors @ (row if finite is None else row.where(finite[:, None], 0))).view_as(view))
+        return squares.sqrt()
+
+
+class _LossModule(nn.Module):
+    """A loss and its network as one module, so that ``functional_call`` reaches every way the loss uses the network."""
+
+    def __init__(self, network: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.network, self.loss = network, loss
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self.loss(self.network, inputs, targets)
+
+
+def unknown_layers(network: nn.Module) -> list[str]:
+    """Names of the layers of ``network`` that hold parameters but have no rule, or that share a parameter."""
+    names = []
+    owners: dict[int, str] = {}
+    for name, module in network.named_modules():
+        own = list(module.parameters(recurse=False))
+        if own and rule_for(module) is None:
+            names.append(f"{name or 'the model itself'} ({type(module).__name__})")
+        for parameter in own:
+            if owners.setdefault(id(parameter), name) != name:
+                names.append(f"{name} (shares a parameter with {owners[id(parameter)]})")
+    return names
+
+
+def check_per_sample(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor) -> Way:
+    """Find out which way serves ``network``, and refuse a loss that couples the samples of a batch.
+
+    Runs on a small probe batch of *public* values ([2..8, ...]), in evaluation mode so that drop-out does not matter.
+
+    Raises:
+        ConfigError: the loss of one sample changes with the other samples, so clipping per sample means nothing.
+    """
+    module = network.module
+    training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            together = loss(module, inputs, targets)
+            apart = torch.cat([loss(module, inputs[i : i + 1], targets[i : i + 1]) for i in range(len(inputs))])
+        if together.shape != (len(inputs),) or not torch.allclose(together, apart, rtol=1e-3, atol=1e-5):
+            raise ConfigError(
+                "the loss is not one term per sample that depends on that sample alone, so clipping per sample would "
+                "protect nothing; write it as a sum of per-sample terms or train without DP-SGD"
+            )
+        with torch.enable_grad():
+            plain = torch.autograd.grad(loss(module, inputs, targets).sum(), network.parameters, allow_unused=True)
+        expected = torch.cat(
+            [
+                torch.zeros_like(p).flatten() if g is None else g.flatten()
+                for g, p in zip(plain, network.parameters, strict=True)
+            ]
+        )
+        if not unknown_layers(module):
+            PerSampleGradients(network, "layers").clipped_sum(loss, inputs, targets, float("inf"))
+            scale = float(expected.abs().max()) + 1e-12
+            if float((network.gradient - expected).abs().max()) <= 1e-3 * scale:
+                return "layers"
+        return "vmap"
+    finally:
+        module.train(training)
