@@ -1,0 +1,304 @@
+"""The noise source: every privacy noise value, response coin and claimed sampling coin comes from here.
+
+A :class:`NoiseSource` holds one root key, from the operating system or fixed for an experiment. It hands out
+:class:`NoiseStream` objects by label; a stream is a ChaCha20 key stream (RFC 8439) under a child key that HKDF-SHA256
+(RFC 5869) derives from the root key and the labels. Noise depends on (root key, labels) and on nothing else, so the
+number of workers and the order of clients change nothing.
+
+Releases are rounded to a grid *after* the noise is added. Sums of floating-point numbers keep low bits that tell which
+value the noise was added to (Mironov, "On Significance of the Least Significant Bits for Differential Privacy", CCS
+2012). Rounding to a grid of about σ·2⁻²⁰ is post-processing that removes them: the steps of the noise are below the
+grid by a factor of 2¹³ or more everywhere, also in the tail (the logarithm is refined to 106 bits there), so every grid
+point within its reach is reached from every input. This is an argument about resolution, not a proof of exactness as
+for discrete samplers; it fails if the values exceed the noise by 2³², where float64 itself is coarser than the grid.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+
+from privfl.errors import ConfigError
+
+KEY_BYTES = 32
+GRID_BITS = 20
+_CHUNK = 1 << 15  # values per pass: the work space of one pass (about 0.7 MiB) stays in a core's second-level cache
+_ZEROS = memoryview(bytes(8 * _CHUNK))  # the key stream is the encryption of zeros
+_UNIT = 2.0**-53
+_REFINE_BELOW = 1 << 33  # a 53-bit word below this is a uniform number below 2⁻²⁰, which gets 53 more bits
+_SMALLEST_SCALE = 2.0**-1000
+
+
+@dataclass(frozen=True)
+class NoiseSource:
+    """The root of all privacy noise of a run.
+
+    Args:
+        key: 32 secret bytes; whoever knows them can subtract the noise. Kept out of ``repr``; store it only in the
+            run's own checkpoint. A resumed run repeats the noise of the round it repeats, which is harmless exactly
+            because it repeats the same computation; never use one key for two different runs.
+        reproducible: True if the key was chosen rather than drawn from the operating system. The statement then says
+            that the run must not be released.
+
+    Raises:
+        ConfigError: the key is not 32 bytes.
+    """
+
+    key: bytes = field(repr=False)
+    reproducible: bool
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.key, bytes) or len(self.key) != KEY_BYTES:
+            size = f"{len(self.key)} bytes" if isinstance(self.key, bytes) else f"a {type(self.key).__name__}"
+            raise ConfigError(
+                f"the noise key must be {KEY_BYTES} bytes, but it is {size}: pass 32 bytes or an integer."
+            )
+
+    @classmethod
+    def from_os(cls) -> NoiseSource:
+        """A source keyed by the operating system: the only kind whose results may be released."""
+        return cls(secrets.token_bytes(KEY_BYTES), reproducible=False)
+
+    @classmethod
+    def from_key(cls, key: bytes | int) -> NoiseSource:
+        """A source with a fixed key (32 bytes, or an integer in [0, 2²⁵⁶)), to reproduce an experiment's noise."""
+        if isinstance(key, bytes):
+            return cls(key, reproducible=True)
+        number = operator.index(key)
+        if not 0 <= number < 1 << (8 * KEY_BYTES):
+            raise ConfigError(
+                f"the noise key {number} is outside [0, 2^256): choose a non-negative integer below 2^256."
+            )
+        return cls(number.to_bytes(KEY_BYTES, "big"), reproducible=True)
+
+    def state(self) -> dict[str, Any]:
+        """The source as JSON-able values, for a checkpoint. It contains the secret key."""
+        return {"key": self.key.hex(), "reproducible": self.reproducible}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> NoiseSource:
+        """The source that :meth:`state` described; it continues an interrupted run."""
+        return cls(bytes.fromhex(state["key"]), bool(state["reproducible"]))
+
+    def stream(self, *labels: int | str) -> NoiseStream:
+        """The stream of (root key, labels), for instance ``stream("update", round, client)``.
+
+        The same labels give the same stream, from its start. The caller sees to it that no two uses share their
+        labels: noise that is used twice can be subtracted. ``1`` and ``"1"`` are different labels, and so are
+        ``("ab", "c")`` and ``("a", "bc")``.
+
+        Raises:
+            ConfigError: no label is given, or a label is neither an integer nor a string.
+        """
+        if not labels:
+            raise ConfigError(
+                "a noise stream needs at least one label: name its use, for instance stream('update', 3)."
+            )
+        info = b"privfl noise" + b"".join(map(_encode_label, labels))
+        return NoiseStream(HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(self.key))
+
+
+def _encode_label(label: int | str) -> bytes:
+    """Type, length and content: a code in which no sequence of labels is a prefix of another reading."""
+    if isinstance(label, str):
+        kind, content = b"s", label.encode()
+    else:
+        try:
+            kind, content = b"i", str(operator.index(label)).encode()
+        except TypeError:
+            raise ConfigError(
+                f"the noise label {label!r} is a {type(label).__name__}: use integers and strings."
+            ) from None
+    return kind + len(content).to_bytes(4, "big") + content
+
+
+class NoiseStream:
+    """Random numbers from one ChaCha20 key stream (zero nonce, counter from 0); for one thread at a time.
+
+    Values are fixed by the key and the sequence of calls, bit by bit for the integer and uniform methods, and up to
+    the last place of ``log``, ``sin`` and ``cos`` between processors for the others.
+
+    Args:
+        key: 32 bytes, used for this stream alone.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+
+    def words(self, n: int) -> NDArray[np.uint64]:
+        """The next ``n`` 64-bit words of the key stream (little endian), uint64."""
+        if n < 0:
+            raise ConfigError(f"the number of random values is {n}: it must not be negative.")
+        out = np.empty(n, dtype="<u8")
+        target = out.view(np.uint8).data
+        for start in range(0, 8 * n, len(_ZEROS)):
+            size = min(len(_ZEROS), 8 * n - start)
+            self._cipher.update_into(_ZEROS[:size], target[start : start + size])
+        return out
+
+    def uniform(self, n: int) -> NDArray[np.float64]:
+        """``n`` numbers uniform on the multiples of 2⁻⁵³ in [0, 1)."""
+        words = self.words(n)
+        words >>= np.uint64(11)
+        return words.view(np.int64).astype(np.float64) * _UNIT
+
+    def bernoulli(self, p: float | NDArray[np.float64], n: int) -> NDArray[np.bool_]:
+        """``n`` coins that are True with probability ``p`` (one for all, or one each), rounded up by less than 2⁻⁶⁴.
+
+        Rounding up means that a randomiser which *lies* on True never lies less often than it claims.
+
+        Raises:
+            ConfigError: a probability is outside [0, 1] or NaN.
+        """
+        threshold = np.ceil(np.ldexp(np.asarray(p, dtype=np.float64), 64))
+        if not np.all((threshold >= 0) & (threshold <= 2.0**64) & (np.asarray(p) >= 0)):
+            raise ConfigError(f"the probability {p} is outside [0, 1]: choose one inside.")
+        certain = threshold == 2.0**64
+        coins: NDArray[np.bool_] = (self.words(n) < np.where(certain, 0.0, threshold).astype(np.uint64)) | certain
+        return coins
+
+    def integers(self, low: int, high: int, n: int) -> NDArray[np.int64]:
+        """``n`` integers exactly uniform on {low, …, high}, both ends included, by rejection of 64-bit words.
+
+        Raises:
+            ConfigError: ``low`` exceeds ``high``, or an end is outside the range of int64.
+        """
+        if not -(2**63) <= low <= high < 2**63:
+            raise ConfigError(
+                f"no integers from {low} to {high} as int64: give two ends in order within [-2^63, 2^63)."
+            )
+        span = high - low + 1
+        words = self.words(n)
+        if span == 1 << 64:
+            return words.view(np.int64)
+        last = np.uint64((1 << 64) - 1 - (1 << 64) % span)  # words up to here cover every residue equally often
+        while (rejected := np.flatnonzero(words > last)).size:
+            words[rejected] = self.words(rejected.size)
+        words %= np.uint64(span)
+        words += np.uint64(low % (1 << 64))  # two's complement: wraps to the right int64
+        return words.view(np.int64)
+
+    def poisson_sample(self, n: int, rate: float) -> NDArray[np.int64]:
+        """The indices (int64, ascending) of a Poisson sample: each of ``n`` rows is in with probability ``rate``."""
+        return np.flatnonzero(self.bernoulli(rate, n)).astype(np.int64, copy=False)
+
+    def normal(self, n: int) -> NDArray[np.float64]:
+        """``n`` standard normal numbers in float64, by Box and Muller (1958); the tail reaches 12 σ."""
+        out = np.empty(n)
+        for start in range(0, n, _CHUNK):
+            self._fill_normal(out[start : start + _CHUNK])
+        return out
+
+    def laplace(self, n: int, scale: float) -> NDArray[np.float64]:
+        """``n`` Laplace numbers of mean 0 and variance 2·scale² in float64, not rounded to a grid.
+
+        Raises:
+            ConfigError: ``scale`` is negative, infinite or NaN.
+        """
+        _check_scale("Laplace scale", scale)
+        words = self.words(n)
+        negative = (words & np.uint64(1)).astype(np.bool_)  # uniform numbers use the upper 53 bits only
+        noise = self._log_uniform(words)
+        noise *= np.where(negative, scale, -scale)
+        return noise
+
+    def add_gaussian_(self, tensor: torch.Tensor, standard_deviation: float) -> torch.Tensor:
+        """Add N(0, standard_deviation²) to every element in place, and round the sum to the grid.
+
+        The sum is formed in float64, rounded to a multiple of g = 2^(⌊log₂ standard_deviation⌋ − 20), and then cast to
+        the tensor's type (float32 holds these multiples exactly up to 8 standard deviations). Noise and rounding are
+        computed on the CPU, so the result has the same bits on every device.
+
+        Args:
+            tensor: float32 or float64, contiguous, on any device.
+            standard_deviation: of the noise; 0 leaves the tensor as it is.
+
+        Returns:
+            The same tensor.
+
+        Raises:
+            ConfigError: the standard deviation is negative, infinite, NaN or below 2⁻¹⁰⁰⁰ but not 0, or the tensor is
+                of another type or not contiguous. The tensor is then untouched.
+        """
+        _check_scale("standard deviation of the noise", standard_deviation)
+        if tensor.dtype not in (torch.float32, torch.float64):
+            raise ConfigError(f"noise cannot be added to a tensor of {tensor.dtype}: convert it to float32 or float64.")
+        if not tensor.is_contiguous():
+            raise ConfigError("noise cannot be added to a tensor that is not contiguous: call .contiguous() first.")
+        if standard_deviation == 0:
+            return tensor
+        release = tensor.detach().view(-1)
+        flat = release.cpu()
+        grid = release_grid(standard_deviation)
+        work = np.empty(min(_CHUNK, flat.numel()))
+        for start in range(0, flat.numel(), _CHUNK):
+            part = flat[start : start + _CHUNK]
+            noise = work[: part.numel()]
+            self._fill_normal(noise)
+            total = torch.from_numpy(noise)
+            total.mul_(standard_deviation / grid).add_(part, alpha=1 / grid)  # in units of the grid; 1/grid is exact
+            part.copy_(total.round_().mul_(grid))
+        if flat.device != release.device:
+            release.copy_(flat)
+        return tensor
+
+    def _log_uniform(self, words: NDArray[np.uint64]) -> NDArray[np.float64]:
+        """log(U) for U uniform on (0, 1) from the upper 53 bits of ``words`` (consumed), refined to 106 bits near 0."""
+        words >>= np.uint64(11)
+        u = words.view(np.int64).astype(np.float64)
+        if u.size and u.min() < _REFINE_BELOW:
+            small = np.flatnonzero(u < _REFINE_BELOW)
+            u[small] += self.uniform(small.size) + _UNIT
+        u *= _UNIT
+        return np.log(u, out=u)
+
+    def _fill_normal(self, out: NDArray[np.float64]) -> None:
+        """Overwrite ``out`` (at most one chunk) with normal numbers: r·cos φ in one half, r·sin φ in the other."""
+        half = (out.size + 1) // 2
+        words = self.words(2 * half)
+        radius = self._log_uniform(words[:half])
+        radius *= -2.0
+        np.sqrt(radius, out=radius)
+        words[half:] >>= np.uint64(11)
+        angle = words[half:].view(np.int64).astype(np.float64)
+        angle *= 2.0 * math.pi * _UNIT
+        # torch's sine and cosine are vectorised, NumPy's are not; a chunk is below torch's threshold for threads.
+        phi, target = torch.from_numpy(angle), torch.from_numpy(out)
+        torch.cos(phi, out=target[:half])
+        torch.sin(phi, out=phi)
+        out[:half] *= radius
+        np.multiply(angle[: out.size - half], radius[: out.size - half], out=out[half:])
+
+
+def release_grid(scale: float) -> float:
+    """The grid for a release with noise of this scale: 2^(⌊log₂ scale⌋ − 20), between scale·2⁻²¹ and scale·2⁻²⁰.
+
+    >>> release_grid(1.5) == 2**-20
+    True
+    """
+    return math.ldexp(1.0, math.frexp(scale)[1] - 1 - GRID_BITS)
+
+
+def round_to_grid(values: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
+    """``values`` rounded to multiples of :func:`release_grid`; unchanged for scale 0 (no noise, nothing to hide)."""
+    if scale == 0:
+        return values
+    grid = release_grid(scale)
+    return np.rint(values / grid) * grid
+
+
+def _check_scale(name: str, scale: float) -> None:
+    if not (scale == 0 or _SMALLEST_SCALE <= scale < math.inf):
+        raise ConfigError(f"the {name} is {scale}: it must be 0 (no noise) or a finite number from 2^-1000 upwards.")
