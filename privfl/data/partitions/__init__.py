@@ -1,0 +1,40 @@
+"""Partitions: how the samples of one dataset are dealt to clients.
+
+>>> import numpy as np
+>>> targets = np.repeat([0, 1, 2], 40)
+>>> parts = Pathological(clients=6, classes_per_client=1).split(targets, 3, np.random.default_rng(0))
+>>> [np.unique(targets[part]).size for part in parts]
+[1, 1, 1, 1, 1, 1]
+"""
+
+from privfl.data.partitions.base import Partition
+from privfl.data.partitions.pathological import Clustered, Pathological
+from privfl.data.partitions.report import PartitionReport, describe
+from privfl.data.partitions.simple import IID, LabelSorted, LogNormal, Natural
+from privfl.data.partitions.skewed import Dirichlet, LongTail
+
+PARTITIONS: dict[str, type[Partition]] = {
+    "iid": IID,
+    "dirichlet": Dirichlet,
+    "pathological": Pathological,
+    "clustered": Clustered,
+    "label-sorted": LabelSorted,
+    "log-normal": LogNormal,
+    "long-tail": LongTail,
+    "natural": Natural,
+}
+
+__all__ = [
+    "IID",
+    "PARTITIONS",
+    "Clustered",
+    "Dirichlet",
+    "LabelSorted",
+    "LogNormal",
+    "LongTail",
+    "Natural",
+    "Partition",
+    "PartitionReport",
+    "Pathological",
+    "describe",
+]

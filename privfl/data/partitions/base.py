@@ -1,0 +1,130 @@
+"""What a partition is, and the few ways of dealing out samples that all partitions share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from privfl.data.checks import check_count
+from privfl.errors import ConfigError, DataError
+
+
+class Assignment(NamedTuple):
+    """Who gets what: sample ``indices[j]`` goes to client ``owners[j]`` of ``clients`` (both int64, same length)."""
+
+    indices: np.ndarray
+    owners: np.ndarray
+    clients: int
+
+
+@dataclass(frozen=True)
+class Partition(ABC):
+    """A rule that deals the samples of one dataset to clients; its fields are the rule's settings."""
+
+    def split(
+        self, targets: np.ndarray, classes: int, rng: np.random.Generator, clients: np.ndarray | None = None
+    ) -> list[np.ndarray]:
+        """Deal the samples out: one int64 index array per client, ascending, without repeats, never empty.
+
+        ``targets`` is the integer class of every sample, shape (samples,), values 0 … ``classes`` − 1; ``clients`` is
+        the natural client of every sample where the dataset knows it. The result depends on these, on the settings and
+        on the state of ``rng`` only. Clients are disjoint unless the rule says otherwise. Raises :class:`DataError`
+        for malformed targets and :class:`ConfigError` for settings that this dataset cannot satisfy.
+        """
+        check_count("the number of classes", classes)
+        targets = np.asarray(targets)
+        if targets.ndim != 1 or not np.issubdtype(targets.dtype, np.integer) or not len(targets):
+            raise DataError(
+                f"targets have shape {targets.shape} and type {targets.dtype}: a partition needs at least one sample "
+                "and one whole-number class per sample."
+            )
+        low, high = int(targets.min()), int(targets.max())
+        if low < 0 or high >= classes:
+            raise DataError(f"targets range from {low} to {high}: number them from 0 to {classes - 1}.")
+        assignment = self._assign(targets.astype(np.int64, copy=False), classes, rng, clients)
+        return _group(assignment, len(targets), self)
+
+    def profiles(self, classes: int, rng: np.random.Generator) -> np.ndarray | None:
+        """The label law that each client aims at, float64 (clients, classes), or ``None`` if the rule has no such aim.
+
+        Drawn before anything else, so a generator in the state that :meth:`split` was given returns the same profiles.
+        """
+        return None
+
+    @abstractmethod
+    def _assign(
+        self, targets: np.ndarray, classes: int, rng: np.random.Generator, clients: np.ndarray | None
+    ) -> Assignment:
+        """Deal the (already checked) samples out."""
+
+
+def _group(assignment: Assignment, samples: int, partition: Partition) -> list[np.ndarray]:
+    indices, owners, clients = assignment
+    sizes = np.bincount(owners, minlength=clients)
+    if not sizes.all():
+        raise ConfigError(
+            f"{partition} leaves client {int(sizes.argmin())} of {clients} without a sample: use fewer clients or a "
+            "milder setting."
+        )
+    flat = np.sort(owners * samples + indices) % samples  # one key, so a single sort groups and orders
+    bounds = np.concatenate(([0], np.cumsum(sizes)))
+    return [flat[start:stop] for start, stop in pairwise(bounds.tolist())]
+
+
+def check_enough(samples: int, clients: int, min_size: int = 1) -> None:
+    """Raise :class:`ConfigError` unless every client can have ``min_size`` of the ``samples``."""
+    if clients * min_size > samples:
+        raise ConfigError(
+            f"{clients} clients with at least {min_size} samples each need {clients * min_size} samples and the "
+            f"dataset has {samples}: lower clients or min_size."
+        )
+
+
+def consecutive(order: np.ndarray, sizes: np.ndarray) -> Assignment:
+    """Client 0 gets the first ``sizes[0]`` entries of ``order``, client 1 the next ``sizes[1]``, and so on."""
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    return Assignment(order[: len(owners)], owners, len(sizes))
+
+
+def class_pools(targets: np.ndarray, classes: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """The samples of each class, in random order."""
+    order = rng.permutation(len(targets))
+    order = order[np.argsort(targets[order], kind="stable")]
+    return np.split(order, np.cumsum(np.bincount(targets, minlength=classes))[:-1])
+
+
+def even_sizes(total: int, parts: int) -> np.ndarray:
+    """``total`` in ``parts`` whole numbers that differ by at most one, the larger ones first.
+
+    >>> even_sizes(10, 4).tolist()
+    [3, 3, 2, 2]
+    """
+    return total // parts + (np.arange(parts) < total % parts).astype(np.int64)
+
+
+def proportional_sizes(weights: np.ndarray, total: int, minimum: int, *, exhaust: bool) -> np.ndarray:
+    """Whole sizes ∝ ``weights`` (≥ 0), each at least ``minimum`` ≥ 1, rounded down; their sum is at most ``total``.
+
+    Parts that would fall below ``minimum`` get ``minimum`` and the others share what is left. With ``exhaust`` the
+    samples lost to rounding go to the parts that lost most, so that the sum is ``total``.
+
+    >>> proportional_sizes(np.array([8.0, 1.0, 0.0]), 100, 5, exhaust=True).tolist()
+    [84, 11, 5]
+    """
+    share = weights * total / weights.sum()
+    floored = np.zeros(len(weights), dtype=bool)
+    while (low := ~floored & (share < minimum)).any():
+        floored |= low
+        share[floored] = minimum
+        if floored.all():
+            break
+        share[~floored] = weights[~floored] * (total - minimum * floored.sum()) / weights[~floored].sum()
+    sizes = np.floor(share * (1 + 1e-12)).astype(np.int64)  # 2.9999999999999996 is 3
+    if exhaust:
+        lost = np.argsort(sizes - share, kind="stable")
+        sizes[lost[: total - sizes.sum()]] += 1
+    return np.asarray(sizes)

@@ -1,0 +1,153 @@
+"""What came out of a partition: sizes, label skew, distances, and a picture of clients against classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from scipy.special import entr
+
+from privfl.errors import ConfigError, DataError
+
+LISTED = 1000
+"""Up to this many clients, a summary lists every client's value and a figure shows every client."""
+
+QUANTILES = {"min": 0.0, "q05": 0.05, "q25": 0.25, "median": 0.5, "q75": 0.75, "q95": 0.95, "max": 1.0}
+
+
+@dataclass(frozen=True, eq=False)
+class PartitionReport:
+    """The facts of one partition; every array has one entry (or row) per client.
+
+    ``counts`` is int64 (clients, classes). ``label_entropy`` is in nats, from 0 (one class) to ln(classes).
+    ``distance_to_pool`` is the total-variation distance, in [0, 1], of a client's label law to that of all clients'
+    data together, ``distance_to_profile`` that to the law the client aimed at (``None`` where the rule has no such
+    aim). ``available`` counts the samples of the dataset, ``distinct`` those that some client holds, ``shared`` those
+    that more than one client holds.
+    """
+
+    counts: np.ndarray
+    label_entropy: np.ndarray
+    distance_to_pool: np.ndarray
+    distance_to_profile: np.ndarray | None
+    available: int
+    distinct: int
+    shared: int
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The number of samples of each client, int64."""
+        return np.asarray(self.counts.sum(axis=1))
+
+    def summary(self) -> dict[str, Any]:
+        """Plain numbers for a log (JSON-able): mean and quantiles, and each client's value for up to 1000 clients."""
+        sizes = self.sizes
+        facts: dict[str, Any] = {
+            "clients": len(sizes),
+            "classes": self.counts.shape[1],
+            "samples_available": self.available,
+            "samples_used": self.distinct,
+            "samples_shared": self.shared,
+            "size_ratio": float(sizes.max() / sizes.min()),
+            "sizes": _spread(sizes),
+            "label_entropy_nats": _spread(self.label_entropy),
+            "distance_to_pool": _spread(self.distance_to_pool),
+        }
+        if self.distance_to_profile is not None:
+            facts["distance_to_profile"] = _spread(self.distance_to_profile)
+        return facts
+
+    def figure(self, class_names: Sequence[str] | None = None, title: str | None = None) -> Figure:
+        """A heat map of each client's class shares (rows are clients) with the client sizes as bars beside it.
+
+        Above 1000 clients, 1000 evenly spaced ones are shown, and the picture says so. The figure belongs to no
+        window system: save it with ``figure.savefig(path)``. Raises :class:`ConfigError` if ``class_names`` does not
+        name every class.
+        """
+        clients, classes = self.counts.shape
+        if class_names is not None and len(class_names) != classes:
+            raise ConfigError(f"class_names has {len(class_names)} entries for {classes} classes: name every class.")
+        shown = np.arange(clients)
+        if clients > LISTED:
+            shown = np.linspace(0, clients - 1, LISTED).round().astype(np.int64)
+        counts = self.counts[shown]
+        sizes = counts.sum(axis=1)
+
+        height = float(np.clip(1.6 + 0.16 * len(shown), 3.0, 9.0))
+        width = float(np.clip(3.6 + 0.32 * classes, 5.5, 11.0))
+        figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+        heat, bars = figure.subplots(1, 2, sharey=True, width_ratios=(width - 2.2, 1.3))
+        image = heat.imshow(
+            counts / sizes[:, None], aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, vmax=1
+        )
+        step = max(1, -(-classes // 25))
+        ticks = np.arange(0, classes, step)
+        names = [str(label) for label in ticks] if class_names is None else [class_names[label] for label in ticks]
+        crowded = max(map(len, names)) > 3
+        heat.set_xticks(ticks, names, rotation=45 if crowded else 0, ha="right" if crowded else "center")
+        rows = np.unique(np.linspace(0, len(shown) - 1, min(len(shown), 11)).round().astype(np.int64))
+        heat.set_yticks(rows, [str(client) for client in shown[rows]])
+        heat.set(xlabel="class", ylabel="client")
+        if len(shown) <= 60:
+            heat.set_yticks(np.arange(1, len(shown)) - 0.5, minor=True)
+            heat.set_xticks(np.arange(1, classes) - 0.5, minor=True)
+            heat.grid(which="minor", color="white", linewidth=0.6)
+            heat.tick_params(which="minor", length=0)
+        bars.barh(np.arange(len(shown)), sizes, height=0.8 if len(shown) <= 60 else 1.0, color="#4c5a6b", linewidth=0)
+        bars.set(xlabel="samples", xlim=(0, sizes.max() * 1.05))
+        bars.tick_params(axis="y", left=False, labelleft=False)
+        bars.spines[["top", "right"]].set_visible(False)
+        bars.locator_params(axis="x", nbins=3)
+        figure.colorbar(image, ax=bars, label="share of the client's samples", fraction=0.12, aspect=30)
+        note = f" ({LISTED} of {clients} clients)" if clients > LISTED else ""
+        if title or note:
+            figure.suptitle(f"{title or ''}{note}".strip(), fontsize=11)
+        return figure
+
+
+def describe(
+    parts: Sequence[np.ndarray], targets: np.ndarray, classes: int, profiles: np.ndarray | None = None
+) -> PartitionReport:
+    """The report on ``parts``, the index arrays that :meth:`Partition.split` returned for ``targets``.
+
+    ``profiles`` is what :meth:`Partition.profiles` returns for a generator in the state that the split was given.
+    Raises :class:`DataError` if ``parts`` has no client, an empty client or an index outside the dataset, or if
+    ``profiles`` does not have shape (clients, classes).
+    """
+    sizes = np.array([len(part) for part in parts])
+    if not len(sizes) or not sizes.all():
+        raise DataError(f"{int((sizes == 0).sum())} of {len(sizes)} clients have no sample: drop them.")
+    clients, samples = len(sizes), len(targets)
+    flat = np.concatenate(parts)
+    if flat.min() < 0 or flat.max() >= samples:
+        raise DataError(f"parts index samples {flat.min()} to {flat.max()}: the dataset has 0 to {samples - 1}.")
+    owners = np.repeat(np.arange(clients), sizes)
+    counts = np.bincount(owners * classes + targets[flat], minlength=clients * classes).reshape(clients, classes)
+    shares = counts / sizes[:, None]
+    if profiles is not None and profiles.shape != shares.shape:
+        raise DataError(f"profiles have shape {profiles.shape}: give one row per client, shape {shares.shape}.")
+    holders = np.bincount(flat, minlength=samples)
+    return PartitionReport(
+        counts=counts,
+        label_entropy=entr(shares).sum(axis=1),
+        distance_to_pool=_total_variation(shares, counts.sum(axis=0) / len(flat)),
+        distance_to_profile=None if profiles is None else _total_variation(shares, profiles),
+        available=samples,
+        distinct=int((holders > 0).sum()),
+        shared=int((holders > 1).sum()),
+    )
+
+
+def _total_variation(laws: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    return np.asarray(np.abs(laws - reference).sum(axis=1) / 2)
+
+
+def _spread(values: np.ndarray) -> dict[str, Any]:
+    facts: dict[str, Any] = {"mean": float(values.mean())}
+    facts |= dict(zip(QUANTILES, np.quantile(values, list(QUANTILES.values())).tolist(), strict=True))
+    if len(values) <= LISTED:
+        facts["values"] = values.tolist()
+    return facts
