@@ -1,0 +1,9 @@
+"""Networks by family: GroupNorm instead of BatchNorm, ``features()`` and ``head`` everywhere.
+
+:func:`build` makes one by name, :func:`models` lists them; :class:`Network` turns any two modules into one.
+"""
+
+from privfl.models.base import Network
+from privfl.models.registry import Initialisation, InputKind, ModelInfo, build, default_model, models
+
+__all__ = ["Initialisation", "InputKind", "ModelInfo", "Network", "build", "default_model", "models"]
