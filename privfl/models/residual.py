@@ -162,7 +162,8 @@ def resnet1d(input_shape: Shape, classes: int, *, width: Size = 32) -> Network:
     """GRP-FED's "5-layer 1-D ResNet" for heartbeats [C, L], global average pooling over time.
 
     The paper fixes the number of convolutions only; ours are a stem of kernel 7 and two blocks of kernel 5, the second
-    with stride 2 and 2·``width`` channels, with parameter-free shortcuts so that five is the whole count.
+    with stride 2 and 2·``width`` channels, with parameter-free shortcuts so that five is the whole count. Standardise
+    the signals: on raw millivolts it learns far more slowly.
     """
     body = nn.Sequential(
         nn.Conv1d(input_shape[0], width, 7, padding=3, bias=False),
