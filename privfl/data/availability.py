@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privfl.data.checks import check_count, check_number
+from privfl.data.ranges import check_count, check_number
 from privfl.errors import ConfigError
 from privfl.randomness import numpy_stream
 

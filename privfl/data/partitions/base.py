@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from privfl.data.checks import check_count
+from privfl.data.ranges import check_count
 from privfl.errors import ConfigError, DataError
 
 

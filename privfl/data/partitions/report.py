@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from scipy.special import entr
 
@@ -63,32 +64,31 @@ class PartitionReport:
     def figure(self, class_names: Sequence[str] | None = None, title: str | None = None) -> Figure:
         """A heat map of each client's class shares (rows are clients) with the client sizes as bars beside it.
 
-        Above 1000 clients, 1000 evenly spaced ones are shown, and the picture says so. The figure belongs to no
-        window system: save it with ``figure.savefig(path)``. Raises :class:`ConfigError` if ``class_names`` does not
-        name every class.
+        Colours follow the square root of the share, so that small ones can be told from none. Above 1000 clients, every
+        n-th one is shown, and the picture says so. The figure belongs to no window system: save it with
+        ``figure.savefig(path)``. Raises :class:`ConfigError` if ``class_names`` does not name every class.
         """
         clients, classes = self.counts.shape
         if class_names is not None and len(class_names) != classes:
             raise ConfigError(f"class_names has {len(class_names)} entries for {classes} classes: name every class.")
-        shown = np.arange(clients)
-        if clients > LISTED:
-            shown = np.linspace(0, clients - 1, LISTED).round().astype(np.int64)
+        stride = -(-clients // LISTED)
+        shown = np.arange(0, clients, stride)
         counts = self.counts[shown]
         sizes = counts.sum(axis=1)
 
-        height = float(np.clip(1.6 + 0.16 * len(shown), 3.0, 9.0))
+        height = float(np.clip(1.6 + 0.16 * len(shown), 3.0, 8.0))
         width = float(np.clip(3.6 + 0.32 * classes, 5.5, 11.0))
         figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
         heat, bars = figure.subplots(1, 2, sharey=True, width_ratios=(width - 2.2, 1.3))
         image = heat.imshow(
-            counts / sizes[:, None], aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, vmax=1
+            counts / sizes[:, None], aspect="auto", interpolation="nearest", cmap="Blues", norm=PowerNorm(0.5, 0, 1)
         )
         step = max(1, -(-classes // 25))
         ticks = np.arange(0, classes, step)
         names = [str(label) for label in ticks] if class_names is None else [class_names[label] for label in ticks]
         crowded = max(map(len, names)) > 3
         heat.set_xticks(ticks, names, rotation=45 if crowded else 0, ha="right" if crowded else "center")
-        rows = np.unique(np.linspace(0, len(shown) - 1, min(len(shown), 11)).round().astype(np.int64))
+        rows = np.arange(0, len(shown), next(step for step in (1, 2, 5, 10, 20, 50, 100) if len(shown) <= 12 * step))
         heat.set_yticks(rows, [str(client) for client in shown[rows]])
         heat.set(xlabel="class", ylabel="client")
         if len(shown) <= 60:
@@ -98,11 +98,11 @@ class PartitionReport:
             heat.tick_params(which="minor", length=0)
         bars.barh(np.arange(len(shown)), sizes, height=0.8 if len(shown) <= 60 else 1.0, color="#4c5a6b", linewidth=0)
         bars.set(xlabel="samples", xlim=(0, sizes.max() * 1.05))
-        bars.tick_params(axis="y", left=False, labelleft=False)
+        bars.tick_params(axis="y", which="both", left=False, labelleft=False)
         bars.spines[["top", "right"]].set_visible(False)
         bars.locator_params(axis="x", nbins=3)
         figure.colorbar(image, ax=bars, label="share of the client's samples", fraction=0.12, aspect=30)
-        note = f" ({LISTED} of {clients} clients)" if clients > LISTED else ""
+        note = f" (one in {stride} of {clients} clients)" if stride > 1 else ""
         if title or note:
             figure.suptitle(f"{title or ''}{note}".strip(), fontsize=11)
         return figure

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privfl.data.checks import check_count, check_number
+from privfl.data.ranges import check_count, check_number
 from privfl.data.partitions.base import (
     Assignment,
     Partition,

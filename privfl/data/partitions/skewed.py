@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from privfl.data.checks import check_choice, check_count, check_number
+from privfl.data.ranges import check_choice, check_count, check_number
 from privfl.data.partitions.base import (
     Assignment,
     Partition,
