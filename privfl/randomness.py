@@ -25,8 +25,8 @@ def numpy_stream(seed: int, name: str, *keys: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(stream_seed(seed, name, *keys)))
 
 
-def torch_stream(seed: int, name: str, *keys: int) -> torch.Generator:
-    """A CPU torch generator for the stream ``name`` with ``keys`` under the root ``seed``."""
-    generator = torch.Generator()
+def torch_stream(seed: int, name: str, *keys: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """A torch generator on ``device`` for the stream ``name`` with ``keys`` under the root ``seed``."""
+    generator = torch.Generator(device)
     generator.manual_seed(stream_seed(seed, name, *keys))
     return generator

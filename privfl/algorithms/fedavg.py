@@ -1,0 +1,48 @@
+"""FedAvg: clients train, the server averages."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from privfl.algorithms.base import Algorithm, Round, Tensors
+from privfl.errors import ConfigError
+from privfl.privacy.door import LocalTraining
+
+
+@dataclass(frozen=True)
+class FedAvg(Algorithm):
+    """Federated averaging (McMahan et al., AISTATS 2017): ``w ← w + η_g·Σ_S a_k Δ_k``.
+
+    Args:
+        weighting: ``"size"``: a_k = n_k / Σ_S n, the usual implementation (with a size mechanism n_k is the client's
+            response; without one the exact size is sent). ``"uniform"``: a_k = 1/m; with cohorts drawn in proportion to
+            size this is scheme I of Li et al., ICLR 2020. ``"scheme-2"``: a_k = (n_k/n)·(N/m), scheme II of Li et al.,
+            whose weights need not sum to 1.
+        server_learning_rate: η_g > 0.
+    """
+
+    name: ClassVar[str] = "fedavg"
+    weighting: Literal["size", "uniform", "scheme-2"] = "size"
+    server_learning_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.weighting not in ("size", "uniform", "scheme-2"):
+            raise ConfigError(f"{self.name}'s weighting is '{self.weighting}'; choose 'size', 'uniform' or 'scheme-2'")
+        if not 0 < self.server_learning_rate < math.inf:
+            raise ConfigError(
+                f"{self.name}'s server_learning_rate is {self.server_learning_rate!r}; give a positive number"
+            )
+
+    def weights(self) -> Literal["uniform", "size"]:
+        return "uniform" if self.weighting == "uniform" else "size"
+
+    def aggregate(self, server: Tensors, total: Tensors, round: Round, training: LocalTraining) -> Tensors:
+        if self.weighting == "scheme-2":
+            assert round.samples is not None
+            normaliser = round.samples * round.cohort / round.clients
+        else:
+            normaliser = round.weight
+        step = total["update"] * (self.server_learning_rate / normaliser)
+        return {**server, "parameters": server["parameters"] + step}

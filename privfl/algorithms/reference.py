@@ -1,0 +1,48 @@
+"""The two reference points: training on pooled data, and training alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from privfl.algorithms.base import Algorithm, Round, Tensors
+from privfl.privacy.channel import Field
+from privfl.privacy.door import LocalTraining
+
+
+@dataclass(frozen=True)
+class Centralized(Algorithm):
+    """SGD on the pooled data of all clients: the upper reference. A round is ``training.steps`` or epochs of SGD.
+
+    Whoever trains holds the data, so nothing is claimed against the server. With DP-SGD this is ordinary DP-SGD.
+    """
+
+    name: ClassVar[str] = "centralized"
+    pools_data: ClassVar[bool] = True
+
+    def aggregate(self, server: Tensors, total: Tensors, round: Round, training: LocalTraining) -> Tensors:
+        return {**server, "parameters": server["parameters"] + total["update"]}
+
+
+@dataclass(frozen=True)
+class Local(Algorithm):
+    """Every client trains alone from the common start and sends nothing: the lower reference.
+
+    The global test averages the soft-max outputs of all local models.
+    """
+
+    name: ClassVar[str] = "local"
+    keeps: ClassVar[tuple[str, ...]] = ("parameters",)
+    ensemble: ClassVar[bool] = True
+
+    def fields(self) -> tuple[Field, ...]:
+        return ()
+
+    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
+        return super().begin({"parameters": kept.get("parameters", received["parameters"])}, kept, training)
+
+    def finish(self, local: Tensors, received: Tensors, training: LocalTraining) -> Tensors:
+        return {}
+
+    def aggregate(self, server: Tensors, total: Tensors, round: Round, training: LocalTraining) -> Tensors:
+        return server

@@ -1,0 +1,150 @@
+"""Who trains in a round: rules that draw a cohort from the clients that can be reached."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privfl.errors import ConfigError
+from privfl.privacy.noise import NoiseSource
+from privfl.randomness import numpy_stream
+
+Clients = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The cohort of one round: ``clients`` ascending, and how often each one's upload counts (``times``)."""
+
+    clients: Clients
+    times: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Cohort(ABC):
+    """A rule that draws the cohort. ``rate`` < 1 only if its coins earn amplification: Poisson, and secret."""
+
+    needs_sizes = False
+
+    @property
+    def rate(self) -> float:
+        """The Poisson rate that may be claimed, 1 for every other rule."""
+        return 1.0
+
+    @abstractmethod
+    def expected(self, available: int) -> float:
+        """The public (expected) number of clients drawn from ``available`` ones."""
+
+    @abstractmethod
+    def draw(
+        self, available: Clients, round: int, seed: int, source: NoiseSource, sizes: NDArray[np.float64]
+    ) -> Selection:
+        """The cohort of ``round``; ``sizes`` [available] are weights for the rules that need them."""
+
+
+def _once(clients: Clients) -> Selection:
+    return Selection(clients, np.ones(len(clients), dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Everyone(Cohort):
+    """Every client that can be reached."""
+
+    def expected(self, available: int) -> float:
+        return float(available)
+
+    def draw(
+        self, available: Clients, round: int, seed: int, source: NoiseSource, sizes: NDArray[np.float64]
+    ) -> Selection:
+        return _once(available)
+
+
+@dataclass(frozen=True)
+class FixedCohort(Cohort):
+    """``size`` clients uniformly without replacement, or all if fewer can be reached; no amplification is claimed."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ConfigError(f"the cohort's size is {self.size}; give an integer ≥ 1")
+
+    def expected(self, available: int) -> float:
+        return float(min(self.size, available))
+
+    def draw(
+        self, available: Clients, round: int, seed: int, source: NoiseSource, sizes: NDArray[np.float64]
+    ) -> Selection:
+        if self.size >= len(available):
+            return _once(available)
+        chosen = numpy_stream(seed, "cohort", round).choice(available, self.size, replace=False, shuffle=False)
+        return _once(np.sort(chosen))
+
+
+@dataclass(frozen=True)
+class PoissonCohort(Cohort):
+    """Each reachable client independently with public probability ``probability``.
+
+    The coins come from the noise source, because a claim of amplification needs them secret; a round may have nobody.
+    """
+
+    probability: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.probability <= 1:
+            raise ConfigError(f"the cohort's probability is {self.probability!r}; give a number in (0, 1]")
+
+    @property
+    def rate(self) -> float:
+        return self.probability
+
+    def expected(self, available: int) -> float:
+        return self.probability * available
+
+    def draw(
+        self, available: Clients, round: int, seed: int, source: NoiseSource, sizes: NDArray[np.float64]
+    ) -> Selection:
+        chosen = source.stream("cohort", round).poisson_sample(len(available), self.probability)
+        return _once(available[chosen])
+
+
+@dataclass(frozen=True)
+class SizeWeightedCohort(Cohort):
+    """``size`` draws *with replacement* in proportion to the clients' sizes (scheme I of Li et al., ICLR 2020).
+
+    With ``FedAvg(weighting="uniform")`` the average is unbiased for the size-weighted mean. A client drawn twice trains
+    once and counts twice. The server needs the sizes: exact, or as the size mechanism reports them.
+    """
+
+    size: int
+    needs_sizes = True
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ConfigError(f"the cohort's size is {self.size}; give an integer ≥ 1")
+
+    def expected(self, available: int) -> float:
+        return float(self.size)
+
+    def draw(
+        self, available: Clients, round: int, seed: int, source: NoiseSource, sizes: NDArray[np.float64]
+    ) -> Selection:
+        weights = np.maximum(sizes, 0)
+        if not (math.isfinite(float(weights.sum())) and weights.sum() > 0):
+            weights = np.ones_like(weights)
+        drawn = numpy_stream(seed, "cohort", round).choice(available, self.size, p=weights / weights.sum())
+        clients, times = np.unique(drawn, return_counts=True)
+        return Selection(clients, times.astype(np.int64))
+
+
+COHORTS: dict[str, type[Cohort]] = {
+    "everyone": Everyone,
+    "fixed": FixedCohort,
+    "poisson": PoissonCohort,
+    "size-weighted": SizeWeightedCohort,
+}
+"""Every cohort rule by the name that configuration files use."""

@@ -1,0 +1,115 @@
+"""DP-SGD: clip every sample's gradient, add Gaussian noise, divide by a public number.
+
+The sampler, the clipper, the noise and the event for the ledger come from this one object, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
+
+from privfl.errors import ConfigError, PrivacyError
+
+PerClient = float | tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class DPSGD:
+    """Differentially private gradients at the door (Abadi et al. 2016), with Poisson batches.
+
+    Guarantee: one gradient releases Σ_i clip(g_i, C) + N(0, (z·C)²·I), divided by a public number, over a batch that
+    holds each sample independently with the public rate q. For one example added or removed this is the
+    q-Poisson-subsampled Gaussian mechanism with noise multiplier z; the ledger composes every step of every round.
+
+    Args:
+        noise_multiplier: z ≥ 0, the noise's standard deviation divided by C; one number, or one for each client.
+        target_epsilon: ε > 0 of the *whole run* for one example at the privacy settings' δ, the size response included;
+            z is then found before training. One number, or one for each client.
+        max_grad_norm: C > 0, L2 bound of one sample's gradient.
+        sample_rate: q in (0, 1], *public*, of local batches; one number, or one for each client. Never derived from
+            the private size of a client. FedSampling brings its own rate.
+        noise_at: ``"client"``: every client adds its own noise, so the server sees nothing bare. ``"server"``: clients
+            only clip, and noise is added once to the sum, for algorithms whose upload is one sum of per-sample
+            gradients (FedSampling); then the claim holds for who sees the model, not for the server.
+
+    ==================================  =================================================================
+    edge case                           what happens
+    ==================================  =================================================================
+    ``noise_multiplier = 0``            gradients are clipped; the claim is ε = ∞
+    empty Poisson batch                 a step of pure noise; no loss is reported
+    non-finite per-sample gradient      counts as zero; the sensitivity stays C
+    ``sample_rate = 1``                 every sample in every batch; no amplification is claimed
+    NaN, negative or infinite z, C, q   :class:`~privfl.errors.ConfigError`
+    ==================================  =================================================================
+    """
+
+    noise_multiplier: PerClient | None = None
+    target_epsilon: PerClient | None = None
+    max_grad_norm: float = 1.0
+    sample_rate: PerClient = 0.1
+    noise_at: Literal["client", "server"] = "client"
+
+    def __post_init__(self) -> None:
+        if (self.noise_multiplier is None) == (self.target_epsilon is None):
+            raise ConfigError("DPSGD needs exactly one of noise_multiplier and target_epsilon; give one of them")
+        for name in ("noise_multiplier", "target_epsilon", "sample_rate"):
+            value = getattr(self, name)
+            if isinstance(value, Sequence):
+                object.__setattr__(self, name, tuple(float(item) for item in value))
+        _check("noise_multiplier", self.noise_multiplier, 0.0, math.inf, low_included=True)
+        _check("target_epsilon", self.target_epsilon, 0.0, math.inf)
+        _check("max_grad_norm", self.max_grad_norm, 0.0, math.inf)
+        _check("sample_rate", self.sample_rate, 0.0, 1.0, high_included=True)
+        if self.noise_at not in ("client", "server"):
+            raise ConfigError(f"DPSGD's noise_at is '{self.noise_at}'; choose 'client' or 'server'")
+        if self.noise_at == "server" and isinstance(self.noise_multiplier or self.target_epsilon, tuple):
+            raise ConfigError(
+                "DPSGD with noise_at='server' adds one noise for all clients; give one number, not a list"
+            )
+
+    def check_clients(self, clients: int) -> None:
+        """Raise a :class:`ConfigError` if a per-client list does not have ``clients`` entries."""
+        for name in ("noise_multiplier", "target_epsilon", "sample_rate"):
+            value = getattr(self, name)
+            if isinstance(value, tuple) and len(value) != clients:
+                raise ConfigError(f"DPSGD's {name} lists {len(value)} values for {clients} clients; give one for each")
+
+    def noise(self, client: int) -> float:
+        """The noise multiplier of ``client``."""
+        if self.noise_multiplier is None:
+            raise PrivacyError("DPSGD's target_epsilon has not been turned into a noise multiplier yet")
+        return _pick(self.noise_multiplier, client)
+
+    def rate(self, client: int) -> float:
+        """The public sampling rate of ``client``'s local batches."""
+        return _pick(self.sample_rate, client)
+
+    def event(self, noise_multiplier: float, rate: float) -> DpEvent:
+        """What one noisy gradient at ``rate`` costs under add-or-remove-one-example."""
+        gaussian = GaussianDpEvent(noise_multiplier)
+        return gaussian if rate >= 1 else PoissonSampledDpEvent(rate, gaussian)
+
+
+def _pick(value: PerClient, client: int) -> float:
+    return value[client] if isinstance(value, tuple) else float(value)
+
+
+def _check(
+    name: str,
+    value: PerClient | None,
+    low: float,
+    high: float,
+    *,
+    low_included: bool = False,
+    high_included: bool = False,
+) -> None:
+    for item in value if isinstance(value, tuple) else () if value is None else (value,):
+        above = item >= low if low_included else item > low
+        below = item <= high if high_included else item < high
+        if not (above and below):
+            bounds = f"{'[' if low_included else '('}{low:g}, {high:g}{']' if high_included else ')'}"
+            raise ConfigError(f"DPSGD's {name} is {item!r}; give a number in {bounds}")

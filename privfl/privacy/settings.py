@@ -1,0 +1,53 @@
+"""All privacy mechanisms of one run in one object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from privfl.errors import ConfigError
+from privfl.privacy.accounting.release import Observer, Unit
+from privfl.privacy.channel import Mechanism
+from privfl.privacy.dpsgd import DPSGD
+from privfl.privacy.size import SizeMechanism
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Stop before the round in which the claim of one cell of the statement would exceed ``epsilon``."""
+
+    epsilon: float
+    unit: Unit = "sample"
+    observer: Observer = "public"
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0:
+            raise ConfigError(f"the budget's epsilon is {self.epsilon!r}; give a positive number")
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The mechanisms of one run; the default is none, and then every cell of the statement is ∞.
+
+    Args:
+        training: DP-SGD at the door.
+        update: chain of mechanisms for the uploads, in order.
+        size: how clients report their sizes to algorithms that ask; ``None`` sends them exactly.
+        target_delta: δ in (0, 1) of every claim; should be well below one over the number of protected units.
+        budget: stop the run in time.
+        noise_key: fixes all privacy noise to reproduce an experiment; the statement then says that the run must not
+            be released. ``None`` takes the key from the operating system.
+    """
+
+    training: DPSGD | None = None
+    update: tuple[Mechanism, ...] = ()
+    size: SizeMechanism | None = None
+    target_delta: float = 1e-5
+    budget: Budget | None = None
+    noise_key: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "update", tuple(self.update))
+        if not 0 < self.target_delta < 1:
+            raise ConfigError(f"privacy.target_delta is {self.target_delta!r}; give a number in (0, 1), such as 1e-5")
+        if self.noise_key is not None and self.noise_key < 0:
+            raise ConfigError(f"privacy.noise_key is {self.noise_key}; give a non-negative integer, or leave it out")

@@ -1,0 +1,186 @@
+"""What is learned: clients as index sets into one resident tensor per array, held-out data, model, loss.
+
+task = pf.load("fashion-mnist", partition=pf.Dirichlet(clients=100, alpha=0.3))
+task = pf.Task.from_arrays(x, y, partition=pf.IID(clients=20))          # your own arrays
+task = pf.Task.from_arrays(x, y, clients=hospital)                      # with a client id for every row
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from privfl.data.dataset import Dataset
+from privfl.data.partitions import Natural, Partition, PartitionReport, describe
+from privfl.errors import ConfigError, DataError
+from privfl.models import InputKind, build, default_model
+from privfl.randomness import numpy_stream, stream_seed
+
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+"""``loss(network, inputs [B, ...], targets [B]) -> [B]``: one term per sample."""
+ModelFactory = Callable[[int], nn.Module]
+"""Builds the model from a seed; the same seed gives the same initial parameters."""
+LabelNoise = Callable[[NDArray[np.int64], int, np.random.Generator], NDArray[np.int64]]
+
+
+def cross_entropy(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of every sample [B], from the logits of ``network``."""
+    return F.cross_entropy(network(inputs), targets, reduction="none")
+
+
+@dataclass(frozen=True)
+class ClientIndex:
+    """Which rows belong to which client: ``rows`` [N] grouped by client, ``offsets`` [clients + 1]; no copies of data."""
+
+    rows: Tensor
+    offsets: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, parts: Sequence[NDArray[np.int64]]) -> ClientIndex:
+        """From one array of row numbers per client.
+
+        Raises:
+            DataError: a client is empty.
+        """
+        sizes = np.array([len(part) for part in parts], dtype=np.int64)
+        if len(parts) == 0 or sizes.min() == 0:
+            empty = int(sizes.argmin()) if len(parts) else 0
+            raise DataError(f"client {empty} holds no sample; give every client at least one, or leave it out")
+        rows = torch.from_numpy(np.concatenate([np.asarray(part, dtype=np.int64) for part in parts]))
+        return cls(rows, np.concatenate([[0], sizes.cumsum()]).astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, client: int) -> Tensor:
+        return self.rows[self.offsets[client] : self.offsets[client + 1]]
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """Number of samples [clients] of every client (private: only the door may use it for training)."""
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A federated learning task. Build one with :func:`load` or :meth:`from_arrays`."""
+
+    name: str
+    inputs: Tensor
+    targets: Tensor
+    clients: ClientIndex
+    test_inputs: Tensor
+    test_targets: Tensor
+    classes: int
+    model: ModelFactory
+    model_name: str
+    loss: Loss = cross_entropy
+    report: PartitionReport | None = None
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Dataset,
+        *,
+        partition: Partition | None = None,
+        model: str | Callable[[], nn.Module] | None = None,
+        model_options: dict[str, Any] | None = None,
+        label_noise: LabelNoise | None = None,
+        loss: Loss = cross_entropy,
+        seed: int = 0,
+    ) -> Task:
+        """Divide ``dataset`` into clients. ``partition`` defaults to the dataset's own client ids.
+
+        Raises:
+            ConfigError: neither a partition nor client ids, or the model does not fit the data.
+        """
+        if partition is None:
+            if dataset.clients is None:
+                raise ConfigError(
+                    f"dataset '{dataset.name}' has no client ids; give a partition, for instance IID(clients=20)"
+                )
+            partition = Natural()
+        targets = dataset.targets.numpy()
+        owners = None if dataset.clients is None else dataset.clients.numpy()
+        parts = partition.split(targets, dataset.classes, numpy_stream(seed, "partition"), owners)
+        report = describe(parts, targets, dataset.classes)
+        if label_noise is not None:
+            targets = label_noise(targets, dataset.classes, numpy_stream(seed, "label-noise"))
+        factory, name = _factory(dataset, model, model_options or {})
+        return cls(
+            name=dataset.name,
+            inputs=dataset.inputs,
+            targets=torch.from_numpy(np.ascontiguousarray(targets)),
+            clients=ClientIndex.of(parts),
+            test_inputs=dataset.test_inputs,
+            test_targets=dataset.test_targets,
+            classes=dataset.classes,
+            model=factory,
+            model_name=name,
+            loss=loss,
+            report=report,
+        )
+
+    @classmethod
+    def from_arrays(
+        cls,
+        inputs: Any,
+        targets: Any,
+        *,
+        clients: Any = None,
+        test: tuple[Any, Any] | None = None,
+        partition: Partition | None = None,
+        model: str | Callable[[], nn.Module] | None = None,
+        loss: Loss = cross_entropy,
+        seed: int = 0,
+    ) -> Task:
+        """A task from a user's own NumPy or torch arrays.
+
+        ``inputs`` [N, ...] and ``targets`` [N] of class numbers; ``clients`` [N] names the owner of every row, or
+        ``partition`` divides the rows. Without ``test`` a fifth is held out.
+        """
+        dataset = Dataset.from_arrays(inputs, targets, clients=clients, test=test, seed=seed)
+        return cls.from_dataset(dataset, partition=partition, model=model, loss=loss, seed=seed)
+
+    def pooled(self) -> Task:
+        """The same data held by one client: what centralised training sees."""
+        rows = torch.sort(self.clients.rows).values
+        return replace(self, clients=ClientIndex(rows, np.array([0, len(rows)], dtype=np.int64)), report=None)
+
+    def to(self, device: torch.device) -> Task:
+        """The task with its arrays on ``device``."""
+        moved = {name: getattr(self, name).to(device) for name in ("inputs", "targets", "test_inputs", "test_targets")}
+        return replace(self, **moved, clients=replace(self.clients, rows=self.clients.rows.to(device)))
+
+
+def _factory(
+    dataset: Dataset, model: str | Callable[[], nn.Module] | None, options: dict[str, Any]
+) -> tuple[ModelFactory, str]:
+    shape = tuple(dataset.inputs.shape[1:])
+    vocabulary = dataset.vocabulary
+    if model is None:
+        kinds: dict[int, InputKind] = {1: "vector", 2: "signal", 3: "image"}
+        model = default_model(shape, "tokens" if vocabulary is not None else kinds.get(len(shape), "vector"))
+    if isinstance(model, str):
+        name = model
+
+        def named(seed: int) -> nn.Module:
+            return build(name, shape, dataset.classes, vocabulary=vocabulary, seed=seed, **options)
+
+        return named, name
+    own = model
+
+    def custom(seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(stream_seed(seed, "init") % 2**63)
+            return own()
+
+    return custom, getattr(model, "__name__", type(model).__name__)
