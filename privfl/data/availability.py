@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privfl.data.ranges import check_count, check_number
+from privfl.data.ranges import as_tuple, check_count, check_number
 from privfl.errors import ConfigError
 from privfl.randomness import numpy_stream
 
@@ -54,6 +54,7 @@ class PerCluster(Availability):
     period: int = 1
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "probabilities", as_tuple("probabilities", self.probabilities))
         for probability in self.probabilities:
             check_number("an entry of probabilities", probability, 0, 1)
         if not any(self.probabilities):

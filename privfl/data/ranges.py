@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from numbers import Integral, Real
+from typing import Any
 
 from privfl.errors import ConfigError, unknown
 
@@ -22,6 +23,13 @@ def check_number(name: str, value: object, low: float, high: float = math.inf, *
         bound = f"above {low:g}" if above else f"of at least {low:g}"
         limit = "" if math.isinf(high) else f" and at most {high:g}"
         raise ConfigError(f"{name} is {value!r}: give a finite number {bound}{limit}.")
+
+
+def as_tuple(name: str, value: object) -> tuple[Any, ...]:
+    """``value`` as a tuple (configuration files deliver lists); raises :class:`ConfigError` for anything else."""
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{name} is {value!r}: give a list with one entry per cluster.")
+    return tuple(value)
 
 
 def check_choice(name: str, value: str, valid: Collection[str]) -> None:

@@ -35,18 +35,8 @@ class Partition(ABC):
         on the state of ``rng`` only. Clients are disjoint unless the rule says otherwise. Raises :class:`DataError`
         for malformed targets and :class:`ConfigError` for settings that this dataset cannot satisfy.
         """
-        check_count("the number of classes", classes)
-        targets = np.asarray(targets)
-        if targets.ndim != 1 or not np.issubdtype(targets.dtype, np.integer) or not len(targets):
-            raise DataError(
-                f"targets have shape {targets.shape} and type {targets.dtype}: a partition needs at least one sample "
-                "and one whole-number class per sample."
-            )
-        low, high = int(targets.min()), int(targets.max())
-        if low < 0 or high >= classes:
-            raise DataError(f"targets range from {low} to {high}: number them from 0 to {classes - 1}.")
-        assignment = self._assign(targets.astype(np.int64, copy=False), classes, rng, clients)
-        return _group(assignment, len(targets), self)
+        targets = check_targets(targets, classes)
+        return _group(self._assign(targets, classes, rng, clients), len(targets), self)
 
     def profiles(self, classes: int, rng: np.random.Generator) -> np.ndarray | None:
         """The label law that each client aims at, float64 (clients, classes), or ``None`` if the rule has no such aim.
@@ -73,6 +63,21 @@ def _group(assignment: Assignment, samples: int, partition: Partition) -> list[n
     flat = np.sort(owners * samples + indices) % samples  # one key, so a single sort groups and orders
     bounds = np.concatenate(([0], np.cumsum(sizes)))
     return [flat[start:stop] for start, stop in pairwise(bounds.tolist())]
+
+
+def check_targets(targets: np.ndarray, classes: int) -> np.ndarray:
+    """``targets`` as int64; raises :class:`DataError` unless they are one class 0 … ``classes`` − 1 per sample."""
+    check_count("the number of classes", classes)
+    targets = np.asarray(targets)
+    if targets.ndim != 1 or not np.issubdtype(targets.dtype, np.integer) or not len(targets):
+        raise DataError(
+            f"targets have shape {targets.shape} and type {targets.dtype}: a partition needs at least one sample and "
+            "one whole-number class per sample."
+        )
+    low, high = int(targets.min()), int(targets.max())
+    if low < 0 or high >= classes:
+        raise DataError(f"targets range from {low} to {high}: number them from 0 to {classes - 1}.")
+    return targets.astype(np.int64, copy=False)
 
 
 def check_enough(samples: int, clients: int, min_size: int = 1) -> None:

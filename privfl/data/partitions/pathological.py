@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from privfl.data.ranges import check_choice, check_count, check_number
 from privfl.data.partitions.base import Assignment, Partition, check_enough, class_pools
+from privfl.data.ranges import as_tuple, check_choice, check_count, check_number
 from privfl.errors import ConfigError
 
 Reuse = Literal["wrap", "forbid"]
@@ -64,6 +64,7 @@ class Clustered(Partition):
 
     def __post_init__(self) -> None:
         check_count("clusters", self.clusters)
+        object.__setattr__(self, "classes_per_client", as_tuple("classes_per_client", self.classes_per_client))
         if len(self.classes_per_client) != self.clusters:
             raise ConfigError(
                 f"classes_per_client has {len(self.classes_per_client)} entries for {self.clusters} clusters: give one "

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.colors import PowerNorm
-from matplotlib.figure import Figure
 from scipy.special import entr
 
+from privfl.data.partitions.base import check_targets
 from privfl.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LISTED = 1000
 """Up to this many clients, a summary lists every client's value and a figure shows every client."""
@@ -68,6 +70,9 @@ class PartitionReport:
         n-th one is shown, and the picture says so. The figure belongs to no window system: save it with
         ``figure.savefig(path)``. Raises :class:`ConfigError` if ``class_names`` does not name every class.
         """
+        from matplotlib.colors import PowerNorm  # here, because most runs draw nothing and matplotlib starts slowly
+        from matplotlib.figure import Figure
+
         clients, classes = self.counts.shape
         if class_names is not None and len(class_names) != classes:
             raise ConfigError(f"class_names has {len(class_names)} entries for {classes} classes: name every class.")
@@ -114,9 +119,10 @@ def describe(
     """The report on ``parts``, the index arrays that :meth:`Partition.split` returned for ``targets``.
 
     ``profiles`` is what :meth:`Partition.profiles` returns for a generator in the state that the split was given.
-    Raises :class:`DataError` if ``parts`` has no client, an empty client or an index outside the dataset, or if
-    ``profiles`` does not have shape (clients, classes).
+    Raises :class:`DataError` if ``targets`` are malformed, if ``parts`` has no client, an empty client or an index
+    outside the dataset, or if ``profiles`` does not have shape (clients, classes).
     """
+    targets = check_targets(targets, classes)
     sizes = np.array([len(part) for part in parts])
     if not len(sizes) or not sizes.all():
         raise DataError(f"{int((sizes == 0).sum())} of {len(sizes)} clients have no sample: drop them.")

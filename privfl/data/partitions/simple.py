@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privfl.data.ranges import check_count, check_number
 from privfl.data.partitions.base import (
     Assignment,
     Partition,
@@ -16,6 +15,7 @@ from privfl.data.partitions.base import (
     even_sizes,
     proportional_sizes,
 )
+from privfl.data.ranges import check_count, check_number
 from privfl.errors import ConfigError, DataError
 
 

@@ -7,7 +7,6 @@ from typing import Literal
 
 import numpy as np
 
-from privfl.data.ranges import check_choice, check_count, check_number
 from privfl.data.partitions.base import (
     Assignment,
     Partition,
@@ -17,6 +16,7 @@ from privfl.data.partitions.base import (
     even_sizes,
     proportional_sizes,
 )
+from privfl.data.ranges import check_choice, check_count, check_number
 from privfl.errors import ConfigError
 
 Skew = Literal["label", "label-balanced", "size", "both"]
