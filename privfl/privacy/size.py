@@ -187,11 +187,11 @@ class SizeMechanism(ABC):
         """The largest standard deviation of the raw estimate over all sizes, relative to clients·max(lo, 1).
 
         Needs nothing private: the variance is quadratic in a size and symmetric about the centre of the range, so it
-        is largest at the ends or at the centre.
+        is largest at the ends or at the size nearest to the centre.
         """
         if clients < 1:
             raise ConfigError(f"the number of clients is {clients}: at least one must answer.")
-        corners = np.array([self.range.lo, self.range.centre, self.range.hi], dtype=np.float64)
+        corners = np.array([self.range.lo, (self.range.lo + self.range.hi) // 2, self.range.hi], dtype=np.float64)
         return math.sqrt(float(np.max(self._response_variance(corners))) / clients) / max(self.range.lo, 1)
 
     def require_precision(self, clients: int, max_relative_sd: float = 1.0) -> None:
