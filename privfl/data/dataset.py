@@ -1,0 +1,274 @@
+"""A dataset in memory: training and held-out arrays, labels, and the clients that the data came from."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from privfl.data.holdout import stratified_holdout
+from privfl.errors import DataError
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dataset:
+    """Arrays of one classification task, checked on construction.
+
+    Attributes:
+        name: what messages and reports call it.
+        inputs: training inputs [N, ...]: float32 images [N, C, H, W], features [N, F] or signals [N, C, T], or int64
+            token ids [N, L].
+        targets: int64 [N] labels in 0..classes-1.
+        test_inputs: held-out inputs [M, ...], same dtype and row shape as ``inputs``.
+        test_targets: int64 [M].
+        classes: number of classes.
+        clients: int64 [N] natural client of each training row, or None. Clients with training rows are numbered
+            0..U-1 without gaps; clients that occur in the test rows only come after them.
+        test_clients: int64 [M] natural client of each test row, or None.
+        client_names: one name per client number, or None.
+        class_names: one name per class, or None.
+        vocabulary: for token inputs, the number of token ids; ids lie in 0..vocabulary-1.
+
+    Raises:
+        DataError: an array is empty, of the wrong type or length, not finite, or out of range.
+    """
+
+    name: str
+    inputs: Tensor
+    targets: Tensor
+    test_inputs: Tensor
+    test_targets: Tensor
+    classes: int
+    clients: Tensor | None = None
+    test_clients: Tensor | None = None
+    client_names: tuple[str, ...] | None = None
+    class_names: tuple[str, ...] | None = None
+    vocabulary: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.classes < 2:
+            raise DataError(f"{self.name}: classes is {self.classes}; a classification task needs at least 2.")
+        self._check_part("", self.inputs, self.targets, self.clients)
+        self._check_part("test_", self.test_inputs, self.test_targets, self.test_clients)
+        if self.test_inputs.dtype != self.inputs.dtype or self.test_inputs.shape[1:] != self.inputs.shape[1:]:
+            raise DataError(
+                f"{self.name}: test_inputs are {_kind(self.test_inputs)} but inputs are {_kind(self.inputs)}; "
+                "both need the same dtype and row shape."
+            )
+        self._check_clients()
+        if self.class_names is not None and len(self.class_names) != self.classes:
+            raise DataError(
+                f"{self.name}: {len(self.class_names)} class_names for {self.classes} classes; give one per class."
+            )
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __repr__(self) -> str:
+        clients = f"{self.num_clients} natural clients" if self.num_clients else "no natural clients"
+        return (
+            f"Dataset({self.name}: {len(self.targets)} training and {len(self.test_targets)} test rows of "
+            f"{_kind(self.inputs)}, {self.classes} classes, {clients})"
+        )
+
+    @property
+    def num_clients(self) -> int:
+        """Number of natural clients with training rows; 0 where the data has no natural clients."""
+        return 0 if self.clients is None else int(self.clients.max()) + 1
+
+    def _check_part(self, part: str, inputs: Tensor, targets: Tensor, clients: Tensor | None) -> None:
+        if inputs.dtype not in (torch.float32, torch.int64):
+            raise DataError(
+                f"{self.name}: {part}inputs have dtype {inputs.dtype}; use float32 for images, signals and features, "
+                "int64 for token ids."
+            )
+        for label, array in ((f"{part}targets", targets), (f"{part}clients", clients)):
+            if array is not None and (array.dtype != torch.int64 or array.ndim != 1):
+                raise DataError(
+                    f"{self.name}: {label} are {_kind(array)} {tuple(array.shape)}; they must be int64 [N]."
+                )
+            if array is not None and len(array) != len(inputs):
+                raise DataError(
+                    f"{self.name}: {len(inputs)} {part}inputs but {len(array)} {label}; each row needs exactly one."
+                )
+        if inputs.numel() == 0:
+            raise DataError(f"{self.name}: {part}inputs are empty {tuple(inputs.shape)}; give at least one row.")
+        if inputs.ndim < 2:
+            raise DataError(
+                f"{self.name}: {part}inputs have shape {tuple(inputs.shape)}; a row needs at least one dimension, "
+                "for instance inputs.reshape(-1, 1)."
+            )
+        self._check_range(f"{part}targets", targets, self.classes, "classes")
+        if inputs.dtype == torch.int64:
+            if self.vocabulary is None:
+                raise DataError(f"{self.name}: {part}inputs are token ids, so vocabulary (how many ids) must be given.")
+            self._check_range(f"{part}inputs", inputs, self.vocabulary, "vocabulary")
+        elif not torch.stack(torch.aminmax(inputs)).isfinite().all():
+            index = tuple(int(i) for i in (~inputs.isfinite()).nonzero()[0])
+            raise DataError(
+                f"{self.name}: {part}inputs{list(index)} is {float(inputs[index])}; "
+                "replace missing values by a fixed public value (and an indicator column) first."
+            )
+
+    def _check_range(self, label: str, values: Tensor, bound: int, bound_name: str) -> None:
+        low, high = (int(value) for value in torch.aminmax(values))
+        if low < 0 or high >= bound:
+            index = tuple(int(i) for i in ((values < 0) | (values >= bound)).nonzero()[0])
+            raise DataError(
+                f"{self.name}: {label}{list(index)} is {int(values[index])}, outside 0..{bound - 1}; "
+                f"mend the value or raise {bound_name} (now {bound})."
+            )
+
+    def _check_clients(self) -> None:
+        if self.clients is None:
+            if self.test_clients is not None or self.client_names is not None:
+                raise DataError(
+                    f"{self.name}: test_clients or client_names are given without clients; give clients too."
+                )
+            return
+        total = self.num_clients
+        counts = torch.bincount(self.clients) if int(self.clients.min()) >= 0 else torch.zeros(1)
+        if not counts.all():
+            missing = int(self.clients.min()) if int(self.clients.min()) < 0 else int((counts == 0).nonzero()[0])
+            raise DataError(
+                f"{self.name}: clients must be numbered 0..{total - 1} without gaps, but number {missing} is "
+                f"{'negative' if missing < 0 else 'missing'}; Dataset.from_arrays numbers any ids."
+            )
+        if self.test_clients is not None:
+            if int(self.test_clients.min()) < 0:
+                raise DataError(f"{self.name}: test_clients hold {int(self.test_clients.min())}; numbers start at 0.")
+            total = max(total, int(self.test_clients.max()) + 1)
+        if self.client_names is not None and len(self.client_names) != total:
+            raise DataError(
+                f"{self.name}: {len(self.client_names)} client_names for {total} clients; give one per client."
+            )
+
+    @classmethod
+    def from_arrays(
+        cls,
+        inputs: Any,
+        targets: Any,
+        *,
+        clients: Sequence[Hashable] | Any | None = None,
+        test: tuple[Any, ...] | None = None,
+        test_fraction: float = 0.2,
+        classes: int | None = None,
+        vocabulary: int | None = None,
+        seed: int = 0,
+        name: str = "arrays",
+    ) -> Dataset:
+        """A dataset from a user's own arrays (NumPy, torch, pandas columns, lists). The arrays are copied.
+
+        Floating, boolean and 8-bit inputs become float32 with their values unchanged, and so do integer arrays of
+        three or more dimensions (images, signals); other integer inputs [N, L] are token ids. Give features as floats.
+
+        Args:
+            inputs: [N, ...].
+            targets: integer labels [N], 0..classes-1.
+            clients: N client ids of any hashable kind (strings, tuples, integers), numbered by first appearance.
+            test: held-out ``(inputs, targets)`` or ``(inputs, targets, clients)``. If None, ``test_fraction`` of the
+                rows are held out, stratified by class (and inside each client where ``clients`` are given).
+            classes: number of classes; by default the largest label + 1. Give it where a class may be absent: a
+                number read off the data is itself a release.
+            vocabulary: number of token ids; by default the largest id + 1. Same remark.
+            seed: root seed of the hold-out.
+
+        Raises:
+            DataError: arrays that cannot be used, each with the mend.
+            ConfigError: ``test_fraction`` outside (0, 1).
+
+        >>> data = Dataset.from_arrays([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], clients=["a", "b", "a", "b"])
+        >>> data
+        Dataset(arrays: 2 training and 2 test rows of float32 (1,), 2 classes, 2 natural clients)
+        """
+        x, y = _inputs(name, "inputs", inputs), _labels(name, "targets", targets)
+        for label, length in (("targets", len(y)), ("clients", len(x) if clients is None else len(clients))):
+            if length != len(x):
+                raise DataError(f"{name}: {len(x)} inputs but {length} {label}; each row needs exactly one.")
+        if len(x) == 0:
+            raise DataError(f"{name}: inputs are empty {tuple(x.shape)}; give at least one row.")
+        numbers: dict[Hashable, int] = {}
+        owner = None if clients is None else _number(name, clients, numbers)
+        if test is None:
+            held = torch.from_numpy(stratified_holdout(y, fraction=test_fraction, clients=owner, seed=seed))
+            if not held.any():
+                raise DataError(
+                    f"{name}: no client has two rows, so nothing can be held out; pass test=(inputs, targets)."
+                )
+            x, y, test_x, test_y = x[~held], y[~held], x[held], y[held]
+            owner, test_owner = (None, None) if owner is None else (owner[~held], owner[held])
+        else:
+            if len(test) not in (2, 3):
+                raise DataError(
+                    f"{name}: test has {len(test)} parts; give (inputs, targets) or (inputs, targets, clients)."
+                )
+            test_x, test_y = _inputs(name, "test inputs", test[0]), _labels(name, "test targets", test[1])
+            test_owner = _number(name, test[2], numbers) if len(test) == 3 else None
+        highest = int(torch.cat([y, test_y]).max())
+        if x.dtype == torch.int64 and vocabulary is None:
+            vocabulary = int(max(x.max(), test_x.max())) + 1
+        return cls(
+            name=name,
+            inputs=x,
+            targets=y,
+            test_inputs=test_x,
+            test_targets=test_y,
+            classes=max(highest + 1, 2) if classes is None else classes,
+            clients=owner,
+            test_clients=test_owner,
+            client_names=tuple(str(key) for key in numbers) if numbers else None,
+            vocabulary=vocabulary,
+        )
+
+
+def _kind(array: Tensor) -> str:
+    return f"{str(array.dtype).removeprefix('torch.')} {tuple(array.shape[1:])}"
+
+
+def _array(name: str, label: str, values: Any) -> np.ndarray[Any, Any]:
+    try:
+        array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    except ValueError as error:
+        raise DataError(f"{name}: {label} do not form an array ({error}); every row needs the same shape.") from None
+    if array.ndim == 0:
+        raise DataError(
+            f"{name}: {label} are a single value of type {type(values).__name__}; give one row per example."
+        )
+    return array
+
+
+def _inputs(name: str, label: str, values: Any) -> Tensor:
+    array = _array(name, label, values)
+    if array.dtype.kind not in "fbiu":
+        raise DataError(f"{name}: {label} have dtype {array.dtype}; encode them as numbers first.")
+    tokens = array.dtype.kind in "iu" and array.dtype.itemsize > 1 and array.ndim == 2
+    return torch.from_numpy(np.array(array, dtype=np.int64 if tokens else np.float32, order="C"))
+
+
+def _labels(name: str, label: str, values: Any) -> Tensor:
+    array = _array(name, label, values)
+    if array.dtype.kind not in "biu":
+        raise DataError(
+            f"{name}: {label} have dtype {array.dtype}; give integer labels, "
+            "for instance np.unique(labels, return_inverse=True)[1]."
+        )
+    if array.ndim != 1:
+        raise DataError(
+            f"{name}: {label} have shape {array.shape}; give one label per row, for instance targets.ravel()."
+        )
+    return torch.from_numpy(np.array(array, dtype=np.int64, order="C"))
+
+
+def _number(name: str, clients: Any, numbers: dict[Hashable, int]) -> Tensor:
+    """Client numbers by first appearance; ``numbers`` grows with ids not seen before."""
+    ids = clients.tolist() if isinstance(clients, Tensor | np.ndarray) else list(clients)
+    try:
+        return torch.tensor([numbers.setdefault(key, len(numbers)) for key in ids], dtype=torch.int64)
+    except TypeError:
+        raise DataError(
+            f"{name}: client ids must be hashable (numbers, strings, tuples); turn them into such."
+        ) from None

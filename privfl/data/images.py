@@ -1,0 +1,184 @@
+"""Image datasets: digits, MNIST, Fashion-MNIST and CIFAR-10, normalised by published constants."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import tarfile
+import zlib
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from privfl.data.dataset import Dataset
+from privfl.data.entry import DatasetInfo
+from privfl.data.files import Located
+from privfl.data.holdout import stratified_holdout
+from privfl.errors import DataError
+
+Part = tuple[NDArray[np.uint8], NDArray[np.uint8]]
+
+_DIGITS = tuple("0123456789")
+_FASHION = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def load_digits(entry: DatasetInfo, located: Located | None, *, seed: int, test_fraction: float = 0.2) -> Dataset:
+    """scikit-learn's 1,797 digits, float32 [N, 1, 8, 8]; pixels 0..16 become -1..1, stratified hold-out."""
+    from sklearn.datasets import load_digits as bundled
+
+    pixels, labels = bundled(return_X_y=True)
+    images = pixels.reshape(-1, 1, 8, 8)
+    test = stratified_holdout(labels, fraction=test_fraction, seed=seed)
+    return _dataset(entry, (images[~test], labels[~test]), (images[test], labels[test]), _DIGITS, brightest=16.0)
+
+
+def load_mnist(entry: DatasetInfo, located: Located, *, seed: int) -> Dataset:
+    """MNIST, float32 [N, 1, 28, 28], the published division into training and test."""
+    return _load_idx(entry, located, _DIGITS)
+
+
+def load_fashion_mnist(entry: DatasetInfo, located: Located, *, seed: int) -> Dataset:
+    """Fashion-MNIST, float32 [N, 1, 28, 28], the published division into training and test."""
+    return _load_idx(entry, located, _FASHION)
+
+
+def load_cifar10(entry: DatasetInfo, located: Located, *, seed: int) -> Dataset:
+    """CIFAR-10, float32 [N, 3, 32, 32] in RGB order, the published division into training and test."""
+    if located.format == "webp":
+        train = _joined([read_webp_strips(located.paths[f"cifar10_train_{part}.npz"]) for part in (0, 1)])
+        test = read_webp_strips(located.paths["cifar10_test.npz"])
+    else:
+        (archive,) = located.paths.values()
+        train, test = (read_cifar_binary if located.format == "binary" else read_cifar_python)(archive)
+    return _dataset(entry, train, test, _CIFAR10)
+
+
+def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """A gzip-compressed IDX file of unsigned bytes with ``dimensions`` dimensions.
+
+    Raises:
+        DataError: the file is not gzip, not IDX, or shorter or longer than its header says.
+    """
+    try:
+        raw = gzip.decompress(path.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is not a complete gzip file ({error}); fetch it again.") from error
+    magic = bytes((0, 0, 8, dimensions))
+    if raw[:4] != magic:
+        raise DataError(
+            f"{path} begins with {raw[:4].hex(' ')} where an IDX file of unsigned bytes with {dimensions} dimensions "
+            f"begins with {magic.hex(' ')}; fetch it again."
+        )
+    header = 4 + 4 * dimensions
+    shape = tuple(int(size) for size in np.frombuffer(raw[4:header], ">u4"))
+    if len(shape) != dimensions or len(raw) != header + int(np.prod(shape)):
+        raise DataError(f"{path} holds {len(raw):,} bytes, not what its header {shape} announces; fetch it again.")
+    return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
+
+
+def read_webp_strips(path: Path) -> Part:
+    """Images uint8 [N, 3, 32, 32] and labels uint8 [N] from a file of lossless WebP strips."""
+    from PIL import Image
+
+    with np.load(path) as arrays:
+        data, offsets, labels = arrays["x_webp"].tobytes(), arrays["offsets"], arrays["y"]
+    images = np.empty((len(labels), 3, 32, 32), np.uint8)
+    done = 0
+    for begin, end in pairwise(offsets.tolist()):
+        strip = np.asarray(Image.open(io.BytesIO(data[begin:end])).convert("RGB")).reshape(-1, 32, 32, 3)
+        images[done : done + len(strip)] = strip.transpose(0, 3, 1, 2)
+        done += len(strip)
+    return images, labels
+
+
+def read_cifar_binary(path: Path) -> tuple[Part, Part]:
+    """Training and test part of the official binary archive: rows of one label byte and 3,072 pixel bytes."""
+
+    def part(raw: bytes, member: str) -> Part:
+        if not raw or len(raw) % 3073:
+            raise DataError(
+                f"{path}: {member} holds {len(raw):,} bytes, no multiple of 3,073; fetch the archive again."
+            )
+        rows = np.frombuffer(raw, np.uint8).reshape(-1, 3073)
+        return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0]
+
+    members = [f"cifar-10-batches-bin/{batch}.bin" for batch in _BATCHES]
+    parts = [part(raw, member) for raw, member in zip(_tar_members(path, members), members, strict=True)]
+    return _joined(parts[:-1]), parts[-1]
+
+
+def read_cifar_python(path: Path) -> tuple[Part, Part]:
+    """Training and test part of the official Python archive; its pickles may build arrays and nothing else."""
+
+    def part(raw: bytes, member: str) -> Part:
+        try:
+            batch = _ArraysOnly(io.BytesIO(raw), encoding="bytes").load()
+            images, labels = np.asarray(batch[b"data"], np.uint8), np.asarray(batch[b"labels"], np.uint8)
+            return images.reshape(-1, 3, 32, 32), labels
+        except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path}: {member} is not a CIFAR-10 batch ({error}); fetch the archive again.") from error
+
+    members = [f"cifar-10-batches-py/{batch}" for batch in _BATCHES]
+    parts = [part(raw, member) for raw, member in zip(_tar_members(path, members), members, strict=True)]
+    return _joined(parts[:-1]), parts[-1]
+
+
+_BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """An unpickler that can rebuild NumPy arrays of plain numbers and refuses every other name."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in {("numpy", "ndarray"), ("numpy", "dtype")}:
+            return getattr(np, name)
+        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+            return np.empty(0).__reduce__()[0]
+        if (module, name) == ("_codecs", "encode"):
+            return lambda text, codec: text.encode("latin-1")
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which a batch of images has no use for")
+
+
+def _tar_members(path: Path, members: Sequence[str]) -> list[bytes]:
+    try:
+        with tarfile.open(path, "r:gz") as archive:
+            found = {member.name: member for member in archive.getmembers() if member.isfile()}
+            missing = [member for member in members if member not in found]
+            if missing:
+                raise DataError(f"{path} lacks {', '.join(missing)}; fetch the archive again.")
+            return [archive.extractfile(found[member]).read() for member in members]  # type: ignore[union-attr]
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is not a complete tar.gz archive ({error}); fetch it again.") from error
+
+
+def _joined(parts: Sequence[Part]) -> Part:
+    return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
+
+
+def _load_idx(entry: DatasetInfo, located: Located, names: tuple[str, ...]) -> Dataset:
+    def part(prefix: str) -> Part:
+        images = read_idx(located.paths[f"{prefix}-images-idx3-ubyte.gz"], 3)
+        return images[:, None], read_idx(located.paths[f"{prefix}-labels-idx1-ubyte.gz"], 1)
+
+    return _dataset(entry, part("train"), part("t10k"), names)
+
+
+def _dataset(entry: DatasetInfo, train: Part, test: Part, names: tuple[str, ...], brightest: float = 255.0) -> Dataset:
+    """Images scaled to 0..1 and normalised by the entry's public constants."""
+    mean, std = torch.tensor(entry.mean).view(-1, 1, 1), torch.tensor(entry.std).view(-1, 1, 1)
+
+    def tensors(part: Part) -> tuple[Tensor, Tensor]:
+        images = torch.from_numpy(part[0].astype(np.float32))
+        return images.div_(brightest).sub_(mean).div_(std), torch.from_numpy(part[1].astype(np.int64))
+
+    return Dataset(entry.name, *tensors(train), *tensors(test), classes=len(names), class_names=names)
