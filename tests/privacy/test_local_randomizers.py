@@ -115,6 +115,8 @@ def test_piecewise_answers_have_the_published_density(epsilon, truth):
     y = (answers - mechanism.range.centre) / mechanism.range.half_width
     cdf = piecewise_cdf(epsilon, unit(mechanism, truth))
     assert cdf(2 * mechanism.magnitude) == pytest.approx(1, abs=1e-12)
+    units = answers / release_grid(mechanism.range.half_width * (mechanism.magnitude - 1))
+    assert np.array_equal(units, np.rint(units))
     assert stats.kstest(y, cdf).pvalue > FALSE_ALARM / 12
 
 

@@ -235,6 +235,16 @@ def test_bernoulli_compares_whole_64_bit_words():
     assert stream("words").bernoulli(p, 1000).tolist() == expected
 
 
+def test_bernoulli_rounds_probabilities_up_to_the_next_multiple_of_two_to_the_minus_64():
+    """Words below 2⁵², so that a probability half a step above them is a float."""
+    words = stream("up").words(100_000)
+    small = words < 2**52
+    assert small.sum() > 3
+    exact = words.astype(np.float64) * 2.0**-64
+    assert not stream("up").bernoulli(exact, words.size)[small].any()
+    assert stream("up").bernoulli(np.where(small, exact + 2.0**-65, 0.0), words.size)[small].all()
+
+
 @pytest.mark.parametrize(("low", "high"), [(1, 99), (-3, 3), (0, 255), (5, 5)])
 def test_integers_are_uniform_between_both_ends(low, high):
     values = stream("integers", low, high).integers(low, high, 200_000)
