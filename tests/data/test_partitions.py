@@ -255,6 +255,16 @@ def test_log_normal_sizes_have_the_published_facts():
     assert 0.12 < clipped < 0.26
 
 
+@pytest.mark.parametrize(("sigma", "mean_size"), [(0.5, 2.0), (1.0, 0.3), (2.5, 12.5)])
+def test_log_normal_sizes_are_those_of_a_loop_that_fills_one_client_after_the_other(sigma, mean_size):
+    weights = np.random.default_rng(6).lognormal(0, sigma, len(TARGETS))
+    scale = mean_size / np.mean([np.ceil(weight) for weight in weights])
+    expected: list[int] = []
+    while sum(expected) < len(TARGETS):
+        expected.append(min(int(np.ceil(scale * weights[len(expected)])), len(TARGETS) - sum(expected)))
+    assert sizes_of(split(LogNormal(sigma=sigma, mean_size=mean_size), 6)).tolist() == expected
+
+
 def test_log_normal_with_a_number_of_clients_spreads_log_sizes_with_sigma():
     """1000 log-sizes with sd 0.8: the sample sd is within 5 s.e. = 5·0.8/√2000; sizes are large, rounding is mild."""
     targets = np.zeros(1_000_000, dtype=np.int64)

@@ -21,6 +21,11 @@ def test_pathological_clients_hold_the_asked_number_of_classes_in_equal_parts(re
     assert set(np.unique(counts)) == {0, 20}
 
 
+def test_a_size_that_is_no_multiple_of_the_classes_is_kept_and_split_as_evenly_as_possible():
+    counts = describe(split(Pathological(20, classes_per_client=3, samples_per_client=41)), TARGETS, CLASSES).counts
+    assert np.sort(counts, axis=1)[:, -4:].tolist() == [[0, 13, 14, 14]] * 20
+
+
 def test_pathological_classes_are_drawn_uniformly():
     """400 clients × 2 of 10 classes: class counts are a sum of 400 coins of 0.2, so 5 s.e. are 40."""
     counts = describe(split(Pathological(clients=400, samples_per_client=4)), TARGETS, CLASSES).counts
