@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from privfl.data.catalog import load_dataset
 from privfl.data.dataset import Dataset
+from privfl.data.label_noise import LabelNoise
 from privfl.data.partitions import Natural, Partition, PartitionReport, describe
 from privfl.errors import ConfigError, DataError
 from privfl.models import InputKind, build, default_model
@@ -28,7 +30,6 @@ Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """``loss(network, inputs [B, ...], targets [B]) -> [B]``: one term per sample."""
 ModelFactory = Callable[[int], nn.Module]
 """Builds the model from a seed; the same seed gives the same initial parameters."""
-LabelNoise = Callable[[NDArray[np.int64], int, np.random.Generator], NDArray[np.int64]]
 
 
 def cross_entropy(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -38,7 +39,7 @@ def cross_entropy(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor
 
 @dataclass(frozen=True)
 class ClientIndex:
-    """Which rows belong to which client: ``rows`` [N] grouped by client, ``offsets`` [clients + 1]; no copies of data."""
+    """Which rows belong to which client: ``rows`` [N] by client, ``offsets`` [clients + 1]; no copies of data."""
 
     rows: Tensor
     offsets: NDArray[np.int64]
@@ -84,6 +85,7 @@ class Task:
     model_name: str
     loss: Loss = cross_entropy
     report: PartitionReport | None = None
+    vocabulary: int | None = None
 
     @classmethod
     def from_dataset(
@@ -111,9 +113,10 @@ class Task:
         targets = dataset.targets.numpy()
         owners = None if dataset.clients is None else dataset.clients.numpy()
         parts = partition.split(targets, dataset.classes, numpy_stream(seed, "partition"), owners)
-        report = describe(parts, targets, dataset.classes)
+        profiles = partition.profiles(dataset.classes, numpy_stream(seed, "partition"))
+        report = describe(parts, targets, dataset.classes, profiles)
         if label_noise is not None:
-            targets = label_noise(targets, dataset.classes, numpy_stream(seed, "label-noise"))
+            targets = label_noise.apply(targets, dataset.classes, numpy_stream(seed, "label-noise"))
         factory, name = _factory(dataset, model, model_options or {})
         return cls(
             name=dataset.name,
@@ -127,6 +130,7 @@ class Task:
             model_name=name,
             loss=loss,
             report=report,
+            vocabulary=dataset.vocabulary,
         )
 
     @classmethod
@@ -154,6 +158,17 @@ class Task:
         """The same data held by one client: what centralised training sees."""
         rows = torch.sort(self.clients.rows).values
         return replace(self, clients=ClientIndex(rows, np.array([0, len(rows)], dtype=np.int64)), report=None)
+
+    def probe(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Random *public* inputs [rows, ...] and targets [rows] of the right shapes, for checks of model and loss."""
+        generator = torch.Generator().manual_seed(0)
+        shape = (rows, *self.inputs.shape[1:])
+        if self.vocabulary is not None:
+            inputs = torch.randint(self.vocabulary, shape, generator=generator)
+        else:
+            inputs = torch.randn(shape, generator=generator, dtype=self.inputs.dtype)
+        targets = torch.randint(self.classes, (rows,), generator=generator)
+        return inputs.to(self.inputs.device), targets.to(self.inputs.device)
 
     def to(self, device: torch.device) -> Task:
         """The task with its arrays on ``device``."""
@@ -184,3 +199,20 @@ def _factory(
             return own()
 
     return custom, getattr(model, "__name__", type(model).__name__)
+
+
+def load(
+    name: str = "digits",
+    *,
+    partition: Partition | None = None,
+    model: str | Callable[[], nn.Module] | None = None,
+    model_options: dict[str, Any] | None = None,
+    label_noise: LabelNoise | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Task:
+    """The task of a dataset in the catalog; ``options`` go to its loader. See ``privfl list datasets``."""
+    dataset = load_dataset(name, seed=seed, **options)
+    return Task.from_dataset(
+        dataset, partition=partition, model=model, model_options=model_options, label_noise=label_noise, seed=seed
+    )

@@ -49,12 +49,14 @@ class Algorithm:
 
     Class attributes an algorithm may set:
         name: how configuration files call it.
+        gradients_per_step: how often ``step`` asks the door for a gradient; the ledger holds it to that.
         keeps: tensors of ``local`` that a client keeps between rounds; none for most algorithms.
         pools_data: training sees all clients' data as one (the centralised reference).
         ensemble: there is no server model; evaluation averages the soft-max outputs of the clients' own models.
     """
 
     name: ClassVar[str]
+    gradients_per_step: ClassVar[int] = 1
     keeps: ClassVar[tuple[str, ...]] = ()
     pools_data: ClassVar[bool] = False
     ensemble: ClassVar[bool] = False
@@ -87,9 +89,9 @@ class Algorithm:
         """What every client of the cohort receives."""
         return {"parameters": server["parameters"]}
 
-    def plan(self, client: Door, received: Tensors, training: LocalTraining) -> Plan:
-        """How the client draws its batches in this round."""
-        return client.private_plan(training)
+    def plan(self, usual: Plan, received: Tensors) -> Plan:
+        """How the client draws its batches in this round; ``usual`` is what the training settings say."""
+        return usual
 
     def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
         """The client's local state before its first step; the engine copies ``parameters`` before it is trained."""

@@ -52,7 +52,7 @@ class FedSampling(Algorithm):
     def dpsgd_refusal(self) -> str:
         if self.local_steps == 1:
             return ""
-        return f"fedsampling with local_steps = {self.local_steps} reveals how many samples were chosen; use local_steps = 1"
+        return f"fedsampling with local_steps = {self.local_steps} reveals the number of chosen samples; use local_steps = 1"
 
     def start(self, parameters: Tensor) -> Tensors:
         return {**super().start(parameters), "rate": torch.ones((), dtype=torch.float64)}
@@ -64,7 +64,7 @@ class FedSampling(Algorithm):
     def broadcast(self, server: Tensors) -> Tensors:
         return {"parameters": server["parameters"], "rate": server["rate"]}
 
-    def plan(self, client: Door, received: Tensors, training: LocalTraining) -> Plan:
+    def plan(self, usual: Plan, received: Tensors) -> Plan:
         divisor = float(self.samples_per_round) if self.local_steps == 1 else None
         return Poisson(float(received["rate"]), steps=1, divisor=divisor)
 
@@ -112,7 +112,7 @@ class NaiveFedSampling(Algorithm):
     def dpsgd_refusal(self) -> str:
         return "fedsampling-naive divides by the private number of chosen samples; use fedsampling"
 
-    def plan(self, client: Door, received: Tensors, training: LocalTraining) -> Plan:
+    def plan(self, usual: Plan, received: Tensors) -> Plan:
         return Poisson(self.rate)
 
     def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:

@@ -22,7 +22,7 @@ from privfl.algorithms.base import Algorithm, Tensors
 from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.parameters import FlatNetwork
 from privfl.privacy.channel import Channel
-from privfl.privacy.door import Door, DoorLog, LocalTraining
+from privfl.privacy.door import Door, DoorLog, LocalTraining, private_plan
 from privfl.privacy.noise import NoiseSource
 from privfl.privacy.per_sample import PerSampleGradients, Way
 from privfl.randomness import torch_stream
@@ -173,7 +173,7 @@ class LoopEngine:
             local = algorithm.begin(received, kept, training)
             space.own.load(local["parameters"])
             local["parameters"] = space.own.flat
-            for batch in door.batches(algorithm.plan(door, received, training)):
+            for batch in door.batches(algorithm.plan(private_plan(training, dpsgd, client), received)):
                 algorithm.step(local, received, batch, door, training)
             upload = algorithm.finish(local, received, training)
         problem = self._problem(upload, received)

@@ -128,8 +128,8 @@ class Channel:
             unbounded = [field.name for field in self.fields if field.per_sample_scale is None]
             if unbounded:
                 raise ConfigError(
-                    f"DPSGD(noise_at='server') needs uploads that are one sum of per-sample gradients, and '{unbounded[0]}'"
-                    " is not; use fedsampling, or noise_at='client'"
+                    f"DPSGD(noise_at='server') needs uploads that are sums of per-sample gradients, which '{unbounded[0]}' "
+                    "is not; use fedsampling, or noise_at='client'"
                 )
 
     @property
@@ -163,10 +163,11 @@ class Channel:
                 noise.add_gaussian_(total[field.name], deviation)
         return total
 
-    def releases(self, log: DoorLog) -> list[tuple[Release, int]]:
+    def releases(self, log: DoorLog, *, server_holds_data: bool = False) -> list[tuple[Release, int]]:
         """What one client's uploads of one round cost, given what passed its ``log``."""
         if not self.fields:
             return []
+        holds = [(unprotected("whoever trains on pooled data holds the data"), 1)]
         counted = []
         for observer in ("server", "public"):
             for unit, costs in (

@@ -80,6 +80,14 @@ class Epochs:
 Plan = Epochs | Poisson
 
 
+def private_plan(training: LocalTraining, dpsgd: DPSGD | None, client: int) -> Plan:
+    """How ``client`` draws its batches: shuffled epochs, or with DP-SGD Poisson batches of the public rate."""
+    if dpsgd is None:
+        return Epochs(training.batch_size, training.epochs, training.steps)
+    rate = dpsgd.rate(client)
+    return Poisson(rate, training.steps_at(rate), float(training.batch_size))
+
+
 @dataclass(frozen=True)
 class Batch:
     """One batch: ``inputs`` [B, ...] and ``targets`` [B] of rows ``rows`` [B], with the plan that drew it."""
@@ -91,7 +99,7 @@ class Batch:
 
     def pieces(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Inputs and targets in pieces of at most ``ROWS_AT_ONCE`` rows."""
-        return torch.split(self.inputs, ROWS_AT_ONCE), torch.split(self.targets, ROWS_AT_ONCE)
+        return _split(self.inputs), _split(self.targets)
 
 
 @dataclass
@@ -129,16 +137,9 @@ class Door:
         self._shuffle, self._noise = shuffle, noise
 
     def batches(self, plan: Plan) -> Iterator[Batch]:
-        """The batches of one round, drawn as ``plan`` says (see :meth:`private_plan`)."""
+        """The batches of one round, drawn as ``plan`` says."""
         for rows in self._poisson_rows(plan) if isinstance(plan, Poisson) else self._shuffled_rows(plan):
             yield Batch(rows, self._inputs[rows], self._targets[rows], plan)
-
-    def private_plan(self, training: LocalTraining) -> Plan:
-        """How this client draws its batches: shuffled epochs, or with DP-SGD Poisson batches of the public rate."""
-        if self._dpsgd is None:
-            return Epochs(training.batch_size, training.epochs, training.steps)
-        rate = self._dpsgd.rate(self.client)
-        return Poisson(rate, training.steps_at(rate), float(training.batch_size))
 
     def gradient(self, loss: Loss, parameters: Tensor, batch: Batch) -> Tensor:
         """Gradient [size] of the mean (or, by the plan's divisor, scaled sum) of ``loss`` over ``batch``.
@@ -170,16 +171,15 @@ class Door:
             return network.gradient
         total = torch.zeros_like(network.gradient)
         for inputs, targets in zip(*batch.pieces(), strict=True):
-            if len(inputs):
-                _gradient_into(network.gradient, network, loss, inputs, targets, divisor)
-                total += network.gradient
+            _gradient_into(network.gradient, network, loss, inputs, targets, divisor)
+            total += network.gradient
         return network.gradient.copy_(total)
 
     def _private_gradient(self, network: FlatNetwork, loss: Loss, batch: Batch, dpsgd: DPSGD) -> Tensor:
         plan, private = batch.plan, self._clipper
         if not isinstance(plan, Poisson) or plan.divisor is None or private is None:
             raise ConfigError(
-                "DP-SGD needs Poisson batches with a public divisor; let the algorithm draw by private_plan"
+                "DP-SGD needs Poisson batches with a public divisor; let the algorithm keep the plan it is given"
             )
         gradient = network.gradient
         if len(batch.rows) <= ROWS_AT_ONCE:
@@ -222,6 +222,10 @@ class Door:
             if place == 0:
                 order = self._rows[torch.randperm(size, generator=self._shuffle).to(self._rows.device)]
             yield order[place * plan.batch_size : (place + 1) * plan.batch_size]
+
+
+def _split(values: Tensor) -> tuple[Tensor, ...]:
+    return tuple(values[start : start + ROWS_AT_ONCE] for start in range(0, len(values), ROWS_AT_ONCE))
 
 
 def _gradient_into(

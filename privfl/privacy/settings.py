@@ -32,6 +32,8 @@ class Privacy:
         training: DP-SGD at the door.
         update: chain of mechanisms for the uploads, in order.
         size: how clients report their sizes to algorithms that ask; ``None`` sends them exactly.
+        max_size_error: refuse a size mechanism whose estimate of the total may have a larger relative standard
+            deviation than this, in the worst case over all sizes.
         target_delta: δ in (0, 1) of every claim; should be well below one over the number of protected units.
         budget: stop the run in time.
         noise_key: fixes all privacy noise to reproduce an experiment; the statement then says that the run must not
@@ -41,6 +43,7 @@ class Privacy:
     training: DPSGD | None = None
     update: tuple[Mechanism, ...] = ()
     size: SizeMechanism | None = None
+    max_size_error: float = 1.0
     target_delta: float = 1e-5
     budget: Budget | None = None
     noise_key: int | None = None

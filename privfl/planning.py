@@ -1,0 +1,130 @@
+"""What a run will cost, before it costs anything: planned releases, and the noise that a target ε needs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from dp_accounting import DpEvent, NeighboringRelation
+
+from privfl.algorithms.base import Algorithm, Tensors
+from privfl.errors import ConfigError
+from privfl.privacy.accounting.accountant import epsilon
+from privfl.privacy.accounting.release import Release
+from privfl.privacy.door import DoorLog, LocalTraining, Poisson, private_plan
+from privfl.privacy.dpsgd import DPSGD
+
+History = dict[tuple[DpEvent, NeighboringRelation], int]
+ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
+
+
+def planned_gradients(
+    algorithm: Algorithm, training: LocalTraining, dpsgd: DPSGD, client: int, received: Tensors
+) -> tuple[float, int]:
+    """Sampling rate and number of the noisy gradients that ``client`` takes in one round."""
+    plan = algorithm.plan(private_plan(training, dpsgd, client), received)
+    if not isinstance(plan, Poisson):
+        raise ConfigError(f"{algorithm.name} does not draw Poisson batches, which DP-SGD needs")
+    return plan.rate, plan.steps * algorithm.gradients_per_step
+
+
+def planned_log(
+    algorithm: Algorithm, training: LocalTraining, dpsgd: DPSGD | None, client: int, received: Tensors
+) -> DoorLog:
+    """What will pass ``client``'s door in one round: the engine's own log must say the same."""
+    log = DoorLog()
+    if dpsgd is None:
+        log.bare["gradients are computed without a mechanism (no DP-SGD)"] = None
+        return log
+    rate, count = planned_gradients(algorithm, training, dpsgd, client, received)
+    multiplier = dpsgd.noise(client)
+    if dpsgd.noise_at == "server":
+        log.clipped[rate] = count
+    elif multiplier == 0:
+        log.bare["gradients are clipped but the noise multiplier is 0"] = None
+    else:
+        log.noisy[dpsgd.event(multiplier, rate)] = count
+    return log
+
+
+def calibrate(
+    dpsgd: DPSGD, gradients: Sequence[Mapping[float, int]], besides: Release | None, target_delta: float
+) -> DPSGD:
+    """``dpsgd`` with the smallest noise multiplier that keeps every client's example within its target ε.
+
+    The target is for the whole run: ``gradients`` [clients] says how many noisy gradients each client will take at
+    each sampling rate, and ``besides`` is the size response. One target gives one noise multiplier, that of the client
+    who needs most; a list gives each client its own.
+
+    Raises:
+        ConfigError: the size response alone exceeds the target.
+    """
+    if dpsgd.target_epsilon is None:
+        return dpsgd
+    extra: History = {}
+    if besides is not None and (cost := besides.cost("sample", "public")) is not None:
+        if cost.event is None:
+            raise ConfigError("target_epsilon cannot be reached: sizes are sent exactly; set privacy.size")
+        extra[cost.event, cost.relation] = 1
+
+    def solve(target: float, counts: Mapping[float, int]) -> float:
+        return noise_multiplier_for(dpsgd, target, target_delta, counts, extra)
+
+    if not isinstance(dpsgd.target_epsilon, tuple):
+        noise: float | tuple[float, ...] = max(solve(dpsgd.target_epsilon, counts) for counts in hardest(gradients))
+    else:
+        found: dict[tuple[float, tuple[tuple[float, int], ...]], float] = {}
+        for target, counts in zip(dpsgd.target_epsilon, gradients, strict=True):
+            key = (target, tuple(sorted(counts.items())))
+            found[key] = found.get(key) or solve(target, counts)
+        pairs = zip(dpsgd.target_epsilon, gradients, strict=True)
+        noise = tuple(found[target, tuple(sorted(counts.items()))] for target, counts in pairs)
+    return replace(dpsgd, target_epsilon=None, noise_multiplier=noise)
+
+
+def hardest(gradients: Sequence[Mapping[float, int]]) -> list[dict[float, int]]:
+    """Counts by rate that cost at least as much as every client's: clients with the same rates share the largest."""
+    by_rates: dict[frozenset[float], Counter[float]] = {}
+    for counts in gradients:
+        by_rates.setdefault(frozenset(counts), Counter())
+        by_rates[frozenset(counts)] |= Counter(counts)
+    single = sorted(((*counts.items(),)[0] for counts in by_rates.values() if len(counts) == 1), reverse=True)
+    front: list[dict[float, int]] = [dict(counts) for counts in by_rates.values() if len(counts) != 1]
+    most = 0
+    for rate, count in single:  # from the highest rate down, only more gradients can cost more
+        if count > most:
+            front.append({rate: count})
+            most = count
+    return front
+
+
+def noise_multiplier_for(
+    dpsgd: DPSGD, target_epsilon: float, target_delta: float, gradients: Mapping[float, int], besides: History
+) -> float:
+    """The smallest noise multiplier, to 0.1 %, with which ``gradients`` and ``besides`` stay within the target ε."""
+    if not sum(gradients.values()):
+        return 1.0
+
+    def spent(multiplier: float) -> float:
+        history = Counter(besides)
+        for rate, count in gradients.items():
+            history[dpsgd.event(multiplier, rate), ADD_OR_REMOVE_ONE] += count
+        return epsilon(history, target_delta, interval=False).epsilon
+
+    alone = epsilon(besides, target_delta, interval=False).epsilon
+    if alone >= target_epsilon:
+        raise ConfigError(
+            f"target_epsilon is {target_epsilon:g}, but the size response alone costs {alone:.4g} for one example; "
+            "raise the target, or choose a size mechanism that costs less (laplace charges an example least)"
+        )
+    low, high = 0.0, 1.0
+    while spent(high) > target_epsilon:
+        low, high = high, 2 * high
+        if high > 1e6:
+            raise ConfigError(f"target_epsilon {target_epsilon:g} needs a noise multiplier above a million; raise it")
+    while high - low > 1e-3 * high and high > 1e-3:
+        middle = math.sqrt(low * high) if low > 0 else high / 2
+        low, high = (low, middle) if spent(middle) <= target_epsilon else (middle, high)
+    return high

@@ -1,0 +1,499 @@
+"""The round loop: one federation, from the initial model to its statement."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from privfl.algorithms.base import Algorithm, Round, Tensors
+from privfl.cohort import Cohort, Everyone, Selection
+from privfl.data.availability import Always, Availability
+from privfl.engine.loop import ClientResult, LoopEngine
+from privfl.errors import ConfigError, PrivacyError
+from privfl.metrics.classification import classification
+from privfl.parameters import FlatNetwork, flatten
+from privfl.planning import calibrate, planned_gradients, planned_log
+from privfl.privacy.accounting.ledger import Ledger
+from privfl.privacy.accounting.release import Release, everywhere, unprotected
+from privfl.privacy.accounting.statement import Statement, make_statement
+from privfl.privacy.channel import Channel
+from privfl.privacy.door import DoorLog, LocalTraining
+from privfl.privacy.noise import NoiseSource
+from privfl.privacy.per_sample import Way, check_per_sample
+from privfl.privacy.settings import Privacy
+from privfl.privacy.size_responses import SizeResponses
+from privfl.run_directory import Checkpoint, Metrics, RunDirectory
+from privfl.task import Task
+
+SIZE = "size"
+UPDATE = "update"
+SIZE_RESPONSE = "size response"
+EXACT_SIZE = everywhere(SIZE, unprotected("every client's exact number of samples is sent"))
+Observer = Callable[["Simulation", Metrics], None]
+"""Called after every round with the simulation and the round's metrics; the progress bar is one."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a finished run leaves: the model, its metrics round by round, and what may be claimed."""
+
+    parameters: Tensor
+    metrics: list[Metrics]
+    statement: Statement
+    summary: dict[str, Any]
+    path: Path | None = None
+
+    def report(self, path: Path | str) -> None:
+        """Write the run as one self-contained HTML page."""
+        from privfl.study.report import (
+            write_report,
+        )  # the study room is above this one: it is looked up only when asked
+
+        write_report(self, Path(path))
+
+
+def simulate(
+    task: Task,
+    algorithm: Algorithm,
+    *,
+    rounds: int,
+    training: LocalTraining | None = None,
+    privacy: Privacy | None = None,
+    cohort: Cohort | None = None,
+    availability: Availability | None = None,
+    seed: int = 0,
+    evaluate_every: int = 1,
+    out: Path | str | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    workers: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    checkpoint_seconds: float = 10.0,
+    observers: Sequence[Observer] = (),
+) -> Run:
+    """Train ``algorithm`` on ``task`` for ``rounds`` rounds and say what may be claimed.
+
+    Args:
+        training: local SGD; default :class:`LocalTraining`.
+        privacy: mechanisms; the default is none, and then every cell of the statement is ∞.
+        cohort: who trains in a round; default everyone who can be reached.
+        availability: who can be reached; default everyone, always.
+        seed: root of all experiment randomness; never of privacy noise.
+        evaluate_every: rounds between evaluations on the held-out data; the last round is always evaluated.
+        out: run directory; ``None`` keeps everything in memory.
+        resume: go on with an interrupted run in ``out``.
+        device: ``auto`` (CUDA if there is one), ``cpu``, ``cuda``, …
+        workers: clients side by side; default all cores. Results do not depend on it.
+        settings: what ``config.toml`` records; default a description of the arguments.
+        checkpoint_seconds: seconds between checkpoints.
+
+    Raises:
+        ConfigError: a setting is impossible; nothing has been trained or sent then.
+    """
+    if rounds < 1 or evaluate_every < 1:
+        raise ConfigError(f"rounds is {rounds} and evaluate_every is {evaluate_every}; give integers ≥ 1")
+    simulation = Simulation(
+        task=task,
+        algorithm=algorithm,
+        rounds=rounds,
+        training=training or LocalTraining(),
+        privacy=privacy or Privacy(),
+        cohort=cohort or Everyone(),
+        availability=availability or Always(),
+        seed=seed,
+        evaluate_every=evaluate_every,
+        directory=None if out is None else RunDirectory(Path(out)),
+        device=pick_device(device),
+        workers=workers,
+        checkpoint_seconds=checkpoint_seconds,
+        observers=tuple(observers),
+    )
+    return simulation.run(dict(settings) if settings is not None else None, resume)
+
+
+def pick_device(name: str) -> torch.device:
+    """``auto`` is CUDA if there is one, else the CPU.
+
+    Raises:
+        ConfigError: torch does not know the device, or there is none of that kind.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"unknown device '{name}'; use auto, cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device is '{name}', but this machine has no CUDA device; use auto or cpu")
+    return device
+
+
+@dataclass
+class Simulation:
+    """One run in flight; :func:`simulate` is the way to start one."""
+
+    task: Task
+    algorithm: Algorithm
+    rounds: int
+    training: LocalTraining
+    privacy: Privacy
+    cohort: Cohort
+    availability: Availability
+    seed: int
+    evaluate_every: int
+    directory: RunDirectory | None
+    device: torch.device
+    workers: int | None
+    checkpoint_seconds: float
+    observers: tuple[Observer, ...]
+    round: int = 0
+    server: Tensors = field(default_factory=dict)
+    kept: dict[int, Tensors] = field(default_factory=dict)
+    metrics: list[Metrics] = field(default_factory=list)
+    responses: SizeResponses = field(default_factory=SizeResponses)
+    dropped: Counter[str] = field(default_factory=Counter)
+    warnings: list[str] = field(default_factory=list)
+    stopped: Literal["finished", "budget"] = "finished"
+
+    def run(self, settings: dict[str, Any] | None, resume: bool) -> Run:
+        """Prepare, train, conclude."""
+        settings = settings or describe(self)
+        if self.algorithm.pools_data:
+            self.task = self.task.pooled()
+            self.cohort, self.availability = Everyone(), Always()
+        self.task = self.task.to(self.device)
+        self.dpsgd = self.privacy.training
+        way = self.prepare()
+        key = self.privacy.noise_key
+        self.source = NoiseSource.from_os() if key is None else NoiseSource.from_key(key)
+        if self.directory is not None:
+            text = json.dumps(settings, sort_keys=True, default=str)
+            fingerprint = hashlib.sha256(text.encode()).hexdigest()
+            checkpoint = self.directory.begin(settings, fingerprint, resume=resume)
+            self.source = NoiseSource(self.directory.noise_key(self.source.key), self.source.reproducible)
+            if checkpoint is not None:
+                self.restore(checkpoint)
+        self.learn_sizes()
+        self.fix_noise()
+        with LoopEngine(
+            self.task, self.algorithm, self.training, self.channel, way=way, workers=self.workers
+        ) as self.engine:
+            self.train()
+            return self.conclude()
+
+    # Preparation: everything that can be refused is refused here.
+
+    def prepare(self) -> Way | None:
+        """Check that the settings fit together and build the channel; returns how per-sample gradients are formed."""
+        clients, algorithm, privacy = len(self.task.clients), self.algorithm, self.privacy
+        way: Way | None = None
+        if self.dpsgd is not None:
+            if algorithm.dpsgd_refusal():
+                raise ConfigError(f"DP-SGD cannot protect this run: {algorithm.dpsgd_refusal()}")
+            self.dpsgd.check_clients(clients)
+            network = FlatNetwork(self.task.model(0), self.device)
+            way = check_per_sample(network, self.task.loss, *self.task.probe(4))
+        self.channel = Channel(privacy.update, algorithm.fields(), self.dpsgd, self.cohort.rate)
+        self.needs_sizes = algorithm.asks_sizes() or self.cohort.needs_sizes
+        if self.channel.hides_clients and (algorithm.weights() != "uniform" or self.cohort.needs_sizes):
+            raise ConfigError(
+                "noise that hides clients needs uniform weights: set weighting = 'uniform' and a cohort that does not "
+                "depend on sizes"
+            )
+        if self.dpsgd is not None and self.dpsgd.noise_at == "server" and self.cohort.needs_sizes:
+            raise ConfigError(
+                "a client that counts twice doubles what noise at the server must cover; draw another cohort"
+            )
+        if self.needs_sizes and privacy.size is not None:
+            privacy.size.require_precision(clients, privacy.max_size_error)
+            self.warnings += privacy.size.check_sizes(self.task.clients.sizes)
+        if privacy.size is not None and not self.needs_sizes:
+            self.warnings.append(f"privacy.size is set, but {algorithm.name} never asks for sizes; nothing is sent")
+        self.server = algorithm.start(flatten(self.task.model(self.seed).to(self.device)))
+        self.ledger = Ledger(clients, names=(UPDATE, SIZE, SIZE_RESPONSE))
+        return way
+
+    def learn_sizes(self) -> None:
+        """Ask every client for its size, once, before training; a resumed run replays what it knows."""
+        self.weights: NDArray[np.float64] = self.task.clients.sizes.astype(np.float64)
+        if not self.needs_sizes:
+            return
+        if self.privacy.size is None:
+            if self.round == 0:
+                self.ledger.record(EXACT_SIZE, None)
+            return
+        self.ask(0 if self.round == 0 else self.round - 1, np.arange(len(self.task.clients)))
+
+    def ask(self, round: int, clients: NDArray[np.int64]) -> None:
+        """Collect the size answers of ``clients`` and charge those that are fresh."""
+        size = self.privacy.size
+        assert size is not None
+        answers = self.responses.answers(round, clients.tolist(), self.task.clients.sizes[clients], size, self.source)
+        self.weights[clients] = np.clip(answers, size.range.lo, size.range.hi)
+        if self.responses.fresh:
+            self.ledger.record(size.costs(), np.array(self.responses.fresh))
+
+    def fix_noise(self) -> None:
+        """Turn a target ε into the noise multiplier that the planned rounds need."""
+        if self.dpsgd is None or self.dpsgd.target_epsilon is None:
+            return
+        size = self.privacy.size if self.needs_sizes else None
+        if size is not None and size.refresh != "once":
+            raise ConfigError("target_epsilon needs sampling rates known before training; use refresh = 'once'")
+        gradients: list[Counter[float]] = [Counter() for _ in range(len(self.task.clients))]
+        for round in range(self.rounds):
+            selection, server = self.meet(round)
+            received = self.algorithm.broadcast(server)
+            for client in selection.clients.tolist():
+                rate, count = planned_gradients(self.algorithm, self.training, self.dpsgd, client, received)
+                gradients[client][rate] += count
+        besides = EXACT_SIZE if self.needs_sizes and size is None else None if size is None else size.costs()
+        self.dpsgd = calibrate(self.dpsgd, gradients, besides, self.privacy.target_delta)
+        self.channel = Channel(self.privacy.update, self.algorithm.fields(), self.dpsgd, self.cohort.rate)
+
+    # Rounds.
+
+    def meet(self, round: int) -> tuple[Selection, Tensors]:
+        """Who trains in ``round``, and the server's state once it knows the sizes of those who could."""
+        available = self.availability.active(round, len(self.task.clients), self.seed)
+        selection = self.cohort.draw(available, round, self.seed, self.source, self.weights[available])
+        if not self.needs_sizes:
+            return selection, self.server
+        contacted = min(1.0, self.cohort.expected(len(available)) / len(available))
+        return selection, self.algorithm.sized(self.server, self.samples(available), contacted)
+
+    def samples(self, clients: NDArray[np.int64]) -> float:
+        """Number of samples of ``clients``: the server's estimate, or the exact sum where sizes are sent."""
+        size = self.privacy.size
+        if size is None:
+            return float(self.task.clients.sizes[clients].sum())
+        answers = self.responses.answers(
+            self.round, clients.tolist(), self.task.clients.sizes[clients], size, self.source
+        )
+        return size.estimate(answers).value
+
+    def train(self) -> None:
+        """Run the remaining rounds, within the budget."""
+        saved = time.monotonic()
+        while self.round < self.rounds:
+            began = time.perf_counter()
+            if not self.train_round():
+                self.stopped = "budget"
+                break
+            line = self.metrics[-1]
+            if self.directory is not None:
+                self.directory.append("metrics.jsonl", line)
+                self.directory.append("timing.jsonl", {"round": line["round"], "seconds": time.perf_counter() - began})
+                if time.monotonic() - saved >= self.checkpoint_seconds:
+                    self.save()
+                    saved = time.monotonic()
+            for observer in self.observers:
+                observer(self, line)
+
+    def train_round(self) -> bool:
+        """One round; False if it would exceed the budget, and then nothing has happened."""
+        round = self.round
+        if self.needs_sizes and self.privacy.size is not None and self.privacy.size.refresh != "once":
+            self.ask(round, self.availability.active(round, len(self.task.clients), self.seed))
+        selection, server = self.meet(round)
+        received = self.algorithm.broadcast(server)
+        costs = self.planned_costs(selection, received)
+        if self.would_exceed_budget(costs):
+            return False
+        total, weight, problems = self.collect(selection, received)
+        for release, clients, count in costs:
+            self.ledger.record(release, clients, count)
+        hidden = self.channel.hides_clients or (self.dpsgd is not None and self.dpsgd.noise_at == "server")
+        arrived = len(selection.clients) - sum(problems.values())
+        if hidden or arrived:
+            available = self.availability.active(round, len(self.task.clients), self.seed)
+            public = self.cohort.expected(len(available))
+            facts = Round(
+                weight=public if self.channel.hides_clients else weight,
+                cohort=int(selection.times.sum()),
+                clients=len(self.task.clients),
+                samples=self.samples(np.arange(len(self.task.clients))) if self.needs_sizes else None,
+            )
+            total = self.channel.at_server(total, self.source.stream("server", round))
+            server = self.algorithm.aggregate(server, total, facts, self.training)
+        self.server = server
+        self.dropped.update(problems)
+        self.round += 1
+        self.metrics.append(self.measure(round, arrived, problems))
+        return True
+
+    def collect(self, selection: Selection, received: Tensors) -> tuple[Tensors, float, Counter[str]]:
+        """Train the cohort and add up what arrives, as it arrives: sums, sum of weights, and why uploads are missing."""
+        total: Tensors = {}
+        weight = 0.0
+        problems: Counter[str] = Counter()
+        weighted = self.algorithm.weights() == "size"
+        times = dict(zip(selection.clients.tolist(), selection.times.tolist(), strict=True))
+        for result in self.engine.train(
+            selection.clients.tolist(), received, self.kept, round=self.round, seed=self.seed, source=self.source
+        ):
+            self.check_log(result)
+            if result.upload is None:
+                problems[result.dropped] += 1
+                continue
+            if result.kept:
+                self.kept[result.client] = result.kept
+            factor = times[result.client] * (float(self.weights[result.client]) if weighted else 1.0)
+            weight += factor
+            for name, value in result.upload.items():
+                if name in total:
+                    total[name].add_(value, alpha=factor)
+                else:
+                    total[name] = value * factor
+        if not total:
+            total = {field.name: torch.zeros_like(received["parameters"]) for field in self.channel.fields}
+        return total, weight, problems
+
+    # Privacy: what a round costs is known before it runs, and the doors' own logs must agree.
+
+    def planned_costs(self, selection: Selection, received: Tensors) -> list[tuple[Release, NDArray[np.int64], int]]:
+        """(release, clients, count) of this round, clients with the same cost together."""
+        groups: dict[tuple[float, float], list[int]] = {}
+        for client in selection.clients.tolist():
+            settings = (0.0, 0.0) if self.dpsgd is None else (self.dpsgd.rate(client), self.dpsgd.noise(client))
+            groups.setdefault(settings, []).append(client)
+        self.planned: dict[tuple[float, float], DoorLog] = {}
+        costs: list[tuple[Release, NDArray[np.int64], int]] = []
+        for settings, clients in groups.items():
+            log = planned_log(self.algorithm, self.training, self.dpsgd, clients[0], received)
+            self.planned[settings] = log
+            for release, count in self.channel.releases(log, server_holds_data=self.algorithm.pools_data):
+                costs.append((release, np.array(clients), count))
+        available = self.availability.active(self.round, len(self.task.clients), self.seed)
+        costs += [(release, available, 1) for release in self.channel.spectator_releases()]
+        return costs
+
+    def check_log(self, result: ClientResult) -> None:
+        """The door's own log must be what was planned and will be charged: a difference is a bug, and stops the run."""
+        client = result.client
+        settings = (0.0, 0.0) if self.dpsgd is None else (self.dpsgd.rate(client), self.dpsgd.noise(client))
+        if result.log != self.planned[settings]:
+            raise PrivacyError(
+                f"{self.algorithm.name} took other values through the door of client {client} than it declared: "
+                f"{result.log} instead of {self.planned[settings]}; declare gradients_per_step and plan truthfully"
+            )
+
+    def would_exceed_budget(self, costs: list[tuple[Release, NDArray[np.int64], int]]) -> bool:
+        """Whether recording ``costs`` would push the budget's cell over its ε."""
+        budget = self.privacy.budget
+        return budget is not None and self.tracker.would_exceed(budget, costs)
+
+    # Measuring, saving, concluding.
+
+    def measure(self, round: int, arrived: int, problems: Counter[str]) -> Metrics:
+        """The metrics line of a finished round."""
+        line: Metrics = {"round": round, "clients": arrived}
+        if problems:
+            line["dropped"] = dict(problems)
+        if "rate" in self.server:
+            line["sampling_rate"] = float(self.server["rate"])
+        if (round + 1) % self.evaluate_every == 0 or round + 1 == self.rounds:
+            line |= self.evaluate()
+        line["epsilon"] = {name: value for name, value in self.tracker.so_far().items()}
+        return line
+
+    def evaluate(self) -> dict[str, float]:
+        """Loss, accuracy and macro-F1 on the held-out data; a model that is not finite counts as chance at best."""
+        inputs, targets = self.task.test_inputs, self.task.test_targets
+        if not self.algorithm.ensemble:
+            return classification(self.engine.logits(self.server["parameters"], inputs), targets)
+        total = torch.zeros(len(inputs), self.task.classes, device=self.device)
+        for client in sorted(self.kept):
+            total += self.engine.logits(self.kept[client]["parameters"], inputs).softmax(1)
+        return classification((total / max(len(self.kept), 1)).clamp_min(1e-12).log(), targets)
+
+    def save(self) -> None:
+        """Write a checkpoint: everything that the next round depends on."""
+        assert self.directory is not None
+        tensors = {f"server/{name}": tensor for name, tensor in self.server.items()}
+        for client, kept in self.kept.items():
+            tensors |= {f"kept/{client}/{name}": tensor for name, tensor in kept.items()}
+        meta = {
+            "ledger": self.ledger.state(),
+            "responses": self.responses.state(),
+            "metrics": self.metrics,
+            "dropped": dict(self.dropped),
+        }
+        self.directory.save(Checkpoint(self.round, tensors, meta))
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint."""
+        self.round = checkpoint.round
+        for name, tensor in checkpoint.tensors.items():
+            kind, *path = name.split("/")
+            if kind == "server":
+                self.server[path[0]] = tensor.to(self.device)
+            else:
+                self.kept.setdefault(int(path[0]), {})[path[1]] = tensor.to(self.device)
+        self.ledger = Ledger.from_state(checkpoint.meta["ledger"])
+        self.responses = SizeResponses.from_state(checkpoint.meta["responses"])
+        self.metrics = checkpoint.meta["metrics"]
+        self.dropped = Counter(checkpoint.meta["dropped"])
+
+    def conclude(self) -> Run:
+        """The statement, the summary, and an end to the noise key."""
+        statement = make_statement(
+            self.ledger, self.privacy.target_delta, reproducible_noise=self.source.reproducible and self.noisy
+        )
+        last = next((line for line in reversed(self.metrics) if "test_accuracy" in line), {})
+        summary = {
+            "algorithm": self.algorithm.name,
+            "dataset": self.task.name,
+            "model": self.task.model_name,
+            "clients": len(self.task.clients),
+            "rounds": self.round,
+            "stopped": self.stopped,
+            **{name: value for name, value in last.items() if name.startswith("test_")},
+            "dropped": dict(self.dropped),
+            "noise_multiplier": None if self.dpsgd is None else self.dpsgd.noise_multiplier,
+            "warnings": self.warnings,
+        }
+        if self.directory is not None:
+            self.save()
+            self.directory.write_json("statement.json", statement.to_json())
+            self.directory.write_json("summary.json", summary)
+            self.directory.erase_key()
+        path = None if self.directory is None else self.directory.path
+        return Run(self.server["parameters"], self.metrics, statement, summary, path)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether any mechanism of this run draws from the noise source."""
+        return (
+            self.dpsgd is not None or self.channel.hides_clients or (self.needs_sizes and self.privacy.size is not None)
+        )
+
+
+def describe(value: Any) -> Any:
+    """A JSON-able description of a run's settings, or of one of its objects by its name and fields."""
+    if isinstance(value, Simulation):
+        names = ("algorithm", "rounds", "training", "privacy", "cohort", "availability", "seed", "evaluate_every")
+        sizes = hashlib.sha256(value.task.clients.rows.cpu().numpy().tobytes()).hexdigest()[:16]
+        task = {
+            "name": value.task.name,
+            "model": value.task.model_name,
+            "clients": len(value.task.clients),
+            "rows": sizes,
+        }
+        return {"task": task, **{name: describe(getattr(value, name)) for name in names}}
+    if is_dataclass(value):
+        return {"name": type(value).__name__, **{f.name: describe(getattr(value, f.name)) for f in fields(value)}}
+    if isinstance(value, list | tuple):
+        return [describe(item) for item in value]
+    return value
