@@ -1,1 +1,94 @@
-"""privfl: federated learning whose privacy claims are computed, tested and attacked."""
+"""privfl: federated learning whose privacy claims are computed, tested and attacked.
+
+    import privfl as pf
+
+    task = pf.load("digits", partition=pf.Dirichlet(clients=20, alpha=0.5))
+    run = pf.simulate(
+        task,
+        pf.FedSampling(samples_per_round=400),
+        privacy=pf.Privacy(
+            training=pf.DPSGD(target_epsilon=3.0, noise_at="server"),
+            size=pf.LaplaceSize(epsilon=3.0, bound=150, lower=30),
+        ),
+        rounds=50,
+    )
+    print(run.statement)
+"""
+
+from privfl.algorithms import Centralized, FedAvg, FedProx, FedSampling, Local, NaiveFedSampling
+from privfl.cohort import Everyone, FixedCohort, PoissonCohort, SizeWeightedCohort
+from privfl.data.availability import Always, Bernoulli, FixedFraction, Markov, PerCluster, Persistent
+from privfl.data.catalog import load_dataset
+from privfl.data.dataset import Dataset
+from privfl.data.label_noise import PairFlip, SymmetricFlip
+from privfl.data.partitions import (
+    IID,
+    Clustered,
+    Dirichlet,
+    LabelSorted,
+    LogNormal,
+    LongTail,
+    Natural,
+    Pathological,
+)
+from privfl.errors import ConfigError, DataError, PrivacyError, PrivflError
+from privfl.privacy.accounting.statement import Statement
+from privfl.privacy.channel import Clip, GaussianNoise
+from privfl.privacy.door import LocalTraining
+from privfl.privacy.dpsgd import DPSGD
+from privfl.privacy.local_randomizers import DuchiSize, HybridSize, LaplaceSize, PiecewiseSize
+from privfl.privacy.randomized_response import RandomizedResponse
+from privfl.privacy.settings import Budget, Privacy
+from privfl.simulation import Run, simulate
+from privfl.task import Task, load
+
+__all__ = [
+    "DPSGD",
+    "IID",
+    "Always",
+    "Bernoulli",
+    "Budget",
+    "Centralized",
+    "Clip",
+    "Clustered",
+    "ConfigError",
+    "DataError",
+    "Dataset",
+    "Dirichlet",
+    "DuchiSize",
+    "Everyone",
+    "FedAvg",
+    "FedProx",
+    "FedSampling",
+    "FixedCohort",
+    "FixedFraction",
+    "GaussianNoise",
+    "HybridSize",
+    "LabelSorted",
+    "LaplaceSize",
+    "Local",
+    "LocalTraining",
+    "LogNormal",
+    "LongTail",
+    "Markov",
+    "NaiveFedSampling",
+    "Natural",
+    "PairFlip",
+    "Pathological",
+    "PerCluster",
+    "Persistent",
+    "PiecewiseSize",
+    "PoissonCohort",
+    "Privacy",
+    "PrivacyError",
+    "PrivflError",
+    "RandomizedResponse",
+    "Run",
+    "SizeWeightedCohort",
+    "Statement",
+    "SymmetricFlip",
+    "Task",
+    "load",
+    "load_dataset",
+    "simulate",
+]

@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 from dp_accounting import DpEvent, NeighboringRelation
+from numpy.typing import NDArray
 
 from privfl.algorithms.base import Algorithm, Tensors
-from privfl.errors import ConfigError
+from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.release import Release
+from privfl.privacy.channel import Channel
 from privfl.privacy.door import DoorLog, LocalTraining, Poisson, private_plan
 from privfl.privacy.dpsgd import DPSGD
 
@@ -128,3 +131,51 @@ def noise_multiplier_for(
         middle = math.sqrt(low * high) if low > 0 else high / 2
         low, high = (low, middle) if spent(middle) <= target_epsilon else (middle, high)
     return high
+
+
+class RoundCosts:
+    """What the uploads of one round cost, known before the round runs; the doors' own logs are held to it."""
+
+    def __init__(self, algorithm: Algorithm, training: LocalTraining, channel: Channel, received: Tensors) -> None:
+        self.algorithm, self.training, self.channel, self.received = algorithm, training, channel, received
+        self._logs: dict[tuple[float, float], DoorLog] = {}
+
+    def of(
+        self, cohort: NDArray[np.int64], available: NDArray[np.int64]
+    ) -> list[tuple[Release, NDArray[np.int64], int]]:
+        """(release, clients, count), clients with the same cost together.
+
+        ``cohort`` trains; every one of the ``available`` clients is charged for what a secret draw of the cohort hides.
+        """
+        groups: dict[tuple[float, float], list[int]] = {}
+        for client in cohort.tolist():
+            groups.setdefault(self._settings(client), []).append(client)
+        costs: list[tuple[Release, NDArray[np.int64], int]] = []
+        for clients in groups.values():
+            releases = self.channel.releases(self.log(clients[0]), server_holds_data=self.algorithm.pools_data)
+            costs += [(release, np.array(clients), count) for release, count in releases]
+        return costs + [(release, available, 1) for release in self.channel.spectator_releases()]
+
+    def log(self, client: int) -> DoorLog:
+        """What will pass ``client``'s door."""
+        settings = self._settings(client)
+        if settings not in self._logs:
+            dpsgd = self.channel.dpsgd
+            self._logs[settings] = planned_log(self.algorithm, self.training, dpsgd, client, self.received)
+        return self._logs[settings]
+
+    def check(self, client: int, log: DoorLog) -> None:
+        """Hold ``client``'s own log to the plan.
+
+        Raises:
+            PrivacyError: other values passed the door than were declared and charged.
+        """
+        if log != self.log(client):
+            raise PrivacyError(
+                f"{self.algorithm.name} took other values through the door of client {client} than it declared, "
+                f"{log} instead of {self.log(client)}; declare gradients_per_step and plan truthfully"
+            )
+
+    def _settings(self, client: int) -> tuple[float, float]:
+        dpsgd = self.channel.dpsgd
+        return (0.0, 0.0) if dpsgd is None else (dpsgd.rate(client), dpsgd.noise(client))

@@ -7,7 +7,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,26 +19,29 @@ from torch import Tensor
 from privfl.algorithms.base import Algorithm, Round, Tensors
 from privfl.cohort import Cohort, Everyone, Selection
 from privfl.data.availability import Always, Availability
-from privfl.engine.loop import ClientResult, LoopEngine
-from privfl.errors import ConfigError, PrivacyError
+from privfl.description import describe
+from privfl.engine.loop import LoopEngine
+from privfl.errors import ConfigError
 from privfl.metrics.classification import classification
 from privfl.parameters import FlatNetwork, flatten
-from privfl.planning import calibrate, planned_gradients, planned_log
+from privfl.planning import RoundCosts, calibrate, planned_gradients
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import Release, everywhere, unprotected
 from privfl.privacy.accounting.statement import Statement, make_statement
 from privfl.privacy.channel import Channel
-from privfl.privacy.door import DoorLog, LocalTraining
+from privfl.privacy.door import LocalTraining
 from privfl.privacy.noise import NoiseSource
 from privfl.privacy.per_sample import Way, check_per_sample
 from privfl.privacy.settings import Privacy
 from privfl.privacy.size_responses import SizeResponses
-from privfl.run_directory import Checkpoint, Metrics, RunDirectory
+from privfl.run_directory import Checkpoint, Metrics, RunDirectory, write_whole
 from privfl.task import Task
 
+SETTINGS = ("algorithm", "rounds", "training", "privacy", "cohort", "availability", "seed", "evaluate_every")
 SIZE = "size"
 UPDATE = "update"
 SIZE_RESPONSE = "size response"
+SHARED = "{} samples are held by more than one client; every claim is about one client's copy."
 EXACT_SIZE = everywhere(SIZE, unprotected("every client's exact number of samples is sent"))
 Observer = Callable[["Simulation", Metrics], None]
 """Called after every round with the simulation and the round's metrics; the progress bar is one."""
@@ -168,7 +171,10 @@ class Simulation:
 
     def run(self, settings: dict[str, Any] | None, resume: bool) -> Run:
         """Prepare, train, conclude."""
-        settings = settings or describe(self)
+        settings = settings or {
+            "task": self.task.describe(),
+            **{name: describe(getattr(self, name)) for name in SETTINGS},
+        }
         if self.algorithm.pools_data:
             self.task = self.task.pooled()
             self.cohort, self.availability = Everyone(), Always()
@@ -221,7 +227,7 @@ class Simulation:
         if privacy.size is not None and not self.needs_sizes:
             self.warnings.append(f"privacy.size is set, but {algorithm.name} never asks for sizes; nothing is sent")
         self.server = algorithm.start(flatten(self.task.model(self.seed).to(self.device)))
-        self.ledger = Ledger(clients, names=(UPDATE, SIZE, SIZE_RESPONSE))
+        self.ledger = Ledger(clients, (UPDATE, SIZE, SIZE_RESPONSE))
         return way
 
     def learn_sizes(self) -> None:
@@ -308,16 +314,17 @@ class Simulation:
             self.ask(round, self.availability.active(round, len(self.task.clients), self.seed))
         selection, server = self.meet(round)
         received = self.algorithm.broadcast(server)
-        costs = self.planned_costs(selection, received)
-        if self.would_exceed_budget(costs):
+        available = self.availability.active(round, len(self.task.clients), self.seed)
+        costs = RoundCosts(self.algorithm, self.training, self.channel, received)
+        planned = costs.of(selection.clients, available)
+        if self.would_exceed_budget(planned):
             return False
-        total, weight, problems = self.collect(selection, received)
-        for release, clients, count in costs:
+        total, weight, problems = self.collect(selection, received, costs)
+        for release, clients, count in planned:
             self.ledger.record(release, clients, count)
         hidden = self.channel.hides_clients or (self.dpsgd is not None and self.dpsgd.noise_at == "server")
         arrived = len(selection.clients) - sum(problems.values())
         if hidden or arrived:
-            available = self.availability.active(round, len(self.task.clients), self.seed)
             public = self.cohort.expected(len(available))
             facts = Round(
                 weight=public if self.channel.hides_clients else weight,
@@ -333,8 +340,10 @@ class Simulation:
         self.metrics.append(self.measure(round, arrived, problems))
         return True
 
-    def collect(self, selection: Selection, received: Tensors) -> tuple[Tensors, float, Counter[str]]:
-        """Train the cohort and add up what arrives, as it arrives: sums, sum of weights, and why uploads are missing."""
+    def collect(
+        self, selection: Selection, received: Tensors, costs: RoundCosts
+    ) -> tuple[Tensors, float, Counter[str]]:
+        """Train the cohort and add up what arrives: sums, the sum of weights, and why uploads are missing."""
         total: Tensors = {}
         weight = 0.0
         problems: Counter[str] = Counter()
@@ -343,7 +352,7 @@ class Simulation:
         for result in self.engine.train(
             selection.clients.tolist(), received, self.kept, round=self.round, seed=self.seed, source=self.source
         ):
-            self.check_log(result)
+            costs.check(result.client, result.log)
             if result.upload is None:
                 problems[result.dropped] += 1
                 continue
@@ -359,35 +368,6 @@ class Simulation:
         if not total:
             total = {field.name: torch.zeros_like(received["parameters"]) for field in self.channel.fields}
         return total, weight, problems
-
-    # Privacy: what a round costs is known before it runs, and the doors' own logs must agree.
-
-    def planned_costs(self, selection: Selection, received: Tensors) -> list[tuple[Release, NDArray[np.int64], int]]:
-        """(release, clients, count) of this round, clients with the same cost together."""
-        groups: dict[tuple[float, float], list[int]] = {}
-        for client in selection.clients.tolist():
-            settings = (0.0, 0.0) if self.dpsgd is None else (self.dpsgd.rate(client), self.dpsgd.noise(client))
-            groups.setdefault(settings, []).append(client)
-        self.planned: dict[tuple[float, float], DoorLog] = {}
-        costs: list[tuple[Release, NDArray[np.int64], int]] = []
-        for settings, clients in groups.items():
-            log = planned_log(self.algorithm, self.training, self.dpsgd, clients[0], received)
-            self.planned[settings] = log
-            for release, count in self.channel.releases(log, server_holds_data=self.algorithm.pools_data):
-                costs.append((release, np.array(clients), count))
-        available = self.availability.active(self.round, len(self.task.clients), self.seed)
-        costs += [(release, available, 1) for release in self.channel.spectator_releases()]
-        return costs
-
-    def check_log(self, result: ClientResult) -> None:
-        """The door's own log must be what was planned and will be charged: a difference is a bug, and stops the run."""
-        client = result.client
-        settings = (0.0, 0.0) if self.dpsgd is None else (self.dpsgd.rate(client), self.dpsgd.noise(client))
-        if result.log != self.planned[settings]:
-            raise PrivacyError(
-                f"{self.algorithm.name} took other values through the door of client {client} than it declared: "
-                f"{result.log} instead of {self.planned[settings]}; declare gradients_per_step and plan truthfully"
-            )
 
     def would_exceed_budget(self, costs: list[tuple[Release, NDArray[np.int64], int]]) -> bool:
         """Whether recording ``costs`` would push the budget's cell over its ε."""
@@ -448,8 +428,12 @@ class Simulation:
 
     def conclude(self) -> Run:
         """The statement, the summary, and an end to the noise key."""
+        shared = self.task.report.shared if self.task.report is not None else 0
         statement = make_statement(
-            self.ledger, self.privacy.target_delta, reproducible_noise=self.source.reproducible and self.noisy
+            self.ledger,
+            self.privacy.target_delta,
+            reproducible_noise=self.source.reproducible and self.noisy,
+            caveats=[SHARED.format(shared)] if shared else [],
         )
         last = next((line for line in reversed(self.metrics) if "test_accuracy" in line), {})
         summary = {
@@ -466,7 +450,7 @@ class Simulation:
         }
         if self.directory is not None:
             self.save()
-            self.directory.write_json("statement.json", statement.to_json())
+            write_whole(self.directory.path / "statement.json", statement.to_json().encode())
             self.directory.write_json("summary.json", summary)
             self.directory.erase_key()
         path = None if self.directory is None else self.directory.path
@@ -478,22 +462,3 @@ class Simulation:
         return (
             self.dpsgd is not None or self.channel.hides_clients or (self.needs_sizes and self.privacy.size is not None)
         )
-
-
-def describe(value: Any) -> Any:
-    """A JSON-able description of a run's settings, or of one of its objects by its name and fields."""
-    if isinstance(value, Simulation):
-        names = ("algorithm", "rounds", "training", "privacy", "cohort", "availability", "seed", "evaluate_every")
-        sizes = hashlib.sha256(value.task.clients.rows.cpu().numpy().tobytes()).hexdigest()[:16]
-        task = {
-            "name": value.task.name,
-            "model": value.task.model_name,
-            "clients": len(value.task.clients),
-            "rows": sizes,
-        }
-        return {"task": task, **{name: describe(getattr(value, name)) for name in names}}
-    if is_dataclass(value):
-        return {"name": type(value).__name__, **{f.name: describe(getattr(value, f.name)) for f in fields(value)}}
-    if isinstance(value, list | tuple):
-        return [describe(item) for item in value]
-    return value

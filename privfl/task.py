@@ -7,6 +7,7 @@ task = pf.Task.from_arrays(x, y, clients=hospital)                      # with a
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -158,6 +159,11 @@ class Task:
         """The same data held by one client: what centralised training sees."""
         rows = torch.sort(self.clients.rows).values
         return replace(self, clients=ClientIndex(rows, np.array([0, len(rows)], dtype=np.int64)), report=None)
+
+    def describe(self) -> dict[str, Any]:
+        """What tells this task apart from another one: names, and a hash of who holds which rows."""
+        rows = hashlib.sha256(self.clients.rows.cpu().numpy().tobytes() + self.clients.offsets.tobytes()).hexdigest()
+        return {"name": self.name, "model": self.model_name, "clients": len(self.clients), "rows": rows[:16]}
 
     def probe(self, rows: int) -> tuple[Tensor, Tensor]:
         """Random *public* inputs [rows, ...] and targets [rows] of the right shapes, for checks of model and loss."""

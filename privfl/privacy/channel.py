@@ -16,7 +16,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, NeighboringRelation, Poisson
 from torch import Tensor
 
 from privfl.errors import ConfigError
-from privfl.privacy.accounting.release import Cost, Observer, Release, unprotected
+from privfl.privacy.accounting.release import OBSERVERS, UNITS, Cost, Observer, Release, unprotected
 from privfl.privacy.door import DoorLog
 from privfl.privacy.dpsgd import DPSGD
 from privfl.privacy.noise import NoiseStream
@@ -167,14 +167,14 @@ class Channel:
         """What one client's uploads of one round cost, given what passed its ``log``."""
         if not self.fields:
             return []
-        holds = [(unprotected("whoever trains on pooled data holds the data"), 1)]
         counted = []
-        for observer in ("server", "public"):
-            for unit, costs in (
-                ("sample", self._sample_costs(log, observer)),
-                ("client", self._client_costs(observer)),
-            ):
-                counted += [(Release.of("update", {(unit, observer): cost}), count) for cost, count in costs]  # type: ignore[dict-item]
+        for unit in UNITS:
+            for observer in OBSERVERS:
+                if server_holds_data and observer == "server":
+                    costs = [(unprotected("whoever trains on pooled data holds the data"), 1)]
+                else:
+                    costs = self._sample_costs(log, observer) if unit == "sample" else self._client_costs(observer)
+                counted += [(Release.of("update", {(unit, observer): cost}), count) for cost, count in costs]
         return counted
 
     def spectator_releases(self) -> list[Release]:
