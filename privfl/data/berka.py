@@ -61,7 +61,7 @@ TRANSACTION_FEATURES = (
     Numeric("signed_amount_max", 40_000, 15_000),
     Numeric("signed_amount_std", 15_000, 6_000),
     Numeric("balance_mean", 45_000, 15_000),
-    Numeric("balance_min", 500, 2_000),
+    Numeric("balance_min", 500, 3_000),
     Numeric("balance_max", 90_000, 35_000),
     Numeric("balance_std", 18_000, 8_000),
     Numeric("balance_last", 45_000, 25_000),
@@ -104,7 +104,8 @@ def load_berka(
     check_choice("split", split, ("per-client", "time"))
     if not isinstance(transactions, bool):
         raise ConfigError(f"transactions is {transactions!r}; it must be true or false.")
-    loans = _columns(entry.name, _records(located, transactions))
+    records = sorted(_records(located, transactions), key=lambda record: (record["loan_date"], record["loan_id"]))
+    loans = _columns(entry.name, records)
     entry.check_counts(loans=len(loans.defaults))
     inputs = encode(entry.name, loans.columns, LOAN_FEATURES + (TRANSACTION_FEATURES if transactions else ()))
     ids = np.array(loans.regions if clients == "region" else loans.districts)

@@ -42,7 +42,7 @@ _DISTRICT = {
 
 
 def join_tables(folder: Traversable, transactions: bool) -> list[Record]:
-    """One record of text fields per loan, sorted by loan date, an empty field where a value is missing.
+    """One record of text fields per loan, an empty field where a value is missing.
 
     Permanent orders are undated; the loan's own payment order (symbol UVER) is left out of them. Transactions count
     only if they are dated strictly before the loan; the last balance is that of the last such row of the table.
@@ -73,7 +73,7 @@ def _join(folder: Traversable, transactions: bool) -> list[Record]:
         if row["k_symbol"] != "UVER":
             orders[row["account_id"]].append(float(row["amount"]))
 
-    loans = sorted(_rows(folder, "loan"), key=lambda row: (row["date"], int(row["loan_id"])))
+    loans = list(_rows(folder, "loan"))
     aggregates = _aggregates(folder, {row["account_id"]: row["date"] for row in loans}) if transactions else {}
     records: list[Record] = []
     for loan in loans:

@@ -131,10 +131,13 @@ class ResumableDownloader:
             if response.status_code == 416:
                 if sent_range == f"bytes */{start}":
                     return
-                self.part.unlink()
+                self.part.unlink(missing_ok=True)
                 raise ConnectionError(f"the server has no bytes from {start}")
             response.raise_for_status()
-            resumed = response.status_code == 206 and sent_range.startswith(f"bytes {start}-")
+            resumed = response.status_code == 206
+            if resumed and not sent_range.startswith(f"bytes {start}-"):
+                self.part.unlink(missing_ok=True)
+                raise ConnectionError(f"the server was asked for the bytes from {start} and sent {sent_range}")
             if not resumed:
                 start = 0
             length = response.headers.get("Content-Length")

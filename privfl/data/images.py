@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import pickle
 import tarfile
 import zlib
@@ -80,8 +81,8 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
             f"begins with {magic.hex(' ')}; fetch it again."
         )
     header = 4 + 4 * dimensions
-    shape = tuple(int(size) for size in np.frombuffer(raw[4:header], ">u4"))
-    if len(shape) != dimensions or len(raw) != header + int(np.prod(shape)):
+    shape = tuple(int.from_bytes(raw[start : start + 4], "big") for start in range(4, header, 4))
+    if len(raw) != header + math.prod(shape):
         raise DataError(f"{path} holds {len(raw):,} bytes, not what its header {shape} announces; fetch it again.")
     return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
 

@@ -7,8 +7,10 @@ import json
 import lzma
 import sqlite3
 import zlib
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -140,17 +142,17 @@ def read_leaf(path: Path, length: int, stride: int) -> list[Role]:
 def read_tff(path: Path, length: int, stride: int) -> list[Role]:
     """Roles from TensorFlow Federated's database, with its own division into training and test snippets."""
     texts: dict[str, dict[str, list[str]]] = {}
-    database = sqlite3.connect(":memory:")
+    query = "SELECT client_id, split_name, serialized_example_proto FROM examples ORDER BY rowid"
     try:
-        database.deserialize(lzma.decompress(path.read_bytes()))
-        query = "SELECT client_id, split_name, serialized_example_proto FROM examples ORDER BY rowid"
-        for client, split, example in database.execute(query):
-            own = texts.setdefault(str(client), {"train": [], "test": []})
-            own[split].append(_snippet(example).decode("utf-8", "replace"))
+        with TemporaryDirectory() as folder:
+            unpacked = Path(folder, "shakespeare.sqlite")
+            unpacked.write_bytes(lzma.decompress(path.read_bytes()))
+            with closing(sqlite3.connect(unpacked)) as database:
+                for client, split, example in database.execute(query):
+                    own = texts.setdefault(str(client), {"train": [], "test": []})
+                    own[split].append(_snippet(example).decode("utf-8", "replace"))
     except (OSError, EOFError, lzma.LZMAError, sqlite3.Error, KeyError, IndexError) as error:
         raise DataError(f"{path} is not a complete Shakespeare database ({error!r}); fetch it again.") from error
-    finally:
-        database.close()
     return [_role(name, own["train"], own["test"], length, stride) for name, own in sorted(texts.items())]
 
 
