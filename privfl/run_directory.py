@@ -15,6 +15,7 @@ import io
 import json
 import os
 import platform
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,7 +148,7 @@ class RunDirectory:
                     for name in archive.files
                     if name.startswith("tensor/")
                 }
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise DataError(f"cannot read {self.checkpoint_file}: {error}; remove it to start again") from error
         return Checkpoint(int(meta.pop("round")), tensors, meta)
 

@@ -28,6 +28,7 @@ from privfl.planning import RoundCosts, calibrate, planned_gradients
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import Release, everywhere, unprotected
 from privfl.privacy.accounting.statement import Statement, make_statement
+from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.channel import Channel
 from privfl.privacy.door import LocalTraining
 from privfl.privacy.noise import NoiseSource
@@ -228,6 +229,7 @@ class Simulation:
             self.warnings.append(f"privacy.size is set, but {algorithm.name} never asks for sizes; nothing is sent")
         self.server = algorithm.start(flatten(self.task.model(self.seed).to(self.device)))
         self.ledger = Ledger(clients, (UPDATE, SIZE, SIZE_RESPONSE))
+        self.tracker = EpsilonTracker(self.ledger, privacy.target_delta)
         return way
 
     def learn_sizes(self) -> None:
@@ -370,9 +372,20 @@ class Simulation:
         return total, weight, problems
 
     def would_exceed_budget(self, costs: list[tuple[Release, NDArray[np.int64], int]]) -> bool:
-        """Whether recording ``costs`` would push the budget's cell over its ε."""
+        """Whether recording ``costs`` would push the budget's cell over its ε.
+
+        Raises:
+            ConfigError: not even the first round fits.
+        """
         budget = self.privacy.budget
-        return budget is not None and self.tracker.would_exceed(budget, costs)
+        if budget is None or not self.tracker.would_exceed(budget, costs):
+            return False
+        if self.round == 0:
+            raise ConfigError(
+                f"the budget of ε = {budget.epsilon:g} for {budget.unit}/{budget.observer} does not allow a single "
+                "round; add noise, raise it, or set it for a cell that the mechanisms protect"
+            )
+        return True
 
     # Measuring, saving, concluding.
 
@@ -385,7 +398,7 @@ class Simulation:
             line["sampling_rate"] = float(self.server["rate"])
         if (round + 1) % self.evaluate_every == 0 or round + 1 == self.rounds:
             line |= self.evaluate()
-        line["epsilon"] = {name: value for name, value in self.tracker.so_far().items()}
+        line["epsilon"] = self.tracker.so_far()
         return line
 
     def evaluate(self) -> dict[str, float]:
@@ -422,6 +435,7 @@ class Simulation:
             else:
                 self.kept.setdefault(int(path[0]), {})[path[1]] = tensor.to(self.device)
         self.ledger = Ledger.from_state(checkpoint.meta["ledger"])
+        self.tracker = EpsilonTracker(self.ledger, self.privacy.target_delta)
         self.responses = SizeResponses.from_state(checkpoint.meta["responses"])
         self.metrics = checkpoint.meta["metrics"]
         self.dropped = Counter(checkpoint.meta["dropped"])

@@ -1,0 +1,66 @@
+"""A run that is killed at any instant resumes to the same numbers."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+CHILD = Path(__file__).with_name("resume_child.py")
+
+
+def start(out: Path, *, resume: bool) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, str(CHILD), str(out), *(["resume"] if resume else [])])
+
+
+def final(out: Path) -> tuple[str, dict[str, np.ndarray], str]:
+    with np.load(out / "checkpoints" / "latest.npz") as archive:
+        tensors = {name: archive[name] for name in archive.files if name != "meta"}
+    return (out / "metrics.jsonl").read_text(), tensors, (out / "statement.json").read_text()
+
+
+@pytest.mark.slow
+def test_killed_at_five_random_moments_a_run_ends_with_the_same_metrics_weights_and_statement(tmp_path):
+    assert start(tmp_path / "whole", resume=False).wait(timeout=120) == 0
+    rounds = len((tmp_path / "whole" / "metrics.jsonl").read_text().splitlines())
+    metrics = tmp_path / "killed" / "metrics.jsonl"
+    moments = random.Random(3)
+    killed_after = []
+    for target in sorted(moments.sample(range(1, rounds - 2), 5)):
+        process = start(tmp_path / "killed", resume=bool(killed_after))
+        while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") >= target):
+            time.sleep(0.001)
+        time.sleep(moments.random() * 0.01)  # anywhere inside a round, not only at its end
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(timeout=60) == -signal.SIGKILL
+        killed_after.append(metrics.read_text().count("\n"))
+    assert (tmp_path / "killed" / "noise.key").exists()
+    assert start(tmp_path / "killed", resume=True).wait(timeout=120) == 0
+
+    whole_metrics, whole_tensors, whole_statement = final(tmp_path / "whole")
+    metrics_text, tensors, statement = final(tmp_path / "killed")
+    assert metrics_text == whole_metrics
+    assert tensors.keys() == whole_tensors.keys()
+    for name, tensor in whole_tensors.items():
+        assert np.array_equal(tensors[name], tensor), name
+    assert json.loads(statement) == json.loads(whole_statement)
+    assert not (tmp_path / "killed" / "noise.key").exists()
+    assert len(set(killed_after)) >= 4
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    import resume_child
+
+    resume_child.ROUNDS = 3
+    resume_child.main(str(tmp_path / "run"), resume=False)
+    before = final(tmp_path / "run")
+    resume_child.main(str(tmp_path / "run"), resume=True)
+    after = final(tmp_path / "run")
+    assert after[0] == before[0]
+    assert after[2] == before[2]
+    assert all(np.array_equal(after[1][name], before[1][name]) for name in before[1])
