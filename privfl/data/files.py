@@ -190,7 +190,6 @@ def _fetch(name: str, cache: Path, file: DataFile) -> Path:
         with FileLock(f"{part}.lock"):
             if _is_published(name, path, file):  # another process was faster
                 return path
-            path.unlink(missing_ok=True)
             with RichProgress(file.name) as progress:
                 known = None if file.sha256 is None else f"sha256:{file.sha256}"
                 downloader = ResumableDownloader(part, progress)

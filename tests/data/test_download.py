@@ -104,6 +104,13 @@ def test_a_download_that_is_cut_off_goes_on_where_it_stopped(server, tmp_path):
     assert not (tmp_path / "p").exists()
 
 
+def test_a_connection_may_break_any_number_of_times_as_long_as_bytes_arrive(server, tmp_path):
+    server.cuts = [20_000] * 12
+    ResumableDownloader(tmp_path / "p", attempts=2, wait=0)(server.url, str(tmp_path / "out"), None)
+    assert (tmp_path / "out").read_bytes() == CONTENT
+    assert len(server.asked) == 13
+
+
 def test_a_server_that_ignores_ranges_is_read_from_the_start(server, tmp_path):
     server.cuts, server.ranges = [100_000], False
     ResumableDownloader(tmp_path / "p", wait=0)(server.url, str(tmp_path / "out"), None)

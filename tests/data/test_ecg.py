@@ -153,11 +153,11 @@ def test_a_beat_is_the_halved_signal_around_its_annotation(tmp_path):
     """A 5 Hz sine survives the anti-aliasing filter, so a window at 180 Hz must be that sine, within 2 ADC units of
     rounding and pass-band ripple, with the annotated sample at index 50; a 150 Hz sine must vanish."""
     slow, fast = sine(5, 4000), sine(150, 4000) - 1024
-    events = [(99, 1, []), (100, 1, []), (1201, 5, []), (2000, 14, []), (3819, 3, []), (3822, 3, [])]
+    events = [(99, 1, []), (100, 1, []), (1201, 5, []), (2000, 14, []), (3821, 3, []), (3822, 3, [])]
     write_record(tmp_path, 114, np.stack([np.full(4000, 7), slow + fast // 4], axis=1), ["V5", "MLII"], events)
     beats = beats_of_records(tmp_path, (114,))
     assert [SYMBOLS[s] for s in beats.symbols] == ["N", "V", "R"]  # too early, too late and noise are left out
-    for window, annotated in zip(beats.windows, (100, 1201, 3819), strict=True):
+    for window, annotated in zip(beats.windows, (100, 1201, 3821), strict=True):
         places = 2 * (annotated // 2 - 50 + np.arange(140))
         inner = (places >= 20) & (places < 3980)  # the filter is 21 taps long and sees zeros beyond the record's ends
         assert inner.sum() >= 130

@@ -84,6 +84,9 @@ def test_damaged_idx_files_are_refused(tmp_path):
     path.write_bytes(gzip.compress(gzip.decompress(whole)[:-1]))
     with pytest.raises(DataError, match=r"27 bytes, not what its header \(3, 2, 2\) announces"):
         read_idx(path, 3)
+    path.write_bytes(gzip.compress(gzip.decompress(whole) + b"\0"))
+    with pytest.raises(DataError, match="29 bytes, not what its header"):
+        read_idx(path, 3)
     path.write_bytes(gzip.compress(bytes((0, 0, 8, 3, 0))))
     with pytest.raises(DataError, match="announces"):
         read_idx(path, 3)
