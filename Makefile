@@ -1,0 +1,61 @@
+# Everything on a machine that has Python (3.11 or newer) and make: the targets below build .venv themselves.
+# Settings: PYTHON (an interpreter), WORKERS (test processes), OUT (folder of the demo), PRIVFL_DATA (local datasets);
+# pip's own, such as PIP_INDEX_URL or PIP_EXTRA_INDEX_URL (for instance a CPU-only build of torch), pass through.
+
+PYTHON ?=
+WORKERS ?= 2
+OUT ?= demo
+BIN := .venv/bin
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+# Datasets that lie beside the repository are used where PRIVFL_DATA does not name another folder.
+WITH_DATA = if [ -z "$${PRIVFL_DATA:-}" ] && [ -d ../shared/data ]; then \
+		PRIVFL_DATA=$$(cd ../shared/data && pwd); export PRIVFL_DATA; fi;
+
+.PHONY: help demo test check format bench clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  make \1@\2/p' Makefile | awk -F@ '{ printf "%-14s %s\n", $$1, $$2 }'
+
+demo: .venv/.installed  ## install privfl and run the main job: a private training and its statement, into ./demo
+	$(BIN)/python -m privfl.cli demo --out "$(OUT)"
+
+test: check  ## install with the development tools; lint, types, and the whole test suite
+	@$(WITH_DATA) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+check: .venv/.installed-dev  ## lint, format and types only
+	$(BIN)/python -m ruff check
+	$(BIN)/python -m ruff format --check
+	$(BIN)/python -m mypy
+
+format: .venv/.installed-dev  ## mend what ruff can mend
+	$(BIN)/python -m ruff check --fix
+	$(BIN)/python -m ruff format
+
+bench: .venv/.installed-dev  ## speed and memory
+	@$(WITH_DATA) $(BIN)/python benchmarks/run.py
+
+clean:  ## remove the environment, caches and builds; runs and the demo stay
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.installed: $(BIN)/python pyproject.toml constraints.txt
+	@echo "Installing privfl into .venv (the first time, this takes some minutes)."
+	$(INSTALL) --editable .
+	@touch $@
+
+.venv/.installed-dev: $(BIN)/python pyproject.toml constraints.txt
+	@echo "Installing privfl and the development tools into .venv (the first time, this takes some minutes)."
+	$(INSTALL) --editable '.[dev]'
+	@touch $@ .venv/.installed
+
+# The first interpreter that is new enough and can make environments; its link in .venv is older than any stamp.
+$(BIN)/python:
+	@for python in $(if $(PYTHON),"$(PYTHON)",python3.13 python3.12 python3.11 python3 python); do \
+		if "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+			exec "$$python" -m venv .venv; \
+		fi; \
+	done; \
+	echo "privfl needs Python 3.11 or newer with the venv module, which $(if $(PYTHON),'$(PYTHON)' is not,was not found);" \
+		"install it, or name one with: make PYTHON=/path/to/python" >&2; exit 1
