@@ -1,46 +1,79 @@
 """privfl: federated learning whose privacy claims are computed, tested and attacked.
 
-    import privfl as pf
+import privfl as pf
 
-    task = pf.load("digits", partition=pf.Dirichlet(clients=20, alpha=0.5))
-    run = pf.simulate(
-        task,
-        pf.FedSampling(samples_per_round=400),
-        privacy=pf.Privacy(
-            training=pf.DPSGD(target_epsilon=3.0, noise_at="server"),
-            size=pf.LaplaceSize(epsilon=3.0, bound=150, lower=30),
-        ),
-        rounds=50,
-    )
-    print(run.statement)
+task = pf.load("digits", partition=pf.Dirichlet(clients=20, alpha=0.5))
+run = pf.simulate(
+    task,
+    pf.FedSampling(samples_per_round=400),
+    privacy=pf.Privacy(
+        training=pf.DPSGD(target_epsilon=3.0, noise_at="server"),
+        size=pf.LaplaceSize(epsilon=3.0, bound=150, lower=30),
+    ),
+    rounds=50,
+)
+print(run.statement)
 """
 
-from privfl.algorithms import Centralized, FedAvg, FedProx, FedSampling, Local, NaiveFedSampling
-from privfl.cohort import Everyone, FixedCohort, PoissonCohort, SizeWeightedCohort
-from privfl.data.availability import Always, Bernoulli, FixedFraction, Markov, PerCluster, Persistent
-from privfl.data.catalog import load_dataset
-from privfl.data.dataset import Dataset
-from privfl.data.label_noise import PairFlip, SymmetricFlip
-from privfl.data.partitions import (
-    IID,
-    Clustered,
-    Dirichlet,
-    LabelSorted,
-    LogNormal,
-    LongTail,
-    Natural,
-    Pathological,
-)
-from privfl.errors import ConfigError, DataError, PrivacyError, PrivflError
-from privfl.privacy.accounting.statement import Statement
-from privfl.privacy.channel import Clip, GaussianNoise
-from privfl.privacy.door import LocalTraining
-from privfl.privacy.dpsgd import DPSGD
-from privfl.privacy.local_randomizers import DuchiSize, HybridSize, LaplaceSize, PiecewiseSize
-from privfl.privacy.randomized_response import RandomizedResponse
-from privfl.privacy.settings import Budget, Privacy
-from privfl.simulation import Run, simulate
-from privfl.task import Task, load
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from privfl.algorithms import Centralized, FedAvg, FedProx, FedSampling, Local, NaiveFedSampling
+    from privfl.cohort import Everyone, FixedCohort, PoissonCohort, SizeWeightedCohort
+    from privfl.data.availability import Always, Bernoulli, FixedFraction, Markov, PerCluster, Persistent
+    from privfl.data.catalog import load_dataset
+    from privfl.data.dataset import Dataset
+    from privfl.data.label_noise import PairFlip, SymmetricFlip
+    from privfl.data.partitions import (
+        IID,
+        Clustered,
+        Dirichlet,
+        LabelSorted,
+        LogNormal,
+        LongTail,
+        Natural,
+        Pathological,
+    )
+    from privfl.errors import ConfigError, DataError, PrivacyError, PrivflError
+    from privfl.privacy.accounting.statement import Statement
+    from privfl.privacy.channel import Clip, GaussianNoise
+    from privfl.privacy.door import LocalTraining
+    from privfl.privacy.dpsgd import DPSGD
+    from privfl.privacy.local_randomizers import DuchiSize, HybridSize, LaplaceSize, PiecewiseSize
+    from privfl.privacy.randomized_response import RandomizedResponse
+    from privfl.privacy.settings import Budget, Privacy
+    from privfl.simulation import Run, simulate
+    from privfl.task import Task, load
+
+_HOMES = {
+    "privfl.algorithms": ("Centralized", "FedAvg", "FedProx", "FedSampling", "Local", "NaiveFedSampling"),
+    "privfl.cohort": ("Everyone", "FixedCohort", "PoissonCohort", "SizeWeightedCohort"),
+    "privfl.data.availability": ("Always", "Bernoulli", "FixedFraction", "Markov", "PerCluster", "Persistent"),
+    "privfl.data.catalog": ("load_dataset",),
+    "privfl.data.dataset": ("Dataset",),
+    "privfl.data.label_noise": ("PairFlip", "SymmetricFlip"),
+    "privfl.data.partitions": (
+        "Clustered",
+        "Dirichlet",
+        "IID",
+        "LabelSorted",
+        "LogNormal",
+        "LongTail",
+        "Natural",
+        "Pathological",
+    ),
+    "privfl.errors": ("ConfigError", "DataError", "PrivacyError", "PrivflError"),
+    "privfl.privacy.accounting.statement": ("Statement",),
+    "privfl.privacy.channel": ("Clip", "GaussianNoise"),
+    "privfl.privacy.door": ("LocalTraining",),
+    "privfl.privacy.dpsgd": ("DPSGD",),
+    "privfl.privacy.local_randomizers": ("DuchiSize", "HybridSize", "LaplaceSize", "PiecewiseSize"),
+    "privfl.privacy.randomized_response": ("RandomizedResponse",),
+    "privfl.privacy.settings": ("Budget", "Privacy"),
+    "privfl.simulation": ("Run", "simulate"),
+    "privfl.task": ("Task", "load"),
+}
 
 __all__ = [
     "DPSGD",
@@ -92,3 +125,15 @@ __all__ = [
     "load_dataset",
     "simulate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use: the command line's help must not wait for torch."""
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home), name)
+    raise AttributeError(f"module 'privfl' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

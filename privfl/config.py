@@ -110,8 +110,8 @@ class Experiment:
             raise ConfigError(f"cannot read {path}: {error.strerror}; give the path of an experiment file") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not a TOML file: {error}") from error
-        for override in overrides:
-            _apply(settings, override)
+        for assignment in overrides:
+            override(settings, assignment)
         return cls.from_dict(settings)
 
     @classmethod
@@ -325,10 +325,15 @@ def _plain_data(value: Any) -> Any:
     return value
 
 
-def _apply(settings: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
+def override(settings: dict[str, Any], assignment: str) -> None:
+    """Apply one ``key.path=value`` to ``settings`` in place; the value is TOML, or text if it is not.
+
+    Raises:
+        ConfigError: the assignment has no ``=``, or its path leads into a value.
+    """
+    key, equals, text = assignment.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"--set {override} is not of the form key=value, such as training.epochs=2")
+        raise ConfigError(f"--set {assignment} is not of the form key=value, such as training.epochs=2")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,0 +1,113 @@
+"""The command line. Heavy imports wait until a command needs them, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from privfl.commands.account import app as account
+from privfl.commands.data import app as data
+from privfl.commands.listing import Kind, show_list
+from privfl.errors import PrivflError
+
+app = typer.Typer(
+    help="Federated learning whose privacy claims are computed, tested and attacked.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(account, name="account")
+app.add_typer(data, name="data")
+
+Out = Annotated[Path | None, typer.Option(help="Run directory.", show_default=False)]
+
+
+@app.command()
+def run(
+    file: Annotated[Path, typer.Argument(help="Experiment file (TOML).", show_default=False)],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.", show_default=False)
+    ] = None,
+    out: Out = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+) -> None:
+    """Train one federation and print what may be claimed. Writes to runs/FILE unless --out says otherwise."""
+    from privfl.commands.progress import Progress
+    from privfl.config import Experiment
+
+    experiment = Experiment.from_toml(file, set_ or [])
+    folder = out or Path("runs") / file.stem
+    with interruptible("go on with --resume"), Progress(experiment.rounds) as progress:
+        finished = experiment.run(folder, resume=resume, observers=[progress.update])
+    for warning in finished.summary["warnings"]:
+        typer.echo(f"warning: {warning}", err=True)
+    typer.echo(f"\n{finished.statement}\n")
+    typer.echo(f"Run directory: {folder}    (privfl report {folder} writes its page)")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of the study.")] = Path("demo"),
+) -> None:
+    """A first privacy–utility study on real digits: table, Pareto plot and report, in a few minutes."""
+    from privfl.study.demo import run_demo
+
+    with interruptible("repeat the command to go on"):
+        run_demo(out)
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List algorithms, mechanisms, datasets, models or partitions."""
+    show_list(kind, json)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="A run's or a study's directory.", show_default=False)],
+) -> None:
+    """Write report.html for a run or a study."""
+    from privfl.study.report import report_directory
+
+    typer.echo(f"Report: {report_directory(folder)}")
+
+
+@contextmanager
+def interruptible(mend: str) -> Iterator[None]:
+    """Turn Ctrl-C into one sentence and exit code 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"\nprivfl: interrupted; what was saved is intact, {mend}", err=True)
+        raise typer.Exit(130) from None
+
+
+def main() -> None:
+    """Entry point: a user's error is one sentence and exit code 2; PRIVFL_DEBUG=1 shows where it came from."""
+    try:
+        app()
+    except PrivflError as error:
+        _stop(str(error), 2)
+    except OSError as error:
+        _stop(f"{error.filename or 'the disk'}: {error.strerror or error}; what was saved before is intact", 2)
+
+
+def _stop(sentence: str, code: int) -> None:
+    if os.environ.get("PRIVFL_DEBUG"):
+        raise
+    sys.stdout.flush()
+    print(f"privfl: {sentence}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

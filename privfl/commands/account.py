@@ -1,0 +1,87 @@
+"""``privfl account``: from noise to ε, from ε to noise, and what repeated answers add up to."""
+
+from __future__ import annotations
+
+import json as json_module
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from privfl.privacy.accounting.accountant import Bound
+
+app = typer.Typer(
+    help="Turn noise into ε, a target ε into noise, and repeated answers into their total.", no_args_is_help=True
+)
+
+Rate = Annotated[float, typer.Option(help="Poisson sampling rate of one step, in (0, 1].")]
+Steps = Annotated[int, typer.Option(help="Number of steps (rounds × steps of a round).")]
+Delta = Annotated[float, typer.Option(help="δ of the claim.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("epsilon")
+def epsilon_(
+    noise_multiplier: Annotated[float, typer.Option(help="Standard deviation of the noise / clipping norm.")],
+    steps: Steps,
+    sample_rate: Rate = 1.0,
+    delta: Delta = 1e-5,
+    json: Json = False,
+) -> None:
+    """ε of DP-SGD: Gaussian noise on Poisson-sampled sums, composed over all steps (add or remove one)."""
+    from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent
+
+    from privfl.errors import PrivacyError
+    from privfl.privacy.accounting.accountant import epsilon
+
+    if not 0 < sample_rate <= 1 or steps < 1:
+        raise PrivacyError(f"{steps} steps at sampling rate {sample_rate}: give a rate in (0, 1] and at least one step")
+    event = PoissonSampledDpEvent(sample_rate, GaussianDpEvent(noise_multiplier))
+    bound = epsilon({(event, NeighboringRelation.ADD_OR_REMOVE_ONE): steps}, delta)
+    _show(bound, delta, json)
+
+
+@app.command()
+def noise(
+    target_epsilon: Annotated[float, typer.Option(help="ε that the whole run may spend.")],
+    steps: Steps,
+    sample_rate: Rate = 1.0,
+    delta: Delta = 1e-5,
+    json: Json = False,
+) -> None:
+    """The smallest noise multiplier whose claim stays within a target ε."""
+    from privfl.privacy.accounting.calibration import noise_multiplier_for
+
+    found = noise_multiplier_for(target_epsilon, delta, sample_rate, steps)
+    if json:
+        typer.echo(json_module.dumps({"noise_multiplier": found, "target_epsilon": target_epsilon, "delta": delta}))
+    else:
+        typer.echo(f"noise multiplier {found:.6g} keeps ε ≤ {target_epsilon:g} at δ = {delta:g}")
+
+
+@app.command()
+def response(
+    epsilon: Annotated[float, typer.Option(help="ε of one answer.")],
+    domain: Annotated[int, typer.Option(help="D, number of possible answers.")],
+    answers: Annotated[int, typer.Option(help="T, number of fresh answers about the same value.")],
+    delta: Delta = 1e-5,
+    json: Json = False,
+) -> None:
+    """Total ε of T fresh randomised responses over D values, by their exact privacy loss."""
+    from privfl.privacy.accounting.accountant import randomized_response_total
+
+    _show(randomized_response_total(epsilon, domain, answers, delta), delta, json)
+
+
+def _show(bound: Bound, delta: float, as_json: bool) -> None:
+    if as_json:
+        values: dict[str, Any] = {"delta": delta, **asdict(bound)}
+        finite = {name: "inf" if value == float("inf") else value for name, value in values.items()}
+        typer.echo(json_module.dumps(finite))
+        return
+    typer.echo(f"ε = {bound.epsilon:.6g} at δ = {delta:g}   (claim, by {bound.accountant})")
+    typer.echo(
+        f"exact value in [{bound.lower:.6g}, {bound.upper:.6g}], best guess {bound.estimate:.6g}   "
+        f"({bound.interval_source})"
+    )

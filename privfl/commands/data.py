@@ -1,0 +1,83 @@
+"""``privfl data``: fetch datasets, tell about them, draw partitions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Fetch a dataset, tell about it, or draw a partition of it.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="Dataset; see `privfl list datasets`.", show_default=False)]
+
+
+@app.command()
+def get(name: Name) -> None:
+    """Download a dataset (resumable, checked), or find it in the folder that PRIVFL_DATA names."""
+    from privfl.data.catalog import fetch
+
+    files = fetch(name)
+    for file in files:
+        typer.echo(file)
+    if not files:
+        typer.echo(f"{name} needs no file.")
+
+
+@app.command()
+def info(name: Name) -> None:
+    """Licence, citation, shapes, classes, clients and files of a dataset."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from privfl.data.catalog import info as entry_of
+    from privfl.data.catalog import options
+
+    entry = entry_of(name)
+    table = Table(show_header=False, title=entry.title, title_justify="left")
+    rows = {
+        "name": entry.name,
+        "task": entry.task,
+        "inputs": entry.inputs,
+        "classes": entry.classes,
+        "rows (train, test)": " and ".join(f"{count:,}" for count in entry.rows)
+        if entry.rows
+        else "depends on options",
+        "natural clients": entry.client_id or "none: choose a partition",
+        "licence": entry.licence,
+        "citation": entry.citation,
+        "notes": entry.notes,
+        "options": ", ".join(f"{key} = {value}" for key, value in options(name).items()) or "none",
+    }
+    for key, value in rows.items():
+        table.add_row(key, str(value))
+    Console().print(table)
+
+
+@app.command()
+def plot(
+    name: Name,
+    out: Annotated[Path, typer.Option(help="Picture to write (PNG, SVG or PDF).")] = Path("partition.png"),
+    partition: Annotated[str | None, typer.Option(help="Partition; default the dataset's own clients.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the partition.", show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Root seed.")] = 0,
+) -> None:
+    """Draw who holds what: a heat map of clients × classes, with the sizes beside it."""
+    from privfl.config import Experiment, override
+    from privfl.data.catalog import load_dataset
+
+    settings: dict[str, object] = {"dataset": {"name": name}, "seed": seed}
+    if partition is not None:
+        settings["partition"] = {"name": partition}
+    for setting in set_ or []:
+        override(settings, f"partition.{setting}")
+    task = Experiment.from_dict(settings).task()
+    assert task.report is not None
+    names = load_dataset(name, seed=seed).class_names
+    task.report.figure(names, f"{name}, {partition or 'natural clients'}").savefig(out, dpi=150)
+    summary = task.report.summary()
+    typer.echo(f"{out}: {len(task.clients):,} clients, sizes {task.clients.sizes.min()} to {task.clients.sizes.max()}")
+    typer.echo("  ".join(f"{key} {value}" for key, value in summary.items() if isinstance(value, int | float)))
