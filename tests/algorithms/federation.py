@@ -1,0 +1,75 @@
+"""A tiny federation on real digits, and direct access to what one round uploads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from privfl.algorithms import Algorithm
+from privfl.algorithms.base import Tensors
+from privfl.data.catalog import load_dataset
+from privfl.engine.loop import ClientResult, LoopEngine
+from privfl.parameters import flatten
+from privfl.privacy.channel import Channel
+from privfl.privacy.door import LocalTraining
+from privfl.privacy.dpsgd import DPSGD
+from privfl.privacy.noise import NoiseSource
+from privfl.task import ClientIndex, Task, cross_entropy
+
+
+def digits_task(sizes: Sequence[int], *, seed: int = 0, dtype: torch.dtype = torch.float64) -> Task:
+    """Digits as vectors, the first Σ sizes of them dealt to clients of these sizes, and a linear model."""
+    data = load_dataset("digits")
+    rows = np.random.default_rng(seed).permutation(len(data.targets))[: sum(sizes)]
+    return task_of(data.inputs.flatten(1)[rows].to(dtype), data.targets[rows], sizes)
+
+
+def task_of(inputs: Tensor, targets: Tensor, sizes: Sequence[int]) -> Task:
+    """Rows in order, dealt to clients of these sizes, with a zero-initialised linear model."""
+    bounds = np.cumsum([0, *sizes])
+
+    def model(seed: int) -> nn.Module:
+        layer = nn.Linear(inputs.shape[1], 10, dtype=inputs.dtype)
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        return layer
+
+    parts = [np.arange(low, high) for low, high in pairwise(bounds)]
+    return Task("tiny", inputs, targets, ClientIndex.of(parts), inputs[:50], targets[:50], 10, model, "linear")
+
+
+def uploads(
+    task: Task,
+    algorithm: Algorithm,
+    received: Tensors,
+    *,
+    training: LocalTraining | None = None,
+    dpsgd: DPSGD | None = None,
+    round: int = 0,
+    seed: int = 0,
+    clients: Sequence[int] | None = None,
+) -> list[ClientResult]:
+    """What every client sends in one round, straight from the engine."""
+    channel = Channel((), algorithm.fields(), dpsgd, 1.0)
+    way = None if dpsgd is None else "layers"
+    chosen = range(len(task.clients)) if clients is None else clients
+    with LoopEngine(task, algorithm, training or LocalTraining(), channel, way=way, workers=1) as engine:
+        return list(engine.train(chosen, received, {}, round=round, seed=seed, source=NoiseSource.from_key(seed)))
+
+
+def initial(task: Task) -> Tensor:
+    """The initial parameters."""
+    return flatten(task.model(0))
+
+
+def full_gradient(task: Task, parameters: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Gradient of the *sum* of the losses over ``rows`` (default all), by plain autograd."""
+    network = task.model(0)
+    torch.nn.utils.vector_to_parameters(parameters, network.parameters())
+    chosen = torch.arange(len(task.targets)) if rows is None else rows
+    loss = cross_entropy(network, task.inputs[chosen], task.targets[chosen]).sum()
+    return torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, list(network.parameters()))])
