@@ -19,7 +19,7 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  make \1@\2/p' Makefile | awk -F@ '{ printf "%-14s %s\n", $$1, $$2 }'
 
 demo: .venv/.installed  ## install privfl and run the main job: a private training and its statement, into ./demo
-	$(BIN)/python -m privfl.cli demo --out "$(OUT)"
+	$(BIN)/privfl demo --out "$(OUT)"
 
 test: check  ## install with the development tools; lint, types, and the whole test suite
 	@$(WITH_DATA) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
@@ -50,11 +50,12 @@ clean:  ## remove the environment, caches and builds; runs and the demo stay
 	$(INSTALL) --editable '.[dev]'
 	@touch $@ .venv/.installed
 
-# The first interpreter that is new enough and can make environments; its link in .venv is older than any stamp.
+# The first interpreter that is new enough and can make environments.
 $(BIN)/python:
 	@for python in $(if $(PYTHON),"$(PYTHON)",python3.13 python3.12 python3.11 python3 python); do \
 		if "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
-			exec "$$python" -m venv .venv; \
+			"$$python" -m venv .venv && exit 0; \
+			rm -rf .venv; exit 1; \
 		fi; \
 	done; \
 	echo "privfl needs Python 3.11 or newer with the venv module, which $(if $(PYTHON),'$(PYTHON)' is not,was not found);" \

@@ -124,7 +124,10 @@ class LoopEngine:
             network.load(parameters)
             network.module.eval()
             with torch.no_grad():
-                return network.module(rows)  # type: ignore[no-any-return]
+                logits: Tensor = network.module(rows)
+            return (
+                logits.detach().clone()
+            )  # a model may return a view of its parameters, which the next load overwrites
 
         return torch.cat(list(self._in_order(one, torch.split(inputs, ROWS_PER_EVALUATION))))
 

@@ -62,7 +62,7 @@ def test_with_full_participation_scheme_2_is_the_size_weighted_mean():
 
 
 def mean_over_cohorts(task, algorithm, cohort, draws):
-    """Mean and standard error of one round's movement over many cohorts (the seed sets cohort and nothing else here)."""
+    """Mean and standard error of one round's movement over many cohorts (here the seed sets the cohort alone)."""
     training = pf.LocalTraining(learning_rate=1.0, batch_size=10**6)
     moved = torch.stack(
         [

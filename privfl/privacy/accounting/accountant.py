@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import dp_accounting as dp
@@ -38,6 +38,9 @@ from privfl.privacy.accounting.renyi import only_renyi, renyi_epsilon
 
 _LONGEST_GRID = 2**18
 """Longest grid for one event; beyond it the grid is coarsened, which costs tightness and never soundness."""
+
+_PRV_ERROR = 0.01
+"""Half the width of the PRV interval, Opacus' default."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,12 @@ def supports(event: DpEvent, relation: NeighboringRelation) -> str | None:
     return None
 
 
-def epsilon(history: History, delta: float, *, interval: bool = True, tolerance: float = 1e-4) -> Bound:
+def epsilon(
+    history: History | Iterable[tuple[Kind, int]], delta: float, *, interval: bool = True, tolerance: float = 1e-4
+) -> Bound:
     """The ε at ``delta`` of a history {(event, relation): how often}, under adaptive composition.
+
+    An event that holds lists cannot be a key: give pairs ((event, relation), how often) instead of a mapping.
 
     ``tolerance`` is the relative looseness aimed at; the claim is sound whatever it is. Without ``interval`` only the
     claim is computed (``lower`` is then 0). More than 128 different sampling rates are rounded up to 128, chosen so
@@ -97,11 +104,11 @@ def check_delta(delta: float) -> None:
         raise PrivacyError(f"delta is {delta}: choose a number from 0 up to but not including 1, for instance 1e-5.")
 
 
-def composed_kinds(history: History) -> dict[Kind, int]:
+def composed_kinds(history: History | Iterable[tuple[Kind, int]]) -> dict[Kind, int]:
     """The elementary kinds of a whole history, all plain Gaussian noise merged into one kind (exactly)."""
     kinds: dict[Kind, int] = {}
     precision = 0.0
-    for (event, relation), count in history.items():
+    for (event, relation), count in history.items() if isinstance(history, Mapping) else history:
         for kind, number in elementary(event, relation, count).items():
             if isinstance(kind[0], dp.GaussianDpEvent):
                 precision += number / kind[0].noise_multiplier ** 2
@@ -189,15 +196,17 @@ def prv_interval(kinds: Mapping[Kind, int], delta: float, claim: float) -> Bound
         if not isinstance(inner, dp.GaussianDpEvent) or relation is not ADD_REMOVE:
             return None
         rows.append((inner.noise_multiplier, rate, count))
-    if len(rows) > 6 or sum(kinds.values()) > 20_000:
+    number = sum(kinds.values())
+    points = 2 * (1.2 * claim + 5) / _PRV_ERROR * math.sqrt(number / 2 * math.log(12_000 / delta))
+    if len(rows) > 6 or number > 20_000 or points > 3e6:
         return None
     accountant = PRVAccountant()
     accountant.history = rows
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            composed = accountant._get_dprv(eps_error=0.01, delta_error=delta / 1000)
-            lower, estimate, upper = composed.compute_epsilon(delta, delta / 1000, 0.01)
+            composed = accountant._get_dprv(eps_error=_PRV_ERROR, delta_error=delta / 1000)
+            lower, estimate, upper = composed.compute_epsilon(delta, delta / 1000, _PRV_ERROR)
     except (ValueError, RuntimeError, ArithmeticError, MemoryError):
         return None
     if not (math.isfinite(lower) and lower <= estimate <= upper):

@@ -40,9 +40,12 @@ _WINDOW_SHARE = 1e-4
 """Share of delta given up for cutting the composed loss to a window."""
 
 _ROUNDING = 2 * float(np.finfo(np.float64).eps)
-"""Relative error of one Fourier coefficient per composition; 80-bit transforms (a test) leave a factor of 4."""
+"""Relative error of one Fourier coefficient per composition; a test against 80-bit transforms leaves a factor of 2."""
 
-_LARGEST_TRANSFORM = 2**23
+_LARGEST_TRANSFORM = 2**22
+
+_SHORT = 2**14
+"""Grids up to about this length are kept in large caches, longer ones in small caches or in none."""
 
 _REACH = -float(special.ndtri(0.5 * math.exp(-50)))
 """Gaussian noise beyond this many standard deviations is counted as mass at infinity, as dp_accounting does."""
@@ -55,6 +58,10 @@ class Loss:
     lower: int
     probs: Array
     infinity: float
+
+
+_UNKNOWN = Loss(0, np.ones(1), 1.0)
+"""Where numbers leave the range of float64: everything may leak."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +100,12 @@ class Sum:
         return float(tail.sum()), float(np.exp(-self.step * np.arange(len(tail))) @ tail)
 
 
-@lru_cache(maxsize=1024)
 def losses(kind: Kind, step: float) -> tuple[Loss, Loss]:
     """The pessimistic losses (remove, add) of one elementary event on the grid of multiples of ``step``."""
+    return (_short_losses if width(kind) / step < _SHORT else _long_losses)(kind, step)
+
+
+def _build(kind: Kind, step: float) -> tuple[Loss, Loss]:
     event, relation = kind
     options: dict[str, Any] = {"value_discretization_interval": step}
     match event:
@@ -105,7 +115,7 @@ def losses(kind: Kind, step: float) -> tuple[Loss, Loss]:
             if relation is REPLACE:
                 made = pld.from_gaussian_mechanism(noise, sampling_prob=rate, neighboring_relation=relation, **options)
             else:
-                made = _poisson_gaussian_loss(rate, noise, step)
+                return _poisson_gaussian_losses(rate, noise, step)
         case dp.LaplaceDpEvent(noise_multiplier=noise):
             made = pld.from_laplace_mechanism(noise, **options)
         case dp.PoissonSampledDpEvent(sampling_probability=rate, event=dp.LaplaceDpEvent(noise_multiplier=noise)):
@@ -127,27 +137,52 @@ def losses(kind: Kind, step: float) -> tuple[Loss, Loss]:
     return remove, remove if made._symmetric else _arrays(made._pmf_add)
 
 
-def _poisson_gaussian_loss(rate: float, noise: float, step: float) -> pld.PrivacyLossDistribution:
-    """What ``pld.from_gaussian_mechanism`` builds, eight times faster: it inverts the loss point by point in Python."""
+def _build_quietly(kind: Kind, step: float) -> tuple[Loss, Loss]:
+    with np.errstate(all="ignore"):  # far tails overflow on purpose: exp(large)·0 and log(0) are meant
+        return _build(kind, step)
+
+
+_short_losses, _long_losses = lru_cache(maxsize=1024)(_build_quietly), lru_cache(maxsize=8)(_build_quietly)
+
+
+def _poisson_gaussian_losses(rate: float, noise: float, step: float) -> tuple[Loss, Loss]:
+    """What ``pld.from_gaussian_mechanism`` builds, thirty times faster: it works point by point in Python."""
     reach = (_REACH + 0.5 / noise) / noise  # of the unsampled loss, up to probability exp(-50)
     ends = [float(np.logaddexp(math.log1p(-rate), math.log(rate) + sign * reach)) for sign in (-1, 1)]
-    pmfs = []
+    directions = []
     for sign, bottom, top in ((1, ends[0], ends[1]), (-1, -ends[1], -ends[0])):  # remove, add
-        low, high = math.floor(bottom / step), math.ceil(top / step)
+        low = math.floor(bottom / step)
+        high = max(math.ceil(top / step), low + 1)
         grid = np.arange(low, high + 1) * step
-        with np.errstate(divide="ignore", invalid="ignore"):
-            threshold = noise**2 * np.log(np.expm1(sign * grid) / rate + 1) + 0.5  # where the loss equals the grid
-        without, sampled = (special.ndtr(-sign * (threshold - shift) / noise) for shift in (0, 1))
-        mixed = (1 - rate) * without + rate * sampled
-        divergence = mixed - np.exp(grid) * without if sign == 1 else without - np.exp(grid) * mixed
+        ratio = sign * grid  # log of the likelihood ratio of the mixture, and the noise at which it is reached:
+        up = ratio + np.log(rate * np.exp(-ratio) - np.expm1(-ratio))
+        threshold = noise**2 * (np.where(ratio > 0, up, np.log(np.expm1(ratio) + rate)) - math.log(rate)) + 0.5
+        without, sampled = (special.log_ndtr(-sign * (threshold - shift) / noise) for shift in (0, 1))
+        mixed = np.logaddexp(math.log1p(-rate) + without, math.log(rate) + sampled)
+        over, under = (mixed, without) if sign == 1 else (without, mixed)
+        divergence = np.exp(over) - np.exp(grid + under)
         beyond = -np.expm1(grid) if sign == 1 else 0.0  # grid below the smallest loss, or above the largest one
         deltas = np.clip(np.where(np.isnan(threshold), beyond, divergence), 0, 1)
-        pmfs.append(pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(step, low, high, deltas))
-    return pld.PrivacyLossDistribution(*pmfs)
+        directions.append(_connect_dots(np.minimum.accumulate(deltas), low, step))
+    return directions[0], directions[1]
+
+
+def _connect_dots(deltas: Array, lower: int, step: float) -> Loss:
+    """The loss whose divergences at ε = (lower + i)·step are ``deltas`` (Doroshenko et al. 2022, Algorithm 1)."""
+    falls = np.diff(deltas)
+    probs = np.empty_like(deltas)
+    probs[0] = 1 - deltas[0] + falls[0] / math.expm1(step)
+    probs[1:-1] = (falls[1:] - falls[:-1] * math.exp(step)) / math.expm1(step)
+    probs[-1] = falls[-1] / math.expm1(-step)
+    if not np.isfinite(probs).all():
+        return _UNKNOWN
+    return Loss(lower, np.maximum(probs, 0.0), float(deltas[-1]))
 
 
 def _arrays(pmf: Any) -> Loss:
     dense = pmf.to_dense_pmf()
+    if not np.isfinite(dense._probs).all():
+        return _UNKNOWN
     return Loss(dense._lower_loss, np.asarray(dense._probs, dtype=np.float64), float(dense._infinity_mass))
 
 
@@ -242,9 +277,16 @@ def width(kind: Kind) -> float:
 @lru_cache(maxsize=1024)
 def _cumulants(kind: Kind, direction: int, step: float, octave: int) -> Array:
     """log E exp(t·loss) for the values of t that :func:`_tilts` lists for ``octave``, in its order."""
-    loss = losses(kind, step)[direction]
-    values = (loss.lower + np.arange(len(loss.probs))) * step
-    return np.asarray(special.logsumexp(np.multiply.outer(_tilts(octave), values), b=loss.probs, axis=1))
+    return log_moments(losses(kind, step)[direction], step, _tilts(octave))
+
+
+def log_moments(loss: Loss, step: float, exponents: Array) -> Array:
+    """log E exp(t·loss) over the finite losses, for each t in ``exponents``."""
+    present = np.flatnonzero(loss.probs)
+    values, logs = (loss.lower + present) * step, np.log(loss.probs[present])
+    block = max(1, 2**18 // len(values))
+    blocks = [exponents[start : start + block] for start in range(0, len(exponents), block)]
+    return np.concatenate([special.logsumexp(np.multiply.outer(part, values) + logs, axis=1) for part in blocks])
 
 
 def _tilts(octave: int) -> Array:
@@ -253,13 +295,19 @@ def _tilts(octave: int) -> Array:
     return np.concatenate([sizes, -sizes])
 
 
-@lru_cache(maxsize=256)
 def _log_transform(kind: Kind, direction: int, step: float, length: int) -> npt.NDArray[np.complex128]:
+    return (_short_transform if length <= 4 * _SHORT else _transform)(kind, direction, step, length)
+
+
+def _transform(kind: Kind, direction: int, step: float, length: int) -> npt.NDArray[np.complex128]:
     probs = losses(kind, step)[direction].probs
     if len(probs) > length:  # the window is narrower than one event: wrap, as the cyclic convolution would
         probs = np.pad(probs, (0, -len(probs) % length)).reshape(-1, length).sum(axis=0)
     transform = fft.rfft(probs, length)
     return np.asarray(np.log(np.where(np.abs(transform) < 1e-300, 1e-300, transform)))
+
+
+_short_transform = lru_cache(maxsize=256)(_transform)
 
 
 def compose(kinds: Mapping[Kind, int], step: float, delta: float) -> tuple[Sum, ...]:
@@ -302,5 +350,5 @@ def _compose(kinds: Mapping[Kind, int], direction: int, step: float, delta: floa
 
 def clear_caches() -> None:
     """Forget all cached losses (for memory after a large study)."""
-    for cached in (losses, _cumulants, _log_transform):
+    for cached in (_short_losses, _long_losses, _cumulants, _short_transform):
         cached.cache_clear()

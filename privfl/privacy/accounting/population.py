@@ -21,10 +21,10 @@ from privfl.privacy.accounting.events import Kind
 from privfl.privacy.accounting.grouping import Integers, distinct_rows, family, fewer_rates, join, rate
 from privfl.privacy.accounting.loss import Array, spread
 
-_MOST_HISTORIES = 1024
+_MOST_HISTORIES = 512
 """More distinct histories than this are rounded and joined."""
 
-_SHARED_RATES = 96
+_SHARED_RATES = 64
 """Rates per noise that clients share once their histories mix many rates each."""
 
 _MOST_SPLITS = 64

@@ -2,9 +2,9 @@
 
 Curves add under adaptive composition, whatever the relation each was computed under, by the argument of
 :mod:`privfl.privacy.accounting.loss`: each bounds the divergence between the two worlds of the same row, in both
-directions. Fixed-size cohorts, trees and zCDP come from dp_accounting; every other kind takes the cumulants of its
-pessimistic loss distribution, so that the conventions (a replaced Gaussian contribution counts twice) are those of
-the main accountant; dp_accounting's own RDP accountant does not double it.
+directions. Fixed-size cohorts, trees, zCDP and Poisson-sampled Gaussian noise come from dp_accounting; every other
+kind takes the cumulants of its pessimistic loss distribution. Conventions are those of the main accountant (a replaced
+Gaussian contribution counts twice), which dp_accounting's own RDP accountant does not share.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ import dp_accounting as dp
 import numpy as np
 from dp_accounting.rdp import compute_epsilon
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
-from scipy import special
 
-from privfl.privacy.accounting.events import Kind
-from privfl.privacy.accounting.loss import Array, losses, spread
+from privfl.privacy.accounting.events import ADD_REMOVE, Kind
+from privfl.privacy.accounting.loss import Array, log_moments, losses, spread, width
 
 ORDERS: Array = np.asarray(DEFAULT_RDP_ORDERS, dtype=np.float64)
 
@@ -52,17 +51,14 @@ def _curve(kind: Kind) -> tuple[Array, float]:
     event, relation = kind
     if isinstance(event, dp.GaussianDpEvent):
         return ORDERS / (2 * float(event.noise_multiplier) ** 2), 0.0
-    if only_renyi(kind):
+    sampled = isinstance(event, dp.PoissonSampledDpEvent) and isinstance(event.event, dp.GaussianDpEvent)
+    if only_renyi(kind) or (sampled and relation is ADD_REMOVE):
         with _quiet():
             accountant = dp.rdp.RdpAccountant(ORDERS, relation)
             accountant.compose(event)
             return np.asarray(accountant.rdp, dtype=np.float64), 0.0
-    step = 2.0 ** math.floor(math.log2(math.sqrt(spread(kind)) / 64))
-    curves = []
-    for loss in losses(kind, step):
-        values = (loss.lower + np.arange(len(loss.probs))) * step
-        cumulants = special.logsumexp(np.multiply.outer(ORDERS - 1, values), b=loss.probs, axis=1)
-        curves.append(cumulants / (ORDERS - 1))
+    step = 2.0 ** math.floor(math.log2(max(math.sqrt(spread(kind)) / 64, width(kind) / 2**15)))
+    curves = [log_moments(loss, step, ORDERS - 1) / (ORDERS - 1) for loss in losses(kind, step)]
     return np.maximum(*curves), max(loss.infinity for loss in losses(kind, step))
 
 
