@@ -1,0 +1,106 @@
+"""The tracker's running bound is sound and close; its verdict on a budget is that of the statement itself."""
+
+from dataclasses import dataclass
+
+import dp_accounting as dp
+import numpy as np
+import pytest
+from accounting_oracles import REPLACE, poisson
+
+from privfl.errors import PrivacyError
+from privfl.privacy.accounting.ledger import Ledger
+from privfl.privacy.accounting.release import Cost, Release, everywhere, unprotected
+from privfl.privacy.accounting.statement import make_statement
+from privfl.privacy.accounting.tracker import EpsilonTracker
+
+DELTA = 1e-5
+
+
+@dataclass(frozen=True)
+class Budget:
+    epsilon: float
+    unit: str = "sample"
+    observer: str = "public"
+
+
+def update(rate):
+    return everywhere("update", Cost(poisson(rate, 1.0)))
+
+
+def claim(ledger):
+    return make_statement(ledger, DELTA, reproducible_noise=False).cell("sample", "public").epsilon
+
+
+def test_the_running_bound_is_above_the_claim_and_close_to_it():
+    ledger = Ledger(20, ("update", "size"))
+    tracker = EpsilonTracker(ledger, DELTA)
+    assert tracker.so_far()["sample/public"] == 0.0
+    ledger.record(everywhere("size", Cost(dp.RandomizedResponseDpEvent(0.5, 100), REPLACE)), None)
+    for round in range(60):
+        ledger.record(update(0.05 + 0.001 * (round % 4)), None, 3)
+        if round % 12 == 0:
+            bound = tracker.so_far()["sample/public"]
+            assert claim(ledger) <= bound <= 1.08 * claim(ledger)
+
+
+def test_clients_with_rates_of_their_own_are_bounded_by_the_highest():
+    ledger = Ledger(50, ["update"])
+    tracker = EpsilonTracker(ledger, DELTA)
+    for client, rate in enumerate(np.linspace(0.01, 0.1, 50)):
+        ledger.record(update(float(rate)), [client], 200)
+    assert claim(ledger) <= tracker.so_far()["sample/public"] <= 1.05 * claim(ledger)
+
+
+def test_a_certificate_is_kept_until_the_run_outgrows_it():
+    ledger = Ledger(2, ["update"])
+    tracker = EpsilonTracker(ledger, DELTA)
+    bounds = []
+    for _ in range(200):
+        ledger.record(update(0.05), None)
+        bounds.append(tracker.so_far()["sample/public"])
+    assert bounds == sorted(bounds)
+    assert len(set(bounds)) < 100
+
+
+def test_cells_without_a_finite_claim_are_left_out():
+    ledger = Ledger(2, ["update"])
+    clear = unprotected("it is sent as it is.")
+    ledger.record(
+        Release.of("update", {("sample", "server"): clear, ("sample", "public"): Cost(poisson(0.1, 1.0))}), [0]
+    )
+    assert set(EpsilonTracker(ledger, DELTA).so_far()) == {"sample/public", "client/server", "client/public"}
+
+
+def test_the_last_round_within_the_budget_is_the_last_whose_claim_fits():
+    ledger = Ledger(5, ["update"])
+    tracker = EpsilonTracker(ledger, DELTA)
+    planned = [(update(0.02), None, 10), (update(0.01), [1, 2], 10)]
+    rounds = 0
+    while not tracker.would_exceed(Budget(2.0), planned):
+        for release in planned:
+            ledger.record(*release)
+        rounds += 1
+    assert rounds > 5
+    assert claim(ledger) <= 2.0
+    assert claim(ledger.with_releases(planned)) > 2.0
+
+
+def test_an_unprotected_release_exceeds_every_budget_of_its_cell():
+    ledger = Ledger(5, ("update", "debug"))
+    tracker = EpsilonTracker(ledger, DELTA)
+    clear = Release.of("debug", {("sample", "server"): unprotected("it is sent as it is.")})
+    assert tracker.would_exceed(Budget(1e9, "sample", "server"), [(clear, [0], 1)])
+    assert not tracker.would_exceed(Budget(1e-9, "sample", "public"), [(clear, [0], 1)])
+
+
+def test_a_trial_round_is_not_recorded():
+    ledger = Ledger(5, ["update"])
+    tracker = EpsilonTracker(ledger, DELTA)
+    assert tracker.would_exceed(Budget(1e-3), [(update(0.5), None, 100)])
+    assert ledger.releases == ()
+
+
+@pytest.mark.parametrize("delta", [-1e-5, 1.0])
+def test_impossible_deltas_are_refused(delta):
+    with pytest.raises(PrivacyError, match="delta is"):
+        EpsilonTracker(Ledger(1), delta)
