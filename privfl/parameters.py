@@ -91,6 +91,14 @@ class FlatNetwork:
             parameter.data = view
         self.parameters = list(self.module.parameters())
 
+    def gradient_of(self, value: Tensor) -> list[Tensor]:
+        """Gradient of the scalar ``value`` for every parameter, in order; zero for frozen and unused ones."""
+        trained = [parameter for parameter in self.parameters if parameter.requires_grad]
+        found = iter(torch.autograd.grad(value, trained, allow_unused=True, materialize_grads=True))
+        return [
+            next(found) if parameter.requires_grad else torch.zeros_like(parameter) for parameter in self.parameters
+        ]
+
     def load(self, flat: Tensor) -> None:
         """Copy the parameter vector ``flat`` [size] into this network."""
         with torch.no_grad():

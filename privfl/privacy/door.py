@@ -233,5 +233,4 @@ def _gradient_into(
 ) -> None:
     with torch.enable_grad():
         total = loss(network.module, inputs, targets).sum() / divisor
-    gradients = torch.autograd.grad(total, network.parameters, allow_unused=True, materialize_grads=True)
-    torch.cat([gradient.reshape(-1) for gradient in gradients], out=place)
+    torch.cat([gradient.reshape(-1) for gradient in network.gradient_of(total)], out=place)

@@ -69,10 +69,12 @@ class LinearRule:
             return next(iter(self.places.values())).new_zeros(samples)
         a, g = self.inputs, self.backs
         if a.dim() == 2:
-            squares = a.square().sum(1)
+            squares = a.square().sum(1) if "weight" in self.places else 0
             return (squares + 1 if "bias" in self.places else squares) * g.square().sum(1)
         steps, width = a.shape[1], a.shape[2] * g.shape[2]
-        if steps * (a.shape[2] + g.shape[2]) < width:  # Gram matrices over time are smaller than the gradients
+        if "weight" not in self.places:
+            squares = a.new_zeros(len(a))
+        elif steps * (a.shape[2] + g.shape[2]) < width:  # Gram matrices over time are smaller than the gradients
             squares = (torch.bmm(a, a.mT) * torch.bmm(g, g.mT)).sum((1, 2)).clamp_min(0)
         else:
             squares = torch.bmm(g.mT, a).square().sum((1, 2))
@@ -83,7 +85,8 @@ class LinearRule:
             return
         a = _keep(self.inputs, finite).flatten(0, -2)
         g = (_keep(self.backs, finite) * factors.view(-1, *[1] * (self.backs.dim() - 1))).flatten(0, -2)
-        torch.mm(g.T, a, out=self.places["weight"])
+        if "weight" in self.places:
+            torch.mm(g.T, a, out=self.places["weight"])
         if "bias" in self.places:
             torch.sum(g, 0, out=self.places["bias"])
         del self.inputs, self.backs
@@ -122,6 +125,9 @@ class ConvolutionRule(_FormedRule):
     def form(self, given: Tensor, back: Tensor) -> dict[str, Tensor]:
         layer, samples = self.layer, len(given)
         assert isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        formed = {"bias": back.flatten(2).sum(2)} if "bias" in self.places else {}
+        if "weight" not in self.places:
+            return formed
         padding = layer.padding
         if isinstance(padding, str) or layer.padding_mode != "zeros":
             mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
@@ -141,10 +147,7 @@ class ConvolutionRule(_FormedRule):
             samples * layer.groups,
             [False, True, False],
         )
-        formed = {"weight": weight.reshape(samples, -1)}
-        if "bias" in self.places:
-            formed["bias"] = back.flatten(2).sum(2)
-        return formed
+        return {"weight": weight.reshape(samples, -1), **formed}
 
 
 class GroupNormRule(_FormedRule):

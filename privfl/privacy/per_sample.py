@@ -46,7 +46,11 @@ class PerSampleGradients:
             views = dict(zip(map(id, network.parameters), network.gradient_views, strict=True))
             self._rules: dict[nn.Module, Rule] = {}
             for module in network.module.modules():
-                own = {name: views[id(parameter)] for name, parameter in module.named_parameters(recurse=False)}
+                own = {
+                    name: views[id(parameter)]
+                    for name, parameter in module.named_parameters(recurse=False)
+                    if parameter.requires_grad
+                }
                 rule = rule_for(module)
                 if own and rule is not None:
                     self._rules[module] = rule(module, own)
@@ -105,7 +109,9 @@ class PerSampleGradients:
                 inputs,
                 targets,
             )
+            trained = [parameter.requires_grad for parameter in self.network.parameters]
             rows = [gradients[f"network.{name}"].flatten(1) for name in layout.names]
+            rows = [row if wanted else torch.zeros_like(row) for row, wanted in zip(rows, trained, strict=True)]
             squares = torch.stack([row.square().sum(1) for row in rows]).sum(0)
             factors, finite = factors_for(squares, max_grad_norm)
             for row, view in zip(rows, self.network.gradient_views, strict=True):
@@ -152,20 +158,15 @@ def check_per_sample(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: 
     try:
         with torch.no_grad():
             together = loss(module, inputs, targets)
-            apart = torch.cat([loss(module, inputs[i : i + 1], targets[i : i + 1]) for i in range(len(inputs))])
+            apart = torch.stack([loss(module, inputs[i : i + 1], targets[i : i + 1]).sum() for i in range(len(inputs))])
         if together.shape != (len(inputs),) or not torch.allclose(together, apart, rtol=1e-3, atol=1e-5):
             raise ConfigError(
                 "the loss is not one term per sample that depends on that sample alone, so clipping per sample would "
                 "protect nothing; write it as a sum of per-sample terms or train without DP-SGD"
             )
         with torch.enable_grad():
-            plain = torch.autograd.grad(loss(module, inputs, targets).sum(), network.parameters, allow_unused=True)
-        expected = torch.cat(
-            [
-                torch.zeros_like(p).flatten() if g is None else g.flatten()
-                for g, p in zip(plain, network.parameters, strict=True)
-            ]
-        )
+            total = loss(module, inputs, targets).sum()
+        expected = torch.cat([gradient.flatten() for gradient in network.gradient_of(total)])
         if not unknown_layers(module):
             PerSampleGradients(network, "layers").clipped_sum(loss, inputs, targets, float("inf"))
             scale = float(expected.abs().max()) + 1e-12

@@ -1,0 +1,285 @@
+"""Clipped sums of per-sample gradients equal a loop over single rows, for every shipped model and every layer rule."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from privfl.errors import ConfigError
+from privfl.models import build, models
+from privfl.parameters import FlatNetwork
+from privfl.privacy.per_sample import PerSampleGradients, check_per_sample, unknown_layers
+
+SMALL = {
+    "resnet10": {"width": 16},
+    "fedevg-resnet10": {"width": 16},
+    "resnet32": {"width": 16},
+    "text-cnn": {"embedding_dim": 8, "filters": 8, "hidden": 8},
+    "transformer": {"embedding_dim": 8, "heads": 2, "head_dim": 4, "hidden": 8},
+    "lstm": {"embedding_dim": 4, "hidden": 8},
+}
+
+
+def cross_entropy(network, inputs, targets):
+    return F.cross_entropy(network(inputs), targets, reduction="none")
+
+
+def one_row_at_a_time(network, loss, inputs, targets, max_grad_norm):
+    """The reference: a backward pass for every row, clipped and added up."""
+    total = torch.zeros_like(network.flat)
+    norms = []
+    for row in range(len(inputs)):
+        value = loss(network.module, inputs[row : row + 1], targets[row : row + 1]).sum()
+        trained = [parameter for parameter in network.parameters if parameter.requires_grad]
+        found = iter(torch.autograd.grad(value, trained, allow_unused=True, materialize_grads=True))
+        parts = [next(found) if p.requires_grad else torch.zeros_like(p) for p in network.parameters]
+        gradient = torch.cat([part.flatten() for part in parts])
+        norm = float(gradient.norm())
+        norms.append(norm)
+        total += gradient * min(1.0, max_grad_norm * (1 - 1e-5) / norm if norm else 1.0)
+    return total, torch.tensor(norms, dtype=network.flat.dtype)
+
+
+def agree(
+    module, inputs, targets, *, loss=cross_entropy, ways=("layers", "vmap"), norms=(0.05, 1.0, math.inf), rel=1e-9
+):
+    module = module.double().eval()
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    for way in ways:
+        network = FlatNetwork(module)
+        clipper = PerSampleGradients(network, way)
+        for max_grad_norm in norms:
+            expected, expected_norms = one_row_at_a_time(network, loss, inputs, targets, max_grad_norm)
+            found = clipper.clipped_sum(loss, inputs, targets, max_grad_norm)
+            scale = float(expected.abs().max()) + 1e-12
+            assert float((network.gradient - expected).abs().max()) < rel * scale, (way, max_grad_norm)
+            torch.testing.assert_close(found, expected_norms, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("info", models(), ids=lambda info: info.name)
+def test_every_shipped_model(info):
+    options = SMALL.get(info.name, {})
+    shape, vocabulary = info.input_shape, info.vocabulary
+    if vocabulary is not None:
+        shape, vocabulary = (9,), 30
+    module = build(info.name, shape, 4, vocabulary=vocabulary, seed=1, **options)
+    generator = torch.Generator().manual_seed(2)
+    if vocabulary is None:
+        inputs = torch.randn(3, *shape, generator=generator)
+    else:
+        inputs = torch.randint(vocabulary, (3, *shape), generator=generator)
+    targets = torch.tensor([0, 3, 1])
+    assert unknown_layers(module) == []
+    assert check_per_sample(FlatNetwork(module), cross_entropy, inputs, targets) == "layers"
+    agree(module, inputs, targets, ways=("layers",), norms=(0.1, math.inf), rel=1e-8)
+
+
+LAYERS = {
+    "linear": (nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 4)), (5,)),
+    "linear without bias": (nn.Sequential(nn.Linear(5, 7, bias=False), nn.Tanh(), nn.Linear(7, 4)), (5,)),
+    "linear over time, few steps": (nn.Sequential(nn.Linear(9, 11), nn.Tanh(), nn.Flatten(), nn.Linear(22, 4)), (2, 9)),
+    "linear over time, many steps": (
+        nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(60, 4)),
+        (20, 2),
+    ),
+    "linear on a grid": (nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Flatten(), nn.Linear(40, 4)), (2, 4, 3)),
+    "convolution": (nn.Sequential(nn.Conv2d(2, 6, 3), nn.Tanh(), nn.Flatten(), nn.LazyLinear(4)), (2, 7, 6)),
+    "convolution, strided, padded, dilated": (
+        nn.Sequential(nn.Conv2d(2, 6, 3, stride=2, padding=2, dilation=2), nn.Tanh(), nn.Flatten(), nn.LazyLinear(4)),
+        (2, 8, 9),
+    ),
+    "convolution in groups": (
+        nn.Sequential(nn.Conv2d(4, 8, 3, groups=2, bias=False), nn.Tanh(), nn.Flatten(), nn.LazyLinear(4)),
+        (4, 6, 6),
+    ),
+    "convolution, same padding, even kernel": (
+        nn.Sequential(nn.Conv2d(2, 3, 4, padding="same"), nn.Tanh(), nn.Flatten(), nn.LazyLinear(4)),
+        (2, 5, 6),
+    ),
+    "convolution, circular": (
+        nn.Sequential(
+            nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), nn.Tanh(), nn.Flatten(), nn.LazyLinear(4)
+        ),
+        (2, 5, 6),
+    ),
+    "convolution, reflected": (
+        nn.Sequential(nn.Conv1d(2, 3, 3, padding=2, padding_mode="reflect"), nn.Tanh(), nn.Flatten(), nn.LazyLinear(4)),
+        (2, 9),
+    ),
+    "convolution, 1-d": (
+        nn.Sequential(nn.Conv1d(2, 3, 4, stride=3), nn.Tanh(), nn.Flatten(), nn.LazyLinear(4)),
+        (2, 11),
+    ),
+    "convolution, 3-d": (nn.Sequential(nn.Conv3d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.LazyLinear(4)), (1, 3, 4, 3)),
+    "group norm": (nn.Sequential(nn.GroupNorm(2, 6), nn.Flatten(), nn.LazyLinear(4)), (6, 3, 2)),
+    "layer norm": (nn.Sequential(nn.LayerNorm((3, 2)), nn.Flatten(), nn.LazyLinear(4)), (5, 3, 2)),
+    "layer norm without bias": (nn.Sequential(nn.LayerNorm(6, bias=False), nn.LazyLinear(4)), (6,)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_layer_rule(name):
+    torch.manual_seed(0)
+    module, shape = LAYERS[name]
+    inputs = torch.randn(4, *shape)
+    module(inputs)  # gives lazy layers their shapes
+    agree(module, inputs, torch.tensor([0, 1, 2, 3]))
+
+
+class Bag(nn.Module):
+    def __init__(self, padding=None):
+        super().__init__()
+        self.embed = nn.Embedding(6, 5, padding_idx=padding)
+        self.head = nn.Linear(5, 4)
+
+    def forward(self, tokens):
+        return self.head(self.embed(tokens).mean(1))
+
+
+@pytest.mark.parametrize("padding", [None, 0])
+def test_embeddings_with_repeated_and_padded_tokens(padding):
+    torch.manual_seed(0)
+    tokens = torch.tensor([[1, 1, 2, 0], [3, 0, 0, 0], [5, 5, 5, 5]])
+    agree(Bag(padding), tokens, torch.tensor([0, 1, 2]), ways=("layers",))
+
+
+class Repeated(nn.Module):
+    """One layer called three times, one never."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head, self.unused = nn.Linear(5, 5), nn.Linear(5, 4), nn.Linear(3, 3)
+
+    def forward(self, inputs):
+        for _ in range(3):
+            inputs = torch.tanh(self.cell(inputs))
+        return self.head(inputs)
+
+
+def test_a_layer_that_is_called_several_times_and_one_that_never_is():
+    torch.manual_seed(0)
+    agree(Repeated(), torch.randn(4, 5), torch.tensor([0, 1, 2, 3]), ways=("layers",))
+
+
+def test_frozen_parameters_get_no_gradient_and_count_for_nothing():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 4))
+    for parameter in module[2].parameters():
+        parameter.requires_grad_(False)
+    agree(module, torch.randn(4, 5), torch.tensor([0, 1, 2, 3]))
+    module[0].weight.requires_grad_(False)
+    agree(module, torch.randn(4, 5), torch.tensor([0, 1, 2, 3]))
+    agree(module, torch.randn(4, 3, 5), torch.tensor([0, 1, 2, 3]), loss=lambda n, x, y: n(x).square().sum((1, 2)))
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+
+    def forward(self, inputs):
+        return self.second(torch.tanh(self.first(inputs)))
+
+
+class Raw(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.layer = nn.Parameter(torch.ones(4)), nn.Linear(5, 4)
+
+    def forward(self, inputs):
+        return self.scale * self.layer(inputs)
+
+
+class Functional(nn.Module):
+    """A layer whose weight is also used behind its back."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 4)
+
+    def forward(self, inputs):
+        return self.layer(inputs) + F.linear(inputs.sin(), self.layer.weight)
+
+
+@pytest.mark.parametrize("kind", [Tied, Raw, Functional])
+def test_what_the_layer_rules_cannot_see_goes_by_vmap(kind):
+    torch.manual_seed(0)
+    module, inputs, targets = kind(), torch.randn(4, 4 if kind is Tied else 5), torch.tensor([0, 1, 2, 3])
+    assert check_per_sample(FlatNetwork(module), cross_entropy, inputs, targets) == "vmap"
+    agree(kind(), inputs, targets, ways=("vmap",))
+
+
+def test_a_loss_may_use_features_and_head():
+    module = build("two-nn", (1, 4, 4), 4, seed=1, hidden=(6,))
+
+    def loss(network, inputs, targets):
+        features = network.features(inputs)
+        return F.cross_entropy(network.head(features), targets, reduction="none") + features.square().sum(1)
+
+    agree(module, torch.randn(3, 1, 4, 4), torch.tensor([0, 1, 2]), loss=loss)
+
+
+def test_a_loss_that_couples_samples_is_refused():
+    def coupled(network, inputs, targets):
+        logits = network(inputs)
+        return F.cross_entropy(logits - logits.mean(0), targets, reduction="none")
+
+    network = FlatNetwork(nn.Linear(5, 4))
+    with pytest.raises(ConfigError, match="one term per sample"):
+        check_per_sample(network, coupled, torch.randn(4, 5), torch.tensor([0, 1, 2, 3]))
+
+
+def test_a_mean_loss_is_refused():
+    network = FlatNetwork(nn.Linear(5, 4))
+    with pytest.raises(ConfigError, match="one term per sample"):
+        check_per_sample(network, lambda n, x, y: F.cross_entropy(n(x), y), torch.randn(4, 5), torch.arange(4))
+
+
+@pytest.mark.parametrize("way", ["layers", "vmap"])
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e30])
+def test_a_sample_whose_gradient_is_not_finite_counts_as_zero(way, poison):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 4))
+    network = FlatNetwork(module)
+    clipper = PerSampleGradients(network, way)
+    inputs, targets = torch.randn(5, 16), torch.arange(5) % 4
+    others = [0, 1, 3, 4]
+    clipper.clipped_sum(cross_entropy, inputs[others], targets[others], 1.0)
+    expected = network.gradient.clone()
+    inputs[2] = poison
+    clipper.clipped_sum(cross_entropy, inputs, targets, 1.0)
+    assert bool(network.gradient.isfinite().all())
+    if not math.isfinite(poison):
+        torch.testing.assert_close(network.gradient, expected)
+
+
+@pytest.mark.parametrize("way", ["layers", "vmap"])
+def test_an_empty_batch_gives_a_zero_gradient(way):
+    network = FlatNetwork(nn.Linear(5, 4))
+    network.gradient.fill_(7)
+    norms = PerSampleGradients(network, way).clipped_sum(cross_entropy, torch.zeros(0, 5), torch.zeros(0).long(), 1.0)
+    assert norms.shape == (0,)
+    assert float(network.gradient.abs().max()) == 0
+
+
+def test_one_sample_never_moves_the_sum_by_more_than_the_bound():
+    torch.manual_seed(0)
+    network = FlatNetwork(build("rebafl-fmnist", (1, 28, 28), 10, seed=0))
+    clipper = PerSampleGradients(network)
+    for scale in (0.01, 1.0, 100.0):
+        inputs, targets = scale * torch.randn(20, 1, 28, 28), torch.randint(10, (20,))
+        clipper.clipped_sum(cross_entropy, inputs, targets, 0.7)
+        whole = network.gradient.double().clone()
+        for left_out in (0, 7, 19):
+            rest = [row for row in range(20) if row != left_out]
+            clipper.clipped_sum(cross_entropy, inputs[rest], targets[rest], 0.7)
+            assert float((whole - network.gradient.double()).norm()) <= 0.7 * (1 + 1e-6)
+
+
+def test_batch_norm_is_refused_by_its_name():
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
+    with pytest.raises(ConfigError, match=r"layer '1' is BatchNorm2d.*use GroupNorm"):
+        FlatNetwork(module)
