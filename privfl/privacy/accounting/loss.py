@@ -157,10 +157,10 @@ def _poisson_gaussian_losses(rate: float, noise: float, step: float) -> tuple[Lo
         ratio = sign * grid  # log of the likelihood ratio of the mixture, and the noise at which it is reached:
         up = ratio + np.log(rate * np.exp(-ratio) - np.expm1(-ratio))
         threshold = noise**2 * (np.where(ratio > 0, up, np.log(np.expm1(ratio) + rate)) - math.log(rate)) + 0.5
-        without, sampled = (special.log_ndtr(-sign * (threshold - shift) / noise) for shift in (0, 1))
-        mixed = np.logaddexp(math.log1p(-rate) + without, math.log(rate) + sampled)
+        without, sampled = (special.ndtr(-sign * (threshold - shift) / noise) for shift in (0, 1))
+        mixed = (1 - rate) * without + rate * sampled
         over, under = (mixed, without) if sign == 1 else (without, mixed)
-        divergence = np.exp(over) - np.exp(grid + under)
+        divergence = over - np.exp(grid + np.log(under))  # in logarithms, because exp(grid) may overflow
         beyond = -np.expm1(grid) if sign == 1 else 0.0  # grid below the smallest loss, or above the largest one
         deltas = np.clip(np.where(np.isnan(threshold), beyond, divergence), 0, 1)
         directions.append(_connect_dots(np.minimum.accumulate(deltas), low, step))
