@@ -1,0 +1,183 @@
+"""The chain of an upload, and what each of the four cells may claim for it."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent
+
+import privfl as pf
+from privfl.errors import ConfigError
+from privfl.privacy.accounting.release import OBSERVERS, UNITS
+from privfl.privacy.channel import Channel, Field
+from privfl.privacy.door import DoorLog
+from privfl.privacy.noise import NoiseSource
+
+BARE = DoorLog(bare={"gradients are computed without a mechanism (no DP-SGD)": None})
+LOCAL = pf.DPSGD(noise_multiplier=2.0)
+CENTRAL = pf.DPSGD(noise_multiplier=2.0, noise_at="server")
+STEP = LOCAL.event(2.0, 0.1)
+NOISY = DoorLog(noisy=Counter({STEP: 3}))
+CLIPPED = DoorLog(clipped=Counter({0.1: 1}))
+UPDATE = (Field("update", per_sample_scale=0.01),)
+GAUSSIAN = GaussianDpEvent(1.5)
+ADD, REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
+INFINITE = "∞"
+
+
+def cells(channel, log, *, pooled=False):
+    """What each cell is charged: (event, relation, count), or ∞."""
+    found = {}
+    for release, count in channel.releases(log, server_holds_data=pooled):
+        for (unit, observer), cost in release.costs:
+            charge = INFINITE if cost.event is None else (cost.event, cost.relation, count)
+            found.setdefault(f"{unit}/{observer}", []).append(charge)
+    return found
+
+
+def every(value):
+    return {f"{unit}/{observer}": [value] for unit in UNITS for observer in OBSERVERS}
+
+
+NOISED = (pf.Clip(1.0), pf.GaussianNoise(1.5))
+AT_CLIENT = (pf.Clip(1.0), pf.GaussianNoise(1.5, at="client"))
+CLIENT_LEVEL, SWING = (GAUSSIAN, ADD, 1), (GAUSSIAN, REPLACE, 1)
+DP_SGD = (STEP, ADD, 3)
+CASES = {
+    "nothing": ((), None, BARE, every(INFINITE)),
+    "clipping alone": ((pf.Clip(1.0),), None, BARE, every(INFINITE)),
+    "DP-SGD at the client": (
+        (),
+        LOCAL,
+        NOISY,
+        every(INFINITE) | {"sample/server": [DP_SGD], "sample/public": [DP_SGD]},
+    ),
+    "DP-SGD on the sum": ((), CENTRAL, CLIPPED, every(INFINITE) | {"sample/public": [(STEP, ADD, 1)]}),
+    "noise on the sum of clients": (
+        NOISED,
+        None,
+        BARE,
+        every(INFINITE) | {"sample/public": [SWING], "client/public": [CLIENT_LEVEL]},
+    ),
+    "noise at every client": (
+        AT_CLIENT,
+        None,
+        BARE,
+        {
+            "sample/server": [SWING],
+            "sample/public": [SWING],
+            "client/server": [CLIENT_LEVEL],
+            "client/public": [CLIENT_LEVEL],
+        },
+    ),
+    "both": (
+        NOISED,
+        LOCAL,
+        NOISY,
+        {
+            "sample/server": [DP_SGD],
+            "sample/public": [DP_SGD],
+            "client/server": [INFINITE],
+            "client/public": [CLIENT_LEVEL],
+        },
+    ),
+    "noise of size zero": ((pf.Clip(1.0), pf.GaussianNoise(0.0)), None, BARE, every(INFINITE)),
+    "a size that left bare beside DP-SGD": (
+        (),
+        LOCAL,
+        DoorLog(noisy=Counter({STEP: 3}), bare={"the exact number of the client's samples is sent": None}),
+        every(INFINITE),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_cell_is_charged_for_what_its_observer_sees(case):
+    chain, dpsgd, log, expected = CASES[case]
+    assert cells(Channel(chain, UPDATE, dpsgd, 1.0), log) == expected
+
+
+def test_whoever_trains_on_pooled_data_holds_it():
+    found = cells(Channel((), UPDATE, LOCAL, 1.0), NOISY, pooled=True)
+    assert found == every(INFINITE) | {"sample/public": [DP_SGD]}
+
+
+def test_an_algorithm_that_sends_nothing_costs_nothing():
+    assert Channel((), (), None, 1.0).releases(BARE) == []
+
+
+def test_a_poisson_cohort_is_amplified_for_the_public_and_charged_to_everybody():
+    channel = Channel(NOISED, UPDATE, None, 0.2)
+    assert "client/public" not in cells(channel, BARE)
+    (release,) = channel.spectator_releases()
+    assert release.cost("client", "public").event == PoissonSampledDpEvent(0.2, GAUSSIAN)
+    assert len(release.costs) == 1
+    assert cells(channel, BARE)["sample/public"] == [SWING]
+
+
+def test_noise_at_the_client_is_not_amplified_because_the_server_sees_who_takes_part():
+    channel = Channel(AT_CLIENT, UPDATE, None, 0.2)
+    assert channel.spectator_releases() == []
+    assert cells(channel, BARE)["client/server"] == [CLIENT_LEVEL]
+
+
+def test_clipping_bounds_the_norm_and_leaves_short_updates_alone():
+    for scale in (1e-3, 1.0, 1e6, 1e18):
+        update = scale * torch.randn(1000, generator=torch.Generator().manual_seed(0))
+        clipped = pf.Clip(0.5).apply(update.clone())
+        assert float(torch.linalg.vector_norm(clipped, dtype=torch.float64)) <= 0.5
+    short = torch.full((4,), 0.1)
+    assert torch.equal(pf.Clip(0.5).apply(short.clone()), short)
+
+
+@pytest.mark.parametrize("at", ["client", "server"])
+def test_noise_has_the_promised_spread(at):
+    channel = Channel((pf.Clip(0.5), pf.GaussianNoise(3.0, at=at)), UPDATE, None, 1.0)
+    noise = NoiseSource.from_key(1)
+    values = torch.zeros(100_000)
+    upload = channel.at_client({"update": values.clone()}, noise.stream("c"), like=values, broken=False)
+    total = channel.at_server({"update": upload["update"]}, noise.stream("s"))
+    assert abs(float(total["update"].std()) / 1.5 - 1) < 5 / math.sqrt(2e5)
+
+
+def test_noise_on_the_sum_of_gradients_is_scaled_like_the_upload():
+    channel = Channel((), UPDATE, pf.DPSGD(noise_multiplier=3.0, max_grad_norm=2.0, noise_at="server"), 1.0)
+    total = channel.at_server({"update": torch.zeros(100_000)}, NoiseSource.from_key(1).stream("s"))
+    assert abs(float(total["update"].std()) / (3.0 * 2.0 * 0.01) - 1) < 5 / math.sqrt(2e5)
+
+
+def test_a_broken_upload_becomes_noise_where_its_absence_would_tell():
+    channel = Channel(AT_CLIENT, UPDATE, None, 1.0)
+    assert channel.repairs
+    nan = torch.full((1000,), math.nan)
+    upload = channel.at_client({"update": nan}, NoiseSource.from_key(1).stream("c"), like=nan, broken=True)
+    assert bool(upload["update"].isfinite().all())
+    assert float(upload["update"].std()) == pytest.approx(1.5, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("chain", "fields", "dpsgd", "message"),
+    [
+        ((pf.GaussianNoise(1.0),), UPDATE, None, "without a Clip before it"),
+        ((pf.GaussianNoise(1.0), pf.Clip(1.0)), UPDATE, None, "without a Clip before it"),
+        ((pf.Clip(1.0), pf.Clip(2.0)), UPDATE, None, "a mechanism twice"),
+        ((*NOISED, pf.GaussianNoise(2.0)), UPDATE, None, "a mechanism twice"),
+        (NOISED, UPDATE, CENTRAL, "noise is added to the sum twice"),
+        (NOISED, (Field("update"), Field("loss")), None, "uploads one field 'update'; this one sends update, loss"),
+        (NOISED, (), None, "this one sends nothing"),
+        ((), (Field("update"),), CENTRAL, "sums of per-sample gradients"),
+    ],
+)
+def test_impossible_chains_are_refused_in_one_sentence(chain, fields, dpsgd, message):
+    with pytest.raises(ConfigError, match=message):
+        Channel(chain, fields, dpsgd, 1.0)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_impossible_bounds_are_refused(value):
+    with pytest.raises(ConfigError, match="Clip's max_norm"):
+        pf.Clip(value)
+    if value != 0:
+        with pytest.raises(ConfigError, match="GaussianNoise's noise_multiplier"):
+            pf.GaussianNoise(value)

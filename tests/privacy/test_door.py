@@ -1,0 +1,224 @@
+"""What passes the door: clipped, noised, divided by public numbers, and logged. 5 s.e. two-sided is 6e-7."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import privfl as pf
+from privfl.errors import ConfigError
+from privfl.parameters import FlatNetwork
+from privfl.privacy.door import Batch, Door, Epochs, LocalTraining, Poisson, private_plan
+from privfl.privacy.noise import NoiseSource
+from privfl.privacy.per_sample import PerSampleGradients
+from privfl.randomness import torch_stream
+from privfl.task import cross_entropy
+
+
+def door(samples=64, *, dpsgd=None, round=0, client=0, key=1, features=6, inputs=None):
+    torch.manual_seed(0)
+    network = FlatNetwork(nn.Linear(features, 4))
+    inputs = torch.randn(samples, features) if inputs is None else inputs
+    noise = None if dpsgd is None else NoiseSource.from_key(key).stream("door", round, client)
+    return Door(
+        client,
+        torch.arange(samples),
+        inputs,
+        torch.arange(samples) % 4,
+        network,
+        None if dpsgd is None else PerSampleGradients(network),
+        cross_entropy,
+        dpsgd,
+        torch_stream(0, "batches", round, client),
+        noise,
+    ), network
+
+
+def released(samples, dpsgd, draws=4000):
+    """Many released gradients of the same Poisson batch plan, as [draws, size]."""
+    handle, network = door(samples, dpsgd=dpsgd)
+    plan = Poisson(1.0, steps=draws, divisor=16.0)
+    return torch.stack([handle.gradient(cross_entropy, network.flat, batch).clone() for batch in handle.batches(plan)])
+
+
+@pytest.mark.parametrize(("one", "other"), [(64, 65), (3, 4), (7, 8)])
+def test_the_noise_of_a_released_gradient_does_not_tell_the_clients_size(one, other):
+    dpsgd = pf.DPSGD(noise_multiplier=4.0, max_grad_norm=0.5, sample_rate=1.0)
+    for samples in (one, other):
+        values = released(samples, dpsgd)
+        spread = float(values.std(0).square().mean().sqrt())
+        assert abs(spread / (4.0 * 0.5 / 16) - 1) < 5 / math.sqrt(2 * values.numel())
+
+
+def test_the_released_gradient_is_centred_on_the_clipped_sum():
+    dpsgd = pf.DPSGD(noise_multiplier=1.0, max_grad_norm=0.3, sample_rate=1.0)
+    values = released(20, dpsgd)
+    handle, network = door(20, dpsgd=dpsgd)
+    PerSampleGradients(network).clipped_sum(cross_entropy, handle._inputs, handle._targets, 0.3)
+    error = values.std(0) / math.sqrt(len(values))
+    assert float(((values.mean(0) - network.gradient / 16) / error).abs().max()) < 5.5
+
+
+def test_every_noisy_gradient_is_logged_with_the_rate_that_drew_it():
+    dpsgd = pf.DPSGD(noise_multiplier=1.5)
+    handle, network = door(dpsgd=dpsgd)
+    for batch in handle.batches(Poisson(0.25, steps=7, divisor=8.0)):
+        handle.gradient(cross_entropy, network.flat, batch)
+    assert handle.log.noisy == {dpsgd.event(1.5, 0.25): 7}
+    assert not handle.log.bare
+    assert not handle.log.clipped
+
+
+def test_noise_at_the_server_leaves_clipped_gradients_and_says_so():
+    handle, network = door(dpsgd=pf.DPSGD(noise_multiplier=1.5, noise_at="server"))
+    (batch,) = handle.batches(Poisson(1.0, divisor=8.0))
+    gradient = handle.gradient(cross_entropy, network.flat, batch).clone()
+    PerSampleGradients(network).clipped_sum(cross_entropy, batch.inputs, batch.targets, 1.0)
+    torch.testing.assert_close(gradient, network.gradient / 8)
+    assert handle.log.clipped == {1.0: 1}
+
+
+def test_a_noise_multiplier_of_zero_claims_nothing():
+    handle, network = door(dpsgd=pf.DPSGD(noise_multiplier=0.0))
+    (batch,) = handle.batches(Poisson(1.0, divisor=8.0))
+    handle.gradient(cross_entropy, network.flat, batch)
+    assert list(handle.log.bare) == ["gradients are clipped but the noise multiplier is 0"]
+
+
+def test_without_a_mechanism_the_gradient_is_the_batch_mean_and_noted_as_bare():
+    handle, network = door(10)
+    for batch in handle.batches(Epochs(batch_size=4, epochs=1)):
+        gradient = handle.gradient(cross_entropy, network.flat, batch)
+        loss = cross_entropy(network.module, batch.inputs, batch.targets).mean()
+        expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, network.parameters)])
+        torch.testing.assert_close(gradient, expected)
+    assert list(handle.log.bare) == ["gradients are computed without a mechanism (no DP-SGD)"]
+
+
+def test_shuffled_batches_of_private_data_are_refused_under_dp_sgd():
+    handle, network = door(dpsgd=pf.DPSGD(noise_multiplier=1.0))
+    batch = Batch(torch.arange(4), handle._inputs[:4], handle._targets[:4], Epochs(4, 1))
+    with pytest.raises(ConfigError, match="Poisson batches with a public divisor"):
+        handle.gradient(cross_entropy, network.flat, batch)
+
+
+def test_a_divisor_from_the_data_is_refused_under_dp_sgd():
+    handle, network = door(dpsgd=pf.DPSGD(noise_multiplier=1.0))
+    (batch,) = handle.batches(Poisson(0.5))
+    with pytest.raises(ConfigError, match="public divisor"):
+        handle.gradient(cross_entropy, network.flat, batch)
+
+
+def test_an_empty_batch_is_a_step_of_pure_noise():
+    handle, network = door(1, dpsgd=pf.DPSGD(noise_multiplier=1.0))
+    batches = [batch for batch in handle.batches(Poisson(0.05, steps=200, divisor=4.0)) if len(batch.rows) == 0]
+    assert len(batches) > 150
+    values = torch.stack([handle.gradient(cross_entropy, network.flat, batch).clone() for batch in batches])
+    assert abs(float(values.std()) * 4 - 1) < 5 / math.sqrt(2 * values.numel())
+
+
+def test_batches_larger_than_one_piece_are_summed():
+    inputs = torch.randn(1300, 6)
+    for dpsgd in (None, pf.DPSGD(noise_multiplier=1e-12, sample_rate=1.0)):
+        handle, network = door(1300, dpsgd=dpsgd, inputs=inputs)
+        (batch,) = handle.batches(Poisson(1.0, divisor=1300.0))
+        gradient = handle.gradient(cross_entropy, network.flat, batch).clone()
+        if dpsgd is None:
+            loss = cross_entropy(network.module, batch.inputs, batch.targets).mean()
+            expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, network.parameters)])
+        else:
+            PerSampleGradients(network).clipped_sum(cross_entropy, batch.inputs, batch.targets, 1.0)
+            expected = network.gradient / 1300
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_poisson_batches_hold_each_sample_independently_with_the_rate(private):
+    samples, rate, steps = 40, 0.3, 6000
+    handle, _ = door(samples, dpsgd=pf.DPSGD(noise_multiplier=1.0) if private else None)
+    hits = np.zeros((steps, samples))
+    for step, batch in enumerate(handle.batches(Poisson(rate, steps=steps, divisor=1.0))):
+        hits[step, batch.rows.numpy()] = 1
+    error = math.sqrt(rate * (1 - rate) / steps)
+    assert np.abs(hits.mean(0) - rate).max() < 5.7 * error  # 5 s.e. corrected for 40 samples
+    sizes = hits.sum(1)
+    assert abs(sizes.var() / (samples * rate * (1 - rate)) - 1) < 5.5 * math.sqrt(2 / steps)
+    off = np.cov(hits.T, bias=True)[~np.eye(samples, dtype=bool)]
+    assert np.abs(off).max() < 6.5 * rate * (1 - rate) / math.sqrt(steps)
+
+
+def test_epochs_use_every_sample_once_and_keep_the_last_short_batch():
+    handle, _ = door(10)
+    rows = [batch.rows for batch in handle.batches(Epochs(batch_size=4, epochs=2))]
+    assert [len(part) for part in rows] == [4, 4, 2, 4, 4, 2]
+    assert torch.equal(torch.cat(rows[:3]).sort().values, torch.arange(10))
+    assert not torch.equal(torch.cat(rows[:3]), torch.cat(rows[3:]))
+
+
+def test_a_number_of_steps_cuts_or_extends_the_epochs():
+    handle, _ = door(10)
+    assert len(list(handle.batches(Epochs(batch_size=4, epochs=1, steps=5)))) == 5
+
+
+def test_noise_depends_on_key_round_and_client_and_on_nothing_else():
+    dpsgd = pf.DPSGD(noise_multiplier=1.0)
+
+    def gradient(**where):
+        handle, network = door(dpsgd=dpsgd, **where)
+        (batch,) = handle.batches(Poisson(0.5, divisor=8.0))
+        return handle.gradient(cross_entropy, network.flat, batch).clone()
+
+    assert torch.equal(gradient(), gradient())
+    for where in ({"round": 1}, {"client": 1}, {"key": 2}):
+        assert not torch.equal(gradient(), gradient(**where))
+
+
+def test_the_exact_size_is_noted_as_unprotected():
+    handle, _ = door(12)
+    assert handle.size() == 12
+    assert list(handle.log.bare) == ["the exact number of the client's samples is sent"]
+
+
+def test_plans_under_dp_sgd_use_public_numbers_only():
+    training = LocalTraining(batch_size=25, epochs=2)
+    assert private_plan(training, None, 0) == Epochs(25, 2, None)
+    dpsgd = pf.DPSGD(noise_multiplier=1.0, sample_rate=(0.1, 0.4))
+    assert private_plan(training, dpsgd, 0) == Poisson(0.1, steps=20, divisor=25.0)
+    assert private_plan(training, dpsgd, 1) == Poisson(0.4, steps=5, divisor=25.0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"learning_rate": 0.0}, {"batch_size": 0}, {"epochs": 0}, {"steps": 0}, {"momentum": 1.0}, {"weight_decay": -1.0}],
+)
+def test_impossible_training_settings_are_one_sentence(settings):
+    with pytest.raises(ConfigError, match=f"training.{next(iter(settings))} is"):
+        LocalTraining(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"noise_multiplier": 1.0, "target_epsilon": 1.0},
+        {"noise_multiplier": -1.0},
+        {"noise_multiplier": math.nan},
+        {"noise_multiplier": math.inf},
+        {"noise_multiplier": 1.0, "max_grad_norm": 0.0},
+        {"noise_multiplier": 1.0, "sample_rate": 0.0},
+        {"noise_multiplier": 1.0, "sample_rate": 1.1},
+        {"noise_multiplier": 1.0, "noise_at": "nowhere"},
+        {"noise_multiplier": (1.0, 2.0), "noise_at": "server"},
+        {"target_epsilon": 0.0},
+    ],
+)
+def test_impossible_dp_sgd_settings_are_one_sentence(settings):
+    with pytest.raises(ConfigError, match="DPSGD"):
+        pf.DPSGD(**settings)
+
+
+def test_a_list_for_another_number_of_clients_is_refused():
+    with pytest.raises(ConfigError, match="lists 2 values for 3 clients"):
+        pf.DPSGD(noise_multiplier=(1.0, 2.0)).check_clients(3)
