@@ -1,0 +1,345 @@
+"""Whole runs: bad clients, budgets, targets, noise keys, and that no claim is better than the truth."""
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+import privfl as pf
+from privfl.algorithms import FedAvg
+from privfl.errors import ConfigError, PrivacyError
+from privfl.simulation import pick_device
+
+CELLS = [(unit, observer) for unit in ("sample", "client") for observer in ("server", "public")]
+
+
+@pytest.fixture(scope="module")
+def task():
+    return pf.load("digits", partition=pf.Dirichlet(clients=6, alpha=1.0), model="logistic")
+
+
+@dataclass(frozen=True)
+class Faulty(FedAvg):
+    """FedAvg in which the odd rounds break some clients in the way that ``fault`` says."""
+
+    name: ClassVar[str] = "faulty"
+    fault: str = "nan"
+    weighting: str = "uniform"
+
+    def start(self, parameters):
+        return {**super().start(parameters), "round": torch.zeros(())}
+
+    def broadcast(self, server):
+        return {**super().broadcast(server), "round": server["round"]}
+
+    def finish(self, local, received, training):
+        upload = super().finish(local, received, training)
+        # an upload's own first value decides who breaks, so that some do and some do not
+        broken = self.fault.startswith("all") or (float(upload["update"][7]) > 0 and float(received["round"]) % 2 == 1)
+        if not broken:
+            return upload
+        kind = self.fault.removeprefix("all ")
+        if kind == "nothing":
+            return None
+        if kind == "field":
+            return {}
+        return {"update": upload["update"] * math.nan if kind == "nan" else upload["update"][:-1]}
+
+    def aggregate(self, server, total, round, training):
+        return {**super().aggregate(server, total, round, training), "round": server["round"] + 1}
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("nan", "sent a non-finite 'update'"),
+        ("shape", "sent 'update' of shape (649,)"),
+        ("field", "sent no 'update'"),
+        ("nothing", "sent no 'update'"),
+    ],
+)
+def test_a_client_that_sends_rubbish_is_dropped_counted_and_reported_and_the_round_goes_on(task, fault, reason):
+    run = pf.simulate(task, Faulty(fault=fault), rounds=4)
+    assert "dropped" not in run.metrics[0]
+    lost = sum(line.get("dropped", {}).get(reason, 0) for line in run.metrics)
+    assert lost > 0
+    assert run.summary["dropped"] == {reason: lost}
+    assert all(line["clients"] + sum(line.get("dropped", {}).values()) == 6 for line in run.metrics)
+    assert bool(run.parameters.isfinite().all())
+
+
+def test_when_nobody_sends_anything_usable_the_model_stays_and_the_run_goes_on(task):
+    run = pf.simulate(task, Faulty(fault="all nan"), rounds=3)
+    start = pf.simulate(task, FedAvg(weighting="uniform"), rounds=1, training=pf.LocalTraining(learning_rate=1e-12))
+    torch.testing.assert_close(run.parameters, start.parameters, rtol=0, atol=1e-6)
+    assert [line["clients"] for line in run.metrics] == [0, 0, 0]
+
+
+def test_under_client_noise_a_dropped_client_does_not_change_the_public_divisor(task):
+    privacy = pf.Privacy(update=[pf.Clip(1e-6), pf.GaussianNoise(1e6)], noise_key=3)
+    whole = pf.simulate(task, FedAvg(weighting="uniform"), rounds=1, privacy=privacy)
+    gone = pf.simulate(task, Faulty(fault="all nan"), rounds=1, privacy=privacy)
+    torch.testing.assert_close(whole.parameters, gone.parameters, rtol=0, atol=1e-4)  # the noise alone decides
+
+
+def test_evaluation_can_be_rarer_but_always_ends_the_run(task):
+    run = pf.simulate(task, FedAvg(), rounds=5, evaluate_every=2)
+    assert ["test_accuracy" in line for line in run.metrics] == [False, True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "training", "privacy"),
+    [
+        (
+            FedAvg(weighting="uniform"),
+            pf.LocalTraining(batch_size=24),
+            {"training": pf.DPSGD(target_epsilon=4.0, sample_rate=0.2)},
+        ),
+        (
+            pf.FedSampling(samples_per_round=300),
+            pf.LocalTraining(learning_rate=0.5),
+            {
+                "training": pf.DPSGD(target_epsilon=4.0, noise_at="server"),
+                "size": pf.LaplaceSize(epsilon=2, bound=500, lower=100),
+            },
+        ),
+        (
+            pf.FedSampling(samples_per_round=300),
+            pf.LocalTraining(learning_rate=0.5),
+            {"training": pf.DPSGD(target_epsilon=4.0), "size": pf.RandomizedResponse(epsilon=2, bound=500, lower=100)},
+        ),
+        (
+            pf.Centralized(),
+            pf.LocalTraining(batch_size=200, steps=2),
+            {"training": pf.DPSGD(target_epsilon=4.0, sample_rate=0.15)},
+        ),
+    ],
+    ids=["fedavg", "fedsampling, noise on the sum", "fedsampling, noise at clients", "centralized"],
+)
+def test_a_target_epsilon_is_nearly_used_up_and_never_exceeded(task, algorithm, training, privacy):
+    settings = pf.Privacy(**privacy, max_size_error=50)
+    run = pf.simulate(task, algorithm, rounds=6, training=training, privacy=settings, evaluate_every=6)
+    assert 0.97 * 4.0 < run.statement.cell("sample", "public").epsilon <= 4.0
+
+
+def test_a_list_of_targets_gives_each_client_its_own(task):
+    targets = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+    privacy = pf.Privacy(training=pf.DPSGD(target_epsilon=targets, sample_rate=0.3))
+    run = pf.simulate(task, FedAvg(weighting="uniform"), rounds=4, privacy=privacy, evaluate_every=4)
+    clients = run.statement.cell("sample", "server").clients
+    assert 0.97 * 6 < clients.maximum <= 6.0
+    assert clients.worst_client == 5
+    assert 0.9 < clients.minimum <= 1.03  # all but the worst may be rounded up
+
+
+def test_with_random_cohorts_the_target_holds_for_who_takes_part_most(task):
+    privacy = pf.Privacy(training=pf.DPSGD(target_epsilon=3.0, sample_rate=0.3))
+    run = pf.simulate(
+        task,
+        FedAvg(weighting="uniform"),
+        rounds=9,
+        privacy=privacy,
+        cohort=pf.FixedCohort(2),
+        availability=pf.Bernoulli(0.7),
+        evaluate_every=9,
+    )
+    cell = run.statement.cell("sample", "server")
+    assert 0.97 * 3 < cell.epsilon <= 3.0
+    assert cell.clients.minimum < 2.5
+
+
+def test_a_target_needs_rates_that_are_known_before(task):
+    privacy = pf.Privacy(
+        training=pf.DPSGD(target_epsilon=4.0, noise_at="server"),
+        size=pf.LaplaceSize(epsilon=2, bound=500, lower=100, refresh="every_round"),
+        max_size_error=50,
+    )
+    with pytest.raises(ConfigError, match="refresh = 'once'"):
+        pf.simulate(task, pf.FedSampling(300), rounds=2, privacy=privacy)
+
+
+def test_a_target_below_what_the_size_answer_costs_is_refused(task):
+    privacy = pf.Privacy(
+        training=pf.DPSGD(target_epsilon=1.0, noise_at="server"),
+        size=pf.RandomizedResponse(epsilon=2, bound=500, lower=100),
+        max_size_error=50,
+    )
+    with pytest.raises(ConfigError, match="the size response alone costs"):
+        pf.simulate(task, pf.FedSampling(300), rounds=2, privacy=privacy)
+
+
+def test_a_budget_stops_the_run_before_it_is_exceeded(task):
+    def run(rounds, budget=None):
+        privacy = pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, sample_rate=0.2), budget=budget)
+        return pf.simulate(task, FedAvg(weighting="uniform"), rounds=rounds, privacy=privacy, evaluate_every=50)
+
+    stopped = run(30, pf.Budget(5.0))
+    assert stopped.summary["stopped"] == "budget"
+    rounds = stopped.summary["rounds"]
+    assert 0 < rounds < 30
+    assert stopped.statement.cell("sample", "public").epsilon <= 5.0
+    assert run(rounds + 1).statement.cell("sample", "public").epsilon > 5.0
+
+
+@pytest.mark.parametrize("unit", ["sample", "client"])
+def test_a_budget_that_allows_no_round_is_refused(task, unit):
+    privacy = pf.Privacy(training=pf.DPSGD(noise_multiplier=0.5, sample_rate=0.5), budget=pf.Budget(0.01, unit))
+    with pytest.raises(ConfigError, match="does not allow a single round"):
+        pf.simulate(task, FedAvg(weighting="uniform"), rounds=2, privacy=privacy)
+
+
+def test_noise_of_the_operating_system_differs_between_runs_and_a_fixed_key_forbids_release(task):
+    def run(key):
+        privacy = pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0), noise_key=key)
+        return pf.simulate(task, FedAvg(weighting="uniform"), rounds=1, privacy=privacy)
+
+    free, again, fixed, repeated = run(None), run(None), run(5), run(5)
+    assert not torch.equal(free.parameters, again.parameters)
+    assert torch.equal(fixed.parameters, repeated.parameters)
+    assert not free.statement.reproducible_noise
+    assert fixed.statement.reproducible_noise
+    assert "DO NOT RELEASE" in str(fixed.statement)
+    assert "DO NOT RELEASE" not in str(free.statement)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"algorithm": FedAvg(weighting="size")}, "uniform weights"),
+        (
+            {"algorithm": FedAvg(weighting="uniform"), "cohort": pf.SizeWeightedCohort(2)},
+            "does not depend on sizes|uniform weights",
+        ),
+        ({"algorithm": pf.NaiveFedSampling()}, "this one sends update, answered"),
+    ],
+)
+def test_noise_that_hides_clients_needs_uniform_weights(task, settings, message):
+    privacy = pf.Privacy(update=[pf.Clip(1.0), pf.GaussianNoise(1.0)])
+    with pytest.raises(ConfigError, match=message):
+        pf.simulate(task, rounds=1, privacy=privacy, **settings)
+
+
+def test_a_hopeless_size_estimate_is_refused_before_anybody_answers(task):
+    with pytest.raises(ConfigError, match="relative standard deviation"):
+        pf.simulate(task, pf.FedSampling(300), rounds=1, privacy=pf.Privacy(size=pf.RandomizedResponse(0.1, 500)))
+
+
+def test_a_client_beyond_the_response_range_is_a_warning(task):
+    privacy = pf.Privacy(size=pf.LaplaceSize(epsilon=8, bound=150), max_size_error=50)
+    run = pf.simulate(task, pf.FedSampling(300), rounds=1, privacy=privacy)
+    assert any("hold more than 150 samples" in warning for warning in run.summary["warnings"])
+
+
+def test_samples_held_by_several_clients_are_a_caveat():
+    partition = pf.Pathological(clients=12, classes_per_client=2, samples_per_client=200)
+    shared = pf.load("digits", partition=partition, model="logistic")
+    run = pf.simulate(shared, FedAvg(), rounds=1)
+    assert any("held by more than one client" in caveat for caveat in run.statement.caveats)
+
+
+@dataclass(frozen=True)
+class Greedy(FedAvg):
+    """Takes two gradients a step and declares one."""
+
+    name: ClassVar[str] = "greedy"
+    weighting: str = "uniform"
+
+    def step(self, local, received, batch, client, training):
+        super().step(local, received, batch, client, training)
+        super().step(local, received, batch, client, training)
+
+
+def test_an_algorithm_that_takes_more_than_it_declares_is_stopped(task):
+    with pytest.raises(PrivacyError, match="took other values through the door"):
+        pf.simulate(task, Greedy(), rounds=1, privacy=pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0)))
+
+
+def test_an_unknown_device_is_one_sentence():
+    with pytest.raises(ConfigError, match="unknown device 'gpu7'"):
+        pick_device("gpu7")
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="no CUDA device"):
+            pick_device("cuda")
+
+
+def test_thread_settings_are_given_back(task):
+    before = torch.get_num_threads()
+    pf.simulate(task, FedAvg(), rounds=1, workers=2)
+    assert torch.get_num_threads() == before
+
+
+# No claim is better than the truth: an oracle that derives from first principles which cells may be finite.
+
+DPSGDS = {
+    "none": None,
+    "client": pf.DPSGD(noise_multiplier=1.0, sample_rate=0.5),
+    "server": pf.DPSGD(noise_multiplier=1.0, noise_at="server"),
+    "zero": pf.DPSGD(noise_multiplier=0.0, sample_rate=0.5),
+}
+CHAINS = {
+    "none": (),
+    "clip": (pf.Clip(1.0),),
+    "central": (pf.Clip(1.0), pf.GaussianNoise(1.0)),
+    "local": (pf.Clip(1.0), pf.GaussianNoise(1.0, at="client")),
+}
+SIZES = {
+    "exact": None,
+    "grr": pf.RandomizedResponse(epsilon=3, bound=500),
+    "inf": pf.RandomizedResponse(epsilon=math.inf, bound=500),
+}
+COHORTS = {"everyone": pf.Everyone(), "poisson": pf.PoissonCohort(0.7), "weighted": pf.SizeWeightedCohort(3)}
+FAMILY = {
+    "fedavg": FedAvg(),
+    "fedavg uniform": FedAvg(weighting="uniform"),
+    "fedsampling": pf.FedSampling(300),
+    "naive": pf.NaiveFedSampling(),
+    "local": pf.Local(),
+    "centralized": pf.Centralized(),
+}
+
+
+def may_be_finite(algorithm, dpsgd, chain, size, cohort, unit, observer):
+    """First principles. Whoever sees a bare value that depends on the unit's data has ε = ∞."""
+    if algorithm == "local":
+        asked = cohort == "weighted"
+        return not (asked and size in ("exact", "inf"))
+    if algorithm == "centralized":
+        # one clipped and noised update of everything covers both rows; nothing is hidden from who holds the data
+        return observer == "public" and (chain in ("central", "local") or (unit == "sample" and dpsgd == "client"))
+    asked = algorithm in ("fedavg", "fedsampling") or cohort == "weighted"
+    if asked and size in ("exact", "inf"):
+        return False
+    hidden = chain == "local" or (chain == "central" and observer == "public")
+    if unit == "client":
+        return hidden
+    return hidden or dpsgd == "client" or (dpsgd == "server" and observer == "public")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", FAMILY)
+def test_no_combination_of_settings_claims_more_than_first_principles_allow(task, algorithm):
+    ran = 0
+    for dpsgd, chain, size, cohort in itertools.product(DPSGDS, CHAINS, SIZES, COHORTS):
+        privacy = pf.Privacy(training=DPSGDS[dpsgd], update=CHAINS[chain], size=SIZES[size], max_size_error=1e9)
+        try:
+            run = pf.simulate(
+                task,
+                FAMILY[algorithm],
+                rounds=1,
+                training=pf.LocalTraining(batch_size=200, steps=1),
+                privacy=privacy,
+                cohort=COHORTS[cohort],
+                evaluate_every=2,
+                workers=1,
+            )
+        except ConfigError:
+            continue
+        ran += 1
+        for unit, observer in CELLS:
+            finite = math.isfinite(run.statement.cell(unit, observer).epsilon)
+            expected = may_be_finite(algorithm, dpsgd, chain, size, cohort, unit, observer)
+            assert finite == expected, (dpsgd, chain, size, cohort, unit, observer)
+    assert ran >= 9
