@@ -51,11 +51,12 @@ def test_an_observer_who_learns_nothing_has_empty_histories():
 
 
 def test_a_client_drawn_twice_is_counted_twice():
-    ledger = Ledger(10, ["update"])
-    for _ in range(2):
-        ledger.record(UPDATE, [7, 7, 1])
-    assert counts(ledger)[7] == {"update": 4}
-    assert counts(ledger)[1] == {"update": 2}
+    for clients in (10, 1000):  # a dense and a sparse tally
+        ledger = Ledger(clients, ["update"])
+        for _ in range(2):
+            ledger.record(UPDATE, [7, 7, 1, 2, 3])
+        assert counts(ledger)[7] == {"update": 4}
+        assert counts(ledger)[1] == {"update": 2}
 
 
 def test_sparse_and_dense_tallies_count_alike():

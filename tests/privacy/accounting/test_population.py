@@ -70,6 +70,15 @@ def test_rates_round_up_by_at_most_one_per_cent():
         up = rounded_up(sampled(rate, 1.0))[0].sampling_probability
         assert rate <= up <= 1.0101 * rate
     assert rounded_up(RR) == RR
+    assert rounded_up(sampled(0.1, 1.0)) == rounded_up(sampled(0.1001, 1.0))
+
+
+def test_counts_round_up_by_at_most_one_per_cent():
+    counts = np.arange(0, 20_000)
+    up = population._round_counts(counts)
+    assert (up >= counts).all()
+    assert (up <= 1.01 * counts).all()
+    assert len(np.unique(up)) < 1000
 
 
 def heterogeneous(clients, seed=0):
