@@ -31,9 +31,10 @@ from dp_accounting import DpEvent, NeighboringRelation
 from opacus.accountants.prv import PRVAccountant
 
 from privfl.errors import PrivacyError
+from privfl.privacy.accounting.composition import Sum, compose
 from privfl.privacy.accounting.events import ADD_REMOVE, REPLACE, History, InfiniteLoss, Kind, elementary
 from privfl.privacy.accounting.grouping import fewer_rates
-from privfl.privacy.accounting.loss import Sum, compose, pure_loss, spread, width
+from privfl.privacy.accounting.loss import pure_loss, spread, width
 from privfl.privacy.accounting.renyi import only_renyi, renyi_epsilon
 
 _LONGEST_GRID = 2**18
@@ -215,25 +216,28 @@ def prv_interval(kinds: Mapping[Kind, int], delta: float, claim: float) -> Bound
 
 
 def _certified_interval(kinds: Mapping[Kind, int], delta: float, claim: float, step: float) -> Bound:
-    """Lower bound from the PLD itself: how far connecting the dots can have moved the composed loss.
-
-    A loss in a cell of width h goes to one of the cell's ends, at random, with mean excess at most h²/8. The total
-    excess over n losses exceeds n·h²/8 + h·√(n/2·ln(1/β)) with probability at most β (Hoeffding), hence
-    ε_exact(delta) >= ε_grid(delta + β) - that excess. Here β = delta/1000.
-    """
-    number = sum(kinds.values())
-    deviation = math.sqrt(number / 2 * math.log(1000 / delta))
-    exact = _lattice(kinds) is not None
-    fine = max(_power_of_two(max(0.002 * claim, 1e-3) / deviation), 4 * _finest_step(kinds))
+    """Lower bound from the PLD itself, by how far connecting the dots can have moved the composed loss."""
+    number, lattice = sum(kinds.values()), _lattice(kinds)
+    fine = _power_of_two(max(0.002 * claim, 1e-3) / math.sqrt(number / 2 * math.log(1000 / delta)))
     try:
-        trial = step if exact else min(step, fine)
+        trial = lattice or min(step, max(fine, 4 * _finest_step(kinds)))
         sums = compose(kinds, trial, delta)
     except OverflowError:
         trial, sums = step, compose(kinds, step, delta)
-    excess = 0.0 if exact else number * trial**2 / 8 + deviation * trial
+    excess = 0.0 if lattice else rounding_excess(number, trial, delta)
     estimate = min(claim, max(one.epsilon(delta)[0] for one in sums))
     lower = max(one.epsilon(delta * 1.001 + one.escaped)[0] for one in sums) - excess
     return Bound(claim, "PLD", min(max(lower, 0.0), estimate), estimate, claim, "PLD with certified rounding")
+
+
+def rounding_excess(number: int, step: float, delta: float) -> float:
+    """How far connecting the dots moves a sum of losses at most, except with probability delta/1000.
+
+    A loss in a cell of width h goes to one of the cell's ends at random, keeping the mean of exp(-loss). By Hoeffding's
+    lemma its mean grows by at most h²/8, by his inequality n losses then gain more than n·h²/8 + h·√(n/2·ln(1/β)) with
+    probability at most β. Hence ε_exact(delta) >= ε_grid(delta + β) - that excess; here β = delta/1000.
+    """
+    return number * step**2 / 8 + step * math.sqrt(number / 2 * math.log(1000 / delta))
 
 
 def randomized_response_total(epsilon_per_answer: float, domain: int, answers: int, delta: float) -> Bound:

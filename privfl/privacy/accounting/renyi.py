@@ -1,7 +1,7 @@
 """Rényi accounting, for what has no loss distribution (fixed-size cohorts, trees, zCDP) and for tiny delta.
 
 Curves add under adaptive composition, whatever the relation each was computed under, by the argument of
-:mod:`privfl.privacy.accounting.loss`: each bounds the divergence between the two worlds of the same row, in both
+:mod:`privfl.privacy.accounting.composition`: each bounds the divergence between the two worlds of the same row, in both
 directions. Fixed-size cohorts, trees, zCDP and Poisson-sampled Gaussian noise come from dp_accounting; every other
 kind takes the cumulants of its pessimistic loss distribution. Conventions are those of the main accountant (a replaced
 Gaussian contribution counts twice), which dp_accounting's own RDP accountant does not share.

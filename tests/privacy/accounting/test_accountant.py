@@ -19,7 +19,9 @@ from privfl.privacy.accounting.accountant import (
     epsilon,
     pld_epsilon,
     randomized_response_total,
+    rounding_excess,
 )
+from privfl.privacy.accounting.composition import compose
 from privfl.privacy.accounting.events import EpsilonDeltaDpEvent
 from privfl.privacy.accounting.renyi import renyi_epsilon
 
@@ -300,6 +302,18 @@ def test_the_certified_lower_end_is_below_the_exact_value_where_that_is_known():
             kinds = {(dp.GaussianDpEvent(noise), ADD_REMOVE): 100}
             bound = _certified_interval(kinds, 1e-5, 2 * exact, step)
             assert bound.lower <= exact <= bound.estimate * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("place", [0.05, 0.3, 0.5, 0.95])
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_a_coarse_grid_moves_epsilon_by_no_more_than_its_stated_excess(place, count):
+    """Pure mechanisms whose loss falls inside a cell of the coarsest grids: the exact ε at delta 0 is count·loss."""
+    delta = 1e-9
+    for step in (1.0, 0.5):
+        exact = epsilon({(EpsilonDeltaDpEvent(place * step), REPLACE): count}, delta, interval=False).epsilon
+        (total,) = compose({(EpsilonDeltaDpEvent(place * step), REPLACE): count}, step, delta)
+        moved = total.epsilon(delta * 1.001 + total.escaped)[0] - exact
+        assert moved <= rounding_excess(count, step, delta)
 
 
 # --- T uses of one event are T single ones ---------------------------------------------------------------------------
