@@ -46,9 +46,10 @@ class _Certificate:
 class EpsilonTracker:
     """Watches a ledger while a run goes on.
 
-    :meth:`so_far` is an upper bound on the worst client, a few per cent above the statement's claim: it prices one
-    history that dominates all clients, a thirty-second longer than need be, and prices again only when the run has
-    outgrown that. :meth:`would_exceed` decides by the statement's own claim.
+    :meth:`so_far` is an upper bound on the worst client: it prices one history that dominates all clients, a
+    thirty-second longer than need be, and prices again only when the run has outgrown that. It lies a few per cent
+    above the statement's claim where one client leads in everything, further (15 % seen) where rates and participation
+    both differ. :meth:`would_exceed` decides by the statement's own claim.
     """
 
     def __init__(self, ledger: Ledger, delta: float) -> None:
