@@ -95,7 +95,7 @@ def run(repeats: int) -> list[dict[str, Any]]:
             best = min((name for name in medians if name.startswith("opacus")), key=lambda name: medians[name])
             rows.append(
                 {
-                    "what": f"private step / best of Opacus ({best.removeprefix('opacus ')}), {model}, B = {batch_size}",
+                    "what": f"private step / Opacus' best ({best.removeprefix('opacus ')}), {model}, B = {batch_size}",
                     "target": 1.0,
                     **ratio(seconds, "privfl", best),
                     "milliseconds": medians,

@@ -96,7 +96,7 @@ class RunDirectory:
         else:
             write_whole(self.path / "config.toml", tomli_w.dumps(_without_none(config)).encode())
             self.write_json("environment.json", {**environment(), "fingerprint": fingerprint})
-        checkpoint = self._read_checkpoint() if self.checkpoint_file.exists() else None
+        checkpoint = self.checkpoint()
         self._cut_metrics(checkpoint.round if checkpoint else 0)
         return checkpoint
 
@@ -121,9 +121,8 @@ class RunDirectory:
         buffer = io.BytesIO()
         arrays = {name: tensor.detach().cpu().numpy() for name, tensor in checkpoint.tensors.items()}
         meta = json.dumps({"round": checkpoint.round, **checkpoint.meta}).encode()
-        np.savez(
-            buffer, **{f"tensor/{name}": array for name, array in arrays.items()}, meta=np.frombuffer(meta, np.uint8)
-        )
+        named: dict[str, Any] = {f"tensor/{name}": array for name, array in arrays.items()}
+        np.savez(buffer, meta=np.frombuffer(meta, np.uint8), **named)
         write_whole(self.checkpoint_file, buffer.getvalue())
 
     def noise_key(self, fresh: bytes) -> bytes:
@@ -139,7 +138,14 @@ class RunDirectory:
             self.key_file.write_bytes(bytes(self.key_file.stat().st_size))
             self.key_file.unlink()
 
-    def _read_checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> Checkpoint | None:
+        """The latest checkpoint, ``None`` if there is none.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        if not self.checkpoint_file.exists():
+            return None
         try:
             with np.load(self.checkpoint_file, allow_pickle=False) as archive:
                 meta = json.loads(archive["meta"].tobytes())

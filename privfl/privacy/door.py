@@ -186,9 +186,7 @@ class Door:
             private.clipped_sum(loss, batch.inputs, batch.targets, dpsgd.max_grad_norm)
         else:
             total = torch.zeros_like(gradient)
-            for inputs, targets in zip(
-                batch.inputs.split(ROWS_AT_ONCE), batch.targets.split(ROWS_AT_ONCE), strict=True
-            ):
+            for inputs, targets in zip(*batch.pieces(), strict=True):
                 private.clipped_sum(loss, inputs, targets, dpsgd.max_grad_norm)
                 total += gradient
             gradient.copy_(total)
