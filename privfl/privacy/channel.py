@@ -128,8 +128,8 @@ class Channel:
             unbounded = [field.name for field in self.fields if field.per_sample_scale is None]
             if unbounded:
                 raise ConfigError(
-                    f"DPSGD(noise_at='server') needs uploads that are sums of per-sample gradients; '{unbounded[0]}' is "
-                    "none: use fedsampling, or noise_at='client'"
+                    f"DPSGD(noise_at='server') needs uploads that are sums of per-sample gradients; '{unbounded[0]}' "
+                    "is none: use fedsampling, or noise_at='client'"
                 )
 
     @property
