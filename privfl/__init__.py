@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from privfl.privacy.local_randomizers import DuchiSize, HybridSize, LaplaceSize, PiecewiseSize
     from privfl.privacy.randomized_response import RandomizedResponse
     from privfl.privacy.settings import Budget, Privacy
-    from privfl.simulation import Run, simulate
+    from privfl.run import Run
+    from privfl.simulation import simulate
     from privfl.task import Task, load
 
 _HOMES = {
@@ -71,7 +72,8 @@ _HOMES = {
     "privfl.privacy.local_randomizers": ("DuchiSize", "HybridSize", "LaplaceSize", "PiecewiseSize"),
     "privfl.privacy.randomized_response": ("RandomizedResponse",),
     "privfl.privacy.settings": ("Budget", "Privacy"),
-    "privfl.simulation": ("Run", "simulate"),
+    "privfl.run": ("Run",),
+    "privfl.simulation": ("simulate",),
     "privfl.task": ("Task", "load"),
 }
 

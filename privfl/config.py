@@ -47,7 +47,8 @@ from privfl.privacy.door import LocalTraining
 from privfl.privacy.dpsgd import DPSGD
 from privfl.privacy.local_randomizers import SIZE_MECHANISMS
 from privfl.privacy.settings import Budget, Privacy
-from privfl.simulation import Observer, Run, simulate
+from privfl.run import Run
+from privfl.simulation import Observer, simulate
 from privfl.task import Task, load
 
 UPDATE_MECHANISMS: dict[str, type[Mechanism]] = {"clip": Clip, "gaussian-noise": GaussianNoise}

@@ -14,57 +14,38 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Round, Tensors
 from privfl.cohort import Cohort, Everyone, Selection
+from privfl.compatibility import check_settings, pick_device
 from privfl.data.availability import Always, Availability
 from privfl.description import describe
 from privfl.engine.loop import LoopEngine
 from privfl.errors import ConfigError
 from privfl.metrics.classification import classification
-from privfl.parameters import FlatNetwork, flatten
+from privfl.parameters import flatten
 from privfl.planning import RoundCosts, calibrate, planned_gradients
 from privfl.privacy.accounting.ledger import Ledger
-from privfl.privacy.accounting.release import Release, everywhere, unprotected
-from privfl.privacy.accounting.statement import Statement, make_statement
+from privfl.privacy.accounting.release import Release
+from privfl.privacy.accounting.statement import make_statement
 from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.channel import Channel
 from privfl.privacy.door import LocalTraining
 from privfl.privacy.noise import NoiseSource
-from privfl.privacy.per_sample import Way, check_per_sample
+from privfl.privacy.per_sample import Way
 from privfl.privacy.settings import Privacy
 from privfl.privacy.size_responses import SizeResponses
+from privfl.run import Run
 from privfl.run_directory import Checkpoint, Metrics, RunDirectory, write_whole
+from privfl.sizes import SIZE, SIZE_RESPONSE, Sizes
 from privfl.task import Task
 
 SETTINGS = ("algorithm", "rounds", "training", "privacy", "cohort", "availability", "seed", "evaluate_every")
-SIZE = "size"
 UPDATE = "update"
-SIZE_RESPONSE = "size response"
 SHARED = "{} samples are held by more than one client; every claim is about one client's copy."
-EXACT_SIZE = everywhere(SIZE, unprotected("every client's exact number of samples is sent"))
+ADAPTED = "The sampling rate follows from the size answers; the claim composes the rates that these answers led to."
 Observer = Callable[["Simulation", Metrics], None]
 """Called after every round with the simulation and the round's metrics; the progress bar is one."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a finished run leaves: the model, its metrics round by round, and what may be claimed."""
-
-    parameters: Tensor
-    metrics: list[Metrics]
-    statement: Statement
-    summary: dict[str, Any]
-    path: Path | None = None
-
-    def report(self, path: Path | str) -> None:
-        """Write the run as one self-contained HTML page."""
-        from privfl.study.report import (
-            write_report,
-        )  # the study room is above this one: it is looked up only when asked
-
-        write_report(self, Path(path))
 
 
 def simulate(
@@ -126,23 +107,6 @@ def simulate(
     return simulation.run(dict(settings) if settings is not None else None, resume)
 
 
-def pick_device(name: str) -> torch.device:
-    """``auto`` is CUDA if there is one, else the CPU.
-
-    Raises:
-        ConfigError: torch does not know the device, or there is none of that kind.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"unknown device '{name}'; use auto, cpu or cuda") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device is '{name}', but this machine has no CUDA device; use auto or cpu")
-    return device
-
-
 @dataclass
 class Simulation:
     """One run in flight; :func:`simulate` is the way to start one."""
@@ -165,7 +129,6 @@ class Simulation:
     server: Tensors = field(default_factory=dict)
     kept: dict[int, Tensors] = field(default_factory=dict)
     metrics: list[Metrics] = field(default_factory=list)
-    responses: SizeResponses = field(default_factory=SizeResponses)
     dropped: Counter[str] = field(default_factory=Counter)
     warnings: list[str] = field(default_factory=list)
     stopped: Literal["finished", "budget"] = "finished"
@@ -191,7 +154,8 @@ class Simulation:
             self.source = NoiseSource(self.directory.noise_key(self.source.key), self.source.reproducible)
             if checkpoint is not None:
                 self.restore(checkpoint)
-        self.learn_sizes()
+        if self.needs_sizes and self.round == 0:
+            self.sizes.begin(self.source)
         self.fix_noise()
         with LoopEngine(
             self.task, self.algorithm, self.training, self.channel, way=way, workers=self.workers
@@ -199,97 +163,50 @@ class Simulation:
             self.train()
             return self.conclude()
 
-    # Preparation: everything that can be refused is refused here.
-
     def prepare(self) -> Way | None:
-        """Check that the settings fit together and build the channel; returns how per-sample gradients are formed."""
-        clients, algorithm, privacy = len(self.task.clients), self.algorithm, self.privacy
-        way: Way | None = None
-        if self.dpsgd is not None:
-            if algorithm.dpsgd_refusal():
-                raise ConfigError(f"DP-SGD cannot protect this run: {algorithm.dpsgd_refusal()}")
-            self.dpsgd.check_clients(clients)
-            network = FlatNetwork(self.task.model(0), self.device)
-            way = check_per_sample(network, self.task.loss, *self.task.probe(4))
-        self.channel = Channel(privacy.update, algorithm.fields(), self.dpsgd, self.cohort.rate)
-        self.needs_sizes = algorithm.asks_sizes() or self.cohort.needs_sizes
-        if self.channel.hides_clients and (algorithm.weights() != "uniform" or self.cohort.needs_sizes):
-            raise ConfigError(
-                "noise that hides clients needs uniform weights: set weighting = 'uniform' and a cohort that does not "
-                "depend on sizes"
-            )
-        if self.dpsgd is not None and self.dpsgd.noise_at == "server" and self.cohort.needs_sizes:
-            raise ConfigError(
-                "a client that counts twice doubles what noise at the server must cover; draw another cohort"
-            )
-        if self.needs_sizes and privacy.size is not None:
-            privacy.size.require_precision(clients, privacy.max_size_error)
-            self.warnings += privacy.size.check_sizes(self.task.clients.sizes)
-        if privacy.size is not None and not self.needs_sizes:
-            self.warnings.append(f"privacy.size is set, but {algorithm.name} never asks for sizes; nothing is sent")
-        self.server = algorithm.start(flatten(self.task.model(self.seed).to(self.device)))
-        self.ledger = Ledger(clients, (UPDATE, SIZE, SIZE_RESPONSE))
-        self.tracker = EpsilonTracker(self.ledger, privacy.target_delta)
-        return way
+        """Check the settings and build what the rounds need; returns how per-sample gradients are formed."""
+        checked = check_settings(self.task, self.algorithm, self.privacy, self.cohort, self.device)
+        self.channel, self.needs_sizes = checked.channel, checked.needs_sizes
+        self.warnings += checked.warnings
+        self.server = self.algorithm.start(flatten(self.task.model(self.seed).to(self.device)))
+        self.keep_accounts(Ledger(len(self.task.clients), (UPDATE, SIZE, SIZE_RESPONSE)))
+        return checked.way
 
-    def learn_sizes(self) -> None:
-        """Ask every client for its size, once, before training; a resumed run replays what it knows."""
-        self.weights: NDArray[np.float64] = self.task.clients.sizes.astype(np.float64)
-        if not self.needs_sizes:
-            return
-        if self.privacy.size is None:
-            if self.round == 0:
-                self.ledger.record(EXACT_SIZE, None)
-            return
-        self.ask(0 if self.round == 0 else self.round - 1, np.arange(len(self.task.clients)))
+    def keep_accounts(self, ledger: Ledger) -> None:
+        """Write to ``ledger`` from now on."""
+        self.ledger = ledger
+        self.tracker = EpsilonTracker(ledger, self.privacy.target_delta)
+        self.sizes = Sizes(self.task.clients.sizes, self.privacy.size, ledger)
 
-    def ask(self, round: int, clients: NDArray[np.int64]) -> None:
-        """Collect the size answers of ``clients`` and charge those that are fresh."""
-        size = self.privacy.size
-        assert size is not None
-        answers = self.responses.answers(round, clients.tolist(), self.task.clients.sizes[clients], size, self.source)
-        self.weights[clients] = np.clip(answers, size.range.lo, size.range.hi)
-        if self.responses.fresh:
-            self.ledger.record(size.costs(), np.array(self.responses.fresh))
+    @property
+    def refreshes(self) -> bool:
+        """Whether clients answer with their sizes more than once."""
+        return self.privacy.size is not None and self.privacy.size.refresh != "once"
 
     def fix_noise(self) -> None:
         """Turn a target ε into the noise multiplier that the planned rounds need."""
         if self.dpsgd is None or self.dpsgd.target_epsilon is None:
             return
-        size = self.privacy.size if self.needs_sizes else None
-        if size is not None and size.refresh != "once":
+        if self.needs_sizes and self.refreshes:
             raise ConfigError("target_epsilon needs sampling rates known before training; use refresh = 'once'")
         gradients: list[Counter[float]] = [Counter() for _ in range(len(self.task.clients))]
-        for round in range(self.rounds):
-            selection, server = self.meet(round)
+        for selection, server in map(self.meet, range(self.rounds)):
             received = self.algorithm.broadcast(server)
             for client in selection.clients.tolist():
                 rate, count = planned_gradients(self.algorithm, self.training, self.dpsgd, client, received)
                 gradients[client][rate] += count
-        besides = EXACT_SIZE if self.needs_sizes and size is None else None if size is None else size.costs()
+        besides = self.sizes.cost if self.needs_sizes else None
         self.dpsgd = calibrate(self.dpsgd, gradients, besides, self.privacy.target_delta)
         self.channel = Channel(self.privacy.update, self.algorithm.fields(), self.dpsgd, self.cohort.rate)
-
-    # Rounds.
 
     def meet(self, round: int) -> tuple[Selection, Tensors]:
         """Who trains in ``round``, and the server's state once it knows the sizes of those who could."""
         available = self.availability.active(round, len(self.task.clients), self.seed)
-        selection = self.cohort.draw(available, round, self.seed, self.source, self.weights[available])
+        selection = self.cohort.draw(available, round, self.seed, self.source, self.sizes.weights(available))
         if not self.needs_sizes:
             return selection, self.server
         contacted = min(1.0, self.cohort.expected(len(available)) / len(available))
-        return selection, self.algorithm.sized(self.server, self.samples(available), contacted)
-
-    def samples(self, clients: NDArray[np.int64]) -> float:
-        """Number of samples of ``clients``: the server's estimate, or the exact sum where sizes are sent."""
-        size = self.privacy.size
-        if size is None:
-            return float(self.task.clients.sizes[clients].sum())
-        answers = self.responses.answers(
-            self.round, clients.tolist(), self.task.clients.sizes[clients], size, self.source
-        )
-        return size.estimate(answers).value
+        return selection, self.algorithm.sized(self.server, self.sizes.total(available), contacted)
 
     def train(self) -> None:
         """Run the remaining rounds, within the budget."""
@@ -312,11 +229,13 @@ class Simulation:
     def train_round(self) -> bool:
         """One round; False if it would exceed the budget, and then nothing has happened."""
         round = self.round
-        if self.needs_sizes and self.privacy.size is not None and self.privacy.size.refresh != "once":
-            self.ask(round, self.availability.active(round, len(self.task.clients), self.seed))
+        available = self.availability.active(round, len(self.task.clients), self.seed)
+        if self.needs_sizes and self.refreshes:
+            if self.would_exceed_budget([(self.sizes.cost, self.sizes.due(round, available), 1)]):
+                return False
+            self.sizes.ask(round, available, self.source)
         selection, server = self.meet(round)
         received = self.algorithm.broadcast(server)
-        available = self.availability.active(round, len(self.task.clients), self.seed)
         costs = RoundCosts(self.algorithm, self.training, self.channel, received)
         planned = costs.of(selection.clients, available)
         if self.would_exceed_budget(planned):
@@ -332,7 +251,7 @@ class Simulation:
                 weight=public if self.channel.hides_clients else weight,
                 cohort=int(selection.times.sum()),
                 clients=len(self.task.clients),
-                samples=self.samples(np.arange(len(self.task.clients))) if self.needs_sizes else None,
+                samples=self.sizes.total(np.arange(len(self.task.clients))) if self.needs_sizes else None,
             )
             total = self.channel.at_server(total, self.source.stream("server", round))
             server = self.algorithm.aggregate(server, total, facts, self.training)
@@ -350,7 +269,8 @@ class Simulation:
         weight = 0.0
         problems: Counter[str] = Counter()
         weighted = self.algorithm.weights() == "size"
-        times = dict(zip(selection.clients.tolist(), selection.times.tolist(), strict=True))
+        times = selection.times * (self.sizes.weights(selection.clients) if weighted else 1.0)
+        factors = dict(zip(selection.clients.tolist(), times.tolist(), strict=True))
         for result in self.engine.train(
             selection.clients.tolist(), received, self.kept, round=self.round, seed=self.seed, source=self.source
         ):
@@ -360,7 +280,7 @@ class Simulation:
                 continue
             if result.kept:
                 self.kept[result.client] = result.kept
-            factor = times[result.client] * (float(self.weights[result.client]) if weighted else 1.0)
+            factor = factors[result.client]
             weight += factor
             for name, value in result.upload.items():
                 if name in total:
@@ -386,8 +306,6 @@ class Simulation:
                 "round; add noise, raise it, or set it for a cell that the mechanisms protect"
             )
         return True
-
-    # Measuring, saving, concluding.
 
     def measure(self, round: int, arrived: int, problems: Counter[str]) -> Metrics:
         """The metrics line of a finished round."""
@@ -419,7 +337,7 @@ class Simulation:
             tensors |= {f"kept/{client}/{name}": tensor for name, tensor in kept.items()}
         meta = {
             "ledger": self.ledger.state(),
-            "responses": self.responses.state(),
+            "responses": self.sizes.responses.state(),
             "metrics": self.metrics,
             "dropped": dict(self.dropped),
         }
@@ -434,20 +352,22 @@ class Simulation:
                 self.server[path[0]] = tensor.to(self.device)
             else:
                 self.kept.setdefault(int(path[0]), {})[path[1]] = tensor.to(self.device)
-        self.ledger = Ledger.from_state(checkpoint.meta["ledger"])
-        self.tracker = EpsilonTracker(self.ledger, self.privacy.target_delta)
-        self.responses = SizeResponses.from_state(checkpoint.meta["responses"])
+        self.keep_accounts(Ledger.from_state(checkpoint.meta["ledger"]))
+        self.sizes.restore(SizeResponses.from_state(checkpoint.meta["responses"]))
         self.metrics = checkpoint.meta["metrics"]
         self.dropped = Counter(checkpoint.meta["dropped"])
 
     def conclude(self) -> Run:
         """The statement, the summary, and an end to the noise key."""
         shared = self.task.report.shared if self.task.report is not None else 0
+        caveats = [SHARED.format(shared)] if shared else []
+        if "rate" in self.server and self.privacy.size is not None and self.dpsgd is not None:
+            caveats.append(ADAPTED)
         statement = make_statement(
             self.ledger,
             self.privacy.target_delta,
             reproducible_noise=self.source.reproducible and self.noisy,
-            caveats=[SHARED.format(shared)] if shared else [],
+            caveats=caveats,
         )
         last = next((line for line in reversed(self.metrics) if "test_accuracy" in line), {})
         summary = {

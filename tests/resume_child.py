@@ -9,7 +9,7 @@ ROUNDS = 40
 
 
 def main(out: str, resume: bool) -> None:
-    """FedSampling with noise, fresh size answers every third round, drop-outs, and a fixed noise key."""
+    """FedSampling with noise, fresh size answers every round, drop-outs, and a fixed noise key."""
     task = pf.load(
         "digits", partition=pf.Dirichlet(clients=8, alpha=0.5), model="two-nn", model_options={"hidden": [32]}
     )
@@ -20,7 +20,7 @@ def main(out: str, resume: bool) -> None:
         training=pf.LocalTraining(learning_rate=0.5),
         privacy=pf.Privacy(
             training=pf.DPSGD(noise_multiplier=1.0, noise_at="server"),
-            size=pf.LaplaceSize(epsilon=3.0, bound=400, lower=50, refresh=3),
+            size=pf.LaplaceSize(epsilon=3.0, bound=400, lower=50, refresh="every_round"),
             max_size_error=10.0,
             noise_key=7,
         ),

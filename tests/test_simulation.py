@@ -10,8 +10,8 @@ import torch
 
 import privfl as pf
 from privfl.algorithms import FedAvg
+from privfl.compatibility import pick_device
 from privfl.errors import ConfigError, PrivacyError
-from privfl.simulation import pick_device
 
 CELLS = [(unit, observer) for unit in ("sample", "client") for observer in ("server", "public")]
 
@@ -231,6 +231,37 @@ def test_a_client_beyond_the_response_range_is_a_warning(task):
     privacy = pf.Privacy(size=pf.LaplaceSize(epsilon=8, bound=150), max_size_error=50)
     run = pf.simulate(task, pf.FedSampling(300), rounds=1, privacy=privacy)
     assert any("hold more than 150 samples" in warning for warning in run.summary["warnings"])
+
+
+@pytest.mark.parametrize("refresh", ["once", "every_round", 3])
+def test_every_fresh_size_answer_is_charged_also_when_clients_come_and_go(task, refresh):
+    seen = {}
+
+    def look(simulation, line):
+        given = {row[0]: row[1] + 1 for row in simulation.sizes.responses.state()["answers"]}
+        charged = dict.fromkeys(range(6), 0)
+        for clients, history in simulation.ledger.histories("client", "server"):
+            for release, count in history.items():
+                if release.name == "size response":
+                    charged |= dict.fromkeys(clients.tolist(), count)
+        seen[line["round"]] = (given, charged)
+
+    size = pf.LaplaceSize(epsilon=2, bound=500, lower=100, refresh=refresh)
+    privacy = pf.Privacy(size=size, max_size_error=50)
+    for algorithm in (pf.FedSampling(300), FedAvg(weighting="scheme-2")):
+        pf.simulate(task, algorithm, rounds=9, privacy=privacy, availability=pf.Bernoulli(0.5), observers=[look])
+        for given, charged in seen.values():
+            assert given == charged
+        assert (max(seen[8][0].values()) > 1) == (refresh != "once")
+
+
+def test_a_budget_counts_fresh_size_answers_too(task):
+    size = pf.RandomizedResponse(epsilon=2, bound=500, lower=100, refresh="every_round")
+    dpsgd = pf.DPSGD(noise_multiplier=50.0, noise_at="server")
+    privacy = pf.Privacy(training=dpsgd, size=size, max_size_error=50, budget=pf.Budget(7.0))
+    run = pf.simulate(task, pf.FedSampling(300), rounds=20, privacy=privacy)
+    assert run.summary["stopped"] == "budget"
+    assert 4 < run.statement.cell("sample", "public").epsilon <= 7.0
 
 
 def test_samples_held_by_several_clients_are_a_caveat():

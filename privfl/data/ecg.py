@@ -134,7 +134,7 @@ def check_hash_list(folder: Traversable) -> None:
 def _located_beats(located: Located) -> Beats:
     (path,) = located.paths.values()
     if located.format == "beats":
-        with np.load(path) as arrays:
+        with np.load(path, allow_pickle=False) as arrays:
             windows = np.cumsum(arrays["dx"], axis=1, dtype=np.int16)
             if tuple(arrays["symbols"].tolist()) != SYMBOLS:
                 raise DataError(f"{path} lists other symbols than {' '.join(SYMBOLS)}; fetch it again.")

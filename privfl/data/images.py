@@ -91,7 +91,7 @@ def read_webp_strips(path: Path) -> Part:
     """Images uint8 [N, 3, 32, 32] and labels uint8 [N] from a file of lossless WebP strips."""
     from PIL import Image
 
-    with np.load(path) as arrays:
+    with np.load(path, allow_pickle=False) as arrays:
         data, offsets, labels = arrays["x_webp"].tobytes(), arrays["offsets"], arrays["y"]
     images = np.empty((len(labels), 3, 32, 32), np.uint8)
     done = 0

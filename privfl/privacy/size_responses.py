@@ -76,7 +76,7 @@ class SizeResponses:
         self._mechanism = repr(mechanism)
         fresh = []
         for client, size in zip(ids, true, strict=True):
-            if self._is_due(client, round, mechanism):
+            if self.is_due(client, round, mechanism):
                 count = self._table[client].count + 1 if client in self._table else 0
                 response = mechanism.respond([size], source.stream("size", client, count))
                 self._table[client] = _Answer(count, round, response[0].item())
@@ -84,7 +84,7 @@ class SizeResponses:
         self.fresh = tuple(fresh)
         return np.array([self._table[client].response for client in ids])
 
-    def _is_due(self, client: int, round: int, mechanism: SizeMechanism) -> bool:
+    def is_due(self, client: int, round: int, mechanism: SizeMechanism) -> bool:
         """Whether the client answers afresh in this round."""
         if client not in self._table:
             return True
@@ -93,6 +93,10 @@ class SizeResponses:
         else:
             period = mechanism.refresh
         return period is not None and round - self._table[client].round >= period
+
+    def latest(self) -> dict[int, int | float]:
+        """The latest answer of every client that has answered."""
+        return {client: answer.response for client, answer in self._table.items()}
 
     def state(self) -> dict[str, Any]:
         """The table as JSON-able values, for a checkpoint."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import math
 import multiprocessing
 import os
 import statistics
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from privfl.config import Experiment
-from privfl.errors import ConfigError, PrivflError
+from privfl.errors import ConfigError, DataError, PrivflError
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import OBSERVERS, UNITS, Release
 from privfl.privacy.accounting.statement import Statement, make_statement
@@ -62,19 +66,23 @@ def run_study(
 ) -> tuple[list[Result], list[str]]:
     """Run every cell into ``out/runs``; returns the results and a sentence for every run that failed.
 
-    Runs go side by side in processes of their own, each on one core. A study that was interrupted goes on where it
-    was; what is finished is not trained again. Writes ``results.json``, ``results.csv`` and ``study.json``.
+    Runs go side by side in ``processes`` processes (default one for each core), each on one core; 1 stays in this
+    process. More than one start afresh, so a script that calls this guards its entry with ``if __name__ ==
+    "__main__"``. The results do not depend on it. A study that was interrupted goes on where it was, what is finished
+    is not repeated, and a run that fails loses no other. Writes ``results.json``, ``results.csv`` and ``study.json``.
 
     Raises:
-        ConfigError: two runs have the same name.
+        ConfigError: there is no run, two have the same name, or ``processes`` < 1.
     """
     folders = [cell.folder for cell in cells]
     twice = {folder for folder in folders if folders.count(folder) > 1}
+    if not cells:
+        raise ConfigError(f"the study '{title}' has no run; give at least one")
     if twice:
         raise ConfigError(f"two runs of the study are called '{sorted(twice)[0]}'; give them different levels or seeds")
-    count = processes or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    failures = []
-    console = Console(stderr=True)
+    if processes is not None and processes < 1:
+        raise ConfigError(f"a study runs in {processes} processes; give an integer ≥ 1")
+    failed: dict[str, str] = {}
     columns = (
         TextColumn("runs"),
         MofNCompleteColumn(),
@@ -82,25 +90,67 @@ def run_study(
         TextColumn("{task.description}"),
         TimeElapsedColumn(),
     )
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, mp_context=context) as pool, Progress(*columns, console=console) as bar:
+    with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=len(cells))
-        waiting = {pool.submit(_run_cell, cell, out / "runs" / cell.folder): cell for cell in cells}
-        for future in as_completed(waiting):
-            cell = waiting[future]
-            try:
-                future.result()
-            except (PrivflError, OSError) as error:
-                failures.append(f"{cell.folder}: {error}")
+        for cell, reason in _outcomes(cells, out, processes or _cores()):
+            if reason:
+                failed[cell.folder] = reason
             bar.update(task, advance=1, description=f"{cell.method}, {cell.level}")
-    results = [read_result(cell, out) for cell in cells if (out / "runs" / cell.folder / "summary.json").exists()]
+    results = [read_result(cell, out) for cell in cells if cell.folder not in failed]
+    failures = [f"{folder}: {failed[folder]}" for folder in folders if folder in failed]
     write_whole(out / "study.json", (json.dumps({"title": title, "failures": failures}, indent=2) + "\n").encode())
     write_results(results, out)
     return results, failures
 
 
-def _run_cell(cell: Cell, folder: Path) -> None:
-    cell.experiment.run(folder, resume=True)
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _outcomes(cells: Sequence[Cell], out: Path, processes: int) -> Iterator[tuple[Cell, str]]:
+    """Every cell with why it failed, or the empty string, in the order in which they end."""
+    if processes == 1:
+        yield from ((cell, _run_cell(cell, out / "runs" / cell.folder)) for cell in cells)
+        return
+    orphans = []
+    with _pool(min(processes, len(cells))) as pool:
+        waiting = {pool.submit(_run_cell, cell, out / "runs" / cell.folder): cell for cell in cells}
+        try:
+            for future in as_completed(waiting):
+                try:
+                    yield waiting[future], future.result()
+                except BrokenProcessPool:
+                    orphans.append(waiting[future])
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+    for cell in orphans:  # a process was killed and took its pool along; alone, each run shows whether it was the one
+        with _pool(1) as pool:
+            try:
+                yield cell, pool.submit(_run_cell, cell, out / "runs" / cell.folder).result()
+            except BrokenProcessPool:
+                yield cell, "its process died (killed, out of memory, or the script has no `if __name__` guard)"
+
+
+def _pool(processes: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _run_cell(cell: Cell, folder: Path) -> str:
+    """Run one cell, unless ``folder`` holds its end already; returns why it failed, or the empty string."""
+    try:
+        if not _finished(cell, folder):
+            cell.experiment.run(folder, resume=True)
+    except (PrivflError, OSError) as error:
+        return str(error)
+    except Exception as error:  # an algorithm or a loss of the user's own may raise anything
+        write_whole(folder / "error.txt", traceback.format_exc().encode())
+        return f"{type(error).__name__}: {error} (see {folder / 'error.txt'})"
+    return ""
+
+
+def _finished(cell: Cell, folder: Path) -> bool:
+    ended = (folder / "summary.json").exists() and (folder / "statement.json").exists()
+    return ended and (folder / "config.toml").read_text() == cell.experiment.to_toml()
 
 
 def read_result(cell: Cell, out: Path) -> Result:
@@ -117,7 +167,7 @@ def read_result(cell: Cell, out: Path) -> Result:
         accuracy=accuracies[-1],
         best=max(accuracies),
         tail=statistics.mean(accuracies[-10:]),
-        epsilons={name: None if value == float("inf") else value for name, value in epsilons.items()},
+        epsilons={name: None if math.isinf(value) else value for name, value in epsilons.items()},
         noise_multiplier=summary["noise_multiplier"],
         rounds=summary["rounds"],
         seconds=sum(line["seconds"] for line in read_lines(path / "timing.jsonl")),
@@ -129,15 +179,14 @@ def write_results(results: Sequence[Result], out: Path) -> None:
     """``results.json`` and ``results.csv``, one row for each run."""
     rows = [asdict(result) for result in results]
     write_whole(out / "results.json", (json.dumps(rows, indent=2) + "\n").encode())
-    with (out / "results.csv").open("w", newline="") as file:
-        names = [name for name in Result.__dataclass_fields__ if name != "epsilons"]
-        writer = csv.DictWriter(file, [*names, *(f"epsilon {cell}" for cell in CELLS)])
-        writer.writeheader()
-        for row in rows:
-            spent = {
-                f"epsilon {cell}": "inf" if value is None else value for cell, value in row.pop("epsilons").items()
-            }
-            writer.writerow(row | spent)
+    names = [name for name in Result.__dataclass_fields__ if name != "epsilons"]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*names, *(f"epsilon {cell}" for cell in CELLS)], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        spent = {f"epsilon {cell}": "inf" if value is None else value for cell, value in row.pop("epsilons").items()}
+        writer.writerow(row | spent)
+    write_whole(out / "results.csv", text.getvalue().encode())
 
 
 def load_results(out: Path) -> list[Result]:
@@ -147,13 +196,17 @@ def load_results(out: Path) -> list[Result]:
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean and standard deviation over the seeds of one method at one level."""
+    """Accuracy at the end of the runs of one method at one level: mean and sample standard deviation over seeds.
+
+    ``deviation`` is NaN for one seed. ``tail`` is the mean of the last 10 evaluations: with noise a single one is luck.
+    """
 
     method: str
     level: str
     seeds: int
     accuracy: float
     deviation: float
+    tail: float
     epsilons: dict[str, float | None]
     """The largest over the seeds."""
 
@@ -166,31 +219,42 @@ def summarise(results: Sequence[Result]) -> list[Summary]:
     rows = []
     for (method, level), members in groups.items():
         accuracies = [member.accuracy for member in members]
-        spread = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
+        spread = statistics.stdev(accuracies) if len(accuracies) > 1 else math.nan
         worst: dict[str, float | None] = {}
         for cell in CELLS:
             values = [member.epsilons[cell] for member in members]
             finite = [value for value in values if value is not None]
             worst[cell] = max(finite) if len(finite) == len(values) else None
-        rows.append(Summary(method, level, len(members), statistics.mean(accuracies), spread, worst))
+        tail = statistics.mean(member.tail for member in members)
+        rows.append(Summary(method, level, len(members), statistics.mean(accuracies), spread, tail, worst))
     return rows
 
 
-def sweep_statement(out: Path, results: Sequence[Result], target_delta: float) -> Statement | None:
+def sweep_statement(out: Path, results: Sequence[Result]) -> Statement:
     """What all ``results`` together spent, for the example or client that fared worst in every run.
 
     Runs with different seeds deal the examples to different clients, so each run counts with the most that any client
-    released in it: an upper bound whoever holds what. ``None`` if there is no run.
+    released in it: an upper bound whoever holds what. δ is the largest that any of the runs claims.
+
+    Raises:
+        DataError: a run's statement or ledger is missing or damaged, or there is no run.
     """
-    ledgers = []
+    if not results:
+        raise DataError("a sweep of no runs spends nothing that could be told; give the results of at least one")
+    ledgers, statements = [], []
     for result in results:
-        checkpoint = RunDirectory(out / "runs" / result.folder).checkpoint()
-        if checkpoint is not None:
-            state = checkpoint.meta["ledger"]
-            ledgers.append(_worst_case(Ledger.from_state(state, state["fingerprint"])))
-    if not ledgers:
-        return None
-    return make_statement(Ledger.merged(ledgers), target_delta, reproducible_noise=False)
+        folder = out / "runs" / result.folder
+        checkpoint = RunDirectory(folder).checkpoint()
+        if checkpoint is None:
+            raise DataError(f"{folder} has no checkpoint, so what it spent is not known; run it again")
+        state = checkpoint.meta["ledger"]
+        ledgers.append(_worst_case(Ledger.from_state(state, state["fingerprint"])))
+        statements.append(Statement.from_json((folder / "statement.json").read_text()))
+    return make_statement(
+        Ledger.merged(ledgers),
+        max(statement.delta for statement in statements),
+        reproducible_noise=any(statement.reproducible_noise for statement in statements),
+    )
 
 
 def _worst_case(ledger: Ledger) -> Ledger:

@@ -1,0 +1,75 @@
+"""What the server knows about the clients' sizes, and what it cost them to tell."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privfl.privacy.accounting.ledger import Ledger
+from privfl.privacy.accounting.release import Release, everywhere, unprotected
+from privfl.privacy.noise import NoiseSource
+from privfl.privacy.size import SizeMechanism
+from privfl.privacy.size_responses import SizeResponses
+
+SIZE = "size"
+SIZE_RESPONSE = "size response"
+EXACT_SIZE = everywhere(SIZE, unprotected("every client's exact number of samples is sent"))
+
+
+class Sizes:
+    """The sizes of all clients as the server knows them: exact, or as a mechanism reports them.
+
+    Only :meth:`ask` makes clients answer, and it charges every fresh answer; all else reads what was answered.
+    """
+
+    def __init__(self, true: NDArray[np.int64], mechanism: SizeMechanism | None, ledger: Ledger) -> None:
+        self.mechanism, self.ledger = mechanism, ledger
+        self.responses = SizeResponses()
+        self._true = true
+        self._known = true.astype(np.float64)
+
+    @property
+    def cost(self) -> Release:
+        """What one client's answer costs."""
+        return EXACT_SIZE if self.mechanism is None else self.mechanism.costs()
+
+    def restore(self, responses: SizeResponses) -> None:
+        """Go on with the answers of an interrupted run."""
+        self.responses = responses
+        for client, response in responses.latest().items():
+            self._known[client] = response
+
+    def begin(self, source: NoiseSource) -> None:
+        """Ask every client before training."""
+        if self.mechanism is None:
+            self.ledger.record(EXACT_SIZE, None)
+        else:
+            self.ask(0, np.arange(len(self._true)), source)
+
+    def ask(self, round: int, clients: NDArray[np.int64], source: NoiseSource) -> None:
+        """Collect the answers of ``clients`` in ``round`` and charge those that are fresh."""
+        assert self.mechanism is not None
+        true = self._true[clients]
+        self._known[clients] = self.responses.answers(round, clients.tolist(), true, self.mechanism, source)
+        if self.responses.fresh:
+            self.ledger.record(self.cost, np.array(self.responses.fresh))
+
+    def due(self, round: int, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which of ``clients`` would answer afresh in ``round``."""
+        if self.mechanism is None:
+            return np.empty(0, dtype=np.int64)
+        return np.array(
+            [c for c in clients.tolist() if self.responses.is_due(c, round, self.mechanism)], dtype=np.int64
+        )
+
+    def weights(self, clients: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The sizes of ``clients`` as weights: answers are brought back into their public range."""
+        if self.mechanism is None:
+            return self._known[clients]
+        return np.clip(self._known[clients], self.mechanism.range.lo, self.mechanism.range.hi)
+
+    def total(self, clients: NDArray[np.int64]) -> float:
+        """Number of samples of ``clients``: the exact sum, or the mechanism's estimate."""
+        if self.mechanism is None:
+            return float(self._known[clients].sum())
+        return self.mechanism.estimate(self._known[clients]).value

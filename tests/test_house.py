@@ -1,0 +1,339 @@
+"""The house's own rules: who may know whom, and what no file may hold."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import privfl
+from privfl.data.catalog import datasets
+from privfl.models import models
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("privfl", "attacks", "audits")
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+SCRIPTS = sorted(path for folder in ("examples", "benchmarks", "tests") for path in (ROOT / folder).rglob("*.py"))
+COMMAND_LINE = {"cli", "commands"}
+
+FLOORS: tuple[set[str], ...] = (
+    {"errors", "randomness", "parameters"},
+    {"data", "models", "metrics"},
+    {"privacy"},
+    {"task", "cohort", "algorithms"},
+    {"engine"},
+    {"planning", "run_directory", "description", "sizes", "compatibility", "run", "simulation"},
+    {"config"},
+    {"study"},
+    COMMAND_LINE,
+)
+"""The rooms of privfl from the ground up. A room may use what lies on floors below it, and on its own floor as long as
+nobody there uses it in turn."""
+
+ALLOWED_UPWARDS = {("run", "study")}
+"""``Run.report`` looks the report up when it is asked for one: an import inside a function, and the only one."""
+
+KEBAB_CASE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+SEEDED = {"Generator", "BitGenerator", "SeedSequence", "Philox", "default_rng"}
+"""What of ``numpy.random`` does not touch its hidden global generator."""
+DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial"}
+"""Functions of torch that draw from its global generator unless they are given one."""
+UNPICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+RESTRICTED_UNPICKLER = "privfl/data/images.py"
+"""CIFAR-10's official Python archive is a pickle: a reader that can build arrays of numbers and nothing else."""
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), relative(path))
+
+
+def room(path: Path) -> str:
+    """``privfl/data/files.py`` → ``data``; ``privfl/task.py`` → ``task``; ``privfl/__init__.py`` → the empty string."""
+    parts = path.relative_to(ROOT / "privfl").with_suffix("").parts
+    return "" if parts == ("__init__",) else parts[0]
+
+
+def floor(name: str) -> int:
+    return next((height for height, rooms in enumerate(FLOORS) if name in rooms), -1)
+
+
+def dotted(node: ast.expr) -> str:
+    """``np.random.rand`` as a string; the empty string for what is not a chain of names."""
+    if isinstance(node, ast.Attribute):
+        before = dotted(node.value)
+        return f"{before}.{node.attr}" if before else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def imports(path: Path) -> Iterator[tuple[str, ast.stmt]]:
+    """The dotted name of everything that a file imports, wherever in the file; relative imports made absolute."""
+    package = relative(path).removesuffix(".py").removesuffix("/__init__").split("/")
+    if path.name != "__init__.py":
+        package = package[:-1]
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join(start + ([node.module] if node.module else []))
+            yield from ((f"{base}.{alias.name}", node) for alias in node.names)
+
+
+def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
+    """The dotted name of every function that a file calls, with the call."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Call):
+            yield dotted(node.func), node
+
+
+def keyword(call: ast.Call, name: str) -> object:
+    """The constant given for a keyword of a call, ``None`` if it is absent, ``...`` if it is not a constant."""
+    for given in call.keywords:
+        if given.arg == name:
+            return given.value.value if isinstance(given.value, ast.Constant) else ...
+    return None
+
+
+def numpy_random_uses(path: Path) -> Iterator[tuple[str, ast.Attribute]]:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Attribute) and dotted(node.value) in ("np.random", "numpy.random"):
+            yield node.attr, node
+
+
+def test_every_room_has_a_floor() -> None:
+    homeless = {room(path) for path in MODULES if relative(path).startswith("privfl/")} - {""} - set().union(*FLOORS)
+    assert not homeless, f"say in FLOORS where these rooms lie: {sorted(homeless)}"
+
+
+def test_imports_point_downwards() -> None:
+    wrong = []
+    beside: set[tuple[str, str]] = set()
+    for path in MODULES:
+        if not relative(path).startswith("privfl/") or not room(path):
+            continue
+        own = room(path)
+        top_level = set(map(id, tree(path).body))
+        for name, node in imports(path):
+            package, *rest = name.split(".")
+            if package != "privfl":
+                continue
+            other = rest[0] if rest else ""
+            if other == own:
+                continue
+            place = f"{relative(path)}:{node.lineno} imports {name}"
+            if floor(other) == -1:
+                wrong.append(f"{place}: go to the room itself, not through the front door")
+            elif floor(other) > floor(own) and not ((own, other) in ALLOWED_UPWARDS and id(node) not in top_level):
+                wrong.append(f"{place}, which lies above it")
+            elif floor(other) == floor(own):
+                beside.add((own, other))
+    assert not wrong, "\n".join(wrong)
+    mutual = {frozenset(pair) for pair in beside if pair[::-1] in beside and not set(pair) <= COMMAND_LINE}
+    assert not mutual, f"these rooms use each other: {[sorted(pair) for pair in mutual]}"
+
+
+def test_the_toolkit_does_not_import_attacks_or_audits() -> None:
+    wrong = []
+    for path in MODULES:
+        if not relative(path).startswith("privfl/"):
+            continue
+        wrong += [f"{relative(path)} imports {n}" for n, _ in imports(path) if n.split(".")[0] in ("attacks", "audits")]
+        if room(path) in COMMAND_LINE:  # the command line loads them by name
+            continue
+        for name, call in calls(path):
+            if name.split(".")[-1] not in ("import_module", "__import__", "find_spec") or not call.args:
+                continue
+            texts = [node.value for node in ast.walk(call.args[0]) if isinstance(node, ast.Constant)]
+            wrong += [
+                f"{relative(path)}:{call.lineno} loads {t}" for t in texts if str(t).startswith(("attack", "audit"))
+            ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_a_file_has_one_subject_and_says_which(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 400, f"{relative(path)} has {len(lines)} lines; what are its two subjects?"
+    assert not lines or ast.get_docstring(tree(path)), f"{relative(path)} does not say in a docstring what it is"
+
+
+def test_public_functions_and_classes_say_what_they_do() -> None:
+    silent = [
+        f"{relative(path)}:{node.lineno} {node.name}"
+        for path in MODULES
+        for node in tree(path).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        and not node.name.startswith("_")
+        and not ast.get_docstring(node)
+        and "overload" not in {dotted(decorator).split(".")[-1] for decorator in node.decorator_list}
+    ]
+    assert not silent, "\n".join(silent)
+
+
+def test_nothing_is_left_unfinished() -> None:
+    marks = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")) + r")\b")
+    wrong = []
+    for path in MODULES + SCRIPTS:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if marks.search(line):
+                wrong.append(f"{relative(path)}:{number} {line.strip()}")
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Raise) and node.exc is not None:
+                target = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+                if dotted(target) == "NotImplementedError":
+                    wrong.append(f"{relative(path)}:{node.lineno} raises NotImplementedError")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_body_is_a_mere_placeholder() -> None:
+    wrong = []
+    for path in MODULES:
+        protocols = {
+            id(item)
+            for node in ast.walk(tree(path))
+            if isinstance(node, ast.ClassDef) and any(dotted(base).endswith("Protocol") for base in node.bases)
+            for item in node.body
+        }
+        for node in ast.walk(tree(path)):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or id(node) in protocols:
+                continue
+            decorators = {dotted(decorator).split(".")[-1] for decorator in node.decorator_list}
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            empty = bool(body) and all(
+                isinstance(item, ast.Pass)
+                or (isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant) and item.value.value is ...)
+                for item in body
+            )
+            if empty and not decorators & {"abstractmethod", "overload"}:
+                wrong.append(f"{relative(path)}:{node.lineno} {node.name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_file_names_a_path_of_one_machine() -> None:
+    places = "|".join(("work", "root", "home", "Users", "opt", "mnt", "tmp/venv"))
+    pattern = re.compile(rf"(?<![\w.:/)}}-])(/({places})/|[A-Z]:\\\\?Users)")
+    texts = MODULES + SCRIPTS + [ROOT / ".ci" / "run"]
+    for folder in (ROOT, ROOT / "docs", ROOT / "examples", ROOT / "benchmarks"):
+        texts += [path for path in folder.glob("*") if path.suffix in (".md", ".toml", ".txt", ".yaml", ".json")]
+    texts.append(ROOT / "Makefile")
+    wrong = [
+        f"{relative(path)}:{number} {line.strip()}"
+        for path in texts
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_public_name_says_what_it_is() -> None:
+    assert len(set(privfl.__all__)) == len(privfl.__all__)
+    silent = []
+    for name in privfl.__all__:
+        value = getattr(privfl, name)
+        if name.startswith("__"):
+            continue
+        text = vars(value).get("__doc__") if inspect.isclass(value) else getattr(value, "__doc__", None)
+        generated = inspect.isclass(value) and (text or "").startswith(f"{value.__name__}(")  # by dataclass
+        if not text or generated:
+            silent.append(name)
+    assert not silent, f"these public names have no docstring of their own: {silent}"
+
+
+def test_nothing_is_unpickled() -> None:
+    wrong = []
+    for path in MODULES:
+        wrong += [
+            f"{relative(path)} imports {name}"
+            for name, _ in imports(path)
+            if name.split(".")[0] in UNPICKLERS and relative(path) != RESTRICTED_UNPICKLER
+        ]
+        for name, call in calls(path):
+            if name == "torch.load" and keyword(call, "weights_only") is not True:
+                wrong.append(f"{relative(path)}:{call.lineno} torch.load without weights_only=True")
+            if name in ("np.load", "numpy.load") and keyword(call, "allow_pickle") is not False:
+                wrong.append(f"{relative(path)}:{call.lineno} np.load without allow_pickle=False")
+            if name.split(".")[-1] in ("read_pickle", "eval", "exec") and "." not in name.removesuffix(".read_pickle"):
+                wrong.append(f"{relative(path)}:{call.lineno} {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_claim_rests_on_the_central_limit_accountant() -> None:
+    """Opacus' "gdp" accountant reports less than is spent, so it must back no claim."""
+    wrong = []
+    for path in MODULES:
+        wrong += [
+            f"{relative(path)} imports {n}" for n, _ in imports(path) if re.search(r"\.gdp\b|GaussianAccountant", n)
+        ]
+        for name, call in calls(path):
+            given = [
+                item.value for item in [*call.args, *(k.value for k in call.keywords)] if isinstance(item, ast.Constant)
+            ]
+            if name.endswith("GaussianAccountant") or "gdp" in given:
+                wrong.append(f"{relative(path)}:{call.lineno} {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_hidden_global_generator_decides_anything() -> None:
+    wrong = []
+    for path in MODULES:
+        for name, _ in imports(path):
+            if name.split(".")[0] == "random" or (
+                name.startswith("numpy.random.") and name.split(".")[2] not in SEEDED
+            ):
+                wrong.append(f"{relative(path)} imports {name}")
+        for attribute, node in numpy_random_uses(path):
+            if attribute not in SEEDED:
+                wrong.append(f"{relative(path)}:{node.lineno} np.random.{attribute}")
+        for name, call in calls(path):
+            if name.endswith("random.default_rng") and not (call.args or call.keywords):
+                wrong.append(f"{relative(path)}:{call.lineno} default_rng without a seed")
+            if name.startswith("torch.") and name[6:] in DRAWS and "generator" not in {k.arg for k in call.keywords}:
+                wrong.append(f"{relative(path)}:{call.lineno} {name} without a generator")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_the_command_line_prints() -> None:
+    wrong = [
+        f"{relative(path)}:{call.lineno}"
+        for path in MODULES
+        if not (relative(path).startswith("privfl/") and room(path) in COMMAND_LINE) and path.name != "__main__.py"
+        for name, call in calls(path)
+        if name == "print"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_name_in_a_registry_is_kebab_case() -> None:
+    names = {f"dataset {entry.name}": entry.name for entry in datasets()} | {
+        f"model {m.name}": m.name for m in models()
+    }
+    registries = 0
+    for found in pkgutil.walk_packages(privfl.__path__, "privfl."):
+        module = importlib.import_module(found.name)
+        for constant, value in vars(module).items():
+            if not (constant.isupper() and not constant.startswith("_") and isinstance(value, dict) and value):
+                continue
+            if all(isinstance(key, str) and inspect.isclass(item) for key, item in value.items()):
+                registries += 1
+                names |= {f"{found.name}.{constant} {key}": key for key in value}
+    assert registries >= 3, "algorithms, partitions and cohorts are registries; the search must find them"
+    wrong = [place for place, name in names.items() if not KEBAB_CASE.fullmatch(name)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_an_algorithm_is_registered_under_its_own_name() -> None:
+    from privfl.algorithms import ALGORITHMS
+
+    assert all(name == algorithm.name for name, algorithm in ALGORITHMS.items())
