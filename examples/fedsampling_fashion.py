@@ -48,8 +48,22 @@ def runs(task: pf.Task, rate: float, epsilon: float | None) -> dict[str, tuple[o
     }
 
 
+def draw(out: Path) -> None:
+    """``accuracy.png`` from ``results.json``: mean over the seeds, and their range as a band."""
+    from privfl.study.plots import curves
+
+    stored = json.loads((out / "results.json").read_text())
+    groups = {
+        label: [[tuple(point) for point in row["curve"]] for row in rows] for label, rows in stored["results"].items()
+    }
+    private = stored["settings"]["private"]
+    claim = f"ε = {private} for one example, δ = 1e-5" if private else "no privacy but for the sizes"
+    title = f"{stored['settings']['dataset']}, {CLIENTS} clients with log-normal sizes, {claim}"
+    curves(groups, title).savefig(out / "accuracy.png", dpi=150)
+
+
 def main() -> None:
-    """Run all methods over all seeds and write ``results.json``."""
+    """Run all methods over all seeds; write ``results.json`` and ``accuracy.png``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for results.json")
     parser.add_argument("--dataset", default="fashion-mnist")
@@ -93,6 +107,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
     (options.out / "results.json").write_text(json.dumps({"settings": settings, "results": results}, indent=2) + "\n")
+    draw(options.out)
     for label, rows in results.items():
         accuracies = [float(row["accuracy"]) for row in rows]  # type: ignore[arg-type]
         spread = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
