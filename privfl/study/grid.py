@@ -8,6 +8,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import statistics
 import traceback
 from collections.abc import Iterator, Sequence
@@ -40,8 +41,8 @@ class Cell:
     @property
     def folder(self) -> str:
         """Name of the run's directory."""
-        name = f"{self.method}-{self.level}-seed{self.experiment.seed}"
-        return "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in name)
+        name = f"{self.method}-{self.level}-seed{self.experiment.seed}".replace("ε", "epsilon")
+        return re.sub(r"[^A-Za-z0-9.]+", "-", name)
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter, ScalarFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from privfl.privacy.accounting.rendering import round_up
 from privfl.run_directory import Metrics
 from privfl.study.grid import Summary
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""
 MARKERS = ("o", "s", "^", "D", "v", "P")
+DASHES = ("-", "--", "-.", ":")
 
 
 def _clean(axes: Axes) -> None:
@@ -26,59 +28,72 @@ def _clean(axes: Axes) -> None:
 
 
 def pareto(rows: Sequence[Summary], cell: str = "sample/public", title: str = "") -> Figure:
-    """Accuracy against ε of ``cell``, one line for each method; runs without a claim stand at the right end, at ∞."""
+    """Accuracy (mean ± standard deviation over seeds) against ε of ``cell`` on a log axis, one line for each method.
+
+    Runs without a claim stand at the right end, at ∞, with a dotted line across. An ε between two claims is drawn where
+    it is; labels that would cover their neighbour are left out.
+    """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    finite = [value for row in rows if (value := row.epsilons[cell]) is not None and value > 0]
-    low, high = (min(finite), max(finite)) if finite else (1.0, 1.0)
+    claimed = sorted(value for row in rows if (value := row.epsilons[cell]) is not None and value > 0)
+    low, high = (claimed[0], claimed[-1]) if claimed else (1.0, 1.0)
     right = high * 2.5
     for index, method in enumerate(dict.fromkeys(row.method for row in rows)):
-        mine = [row for row in rows if row.method == method]
         style: dict[str, Any] = {
             "color": COLOURS[index % len(COLOURS)],
             "marker": MARKERS[index % len(MARKERS)],
             "capsize": 3,
+            "linewidth": 1.8,
         }
-        private = sorted((row for row in mine if row.epsilons[cell]), key=lambda row: row.epsilons[cell] or 0.0)
-        if private:
-            axes.errorbar(
-                [row.epsilons[cell] or 0.0 for row in private],
-                [row.accuracy for row in private],
-                yerr=[row.deviation for row in private],
-                label=method,
-                linewidth=1.8,
-                **style,
-            )
-        for row in (row for row in mine if row.epsilons[cell] is None):
-            shifted = right * 1.06 ** (index - 0.5)
-            axes.errorbar([shifted], [row.accuracy], yerr=[row.deviation], label=None if private else method, **style)
-    ticks = sorted({float(f"{value:.2g}") for value in finite})
+        aside = 1.04 ** (index - 0.5)  # so that bars of different methods at one ε do not cover each other
+        mine = [(row.epsilons[cell], row) for row in rows if row.method == method]
+        private = sorted(((value, row) for value, row in mine if value), key=lambda pair: pair[0])
+        bare = [row for value, row in mine if value is None]
+        _bars(axes, [value * aside for value, _ in private], [row for _, row in private], label=method, **style)
+        _bars(axes, [right * aside] * len(bare), bare, **style | {"linestyle": ""})
+        for row in bare:
+            axes.axhline(row.accuracy, color=style["color"], linestyle=":", linewidth=1, alpha=0.7)
+    ticks: list[float] = []
+    for value in claimed:
+        if not ticks or value > 1.25 * ticks[-1]:
+            ticks.append(value)
     axes.set_xscale("log")
-    axes.set_xticks([*ticks, right], [*(f"{tick:g}" for tick in ticks), "∞\n(no privacy)"])
-    axes.xaxis.set_minor_formatter(lambda value, position: "")
     axes.set_xlim(low / 1.5, right * 1.4)
-    axes.axvline(high * 1.6, color="0.7", linestyle=":", linewidth=1)
-    axes.set_xlabel(f"ε for one {cell.split('/')[0]} against the {cell.split('/')[1]} (smaller is more private)")
+    axes.set_xticks([*ticks, right], [*(f"{tick:.3g}" for tick in ticks), "∞\n(nothing claimed)"])
+    axes.xaxis.set_minor_formatter(lambda value, position: "")
+    axes.axvspan(high * 1.6, right * 1.4, color="0.5", alpha=0.08, linewidth=0)
+    axes.set_xlabel(
+        f"ε for one {cell.split('/')[0]} against the {cell.split('/')[1]} (log scale; left is more private)"
+    )
     axes.set_ylabel("test accuracy")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_title(title, loc="left", fontsize=11)
-    axes.legend(frameon=False, loc="lower center")
+    axes.legend(frameon=False, loc="best")
     _clean(axes)
     return figure
 
 
+def _bars(axes: Axes, places: Sequence[float], rows: Sequence[Summary], **style: Any) -> None:
+    spread = [0.0 if math.isnan(row.deviation) else row.deviation for row in rows]
+    axes.errorbar(places, [row.accuracy for row in rows], yerr=spread, **style)
+
+
 def curves(groups: Mapping[str, Sequence[Sequence[tuple[int, float]]]], title: str = "") -> Figure:
-    """Accuracy over rounds: for each label the mean over its curves, and their range as a band."""
+    """Accuracy over rounds: for each label the mean over its curves, and one standard deviation around it as a band.
+
+    Curves that ended early, at a budget, count up to their end. ``groups``: label → curves of (round, accuracy).
+    """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot()
     for index, (label, members) in enumerate(groups.items()):
-        length = min(len(member) for member in members)
-        rounds = [point[0] for point in members[0][:length]]
-        values = np.array([[point[1] for point in member[:length]] for member in members])
-        colour = COLOURS[index % len(COLOURS)]
-        axes.plot(rounds, values.mean(0), color=colour, label=label, linewidth=1.8)
+        rounds = sorted({round for member in members for round, _ in member})
+        values = [np.array([dict(member)[round] for member in members if round in dict(member)]) for round in rounds]
+        mean = np.array([value.mean() for value in values])
+        style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index % len(DASHES)]}
+        axes.plot(rounds, mean, label=label, linewidth=1.8, **style)
         if len(members) > 1:
-            axes.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.18, linewidth=0)
+            spread = np.array([value.std(ddof=1) if len(value) > 1 else 0.0 for value in values])
+            axes.fill_between(rounds, mean - spread, mean + spread, color=style["color"], alpha=0.15, linewidth=0)
     axes.set_xlabel("round")
     axes.set_ylabel("test accuracy")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -103,7 +118,11 @@ def run_curves(metrics: Sequence[Metrics]) -> Figure:
     for index, cell in enumerate(cells):
         points = [(line["round"] + 1, line["epsilon"][cell]) for line in metrics if cell in line["epsilon"]]
         right.plot(
-            *zip(*points, strict=True), color=COLOURS[index], label=cell, linestyle=("-", "--", "-.", ":")[index % 4]
+            *zip(*points, strict=True),
+            color=COLOURS[index],
+            label=cell,
+            linestyle=DASHES[index % 4],
+            linewidth=3.2 - 0.6 * index,  # cells may coincide
         )
     if cells:
         right.legend(frameon=False, fontsize=8)
@@ -114,11 +133,11 @@ def run_curves(metrics: Sequence[Metrics]) -> Figure:
     right.set_ylabel("ε so far (upper bound)")
     for axes in (left, middle, right):
         axes.set_xlabel("round")
-        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         _clean(axes)
     return figure
 
 
 def finite(value: float | None) -> str:
-    """ε as text."""
-    return "∞" if value is None or math.isinf(value) else f"{value:.3g}"
+    """ε as text, ∞ for ``None``; rounded up, so that print never claims more than was computed."""
+    return "∞" if value is None else round_up(value)

@@ -5,19 +5,27 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, PackageLoader
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from privfl.errors import DataError
+from privfl.privacy.accounting.release import OBSERVERS, UNITS, Observer
 from privfl.privacy.accounting.statement import Statement
-from privfl.run_directory import Metrics, read_lines, write_whole
-from privfl.simulation import Run
+from privfl.run_directory import Metrics, environment, read_lines, write_whole
 from privfl.study.grid import CELLS, Result, Summary, load_results, summarise, sweep_statement
 from privfl.study.plots import curves, finite, pareto, run_curves
+
+if TYPE_CHECKING:
+    from privfl import Run
+
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def report_directory(path: Path) -> Path:
@@ -31,31 +39,66 @@ def report_directory(path: Path) -> Path:
             return _study(path)
         if (path / "statement.json").exists():
             return _run(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except _DAMAGED as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{path} cannot be reported: {error}; repeat the run, or restore the file") from error
+        what = f"{error!s} is missing" if isinstance(error, KeyError) else str(error)
+        raise DataError(f"{path} cannot be reported: {what}; repeat the run, or restore the file") from error
     unfinished = (path / "environment.json").exists()
     mend = "the run is not finished, go on with --resume" if unfinished else "give the --out folder of a run or a study"
     raise DataError(f"{path} holds no finished run and no study; {mend}")
 
 
 def write_report(run: Run, path: Path) -> None:
-    """Write the page of a run that is still in memory."""
-    page = _run_page(run.statement, run.metrics, run.summary, [], run_curves(run.metrics))
+    """Write the page of one run to ``path``; a run that has a directory shows its settings too."""
+    if run.path is None:
+        page = _run_page(run.statement, run.metrics, run.summary, [], environment(), run_curves(run.metrics))
+    else:
+        page = _read_run(run.path)
     write_whole(path, page.encode())
 
 
 def _run(path: Path) -> Path:
-    statement = Statement.from_json((path / "statement.json").read_text())
+    page = path / "report.html"
+    write_whole(page, _read_run(path).encode())
+    return page
+
+
+def _read_run(path: Path) -> str:
+    statement = _statement(path)
+    summary, machine = _json(path / "summary.json"), _json(path / "environment.json")
     metrics = read_lines(path / "metrics.jsonl")
-    summary = json.loads((path / "summary.json").read_text())
-    settings = [{"name": name, "text": (path / name).read_text()} for name in ("config.toml", "environment.json")]
+    if len(metrics) != summary["rounds"]:
+        raise DataError(
+            f"{path / 'metrics.jsonl'} holds {len(metrics)} sound lines for {summary['rounds']} rounds; repeat the run"
+        )
+    settings = [{"name": "config.toml", "text": (path / "config.toml").read_text()}]
     figure = run_curves(metrics)
     _save(figure, path / "figures" / "curves.png")
-    page = path / "report.html"
-    write_whole(page, _run_page(statement, metrics, summary, settings, figure).encode())
-    return page
+    return _run_page(statement, metrics, summary, settings, machine, figure)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``; a sentence that names the file if it is damaged."""
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise DataError(f"{path} is damaged ({error}); repeat the run, or restore the file") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} holds no JSON object; repeat the run, or restore the file")
+    return content
+
+
+def _statement(folder: Path) -> Statement:
+    try:
+        return Statement.from_json((folder / "statement.json").read_text())
+    except ValueError as error:
+        raise DataError(f"{folder / 'statement.json'}: {error}") from error
+
+
+def _problems(summary: dict[str, Any]) -> list[str]:
+    dropped = [f"{count} uploads were dropped: a client {why}." for why, count in summary["dropped"].items()]
+    return [*summary["warnings"], *dropped]
 
 
 def _run_page(
@@ -63,68 +106,96 @@ def _run_page(
     metrics: Sequence[Metrics],
     summary: dict[str, Any],
     settings: list[dict[str, str]],
+    machine: Mapping[str, Any],
     figure: Figure,
 ) -> str:
-    warnings = list(summary["warnings"])
-    warnings += [f"{count} uploads were dropped: a client {why}." for why, count in summary["dropped"].items()]
     findings = [
         f"After {summary['rounds']} rounds {summary['algorithm']} reaches a test accuracy of "
         f"{summary['test_accuracy']:.1%} and a macro-F1 of {summary['test_macro_f1']:.3f}."
     ]
     if summary["stopped"] == "budget":
         findings.append("The run stopped early because the next round would have exceeded its privacy budget.")
+    findings += [claim(statement, observer) for observer in ("server", "public")]
+    facts = {name: summary[name] for name in ("algorithm", "dataset", "model", "clients", "rounds")}
+    facts |= {"test accuracy": f"{summary['test_accuracy']:.1%}", "test loss": f"{summary['test_loss']:.4f} nats"}
+    noise = summary["noise_multiplier"]
+    if noise is not None:
+        told = f"{noise:.4g}" if isinstance(noise, int | float) else f"{min(noise):.4g} to {max(noise):.4g}, by client"
+        facts["noise multiplier"] = told
     return _render(
         title=f"{summary['algorithm']} on {summary['dataset']}",
         subtitle=f"{summary['clients']:,} clients, model {summary['model']}, {len(metrics)} rounds",
         findings=findings,
         table=None,
-        pictures=[_picture("curves", figure)],
-        statements=[{"name": "This run", "html": statement.to_html()}],
+        facts=list(facts.items()),
+        figures=[_picture("loss, accuracy and ε over the rounds", figure)],
+        statements=[{"name": "This run", "html": Markup(statement.to_html())}],
         sweep=None,
-        warnings=warnings,
+        warnings=_problems(summary),
         settings=settings,
+        environment=_flat(machine),
     )
+
+
+def claim(statement: Statement, observer: Observer) -> str:
+    """What the statement says against one observer, in a sentence."""
+    who = {"server": "the server, which sees every message", "public": "whoever sees the released models"}[observer]
+    parts = []
+    for unit, thing in (("sample", "one example"), ("client", "a whole client")):
+        cell = next(c for c in statement.cells if (c.unit, c.observer) == (unit, observer))
+        because = f" ({'; '.join(cell.reasons)})" if cell.reasons else ""
+        parts.append(f"for {thing} {'nothing' if because else 'ε = ' + finite(cell.epsilon)} is claimed{because}")
+    return f"Against {who}, {', and '.join(parts)}; δ = {statement.delta:g}."
 
 
 def _study(path: Path) -> Path:
     results = load_results(path)
-    study = json.loads((path / "study.json").read_text())
+    study = _json(path / "study.json")
+    if not results:
+        raise DataError(f"{path / 'results.json'} holds no finished run; mend what failed and repeat the study")
     rows = summarise(results)
     figures = {"pareto": pareto(rows), **_accuracy_curves(path, results)}
     for name, figure in figures.items():
         _save(figure, path / "figures" / f"{name}.png")
-    statements, shown = [], set()
-    for result in results:
-        if (result.method, result.level) not in shown:
-            shown.add((result.method, result.level))
-            statement = Statement.from_json((path / "runs" / result.folder / "statement.json").read_text())
-            name = f"{result.method}, {result.level} (seed {result.seed})"
-            statements.append({"name": name, "html": statement.to_html()})
+    statements, settings = [], []
+    warnings: Counter[str] = Counter(study["failures"])
+    for row in rows:
+        members = [result for result in results if (result.method, result.level) == (row.method, row.level)]
+        worst = max(members, key=lambda result: result.epsilons["sample/public"] or 0.0)
+        name = f"{row.method}, {row.level} (seed {worst.seed}{', the worst' if len(members) > 1 else ''})"
+        statements.append({"name": name, "html": Markup(_statement(path / "runs" / worst.folder).to_html())})
+        config = path / "runs" / worst.folder / "config.toml"
+        settings.append({"name": str(config.relative_to(path)), "text": config.read_text()})
+        for result in members:
+            problems = _problems(_json(path / "runs" / result.folder / "summary.json"))
+            warnings.update(f"{row.method}, {row.level}, seed {result.seed}: {problem}" for problem in problems)
     page = path / "report.html"
     html = _render(
         title=study["title"],
-        subtitle=f"{len(results)} runs, {max(row.seeds for row in rows)} seeds",
+        subtitle=f"{len(results)} runs, {max(row.seeds for row in rows)} seeds, {len(study['failures'])} failed",
         findings=findings(rows),
         table={
-            "head": ["method", "level", "accuracy", *(f"ε {cell}" for cell in CELLS)],
+            "head": ["method", "level", "accuracy", "last 10", *(f"ε {cell}" for cell in CELLS)],
             "rows": [
-                [row.method, row.level, percent(row), *(finite(row.epsilons[cell]) for cell in CELLS)] for row in rows
+                [row.method, row.level, percent(row), f"{row.tail:.1%}", *(finite(row.epsilons[c]) for c in CELLS)]
+                for row in rows
             ],
         },
-        pictures=[_picture(name, figure) for name, figure in figures.items()],
+        cells=CELLS,
+        figures=[_picture(name, figure) for name, figure in figures.items()],
         statements=statements,
         sweep=_sweep(path, results),
-        warnings=study["failures"],
-        settings=[
-            {
-                "name": f"{result.folder}/config.toml",
-                "text": (path / "runs" / result.folder / "config.toml").read_text(),
-            }
-            for result in results
-        ],
+        warnings=list(warnings),
+        settings=settings,
+        environment=_flat(_json(path / "runs" / results[0].folder / "environment.json")),
     )
     write_whole(page, html.encode())
     return page
+
+
+def _flat(machine: Mapping[str, Any]) -> list[tuple[str, str]]:
+    plain = {name: str(value) for name, value in machine.items() if not isinstance(value, dict)}
+    return [*plain.items(), *((name, str(value)) for name, value in machine["packages"].items())]
 
 
 def _accuracy_curves(path: Path, results: Sequence[Result]) -> dict[str, Figure]:
@@ -139,28 +210,41 @@ def _accuracy_curves(path: Path, results: Sequence[Result]) -> dict[str, Figure]
     return figures
 
 
-def _sweep(path: Path, results: Sequence[Result]) -> dict[str, str] | None:
+def _sweep(path: Path, results: Sequence[Result]) -> dict[str, Any] | None:
     private = [result for result in results if any(value is not None for value in result.epsilons.values())]
     if not private:
         return None
-    delta = Statement.from_json((path / "runs" / private[0].folder / "statement.json").read_text()).delta
-    statement = sweep_statement(path, private, delta)
-    if statement is None:
-        return None
+    levels = list(dict.fromkeys(result.level for result in private))
+    groups = {level: [result for result in private if result.level == level] for level in levels}
+    together = {f"{name}, all seeds": sweep_statement(path, group) for name, group in groups.items()}
+    sizes = [len(group) for group in groups.values()]
+    if len(groups) > 1:
+        together["all runs that claim anything"] = sweep_statement(path, private)
+        sizes.append(len(private))
+    statement = list(together.values())[-1]
+    rows = [
+        [name, number, *(finite(one.cell(unit, observer).epsilon) for unit in UNITS for observer in OBSERVERS)]
+        for (name, one), number in zip(together.items(), sizes, strict=True)
+    ]
+    bare = len(results) - len(private)
+    also = f" The {bare} runs without a mechanism spend ∞ by themselves." if bare else ""
     sentence = (
-        f"Showing the best of many runs tells something about all of them. The {len(private)} runs with a mechanism "
-        f"together claim only this, at δ = {delta:g}; runs without one spend ∞ by themselves."
+        "Showing the best of many runs tells something about all of them, so their costs add up. Seeds deal the "
+        "examples to different clients; every run therefore counts with the most that any client released in it, an "
+        f"upper bound whoever holds what, at δ = {statement.delta:g}.{also}"
     )
-    return {"sentence": sentence, "html": statement.to_html()}
+    return {"sentence": sentence, "rows": rows, "html": Markup(statement.to_html())}
 
 
 def percent(row: Summary) -> str:
-    """Accuracy as ``91.2 ± 0.4 %``."""
+    """Accuracy as ``91.2 ± 0.4 %``, or ``91.2 %`` where one seed tells no spread."""
+    if math.isnan(row.deviation):
+        return f"{100 * row.accuracy:.1f} %"
     return f"{100 * row.accuracy:.1f} ± {100 * row.deviation:.1f} %"
 
 
 def findings(rows: Sequence[Summary], cell: str = "sample/public") -> list[str]:
-    """What the numbers say, one sentence for each method."""
+    """What the numbers say: one sentence for each method, and who is ahead at each level, if the seeds can tell."""
     sentences = []
     for method in dict.fromkeys(row.method for row in rows):
         mine = [row for row in rows if row.method == method]
@@ -169,17 +253,30 @@ def findings(rows: Sequence[Summary], cell: str = "sample/public") -> list[str]:
         if not private:
             continue
         parts = [f"{percent(row)} at ε = {finite(value)}" for value, row in sorted(private, key=lambda pair: -pair[0])]
-        start = f"{method} reaches {percent(bare)} without privacy, and " if bare else f"{method} reaches "
+        start = f"{method} reaches {percent(bare)} with nothing claimed, and " if bare else f"{method} reaches "
         server = all(row.epsilons[cell.replace("public", "server")] is not None for _, row in private)
         where = "its claims hold against the server too" if server else "its claims hold for the public only"
         sentences.append(f"{start}{', '.join(parts)} ({where}).")
+    for level in dict.fromkeys(row.level for row in rows):
+        group = sorted((row for row in rows if row.level == level), key=lambda row: -row.accuracy)
+        if len(group) > 1 and not math.isnan(group[0].deviation) and not math.isnan(group[1].deviation):
+            gap, spread = group[0].accuracy - group[1].accuracy, math.hypot(group[0].deviation, group[1].deviation)
+            clear = "more than" if gap > 2 * spread else "not more than"
+            settled = "" if gap > 2 * spread else ", so these seeds do not settle it"
+            server = [row.epsilons[cell.replace("public", "server")] for row in group[:2]]
+            trust = ", but claims nothing against the server" if server[0] is None and server[1] is not None else ""
+            sentences.append(
+                f"At '{level}' {group[0].method} is {100 * gap:.1f} points ahead of {group[1].method}, {clear} twice "
+                f"the spread over seeds{settled}{trust}."
+            )
     return sentences
 
 
 def _picture(name: str, figure: Figure) -> dict[str, str]:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=140)
-    return {"name": name, "data": base64.b64encode(buffer.getvalue()).decode()}
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    address = "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return {"caption": name, "uri": address}
 
 
 def _save(figure: Figure, path: Path) -> None:
@@ -188,5 +285,6 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def _render(**content: Any) -> str:
-    environment = Environment(loader=PackageLoader("privfl.study", "."), autoescape=True)
-    return environment.get_template("report.html").render(**content)
+    loader = FileSystemLoader(Path(__file__).parent)
+    page = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("report.html")
+    return page.render(**content)
