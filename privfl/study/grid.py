@@ -199,7 +199,7 @@ def load_results(out: Path) -> list[Result]:
 class Summary:
     """Accuracy at the end of the runs of one method at one level: mean and sample standard deviation over seeds.
 
-    ``deviation`` is NaN for one seed. ``tail`` is the mean of the last 10 evaluations: with noise a single one is luck.
+    ``deviation`` is NaN for one seed.
     """
 
     method: str
@@ -207,7 +207,6 @@ class Summary:
     seeds: int
     accuracy: float
     deviation: float
-    tail: float
     epsilons: dict[str, float | None]
     """The largest over the seeds."""
 
@@ -226,8 +225,7 @@ def summarise(results: Sequence[Result]) -> list[Summary]:
             values = [member.epsilons[cell] for member in members]
             finite = [value for value in values if value is not None]
             worst[cell] = max(finite) if len(finite) == len(values) else None
-        tail = statistics.mean(member.tail for member in members)
-        rows.append(Summary(method, level, len(members), statistics.mean(accuracies), spread, tail, worst))
+        rows.append(Summary(method, level, len(members), statistics.mean(accuracies), spread, worst))
     return rows
 
 

@@ -59,7 +59,7 @@ def pareto(rows: Sequence[Summary], cell: str = "sample/public", title: str = ""
             ticks.append(value)
     axes.set_xscale("log")
     axes.set_xlim(low / 1.5, right * 1.4)
-    axes.set_xticks([*ticks, right], [*(f"{tick:.3g}" for tick in ticks), "∞\n(nothing claimed)"])
+    axes.set_xticks([*ticks, right], [*(finite(tick) for tick in ticks), "∞\n(nothing claimed)"])
     axes.xaxis.set_minor_formatter(lambda value, position: "")
     axes.axvspan(high * 1.6, right * 1.4, color="0.5", alpha=0.08, linewidth=0)
     axes.set_xlabel(

@@ -25,6 +25,12 @@ from privfl.study.plots import curves, finite, pareto, run_curves
 if TYPE_CHECKING:
     from privfl import Run
 
+CAPTIONS = {
+    "pareto": "Accuracy against the ε that the statements claim: mean and standard deviation over seeds. "
+    "Dotted: nothing claimed.",
+    "curves": "Accuracy over the rounds: mean over seeds, and one standard deviation around it.",
+    "run": "Loss and accuracy on the test data, and an upper bound on ε so far.",
+}
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
@@ -128,7 +134,7 @@ def _run_page(
         findings=findings,
         table=None,
         facts=list(facts.items()),
-        figures=[_picture("loss, accuracy and ε over the rounds", figure)],
+        figures=[_picture("run", figure)],
         statements=[{"name": "This run", "html": Markup(statement.to_html())}],
         sweep=None,
         warnings=_problems(summary),
@@ -158,34 +164,32 @@ def _study(path: Path) -> Path:
     for name, figure in figures.items():
         _save(figure, path / "figures" / f"{name}.png")
     statements, settings = [], []
-    warnings: Counter[str] = Counter(study["failures"])
+    warnings: Counter[str] = Counter()
     for row in rows:
         members = [result for result in results if (result.method, result.level) == (row.method, row.level)]
-        worst = max(members, key=lambda result: result.epsilons["sample/public"] or 0.0)
-        name = f"{row.method}, {row.level} (seed {worst.seed}{', the worst' if len(members) > 1 else ''})"
+        worst = max(members, key=lambda result: [math.inf if e is None else e for e in result.epsilons.values()][::-1])
+        name = f"{row.method}, {row.level} (seed {worst.seed}{', no other claims less' if len(members) > 1 else ''})"
         statements.append({"name": name, "html": Markup(_statement(path / "runs" / worst.folder).to_html())})
         config = path / "runs" / worst.folder / "config.toml"
         settings.append({"name": str(config.relative_to(path)), "text": config.read_text()})
         for result in members:
-            problems = _problems(_json(path / "runs" / result.folder / "summary.json"))
-            warnings.update(f"{row.method}, {row.level}, seed {result.seed}: {problem}" for problem in problems)
+            warnings.update(_problems(_json(path / "runs" / result.folder / "summary.json")))
     page = path / "report.html"
     html = _render(
         title=study["title"],
         subtitle=f"{len(results)} runs, {max(row.seeds for row in rows)} seeds, {len(study['failures'])} failed",
         findings=findings(rows),
         table={
-            "head": ["method", "level", "accuracy", "last 10", *(f"ε {cell}" for cell in CELLS)],
+            "head": ["method", "level", "accuracy", *(f"ε {cell}" for cell in CELLS)],
             "rows": [
-                [row.method, row.level, percent(row), f"{row.tail:.1%}", *(finite(row.epsilons[c]) for c in CELLS)]
-                for row in rows
+                [row.method, row.level, percent(row), *(finite(row.epsilons[cell]) for cell in CELLS)] for row in rows
             ],
         },
         cells=CELLS,
         figures=[_picture(name, figure) for name, figure in figures.items()],
         statements=statements,
         sweep=_sweep(path, results),
-        warnings=list(warnings),
+        warnings=study["failures"] + [f"{text} ({count} runs)" for text, count in warnings.items()],
         settings=settings,
         environment=_flat(_json(path / "runs" / results[0].folder / "environment.json")),
     )
@@ -276,7 +280,8 @@ def _picture(name: str, figure: Figure) -> dict[str, str]:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     address = "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
-    return {"caption": name, "uri": address}
+    caption = next(text for start, text in CAPTIONS.items() if name.startswith(start))
+    return {"caption": caption, "uri": address}
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -1,0 +1,363 @@
+"""A study keeps what it has, reports what failed, and its page says nothing that no statement says."""
+
+import csv
+import html
+import json
+import math
+import os
+import re
+import runpy
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from privfl.config import Experiment
+from privfl.errors import ConfigError, DataError, PrivflError
+from privfl.privacy.accounting.ledger import Ledger
+from privfl.privacy.accounting.rendering import round_up
+from privfl.privacy.accounting.statement import Statement, make_statement
+from privfl.run_directory import RunDirectory
+from privfl.study import grid
+from privfl.study.demo import run_demo
+from privfl.study.grid import CELLS, Cell, Result, Summary, load_results, run_study, summarise, sweep_statement
+from privfl.study.plots import curves, finite, pareto, run_curves
+from privfl.study.report import findings, percent, report_directory
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "privacy_utility.py"
+
+
+def experiment(noise: float | None = None, seed: int = 0, **settings) -> Experiment:
+    privacy = {"size": {"name": "laplace", "epsilon": 4.0, "bound": 600, "lower": 200}}
+    if noise is not None:
+        privacy["training"] = {"noise_multiplier": noise, "sample_rate": 0.1}
+    usual = {
+        "dataset": {"name": "digits"},
+        "partition": {"name": "iid", "clients": 4},
+        "model": {"name": "logistic"},
+        "training": {"learning_rate": 0.5, "batch_size": 36, "steps": 1},
+        "privacy": privacy,
+        "rounds": 3,
+        "seed": seed,
+        "workers": 1,
+    }
+    return Experiment.from_dict(usual | settings)
+
+
+def study_cells() -> list[Cell]:
+    return [
+        Cell("FedAvg", level, experiment(noise, seed))
+        for level, noise in (("none", None), ("noisy <b>", 2.0))
+        for seed in (0, 1)
+    ]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("study")
+    _, failures = run_study(study_cells(), out, title="A <script> of & studies", processes=1)
+    assert failures == []
+    return out
+
+
+@pytest.fixture
+def study(finished, tmp_path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "study"))
+
+
+def statement(folder: Path) -> Statement:
+    return Statement.from_json((folder / "statement.json").read_text())
+
+
+def test_results_hold_what_the_run_directories_hold(finished):
+    results = load_results(finished)
+    assert [(r.level, r.seed) for r in results] == [("none", 0), ("none", 1), ("noisy <b>", 0), ("noisy <b>", 1)]
+    for result in results:
+        folder = finished / "runs" / result.folder
+        accuracies = [json.loads(line)["test_accuracy"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert (result.accuracy, result.best) == (accuracies[-1], max(accuracies))
+        assert result.tail == pytest.approx(sum(accuracies) / 3)
+        for cell in statement(folder).cells:
+            told = result.epsilons[f"{cell.unit}/{cell.observer}"]
+            assert told == (None if math.isinf(cell.epsilon) else cell.epsilon)
+    lines = list(csv.DictReader((finished / "results.csv").read_text().splitlines()))
+    assert [line["epsilon sample/public"] for line in lines[:2]] == ["inf", "inf"]
+    assert float(lines[2]["epsilon sample/public"]) == results[2].epsilons["sample/public"]
+
+
+def test_a_finished_study_is_not_repeated_and_an_unfinished_run_is_made_up_for(study, monkeypatch):
+    cells, started = study_cells(), []
+    before = (study / "results.json").read_bytes()
+    shutil.rmtree(study / "runs" / cells[3].folder)
+    original = Experiment.run
+    monkeypatch.setattr(
+        Experiment, "run", lambda self, out, **rest: (started.append(Path(out).name), original(self, out, **rest))[1]
+    )
+    run_study(cells, study, title="again", processes=1)
+    assert started == [cells[3].folder]
+    assert json.loads(before)[:3] == json.loads((study / "results.json").read_bytes())[:3]
+
+
+def test_a_run_that_fails_is_reported_and_loses_no_other(tmp_path):
+    cells = [
+        Cell("impossible", "x", experiment(cohort={"name": "size-weighted", "size": 2}, privacy={
+            "training": {"noise_multiplier": 1.0, "noise_at": "server"}})),
+        Cell("FedAvg", "x", experiment()),
+    ]  # fmt: skip
+    results, failures = run_study(cells, tmp_path, title="t", processes=1)
+    assert [result.method for result in results] == ["FedAvg"]
+    assert len(failures) == 1
+    assert failures[0].startswith("impossible-x-seed0: ")
+    assert html.escape(failures[0], quote=False)[:40] in html.unescape(report_directory(tmp_path).read_text())
+
+
+def test_an_error_that_is_no_users_fault_leaves_its_traceback(tmp_path, monkeypatch):
+    def broken(self, out, **rest):
+        raise ZeroDivisionError("by a loss of one's own")
+
+    monkeypatch.setattr(Experiment, "run", broken)
+    results, failures = run_study([Cell("m", "l", experiment())], tmp_path, title="t", processes=1)
+    assert results == []
+    assert "ZeroDivisionError: by a loss of one's own" in failures[0]
+    assert "ZeroDivisionError" in (tmp_path / "runs" / "m-l-seed0" / "error.txt").read_text()
+    with pytest.raises(DataError, match="no finished run"):
+        report_directory(tmp_path)
+
+
+def test_a_folder_of_other_settings_is_a_failure_and_never_a_result(study):
+    cells = study_cells()
+    cells[0] = Cell("FedAvg", "none", experiment(rounds=4))
+    results, failures = run_study(cells, study, title="t", processes=1)
+    assert len(results) == 3
+    assert "other settings" in failures[0]
+
+
+def test_impossible_studies_are_refused_before_any_run(tmp_path):
+    one = Cell("m", "l", experiment())
+    with pytest.raises(ConfigError, match="no run"):
+        run_study([], tmp_path / "x", title="t")
+    with pytest.raises(ConfigError, match="two runs of the study are called 'm-l-seed0'"):
+        run_study([one, Cell("m", "l", experiment(2.0))], tmp_path / "x", title="t")
+    with pytest.raises(ConfigError, match="in 0 processes"):
+        run_study([one], tmp_path / "x", title="t", processes=0)
+    assert not (tmp_path / "x").exists()
+
+
+def _killed(cell: Cell, folder: Path) -> str:
+    if cell.method == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return ""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_fails_its_own_run_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(grid, "_run_cell", _killed)
+    cells = [Cell(method, "l", experiment()) for method in ("a", "killed", "b")]
+    outcomes = {cell.method: reason for cell, reason in grid._outcomes(cells, tmp_path, 2)}
+    assert (outcomes["a"], outcomes["b"]) == ("", "")
+    assert "process died" in outcomes["killed"]
+
+
+@pytest.mark.slow
+def test_processes_of_their_own_give_the_numbers_of_this_process(finished, tmp_path):
+    cells = study_cells()[:2]
+    results, failures = run_study(cells, tmp_path, title="t", processes=2)
+    assert failures == []
+    assert [r.accuracy for r in results] == [r.accuracy for r in load_results(finished)[:2]]
+    assert (tmp_path / "runs" / cells[0].folder / "metrics.jsonl").read_text() == (
+        finished / "runs" / cells[0].folder / "metrics.jsonl"
+    ).read_text()
+
+
+def test_the_sweep_costs_what_all_ledgers_together_cost(finished):
+    noisy = load_results(finished)[2:]
+    together = sweep_statement(finished, noisy)
+    ledgers = []
+    for result in noisy:  # equal clients, equal rates: here the worst case of each run is simply its ledger
+        state = RunDirectory(finished / "runs" / result.folder).checkpoint().meta["ledger"]
+        ledgers.append(Ledger.from_state(state, state["fingerprint"]))
+    exact = make_statement(Ledger.merged(ledgers), 1e-5, reproducible_noise=False)
+    for cell in exact.cells:
+        assert together.cell(cell.unit, cell.observer).epsilon == pytest.approx(cell.epsilon, rel=1e-9)
+    single = noisy[0].epsilons["sample/public"]
+    assert single < together.cell("sample", "public").epsilon <= 2 * single
+    everything = sweep_statement(finished, load_results(finished))
+    assert everything.cell("sample", "public").epsilon == math.inf
+
+
+def test_a_sweep_over_unequal_clients_is_never_cheaper_than_any_clients_share():
+    first, second = (Ledger(2, ["update"]) for _ in range(2))
+    release = next(r for r in _releases() if r.name == "update")
+    first.record(release, [0], 5)
+    second.record(release, [1], 7)
+    worst = Ledger.merged([grid._worst_case(first), grid._worst_case(second)])
+    counts = worst.histories("sample", "public").counts.toarray()
+    assert counts.tolist() == [[12]]  # somebody may have been client 0 of the first run and client 1 of the second
+
+
+def _releases():
+    from dp_accounting import NeighboringRelation
+
+    from privfl.privacy.accounting.release import Cost, Release
+    from privfl.privacy.dpsgd import DPSGD
+
+    event = DPSGD(noise_multiplier=2.0).event(2.0, 0.1)
+    yield Release.of("update", {("sample", "public"): Cost(event, NeighboringRelation.ADD_OR_REMOVE_ONE)})
+
+
+def test_the_page_of_a_study_shows_the_statements_numbers_and_fetches_nothing(study):
+    page = report_directory(study).read_text()
+    for result in load_results(study):
+        for epsilon in result.epsilons.values():
+            assert ("∞" if epsilon is None else round_up(epsilon)) in page
+    assert "A &lt;script&gt; of &amp; studies" in page
+    assert "noisy &lt;b&gt;" in page
+    assert not re.search(r"<script|<b>|<link|(?:src|href)=[\"'](?!data:)|url\(|@import", page)
+    assert "prefers-color-scheme: dark" in page
+    assert {path.name for path in (study / "figures").iterdir()} == {"pareto.png", "curves-fedavg.png"}
+
+
+def test_no_epsilon_on_a_runs_page_is_missing_from_its_statement(study):
+    folder = study / "runs" / study_cells()[2].folder
+    page = report_directory(folder).read_text()
+    claims = statement(folder)
+    allowed = {round_up(cell.epsilon) for cell in claims.cells}
+    allowed |= {round_up(cell.clients.minimum) for cell in claims.cells} | {"1", "8"}  # the two of the explanation
+    told = re.findall(
+        r"ε(?:\s|&nbsp;)*=(?:\s|&nbsp;)*([0-9.]*[0-9]|∞)", re.sub(r"<pre>.*?</pre>", "", page, flags=re.S)
+    )
+    assert round_up(claims.cell("sample", "public").epsilon) in told
+    assert set(told) <= allowed
+    assert (folder / "figures" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_in_memory_has_a_page_that_escapes_what_it_shows(tmp_path):
+    run = experiment(2.0).run()
+    run.summary["warnings"].append("<img src=x onerror=alert(1)>")
+    run.report(tmp_path / "run.html")
+    page = (tmp_path / "run.html").read_text()
+    assert "&lt;img src=x onerror=alert(1)&gt;" in page
+    assert "<img src=x" not in page
+    assert round_up(run.statement.cell("sample", "server").epsilon) in page
+
+
+@pytest.mark.parametrize("name", ["statement.json", "summary.json", "environment.json", "config.toml"])
+def test_a_missing_file_of_a_run_is_one_sentence_that_names_it(study, name):
+    folder = study / "runs" / study_cells()[0].folder
+    (folder / name).unlink()
+    with pytest.raises(DataError, match=re.escape(name) if name != "statement.json" else "go on with --resume"):
+        report_directory(folder)
+
+
+@pytest.mark.parametrize("name", ["statement.json", "summary.json", "metrics.jsonl", "environment.json"])
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"rounds": 3}', "null"])
+def test_a_damaged_file_of_a_run_is_one_sentence(study, name, content):
+    folder = study / "runs" / study_cells()[2].folder
+    (folder / name).write_text(content)
+    with pytest.raises(DataError) as caught:
+        report_directory(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '[{"method": "x"}]', "null"])
+def test_damaged_results_are_one_sentence(study, content):
+    (study / "results.json").write_text(content)
+    with pytest.raises(DataError):
+        report_directory(study)
+
+
+def test_a_folder_that_holds_nothing_of_ours_is_refused(tmp_path):
+    with pytest.raises(DataError, match="no finished run and no study"):
+        report_directory(tmp_path)
+
+
+def result(method="m", level="l", seed=0, accuracy=0.5, epsilon: float | None = 2.0) -> Result:
+    return Result(method, level, seed, accuracy, accuracy, accuracy, dict.fromkeys(CELLS, epsilon), 1.0, 3, 1.0, "f")
+
+
+def test_a_summary_is_the_mean_the_sample_deviation_and_the_worst_claim():
+    (row,) = summarise([result(accuracy=0.5, epsilon=1.0), result(seed=1, accuracy=0.7, epsilon=2.0)])
+    assert (row.seeds, row.accuracy, row.epsilons["sample/public"]) == (2, pytest.approx(0.6), 2.0)
+    assert row.deviation == pytest.approx(math.sqrt(0.02))
+    assert percent(row) == "60.0 ± 14.1 %"
+    (row,) = summarise([result(epsilon=1.0), result(seed=1, epsilon=None)])
+    assert row.epsilons["sample/public"] is None
+
+
+def test_one_seed_tells_no_spread_and_no_winner():
+    rows = summarise([result("a", accuracy=0.5), result("b", accuracy=0.9)])
+    assert percent(rows[0]) == "50.0 %"
+    assert not any("ahead" in sentence for sentence in findings(rows))
+
+
+def test_findings_say_when_seeds_do_not_settle_it_and_who_claims_nothing_against_the_server():
+    def row(method: str, accuracy: float, server: float | None) -> Summary:
+        return Summary(method, "ε = 3", 3, accuracy, 0.01, dict.fromkeys(CELLS, 3.0) | {"sample/server": server})
+
+    close = findings([row("a", 0.90, 3.0), row("b", 0.91, 3.0)])[-1]
+    assert "1.0 points ahead of a" in close
+    assert "do not settle" in close
+    apart = findings([row("a", 0.80, 3.0), row("b", 0.91, None)])[-1]
+    assert "11.0 points ahead of a, more than twice the spread" in apart
+    assert "nothing against the server" in apart
+
+
+def test_a_printed_epsilon_is_never_below_the_claim():
+    assert (finite(None), finite(2.9996), finite(1.0411)) == ("∞", "3.00", "1.05")
+
+
+def test_the_pareto_plot_draws_every_method_where_its_claim_is():
+    rows = summarise([result("a", "1", epsilon=1.0), result("a", "8", epsilon=8.0), result("a", "none", epsilon=None),
+                      result("b", "1", epsilon=1.0, accuracy=0.4)])  # fmt: skip
+    (axes,) = pareto(rows).axes
+    assert axes.get_xscale() == "log"
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1.00", "8.00", "∞\n(nothing claimed)"]
+    drawn = [line.get_xdata() for line in axes.lines if len(line.get_xdata()) == 2 and line.get_marker() == "o"]
+    assert drawn[0] == pytest.approx([1.0, 8.0], rel=0.05)
+
+
+def test_curves_average_over_seeds_and_count_short_runs_up_to_their_end():
+    figure = curves({"x": [[(1, 0.2), (2, 0.4)], [(1, 0.4)]]})
+    assert figure.axes[0].lines[0].get_ydata().tolist() == pytest.approx([0.3, 0.4])
+
+
+def test_a_run_that_claims_nothing_says_so_in_its_figure():
+    line = {"round": 0, "test_loss": 1.0, "test_accuracy": 0.5, "epsilon": {}}
+    assert "ε = ∞ in every cell" in [text.get_text() for text in run_curves([line]).axes[2].texts]
+
+
+@pytest.mark.slow
+def test_the_demo_in_small_ends_in_a_report_whose_claims_keep_to_their_targets(tmp_path, capsys):
+    run_demo(tmp_path, seeds=1, rounds=3)
+    results = load_results(tmp_path)
+    assert len(results) == 8
+    for row in results:
+        public = row.epsilons["sample/public"]
+        if row.level == "no privacy":
+            assert public is None
+        else:
+            target = float(row.level.removeprefix("ε = "))
+            assert 0.95 * target < public <= target
+            assert (row.epsilons["sample/server"] is None) == (row.method == "FedSampling")
+    printed = capsys.readouterr().out
+    assert "FedSampling at ε = 3: against the server nothing is claimed" in printed
+    assert (tmp_path / "report.html").exists()
+    assert (tmp_path / "figures" / "pareto.png").exists()
+
+
+def test_a_demo_in_which_every_run_fails_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr("privfl.study.demo.run_study", lambda cells, out, title: ([], ["x: out of luck"]))
+    with pytest.raises(PrivflError, match="out of luck"):
+        run_demo(tmp_path)
+
+
+def test_the_example_runs_in_small(tmp_path, monkeypatch, capsys):
+    arguments = ["--methods", "fedavg", "--epsilons", "8", "--seeds", "1", "--rounds", "2", "--processes", "1"]
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--out", str(tmp_path), *arguments])
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    assert "fedavg reaches" in capsys.readouterr().out
+    assert (tmp_path / "report.html").exists()
+    assert load_results(tmp_path)[1].epsilons["sample/server"] <= 8
