@@ -1,0 +1,161 @@
+"""One schema for TOML file, Python object and overrides; every mistake is one sentence that names the key."""
+
+import tomllib
+
+import pytest
+
+from privfl.algorithms import ALGORITHMS
+from privfl.cohort import COHORTS
+from privfl.config import UPDATE_MECHANISMS, Experiment
+from privfl.data.availability import AVAILABILITY
+from privfl.data.catalog import datasets
+from privfl.data.label_noise import LABEL_NOISE
+from privfl.data.partitions import PARTITIONS
+from privfl.errors import ConfigError
+from privfl.privacy.local_randomizers import SIZE_MECHANISMS
+
+REQUIRED = {
+    "iid": {"clients": 4},
+    "dirichlet": {"clients": 4, "alpha": 0.5},
+    "pathological": {"clients": 4},
+    "label-sorted": {"clients": 4},
+    "log-normal": {"clients": 4},
+    "long-tail": {"clients": 4},
+    "bernoulli": {"probability": 0.5},
+    "persistent": {"probability": 0.5, "period": 2},
+    "per-cluster": {"probabilities": [0.5, 0.25]},
+    "fixed-fraction": {"fraction": 0.5},
+    "markov": {"go_offline": 0.1, "come_back": 0.2},
+    "pair": {"rate": 0.1},
+    "symmetric": {"rate": 0.1},
+    "fixed": {"size": 3},
+    "poisson": {"probability": 0.5},
+    "size-weighted": {"size": 3},
+    "clip": {"max_norm": 1.0},
+    "gaussian-noise": {"noise_multiplier": 1.0},
+}
+SIZE = {"epsilon": 2.0, "bound": 50}
+COMPONENTS = [
+    *(("algorithm", name) for name in ALGORITHMS),
+    *(("partition", name) for name in PARTITIONS),
+    *(("availability", name) for name in AVAILABILITY),
+    *(("label_noise", name) for name in LABEL_NOISE),
+    *(("cohort", name) for name in COHORTS),
+]
+
+
+def section(name, **fields):
+    return {"name": name, **REQUIRED.get(name, {}), **fields}
+
+
+@pytest.mark.parametrize(("key", "name"), COMPONENTS)
+def test_every_component_survives_the_round_trip(key, name):
+    experiment = Experiment.from_dict({key: section(name)})
+    assert Experiment.from_dict(experiment.to_dict()) == experiment
+    assert Experiment.from_dict(tomllib.loads(experiment.to_toml())) == experiment
+
+
+@pytest.mark.parametrize("name", SIZE_MECHANISMS)
+def test_every_privacy_setting_survives_the_round_trip(name):
+    privacy = {
+        "target_delta": 1e-6,
+        "noise_key": 3,
+        "max_size_error": 4.0,
+        "training": {"noise_multiplier": [1.0, 2.0], "sample_rate": 0.3, "max_grad_norm": 0.5},
+        "size": {"name": name, **SIZE, "refresh": 4},
+        "budget": {"epsilon": 3.0, "unit": "client", "observer": "server"},
+        "update": [section(mechanism) for mechanism in UPDATE_MECHANISMS],
+    }
+    experiment = Experiment.from_dict({"privacy": privacy})
+    assert Experiment.from_dict(tomllib.loads(experiment.to_toml())) == experiment
+    assert experiment.privacy.training.noise_multiplier == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("entry", datasets(), ids=lambda entry: entry.name)
+def test_every_dataset_can_be_named(entry):
+    assert Experiment.from_dict({"dataset": {"name": entry.name}}).dataset == entry.name
+
+
+def test_defaults_work(tmp_path):
+    run = Experiment.from_dict({"rounds": 1, "partition": section("iid"), "model": {"name": "logistic"}}).run()
+    assert run.summary["algorithm"] == "fedavg"
+
+
+def test_an_override_wins_over_the_file(tmp_path):
+    path = tmp_path / "e.toml"
+    path.write_text('rounds = 3\n[training]\nepochs = 2\n[algorithm]\nname = "fedprox"\n')
+    overrides = [
+        "training.epochs=5",
+        "algorithm.mu=0.5",
+        "algorithm.weighting=uniform",
+        "privacy.training.noise_multiplier=1",
+    ]
+    experiment = Experiment.from_toml(path, overrides)
+    assert experiment.training.epochs == 5
+    assert experiment.algorithm.mu == 0.5
+    assert experiment.algorithm.weighting == "uniform"
+    assert experiment.privacy.training.noise_multiplier == 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"roundz": 1}, "unknown key 'roundz': did you mean 'rounds'"),
+        ({"rounds": True}, "rounds is True"),
+        ({"rounds": "3"}, "rounds is '3'"),
+        ({"rounds": 0}, "rounds is 0; give an integer ≥ 1"),
+        ({"algorithm": {"name": "fedavgg"}}, "unknown algorithm 'fedavgg': did you mean 'fedavg'"),
+        ({"algorithm": {"mu": 1.0}}, r"\[algorithm\] has no name"),
+        ({"algorithm": {"name": "fedprox", "muu": 1}}, "unknown key 'algorithm.muu': did you mean 'algorithm.mu'"),
+        ({"algorithm": {"name": "fedprox", "mu": -1}}, "algorithm: fedprox's mu is -1.0"),
+        ({"algorithm": {"name": "fedprox", "mu": "x"}}, "algorithm.mu is 'x'; it should be number"),
+        ({"algorithm": {"name": "fedavg", "weighting": "sise"}}, "algorithm.weighting is 'sise'"),
+        ({"partition": {"name": "dirichlet", "clients": 5}}, "partition needs alpha"),
+        ({"partition": {"name": "iid", "clients": 2.5}}, "partition.clients is 2.5"),
+        ({"privacy": {"trainning": {}}}, "unknown key 'privacy.trainning': did you mean 'privacy.training'"),
+        ({"privacy": {"training": {}}}, "exactly one of noise_multiplier and target_epsilon"),
+        ({"privacy": {"training": 1.0}}, r"privacy.training is 1.0; write a table, \[privacy.training\]"),
+        ({"privacy": {"update": {"name": "clip"}}}, "privacy.update is not a list"),
+        ({"privacy": {"update": [{"name": "klip", "max_norm": 1}]}}, "did you mean 'clip'"),
+        ({"privacy": {"size": {"name": "gr", **SIZE}}}, "did you mean 'grr'"),
+        ({"privacy": {"target_delta": 2.0}}, "privacy.target_delta is 2.0"),
+        ({"dataset": {"name": "digitz"}}, "did you mean 'digits'"),
+        ({"dataset": {"name": "digits", "test_fractoin": 0.1}}, "did you mean 'dataset.test_fraction'"),
+        ({"dataset": {"name": 3}}, "dataset.name is 3"),
+        ({"training": 3}, r"training is 3; write a table, \[training\]"),
+        ({"training": {"learning_rate": 0}}, "training.learning_rate is 0"),
+        ({"availability": {"name": "bernoulli", "probability": 2}}, "availability: probability is 2"),
+        ({"model": {"hidden": 3}}, r"\[model\] has no name"),
+    ],
+)
+def test_a_mistake_is_one_sentence_that_names_the_key(settings, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        Experiment.from_dict(settings)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["rounds = ", "[a", "\x00"])
+def test_what_is_not_toml_is_one_sentence(tmp_path, text):
+    path = tmp_path / "e.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="is not a TOML file"):
+        Experiment.from_toml(path)
+
+
+def test_a_missing_file_is_one_sentence(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read"):
+        Experiment.from_toml(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("assignment", ["rounds", "=3", "rounds.deep=1"])
+def test_an_override_that_makes_no_sense_is_one_sentence(tmp_path, assignment):
+    path = tmp_path / "e.toml"
+    path.write_text("rounds = 3\n")
+    with pytest.raises(ConfigError, match="--set"):
+        Experiment.from_toml(path, [assignment])
+
+
+def test_an_unknown_model_is_refused_before_training():
+    experiment = Experiment.from_dict({"partition": section("iid"), "model": {"name": "two-cn"}})
+    with pytest.raises(ConfigError, match=r"did you mean 'two-c?nn'"):
+        experiment.run()

@@ -1,0 +1,91 @@
+"""Every command and snippet of README, docs and examples runs."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"(?:<!-- not run: (?P<reason>[^>]*?) -->\s*)?```(?P<language>\w+)\n(?P<body>.*?)```", re.S)
+
+
+def blocks(language):
+    found = []
+    for page in PAGES:
+        for number, match in enumerate(BLOCK.finditer(page.read_text())):
+            if match["language"] == language:
+                name = f"{page.relative_to(ROOT)}-{number}"
+                found.append(pytest.param(match["body"], match["reason"], id=name))
+    return found
+
+
+@pytest.fixture
+def copy(tmp_path):
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    return tmp_path
+
+
+def run(command, folder):
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize(("body", "reason"), blocks("python"))
+def test_every_python_block_runs(body, reason, tmp_path, record_property):
+    if reason:
+        record_property("not run", reason)
+        return
+    (tmp_path / "snippet.py").write_text(body)
+    done = run([sys.executable, "snippet.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("body", "reason"), blocks("bash"))
+def test_every_command_runs(body, reason, copy, record_property):
+    if reason:
+        record_property("not run", reason)
+        return
+    for line in body.strip().splitlines():
+        program, *arguments = shlex.split(line, comments=True)
+        assert program == "privfl", f"say why this is not run: {line}"
+        done = run([sys.executable, "-m", "privfl.cli", *arguments], copy)
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
+def test_every_example_experiment_runs(path, copy):
+    command = [sys.executable, "-m", "privfl.cli", "run", str(path), "--set", "rounds=3", "--out", "out"]
+    done = run(command, copy)
+    assert done.returncode == 0, done.stderr
+    assert "Privacy statement" in done.stdout
+    report = run([sys.executable, "-m", "privfl.cli", "report", "out"], copy)
+    assert report.returncode == 0, report.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("private", [[], ["--private", "3"]], ids=["plain", "private"])
+def test_the_fedsampling_example_runs_in_small_form(private, copy, data_folder):
+    small = ["--rounds", "2", "--seeds", "1", "--model", "logistic"]
+    command = [sys.executable, "examples/fedsampling_fashion.py", "--out", "out", *small, *private]
+    done = run(command, copy)
+    assert done.returncode == 0, done.stderr
+    assert (copy / "out" / "accuracy.png").exists()
+
+
+def test_pictures_that_pages_show_exist():
+    for page in PAGES:
+        for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} shows {target}"
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"(?<!!)\[[^]]*\]\(([^)#]+)\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
