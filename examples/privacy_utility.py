@@ -2,7 +2,8 @@
 
     python examples/privacy_utility.py --out results/utility
 
-Every run is an experiment like those of TOML files. What is finished is not repeated: add levels or seeds and call again.
+Every run is an experiment like those of TOML files. What is finished is not repeated: add levels or
+seeds and call again.
 """
 
 from __future__ import annotations

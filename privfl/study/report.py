@@ -23,7 +23,7 @@ from privfl.study.grid import CELLS, Result, Summary, load_results, summarise, s
 from privfl.study.plots import curves, finite, pareto, run_curves
 
 if TYPE_CHECKING:
-    from privfl import Run
+    from privfl.run import Run
 
 CAPTIONS = {
     "pareto": "Accuracy against the ε that the statements claim: mean and standard deviation over seeds. "
@@ -267,8 +267,8 @@ def findings(rows: Sequence[Summary], cell: str = "sample/public") -> list[str]:
             gap, spread = group[0].accuracy - group[1].accuracy, math.hypot(group[0].deviation, group[1].deviation)
             clear = "more than" if gap > 2 * spread else "not more than"
             settled = "" if gap > 2 * spread else ", so these seeds do not settle it"
-            server = [row.epsilons[cell.replace("public", "server")] for row in group[:2]]
-            trust = ", but claims nothing against the server" if server[0] is None and server[1] is not None else ""
+            claims = [row.epsilons[cell.replace("public", "server")] for row in group[:2]]
+            trust = ", but claims nothing against the server" if claims[0] is None and claims[1] is not None else ""
             sentences.append(
                 f"At '{level}' {group[0].method} is {100 * gap:.1f} points ahead of {group[1].method}, {clear} twice "
                 f"the spread over seeds{settled}{trust}."
