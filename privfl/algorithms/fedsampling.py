@@ -52,7 +52,7 @@ class FedSampling(Algorithm):
     def dpsgd_refusal(self) -> str:
         if self.local_steps == 1:
             return ""
-        return f"fedsampling with local_steps = {self.local_steps} reveals how many samples it chose; use local_steps = 1"
+        return f"fedsampling with local_steps = {self.local_steps} reveals how many samples it chose; use 1"
 
     def start(self, parameters: Tensor) -> Tensors:
         return {**super().start(parameters), "rate": torch.ones((), dtype=torch.float64)}

@@ -120,7 +120,11 @@ class _FormedRule:
 
 
 class ConvolutionRule(_FormedRule):
-    """``nn.Conv1d``, ``nn.Conv2d``, ``nn.Conv3d``: one grouped convolution, a group (or more) for each sample."""
+    """``nn.Conv1d``, ``nn.Conv2d``, ``nn.Conv3d``: one grouped convolution, a group (or more) for each sample.
+
+    With up to four input channels, as the first layer of an image network has, grouped kernels run at a third of their
+    speed; there the windows that the filters saw are laid out and multiplied with what arrived at the output.
+    """
 
     def form(self, given: Tensor, back: Tensor) -> dict[str, Tensor]:
         layer, samples = self.layer, len(given)
@@ -133,6 +137,10 @@ class ConvolutionRule(_FormedRule):
             mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
             given = F.pad(given, layer._reversed_padding_repeated_twice, mode=mode)
             padding = (0,) * len(layer.kernel_size)
+        if _few_channels(layer):
+            windows = _windows(layer, F.pad(given, [side for size in reversed(padding) for side in (size, size)]))
+            weight = torch.bmm(windows, back.flatten(2).mT).mT
+            return {"weight": weight.reshape(samples, -1), **formed}
         shape = (samples * layer.out_channels, *layer.weight.shape[1:])
         _, weight, _ = torch.ops.aten.convolution_backward(
             back.reshape(1, samples * back.shape[1], *back.shape[2:]),
@@ -148,6 +156,23 @@ class ConvolutionRule(_FormedRule):
             [False, True, False],
         )
         return {"weight": weight.reshape(samples, -1), **formed}
+
+
+def _few_channels(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> bool:
+    """Whether laying out the windows is faster than a grouped convolution and takes at most five times the output."""
+    values = layer.in_channels * math.prod(layer.kernel_size)
+    return layer.groups == 1 and layer.in_channels <= 4 and values <= 5 * layer.out_channels
+
+
+def _windows(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, padded: Tensor) -> Tensor:
+    """What each filter value saw at each output position [B, C·kernel, positions], from ``padded`` [B, C, ...]."""
+    for axis, (size, stride, dilation) in enumerate(
+        zip(layer.kernel_size, layer.stride, layer.dilation, strict=True), start=2
+    ):
+        padded = padded.unfold(axis, dilation * (size - 1) + 1, stride)[..., ::dilation]
+    axes = len(layer.kernel_size)
+    windows = padded.permute(0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes))
+    return windows.flatten(2 + axes).flatten(1, 1 + axes)
 
 
 class GroupNormRule(_FormedRule):

@@ -171,7 +171,7 @@ def test_several_local_steps_send_the_scaled_movement():
 
 
 def test_several_local_steps_reveal_the_selection_and_are_refused_under_dp_sgd():
-    with pytest.raises(ConfigError, match="local_steps = 1"):
+    with pytest.raises(ConfigError, match="reveals how many samples it chose; use 1"):
         pf.simulate(
             digits_task([20]),
             FedSampling(local_steps=2),
