@@ -90,6 +90,19 @@ LAYERS = {
         nn.Sequential(nn.Conv2d(2, 6, 3, stride=2, padding=2, dilation=2), nn.Tanh(), nn.Flatten(), nn.LazyLinear(4)),
         (2, 8, 9),
     ),
+    "convolution of many channels, strided, padded, dilated": (
+        nn.Sequential(nn.Conv2d(6, 4, 3, stride=2, padding=2, dilation=2), nn.Tanh(), nn.Flatten(), nn.LazyLinear(4)),
+        (6, 7, 6),
+    ),
+    "convolution of uneven kernel, stride, padding, dilation": (
+        nn.Sequential(
+            nn.Conv2d(2, 6, (3, 2), stride=(2, 1), padding=(0, 1), dilation=(1, 3)),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.LazyLinear(4),
+        ),
+        (2, 7, 6),
+    ),
     "convolution in groups": (
         nn.Sequential(nn.Conv2d(4, 8, 3, groups=2, bias=False), nn.Tanh(), nn.Flatten(), nn.LazyLinear(4)),
         (4, 6, 6),
