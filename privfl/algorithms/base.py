@@ -85,6 +85,10 @@ class Algorithm:
         """The server's state once it knows about ``samples`` samples, of which a fraction ``contacted`` is asked."""
         return server
 
+    def warnings(self, server: Tensors) -> list[str]:
+        """What the user should know about the state that a run ended in, one sentence each."""
+        return []
+
     def broadcast(self, server: Tensors) -> Tensors:
         """What every client of the cohort receives."""
         return {"parameters": server["parameters"]}

@@ -61,6 +61,14 @@ class FedSampling(Algorithm):
         rate = sampling_rate(self.samples_per_round, samples, contacted).value
         return {**server, "rate": torch.tensor(rate, dtype=torch.float64)}
 
+    def warnings(self, server: Tensors) -> list[str]:
+        if float(server["rate"]) < 1:
+            return []
+        return [
+            f"samples_per_round = {self.samples_per_round} is not below the estimated number of samples: the sampling "
+            "rate is capped at 1 and nothing is amplified; lower it"
+        ]
+
     def broadcast(self, server: Tensors) -> Tensors:
         return {"parameters": server["parameters"], "rate": server["rate"]}
 

@@ -33,6 +33,13 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 @dataclass(frozen=True)
 class ClientResult:
     """What came back from one client: its upload after the client's side of the channel, or why there is none."""
@@ -82,7 +89,7 @@ class LoopEngine:
         """``way`` forms per-sample gradients (``None`` without DP-SGD); ``workers`` defaults to all cores."""
         self.task, self.algorithm, self.training, self.channel = task, algorithm, training, channel
         self.device = task.inputs.device
-        self.workers = 1 if self.device.type == "cuda" else (workers or len(os.sched_getaffinity(0)))
+        self.workers = 1 if self.device.type == "cuda" else (workers or cores())
         self._spaces: SimpleQueue[Workspace] = SimpleQueue()
         for _ in range(self.workers):
             self._spaces.put(Workspace.build(task.model(0), self.device, way))

@@ -193,6 +193,7 @@ def test_a_capped_rate_claims_no_amplification():
         ),
     )
     assert run.metrics[0]["sampling_rate"] == 1.0
+    assert any("capped at 1 and nothing is amplified" in warning for warning in run.summary["warnings"])
     cell = run.statement.cell("sample", "public")
     assert any(
         "Gaussian noise 1" in counted.mechanism and "Poisson" not in counted.mechanism for counted in cell.releases

@@ -1,0 +1,59 @@
+"""Target ε into noise, for the client who needs most."""
+
+import pytest
+
+import privfl as pf
+from privfl.errors import ConfigError
+from privfl.planning import ADD_OR_REMOVE_ONE, calibrate, hardest
+from privfl.privacy.accounting.accountant import epsilon
+from privfl.privacy.accounting.calibration import noise_multiplier_for
+
+DPSGD = pf.DPSGD(target_epsilon=2.0)
+
+
+def spent(multiplier, gradients):
+    history = {(DPSGD.event(multiplier, rate), ADD_OR_REMOVE_ONE): count for rate, count in gradients.items()}
+    return epsilon(history, 1e-5, interval=False).epsilon
+
+
+def test_one_rate_gives_the_same_noise_as_the_calibration_of_the_accounts():
+    found = calibrate(DPSGD, [{0.1: 50}] * 3, None, 1e-5).noise_multiplier
+    assert found == pytest.approx(noise_multiplier_for(2.0, 1e-5, 0.1, 50), rel=2e-3)
+
+
+def test_one_target_serves_the_client_who_needs_most():
+    gradients = [{0.1: 50}, {0.3: 20}, {0.05: 200}, {0.1: 10, 0.2: 10}]
+    found = calibrate(DPSGD, gradients, None, 1e-5).noise_multiplier
+    worst = max(spent(found, counts) for counts in gradients)
+    assert 0.98 * 2.0 < worst <= 2.0
+
+
+def test_a_list_of_targets_gives_each_client_its_own_noise():
+    dpsgd = pf.DPSGD(target_epsilon=(1.0, 4.0))
+    found = calibrate(dpsgd, [{0.1: 50}, {0.1: 50}], None, 1e-5).noise_multiplier
+    for target, multiplier in zip((1.0, 4.0), found, strict=True):
+        assert 0.98 * target < spent(multiplier, {0.1: 50}) <= target
+
+
+def test_a_given_noise_multiplier_is_left_alone():
+    dpsgd = pf.DPSGD(noise_multiplier=1.0)
+    assert calibrate(dpsgd, [{0.1: 50}], None, 1e-5) is dpsgd
+
+
+def test_the_size_answer_is_part_of_the_target():
+    size = pf.RandomizedResponse(epsilon=1.0, bound=100)
+    with_size = calibrate(DPSGD, [{0.1: 50}], size.costs(), 1e-5).noise_multiplier
+    without = calibrate(DPSGD, [{0.1: 50}], None, 1e-5).noise_multiplier
+    assert with_size > 1.2 * without
+    exact = pf.RandomizedResponse(epsilon=float("inf"), bound=100)
+    with pytest.raises(ConfigError, match="sizes are sent exactly"):
+        calibrate(DPSGD, [{0.1: 50}], exact.costs(), 1e-5)
+
+
+def test_only_clients_that_no_other_dominates_are_priced():
+    assert hardest([{0.1: 5}, {0.2: 5}, {0.2: 7}, {0.05: 9}, {0.01: 8}]) == [{0.2: 7}, {0.05: 9}]
+    assert hardest([{0.1: 5, 0.2: 1}, {0.1: 2, 0.2: 4}]) == [{0.1: 5, 0.2: 4}]
+
+
+def test_a_client_that_never_trains_needs_nothing():
+    assert calibrate(DPSGD, [{0.1: 0}], None, 1e-5).noise_multiplier == 1.0
