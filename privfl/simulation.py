@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +42,7 @@ from privfl.sizes import SIZE, SIZE_RESPONSE, Sizes
 from privfl.task import Task
 
 SETTINGS = ("algorithm", "rounds", "training", "privacy", "cohort", "availability", "seed", "evaluate_every")
-UPDATE = "update"
+INDIFFERENT = ("workers", "checkpoint_seconds")  # change no result: a run may be resumed with others
 SHARED = "{} samples are held by more than one client; every claim is about one client's copy."
 ADAPTED = "The sampling rate follows from the size answers; the claim composes the rates that these answers led to."
 Observer = Callable[["Simulation", Metrics], None]
@@ -148,7 +149,8 @@ class Simulation:
         key = self.privacy.noise_key
         self.source = NoiseSource.from_os() if key is None else NoiseSource.from_key(key)
         if self.directory is not None:
-            text = json.dumps(settings, sort_keys=True, default=str)
+            decisive = {name: value for name, value in settings.items() if name not in INDIFFERENT}
+            text = json.dumps(decisive, sort_keys=True, default=str)
             fingerprint = hashlib.sha256(text.encode()).hexdigest()
             checkpoint = self.directory.begin(settings, fingerprint, resume=resume)
             self.source = NoiseSource(self.directory.noise_key(self.source.key), self.source.reproducible)
@@ -169,7 +171,7 @@ class Simulation:
         self.channel, self.needs_sizes = checked.channel, checked.needs_sizes
         self.warnings += checked.warnings
         self.server = self.algorithm.start(flatten(self.task.model(self.seed).to(self.device)))
-        self.keep_accounts(Ledger(len(self.task.clients), (UPDATE, SIZE, SIZE_RESPONSE)))
+        self.keep_accounts(Ledger(len(self.task.clients), ("update", SIZE, SIZE_RESPONSE)))
         return checked.way
 
     def keep_accounts(self, ledger: Ledger) -> None:
@@ -315,12 +317,12 @@ class Simulation:
         if "rate" in self.server:
             line["sampling_rate"] = float(self.server["rate"])
         if (round + 1) % self.evaluate_every == 0 or round + 1 == self.rounds:
-            line |= self.evaluate()
+            line |= {name: value if math.isfinite(value) else None for name, value in self.evaluate().items()}
         line["epsilon"] = self.tracker.so_far()
         return line
 
     def evaluate(self) -> dict[str, float]:
-        """Loss, accuracy and macro-F1 on the held-out data; a model that is not finite counts as chance at best."""
+        """Loss, accuracy and macro-F1 on the held-out data."""
         inputs, targets = self.task.test_inputs, self.task.test_targets
         if not self.algorithm.ensemble:
             return classification(self.engine.logits(self.server["parameters"], inputs), targets)

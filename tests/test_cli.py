@@ -124,6 +124,19 @@ def test_a_users_error_is_one_sentence_on_stderr_and_exit_code_2(experiment, tmp
     assert last.startswith("privfl: ")
 
 
+def test_a_model_that_diverges_is_recorded_and_does_not_stop_the_run(experiment, tmp_path):
+    done = privfl("run", experiment, "--set", "training.learning_rate=1e30", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "runs" / "small" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["test_loss"] is None or lines[-1]["test_loss"] > 100
+    assert privfl("report", tmp_path / "runs" / "small").returncode == 0
+
+
+def test_a_run_may_go_on_with_another_number_of_workers(experiment, tmp_path):
+    assert privfl("run", experiment, "--set", "workers=1", folder=tmp_path).returncode == 0
+    assert privfl("run", experiment, "--set", "workers=2", "--resume", folder=tmp_path).returncode == 0
+
+
 def test_a_missing_file_and_a_folder_without_a_run_are_one_sentence(tmp_path):
     assert "cannot read none.toml" in privfl("run", "none.toml", folder=tmp_path).stderr
     assert "holds no finished run and no study" in privfl("report", tmp_path).stderr

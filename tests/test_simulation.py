@@ -374,3 +374,12 @@ def test_no_combination_of_settings_claims_more_than_first_principles_allow(task
             expected = may_be_finite(algorithm, dpsgd, chain, size, cohort, unit, observer)
             assert finite == expected, (dpsgd, chain, size, cohort, unit, observer)
     assert ran >= 9
+
+
+def test_a_run_that_diverges_is_recorded_as_such_and_can_be_reported(task, tmp_path):
+    training = pf.LocalTraining(learning_rate=1e38)
+    run = pf.simulate(task, pf.FedSampling(300), rounds=6, training=training, out=tmp_path / "run")
+    assert run.metrics[-1]["test_loss"] is None
+    assert run.metrics[-1]["dropped"] == {"sent a non-finite 'update'": 6}
+    run.report(tmp_path / "page.html")
+    assert "not finite" in (tmp_path / "page.html").read_text()

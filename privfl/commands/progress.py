@@ -57,7 +57,8 @@ class Progress:
 
 def describe(last: dict[str, Any], epsilon: dict[str, float]) -> str:
     """``loss 0.41  accuracy 0.893  ε ≤ 2.1 (sample/public)``: the last evaluation and the first finite cell."""
-    parts = [f"loss {last['test_loss']:.3f}  accuracy {last['test_accuracy']:.3f}"] if last else []
+    loss = "not finite" if last.get("test_loss") is None else f"{last['test_loss']:.3f}"
+    parts = [f"loss {loss}  accuracy {last['test_accuracy']:.3f}"] if last else []
     finite = next((cell for cell in _CELLS if cell in epsilon), None)
     parts.append("ε = ∞" if finite is None else f"ε ≤ {epsilon[finite]:.3g} ({finite})")
     return "  ".join(parts)

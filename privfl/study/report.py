@@ -123,7 +123,8 @@ def _run_page(
         findings.append("The run stopped early because the next round would have exceeded its privacy budget.")
     findings += [claim(statement, observer) for observer in ("server", "public")]
     facts = {name: summary[name] for name in ("algorithm", "dataset", "model", "clients", "rounds")}
-    facts |= {"test accuracy": f"{summary['test_accuracy']:.1%}", "test loss": f"{summary['test_loss']:.4f} nats"}
+    loss = "not finite" if summary["test_loss"] is None else f"{summary['test_loss']:.4f} nats"
+    facts |= {"test accuracy": f"{summary['test_accuracy']:.1%}", "test loss": loss}
     noise = summary["noise_multiplier"]
     if noise is not None:
         told = f"{noise:.4g}" if isinstance(noise, int | float) else f"{min(noise):.4g} to {max(noise):.4g}, by client"
