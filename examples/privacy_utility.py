@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from privfl.config import Experiment
+from privfl.study.findings import findings
 from privfl.study.grid import Cell, run_study, summarise
-from privfl.study.report import findings, report_directory
+from privfl.study.report import report_directory
 
 
 def cell(method: str, epsilon: float | None, seed: int, rounds: int) -> Cell:

@@ -151,7 +151,13 @@ def test_debug_shows_where_an_error_came_from(tmp_path):
 def test_an_interrupt_says_how_to_go_on_and_the_run_goes_on(experiment, tmp_path):
     settings = ["--set", "rounds=400", "--set", "checkpoint_seconds=0.0", "--out", "out"]
     command = [sys.executable, "-m", "privfl.cli", "run", str(experiment), *settings]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background shell may have it ignored
+    )
     metrics = tmp_path / "out" / "metrics.jsonl"
     deadline = time.monotonic() + 60
     while not (metrics.exists() and metrics.read_text().count("\n") > 20):

@@ -11,9 +11,10 @@ from rich.table import Table
 from privfl.config import Experiment
 from privfl.errors import PrivflError
 from privfl.privacy.accounting.statement import Statement
+from privfl.study.findings import findings, percent
 from privfl.study.grid import Cell, Summary, run_study, summarise
 from privfl.study.plots import finite
-from privfl.study.report import findings, percent, report_directory
+from privfl.study.report import report_directory
 
 TITLE = "Privacy and utility on digits: FedAvg against FedSampling"
 LEVELS: dict[str, float | None] = {"no privacy": None, "ε = 8": 8.0, "ε = 3": 3.0, "ε = 1": 1.0}
@@ -70,8 +71,13 @@ def run_demo(out: Path, *, seeds: int = 3, rounds: int | None = None) -> None:
     """
     rounds = ROUNDS if rounds is None else rounds
     console = Console()
-    console.print(f"[bold]{TITLE}[/bold]\n1,438 images at 20 clients, {seeds} seeds, {rounds} rounds, δ = 1e-5.\n")
-    results, failures = run_study(cells(seeds, rounds), out, title=TITLE)
+    runs = cells(seeds, rounds)
+    task = Experiment.from_dict(settings("FedAvg", None, 0, rounds)).task()
+    console.print(
+        f"[bold]{TITLE}[/bold]\n{len(task.targets):,} images at {len(task.clients)} clients, {seeds} seeds, {rounds} "
+        "rounds, δ = 1e-5.\n"
+    )
+    results, failures = run_study(runs, out, title=TITLE)
     if not results:
         raise PrivflError(f"no run of the demo succeeded; the first says: {failures[0]}")
     rows = summarise(results)

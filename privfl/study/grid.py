@@ -1,8 +1,9 @@
-"""A study: many runs side by side, their results in one table, and what the whole sweep spent."""
+"""A study: many runs side by side, and their results in one table."""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -15,19 +16,30 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from privfl.config import Experiment
 from privfl.errors import ConfigError, DataError, PrivflError
-from privfl.privacy.accounting.ledger import Ledger
-from privfl.privacy.accounting.release import OBSERVERS, UNITS, Release
-from privfl.privacy.accounting.statement import Statement, make_statement
+from privfl.privacy.accounting.release import OBSERVERS, UNITS
+from privfl.privacy.accounting.statement import Statement
 from privfl.run_directory import RunDirectory, read_lines, write_whole
+from privfl.simulation import INDIFFERENT
+from privfl.study.clients import record_clients
+from privfl.study.composed import Composed
 
 CELLS = tuple(f"{unit}/{observer}" for unit in UNITS for observer in OBSERVERS)
+DAMAGED = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError)
+"""What reading a damaged file may raise."""
+
+
+def slug(name: str) -> str:
+    """``name`` as part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", name.replace("ε", "epsilon"))
 
 
 @dataclass(frozen=True)
@@ -36,18 +48,21 @@ class Cell:
 
     method: str
     level: str
-    experiment: Experiment
+    experiment: Experiment | Composed
 
     @property
     def folder(self) -> str:
         """Name of the run's directory."""
-        name = f"{self.method}-{self.level}-seed{self.experiment.seed}".replace("ε", "epsilon")
-        return re.sub(r"[^A-Za-z0-9.]+", "-", name)
+        return slug(f"{self.method}-{self.level}-seed{self.experiment.seed}")
 
 
 @dataclass(frozen=True)
 class Result:
-    """One finished run. ``epsilons`` has ∞ as ``None``; ``tail`` is the mean accuracy of the last 10 evaluations."""
+    """One finished run.
+
+    ``accuracy`` is that of the last evaluation, ``best`` the largest and ``tail`` the mean of the last 10; ``best`` was
+    chosen on the test data, so it is no result. ``epsilons`` has ∞ as ``None``.
+    """
 
     method: str
     level: str
@@ -73,7 +88,7 @@ def run_study(
     is not repeated, and a run that fails loses no other. Writes ``results.json``, ``results.csv`` and ``study.json``.
 
     Raises:
-        ConfigError: there is no run, two have the same name, or ``processes`` < 1.
+        ConfigError: there is no run, two have the same name, ``processes`` < 1, or a run cannot go to another process.
     """
     folders = [cell.folder for cell in cells]
     twice = {folder for folder in folders if folders.count(folder) > 1}
@@ -83,6 +98,9 @@ def run_study(
         raise ConfigError(f"two runs of the study are called '{sorted(twice)[0]}'; give them different levels or seeds")
     if processes is not None and processes < 1:
         raise ConfigError(f"a study runs in {processes} processes; give an integer ≥ 1")
+    processes = processes or _cores()
+    if processes > 1:
+        _check_portable(cells)
     failed: dict[str, str] = {}
     columns = (
         TextColumn("runs"),
@@ -93,15 +111,32 @@ def run_study(
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=len(cells))
-        for cell, reason in _outcomes(cells, out, processes or _cores()):
+        for cell, reason in _outcomes(cells, out, processes):
             if reason:
                 failed[cell.folder] = reason
             bar.update(task, advance=1, description=f"{cell.method}, {cell.level}")
-    results = [read_result(cell, out) for cell in cells if cell.folder not in failed]
+    results = []
+    for cell in cells:
+        if cell.folder not in failed:
+            try:
+                results.append(read_result(cell.method, cell.level, cell.experiment.seed, out / "runs" / cell.folder))
+            except DataError as error:
+                failed[cell.folder] = str(error)
     failures = [f"{folder}: {failed[folder]}" for folder in folders if folder in failed]
     write_whole(out / "study.json", (json.dumps({"title": title, "failures": failures}, indent=2) + "\n").encode())
     write_results(results, out)
     return results, failures
+
+
+def _check_portable(cells: Sequence[Cell]) -> None:
+    for cell in cells:
+        try:
+            ForkingPickler.dumps(cell)
+        except Exception as error:  # pickling raises whatever an object's own methods raise
+            raise ConfigError(
+                f"run '{cell.folder}' cannot be handed to another process ({error}); define its parts at the top of a "
+                "module, or set processes = 1"
+            ) from error
 
 
 def _cores() -> int:
@@ -140,7 +175,8 @@ def _run_cell(cell: Cell, folder: Path) -> str:
     """Run one cell, unless ``folder`` holds its end already; returns why it failed, or the empty string."""
     try:
         if not _finished(cell, folder):
-            cell.experiment.run(folder, resume=True)
+            cell.experiment.run(folder, resume=True, observers=[record_clients])
+        (folder / "error.txt").unlink(missing_ok=True)
     except (PrivflError, OSError) as error:
         return str(error)
     except Exception as error:  # an algorithm or a loss of the user's own may raise anything
@@ -150,30 +186,47 @@ def _run_cell(cell: Cell, folder: Path) -> str:
 
 
 def _finished(cell: Cell, folder: Path) -> bool:
-    ended = (folder / "summary.json").exists() and (folder / "statement.json").exists()
-    return ended and (folder / "config.toml").read_text() == cell.experiment.to_toml()
+    if not ((folder / "summary.json").exists() and (folder / "statement.json").exists()):
+        return False
+    settings = {name: value for name, value in cell.experiment.to_dict().items() if name not in INDIFFERENT}
+    text = json.dumps(settings, sort_keys=True, default=str)  # as simulate does it
+    began_with = json.loads((folder / "environment.json").read_text())["fingerprint"]
+    return bool(began_with == hashlib.sha256(text.encode()).hexdigest())
 
 
-def read_result(cell: Cell, out: Path) -> Result:
-    """The row of one finished run, read from its directory."""
-    path = out / "runs" / cell.folder
-    accuracies = [line["test_accuracy"] for line in RunDirectory(path).metrics() if "test_accuracy" in line]
-    statement = Statement.from_json((path / "statement.json").read_text())
-    summary = json.loads((path / "summary.json").read_text())
-    epsilons = {f"{one.unit}/{one.observer}": one.epsilon for one in statement.cells}
-    return Result(
-        method=cell.method,
-        level=cell.level,
-        seed=cell.experiment.seed,
-        accuracy=accuracies[-1],
-        best=max(accuracies),
-        tail=statistics.mean(accuracies[-10:]),
-        epsilons={name: None if math.isinf(value) else value for name, value in epsilons.items()},
-        noise_multiplier=summary["noise_multiplier"],
-        rounds=summary["rounds"],
-        seconds=sum(line["seconds"] for line in read_lines(path / "timing.jsonl")),
-        folder=cell.folder,
-    )
+def read_result(method: str, level: str, seed: int, folder: Path) -> Result:
+    """The row of one finished run, read from its directory.
+
+    Raises:
+        DataError: a file is missing or damaged, or the run was never evaluated.
+    """
+    try:
+        accuracies = [line["test_accuracy"] for line in RunDirectory(folder).metrics() if "test_accuracy" in line]
+        summary = json.loads((folder / "summary.json").read_text())
+        if not accuracies:
+            raise DataError(
+                f"the run ended after {summary['rounds']} rounds ({summary['stopped']}), before its first evaluation; "
+                "set a smaller evaluate_every"
+            )
+        statement = Statement.from_json((folder / "statement.json").read_text())
+        epsilons = {f"{one.unit}/{one.observer}": one.epsilon for one in statement.cells}
+        return Result(
+            method=method,
+            level=level,
+            seed=seed,
+            accuracy=accuracies[-1],
+            best=max(accuracies),
+            tail=statistics.mean(accuracies[-10:]),
+            epsilons={name: None if math.isinf(epsilons[name]) else epsilons[name] for name in CELLS},
+            noise_multiplier=summary["noise_multiplier"],
+            rounds=summary["rounds"],
+            seconds=sum(line["seconds"] for line in read_lines(folder / "timing.jsonl")),
+            folder=folder.name,
+        )
+    except DAMAGED as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{folder} cannot be read ({error}); remove it and start the study again") from error
 
 
 def write_results(results: Sequence[Result], out: Path) -> None:
@@ -191,8 +244,24 @@ def write_results(results: Sequence[Result], out: Path) -> None:
 
 
 def load_results(out: Path) -> list[Result]:
-    """The rows that :func:`write_results` wrote."""
-    return [Result(**row) for row in json.loads((out / "results.json").read_text())]
+    """The rows of a study, each read from its run's own files: ``results.json`` only says which runs belong to it.
+
+    Raises:
+        DataError: a file of a run is missing or damaged, or ``results.json`` is not what :func:`write_results` wrote.
+    """
+    try:
+        rows = [(row["method"], row["level"], row["seed"], row["folder"]) for row in _rows(out)]
+    except DAMAGED as error:
+        raise DataError(f"{out / 'results.json'} is damaged ({error}); start the study again") from error
+    for *_, folder in rows:
+        if Path(folder).name != folder:
+            raise DataError(f"{out / 'results.json'} names the run '{folder}', which is no folder of {out / 'runs'}")
+    return [read_result(method, level, seed, out / "runs" / folder) for method, level, seed, folder in rows]
+
+
+def _rows(out: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((out / "results.json").read_text())
+    return rows
 
 
 @dataclass(frozen=True)
@@ -227,45 +296,3 @@ def summarise(results: Sequence[Result]) -> list[Summary]:
             worst[cell] = max(finite) if len(finite) == len(values) else None
         rows.append(Summary(method, level, len(members), statistics.mean(accuracies), spread, worst))
     return rows
-
-
-def sweep_statement(out: Path, results: Sequence[Result]) -> Statement:
-    """What all ``results`` together spent, for the example or client that fared worst in every run.
-
-    Runs with different seeds deal the examples to different clients, so each run counts with the most that any client
-    released in it: an upper bound whoever holds what. δ is the largest that any of the runs claims.
-
-    Raises:
-        DataError: a run's statement or ledger is missing or damaged, or there is no run.
-    """
-    if not results:
-        raise DataError("a sweep of no runs spends nothing that could be told; give the results of at least one")
-    ledgers, statements = [], []
-    for result in results:
-        folder = out / "runs" / result.folder
-        checkpoint = RunDirectory(folder).checkpoint()
-        if checkpoint is None:
-            raise DataError(f"{folder} has no checkpoint, so what it spent is not known; run it again")
-        state = checkpoint.meta["ledger"]
-        ledgers.append(_worst_case(Ledger.from_state(state, state["fingerprint"])))
-        statements.append(Statement.from_json((folder / "statement.json").read_text()))
-    return make_statement(
-        Ledger.merged(ledgers),
-        max(statement.delta for statement in statements),
-        reproducible_noise=any(statement.reproducible_noise for statement in statements),
-    )
-
-
-def _worst_case(ledger: Ledger) -> Ledger:
-    """A ledger of one client that made every release as often as the client who made it most often."""
-    most: dict[Release, int] = {}
-    for unit in UNITS:
-        for observer in OBSERVERS:
-            histories = ledger.histories(unit, observer)
-            largest = histories.counts.max(axis=0).toarray().reshape(-1) if histories.releases else []
-            for release, count in zip(histories.releases, largest, strict=True):
-                most[release] = max(most.get(release, 0), int(count))
-    worst = Ledger(1, ledger.declared)
-    for release, count in most.items():
-        worst.record(release, None, count)
-    return worst

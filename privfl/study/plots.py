@@ -17,7 +17,7 @@ from privfl.study.grid import Summary
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""
-MARKERS = ("o", "s", "^", "D", "v", "P")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", "--", "-.", ":")
 
 
@@ -30,14 +30,15 @@ def _clean(axes: Axes) -> None:
 def pareto(rows: Sequence[Summary], cell: str = "sample/public", title: str = "") -> Figure:
     """Accuracy (mean ± standard deviation over seeds) against ε of ``cell`` on a log axis, one line for each method.
 
-    Runs without a claim stand at the right end, at ∞, with a dotted line across. An ε between two claims is drawn where
-    it is; labels that would cover their neighbour are left out.
+    Runs without a claim stand at the right end, at ∞, with a dotted line across; runs that release nothing stand at the
+    left end, at 0. An ε between two claims is drawn where it is; labels that would cover their neighbour are left out.
     """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot()
     claimed = sorted(value for row in rows if (value := row.epsilons[cell]) is not None and value > 0)
     low, high = (claimed[0], claimed[-1]) if claimed else (1.0, 1.0)
-    right = high * 2.5
+    left, right = low / 2.5, high * 2.5
+    silent = any(row.epsilons[cell] == 0 for row in rows)
     for index, method in enumerate(dict.fromkeys(row.method for row in rows)):
         style: dict[str, Any] = {
             "color": COLOURS[index % len(COLOURS)],
@@ -47,7 +48,7 @@ def pareto(rows: Sequence[Summary], cell: str = "sample/public", title: str = ""
         }
         aside = 1.04 ** (index - 0.5)  # so that bars of different methods at one ε do not cover each other
         mine = [(row.epsilons[cell], row) for row in rows if row.method == method]
-        private = sorted(((value, row) for value, row in mine if value), key=lambda pair: pair[0])
+        private = sorted(((value or left, row) for value, row in mine if value is not None), key=lambda pair: pair[0])
         bare = [row for value, row in mine if value is None]
         _bars(axes, [value * aside for value, _ in private], [row for _, row in private], label=method, **style)
         _bars(axes, [right * aside] * len(bare), bare, **style | {"linestyle": ""})
@@ -58,10 +59,14 @@ def pareto(rows: Sequence[Summary], cell: str = "sample/public", title: str = ""
         if not ticks or value > 1.25 * ticks[-1]:
             ticks.append(value)
     axes.set_xscale("log")
-    axes.set_xlim(low / 1.5, right * 1.4)
-    axes.set_xticks([*ticks, right], [*(finite(tick) for tick in ticks), "∞\n(nothing claimed)"])
+    axes.set_xlim(left / 1.4 if silent else low / 1.5, right * 1.4)
+    nothing = {left: "0\n(nothing released)"} if silent else {}
+    named = nothing | {tick: finite(tick) for tick in ticks} | {right: "∞\n(nothing claimed)"}
+    axes.set_xticks(list(named), list(named.values()))
     axes.xaxis.set_minor_formatter(lambda value, position: "")
     axes.axvspan(high * 1.6, right * 1.4, color="0.5", alpha=0.08, linewidth=0)
+    if silent:
+        axes.axvspan(left / 1.4, low / 1.6, color="0.5", alpha=0.08, linewidth=0)
     axes.set_xlabel(
         f"ε for one {cell.split('/')[0]} against the {cell.split('/')[1]} (log scale; left is more private)"
     )

@@ -16,11 +16,14 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from privfl.errors import DataError
-from privfl.privacy.accounting.release import OBSERVERS, UNITS, Observer
+from privfl.privacy.accounting.release import OBSERVERS, UNITS
 from privfl.privacy.accounting.statement import Statement
 from privfl.run_directory import Metrics, environment, read_lines, write_whole
-from privfl.study.grid import CELLS, Result, Summary, load_results, summarise, sweep_statement
+from privfl.study.clients import in_words, read_clients
+from privfl.study.findings import claim, findings, percent
+from privfl.study.grid import CELLS, DAMAGED, Result, load_results, slug, summarise
 from privfl.study.plots import curves, finite, pareto, run_curves
+from privfl.study.sweep import sweep_statement
 
 if TYPE_CHECKING:
     from privfl.run import Run
@@ -30,8 +33,8 @@ CAPTIONS = {
     "Dotted: nothing claimed.",
     "curves": "Accuracy over the rounds: mean over seeds, and one standard deviation around it.",
     "run": "Loss and accuracy on the test data, and an upper bound on ε so far.",
+    "clients": "Who holds what: the share of each class at each client, and the client's number of examples.",
 }
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def report_directory(path: Path) -> Path:
@@ -45,20 +48,23 @@ def report_directory(path: Path) -> Path:
             return _study(path)
         if (path / "statement.json").exists():
             return _run(path)
-    except _DAMAGED as error:
+    except DAMAGED as error:
         if isinstance(error, DataError):
             raise
         what = f"{error!s} is missing" if isinstance(error, KeyError) else str(error)
         raise DataError(f"{path} cannot be reported: {what}; repeat the run, or restore the file") from error
-    unfinished = (path / "environment.json").exists()
-    mend = "the run is not finished, go on with --resume" if unfinished else "give the --out folder of a run or a study"
+    mend = "give the --out folder of a run or a study"
+    if (path / "environment.json").exists():
+        mend = "the run is not finished, go on with --resume"
+    elif (path / "runs").is_dir():
+        mend = "the study is not finished, start it again: what is finished is not repeated"
     raise DataError(f"{path} holds no finished run and no study; {mend}")
 
 
 def write_report(run: Run, path: Path) -> None:
     """Write the page of one run to ``path``; a run that has a directory shows its settings too."""
     if run.path is None:
-        page = _run_page(run.statement, run.metrics, run.summary, [], environment(), run_curves(run.metrics))
+        page = _run_page(run.statement, run.metrics, run.summary, [], environment(), run_curves(run.metrics), None)
     else:
         page = _read_run(run.path)
     write_whole(path, page.encode())
@@ -81,7 +87,17 @@ def _read_run(path: Path) -> str:
     settings = [{"name": "config.toml", "text": (path / "config.toml").read_text()}]
     figure = run_curves(metrics)
     _save(figure, path / "figures" / "curves.png")
-    return _run_page(statement, metrics, summary, settings, machine, figure)
+    return _run_page(statement, metrics, summary, settings, machine, figure, _clients(path, path / "figures", ""))
+
+
+def _clients(folder: Path, figures: Path, note: str) -> dict[str, Any] | None:
+    """The run's clients in words and as a picture, if they were recorded."""
+    report = read_clients(folder)
+    if report is None:
+        return None
+    figure = report.figure()
+    _save(figure, figures / "clients.png")
+    return {"sentence": f"{in_words(report)}{note}", "figures": [_picture("clients", figure)]}
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -114,17 +130,21 @@ def _run_page(
     settings: list[dict[str, str]],
     machine: Mapping[str, Any],
     figure: Figure,
+    clients: dict[str, Any] | None,
 ) -> str:
-    findings = [
-        f"After {summary['rounds']} rounds {summary['algorithm']} reaches a test accuracy of "
-        f"{summary['test_accuracy']:.1%} and a macro-F1 of {summary['test_macro_f1']:.3f}."
-    ]
+    evaluated = "test_accuracy" in summary
+    reached = "was never evaluated on the test data"
+    if evaluated:
+        accuracy, f1 = f"{summary['test_accuracy']:.1%}", f"{summary['test_macro_f1']:.3f}"
+        reached = f"reaches a test accuracy of {accuracy} and a macro-F1 of {f1}"
+    sentences = [f"After {summary['rounds']} rounds {summary['algorithm']} {reached}."]
     if summary["stopped"] == "budget":
-        findings.append("The run stopped early because the next round would have exceeded its privacy budget.")
-    findings += [claim(statement, observer) for observer in ("server", "public")]
+        sentences.append("The run stopped early because the next round would have exceeded its privacy budget.")
+    sentences += [claim(statement, observer) for observer in ("server", "public")]
     facts = {name: summary[name] for name in ("algorithm", "dataset", "model", "clients", "rounds")}
-    loss = "not finite" if summary["test_loss"] is None else f"{summary['test_loss']:.4f} nats"
-    facts |= {"test accuracy": f"{summary['test_accuracy']:.1%}", "test loss": loss}
+    if evaluated:
+        loss = "not finite" if summary["test_loss"] is None else f"{summary['test_loss']:.4f} nats"
+        facts |= {"test accuracy": f"{summary['test_accuracy']:.1%}", "test loss": loss}
     noise = summary["noise_multiplier"]
     if noise is not None:
         told = f"{noise:.4g}" if isinstance(noise, int | float) else f"{min(noise):.4g} to {max(noise):.4g}, by client"
@@ -132,8 +152,9 @@ def _run_page(
     return _render(
         title=f"{summary['algorithm']} on {summary['dataset']}",
         subtitle=f"{summary['clients']:,} clients, model {summary['model']}, {len(metrics)} rounds",
-        findings=findings,
+        findings=sentences,
         table=None,
+        clients=clients,
         facts=list(facts.items()),
         figures=[_picture("run", figure)],
         statements=[{"name": "This run", "html": Markup(statement.to_html())}],
@@ -142,17 +163,6 @@ def _run_page(
         settings=settings,
         environment=_flat(machine),
     )
-
-
-def claim(statement: Statement, observer: Observer) -> str:
-    """What the statement says against one observer, in a sentence."""
-    who = {"server": "the server, which sees every message", "public": "whoever sees the released models"}[observer]
-    parts = []
-    for unit, thing in (("sample", "one example"), ("client", "a whole client")):
-        cell = next(c for c in statement.cells if (c.unit, c.observer) == (unit, observer))
-        because = f" ({'; '.join(cell.reasons)})" if cell.reasons else ""
-        parts.append(f"for {thing} {'nothing' if because else 'ε = ' + finite(cell.epsilon)} is claimed{because}")
-    return f"Against {who}, {', and '.join(parts)}; δ = {statement.delta:g}."
 
 
 def _study(path: Path) -> Path:
@@ -176,6 +186,10 @@ def _study(path: Path) -> Path:
         for result in members:
             warnings.update(_problems(_json(path / "runs" / result.folder / "summary.json")))
     page = path / "report.html"
+    first = results[0]
+    note = (
+        f" These are the clients of {first.method}, {first.level}, seed {first.seed}; other seeds may deal otherwise."
+    )
     html = _render(
         title=study["title"],
         subtitle=f"{len(results)} runs, {max(row.seeds for row in rows)} seeds, {len(study['failures'])} failed",
@@ -189,7 +203,8 @@ def _study(path: Path) -> Path:
         cells=CELLS,
         figures=[_picture(name, figure) for name, figure in figures.items()],
         statements=statements,
-        sweep=_sweep(path, results),
+        sweep=_sweep(path, results, len(study["failures"])),
+        clients=_clients(path / "runs" / results[0].folder, path / "figures", note),
         warnings=study["failures"] + [f"{text} ({count} runs)" for text, count in warnings.items()],
         settings=settings,
         environment=_flat(_json(path / "runs" / results[0].folder / "environment.json")),
@@ -211,17 +226,20 @@ def _accuracy_curves(path: Path, results: Sequence[Result]) -> dict[str, Figure]
             lines = read_lines(path / "runs" / result.folder / "metrics.jsonl")
             points = [(line["round"] + 1, line["test_accuracy"]) for line in lines if "test_accuracy" in line]
             groups.setdefault(result.level, []).append(points)
-        figures[f"curves-{method.lower().replace(' ', '-')}"] = curves(groups, method)
+        name = f"curves-{slug(method).lower()}"
+        while name in figures:
+            name += "-2"
+        figures[name] = curves(groups, method)
     return figures
 
 
-def _sweep(path: Path, results: Sequence[Result]) -> dict[str, Any] | None:
+def _sweep(path: Path, results: Sequence[Result], failures: int) -> dict[str, Any] | None:
     private = [result for result in results if any(value is not None for value in result.epsilons.values())]
     if not private:
         return None
     levels = list(dict.fromkeys(result.level for result in private))
     groups = {level: [result for result in private if result.level == level] for level in levels}
-    together = {f"{name}, all seeds": sweep_statement(path, group) for name, group in groups.items()}
+    together = {f"{name}, all methods and seeds": sweep_statement(path, group) for name, group in groups.items()}
     sizes = [len(group) for group in groups.values()]
     if len(groups) > 1:
         together["all runs that claim anything"] = sweep_statement(path, private)
@@ -232,49 +250,19 @@ def _sweep(path: Path, results: Sequence[Result]) -> dict[str, Any] | None:
         for (name, one), number in zip(together.items(), sizes, strict=True)
     ]
     bare = len(results) - len(private)
-    also = f" The {bare} runs without a mechanism spend ∞ by themselves." if bare else ""
+    also = f" The {bare} runs that claim nothing spend ∞ by themselves." if bare else ""
+    also += f" What the {failures} runs that failed had released before is not counted." if failures else ""
     sentence = (
         "Showing the best of many runs tells something about all of them, so their costs add up. Seeds deal the "
         "examples to different clients; every run therefore counts with the most that any client released in it, an "
         f"upper bound whoever holds what, at δ = {statement.delta:g}.{also}"
     )
-    return {"sentence": sentence, "rows": rows, "html": Markup(statement.to_html())}
-
-
-def percent(row: Summary) -> str:
-    """Accuracy as ``91.2 ± 0.4 %``, or ``91.2 %`` where one seed tells no spread."""
-    if math.isnan(row.deviation):
-        return f"{100 * row.accuracy:.1f} %"
-    return f"{100 * row.accuracy:.1f} ± {100 * row.deviation:.1f} %"
-
-
-def findings(rows: Sequence[Summary], cell: str = "sample/public") -> list[str]:
-    """What the numbers say: one sentence for each method, and who is ahead at each level, if the seeds can tell."""
-    sentences = []
-    for method in dict.fromkeys(row.method for row in rows):
-        mine = [row for row in rows if row.method == method]
-        bare = next((row for row in mine if row.epsilons[cell] is None), None)
-        private = [(value, row) for row in mine if (value := row.epsilons[cell]) is not None]
-        if not private:
-            continue
-        parts = [f"{percent(row)} at ε = {finite(value)}" for value, row in sorted(private, key=lambda pair: -pair[0])]
-        start = f"{method} reaches {percent(bare)} with nothing claimed, and " if bare else f"{method} reaches "
-        server = all(row.epsilons[cell.replace("public", "server")] is not None for _, row in private)
-        where = "its claims hold against the server too" if server else "its claims hold for the public only"
-        sentences.append(f"{start}{', '.join(parts)} ({where}).")
-    for level in dict.fromkeys(row.level for row in rows):
-        group = sorted((row for row in rows if row.level == level), key=lambda row: -row.accuracy)
-        if len(group) > 1 and not math.isnan(group[0].deviation) and not math.isnan(group[1].deviation):
-            gap, spread = group[0].accuracy - group[1].accuracy, math.hypot(group[0].deviation, group[1].deviation)
-            clear = "more than" if gap > 2 * spread else "not more than"
-            settled = "" if gap > 2 * spread else ", so these seeds do not settle it"
-            claims = [row.epsilons[cell.replace("public", "server")] for row in group[:2]]
-            trust = ", but claims nothing against the server" if claims[0] is None and claims[1] is not None else ""
-            sentences.append(
-                f"At '{level}' {group[0].method} is {100 * gap:.1f} points ahead of {group[1].method}, {clear} twice "
-                f"the spread over seeds{settled}{trust}."
-            )
-    return sentences
+    reasons: dict[str, list[str]] = {}
+    for cell in statement.cells:
+        for reason in cell.reasons:
+            reasons.setdefault(reason, []).append(f"{cell.unit}/{cell.observer}")
+    because = [f"∞ at {', '.join(where)} because of {reason}" for reason, where in reasons.items()]
+    return {"sentence": sentence, "rows": rows, "reasons": because}
 
 
 def _picture(name: str, figure: Figure) -> dict[str, str]:

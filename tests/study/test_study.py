@@ -22,9 +22,11 @@ from privfl.privacy.accounting.statement import Statement, make_statement
 from privfl.run_directory import RunDirectory
 from privfl.study import grid
 from privfl.study.demo import run_demo
-from privfl.study.grid import CELLS, Cell, Result, Summary, load_results, run_study, summarise, sweep_statement
+from privfl.study.findings import findings, percent
+from privfl.study.grid import CELLS, Cell, Result, Summary, load_results, run_study, summarise
 from privfl.study.plots import curves, finite, pareto, run_curves
-from privfl.study.report import findings, percent, report_directory
+from privfl.study.report import report_directory
+from privfl.study.sweep import sweep_statement, worst_case
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "privacy_utility.py"
 
@@ -192,7 +194,7 @@ def test_a_sweep_over_unequal_clients_is_never_cheaper_than_any_clients_share():
     release = next(r for r in _releases() if r.name == "update")
     first.record(release, [0], 5)
     second.record(release, [1], 7)
-    worst = Ledger.merged([grid._worst_case(first), grid._worst_case(second)])
+    worst = Ledger.merged([worst_case(first), worst_case(second)])
     counts = worst.histories("sample", "public").counts.toarray()
     assert counts.tolist() == [[12]]  # somebody may have been client 0 of the first run and client 1 of the second
 
@@ -216,7 +218,7 @@ def test_the_page_of_a_study_shows_the_statements_numbers_and_fetches_nothing(st
     assert "noisy &lt;b&gt;" in page
     assert not re.search(r"<script|<b>|<link|(?:src|href)=[\"'](?!data:)|url\(|@import", page)
     assert "prefers-color-scheme: dark" in page
-    assert {path.name for path in (study / "figures").iterdir()} == {"pareto.png", "curves-fedavg.png"}
+    assert {path.name for path in (study / "figures").iterdir()} == {"pareto.png", "curves-fedavg.png", "clients.png"}
 
 
 def test_no_epsilon_on_a_runs_page_is_missing_from_its_statement(study):

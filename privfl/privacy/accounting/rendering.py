@@ -18,8 +18,8 @@ _WIDTHS = (24, 35, 35)
 def round_up(epsilon: float) -> str:
     """ε with three significant digits, rounded up, so that print never claims more than was computed.
 
-    >>> round_up(6.76878), round_up(0.0292), round_up(1.0), round_up(52410.2), round_up(0.0)
-    ('6.77', '0.0292', '1.00', '52500', '0')
+    >>> round_up(6.76878), round_up(0.02921), round_up(1.0), round_up(52410.2), round_up(0.0)
+    ('6.77', '0.0293', '1', '52500', '0')
     """
     if not math.isfinite(epsilon):
         return "∞"
