@@ -1,0 +1,58 @@
+"""Runs of parts that no configuration file can name: own data, own algorithms, own losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from privfl.algorithms import Algorithm
+from privfl.description import describe
+from privfl.run import Run
+from privfl.simulation import Observer, simulate
+from privfl.task import Task
+
+
+@dataclass(frozen=True)
+class Composed:
+    """One run put together in code; a study takes it wherever it takes an experiment.
+
+    Args:
+        task: builds the task from the seed. For runs in processes of their own it is a function at the top of a module,
+            or a ``functools.partial`` of one.
+        algorithm: one of privfl's or one's own.
+        rounds: number of rounds.
+        seed: root of the run's experiment randomness, handed to ``task`` as well.
+        arguments: further arguments of :func:`privfl.simulation.simulate`.
+    """
+
+    task: Callable[[int], Task]
+    algorithm: Algorithm
+    rounds: int
+    seed: int = 0
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What tells this run apart from another one; builds the task, to know who holds which rows."""
+        return self._settings(self.task(self.seed))
+
+    def run(self, out: Path | str | None = None, *, resume: bool = False, observers: Sequence[Observer] = ()) -> Run:
+        """Run it; see :func:`privfl.simulation.simulate`."""
+        task = self.task(self.seed)
+        return simulate(
+            task,
+            self.algorithm,
+            rounds=self.rounds,
+            seed=self.seed,
+            out=out,
+            resume=resume,
+            observers=observers,
+            settings=self._settings(task),
+            **self.arguments,
+        )
+
+    def _settings(self, task: Task) -> dict[str, Any]:
+        given = {name: describe(value) for name, value in self.arguments.items()}
+        named = {"algorithm": describe(self.algorithm), "rounds": self.rounds, "seed": self.seed}
+        return {"task": task.describe(), **named, **given}
