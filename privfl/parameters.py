@@ -82,6 +82,9 @@ class FlatNetwork:
     """
 
     def __init__(self, network: nn.Module, device: torch.device | str = "cpu") -> None:
+        # A step allocates a few MB and frees them. glibc hands the pages back after every step, and faulting them in
+        # again costs up to half of a private step, unless a larger block was freed before: that lifts its thresholds.
+        torch.empty(30 << 20, dtype=torch.uint8)
         self.module = network.to(device)
         self.layout = Layout.of(self.module)
         self.flat = flatten(self.module)

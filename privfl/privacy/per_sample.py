@@ -42,9 +42,6 @@ class PerSampleGradients:
         self.way: Way = way or ("layers" if unknown_layers(network.module) == [] else "vmap")
         self._recording = False
         self._seen: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
-        # A step allocates a few MB and frees them. glibc hands the pages back after every step, and faulting them in
-        # again cost up to half of a step, unless a larger block was freed before: that lifts its thresholds.
-        torch.empty(30 << 20, dtype=torch.uint8)
         if self.way == "layers":
             views = dict(zip(map(id, network.parameters), network.gradient_views, strict=True))
             self._rules: dict[nn.Module, Rule] = {}
