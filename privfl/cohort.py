@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
 from privfl.privacy.noise import NoiseSource
 from privfl.randomness import numpy_stream
@@ -70,8 +71,7 @@ class FixedCohort(Cohort):
     size: int
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ConfigError(f"the cohort's size is {self.size}; give an integer ≥ 1")
+        check_count("the cohort's size", self.size)
 
     def expected(self, available: int) -> float:
         return float(min(self.size, available))
@@ -124,8 +124,7 @@ class SizeWeightedCohort(Cohort):
     needs_sizes = True
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ConfigError(f"the cohort's size is {self.size}; give an integer ≥ 1")
+        check_count("the cohort's size", self.size)
 
     def expected(self, available: int) -> float:
         return float(self.size)

@@ -41,14 +41,20 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
         dpsgd.check_clients(clients)
         way = check_per_sample(network, task.loss, *task.probe(4))
     channel = Channel(privacy.update, algorithm.fields(), dpsgd, cohort.rate)
-    needs_sizes = algorithm.asks_sizes() or cohort.needs_sizes
-    if channel.hides_clients and (algorithm.weights() != "uniform" or cohort.needs_sizes):
+    weighted = algorithm.weights() != "uniform" or cohort.needs_sizes
+    needs_sizes = algorithm.asks_sizes() or weighted
+    if channel.hides_clients and weighted:
         raise ConfigError(
             "noise that hides clients needs uniform weights: set weighting = 'uniform' and a cohort that does not "
             "depend on sizes"
         )
-    if dpsgd is not None and dpsgd.noise_at == "server" and cohort.needs_sizes:
-        raise ConfigError("a client that counts twice doubles what noise at the server must cover; draw another cohort")
+    if dpsgd is not None and dpsgd.noise_at == "server" and weighted:
+        raise ConfigError(
+            "a client that counts more than once multiplies what noise at the server must cover; set weighting = "
+            "'uniform' and draw a cohort that does not depend on sizes"
+        )
+    if channel.spectator_releases():
+        _keep_draw_secret(privacy)
     warnings = []
     if needs_sizes and privacy.size is not None:
         privacy.size.require_precision(clients, privacy.max_size_error)
@@ -56,6 +62,20 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
     if privacy.size is not None and not needs_sizes:
         warnings.append(f"privacy.size is set, but {algorithm.name} never asks for sizes; nothing is sent")
     return Checked(channel, way, needs_sizes, warnings)
+
+
+def _keep_draw_secret(privacy: Privacy) -> None:
+    """Refuse what would publish who was drawn, because the claim is amplified by a secret draw of the cohort."""
+    if privacy.training is not None and privacy.training.target_epsilon is not None:
+        raise ConfigError(
+            "target_epsilon would fit the noise to who is drawn, which the amplified claim for clients needs secret; "
+            "give DPSGD a noise_multiplier, or draw another cohort than poisson"
+        )
+    if privacy.budget is not None and privacy.budget.unit == "sample":
+        raise ConfigError(
+            "a budget for samples would stop the run by who is drawn, which the amplified claim for clients needs "
+            "secret; set the budget for client/public, or draw another cohort than poisson"
+        )
 
 
 def pick_device(name: str) -> torch.device:

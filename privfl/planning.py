@@ -30,7 +30,12 @@ def planned_gradients(
     plan = algorithm.plan(private_plan(training, dpsgd, client), received)
     if not isinstance(plan, Poisson):
         raise ConfigError(f"{algorithm.name} does not draw Poisson batches, which DP-SGD needs")
-    return plan.rate, plan.steps * algorithm.gradients_per_step
+    if dpsgd.noise_at == "server" and plan.steps != 1:
+        raise ConfigError(
+            f"{algorithm.name} adds {plan.steps} gradients up in one upload, but noise on the sum covers one; use "
+            "noise_at = 'client'"
+        )
+    return plan.rate, plan.steps
 
 
 def planned_log(
@@ -173,7 +178,7 @@ class RoundCosts:
         if log != self.log(client):
             raise PrivacyError(
                 f"{self.algorithm.name} took other values through the door of client {client} than it declared, "
-                f"{log} instead of {self.log(client)}; declare gradients_per_step and plan truthfully"
+                f"{log} instead of {self.log(client)}; take one gradient of each batch of the plan"
             )
 
     def _settings(self, client: int) -> tuple[float, float]:

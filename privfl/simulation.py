@@ -17,13 +17,14 @@ import torch
 from numpy.typing import NDArray
 
 from privfl.algorithms.base import Algorithm, Round, Tensors
+from privfl.caveats import caveats
 from privfl.cohort import Cohort, Everyone, Selection
 from privfl.compatibility import check_settings, pick_device
 from privfl.data.availability import Always, Availability
 from privfl.description import describe
 from privfl.engine.loop import LoopEngine
 from privfl.errors import ConfigError
-from privfl.metrics.classification import classification
+from privfl.evaluation import evaluate
 from privfl.parameters import flatten
 from privfl.planning import RoundCosts, calibrate, planned_gradients
 from privfl.privacy.accounting.ledger import Ledger
@@ -43,8 +44,6 @@ from privfl.task import Task
 
 SETTINGS = ("algorithm", "rounds", "training", "privacy", "cohort", "availability", "seed", "evaluate_every")
 INDIFFERENT = ("workers", "checkpoint_seconds")  # change no result: a run may be resumed with others
-SHARED = "{} samples are held by more than one client; every claim is about one client's copy."
-ADAPTED = "The sampling rate follows from the size answers; the claim composes the rates that these answers led to."
 Observer = Callable[["Simulation", Metrics], None]
 """Called after every round with the simulation and the round's metrics; the progress bar is one."""
 
@@ -204,7 +203,8 @@ class Simulation:
     def meet(self, round: int) -> tuple[Selection, Tensors]:
         """Who trains in ``round``, and the server's state once it knows the sizes of those who could."""
         available = self.availability.active(round, len(self.task.clients), self.seed)
-        selection = self.cohort.draw(available, round, self.seed, self.source, self.sizes.weights(available))
+        known = self.sizes.weights(available) if self.cohort.needs_sizes else np.ones(len(available))
+        selection = self.cohort.draw(available, round, self.seed, self.source, known)
         if not self.needs_sizes:
             return selection, self.server
         contacted = min(1.0, self.cohort.expected(len(available)) / len(available))
@@ -317,19 +317,10 @@ class Simulation:
         if "rate" in self.server:
             line["sampling_rate"] = float(self.server["rate"])
         if (round + 1) % self.evaluate_every == 0 or round + 1 == self.rounds:
-            line |= {name: value if math.isfinite(value) else None for name, value in self.evaluate().items()}
+            evaluated = evaluate(self.task, self.algorithm, self.engine, self.server, self.kept)
+            line |= {name: value if math.isfinite(value) else None for name, value in evaluated.items()}
         line["epsilon"] = self.tracker.so_far()
         return line
-
-    def evaluate(self) -> dict[str, float]:
-        """Loss, accuracy and macro-F1 on the held-out data."""
-        inputs, targets = self.task.test_inputs, self.task.test_targets
-        if not self.algorithm.ensemble:
-            return classification(self.engine.logits(self.server["parameters"], inputs), targets)
-        total = torch.zeros(len(inputs), self.task.classes, device=self.device)
-        for client in sorted(self.kept):
-            total += self.engine.logits(self.kept[client]["parameters"], inputs).softmax(1)
-        return classification((total / max(len(self.kept), 1)).clamp_min(1e-12).log(), targets)
 
     def save(self) -> None:
         """Write a checkpoint: everything that the next round depends on."""
@@ -361,15 +352,11 @@ class Simulation:
 
     def conclude(self) -> Run:
         """The statement, the summary, and an end to the noise key."""
-        shared = self.task.report.shared if self.task.report is not None else 0
-        caveats = [SHARED.format(shared)] if shared else []
-        if "rate" in self.server and self.privacy.size is not None and self.dpsgd is not None:
-            caveats.append(ADAPTED)
         statement = make_statement(
             self.ledger,
             self.privacy.target_delta,
             reproducible_noise=self.source.reproducible and self.noisy,
-            caveats=caveats,
+            caveats=caveats(self.task, self.server, self.privacy, self.channel),
         )
         last = next((line for line in reversed(self.metrics) if "test_accuracy" in line), {})
         summary = {

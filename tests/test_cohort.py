@@ -70,7 +70,13 @@ def test_weights_that_are_all_zero_or_negative_fall_back_to_uniform_draws():
 
 @pytest.mark.parametrize(
     ("kind", "value"),
-    [(pf.FixedCohort, 0), (pf.PoissonCohort, 0.0), (pf.PoissonCohort, 1.5), (pf.SizeWeightedCohort, 0)],
+    [
+        (pf.FixedCohort, 0),
+        (pf.PoissonCohort, 0.0),
+        (pf.PoissonCohort, 1.5),
+        (pf.SizeWeightedCohort, 0),
+        (pf.FixedCohort, 2.5),
+    ],
 )
 def test_impossible_cohorts_are_one_sentence(kind, value):
     with pytest.raises(ConfigError, match="the cohort's"):

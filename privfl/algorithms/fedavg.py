@@ -44,5 +44,7 @@ class FedAvg(Algorithm):
             normaliser = round.samples * round.cohort / round.clients
         else:
             normaliser = round.weight
+        if normaliser == 0:  # everybody answered with size 0
+            return server
         step = total["update"] * (self.server_learning_rate / normaliser)
         return {**server, "parameters": server["parameters"] + step}

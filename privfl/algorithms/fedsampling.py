@@ -9,7 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from privfl.algorithms.base import Algorithm, Round, Tensors
+from privfl.algorithms.base import Algorithm, Round, Tensors, server_step
+from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
 from privfl.privacy.channel import Field
 from privfl.privacy.door import Batch, Door, LocalTraining, Plan, Poisson
@@ -25,7 +26,8 @@ class FedSampling(Algorithm):
 
     Differs from the paper and its code: the truth is clipped to the range that fakes are drawn from (without that a
     client beyond the range has no privacy), p is capped at 1, and an empty selection sends zeros. As in the paper,
-    one round is one gradient step; ``local_steps`` > 1 trains on the selection and sends
+    one round is one gradient step, so momentum and weight decay act in the server's step and ``batch_size``, ``epochs``
+    and ``steps`` have no meaning; ``local_steps`` > 1 trains on the selection by plain SGD and sends
     ``(|S_u|/K)·(θ_t − θ_u)/η``, which DP-SGD refuses because |S_u| is not protected then.
 
     Args:
@@ -39,8 +41,7 @@ class FedSampling(Algorithm):
 
     def __post_init__(self) -> None:
         for name in ("samples_per_round", "local_steps"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"fedsampling's {name} is {getattr(self, name)!r}; give an integer ≥ 1")
+            check_count(f"fedsampling's {name}", getattr(self, name))
 
     def fields(self) -> tuple[Field, ...]:
         scale = 1 / self.samples_per_round if self.local_steps == 1 else None
@@ -94,7 +95,7 @@ class FedSampling(Algorithm):
         return {"update": local["update"]}
 
     def aggregate(self, server: Tensors, total: Tensors, round: Round, training: LocalTraining) -> Tensors:
-        return {**server, "parameters": server["parameters"] - training.learning_rate * total["update"]}
+        return server_step(server, total["update"], training)
 
 
 @dataclass(frozen=True)
@@ -139,5 +140,4 @@ class NaiveFedSampling(Algorithm):
         return {"update": local["update"], "answered": local["answered"]}
 
     def aggregate(self, server: Tensors, total: Tensors, round: Round, training: LocalTraining) -> Tensors:
-        mean = total["update"] / total["answered"].clamp_min(1)
-        return {**server, "parameters": server["parameters"] - training.learning_rate * mean}
+        return server_step(server, total["update"] / total["answered"].clamp_min(1), training)

@@ -227,7 +227,11 @@ def digits(seed: int) -> pf.Task:
 
 def composed(algorithm: Algorithm, seed: int = 0, task=digits, rounds: int = 2) -> Composed:
     dpsgd = pf.DPSGD(noise_multiplier=2.0, sample_rate=0.1)
-    arguments = {"training": pf.LocalTraining(steps=1), "privacy": pf.Privacy(training=dpsgd), "workers": 1}
+    arguments = {
+        "training": pf.LocalTraining(steps=1),
+        "privacy": pf.Privacy(training=dpsgd, noise_key=7),
+        "workers": 1,
+    }
     return Composed(task, algorithm, rounds, seed, arguments)
 
 

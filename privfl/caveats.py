@@ -1,0 +1,27 @@
+"""What a reader of a statement must know besides its table."""
+
+from __future__ import annotations
+
+from privfl.algorithms.base import Tensors
+from privfl.privacy.channel import Channel
+from privfl.privacy.settings import Privacy
+from privfl.task import Task
+
+SHARED = "{} samples are held by more than one client; every claim is about one client's copy."
+SECRET_DRAW = (
+    "The claim for clients before the public holds while it stays secret who took part: this row alone may be "
+    "published, and the metrics of single rounds may not."
+)
+ADAPTED = "The sampling rate follows from the size answers; the claim composes the rates that these answers led to."
+
+
+def caveats(task: Task, server: Tensors, privacy: Privacy, channel: Channel) -> list[str]:
+    """The sentences that hold for a run of ``task`` that ended in the state ``server``."""
+    found = []
+    if task.report is not None and task.report.shared:
+        found.append(SHARED.format(task.report.shared))
+    if "rate" in server and privacy.size is not None and privacy.training is not None:
+        found.append(ADAPTED)
+    if channel.spectator_releases():
+        found.append(SECRET_DRAW)
+    return found

@@ -1,0 +1,64 @@
+"""Settings that would make a claim that the run cannot earn are refused before any work; others carry their caveat."""
+
+import pytest
+import torch
+
+import privfl as pf
+from privfl.caveats import SECRET_DRAW
+from privfl.errors import ConfigError
+
+CENTRAL = (pf.Clip(1.0), pf.GaussianNoise(1.0))
+
+
+@pytest.fixture(scope="module")
+def task():
+    return pf.load("digits", partition=pf.IID(clients=6), model="logistic")
+
+
+@pytest.mark.parametrize(
+    ("privacy", "message"),
+    [
+        (pf.Privacy(update=CENTRAL, training=pf.DPSGD(target_epsilon=3.0)), "would fit the noise to who is drawn"),
+        (
+            pf.Privacy(update=CENTRAL, budget=pf.Budget(3.0, unit="sample")),
+            "a budget for samples would stop the run by who is drawn",
+        ),
+    ],
+)
+def test_what_would_publish_a_secret_draw_is_refused(task, privacy, message):
+    with pytest.raises(ConfigError, match=message):
+        pf.simulate(task, pf.FedAvg("uniform"), rounds=1, privacy=privacy, cohort=pf.PoissonCohort(0.5))
+
+
+def test_an_amplified_claim_for_clients_says_what_must_stay_secret(task):
+    privacy = pf.Privacy(update=CENTRAL)
+    run = pf.simulate(task, pf.FedAvg("uniform"), rounds=1, privacy=privacy, cohort=pf.PoissonCohort(0.5))
+    assert SECRET_DRAW in run.statement.caveats
+    plain = pf.simulate(task, pf.FedAvg("uniform"), rounds=1, privacy=privacy)
+    assert SECRET_DRAW not in plain.statement.caveats
+    cells = [each.statement.cell("client", "public").epsilon for each in (run, plain)]
+    assert cells[0] < cells[1]
+
+
+def test_noise_on_the_sum_covers_a_client_that_counts_once_only(task):
+    privacy = pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, noise_at="server"))
+    with pytest.raises(ConfigError, match="counts more than once multiplies what noise at the server must cover"):
+        pf.simulate(task, pf.FedSampling(300), rounds=1, privacy=privacy, cohort=pf.SizeWeightedCohort(3))
+
+
+def test_fedsampling_applies_momentum_and_weight_decay_at_the_server(task):
+    training = pf.LocalTraining(learning_rate=0.3, momentum=0.9, weight_decay=0.01)
+    run = pf.simulate(task, pf.FedSampling(10**6), rounds=3, training=training)
+    weight = torch.nn.Parameter(pf.simulate(task, pf.FedAvg(), rounds=1, training=NOTHING).parameters.clone())
+    optimizer = torch.optim.SGD([weight], lr=0.3, momentum=0.9, weight_decay=0.01)
+    size = task.inputs[0].numel()
+    for _ in range(3):
+        optimizer.zero_grad()
+        rows = task.clients.rows
+        logits = task.inputs[rows].flatten(1) @ weight[: 10 * size].view(10, size).T + weight[10 * size :]
+        (torch.nn.functional.cross_entropy(logits, task.targets[rows], reduction="sum") / 10**6).backward()
+        optimizer.step()
+    torch.testing.assert_close(run.parameters, weight.detach(), rtol=1e-4, atol=1e-6)
+
+
+NOTHING = pf.LocalTraining(learning_rate=1e-30, steps=1)
