@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from privfl.errors import ConfigError, DataError, PrivacyError, PrivflError
     from privfl.privacy.accounting.statement import Statement
     from privfl.privacy.channel import Clip, GaussianNoise
-    from privfl.privacy.door import LocalTraining
     from privfl.privacy.dpsgd import DPSGD
     from privfl.privacy.local_randomizers import DuchiSize, HybridSize, LaplaceSize, PiecewiseSize
+    from privfl.privacy.plans import LocalTraining
     from privfl.privacy.randomized_response import RandomizedResponse
     from privfl.privacy.settings import Budget, Privacy
     from privfl.run import Run
@@ -67,7 +67,7 @@ _HOMES = {
     "privfl.errors": ("ConfigError", "DataError", "PrivacyError", "PrivflError"),
     "privfl.privacy.accounting.statement": ("Statement",),
     "privfl.privacy.channel": ("Clip", "GaussianNoise"),
-    "privfl.privacy.door": ("LocalTraining",),
+    "privfl.privacy.plans": ("LocalTraining",),
     "privfl.privacy.dpsgd": ("DPSGD",),
     "privfl.privacy.local_randomizers": ("DuchiSize", "HybridSize", "LaplaceSize", "PiecewiseSize"),
     "privfl.privacy.randomized_response": ("RandomizedResponse",),

@@ -43,9 +43,9 @@ from privfl.data.label_noise import LABEL_NOISE, LabelNoise
 from privfl.data.partitions import PARTITIONS, Partition
 from privfl.errors import ConfigError, unknown
 from privfl.privacy.channel import Clip, GaussianNoise, Mechanism
-from privfl.privacy.door import LocalTraining
 from privfl.privacy.dpsgd import DPSGD
 from privfl.privacy.local_randomizers import SIZE_MECHANISMS
+from privfl.privacy.plans import LocalTraining
 from privfl.privacy.settings import Budget, Privacy
 from privfl.run import Run
 from privfl.simulation import Observer, simulate

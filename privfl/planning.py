@@ -16,8 +16,9 @@ from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.release import Release
 from privfl.privacy.channel import Channel
-from privfl.privacy.door import DoorLog, LocalTraining, Poisson, private_plan
+from privfl.privacy.door import BARE_GRADIENT, NO_NOISE, DoorLog
 from privfl.privacy.dpsgd import DPSGD
+from privfl.privacy.plans import LocalTraining, Poisson, private_plan
 
 History = dict[tuple[DpEvent, NeighboringRelation], int]
 ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -44,14 +45,14 @@ def planned_log(
     """What will pass ``client``'s door in one round: the engine's own log must say the same."""
     log = DoorLog()
     if dpsgd is None:
-        log.bare["gradients are computed without a mechanism (no DP-SGD)"] = None
+        log.bare[BARE_GRADIENT] = None
         return log
     rate, count = planned_gradients(algorithm, training, dpsgd, client, received)
     multiplier = dpsgd.noise(client)
     if dpsgd.noise_at == "server":
         log.clipped[rate] = count
     elif multiplier == 0:
-        log.bare["gradients are clipped but the noise multiplier is 0"] = None
+        log.bare[NO_NOISE] = None
     else:
         log.noisy[dpsgd.event(multiplier, rate)] = count
     return log
@@ -170,15 +171,16 @@ class RoundCosts:
         return self._logs[settings]
 
     def check(self, client: int, log: DoorLog) -> None:
-        """Hold ``client``'s own log to the plan.
+        """Hold ``client``'s own log to the plan. A plan that charges bare values covers every other bare value too.
 
         Raises:
             PrivacyError: other values passed the door than were declared and charged.
         """
-        if log != self.log(client):
+        planned = self.log(client)
+        if (log.noisy, log.clipped) != (planned.noisy, planned.clipped) or (log.bare and not planned.bare):
             raise PrivacyError(
                 f"{self.algorithm.name} took other values through the door of client {client} than it declared, "
-                f"{log} instead of {self.log(client)}; take one gradient of each batch of the plan"
+                f"{log} instead of {planned}; take one gradient of each batch of the plan"
             )
 
     def _settings(self, client: int) -> tuple[float, float]:

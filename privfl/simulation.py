@@ -32,9 +32,9 @@ from privfl.privacy.accounting.release import Release
 from privfl.privacy.accounting.statement import make_statement
 from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.channel import Channel
-from privfl.privacy.door import LocalTraining
 from privfl.privacy.noise import NoiseSource
 from privfl.privacy.per_sample import Way
+from privfl.privacy.plans import LocalTraining
 from privfl.privacy.settings import Privacy
 from privfl.privacy.size_responses import SizeResponses
 from privfl.run import Run

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from privfl.privacy.channel import Field
-from privfl.privacy.door import Batch, Door, LocalTraining, Plan
+from privfl.privacy.door import Batch, Door
+from privfl.privacy.plans import LocalTraining, Plan
 
 Tensors = dict[str, Tensor]
 """Named tensors: server state, a broadcast, a client's local state, an upload."""

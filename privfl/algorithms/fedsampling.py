@@ -13,7 +13,8 @@ from privfl.algorithms.base import Algorithm, Round, Tensors, server_step
 from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
 from privfl.privacy.channel import Field
-from privfl.privacy.door import Batch, Door, LocalTraining, Plan, Poisson
+from privfl.privacy.door import Batch, Door
+from privfl.privacy.plans import LocalTraining, Plan, Poisson
 from privfl.privacy.size_estimate import sampling_rate
 
 
@@ -89,7 +90,7 @@ class FedSampling(Algorithm):
                 client.gradient(client.loss, local["parameters"], batch), alpha=training.learning_rate
             )
         moved = received["parameters"] - local["parameters"]
-        local["update"].add_(moved, alpha=len(batch.rows) / self.samples_per_round / training.learning_rate)
+        local["update"].add_(moved * (batch.count / (self.samples_per_round * training.learning_rate)))
 
     def finish(self, local: Tensors, received: Tensors, training: LocalTraining) -> Tensors:
         return {"update": local["update"]}
@@ -134,7 +135,7 @@ class NaiveFedSampling(Algorithm):
 
     def step(self, local: Tensors, received: Tensors, batch: Batch, client: Door, training: LocalTraining) -> None:
         local["update"].add_(client.gradient(client.loss, local["parameters"], batch))
-        local["answered"].add_(float(len(batch.rows) > 0))
+        local["answered"].add_(batch.count > 0)
 
     def finish(self, local: Tensors, received: Tensors, training: LocalTraining) -> Tensors:
         return {"update": local["update"], "answered": local["answered"]}

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from privfl.algorithms.base import Algorithm, Round, Tensors
 from privfl.privacy.channel import Field
-from privfl.privacy.door import LocalTraining
+from privfl.privacy.plans import LocalTraining
 
 
 @dataclass(frozen=True)

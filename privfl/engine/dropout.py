@@ -1,37 +1,74 @@
-"""Drop-out layers that draw from a stream of their own, so that masks do not depend on which worker trains a client."""
+"""Drop-out whose masks come from a stream per client, so that they do not depend on who trains a client, or how."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
 class StreamDropout(nn.Module):
-    """``nn.Dropout`` (and its channel-wise kin) with a generator that the engine sets for every client.
+    """``nn.Dropout`` (and its channel-wise kin) with generators that the engine sets.
 
     ``noise_dims`` is the number of leading dimensions that get masks of their own: all for ``nn.Dropout``, two (sample
-    and channel) for ``nn.Dropout1d``, ``nn.Dropout2d`` and ``nn.Dropout3d``.
+    and channel) for ``nn.Dropout1d``, ``nn.Dropout2d`` and ``nn.Dropout3d``. One client's network draws from
+    ``generator``; a stacked one draws ``counts[i]`` rows for client i from ``stack[i]``, the same numbers.
     """
 
     def __init__(self, probability: float, noise_dims: int | None) -> None:
         super().__init__()
         self.probability, self.noise_dims = probability, noise_dims
         self.generator: torch.Generator | None = None
+        self.stack: Sequence[torch.Generator] | None = None
+        self.counts: Sequence[int] = ()
 
     def forward(self, inputs: Tensor) -> Tensor:
         if not self.training or self.probability == 0:
             return inputs
         if self.probability == 1:
             return inputs * 0
-        shape = inputs.shape
+        like = inputs.detach()
         if self.noise_dims is not None:
-            shape = torch.Size([*shape[: self.noise_dims], *[1] * (len(shape) - self.noise_dims)])
-        kept = 1 - self.probability
-        mask = torch.rand(shape, generator=self.generator, device=inputs.device, dtype=inputs.dtype) < kept
-        return inputs * mask / kept
+            for dim in range(self.noise_dims, like.dim()):
+                like = like.narrow(dim, 0, 1)
+        if self.stack is not None:
+            kept: Tensor = _StackedMask.apply(like, self)  # type: ignore[no-untyped-call]
+        else:
+            kept = torch.rand(like.shape, generator=self.generator, device=like.device, dtype=like.dtype)
+            kept = kept < 1 - self.probability
+        return inputs * kept / (1 - self.probability)
 
     def extra_repr(self) -> str:
         return f"p={self.probability}"
+
+
+class _StackedMask(torch.autograd.Function):
+    """The mask of every client of a stack, drawn from its own stream outside of the stack."""
+
+    @staticmethod
+    def forward(like: Tensor, layer: StreamDropout) -> Tensor:
+        """Masks shaped as ``like`` [clients, B, ...]; rows that are padding keep everything."""
+        assert layer.stack is not None
+        masks = torch.ones_like(like, dtype=torch.bool)
+        for place, (generator, count) in enumerate(zip(layer.stack, layer.counts, strict=True)):
+            drawn = torch.rand((count, *like.shape[2:]), generator=generator, device=like.device, dtype=like.dtype)
+            torch.lt(drawn, 1 - layer.probability, out=masks[place, :count])
+        return masks
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """A mask has no gradient."""
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], like: Tensor, layer: StreamDropout) -> tuple[Tensor, int]:
+        """One level out, with what this level stacks as the first dimension."""
+        dim = in_dims[0]
+        assert dim is not None
+        masks: Tensor = _StackedMask.apply(like.movedim(dim, 0), layer)  # type: ignore[no-untyped-call]
+        return masks, 0
 
 
 _CHANNELWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)

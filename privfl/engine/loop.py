@@ -6,71 +6,29 @@ of workers and memory does not grow with the cohort.
 
 from __future__ import annotations
 
-import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Tensors
-from privfl.engine.dropout import StreamDropout, give_dropout_streams
-from privfl.parameters import FlatNetwork
+from privfl.engine.workspace import ClientResult, Workspace, cores, send
 from privfl.privacy.channel import Channel
-from privfl.privacy.door import Door, DoorLog, LocalTraining, private_plan
+from privfl.privacy.client_door import ClientDoor
 from privfl.privacy.noise import NoiseSource
-from privfl.privacy.per_sample import PerSampleGradients, Way
+from privfl.privacy.per_sample import Way
+from privfl.privacy.plans import LocalTraining, private_plan
 from privfl.randomness import torch_stream
 from privfl.task import Task
 
 ROWS_PER_EVALUATION = 1000
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-@dataclass(frozen=True)
-class ClientResult:
-    """What came back from one client: its upload after the client's side of the channel, or why there is none."""
-
-    client: int
-    upload: Tensors | None
-    kept: Tensors
-    log: DoorLog
-    dropped: str = ""
-
-
-@dataclass(frozen=True)
-class Workspace:
-    """What one worker owns: a network trained in place, its clipper, and its drop-out layers."""
-
-    own: FlatNetwork
-    clipper: PerSampleGradients | None
-    dropout: list[StreamDropout]
-
-    @classmethod
-    def build(cls, module: nn.Module, device: torch.device, way: Way | None) -> Workspace:
-        """A workspace around ``module``; ``way`` is how per-sample gradients are formed, ``None`` without DP-SGD."""
-        dropout = give_dropout_streams(module)
-        own = FlatNetwork(module, device)
-        return cls(own, None if way is None else PerSampleGradients(own, way), dropout)
-
-    def start(self, stream: torch.Generator) -> None:
-        """Ready the network for training one client whose drop-out draws from ``stream``."""
-        self.own.module.train()
-        for layer in self.dropout:
-            layer.generator = stream
 
 
 class LoopEngine:
@@ -138,6 +96,11 @@ class LoopEngine:
 
         return torch.cat(list(self._in_order(one, torch.split(inputs, ROWS_PER_EVALUATION))))
 
+    def each(self, work: Callable[[Item], None], items: Sequence[Item]) -> None:
+        """``work`` on every item, side by side on the workers' threads."""
+        for _ in self._pool.map(work, items):
+            pass
+
     def _in_order(self, work: Callable[[Workspace, Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
         def with_space(item: Item) -> Answer:
             space = self._spaces.get()
@@ -166,7 +129,7 @@ class LoopEngine:
     ) -> ClientResult:
         task, algorithm, training = self.task, self.algorithm, self.training
         dpsgd = self.channel.dpsgd
-        door = Door(
+        door = ClientDoor(
             client,
             task.clients[client],
             task.inputs,
@@ -186,22 +149,6 @@ class LoopEngine:
             for batch in door.batches(algorithm.plan(private_plan(training, dpsgd, client), received)):
                 algorithm.step(local, received, batch, door, training)
             upload = algorithm.finish(local, received, training)
-        problem = self._problem(upload, received)
-        if problem and not self.channel.repairs:
-            return ClientResult(client, None, {}, door.log, problem)
-        noise = source.stream("channel", round, client)
-        upload = self.channel.at_client(upload, noise, like=received["parameters"], broken=bool(problem))
         keeps = {name: local[name].clone() for name in algorithm.keeps}
-        return ClientResult(client, upload, keeps, door.log)
-
-    def _problem(self, upload: Any, received: Tensors) -> str:
-        """Why this upload cannot be used, in a few words; empty if it can."""
-        for field in self.channel.fields:
-            value = upload.get(field.name) if isinstance(upload, dict) else None
-            if not isinstance(value, Tensor):
-                return f"sent no '{field.name}'"
-            if field.name == "update" and value.shape != received["parameters"].shape:
-                return f"sent '{field.name}' of shape {tuple(value.shape)}"
-            if not bool(torch.isfinite(value).all()):
-                return f"sent a non-finite '{field.name}'"
-        return ""
+        noise = source.stream("channel", round, client)
+        return send(self.channel, client, upload, keeps, door.log, noise, received["parameters"])

@@ -2,7 +2,8 @@
 
 A rule receives, for every call of its layer in one forward pass, the layer's input and the gradient that arrived at its
 output, both with the samples along the first dimension. A layer that was called several times (a recurrent cell) is
-one layer whose calls are joined along a time dimension.
+one layer whose calls are joined along a time dimension. Samples of several clients lie one client after the other,
+equally many for each; the places that sums are written to have a first dimension of clients, which is 1 in the loop.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Calls = list[tuple[Tensor, Tensor]]
+Places = dict[str, Tensor]
+"""Where the sums go: [clients, *shape] for each trained parameter of a layer, by its name."""
 
 
 class Rule(Protocol):
@@ -26,8 +29,8 @@ class Rule(Protocol):
     def squared_norms(self, samples: int) -> Tensor:
         """Squared L2 norm [B] of each sample's gradient of this layer's parameters."""
 
-    def write_clipped_sum(self, factors: Tensor, finite: Tensor | None) -> None:
-        """Write Σ factors_i·gradient_i into the parameters' places; samples not in ``finite`` [B] count as zero."""
+    def write_clipped_sum(self, factors: Tensor, finite: Tensor | None, places: Places) -> None:
+        """Write each client's Σ factors_i·gradient_i into ``places``; samples not in ``finite`` [B] count as zero."""
 
 
 def factors_for(squares: Tensor, max_grad_norm: float) -> tuple[Tensor, Tensor | None]:
@@ -51,13 +54,10 @@ def _keep(values: Tensor, finite: Tensor | None) -> Tensor:
 class LinearRule:
     """``nn.Linear`` on [B, in] or [B, ..., in]; no per-sample gradient is formed when norms come cheaper without."""
 
-    def __init__(self, layer: nn.Module, places: dict[str, Tensor]) -> None:
-        self.places = places
+    def __init__(self, layer: nn.Module, trained: frozenset[str]) -> None:
+        self.trained = trained
 
     def receive(self, calls: Calls) -> None:
-        self.empty = not calls
-        if self.empty:
-            return
         if len(calls) == 1 and calls[0][0].dim() == 2:
             self.inputs, self.backs = calls[0]
             return
@@ -65,38 +65,37 @@ class LinearRule:
         self.inputs, self.backs = (torch.cat(part, dim=1) for part in zip(*flat, strict=True))
 
     def squared_norms(self, samples: int) -> Tensor:
-        if self.empty:
-            return next(iter(self.places.values())).new_zeros(samples)
         a, g = self.inputs, self.backs
         if a.dim() == 2:
-            squares = a.square().sum(1) if "weight" in self.places else 0
-            return (squares + 1 if "bias" in self.places else squares) * g.square().sum(1)
+            squares = a.square().sum(1) if "weight" in self.trained else 0
+            return (squares + 1 if "bias" in self.trained else squares) * g.square().sum(1)
         steps, width = a.shape[1], a.shape[2] * g.shape[2]
-        if "weight" not in self.places:
+        if "weight" not in self.trained:
             squares = a.new_zeros(len(a))
         elif steps * (a.shape[2] + g.shape[2]) < width:  # Gram matrices over time are smaller than the gradients
             squares = (torch.bmm(a, a.mT) * torch.bmm(g, g.mT)).sum((1, 2)).clamp_min(0)
         else:
             squares = torch.bmm(g.mT, a).square().sum((1, 2))
-        return squares + g.sum(1).square().sum(1) if "bias" in self.places else squares
+        return squares + g.sum(1).square().sum(1) if "bias" in self.trained else squares
 
-    def write_clipped_sum(self, factors: Tensor, finite: Tensor | None) -> None:
-        if self.empty:
-            return
+    def write_clipped_sum(self, factors: Tensor, finite: Tensor | None, places: Places) -> None:
+        clients = len(next(iter(places.values())))
         a = _keep(self.inputs, finite).flatten(0, -2)
         g = (_keep(self.backs, finite) * factors.view(-1, *[1] * (self.backs.dim() - 1))).flatten(0, -2)
-        if "weight" in self.places:
-            torch.mm(g.T, a, out=self.places["weight"])
-        if "bias" in self.places:
-            torch.sum(g, 0, out=self.places["bias"])
+        if "weight" in places and clients == 1:
+            torch.mm(g.T, a, out=places["weight"][0])
+        elif "weight" in places:
+            places["weight"].copy_(torch.bmm(g.view(clients, -1, g.shape[-1]).mT, a.reshape(clients, -1, a.shape[-1])))
+        if "bias" in places:
+            torch.sum(g.view(clients, -1, g.shape[-1]), 1, out=places["bias"])
         del self.inputs, self.backs
 
 
 class _FormedRule:
     """A rule that forms its per-sample gradients: cheap where the layer has few parameters."""
 
-    def __init__(self, layer: nn.Module, places: dict[str, Tensor]) -> None:
-        self.layer, self.places = layer, places
+    def __init__(self, layer: nn.Module, trained: frozenset[str]) -> None:
+        self.layer, self.trained = layer, trained
         self.formed: dict[str, Tensor] = {}
 
     def receive(self, calls: Calls) -> None:
@@ -110,12 +109,17 @@ class _FormedRule:
         raise AssertionError("every subclass forms its own gradients")
 
     def squared_norms(self, samples: int) -> Tensor:
-        squares = [gradient.square().sum(1) for gradient in self.formed.values()]
-        return torch.stack(squares).sum(0) if squares else next(iter(self.places.values())).new_zeros(samples)
+        return torch.stack([gradient.square().sum(1) for gradient in self.formed.values()]).sum(0)
 
-    def write_clipped_sum(self, factors: Tensor, finite: Tensor | None) -> None:
+    def write_clipped_sum(self, factors: Tensor, finite: Tensor | None, places: Places) -> None:
+        clients = len(next(iter(places.values())))
         for name, gradient in self.formed.items():
-            torch.mv(_keep(gradient, finite).T, factors, out=self.places[name].view(-1))
+            kept = _keep(gradient, finite)
+            if clients == 1:
+                torch.mv(kept.T, factors, out=places[name].view(-1))
+            else:
+                sums = torch.bmm(factors.view(clients, 1, -1), kept.view(clients, -1, kept.shape[-1]))
+                places[name].copy_(sums.view(places[name].shape))
         self.formed = {}
 
 
@@ -129,8 +133,8 @@ class ConvolutionRule(_FormedRule):
     def form(self, given: Tensor, back: Tensor) -> dict[str, Tensor]:
         layer, samples = self.layer, len(given)
         assert isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-        formed = {"bias": back.flatten(2).sum(2)} if "bias" in self.places else {}
-        if "weight" not in self.places:
+        formed = {"bias": back.flatten(2).sum(2)} if "bias" in self.trained else {}
+        if "weight" not in self.trained:
             return formed
         padding = layer.padding
         if isinstance(padding, str) or layer.padding_mode != "zeros":
@@ -184,7 +188,7 @@ class GroupNormRule(_FormedRule):
         normalised = F.group_norm(given, layer.num_groups, eps=layer.eps)
         joined = (len(given), given.shape[1], -1)
         formed = {"weight": (back * normalised).reshape(joined).sum(2), "bias": back.reshape(joined).sum(2)}
-        return {name: formed[name] for name in self.places}
+        return {name: formed[name] for name in self.trained}
 
 
 class LayerNormRule(_FormedRule):
@@ -197,15 +201,15 @@ class LayerNormRule(_FormedRule):
         values = math.prod(layer.normalized_shape)
         joined = (len(given), -1, values)
         formed = {"weight": (back * normalised).reshape(joined).sum(1), "bias": back.reshape(joined).sum(1)}
-        return {name: formed[name] for name in self.places}
+        return {name: formed[name] for name in self.trained}
 
 
 class EmbeddingRule:
     """``nn.Embedding`` on token ids [B, ...]: a sample's gradient rows of equal tokens add up before the norm."""
 
-    def __init__(self, layer: nn.Module, places: dict[str, Tensor]) -> None:
+    def __init__(self, layer: nn.Module, trained: frozenset[str]) -> None:
         assert isinstance(layer, nn.Embedding)
-        self.padding, self.place = layer.padding_idx, places["weight"]
+        self.padding = layer.padding_idx
 
     def receive(self, calls: Calls) -> None:
         self.calls = [(ids.reshape(len(ids), -1), back.reshape(len(ids), -1, back.shape[-1])) for ids, back in calls]
@@ -213,17 +217,15 @@ class EmbeddingRule:
             self.calls = [(ids, back.masked_fill((ids == self.padding)[..., None], 0)) for ids, back in self.calls]
 
     def squared_norms(self, samples: int) -> Tensor:
-        if not self.calls:
-            return self.place.new_zeros(samples)
         self.ids, self.backs = (torch.cat(part, dim=1) for part in zip(*self.calls, strict=True))
         same = self.ids[:, :, None] == self.ids[:, None, :]
         return (torch.bmm(self.backs, self.backs.mT) * same).sum((1, 2)).clamp_min(0)
 
-    def write_clipped_sum(self, factors: Tensor, finite: Tensor | None) -> None:
-        if not self.calls:
-            return
-        rows = (_keep(self.backs, finite) * factors[:, None, None]).flatten(0, 1)
-        self.place.index_add_(0, self.ids.flatten(), rows)
+    def write_clipped_sum(self, factors: Tensor, finite: Tensor | None, places: Places) -> None:
+        rows = _keep(self.backs, finite) * factors[:, None, None]
+        place = places["weight"].zero_()
+        ids = self.ids.view(len(place), -1)
+        place.scatter_add_(1, ids[..., None].expand(-1, -1, rows.shape[-1]), rows.reshape(*ids.shape, -1))
         del self.calls, self.ids, self.backs
 
 

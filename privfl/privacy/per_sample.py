@@ -23,10 +23,10 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from privfl.errors import ConfigError
 from privfl.parameters import FlatNetwork
-from privfl.privacy.layer_rules import Rule, factors_for, rule_for
+from privfl.privacy.layer_rules import Places, Rule, factors_for, rule_for
 
 Way = Literal["layers", "vmap"]
-Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+Loss = Callable[..., Tensor]
 """``loss(network, inputs [B, ...], targets [B]) -> [B]``: one term per sample, each a function of that sample alone."""
 
 
@@ -45,15 +45,13 @@ class PerSampleGradients:
         if self.way == "layers":
             views = dict(zip(map(id, network.parameters), network.gradient_views, strict=True))
             self._rules: dict[nn.Module, Rule] = {}
+            self._places: dict[nn.Module, Places] = {}
             for module in network.module.modules():
-                own = {
-                    name: views[id(parameter)]
-                    for name, parameter in module.named_parameters(recurse=False)
-                    if parameter.requires_grad
-                }
+                own = {name: views[id(parameter)][None] for name, parameter in trained_parameters(module)}
                 rule = rule_for(module)
                 if own and rule is not None:
-                    self._rules[module] = rule(module, own)
+                    self._rules[module] = rule(module, frozenset(own))
+                    self._places[module] = own
                     module.register_forward_hook(self._record)
 
     def clipped_sum(self, loss: Loss, inputs: Tensor, targets: Tensor, max_grad_norm: float) -> Tensor:
@@ -84,20 +82,22 @@ class PerSampleGradients:
         with torch.no_grad():
             arriving = iter(torch.autograd.grad(total, outputs, allow_unused=True))
             squares = total.new_zeros(len(losses))
+            reached = []
             for module, calls in seen.items():
                 pairs = [(given, back) for (given, _), back in zip(calls, arriving, strict=False) if back is not None]
-                self._rules[module].receive(pairs)
-            for module in seen:
-                squares += self._rules[module].squared_norms(len(losses))
+                if pairs:
+                    self._rules[module].receive(pairs)
+                    squares += self._rules[module].squared_norms(len(losses))
+                    reached.append(module)
             factors, finite = factors_for(squares, max_grad_norm)
-            for module in seen:
-                self._rules[module].write_clipped_sum(factors, finite)
+            for module in reached:
+                self._rules[module].write_clipped_sum(factors, finite, self._places[module])
         return squares.sqrt()
 
     def _by_vmap(self, loss: Loss, inputs: Tensor, targets: Tensor, max_grad_norm: float) -> Tensor:
         network, layout = self.network.module, self.network.layout
 
-        whole = _LossModule(network, loss)
+        whole = LossModule(network, loss)
 
         def one(parameters: dict[str, Tensor], row: Tensor, target: Tensor) -> Tensor:
             term: Tensor = functional_call(whole, parameters, (row[None], target[None]))[0]
@@ -119,15 +119,21 @@ class PerSampleGradients:
         return squares.sqrt()
 
 
-class _LossModule(nn.Module):
+class LossModule(nn.Module):
     """A loss and its network as one module, so that ``functional_call`` reaches every way the loss uses the network."""
 
     def __init__(self, network: nn.Module, loss: Loss) -> None:
         super().__init__()
         self.network, self.loss = network, loss
 
-    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return self.loss(self.network, inputs, targets)
+    def forward(self, inputs: Tensor, targets: Tensor, **given: Tensor) -> Tensor:
+        """The loss of every sample [B]."""
+        return self.loss(self.network, inputs, targets, **given)
+
+
+def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that ``module`` itself holds and that are trained, by name."""
+    return [(name, value) for name, value in module.named_parameters(recurse=False) if value.requires_grad]
 
 
 def unknown_layers(network: nn.Module) -> list[str]:

@@ -15,9 +15,9 @@ from privfl.data.catalog import load_dataset
 from privfl.engine.loop import ClientResult, LoopEngine
 from privfl.parameters import flatten
 from privfl.privacy.channel import Channel
-from privfl.privacy.door import LocalTraining
 from privfl.privacy.dpsgd import DPSGD
 from privfl.privacy.noise import NoiseSource
+from privfl.privacy.plans import LocalTraining
 from privfl.task import ClientIndex, Task, cross_entropy
 
 

@@ -10,9 +10,11 @@ from torch import nn
 import privfl as pf
 from privfl.errors import ConfigError
 from privfl.parameters import FlatNetwork
-from privfl.privacy.door import Batch, Door, Epochs, LocalTraining, Poisson, private_plan
+from privfl.privacy.client_door import ClientDoor
+from privfl.privacy.door import Batch
 from privfl.privacy.noise import NoiseSource
 from privfl.privacy.per_sample import PerSampleGradients
+from privfl.privacy.plans import Epochs, LocalTraining, Poisson, private_plan
 from privfl.randomness import torch_stream
 from privfl.task import cross_entropy
 
@@ -22,7 +24,7 @@ def door(samples=64, *, dpsgd=None, round=0, client=0, key=1, features=6, inputs
     network = FlatNetwork(nn.Linear(features, 4))
     inputs = torch.randn(samples, features) if inputs is None else inputs
     noise = None if dpsgd is None else NoiseSource.from_key(key).stream("door", round, client)
-    return Door(
+    return ClientDoor(
         client,
         torch.arange(samples),
         inputs,
@@ -99,7 +101,7 @@ def test_without_a_mechanism_the_gradient_is_the_batch_mean_and_noted_as_bare():
 
 def test_shuffled_batches_of_private_data_are_refused_under_dp_sgd():
     handle, network = door(dpsgd=pf.DPSGD(noise_multiplier=1.0))
-    batch = Batch(torch.arange(4), handle._inputs[:4], handle._targets[:4], Epochs(4, 1))
+    batch = Batch(torch.arange(4), handle._inputs[:4], handle._targets[:4], Epochs(4, 1), torch.tensor(4.0))
     with pytest.raises(ConfigError, match="Poisson batches with a public divisor"):
         handle.gradient(cross_entropy, network.flat, batch)
 

@@ -1,0 +1,85 @@
+"""What one worker owns, and how a client's upload leaves it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from privfl.algorithms.base import Tensors
+from privfl.engine.dropout import StreamDropout, give_dropout_streams
+from privfl.parameters import FlatNetwork
+from privfl.privacy.channel import Channel
+from privfl.privacy.door import DoorLog
+from privfl.privacy.noise import NoiseStream
+from privfl.privacy.per_sample import PerSampleGradients, Way
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A network trained in place (or the template of a stack), its clipper, and its drop-out layers."""
+
+    own: FlatNetwork
+    clipper: PerSampleGradients | None
+    dropout: list[StreamDropout]
+
+    @classmethod
+    def build(cls, module: nn.Module, device: torch.device, way: Way | None) -> Workspace:
+        """A workspace around ``module``; ``way`` is how per-sample gradients are formed, ``None`` without DP-SGD."""
+        dropout = give_dropout_streams(module)
+        own = FlatNetwork(module, device)
+        own.module.train()
+        return cls(own, None if way is None else PerSampleGradients(own, way), dropout)
+
+    def start(self, stream: torch.Generator) -> None:
+        """Ready the network for training one client whose drop-out draws from ``stream``."""
+        self.own.module.train()
+        for layer in self.dropout:
+            layer.generator = stream
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """What came back from one client: its upload after the client's side of the channel, or why there is none."""
+
+    client: int
+    upload: Tensors | None
+    kept: Tensors
+    log: DoorLog
+    dropped: str = ""
+
+
+def send(
+    channel: Channel, client: int, upload: Any, kept: Tensors, log: DoorLog, noise: NoiseStream, like: Tensor
+) -> ClientResult:
+    """Pass ``client``'s upload through its side of ``channel``; one that cannot be used is dropped, with the reason.
+
+    ``like`` [size] has the shape and type that an update must have.
+    """
+    problem = _problem(channel, upload, like)
+    if problem and not channel.repairs:
+        return ClientResult(client, None, {}, log, problem)
+    return ClientResult(client, channel.at_client(upload, noise, like=like, broken=bool(problem)), kept, log)
+
+
+def _problem(channel: Channel, upload: Any, like: Tensor) -> str:
+    """Why this upload cannot be used, in a few words; empty if it can."""
+    for field in channel.fields:
+        value = upload.get(field.name) if isinstance(upload, dict) else None
+        if not isinstance(value, Tensor):
+            return f"sent no '{field.name}'"
+        if field.name == "update" and value.shape != like.shape:
+            return f"sent '{field.name}' of shape {tuple(value.shape)}"
+        if not bool(torch.isfinite(value).all()):
+            return f"sent a non-finite '{field.name}'"
+    return ""

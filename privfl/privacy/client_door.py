@@ -1,0 +1,132 @@
+"""The door of one client: what the loop engine's algorithms see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from privfl.parameters import FlatNetwork
+from privfl.privacy.door import (
+    BARE_GRADIENT,
+    BARE_SIZE,
+    BARE_TOTAL,
+    ROWS_AT_ONCE,
+    Batch,
+    DoorLog,
+    Loss,
+    public_plan,
+)
+from privfl.privacy.dpsgd import DPSGD
+from privfl.privacy.noise import NoiseStream
+from privfl.privacy.per_sample import PerSampleGradients
+from privfl.privacy.plans import Plan, Poisson
+
+
+class ClientDoor:
+    """One client's data during one round; see :class:`privfl.privacy.door.Door` for what it promises."""
+
+    def __init__(
+        self,
+        client: int,
+        rows: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        network: FlatNetwork,
+        clipper: PerSampleGradients | None,
+        loss: Loss,
+        dpsgd: DPSGD | None,
+        shuffle: torch.Generator,
+        noise: NoiseStream | None,
+    ) -> None:
+        self.client, self.loss = client, loss
+        self.log = DoorLog()
+        self._rows, self._inputs, self._targets = rows, inputs, targets
+        self._network, self._clipper, self._dpsgd = network, clipper, dpsgd
+        self._shuffle, self._noise = shuffle, noise
+
+    def batches(self, plan: Plan) -> Iterator[Batch]:
+        """The batches of one round, drawn as ``plan`` says."""
+        for rows in plan.rows(self._rows, self._shuffle, self._noise):
+            count = torch.tensor(float(len(rows)), dtype=torch.float64, device=rows.device)
+            yield Batch(rows, self._inputs[rows], self._targets[rows], plan, count)
+
+    def gradient(self, loss: Loss, parameters: Tensor, batch: Batch, given: dict[str, Tensor] | None = None) -> Tensor:
+        """See :meth:`privfl.privacy.door.Door.gradient`. The result is the workspace's own buffer."""
+        self._load(parameters)
+        loss = partial(loss, **given) if given else loss
+        if self._dpsgd is None:
+            return self._bare_gradient(loss, batch)
+        return self._private_gradient(loss, batch, self._dpsgd)
+
+    def total(
+        self, statistic: Loss, parameters: Tensor, batch: Batch, given: dict[str, Tensor] | None = None
+    ) -> Tensor:
+        """See :meth:`privfl.privacy.door.Door.total`."""
+        self.log.bare[BARE_TOTAL] = None
+        self._load(parameters)
+        module = self._network.module
+        training = module.training
+        module.eval()
+        try:
+            with torch.no_grad():
+                sums = [statistic(module, *piece, **(given or {})).sum(0) for piece in _pieces(batch)]
+        finally:
+            module.train(training)
+        return torch.stack(sums).sum(0)
+
+    def size(self) -> Tensor:
+        """See :meth:`privfl.privacy.door.Door.size`."""
+        self.log.bare[BARE_SIZE] = None
+        return torch.tensor(float(len(self._rows)), dtype=torch.float64, device=self._rows.device)
+
+    def _load(self, parameters: Tensor) -> None:
+        if parameters is not self._network.flat:
+            self._network.load(parameters)
+
+    def _bare_gradient(self, loss: Loss, batch: Batch) -> Tensor:
+        self.log.bare[BARE_GRADIENT] = None
+        network, rows = self._network, len(batch.rows)
+        divisor = batch.plan.divisor if isinstance(batch.plan, Poisson) and batch.plan.divisor else max(rows, 1)
+        if rows <= ROWS_AT_ONCE and rows > 0:
+            _gradient_into(network.gradient, network, loss, batch.inputs, batch.targets, divisor)
+            return network.gradient
+        total = torch.zeros_like(network.gradient)
+        for inputs, targets in _pieces(batch):
+            if len(inputs):
+                _gradient_into(network.gradient, network, loss, inputs, targets, divisor)
+                total += network.gradient
+        return network.gradient.copy_(total)
+
+    def _private_gradient(self, loss: Loss, batch: Batch, dpsgd: DPSGD) -> Tensor:
+        rate, divisor = public_plan(batch.plan)
+        clipper, gradient = self._clipper, self._network.gradient
+        assert clipper is not None
+        if len(batch.rows) <= ROWS_AT_ONCE:
+            clipper.clipped_sum(loss, batch.inputs, batch.targets, dpsgd.max_grad_norm)
+        else:
+            total = torch.zeros_like(gradient)
+            for inputs, targets in _pieces(batch):
+                clipper.clipped_sum(loss, inputs, targets, dpsgd.max_grad_norm)
+                total += gradient
+            gradient.copy_(total)
+        if dpsgd.noise_at == "client":
+            assert self._noise is not None
+            self._noise.add_gaussian_(gradient, dpsgd.noise(self.client) * dpsgd.max_grad_norm)
+        self.log.note_private(dpsgd, self.client, rate)
+        return gradient.div_(divisor)
+
+
+def _pieces(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs and targets in pieces of at most ``ROWS_AT_ONCE`` rows; one empty piece of an empty batch."""
+    return zip(torch.split(batch.inputs, ROWS_AT_ONCE), torch.split(batch.targets, ROWS_AT_ONCE), strict=True)
+
+
+def _gradient_into(
+    place: Tensor, network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor, divisor: float
+) -> None:
+    with torch.enable_grad():
+        total = loss(network.module, inputs, targets).sum() / divisor
+    torch.cat([gradient.reshape(-1) for gradient in network.gradient_of(total)], out=place)

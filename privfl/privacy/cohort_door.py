@@ -1,0 +1,230 @@
+"""The door of a stacked cohort: what a step sees when ``torch.func.vmap`` runs it for many clients at once.
+
+Inside the step every tensor looks like one client's. When the step asks for something, the door leaves the stack
+(:class:`_Outside`), computes for all clients at once with whatever kernel is best, adds each client's noise from that
+client's own stream, notes each client's release, and hands the stacked answer back in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from privfl.privacy.door import (
+    BARE_GRADIENT,
+    BARE_SIZE,
+    BARE_TOTAL,
+    ROWS_AT_ONCE,
+    Batch,
+    DoorLog,
+    Loss,
+    public_plan,
+)
+from privfl.privacy.dpsgd import DPSGD
+from privfl.privacy.noise import NoiseStream
+from privfl.privacy.plans import Plan
+from privfl.privacy.stacked_gradients import Given, StackedGradients
+
+Draw = Callable[[Sequence[int]], None]
+"""Told how many rows of each client the next forward pass holds, so that drop-out draws for these and no others."""
+
+
+@dataclass
+class Visitor:
+    """One client at the door: its rows [n], its plan, and its own streams."""
+
+    client: int
+    rows: Tensor
+    plan: Plan
+    shuffle: torch.Generator
+    noise: NoiseStream | None
+
+    def __post_init__(self) -> None:
+        self.log = DoorLog()
+        self.steps = self.plan.length(len(self.rows))
+        self.batches: Iterator[Tensor] = self.plan.rows(self.rows, self.shuffle, self.noise)
+
+
+class CohortDoor:
+    """The data of several clients during one round; see :class:`privfl.privacy.door.Door` for what it promises.
+
+    Args:
+        visitors: the clients, those with more steps first.
+        announce: told before every forward pass how many rows each client has in it.
+        each: applies a function to every item, side by side if it can; noise is added through it.
+    """
+
+    def __init__(
+        self,
+        visitors: Sequence[Visitor],
+        inputs: Tensor,
+        targets: Tensor,
+        stacked: StackedGradients,
+        loss: Loss,
+        dpsgd: DPSGD | None,
+        announce: Draw,
+        each: Callable[[Callable[[int], None], Sequence[int]], None],
+    ) -> None:
+        self.loss = loss
+        self.visitors = list(visitors)
+        self._inputs, self._targets, self._stacked, self._dpsgd = inputs, targets, stacked, dpsgd
+        self._announce, self._each = announce, each
+        self._step = 0
+
+    def draw(self) -> Batch | None:
+        """The next batch of every client that has one, stacked and padded; ``None`` when all are through.
+
+        Clients drop out from the end; ``count`` [clients] tells who is left. Padding repeats the first row of the
+        client's own batch (of its data if the batch is empty), so nobody's values meet another client's.
+        """
+        active = [visitor for visitor in self.visitors if visitor.steps > self._step]
+        self._step += 1
+        if not active:
+            return None
+        drawn = [next(visitor.batches) for visitor in active]
+        counts = [len(rows) for rows in drawn]
+        self._counts = counts
+        count = torch.tensor(counts, dtype=torch.float64, device=self._inputs.device)
+        mask = None
+        if min(counts) == max(counts) > 0:
+            index = torch.stack(drawn)
+        else:
+            firsts = [(rows if len(rows) else visitor.rows)[:1] for rows, visitor in zip(drawn, active, strict=True)]
+            drawn = [rows if len(rows) else first for rows, first in zip(drawn, firsts, strict=True)]
+            index = pad_sequence(drawn, batch_first=True, padding_value=-1)
+            index = index.where(index >= 0, torch.stack(firsts))
+            mask = torch.arange(index.shape[1], device=index.device) < count[:, None]
+        self._batch = Batch(index, self._inputs[index], self._targets[index], active[0].plan, count, mask)
+        return self._batch
+
+    def enter(self, count: Tensor) -> Batch:
+        """The drawn batch as one client inside the stack sees it, with its own ``count`` []."""
+        self._count = count
+        return replace(self._batch, count=count)
+
+    def gradient(self, loss: Loss, parameters: Tensor, batch: Batch, given: dict[str, Tensor] | None = None) -> Tensor:
+        """See :meth:`privfl.privacy.door.Door.gradient`."""
+        return self._outside(self._gradient, loss, parameters, batch, given or {})
+
+    def total(
+        self, statistic: Loss, parameters: Tensor, batch: Batch, given: dict[str, Tensor] | None = None
+    ) -> Tensor:
+        """See :meth:`privfl.privacy.door.Door.total`."""
+        return self._outside(self._total, statistic, parameters, batch, given or {})
+
+    def size(self) -> Tensor:
+        """See :meth:`privfl.privacy.door.Door.size`."""
+        answer: Tensor = _Outside.apply(self._sizes, self._count, self._count)  # type: ignore[no-untyped-call]
+        return answer
+
+    def _sizes(self, count: Tensor) -> Tensor:
+        active = self.visitors[: len(count)]
+        for visitor in active:
+            visitor.log.bare[BARE_SIZE] = None
+        return torch.tensor([float(len(visitor.rows)) for visitor in active], dtype=count.dtype, device=count.device)
+
+    def _outside(
+        self, work: Callable[..., Tensor], loss: Loss, parameters: Tensor, batch: Batch, given: dict[str, Tensor]
+    ) -> Tensor:
+        arguments = (partial(work, loss, batch, tuple(given)), self._count, parameters, *given.values())
+        answer: Tensor = _Outside.apply(*arguments)  # type: ignore[no-untyped-call]
+        return answer
+
+    def _gradient(self, loss: Loss, batch: Batch, names: tuple[str, ...], parameters: Tensor, *values: Any) -> Tensor:
+        given: Given = dict(zip(names, values, strict=True))
+        active = self.visitors[: len(parameters)]
+        private = self._dpsgd
+        total: Tensor | None = None
+        for inputs, targets, mask in self._pieces(batch):
+            if private is None:
+                part = self._stacked.scaled_sum(loss, parameters, inputs, targets, mask, given)
+            else:
+                part = self._stacked.clipped_sum(loss, parameters, inputs, targets, mask, given, private.max_grad_norm)
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        if 0 in self._counts:  # padding enters no sum, but a value that is not finite would survive a product with 0
+            empty = torch.tensor([count == 0 for count in self._counts], device=total.device)
+            total[empty] = 0
+        if private is None:
+            divisors = [
+                getattr(visitor.plan, "divisor", None) or max(count, 1)
+                for visitor, count in zip(active, self._counts, strict=True)
+            ]
+            for visitor in active:
+                visitor.log.bare[BARE_GRADIENT] = None
+        else:
+            divisors = self._add_noise(total, active, private)
+        if len(set(divisors)) == 1:
+            return total.div_(divisors[0])
+        return total.div_(torch.tensor(divisors, dtype=total.dtype, device=total.device)[:, None])
+
+    def _add_noise(self, total: Tensor, active: Sequence[Visitor], dpsgd: DPSGD) -> list[float]:
+        """Noise every client's clipped sum from its own stream, note the releases; returns the public divisors."""
+        public = [public_plan(visitor.plan) for visitor in active]
+
+        def add(place: int) -> None:
+            visitor = active[place]
+            assert visitor.noise is not None
+            visitor.noise.add_gaussian_(total[place], dpsgd.noise(visitor.client) * dpsgd.max_grad_norm)
+
+        if dpsgd.noise_at == "client":
+            self._each(add, range(len(active)))
+        for visitor, (rate, _) in zip(active, public, strict=True):
+            visitor.log.note_private(dpsgd, visitor.client, rate)
+        return [divisor for _, divisor in public]
+
+    def _total(self, statistic: Loss, batch: Batch, names: tuple[str, ...], parameters: Tensor, *values: Any) -> Tensor:
+        given: Given = dict(zip(names, values, strict=True))
+        for visitor in self.visitors[: len(parameters)]:
+            visitor.log.bare[BARE_TOTAL] = None
+        sums = [
+            self._stacked.total(statistic, parameters, inputs, targets, mask, given)
+            for inputs, targets, mask in self._pieces(batch)
+        ]
+        total = torch.stack(sums).sum(0)
+        if 0 in self._counts:
+            total[torch.tensor([count == 0 for count in self._counts], device=total.device)] = 0
+        return total
+
+    def _pieces(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """The columns of ``batch`` in pieces of at most ``ROWS_AT_ONCE``, as the loop engine cuts a client's rows."""
+        for start in range(0, batch.inputs.shape[1], ROWS_AT_ONCE):
+            end = start + ROWS_AT_ONCE
+            self._announce([min(max(count - start, 0), ROWS_AT_ONCE) for count in self._counts])
+            mask = None if batch.mask is None else batch.mask[:, start:end]
+            yield batch.inputs[:, start:end], batch.targets[:, start:end], mask
+
+
+class _Outside(torch.autograd.Function):
+    """Leaves the stack: ``work`` is called with the clients' tensors as they lie in memory, clients first."""
+
+    @staticmethod
+    def forward(work: Callable[..., Tensor], count: Tensor, parameters: Tensor, *values: Tensor) -> Tensor:
+        raise AssertionError("a cohort's door is used inside vmap")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing to keep: no gradient flows through the door."""
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        work: Callable[..., Tensor],
+        count: Tensor,
+        parameters: Tensor,
+        *values: Tensor,
+    ) -> tuple[Tensor, int]:
+        """Call ``work`` outside of the stack; its answer is stacked along the first dimension."""
+        _, _, dim, *dims = in_dims
+        if dim is None:
+            parameters = parameters.expand(info.batch_size, *parameters.shape)
+        else:
+            parameters = parameters.movedim(dim, 0)
+        return work(parameters, *zip(values, dims, strict=True)), 0

@@ -1,0 +1,107 @@
+"""How a client draws its batches: shuffled epochs, or Poisson batches whose rate and divisor are public."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from privfl.errors import ConfigError
+from privfl.privacy.dpsgd import DPSGD
+from privfl.privacy.noise import NoiseStream
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a client trains in one round: plain SGD over shuffled batches, or Poisson batches under DP-SGD.
+
+    Under DP-SGD ``batch_size`` is the public divisor of every gradient and a round has ``steps``, or ⌈epochs / rate⌉.
+    """
+
+    learning_rate: float = 0.05
+    batch_size: int = 20
+    epochs: int = 1
+    steps: int | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        positive = {"learning_rate": self.learning_rate, "batch_size": self.batch_size, "epochs": self.epochs}
+        for name, value in {**positive, **({} if self.steps is None else {"steps": self.steps})}.items():
+            if not (value > 0 and math.isfinite(value)):
+                raise ConfigError(f"training.{name} is {value!r}; give a positive number")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"training.momentum is {self.momentum!r}; give a number in [0, 1)")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ConfigError(f"training.weight_decay is {self.weight_decay!r}; give a number ≥ 0")
+
+    def steps_at(self, rate: float) -> int:
+        """Steps of one round under Poisson batches of public ``rate``: ``steps``, or as many as ``epochs`` take."""
+        return self.steps or math.ceil(self.epochs / rate - 1e-9)
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """A plan of ``steps`` batches that hold each sample independently with the public ``rate``.
+
+    ``divisor`` is the public number that a sum of gradients is divided by; ``None`` divides by the rows of the batch,
+    which only a run without DP-SGD may do.
+    """
+
+    rate: float
+    steps: int = 1
+    divisor: float | None = None
+
+    def length(self, samples: int) -> int:
+        """Number of batches of one round; the same whatever the client holds."""
+        return self.steps
+
+    def rows(self, rows: Tensor, shuffle: torch.Generator, noise: NoiseStream | None) -> Iterator[Tensor]:
+        """The batches as row numbers out of ``rows`` [n]; the coins come from ``noise`` if there is one.
+
+        The coins of a claimed amplification are as secret as the noise; without a claim they belong to the experiment.
+        """
+        for _ in range(self.steps):
+            if noise is not None:
+                chosen = torch.from_numpy(noise.poisson_sample(len(rows), self.rate))
+            else:
+                coins = torch.rand(len(rows), generator=shuffle, dtype=torch.float64)
+                chosen = (coins < self.rate).nonzero().flatten()
+            yield rows[chosen.to(rows.device)]
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """A plan of ``epochs`` passes over shuffled data in batches of ``batch_size``; ``steps`` cuts or extends it."""
+
+    batch_size: int
+    epochs: int
+    steps: int | None = None
+
+    def length(self, samples: int) -> int:
+        """Number of batches of one round for a client of ``samples`` samples."""
+        return self.epochs * math.ceil(samples / self.batch_size) if self.steps is None else self.steps
+
+    def rows(self, rows: Tensor, shuffle: torch.Generator, noise: NoiseStream | None) -> Iterator[Tensor]:
+        """The batches as row numbers out of ``rows`` [n], shuffled anew in every epoch."""
+        size = len(rows)
+        per_epoch = math.ceil(size / self.batch_size)
+        for step in range(self.length(size)):
+            place = step % per_epoch
+            if place == 0:
+                order = rows[torch.randperm(size, generator=shuffle).to(rows.device)]
+            yield order[place * self.batch_size : (place + 1) * self.batch_size]
+
+
+Plan = Epochs | Poisson
+
+
+def private_plan(training: LocalTraining, dpsgd: DPSGD | None, client: int) -> Plan:
+    """How ``client`` draws its batches: shuffled epochs, or with DP-SGD Poisson batches of the public rate."""
+    if dpsgd is None:
+        return Epochs(training.batch_size, training.epochs, training.steps)
+    rate = dpsgd.rate(client)
+    return Poisson(rate, training.steps_at(rate), float(training.batch_size))

@@ -1,0 +1,218 @@
+"""Gradients of many clients' models in one kernel: parameters [clients, size], batches [clients, B, ...].
+
+The forward pass of one client is stacked over the cohort by ``torch.func.vmap``; the backward pass is ordinary
+autograd outside of it. Clipped sums go the same two ways as for one client (:mod:`privfl.privacy.per_sample`) and by
+the same rules: what a layer received and what arrived at its output are shown by :class:`_Shown` as they lie in memory,
+so that a cohort is to a rule only a longer batch.
+
+Padding never changes a result: padded rows repeat a row of their own client's batch and enter no sum.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from privfl.parameters import FlatNetwork
+from privfl.privacy.door import Loss
+from privfl.privacy.layer_rules import Places, Rule, factors_for, rule_for
+from privfl.privacy.per_sample import LossModule, Way, trained_parameters
+
+Given = dict[str, tuple[Tensor, int | None]]
+"""What a loss takes besides the batch: a tensor and the dimension of the clients in it, ``None`` if all share it."""
+
+
+class _Calls:
+    """What one layer's calls showed: its input, its output, and the dimension of the clients in the output."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Tensor, Tensor, int]] = []
+
+
+class StackedGradients:
+    """Gradients, clipped sums and statistics of stacked copies of one network."""
+
+    def __init__(self, network: FlatNetwork, way: Way | None) -> None:
+        """``way`` forms per-sample gradients, ``None`` without DP-SGD; ``network`` serves as the template."""
+        self.module, self.layout, self.way = network.module, network.layout, way
+        self._trained = [parameter.requires_grad for parameter in network.parameters]
+        self._seen: dict[nn.Module, _Calls] | None = None
+        self._rules: dict[nn.Module, Rule] = {}
+        self._names: dict[nn.Module, dict[str, str]] = {}
+        if way == "layers":
+            for prefix, module in self.module.named_modules():
+                own = [name for name, _ in trained_parameters(module)]
+                rule = rule_for(module)
+                if own and rule is not None:
+                    self._rules[module] = rule(module, frozenset(own))
+                    self._names[module] = {name: f"{prefix}.{name}" if prefix else name for name in own}
+                    module.register_forward_hook(self._show)
+
+    def scaled_sum(
+        self, loss: Loss, parameters: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor | None, given: Given
+    ) -> Tensor:
+        """Gradient [clients, size] of each client's sum of ``loss`` over its rows."""
+        parameters = parameters.detach().requires_grad_()
+        with torch.enable_grad():
+            losses = self._losses(loss, parameters, inputs, targets, given)
+            total = (losses if mask is None else losses.where(mask, 0)).sum()
+        return torch.autograd.grad(total, parameters)[0]
+
+    def clipped_sum(
+        self,
+        loss: Loss,
+        parameters: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        mask: Tensor | None,
+        given: Given,
+        max_grad_norm: float,
+    ) -> Tensor:
+        """Each client's sum [clients, size] of per-sample gradients clipped to ``max_grad_norm``."""
+        way = self._by_layers if self.way == "layers" else self._by_vmap
+        return way(loss, parameters, inputs, targets, mask, given, max_grad_norm)
+
+    def total(
+        self, statistic: Loss, parameters: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor | None, given: Given
+    ) -> Tensor:
+        """Each client's sum [clients, ...] of ``statistic`` over its rows, in evaluation mode, without gradients."""
+        training = self.module.training
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                values = self._losses(statistic, parameters, inputs, targets, given)
+        finally:
+            self.module.train(training)
+        if mask is not None:
+            values = values.where(mask.view(*mask.shape, *[1] * (values.dim() - 2)), 0)
+        return values.sum(1)
+
+    def _views(self, stacked: Tensor) -> dict[str, Tensor]:
+        """The parameters as views [clients, *shape] into ``stacked`` [clients, size], by name."""
+        parts = torch.split(stacked, list(self.layout.sizes), dim=1)
+        named = zip(self.layout.names, self.layout.shapes, parts, strict=True)
+        return {name: part.view(len(stacked), *shape) for name, shape, part in named}
+
+    def _weights(self, parameters: Tensor) -> dict[str, Tensor]:
+        named = zip(self._views(parameters).items(), self._trained, strict=True)
+        return {f"network.{name}": view if trained else view.detach() for (name, view), trained in named}
+
+    def _losses(self, loss: Loss, parameters: Tensor, inputs: Tensor, targets: Tensor, given: Given) -> Tensor:
+        whole = LossModule(self.module, loss)
+
+        def one(views: dict[str, Tensor], inputs: Tensor, targets: Tensor, given: dict[str, Tensor]) -> Tensor:
+            terms: Tensor = functional_call(whole, views, (inputs, targets), given)
+            return terms
+
+        values = {name: value for name, (value, _) in given.items()}
+        dims = {name: dim for name, (_, dim) in given.items()}
+        stacked: Tensor = vmap(one, in_dims=(0, 0, 0, dims))(self._weights(parameters), inputs, targets, values)
+        return stacked
+
+    def _show(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        if self._seen is None:
+            return None
+        shown: Tensor = _Shown.apply(inputs[0], output, self._seen.setdefault(module, _Calls()))  # type: ignore[no-untyped-call]
+        return shown
+
+    def _by_layers(
+        self,
+        loss: Loss,
+        parameters: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        mask: Tensor | None,
+        given: Given,
+        max_grad_norm: float,
+    ) -> Tensor:
+        seen = self._seen = {}
+        try:
+            with torch.enable_grad():
+                losses = self._losses(loss, parameters.detach().requires_grad_(), inputs, targets, given)
+                total = (losses if mask is None else losses.where(mask, 0)).sum()
+        finally:
+            self._seen = None
+        gradient = torch.zeros_like(parameters)
+        with torch.no_grad():
+            outputs = [output for calls in seen.values() for _, output, _ in calls.seen]
+            arriving = iter(torch.autograd.grad(total, outputs, allow_unused=True))
+            squares = total.new_zeros(losses.numel())
+            reached = []
+            for module, calls in seen.items():
+                pairs = [
+                    (received.flatten(0, 1), back.movedim(dim, 0).flatten(0, 1))
+                    for (received, _, dim), back in zip(calls.seen, arriving, strict=False)
+                    if back is not None
+                ]
+                if pairs:
+                    self._rules[module].receive(pairs)
+                    squares += self._rules[module].squared_norms(losses.numel())
+                    reached.append(module)
+            factors, finite = factors_for(squares, max_grad_norm)
+            if mask is not None:
+                factors = factors.where(mask.flatten(), 0)
+            views = self._views(gradient)
+            for module in reached:
+                places: Places = {name: views[full] for name, full in self._names[module].items()}
+                self._rules[module].write_clipped_sum(factors, finite, places)
+        return gradient
+
+    def _by_vmap(
+        self,
+        loss: Loss,
+        parameters: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        mask: Tensor | None,
+        given: Given,
+        max_grad_norm: float,
+    ) -> Tensor:
+        whole = LossModule(self.module, loss)
+
+        def one(views: dict[str, Tensor], row: Tensor, target: Tensor, given: dict[str, Tensor]) -> Tensor:
+            term: Tensor = functional_call(whole, views, (row[None], target[None]), given)[0]
+            return term
+
+        values = {name: value for name, (value, _) in given.items()}
+        dims = {name: dim for name, (_, dim) in given.items()}
+        rows = vmap(grad_and_value(one), in_dims=(None, 0, 0, None), randomness="different")
+        with torch.no_grad():
+            formed, _ = vmap(rows, in_dims=(0, 0, 0, dims))(self._weights(parameters), inputs, targets, values)
+            parts = [
+                (part if trained else torch.zeros_like(part)).flatten(2)
+                for part, trained in zip(formed.values(), self._trained, strict=True)
+            ]
+            squares = torch.stack([part.square().sum(2) for part in parts]).sum(0)
+            factors, finite = factors_for(squares, max_grad_norm)
+            if mask is not None:
+                factors = factors.where(mask, 0)
+            if finite is not None:
+                parts = [part.where(finite[..., None], 0) for part in parts]
+            return torch.cat([torch.bmm(factors[:, None], part)[:, 0] for part in parts], dim=1)
+
+
+class _Shown(torch.autograd.Function):
+    """The output of a layer, unchanged; on its way, layer input and output are noted as they lie in memory."""
+
+    @staticmethod
+    def forward(received: Tensor, output: Tensor, calls: _Calls) -> Tensor:
+        raise AssertionError("a stacked network runs under vmap")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing to keep: what runs in the backward pass was recorded outside of vmap."""
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], received: Tensor, output: Tensor, calls: _Calls
+    ) -> tuple[Tensor, int]:
+        """Note input [clients, B, ...] and output; ``output`` is a new tensor, so a gradient can be asked for."""
+        noted = received.expand(info.batch_size, *received.shape) if in_dims[0] is None else received
+        dim = in_dims[1]
+        assert dim is not None
+        watched = output.view_as(output)
+        calls.seen.append((noted.movedim(in_dims[0] or 0, 0).detach(), watched, dim))
+        return watched, dim
