@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast, get_args
 
 import torch
 
 from privfl.algorithms.base import Algorithm
 from privfl.cohort import Cohort
-from privfl.errors import ConfigError
+from privfl.engine.choice import EngineName
+from privfl.errors import ConfigError, unknown
 from privfl.parameters import FlatNetwork
 from privfl.privacy.channel import Channel
 from privfl.privacy.per_sample import Way, check_per_sample
@@ -76,6 +78,17 @@ def _keep_draw_secret(privacy: Privacy) -> None:
             "a budget for samples would stop the run by who is drawn, which the amplified claim for clients needs "
             "secret; set the budget for client/public, or draw another cohort than poisson"
         )
+
+
+def check_engine(name: str) -> EngineName:
+    """``name`` if it is an engine.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if name not in get_args(EngineName):
+        raise unknown("engine", name, get_args(EngineName))
+    return cast(EngineName, name)
 
 
 def pick_device(name: str) -> torch.device:

@@ -41,6 +41,7 @@ from privfl.data.catalog import info
 from privfl.data.catalog import options as dataset_options
 from privfl.data.label_noise import LABEL_NOISE, LabelNoise
 from privfl.data.partitions import PARTITIONS, Partition
+from privfl.engine.choice import EngineName
 from privfl.errors import ConfigError, unknown
 from privfl.privacy.channel import Clip, GaussianNoise, Mechanism
 from privfl.privacy.dpsgd import DPSGD
@@ -59,6 +60,7 @@ _PLAIN = {
     "seed": (int, 0),
     "evaluate_every": (int, 1),
     "device": (str, "auto"),
+    "engine": (EngineName, "auto"),
     "workers": (int | None, None),
     "checkpoint_seconds": (float, 10.0),
 }
@@ -94,6 +96,7 @@ class Experiment:
     seed: int
     evaluate_every: int
     device: str
+    engine: EngineName
     workers: int | None
     checkpoint_seconds: float
 
@@ -211,6 +214,7 @@ class Experiment:
             out=out,
             resume=resume,
             device=self.device,
+            engine=self.engine,
             workers=self.workers,
             settings=self.to_dict(),
             checkpoint_seconds=self.checkpoint_seconds,

@@ -104,6 +104,11 @@ class RunDirectory:
         """Write ``content`` as JSON to the file ``name``."""
         write_whole(self.path / name, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
 
+    def read_json(self, name: str) -> Any:
+        """What the JSON file ``name`` holds, ``None`` if there is none."""
+        path = self.path / name
+        return json.loads(path.read_text()) if path.exists() else None
+
     def append(self, name: str, line: Mapping[str, Any]) -> None:
         """Append one JSON line to the file ``name``."""
         try:

@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from privfl.algorithms.base import Algorithm, Round, Tensors
 from privfl.caveats import caveats
 from privfl.cohort import Cohort, Everyone, Selection
-from privfl.compatibility import check_settings, pick_device
+from privfl.compatibility import check_engine, check_settings, pick_device
 from privfl.data.availability import Always, Availability
 from privfl.description import describe
+from privfl.engine.aggregation import Sums, add_up
+from privfl.engine.choice import Choice, Engine, EngineName, choose
 from privfl.engine.loop import LoopEngine
 from privfl.errors import ConfigError
 from privfl.evaluation import evaluate
@@ -43,7 +45,7 @@ from privfl.sizes import SIZE, SIZE_RESPONSE, Sizes
 from privfl.task import Task
 
 SETTINGS = ("algorithm", "rounds", "training", "privacy", "cohort", "availability", "seed", "evaluate_every")
-INDIFFERENT = ("workers", "checkpoint_seconds")  # change no result: a run may be resumed with others
+INDIFFERENT = ("engine", "workers", "checkpoint_seconds")  # a run may be resumed with others: it keeps its engine
 Observer = Callable[["Simulation", Metrics], None]
 """Called after every round with the simulation and the round's metrics; the progress bar is one."""
 
@@ -62,6 +64,7 @@ def simulate(
     out: Path | str | None = None,
     resume: bool = False,
     device: str = "auto",
+    engine: EngineName = "auto",
     workers: int | None = None,
     settings: Mapping[str, Any] | None = None,
     checkpoint_seconds: float = 10.0,
@@ -79,6 +82,8 @@ def simulate(
         out: run directory; ``None`` keeps everything in memory.
         resume: go on with an interrupted run in ``out``.
         device: ``auto`` (CUDA if there is one), ``cpu``, ``cuda``, …
+        engine: ``loop`` trains clients one by one on every core, ``vectorised`` stacks them into one kernel, ``auto``
+            measures which is faster. Results agree up to the rounding of sums, and bit by bit for one engine.
         workers: clients side by side; default all cores. Results do not depend on it.
         settings: what ``config.toml`` records; default a description of the arguments.
         checkpoint_seconds: seconds between checkpoints.
@@ -100,6 +105,7 @@ def simulate(
         evaluate_every=evaluate_every,
         directory=None if out is None else RunDirectory(Path(out)),
         device=pick_device(device),
+        engine_name=check_engine(engine),
         workers=workers,
         checkpoint_seconds=checkpoint_seconds,
         observers=tuple(observers),
@@ -122,6 +128,7 @@ class Simulation:
     evaluate_every: int
     directory: RunDirectory | None
     device: torch.device
+    engine_name: EngineName
     workers: int | None
     checkpoint_seconds: float
     observers: tuple[Observer, ...]
@@ -158,11 +165,25 @@ class Simulation:
         if self.needs_sizes and self.round == 0:
             self.sizes.begin(self.source)
         self.fix_noise()
-        with LoopEngine(
-            self.task, self.algorithm, self.training, self.channel, way=way, workers=self.workers
-        ) as self.engine:
+        with LoopEngine(self.task, self.algorithm, self.training, self.channel, way=way, workers=self.workers) as loop:
+            self.engine = self.pick_engine(loop, way)
             self.train()
             return self.conclude()
+
+    def pick_engine(self, loop: LoopEngine, way: Way | None) -> Engine:
+        """The engine that was asked for or measured to be fastest; a resumed run keeps the one it began with."""
+        recorded = None if self.directory is None else self.directory.read_json("engine.json")
+        if recorded is None:
+            received = self.algorithm.broadcast(self.server)
+            cohort = math.ceil(self.cohort.expected(len(self.task.clients)))
+            choice = choose(self.engine_name, loop, way, received, cohort=cohort, rounds=self.rounds)
+        else:
+            choice = Choice(**recorded)
+        if self.engine_name == "vectorised" and choice.engine == "loop":
+            self.warnings.append(choice.reason)
+        if self.directory is not None:
+            self.directory.write_json("engine.json", choice.to_dict())
+        return choice.build(loop, way)
 
     def prepare(self) -> Way | None:
         """Check the settings and build what the rounds need; returns how per-sample gradients are formed."""
@@ -242,56 +263,39 @@ class Simulation:
         planned = costs.of(selection.clients, available)
         if self.would_exceed_budget(planned):
             return False
-        total, weight, problems = self.collect(selection, received, costs)
+        sums = self.collect(selection, received, costs)
         for release, clients, count in planned:
             self.ledger.record(release, clients, count)
         hidden = self.channel.hides_clients or (self.dpsgd is not None and self.dpsgd.noise_at == "server")
-        arrived = len(selection.clients) - sum(problems.values())
+        arrived = len(selection.clients) - sum(sums.problems.values())
         if hidden or arrived:
             public = self.cohort.expected(len(available))
             facts = Round(
-                weight=public if self.channel.hides_clients else weight,
+                weight=public if self.channel.hides_clients else sums.weight,
                 cohort=int(selection.times.sum()),
                 clients=len(self.task.clients),
                 samples=self.sizes.total(np.arange(len(self.task.clients))) if self.needs_sizes else None,
             )
-            total = self.channel.at_server(total, self.source.stream("server", round))
+            total = self.channel.at_server(sums.total, self.source.stream("server", round))
             server = self.algorithm.aggregate(server, total, facts, self.training)
         self.server = server
-        self.dropped.update(problems)
+        self.dropped.update(sums.problems)
         self.round += 1
-        self.metrics.append(self.measure(round, arrived, problems))
+        self.metrics.append(self.measure(round, arrived, sums.problems))
         return True
 
-    def collect(
-        self, selection: Selection, received: Tensors, costs: RoundCosts
-    ) -> tuple[Tensors, float, Counter[str]]:
-        """Train the cohort and add up what arrives: sums, the sum of weights, and why uploads are missing."""
-        total: Tensors = {}
-        weight = 0.0
-        problems: Counter[str] = Counter()
+    def collect(self, selection: Selection, received: Tensors, costs: RoundCosts) -> Sums:
+        """Train the cohort and add up what arrives."""
         weighted = self.algorithm.weights() == "size"
         times = selection.times * (self.sizes.weights(selection.clients) if weighted else 1.0)
         factors = dict(zip(selection.clients.tolist(), times.tolist(), strict=True))
-        for result in self.engine.train(
+        results = self.engine.train(
             selection.clients.tolist(), received, self.kept, round=self.round, seed=self.seed, source=self.source
-        ):
-            costs.check(result.client, result.log)
-            if result.upload is None:
-                problems[result.dropped] += 1
-                continue
-            if result.kept:
-                self.kept[result.client] = result.kept
-            factor = factors[result.client]
-            weight += factor
-            for name, value in result.upload.items():
-                if name in total:
-                    total[name].add_(value, alpha=factor)
-                else:
-                    total[name] = value * factor
-        if not total:
-            total = {field.name: torch.zeros_like(received["parameters"]) for field in self.channel.fields}
-        return total, weight, problems
+        )
+        sums = add_up(results, factors, self.kept, costs.check)
+        if not sums.total:
+            sums.total = {field.name: torch.zeros_like(received["parameters"]) for field in self.channel.fields}
+        return sums
 
     def would_exceed_budget(self, costs: list[tuple[Release, NDArray[np.int64], int]]) -> bool:
         """Whether recording ``costs`` would push the budget's cell over its ε.
@@ -369,7 +373,7 @@ class Simulation:
             **{name: value for name, value in last.items() if name.startswith("test_")},
             "dropped": dict(self.dropped),
             "noise_multiplier": None if self.dpsgd is None else self.dpsgd.noise_multiplier,
-            "warnings": self.warnings + self.algorithm.warnings(self.server),
+            "warnings": self.warnings + self.engine.notes + self.algorithm.warnings(self.server),
         }
         if self.directory is not None:
             self.save()

@@ -46,6 +46,7 @@ class LoopEngine:
     ) -> None:
         """``way`` forms per-sample gradients (``None`` without DP-SGD); ``workers`` defaults to all cores."""
         self.task, self.algorithm, self.training, self.channel = task, algorithm, training, channel
+        self.notes: list[str] = []
         self.device = task.inputs.device
         self.workers = 1 if self.device.type == "cuda" else (workers or cores())
         self._spaces: SimpleQueue[Workspace] = SimpleQueue()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from privfl.algorithms.base import Tensors
@@ -38,6 +38,11 @@ class VectorisedEngine:
         self.notes: list[str] = []
         self._space = Workspace.build(loop.task.model(0), loop.device, None)
         self._stacked = StackedGradients(self._space.own, way)
+
+    @property
+    def template(self) -> nn.Module:
+        """The network that is stacked."""
+        return self._space.own.module
 
     def logits(self, parameters: Tensor, inputs: Tensor) -> Tensor:
         """Logits [N, classes] of the model ``parameters`` on ``inputs`` [N, ...], in evaluation mode."""

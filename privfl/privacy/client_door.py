@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from privfl.data.mapped import Rows
 from privfl.parameters import FlatNetwork
 from privfl.privacy.door import (
     BARE_GRADIENT,
@@ -32,7 +33,7 @@ class ClientDoor:
         self,
         client: int,
         rows: Tensor,
-        inputs: Tensor,
+        inputs: Rows,
         targets: Tensor,
         network: FlatNetwork,
         clipper: PerSampleGradients | None,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from privfl.data.mapped import Rows
 from privfl.privacy.door import (
     BARE_GRADIENT,
     BARE_SIZE,
@@ -63,7 +64,7 @@ class CohortDoor:
     def __init__(
         self,
         visitors: Sequence[Visitor],
-        inputs: Tensor,
+        inputs: Rows,
         targets: Tensor,
         stacked: StackedGradients,
         loss: Loss,

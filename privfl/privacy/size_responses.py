@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import operator
+import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,13 @@ from privfl.errors import DataError, PrivacyError
 from privfl.privacy.noise import NoiseSource
 from privfl.privacy.size import SizeMechanism
 
+Integers = NDArray[np.int64]
 
-@dataclass(frozen=True)
-class _Answer:
-    """A client's latest answer, the round it was given in, and how many the client has given."""
-
-    count: int
-    round: int
-    response: int | float
+BLOCK = 1024
+"""Clients whose coins are drawn together."""
 
 
-@dataclass
+@dataclass(eq=False)
 class SizeResponses:
     """The table of answers: a fresh answer is drawn and charged, a memoised one is replayed and costs nothing.
 
@@ -33,16 +29,31 @@ class SizeResponses:
     the size changed. ``refresh="every_round"`` or every k rounds: each fresh answer costs ε again, and an observer who
     can link the answers of a client reads its size off their mode (8 answers suffice for 95 % at α = ½ and D = 99).
 
-    The coins of a client's k-th answer come from the noise stream ``("size", client, k)``.
+    The coins of a client's k-th answer are those of place ``client % 1024`` among 1024 answers drawn from the noise
+    stream ``("size", client // 1024, k)``. They depend on the client and on k alone: a mechanism draws as many coins
+    for each place whatever the sizes are, and the coins of clients that are not asked are thrown away.
     """
 
     fresh: tuple[int, ...] = ()
     """The clients that answered afresh in the latest call of :meth:`answers`: the ones to charge."""
-    _table: dict[int, _Answer] = field(default_factory=dict, repr=False)
-    _mechanism: str | None = None
+
+    def __post_init__(self) -> None:
+        self._mechanism: str | None = None
+        self._clients: Integers = np.empty(0, dtype=np.int64)  # ascending; the arrays below have one entry for each
+        self._given: Integers = np.empty(0, dtype=np.int64)
+        self._rounds: Integers = np.empty(0, dtype=np.int64)
+        self._latest: NDArray[Any] = np.empty(0)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SizeResponses) and self.state() == other.state()
 
     def answers(
-        self, round: int, clients: Sequence[int], sizes: ArrayLike, mechanism: SizeMechanism, source: NoiseSource
+        self,
+        round: int,
+        clients: Sequence[int] | Integers,
+        sizes: ArrayLike,
+        mechanism: SizeMechanism,
+        source: NoiseSource,
     ) -> NDArray[Any]:
         """The answers of ``clients`` in this round, and :attr:`fresh`.
 
@@ -51,7 +62,7 @@ class SizeResponses:
 
         Args:
             round: the index of the round, not falling from call to call.
-            clients: ids of the clients asked, each once.
+            clients: numbers of the clients asked, from 0 on, each once.
             sizes: their true sizes, shape (clients,); read only for clients that answer afresh.
             mechanism: the randomiser; the same one as in earlier calls.
             source: the coins.
@@ -60,13 +71,14 @@ class SizeResponses:
             The answers in the order of ``clients``, dtype as from :meth:`SizeMechanism.respond`.
 
         Raises:
-            DataError: a client is listed twice, or ``clients`` and ``sizes`` differ in length.
+            DataError: a client is listed twice or is not a number from 0 on, or ``clients`` and ``sizes`` differ in
+                length.
             PrivacyError: the mechanism differs from the one that gave the answers in the table.
         """
-        true, ids = np.asarray(sizes), [operator.index(client) for client in clients]
+        true, ids = np.asarray(sizes), _numbers(clients)
         if true.shape != (len(ids),):
             raise DataError(f"{len(ids)} clients come with sizes of shape {true.shape}: give one size per client.")
-        if len(set(ids)) != len(ids):
+        if (np.diff(np.sort(ids)) == 0).any():
             raise DataError("a client is asked for its size twice in one round: list each client once.")
         if self._mechanism not in (None, repr(mechanism)):
             raise PrivacyError(
@@ -74,40 +86,106 @@ class SizeResponses:
                 "keep the mechanism of the run, or start a new table and pay for new answers."
             )
         self._mechanism = repr(mechanism)
-        fresh = []
-        for client, size in zip(ids, true, strict=True):
-            if self.is_due(client, round, mechanism):
-                count = self._table[client].count + 1 if client in self._table else 0
-                response = mechanism.respond([size], source.stream("size", client, count))
-                self._table[client] = _Answer(count, round, response[0].item())
-                fresh.append(client)
-        self.fresh = tuple(fresh)
-        return np.array([self._table[client].response for client in ids])
+        due = self.due(ids, round, mechanism)
+        self.fresh = tuple(ids[due].tolist())
+        if self.fresh:
+            self._make_room(ids[due])
+            place = np.searchsorted(self._clients, ids[due])
+            drawn = _draw(ids[due], self._given[place], true[due], mechanism, source)
+            self._latest = self._latest.astype(drawn.dtype, copy=False)
+            self._latest[place] = drawn
+            self._given[place] += 1
+            self._rounds[place] = round
+        return self._latest[np.searchsorted(self._clients, ids)]
 
-    def is_due(self, client: int, round: int, mechanism: SizeMechanism) -> bool:
-        """Whether the client answers afresh in this round."""
-        if client not in self._table:
-            return True
-        if isinstance(mechanism.refresh, str):
-            period = None if mechanism.refresh == "once" else 1
-        else:
-            period = mechanism.refresh
-        return period is not None and round - self._table[client].round >= period
+    def due(self, clients: Sequence[int] | Integers, round: int, mechanism: SizeMechanism) -> NDArray[np.bool_]:
+        """Which of ``clients`` answer afresh in this round, bool (clients,)."""
+        ids = _numbers(clients)
+        due = ~self._known(ids)
+        if due.all():
+            return due
+        if mechanism.refresh != "once":
+            place = np.minimum(np.searchsorted(self._clients, ids), len(self._clients) - 1)
+            due |= round - self._rounds[place] >= (1 if mechanism.refresh == "every_round" else mechanism.refresh)
+        return due
 
-    def latest(self) -> dict[int, int | float]:
-        """The latest answer of every client that has answered."""
-        return {client: answer.response for client, answer in self._table.items()}
+    def latest(self) -> tuple[Integers, NDArray[Any]]:
+        """The clients that have answered, ascending, and the latest answer of each."""
+        return self._clients, self._latest
 
     def state(self) -> dict[str, Any]:
         """The table as JSON-able values, for a checkpoint."""
         return {
             "mechanism": self._mechanism,
-            "fresh": list(self.fresh),
-            "answers": [[client, a.count, a.round, a.response] for client, a in self._table.items()],
+            "fresh": _pack(np.array(self.fresh, dtype=np.int64)),
+            "clients": _pack(self._clients),
+            "given": _pack(self._given),
+            "rounds": _pack(self._rounds),
+            "latest": _pack(self._latest),
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> SizeResponses:
         """The table that :meth:`state` described."""
-        table = {client: _Answer(*answer) for client, *answer in state["answers"]}
-        return cls(tuple(state["fresh"]), table, state["mechanism"])
+        table = cls(tuple(_unpack(state["fresh"]).tolist()))
+        table._mechanism = state["mechanism"]
+        table._clients, table._given = _unpack(state["clients"]), _unpack(state["given"])
+        table._rounds, table._latest = _unpack(state["rounds"]), _unpack(state["latest"])
+        return table
+
+    def _known(self, ids: Integers) -> NDArray[np.bool_]:
+        """Which of the clients ``ids`` have answered before."""
+        place = np.searchsorted(self._clients, ids)
+        known = place < len(self._clients)
+        known[known] = self._clients[place[known]] == ids[known]
+        return known
+
+    def _make_room(self, ids: Integers) -> None:
+        """Give the clients among ``ids`` that never answered a place in the table."""
+        new = np.sort(ids[~self._known(ids)])
+        if len(new):
+            place = np.searchsorted(self._clients, new)
+            self._clients = np.insert(self._clients, place, new)
+            self._given, self._rounds, self._latest = (
+                np.insert(column, place, 0) for column in (self._given, self._rounds, self._latest)
+            )
+
+
+def _numbers(clients: Sequence[int] | Integers) -> Integers:
+    ids = np.asarray(clients).reshape(-1)
+    if len(ids) and (ids.dtype.kind not in "iu" or ids.min() < 0):
+        raise DataError(f"clients {ids[:3].tolist()} … are asked for their sizes: clients are whole numbers from 0 on.")
+    return ids.astype(np.int64)
+
+
+def _draw(
+    clients: Integers, given: Integers, sizes: NDArray[Any], mechanism: SizeMechanism, source: NoiseSource
+) -> NDArray[Any]:
+    """Fresh answers of ``clients``, the ``given``-th of each (from 0)."""
+    blocks, places = clients // BLOCK, clients % BLOCK
+    order = np.lexsort((given, blocks))
+    changes = (np.diff(blocks[order]) != 0) | (np.diff(given[order]) != 0)
+    parts = []
+    for together in np.split(order, np.flatnonzero(changes) + 1):
+        everyone = np.full(BLOCK, mechanism.range.lo, dtype=sizes.dtype)
+        everyone[places[together]] = sizes[together]
+        stream = source.stream("size", int(blocks[together[0]]), int(given[together[0]]))
+        parts.append(mechanism.respond(everyone, stream)[places[together]])
+    answers = np.concatenate(parts)
+    answers[order] = answers.copy()
+    return answers
+
+
+def _pack(values: NDArray[Any]) -> list[str]:
+    """The type and the bytes of a column as text: whole numbers as int64, written in as few bytes as they need."""
+    small = values
+    if values.dtype.kind == "i" and values.min(initial=0) >= 0:
+        small = values.astype(np.min_scalar_type(int(values.max(initial=0))))
+    little = small.astype(small.dtype.newbyteorder("<"))
+    return [little.dtype.str, base64.b64encode(little.tobytes()).decode()]
+
+
+def _unpack(packed: Sequence[str]) -> NDArray[Any]:
+    kind, text = packed
+    values = np.frombuffer(base64.b64decode(text), dtype=np.dtype(kind))
+    return values.astype(np.int64 if values.dtype.kind in "iu" else np.float64)

@@ -8,7 +8,7 @@ from torch import nn
 
 import privfl as pf
 from privfl.algorithms import FedAvg
-from privfl.engine import loop
+from privfl.engine import workspace
 from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.engine.loop import LoopEngine
 from privfl.parameters import flatten
@@ -98,8 +98,8 @@ def test_evaluation_in_pieces_equals_evaluation_at_once_and_ignores_drop_out(tas
 
 
 def test_the_number_of_cores_is_known_without_affinity(monkeypatch):
-    monkeypatch.delattr(loop.os, "sched_getaffinity", raising=False)
-    assert loop.cores() >= 1
+    monkeypatch.delattr(workspace.os, "sched_getaffinity", raising=False)
+    assert workspace.cores() >= 1
 
 
 def test_drop_out_layers_draw_from_their_own_stream_with_the_right_law():

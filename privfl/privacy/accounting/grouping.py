@@ -78,7 +78,9 @@ def distinct_rows(counts: sparse.csr_array) -> tuple[Integers, Integers]:
     """
     weights = np.random.default_rng(0).integers(2**64, size=(counts.shape[1], 2), dtype=np.uint64)
     prints = counts.astype(np.uint64) @ weights
-    _, first, inverse = np.unique(prints, axis=0, return_index=True, return_inverse=True)
+    _, first, inverse = np.unique(prints[:, 0], return_index=True, return_inverse=True)
+    if not np.array_equal(prints[first[inverse], 1], prints[:, 1]):  # only where half a fingerprint does not tell apart
+        _, first, inverse = np.unique(prints, axis=0, return_index=True, return_inverse=True)
     return first, inverse.reshape(-1)
 
 
@@ -88,12 +90,18 @@ def join(rows: sparse.csr_array, kinds: Sequence[Kind]) -> dict[Kind, int]:
     order = sorted(range(len(kinds)), key=lambda column: (repr(family(kinds[column])), -rate(kinds[column])))
     families = [family(kinds[column]) for column in order]
     starts = [place for place in range(len(order)) if place == 0 or families[place] != families[place - 1]]
+    ordered = sparse.csr_array(rows[:, order])
+    ordered.sort_indices()
+    reached = np.cumsum(ordered.data)
+    family_of = np.repeat(np.arange(len(starts)), np.diff([*starts, len(order)]))[ordered.indices]
+    # Entries of one row and family are neighbours: what was reached before the first of them is taken off.
+    run = np.repeat(np.arange(rows.shape[0]), np.diff(ordered.indptr)) * len(starts) + family_of
+    fresh = np.flatnonzero(np.diff(run, prepend=-1))
+    before = np.repeat((reached - ordered.data)[fresh], np.diff([*fresh, len(run)]))
     most = np.zeros(len(order), dtype=np.int64)
-    for start in range(0, rows.shape[0], 1024):
-        counts = rows[start : start + 1024].toarray()[:, order]
-        for left, right in zip(starts, [*starts[1:], len(order)], strict=True):
-            totals = np.cumsum(counts[:, left:right], axis=1).max(axis=0)
-            most[left:right] = np.maximum(most[left:right], totals)
+    np.maximum.at(most, ordered.indices, reached - before)
+    for left, right in zip(starts, [*starts[1:], len(order)], strict=True):
+        np.maximum.accumulate(most[left:right], out=most[left:right])
     joined = np.diff(most, prepend=0)
     joined[starts] = most[starts]
     return {kinds[column]: int(number) for column, number in zip(order, joined, strict=True) if number}

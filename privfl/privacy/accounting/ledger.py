@@ -58,13 +58,25 @@ class _Tally:
         self.everyone = 0
         self.clients: Integers = np.empty(0, dtype=np.int64)
         self.counts: Integers = np.empty(0, dtype=np.int64)
+        self.most = 0
+        """The largest of ``counts``, kept so that nobody has to go through all clients for it."""
+
+    @classmethod
+    def of(cls, everyone: int, clients: Integers, counts: Integers) -> _Tally:
+        tally = cls()
+        tally.everyone, tally.clients, tally.counts = everyone, clients, counts
+        tally.most = int(counts.max(initial=0))
+        return tally
 
     def copy(self) -> _Tally:
-        twin = _Tally()
-        twin.everyone, twin.clients, twin.counts = self.everyone, self.clients, self.counts.copy()
-        return twin
+        return _Tally.of(self.everyone, self.clients, self.counts.copy())
 
     def add(self, clients: Integers, count: int, total: int) -> None:
+        self._add(clients, count, total)
+        touched = clients if len(self.clients) == total else np.searchsorted(self.clients, clients)
+        self.most = max(self.most, int(self.counts[touched].max()))
+
+    def _add(self, clients: Integers, count: int, total: int) -> None:
         if len(self.clients) == total:
             np.add.at(self.counts, clients, count)
         elif len(self.clients) == 1 and clients.tolist() == [self.clients[0]]:
@@ -106,6 +118,10 @@ class Ledger:
     def releases(self) -> tuple[Release, ...]:
         """All distinct releases recorded so far."""
         return tuple(self._tallies)
+
+    def most(self) -> list[int]:
+        """For each of :attr:`releases`, how often it was made by the client that made it most."""
+        return [tally.everyone + tally.most for tally in self._tallies.values()]
 
     def declare(self, *names: str) -> None:
         """Allow releases of these names to be recorded."""
@@ -217,9 +233,7 @@ class Ledger:
                 )
             ledger = cls(int(state["clients"]), state["declared"], fingerprint)
             for entry in state["releases"]:
-                tally = _Tally()
-                tally.everyone = int(entry["everyone"])
-                tally.clients, tally.counts = _unpack(entry["who"]), _unpack(entry["counts"])
+                tally = _Tally.of(int(entry["everyone"]), _unpack(entry["who"]), _unpack(entry["counts"]))
                 _check_tally(tally, ledger.clients, entry["name"] in ledger._declared)
                 ledger._tallies[_decode_release(entry)] = tally
         except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:

@@ -1,0 +1,179 @@
+"""Which engine trains a run: checked on public random data, chosen by measurement.
+
+A federation of two clients who hold random public values is trained by both engines: if the stacked one cannot run, or
+gives other numbers, the loop trains the run and one sentence says which layer is to blame. ``auto`` then times both per
+client and step, with chunks that double in size until they stop paying, and keeps the faster.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from privfl.algorithms.base import Tensors
+from privfl.engine.loop import LoopEngine
+from privfl.engine.memory import largest_chunk
+from privfl.engine.vectorised import VectorisedEngine
+from privfl.engine.workspace import ClientResult
+from privfl.errors import PrivflError
+from privfl.privacy.noise import NoiseSource
+from privfl.privacy.per_sample import Way
+from privfl.task import ClientIndex, Task
+
+EngineName = Literal["auto", "loop", "vectorised"]
+Engine = LoopEngine | VectorisedEngine
+SHORT_RUN_SECONDS = 3.0
+"""A run that the loop finishes in this time is not worth a measurement."""
+TOLERANCE = 1e-3
+"""Largest difference of the engines' uploads, relative to the largest value: rounding of float32 sums."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen and why; ``seconds`` holds the seconds of one client's step for everything that was timed."""
+
+    engine: Literal["loop", "vectorised"]
+    chunk: int | None
+    reason: str
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def build(self, loop: LoopEngine, way: Way | None) -> Engine:
+        """The engine, around ``loop``."""
+        return loop if self.chunk is None else VectorisedEngine(loop, self.chunk, way)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The choice as JSON-able values."""
+        return asdict(self)
+
+
+def choose(
+    wanted: EngineName, loop: LoopEngine, way: Way | None, received: Tensors, *, cohort: int, rounds: int
+) -> Choice:
+    """The engine for ``rounds`` rounds of ``cohort`` clients who receive ``received``; call it inside ``with loop``.
+
+    With ``auto`` chunks are tried for at most half a round by the loop or a twentieth of the run, whichever is more,
+    and one chunk is always tried.
+    """
+    if wanted == "loop":
+        return Choice("loop", None, "asked for")
+    most = min(cohort, largest_chunk(loop, way))
+    if most < 2:
+        return Choice("loop", None, "there are never two clients to stack" if cohort < 2 else "memory holds one client")
+    began = time.perf_counter()
+    if wanted == "auto":
+        with _federation(loop, way, 2 * loop.workers) as probe:
+            clients = 2 * loop.workers
+            seconds = {"loop": min(_seconds(probe, received, clients) for _ in range(3))}
+        a_round = seconds["loop"] * cohort * _steps(loop)
+        if a_round * rounds < SHORT_RUN_SECONDS:
+            return Choice("loop", None, f"the whole run takes about {a_round * rounds:.2g} s", seconds)
+    problem = why_not_stacked(loop, way, received)
+    if problem:
+        return Choice("loop", None, problem)
+    if wanted == "vectorised":
+        return Choice("vectorised", most, "asked for")
+    budget = a_round * max(0.5, rounds / 20)
+    best: int | None = None
+    for chunk in _chunks(most):
+        if best is not None and time.perf_counter() - began > budget:
+            break
+        with _federation(loop, way, chunk) as probe:
+            seconds[f"{chunk} at once"] = fresh = _seconds(VectorisedEngine(probe, chunk, way), received, chunk)
+        if best is not None and fresh > 0.95 * seconds[f"{best} at once"]:
+            break
+        best = chunk
+        if fresh > 4 * seconds["loop"]:
+            break
+    if best is None or seconds[f"{best} at once"] >= seconds["loop"]:
+        return Choice("loop", None, "faster, as measured", seconds)
+    return Choice("vectorised", best, "faster, as measured", seconds)
+
+
+def why_not_stacked(loop: LoopEngine, way: Way | None, received: Tensors) -> str:
+    """Why this model or algorithm cannot be trained by the vectorised engine, in one sentence; empty if it can."""
+    with _federation(loop, way, 2) as probe:
+        expected = _uploads(probe, received)
+        engine = VectorisedEngine(probe, 2, way)
+        entered: list[str] = []
+        hooks = _trace(engine.template, entered)
+        try:
+            found = _uploads(engine, received)
+        except (RuntimeError, ValueError, TypeError, AttributeError, KeyError, PrivflError) as error:
+            place = f"layer '{entered[-1]}'" if entered else f"a step of {loop.algorithm.name}"
+            text = str(error).strip()
+            because = text.splitlines()[0] if text else type(error).__name__
+            return f"clients are trained one by one because {place} cannot be stacked: {because}"
+        finally:
+            for hook in hooks:
+                hook.remove()
+    for one, other in zip(expected, found, strict=True):
+        for name, value in (one.upload or {}).items():
+            scale = float(value.abs().max()) + 1e-12
+            stacked = (other.upload or {}).get(name)
+            if stacked is None or not float((stacked - value).abs().max()) <= TOLERANCE * scale:
+                return f"clients are trained one by one because '{name}' comes out different when clients are stacked"
+    return ""
+
+
+def _trace(template: nn.Module, entered: list[str]) -> list[Any]:
+    """Keep in ``entered`` the names of the layers that are running."""
+    hooks: list[Any] = []
+    for name, module in template.named_modules():
+        if name:
+            label = f"{name} ({type(module).__name__})"
+            hooks.append(module.register_forward_pre_hook(lambda *_, label=label: entered.append(label)))
+            hooks.append(module.register_forward_hook(lambda *_: entered.pop() and None))
+    return hooks
+
+
+@contextmanager
+def _federation(loop: LoopEngine, way: Way | None, clients: int) -> Iterator[LoopEngine]:
+    """An engine for ``clients`` clients who share one batch of random public values and take two steps each."""
+    task = loop.task
+    rows = int(min(loop.training.batch_size, np.median(task.clients.sizes)))
+    inputs, targets = task.probe(rows)
+    index = ClientIndex.of([np.arange(rows)] * clients)
+    index = replace(index, rows=index.rows.to(loop.device))
+    probe: Task = replace(task, inputs=inputs, targets=targets, clients=index, report=None)
+    training = replace(loop.training, steps=2)
+    with LoopEngine(probe, loop.algorithm, training, loop.channel, way=way, workers=loop.workers) as engine:
+        yield engine
+
+
+def _steps(loop: LoopEngine) -> float:
+    """Steps that a typical client takes in a round."""
+    dpsgd, training = loop.channel.dpsgd, loop.training
+    if training.steps is not None or dpsgd is not None:
+        return training.steps or training.steps_at(dpsgd.rate(0) if dpsgd else 1.0)
+    return training.epochs * float(np.ceil(np.median(loop.task.clients.sizes) / training.batch_size))
+
+
+def _train(engine: Engine, received: Tensors, clients: int) -> list[ClientResult]:
+    source = NoiseSource.from_key(0)  # the noise of public random values is no secret
+    return list(engine.train(range(clients), received, {}, round=0, seed=0, source=source))
+
+
+def _uploads(engine: Engine, received: Tensors) -> list[ClientResult]:
+    return sorted(_train(engine, received, 2), key=lambda result: result.client)
+
+
+def _seconds(engine: Engine, received: Tensors, clients: int) -> float:
+    """Seconds of one client's step, of ``clients`` clients who take two steps each."""
+    began = time.perf_counter()
+    _train(engine, received, clients)
+    if received["parameters"].is_cuda:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - began) / (2 * clients)
+
+
+def _chunks(most: int) -> list[int]:
+    """Chunk sizes worth a try: few at first, then four times as many, and all if that is not far."""
+    sizes = [size for size in (8, 32, 128, 512) if size < most]
+    return [*sizes, most] if most <= 512 else sizes

@@ -1,0 +1,59 @@
+"""How many clients fit into memory at once."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+
+from privfl.engine.loop import LoopEngine
+from privfl.engine.workspace import Workspace
+from privfl.privacy.door import ROWS_AT_ONCE
+from privfl.privacy.per_sample import Way
+
+SHARE = 0.25
+"""Share of the free memory that a chunk may take by the estimate; the rest is for what the estimate leaves out."""
+
+
+def largest_chunk(loop: LoopEngine, way: Way | None) -> int:
+    """The largest number of clients whose stack should fit into the free memory; at least 1."""
+    return max(1, int(SHARE * free_bytes(loop.device) / bytes_per_client(loop, way)))
+
+
+def bytes_per_client(loop: LoopEngine, way: Way | None) -> float:
+    """Bytes that one client of a stack takes: parameters and their companions, activations, per-sample gradients."""
+    network = Workspace.build(loop.task.model(0), loop.device, None).own
+    inputs, _ = loop.task.probe(2)
+    seen: list[int] = []
+    hooks = [
+        module.register_forward_hook(lambda _module, _inputs, output: seen.append(_elements(output)))
+        for module in network.module.modules()
+        if not list(module.children())
+    ]
+    try:
+        with torch.no_grad():
+            network.module(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    rows = min(loop.training.batch_size * (2 if way else 1), int(loop.task.clients.sizes.max()), ROWS_AT_ONCE)
+    activations = rows * (inputs[0].numel() + 3 * sum(seen) / len(inputs))
+    formed = rows * network.layout.size if way == "vmap" else 0
+    return float(network.flat.element_size() * (8 * network.layout.size + activations + formed))
+
+
+def _elements(output: object) -> int:
+    if isinstance(output, Tensor):
+        return output.numel()
+    return sum(_elements(part) for part in output) if isinstance(output, tuple | list) else 0
+
+
+def free_bytes(device: torch.device) -> float:
+    """Bytes of memory that are free on ``device``."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    try:
+        return float(os.sysconf("SC_AVPHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # not every system tells; two GiB are there
+        return float(2 << 30)

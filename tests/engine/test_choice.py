@@ -1,0 +1,209 @@
+"""Which engine trains a run, why, and what happens to models that cannot be stacked."""
+
+import json
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+import privfl as pf
+from privfl.algorithms import FedAvg
+from privfl.engine import choice
+from privfl.engine.choice import choose, why_not_stacked
+from privfl.engine.loop import LoopEngine
+from privfl.engine.memory import bytes_per_client, largest_chunk
+from privfl.errors import ConfigError
+from privfl.parameters import flatten
+from privfl.privacy.channel import Channel
+from privfl.privacy.plans import LocalTraining
+
+
+class Branching(nn.Module):
+    """Control flow that depends on the data."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(64, 10)
+
+    def forward(self, inputs):
+        outputs = self.inner(inputs.flatten(1))
+        return outputs if outputs.sum() > 0 else 2 * outputs
+
+
+class Counting(nn.Module):
+    """State that every forward pass changes in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(64))
+
+    def forward(self, inputs):
+        self.mean.mul_(0.9).add_(inputs.flatten(1).detach().mean(0))
+        return inputs.flatten(1) - self.mean
+
+
+class Remembering(nn.Module):
+    """Leaks from call to call through an attribute, which stacking changes without an error."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(64, 10)
+        self.calls = 0
+
+    def forward(self, inputs):
+        self.calls += 1
+        return self.inner(inputs.flatten(1)) * (1 + self.calls % 5)
+
+
+def branching():
+    return nn.Sequential(nn.Flatten(), nn.Unflatten(1, (1, 8, 8)), Branching())
+
+
+def counting():
+    return nn.Sequential(Counting(), nn.Linear(64, 10))
+
+
+def remembering():
+    return Remembering()
+
+
+def digits(model="logistic", clients=6):
+    return pf.load("digits", partition=pf.IID(clients=clients), model=model)
+
+
+def chosen(task, wanted="auto", *, algorithm=None, cohort=6, rounds=10, dpsgd=None):
+    algorithm = algorithm or FedAvg("uniform")
+    channel = Channel((), algorithm.fields(), dpsgd, 1.0)
+    way = None if dpsgd is None else "layers"
+    received = algorithm.broadcast(algorithm.start(flatten(task.model(0))))
+    with LoopEngine(task, algorithm, LocalTraining(), channel, way=way, workers=1) as loop:
+        return choose(wanted, loop, way, received, cohort=cohort, rounds=rounds)
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (branching, "layer '2 (Branching)' cannot be stacked: vmap: It looks like you're attempting to use a Tensor"),
+        (counting, "layer '0 (Counting)' cannot be stacked: output with shape"),
+    ],
+)
+def test_a_model_that_cannot_be_stacked_is_trained_by_the_loop_and_one_sentence_says_which_layer(model, sentence):
+    task = digits(model)
+    run = pf.simulate(task, FedAvg("uniform"), rounds=1, engine="vectorised")
+    (warning,) = run.summary["warnings"]
+    assert warning.startswith("clients are trained one by one because")
+    assert sentence in warning
+    assert "\n" not in warning
+
+
+def test_a_model_that_comes_out_different_when_stacked_is_trained_by_the_loop():
+    assert "'update' comes out different when clients are stacked" in chosen(digits(remembering), "vectorised").reason
+
+
+@dataclass(frozen=True)
+class Deciding(FedAvg):
+    """A step that branches on a value."""
+
+    name: ClassVar[str] = "deciding"
+
+    def step(self, local, received, batch, client, training):
+        if float(local["parameters"].norm()) > 0:
+            super().step(local, received, batch, client, training)
+
+
+def test_a_step_that_branches_on_a_value_is_trained_by_the_loop():
+    run = pf.simulate(digits(), Deciding("uniform"), rounds=1, engine="vectorised")
+    (warning,) = run.summary["warnings"]
+    assert "a step of deciding cannot be stacked" in warning
+
+
+def test_auto_measures_long_runs_and_both_engines_are_in_the_record(monkeypatch, tmp_path):
+    monkeypatch.setattr(choice, "SHORT_RUN_SECONDS", 0.0)
+    run = pf.simulate(digits(clients=40), FedAvg("uniform"), rounds=40, out=tmp_path / "run", evaluate_every=40)
+    record = json.loads((tmp_path / "run" / "engine.json").read_text())
+    assert record["engine"] in ("loop", "vectorised")
+    assert record["reason"] == "faster, as measured"
+    assert "loop" in record["seconds"]
+    assert "8 at once" in record["seconds"]
+    fastest = min(record["seconds"], key=record["seconds"].get)
+    assert (fastest == "loop") == (record["engine"] == "loop")
+    assert (record["chunk"] is None) == (record["engine"] == "loop")
+    assert run.summary["warnings"] == []
+
+
+def test_a_short_run_and_a_single_client_are_not_measured():
+    assert chosen(digits()).reason.startswith("the whole run takes about")
+    assert chosen(digits(), cohort=1, rounds=10**6).reason == "there are never two clients to stack"
+    assert chosen(digits(), "vectorised").chunk == 6
+    assert chosen(digits(), "loop").seconds == {}
+
+
+def test_a_resumed_run_keeps_its_engine(monkeypatch, tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(simulation, line):
+        if line["round"] == 2:
+            raise Stop
+
+    settings = {"rounds": 5, "out": tmp_path / "run", "checkpoint_seconds": 0.0}
+    with pytest.raises(Stop):
+        pf.simulate(digits(), FedAvg("uniform"), engine="vectorised", observers=[stop], **settings)
+    run = pf.simulate(digits(), FedAvg("uniform"), engine="loop", resume=True, **settings)
+    assert json.loads((tmp_path / "run" / "engine.json").read_text())["engine"] == "vectorised"
+    straight = pf.simulate(digits(), FedAvg("uniform"), rounds=5, engine="vectorised")
+    assert torch.equal(run.parameters, straight.parameters)
+
+
+def test_an_unknown_engine_is_one_sentence():
+    with pytest.raises(ConfigError, match="unknown engine 'turbo'"):
+        pf.simulate(digits(), FedAvg(), rounds=1, engine="turbo")
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [
+        None,
+        pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, sample_rate=0.1), noise_key=3),
+        pf.Privacy(update=(pf.Clip(0.1), pf.GaussianNoise(1.0)), noise_key=3),
+        pf.Privacy(update=(pf.Clip(0.1), pf.GaussianNoise(1.0, at="client")), noise_key=3),
+    ],
+    ids=["plain", "dp-sgd", "central", "local"],
+)
+def test_whole_runs_agree_in_metrics_model_and_statement(privacy):
+    task = digits("two-nn", clients=12)
+    runs = [
+        pf.simulate(task, FedAvg("uniform"), rounds=3, privacy=privacy, cohort=pf.FixedCohort(7), engine=engine)
+        for engine in ("loop", "vectorised")
+    ]
+    torch.testing.assert_close(runs[0].parameters, runs[1].parameters, rtol=0, atol=2e-5)
+    assert runs[0].statement.to_json() == runs[1].statement.to_json()
+    for one, other in zip(*(run.metrics for run in runs), strict=True):
+        assert one["clients"] == other["clients"]
+        assert one["test_loss"] == pytest.approx(other["test_loss"], rel=1e-3)
+
+
+def test_the_largest_chunk_follows_from_free_memory(monkeypatch):
+    task = digits("two-nn")
+    channel = Channel((), FedAvg("uniform").fields(), None, 1.0)
+    with LoopEngine(task, FedAvg("uniform"), LocalTraining(), channel, workers=1) as loop:
+        need = bytes_per_client(loop, None)
+        values = flatten(task.model(0)).numel()
+        assert need > 4 * 4 * values  # parameters, gradient, update and their copies at least
+        assert bytes_per_client(loop, "vmap") > need + 4 * 20 * values
+        monkeypatch.setattr("privfl.engine.memory.free_bytes", lambda device: 40.5 * need)
+        assert largest_chunk(loop, None) == 10
+        monkeypatch.setattr("privfl.engine.memory.free_bytes", lambda device: 1.0)
+        assert largest_chunk(loop, None) == 1
+
+
+def test_what_can_be_stacked_has_no_excuse():
+    task = digits("two-nn")
+    for dpsgd, way in ((None, None), (pf.DPSGD(noise_multiplier=1.0), "layers")):
+        algorithm = FedAvg("uniform")
+        channel = Channel((), algorithm.fields(), dpsgd, 1.0)
+        received = algorithm.broadcast(algorithm.start(flatten(task.model(0))))
+        with LoopEngine(task, algorithm, LocalTraining(), channel, way=way, workers=1) as loop:
+            assert why_not_stacked(loop, way, received) == ""
