@@ -1,16 +1,16 @@
-"""All benchmarks in one command: ``python benchmarks/run.py [--quick] [--only NAME]``. Writes JSON, Markdown, a figure.
+"""All benchmarks in one command: ``python benchmarks/run.py [--quick] [--only NAME]``. Writes JSON, Markdown, figures.
 
-Targets are ratios within one run: the pieces of work are interleaved, so that all of them meet the same machine.
+Targets are ratios within one run: the pieces of work are interleaved, so that all of them meet the same machine. With
+``--only`` the rows of the other benchmarks stay as they are in the record. Peers: see ``peers.py``.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib
 import json
 import os
-import platform
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,78 +18,43 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-BENCHMARKS = ("round_time", "dpsgd", "memory", "statement")
+BENCHMARKS = ("round_time", "dpsgd", "memory", "statement", "engines", "scale", "peers")
 
 
 def main() -> None:
     """Run and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=BENCHMARKS, action="append", help="leave the others out")
+    parser.add_argument("--only", choices=BENCHMARKS, action="append", help="leave the others as they were recorded")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--quick", action="store_true", help="two repeats: shows that it works, no more")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     options = parser.parse_args()
+    import record
     import torch
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that no peer's process stays behind
     torch.set_num_threads(1)
+    machine = record.machine(os.environ)
     rows: list[dict[str, Any]] = []
+    measured: dict[str, dict[str, Any]] = {}
     for name in options.only or BENCHMARKS:
-        print(f"{name} …", flush=True)
+        measured[name] = record.conditions(machine)
+        print(f"{name} … (load {measured[name]['load']:.2f})", flush=True)
         for row in importlib.import_module(name).run(2 if options.quick else options.repeats):
-            met = row["median"] <= row["target"]
-            rows.append({"benchmark": name, **row, "met": met})
-            print(
-                f"  {'met' if met else 'MISSED':7} {row['median']:8.3f} ≤ {row['target']:<6} {row['what']}", flush=True
-            )
-    machine = {
-        "date": datetime.date.today().isoformat(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
+            rows.append(record.with_verdict(name, row))
+            verdict = {True: "met", False: "MISSED", None: ""}[rows[-1]["met"]]
+            limit = "" if row["target"] is None else f"≤ {row['target']}"
+            print(f"  {verdict:7} {row['median']:8.3f} {limit:8} {row['what']}", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "latest.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
-    (options.out / "latest.md").write_text(markdown(machine, rows))
-    figure(rows, options.out / "latest.png")
+    path = options.out / "latest.json"
+    before = json.loads(path.read_text()) if options.only and path.exists() else {}
+    whole = record.merged(before, rows, measured)
+    path.write_text(json.dumps(whole, indent=2) + "\n")
+    (options.out / "latest.md").write_text(record.markdown(whole))
+    record.figure(whole["rows"], options.out / "latest.png")
+    if "engines" in measured:
+        importlib.import_module("engines").figure(whole["rows"], options.out / "round-time.png")
     print(f"written to {options.out}")
-
-
-def markdown(machine: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """The table, with the machine."""
-    head = ", ".join(f"{key} {value}" for key, value in machine.items())
-    lines = [head, "", "| what | target | median | range | met |", "|---|---|---|---|---|"]
-    for row in rows:
-        spread = f"{row['min']:.3f} to {row['max']:.3f}"
-        met = "yes" if row["met"] else "**no**"
-        lines.append(f"| {row['what']} | ≤ {row['target']} | {row['median']:.3f} | {spread} | {met} |")
-    return "\n".join(lines) + "\n"
-
-
-def figure(rows: list[dict[str, Any]], path: Path) -> None:
-    """Measured over target, one bar a row; left of the line is good."""
-    from matplotlib.figure import Figure
-
-    picture = Figure(figsize=(10, 0.42 * len(rows) + 1.2), layout="constrained")
-    axes = picture.add_subplot()
-    values = [row["median"] / row["target"] for row in rows]
-    colours = ["#0072B2" if row["met"] else "#D55E00" for row in rows]
-    axes.barh(range(len(rows)), values, color=colours)
-    axes.set_yticks(range(len(rows)), [row["what"] for row in rows], fontsize=8)
-    axes.invert_yaxis()
-    axes.axvline(1, color="black", linewidth=1)
-    axes.set_xlabel("measured / target (left of 1 is met)")
-    axes.spines[["top", "right"]].set_visible(False)
-    picture.savefig(path, dpi=150)
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ class Sizes:
     def restore(self, responses: SizeResponses) -> None:
         """Go on with the answers of an interrupted run."""
         self.responses = responses
-        for client, response in responses.latest().items():
-            self._known[client] = response
+        clients, answers = responses.latest()
+        self._known[clients] = answers
 
     def begin(self, source: NoiseSource) -> None:
         """Ask every client before training."""
@@ -50,7 +50,7 @@ class Sizes:
         """Collect the answers of ``clients`` in ``round`` and charge those that are fresh."""
         assert self.mechanism is not None
         true = self._true[clients]
-        self._known[clients] = self.responses.answers(round, clients.tolist(), true, self.mechanism, source)
+        self._known[clients] = self.responses.answers(round, clients, true, self.mechanism, source)
         if self.responses.fresh:
             self.ledger.record(self.cost, np.array(self.responses.fresh))
 
@@ -58,9 +58,7 @@ class Sizes:
         """Which of ``clients`` would answer afresh in ``round``."""
         if self.mechanism is None:
             return np.empty(0, dtype=np.int64)
-        return np.array(
-            [c for c in clients.tolist() if self.responses.is_due(c, round, self.mechanism)], dtype=np.int64
-        )
+        return clients[self.responses.due(clients, round, self.mechanism)]
 
     def weights(self, clients: NDArray[np.int64]) -> NDArray[np.float64]:
         """The sizes of ``clients`` as weights: answers are brought back into their public range."""

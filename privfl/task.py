@@ -1,8 +1,9 @@
-"""What is learned: clients as index sets into one resident tensor per array, held-out data, model, loss.
+"""What is learned: clients as index sets into one tensor (or memory map) per array, held-out data, model, loss.
 
 task = pf.load("fashion-mnist", partition=pf.Dirichlet(clients=100, alpha=0.3))
 task = pf.Task.from_arrays(x, y, partition=pf.IID(clients=20))          # your own arrays
 task = pf.Task.from_arrays(x, y, clients=hospital)                      # with a client id for every row
+task = pf.Task.from_arrays(np.load("x.npy", mmap_mode="r"), y, clients=hospital, scale=1 / 255)  # larger than memory
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from privfl.data.catalog import load_dataset
 from privfl.data.dataset import Dataset
 from privfl.data.label_noise import LabelNoise
+from privfl.data.mapped import Rows
 from privfl.data.partitions import Natural, Partition, PartitionReport, describe
 from privfl.errors import ConfigError, DataError
 from privfl.models import InputKind, build, default_model
@@ -73,10 +75,14 @@ class ClientIndex:
 
 @dataclass(frozen=True)
 class Task:
-    """A federated learning task. Build one with :func:`load` or :meth:`from_arrays`."""
+    """A federated learning task. Build one with :func:`load` or :meth:`from_arrays`.
+
+    ``inputs[rows]`` are the inputs [B, ...] of the rows ``rows`` [B] and ``targets[rows]`` their classes: all there is
+    to reading a batch, also where ``inputs`` lie in a memory map.
+    """
 
     name: str
-    inputs: Tensor
+    inputs: Rows
     targets: Tensor
     clients: ClientIndex
     test_inputs: Tensor
@@ -142,6 +148,9 @@ class Task:
         *,
         clients: Any = None,
         test: tuple[Any, Any] | None = None,
+        test_fraction: float = 0.2,
+        scale: float = 1.0,
+        vocabulary: int | None = None,
         partition: Partition | None = None,
         model: str | Callable[[], nn.Module] | None = None,
         loss: Loss = cross_entropy,
@@ -150,9 +159,23 @@ class Task:
         """A task from a user's own NumPy or torch arrays.
 
         ``inputs`` [N, ...] and ``targets`` [N] of class numbers; ``clients`` [N] names the owner of every row, or
-        ``partition`` divides the rows. Without ``test`` a fifth is held out.
+        ``partition`` divides the rows. Without ``test``, ``test_fraction`` of the rows are held out. ``scale`` is a
+        public factor of all inputs, for instance 1/255 for 8-bit images; ``vocabulary`` is the number of token ids.
+
+        Inputs in a memory map (``np.memmap``, ``np.load(…, mmap_mode="r")``) may be larger than memory: nothing is
+        copied but the held-out rows, and training is the same bit by bit. See :meth:`Dataset.from_arrays`, which says
+        also what is refused.
         """
-        dataset = Dataset.from_arrays(inputs, targets, clients=clients, test=test, seed=seed)
+        dataset = Dataset.from_arrays(
+            inputs,
+            targets,
+            clients=clients,
+            test=test,
+            test_fraction=test_fraction,
+            scale=scale,
+            vocabulary=vocabulary,
+            seed=seed,
+        )
         return cls.from_dataset(dataset, partition=partition, model=model, loss=loss, seed=seed)
 
     def pooled(self) -> Task:
@@ -177,7 +200,10 @@ class Task:
         return inputs.to(self.inputs.device), targets.to(self.inputs.device)
 
     def to(self, device: torch.device) -> Task:
-        """The task with its arrays on ``device``."""
+        """The task with its arrays on ``device``; those that are there already are not copied.
+
+        A memory map stays where it is, and its batches go to ``device`` one by one.
+        """
         moved = {name: getattr(self, name).to(device) for name in ("inputs", "targets", "test_inputs", "test_targets")}
         return replace(self, **moved, clients=replace(self.clients, rows=self.clients.rows.to(device)))
 

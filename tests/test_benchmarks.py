@@ -1,21 +1,165 @@
-"""The benchmarks run; what they say about speed is not a test's business."""
+"""The benchmarks run, and record what they measure; what they say about speed is not a test's business."""
 
+from __future__ import annotations
+
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-RUN = Path(__file__).parents[1] / "benchmarks" / "run.py"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark_module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a file of ``benchmarks/`` by its name, as the benchmarks import each other."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+    def load(name: str) -> ModuleType:
+        module = importlib.import_module(name)
+        assert Path(str(module.__file__)).parent == BENCHMARKS
+        return module
+
+    return load
+
+
+def row(benchmark: str, what: str, **more: Any) -> dict[str, Any]:
+    return {"benchmark": benchmark, "what": what, "target": 1.0, "median": 0.5, "min": 0.4, "max": 0.6} | more
 
 
 @pytest.mark.slow
-def test_the_benchmark_command_writes_json_markdown_and_a_figure(tmp_path):
-    command = [sys.executable, str(RUN), "--quick", "--only", "statement", "--out", str(tmp_path)]
+def test_the_benchmark_command_writes_json_markdown_and_a_figure_and_keeps_what_it_did_not_measure(tmp_path):
+    machine = {"processor": "another", "load": 0.25}
+    stale = [row("statement", "stale", met=True), row("memory", "kept", met=True)]
+    (tmp_path / "latest.json").write_text(json.dumps({"machine": machine, "rows": stale}))
+    command = [sys.executable, str(BENCHMARKS / "run.py"), "--quick", "--only", "statement", "--out", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
-    rows = json.loads((tmp_path / "latest.json").read_text())["rows"]
-    assert [row["benchmark"] for row in rows] == ["statement", "statement"]
-    assert all(row["met"] for row in rows)
+    record = json.loads((tmp_path / "latest.json").read_text())
+    assert [row["benchmark"] for row in record["rows"]] == ["statement", "statement", "memory"]
+    assert all(row["met"] == (row["median"] <= row["target"]) for row in record["rows"])
+    assert record["measured"]["memory"] == machine
+    assert {"processor", "load", "torch", "opacus", "numpy", "dp-accounting"} <= set(record["measured"]["statement"])
     assert (tmp_path / "latest.md").read_text().count("| ≤ 10.0 |") == 2
     assert (tmp_path / "latest.png").stat().st_size > 1000
+
+
+def test_merging_replaces_the_rows_of_the_benchmarks_that_ran_and_no_others(benchmark_module):
+    merged = benchmark_module("record").merged
+    first = merged({}, [row("a", "1"), row("b", "2")], {"a": {"load": 1.0}, "b": {"load": 2.0}})
+    second = merged(first, [row("a", "3"), row("a", "4"), row("c", "5")], {"a": {"load": 3.0}, "c": {"load": 4.0}})
+    assert [item["what"] for item in second["rows"]] == ["3", "4", "2", "5"]
+    assert second["measured"] == {"a": {"load": 3.0}, "b": {"load": 2.0}, "c": {"load": 4.0}}
+    emptied = merged(second, [], {"a": {"load": 5.0}})
+    assert [item["what"] for item in emptied["rows"]] == ["2", "5"]
+
+
+def test_a_row_without_a_target_is_neither_met_nor_missed(benchmark_module, tmp_path):
+    record = benchmark_module("record")
+    verdicts = [record.with_verdict("a", row("a", "w", target=target))["met"] for target in (0.5, 0.49, None)]
+    assert verdicts == [True, False, None]
+    whole = record.merged({}, [record.with_verdict("a", row("a", "w", target=None))], {"a": {"load": 0.5}})
+    assert "| w | – | 0.500 | 0.400 to 0.600 | – |" in record.markdown(whole)
+
+
+def test_the_table_says_for_each_benchmark_on_which_machine_and_under_which_load_it_was_measured(benchmark_module):
+    record = benchmark_module("record")
+    measured = {
+        "a": {"processor": "x", "load": 0.1},
+        "b": {"processor": "y", "load": 0.2},
+        "c": {"processor": "x", "load": 0.3},
+    }
+    text = record.markdown(record.merged({}, [row(name, "w", met=True) for name in measured], measured))
+    assert text.startswith("processor x; load before each: a 0.10, c 0.30\n\nprocessor y; load before each: b 0.20\n")
+
+
+def test_the_networks_are_those_of_the_peers(benchmark_module):
+    works = benchmark_module("networks").WORKS
+    for work in works.values():
+        work.check()
+    assert [work.parameters for work in works.values()] == [5_386, 1_199_882]
+
+
+def test_another_network_than_the_peers_stops_the_benchmark(benchmark_module):
+    networks = benchmark_module("networks")
+    with pytest.raises(SystemExit, match="5,386 parameters, the peers' 1,199,882"):
+        networks.Work(networks.small_network, 1_199_882, 10, 10, "cnn").check()
+
+
+def test_the_first_rounds_and_the_evaluated_last_one_are_not_timed(benchmark_module):
+    timed_gaps = benchmark_module("rounds").timed_gaps
+    ends = [0.0, 100.0, 103.0, 107.0, 200.0]  # five rounds end; the first two warm up, the last evaluates
+    assert timed_gaps(ends, warmup=2) == [3.0, 4.0]
+    assert timed_gaps(ends, warmup=1) == [100.0, 3.0, 4.0]
+
+
+@pytest.mark.slow
+def test_a_run_of_its_own_prints_what_the_peers_scripts_print():
+    command = [sys.executable, str(BENCHMARKS / "rounds.py"), "--work", "small", "--cohort", "2"]
+    command += ["--engine", "loop", "--rounds", "3", "--warmup", "1", "--noise"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    line = json.loads(done.stdout)
+    assert line["rounds_timed"] == 2
+    assert line["trained_by"] == "LoopEngine"
+    assert line["s_per_round_median"] > 0
+    assert 0 <= line["test_accuracy"] <= 1
+
+
+def test_absent_peers_are_left_out_with_a_sentence_that_says_how_to_install_them(benchmark_module, tmp_path):
+    peers = benchmark_module("peers")
+    nothing, missing = peers.Peers.find({})
+    assert nothing.commands(noise=False) == {}
+    assert len(missing) == 1
+    assert "PRIVFL_BENCH_PEERS" in missing[0]
+    (tmp_path / "common.py").touch()
+    half, missing = peers.Peers.find({"PRIVFL_BENCH_PEERS": str(tmp_path), "PRIVFL_BENCH_PFL": sys.executable})
+    assert set(half.commands(noise=False)) == {"bare loop", "pfl", "pfl, two processes"}
+    assert set(half.commands(noise=True)) == {"pfl", "pfl, two processes"}
+    assert len(missing) == 1
+    assert "flwr[simulation]" in missing[0]
+    assert "PRIVFL_BENCH_FLOWER" in missing[0]
+
+
+def test_without_peers_the_comparison_has_no_rows(benchmark_module, monkeypatch, capsys):
+    monkeypatch.delenv("PRIVFL_BENCH_PEERS", raising=False)
+    assert benchmark_module("peers").run(1) == []
+    assert "left out" in capsys.readouterr().out
+
+
+def test_privfl_is_compared_with_the_faster_run_of_each_repeat(benchmark_module):
+    seconds = {"privfl": [1.0, 1.0, 1.0], "pfl": [2.0, 4.0, 1.0], "pfl, two processes": [4.0, 2.0, 2.0]}
+    (only,) = benchmark_module("peers").rows("cnn", False, seconds, {})
+    assert (only["median"], only["min"], only["max"]) == (0.5, 0.5, 1.0)
+    assert only["target"] == 0.8
+
+
+def test_a_run_that_prints_no_result_ends_the_benchmark_with_what_it_said(benchmark_module):
+    command = [sys.executable, "-c", "raise ValueError('the work is undefined')"]
+    with pytest.raises(SystemExit, match="the work is undefined"):
+        benchmark_module("peers").result(command, {})
+
+
+def test_the_scale_of_a_small_federation_is_measured_and_held_against_the_targets(benchmark_module):
+    scale = benchmark_module("scale")
+    found = scale.measured(30, (4, 2), repeats=1)
+    assert len(found["memory"]) == scale.ROUNDS
+    assert found["setup"] > 0
+    assert found["peak"] >= max(found["memory"]) > 100
+    assert [item["target"] for item in scale.rows(found)] == [20.0, 1.05, 14.0, 2.3]
+    growing = {"setup": 1.0, "memory": [50.0, 100.0, 110.0], "peak": 1024.0}
+    growing |= {"seconds": [[4.0, 6.0], [2.0, 2.0]], "trained_by": []}
+    assert [item["median"] for item in scale.rows(growing)] == [1.0, 1.1, 1.0, 2.5]
+
+
+def test_round_times_are_drawn_with_every_engine_and_peer_that_was_measured(benchmark_module, tmp_path):
+    engines = benchmark_module("engines")
+    points = [
+        {"round_time": {"cohort": cohort, "milliseconds": dict.fromkeys(("loop, 1 core", "pfl"), float(cohort))}}
+        for cohort in engines.COHORTS
+    ]
+    engines.figure([*points, {"what": "no point"}], tmp_path / "round-time.png")
+    assert (tmp_path / "round-time.png").stat().st_size > 1000

@@ -1,4 +1,4 @@
-"""A dataset in memory: training and held-out arrays, labels, and the clients that the data came from."""
+"""A dataset: training and held-out arrays, labels, and the clients that the data came from."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from privfl.data.holdout import stratified_holdout
+from privfl.data.mapped import MappedRows, Rows, is_mapped, read
+from privfl.data.ranges import check_number
 from privfl.errors import DataError
 
 
@@ -21,7 +23,7 @@ class Dataset:
     Attributes:
         name: what messages and reports call it.
         inputs: training inputs [N, ...]: float32 images [N, C, H, W], features [N, F] or signals [N, C, T], or int64
-            token ids [N, L].
+            token ids [N, L]; or the rows of a memory map, whose values are not checked because they are not read.
         targets: int64 [N] labels in 0..classes-1.
         test_inputs: held-out inputs [M, ...], same dtype and row shape as ``inputs``.
         test_targets: int64 [M].
@@ -38,7 +40,7 @@ class Dataset:
     """
 
     name: str
-    inputs: Tensor
+    inputs: Rows
     targets: Tensor
     test_inputs: Tensor
     test_targets: Tensor
@@ -80,7 +82,7 @@ class Dataset:
         """Number of natural clients with training rows; 0 where the data has no natural clients."""
         return 0 if self.clients is None else int(self.clients.max()) + 1
 
-    def _check_part(self, part: str, inputs: Tensor, targets: Tensor, clients: Tensor | None) -> None:
+    def _check_part(self, part: str, inputs: Rows, targets: Tensor, clients: Tensor | None) -> None:
         if inputs.dtype not in (torch.float32, torch.int64):
             raise DataError(
                 f"{self.name}: {part}inputs have dtype {inputs.dtype}; use float32 for images, signals and features, "
@@ -95,7 +97,7 @@ class Dataset:
                 raise DataError(
                     f"{self.name}: {len(inputs)} {part}inputs but {len(array)} {label}; each row needs exactly one."
                 )
-        if inputs.numel() == 0:
+        if 0 in inputs.shape:
             raise DataError(f"{self.name}: {part}inputs are empty {tuple(inputs.shape)}; give at least one row.")
         if inputs.ndim < 2:
             raise DataError(
@@ -103,9 +105,11 @@ class Dataset:
                 "for instance inputs.reshape(-1, 1)."
             )
         self._check_range(f"{part}targets", targets, self.classes, "classes")
-        if inputs.dtype == torch.int64:
-            if self.vocabulary is None:
-                raise DataError(f"{self.name}: {part}inputs are token ids, so vocabulary (how many ids) must be given.")
+        if inputs.dtype == torch.int64 and self.vocabulary is None:
+            raise DataError(f"{self.name}: {part}inputs are token ids, so vocabulary (how many ids) must be given.")
+        if isinstance(inputs, MappedRows):
+            return
+        if self.vocabulary is not None and inputs.dtype == torch.int64:
             self._check_range(f"{part}inputs", inputs, self.vocabulary, "vocabulary")
         elif not torch.stack(torch.aminmax(inputs)).isfinite().all():
             index = tuple(int(i) for i in (~inputs.isfinite()).nonzero()[0])
@@ -158,10 +162,15 @@ class Dataset:
         test_fraction: float = 0.2,
         classes: int | None = None,
         vocabulary: int | None = None,
+        scale: float = 1.0,
         seed: int = 0,
         name: str = "arrays",
     ) -> Dataset:
         """A dataset from a user's own arrays (NumPy, torch, pandas columns, lists). The arrays are copied.
+
+        Inputs in a memory map (``np.memmap``, ``np.load(…, mmap_mode="r")``, views of them) are not: rows are read from
+        the file and decoded when a batch is taken, so the file must not change while the dataset is in use. Only the
+        held-out rows are copied; keep ``test_fraction`` small, or give ``test``. Training is the same, bit by bit.
 
         Floating, boolean and 8-bit inputs become float32 with their values unchanged, and so do integer arrays of
         three or more dimensions (images, signals); other integer inputs [N, L] are token ids. Give features as floats.
@@ -174,42 +183,56 @@ class Dataset:
                 rows are held out, stratified by class (and inside each client where ``clients`` are given).
             classes: number of classes; by default the largest label + 1. Give it where a class may be absent: a
                 number read off the data is itself a release.
-            vocabulary: number of token ids; by default the largest id + 1. Same remark.
+            vocabulary: number of token ids; by default the largest id + 1. Same remark; a memory map needs it.
+            scale: public factor of all inputs but token ids, for instance 1/255 for 8-bit images.
             seed: root seed of the hold-out.
 
         Raises:
             DataError: arrays that cannot be used, each with the mend.
-            ConfigError: ``test_fraction`` outside (0, 1).
+            ConfigError: ``test_fraction`` outside (0, 1), or ``scale`` not positive and finite.
 
         >>> data = Dataset.from_arrays([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], clients=["a", "b", "a", "b"])
         >>> data
         Dataset(arrays: 2 training and 2 test rows of float32 (1,), 2 classes, 2 natural clients)
         """
-        x, y = _inputs(name, "inputs", inputs), _labels(name, "targets", targets)
-        for label, length in (("targets", len(y)), ("clients", len(x) if clients is None else len(clients))):
-            if length != len(x):
-                raise DataError(f"{name}: {len(x)} inputs but {length} {label}; each row needs exactly one.")
-        if len(x) == 0:
-            raise DataError(f"{name}: inputs are empty {tuple(x.shape)}; give at least one row.")
+        check_number("scale", scale, 0, above=True)
+        raw, y = _numbers(name, "inputs", inputs), _labels(name, "targets", targets)
+        for label, length in (("targets", len(y)), ("clients", len(raw) if clients is None else len(clients))):
+            if length != len(raw):
+                raise DataError(f"{name}: {len(raw)} inputs but {length} {label}; each row needs exactly one.")
+        if len(raw) == 0:
+            raise DataError(f"{name}: inputs are empty {tuple(raw.shape)}; give at least one row.")
+        mapped, tokens = is_mapped(raw), _are_tokens(raw)
+        if mapped and tokens and vocabulary is None:
+            raise DataError(f"{name}: inputs are token ids in a memory map; give vocabulary (how many ids there are).")
         numbers: dict[Hashable, int] = {}
         owner = None if clients is None else _number(name, clients, numbers)
+        kept = torch.arange(len(raw))
         if test is None:
             held = torch.from_numpy(stratified_holdout(y, fraction=test_fraction, clients=owner, seed=seed))
             if not held.any():
                 raise DataError(
                     f"{name}: no client has two rows, so nothing can be held out; pass test=(inputs, targets)."
                 )
-            x, y, test_x, test_y = x[~held], y[~held], x[held], y[held]
-            owner, test_owner = (None, None) if owner is None else (owner[~held], owner[held])
+            kept, held = (~held).nonzero()[:, 0], held.nonzero()[:, 0]
+            test_x, y, test_y = read(raw, held.numpy(), tokens, scale), y[kept], y[held]
+            owner, test_owner = (None, None) if owner is None else (owner[kept], owner[held])
         else:
             if len(test) not in (2, 3):
                 raise DataError(
                     f"{name}: test has {len(test)} parts; give (inputs, targets) or (inputs, targets, clients)."
                 )
-            test_x, test_y = _inputs(name, "test inputs", test[0]), _labels(name, "test targets", test[1])
+            raw_test = _numbers(name, "test inputs", test[0])
+            test_x = read(raw_test, np.arange(len(raw_test)), _are_tokens(raw_test), scale)
+            test_y = _labels(name, "test targets", test[1])
             test_owner = _number(name, test[2], numbers) if len(test) == 3 else None
+        x: Rows
+        if mapped:
+            x = MappedRows(raw, kept.numpy(), vocabulary if tokens else None, scale)
+        else:
+            x = read(raw, kept.numpy(), tokens, scale)
         highest = int(torch.cat([y, test_y]).max())
-        if x.dtype == torch.int64 and vocabulary is None:
+        if isinstance(x, Tensor) and tokens and vocabulary is None:
             vocabulary = int(max(x.max(), test_x.max())) + 1
         return cls(
             name=name,
@@ -225,7 +248,7 @@ class Dataset:
         )
 
 
-def _kind(array: Tensor) -> str:
+def _kind(array: Rows) -> str:
     return f"{str(array.dtype).removeprefix('torch.')} {tuple(array.shape[1:])}"
 
 
@@ -241,12 +264,15 @@ def _array(name: str, label: str, values: Any) -> np.ndarray[Any, Any]:
     return array
 
 
-def _inputs(name: str, label: str, values: Any) -> Tensor:
+def _numbers(name: str, label: str, values: Any) -> np.ndarray[Any, Any]:
     array = _array(name, label, values)
     if array.dtype.kind not in "fbiu":
         raise DataError(f"{name}: {label} have dtype {array.dtype}; encode them as numbers first.")
-    tokens = array.dtype.kind in "iu" and array.dtype.itemsize > 1 and array.ndim == 2
-    return torch.from_numpy(np.array(array, dtype=np.int64 if tokens else np.float32, order="C"))
+    return array
+
+
+def _are_tokens(array: np.ndarray[Any, Any]) -> bool:
+    return array.dtype.kind in "iu" and array.dtype.itemsize > 1 and array.ndim == 2
 
 
 def _labels(name: str, label: str, values: Any) -> Tensor:

@@ -7,6 +7,7 @@ client and step, with chunks that double in size until they stop paying, and kee
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,8 +64,8 @@ def choose(
     """
     if wanted == "loop":
         return Choice("loop", None, "asked for")
-    most = min(cohort, largest_chunk(loop, way))
-    if most < 2:
+    most = min(math.ceil(cohort / loop.workers), largest_chunk(loop, way))
+    if cohort < 2 or most < 1:
         return Choice("loop", None, "there are never two clients to stack" if cohort < 2 else "memory holds one client")
     began = time.perf_counter()
     if wanted == "auto":
@@ -84,8 +85,9 @@ def choose(
     for chunk in _chunks(most):
         if best is not None and time.perf_counter() - began > budget:
             break
-        with _federation(loop, way, chunk) as probe:
-            seconds[f"{chunk} at once"] = fresh = _seconds(VectorisedEngine(probe, chunk, way), received, chunk)
+        clients = chunk * loop.workers
+        with _federation(loop, way, clients) as probe:
+            seconds[f"{chunk} at once"] = fresh = _seconds(VectorisedEngine(probe, chunk, way), received, clients)
         if best is not None and fresh > 0.95 * seconds[f"{best} at once"]:
             break
         best = chunk
@@ -98,11 +100,11 @@ def choose(
 
 def why_not_stacked(loop: LoopEngine, way: Way | None, received: Tensors) -> str:
     """Why this model or algorithm cannot be trained by the vectorised engine, in one sentence; empty if it can."""
-    with _federation(loop, way, 2) as probe:
+    with _federation(loop, way, 2, workers=1) as probe:
         expected = _uploads(probe, received)
         engine = VectorisedEngine(probe, 2, way)
         entered: list[str] = []
-        hooks = _trace(engine.template, entered)
+        hooks = [hook for template in engine.templates for hook in _trace(template, entered)]
         try:
             found = _uploads(engine, received)
         except (RuntimeError, ValueError, TypeError, AttributeError, KeyError, PrivflError) as error:
@@ -134,7 +136,7 @@ def _trace(template: nn.Module, entered: list[str]) -> list[Any]:
 
 
 @contextmanager
-def _federation(loop: LoopEngine, way: Way | None, clients: int) -> Iterator[LoopEngine]:
+def _federation(loop: LoopEngine, way: Way | None, clients: int, workers: int | None = None) -> Iterator[LoopEngine]:
     """An engine for ``clients`` clients who share one batch of random public values and take two steps each."""
     task = loop.task
     rows = int(min(loop.training.batch_size, np.median(task.clients.sizes)))
@@ -143,7 +145,7 @@ def _federation(loop: LoopEngine, way: Way | None, clients: int) -> Iterator[Loo
     index = replace(index, rows=index.rows.to(loop.device))
     probe: Task = replace(task, inputs=inputs, targets=targets, clients=index, report=None)
     training = replace(loop.training, steps=2)
-    with LoopEngine(probe, loop.algorithm, training, loop.channel, way=way, workers=loop.workers) as engine:
+    with LoopEngine(probe, loop.algorithm, training, loop.channel, way=way, workers=workers or loop.workers) as engine:
         yield engine
 
 

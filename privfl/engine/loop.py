@@ -7,7 +7,7 @@ of workers and memory does not grow with the cohort.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from types import TracebackType
@@ -80,7 +80,7 @@ class LoopEngine:
         def one(space: Workspace, client: int) -> ClientResult:
             return self._train_one(space, client, received, kept.get(client, {}), round, seed, source)
 
-        return self._in_order(one, cohort)
+        return self._with_space(one, cohort)
 
     def logits(self, parameters: Tensor, inputs: Tensor) -> Tensor:
         """Logits [N, classes] of the model ``parameters`` on ``inputs`` [N, ...], in evaluation mode."""
@@ -95,14 +95,19 @@ class LoopEngine:
                 logits.detach().clone()
             )  # a model may return a view of its parameters, which the next load overwrites
 
-        return torch.cat(list(self._in_order(one, torch.split(inputs, ROWS_PER_EVALUATION))))
+        return torch.cat(list(self._with_space(one, torch.split(inputs, ROWS_PER_EVALUATION))))
 
-    def each(self, work: Callable[[Item], None], items: Sequence[Item]) -> None:
-        """``work`` on every item, side by side on the workers' threads."""
-        for _ in self._pool.map(work, items):
-            pass
+    def in_order(self, work: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
+        """``work`` on every item, side by side on the workers' threads; answers in the items' order, few waiting."""
+        waiting: deque[Future[Answer]] = deque()
+        for item in items:
+            waiting.append(self._pool.submit(work, item))
+            if len(waiting) > 2 * self.workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
-    def _in_order(self, work: Callable[[Workspace, Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
+    def _with_space(self, work: Callable[[Workspace, Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
         def with_space(item: Item) -> Answer:
             space = self._spaces.get()
             try:
@@ -110,13 +115,7 @@ class LoopEngine:
             finally:
                 self._spaces.put(space)
 
-        waiting: deque[Future[Answer]] = deque()
-        for item in items:
-            waiting.append(self._pool.submit(with_space, item))
-            if len(waiting) > 2 * self.workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        return self.in_order(with_space, items)
 
     def _train_one(
         self,

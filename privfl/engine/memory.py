@@ -17,8 +17,8 @@ SHARE = 0.25
 
 
 def largest_chunk(loop: LoopEngine, way: Way | None) -> int:
-    """The largest number of clients whose stack should fit into the free memory; at least 1."""
-    return max(1, int(SHARE * free_bytes(loop.device) / bytes_per_client(loop, way)))
+    """The largest number of clients whose stack should fit into the free memory, one chunk for each worker."""
+    return int(SHARE * free_bytes(loop.device) / loop.workers / bytes_per_client(loop, way))
 
 
 def bytes_per_client(loop: LoopEngine, way: Way | None) -> float:

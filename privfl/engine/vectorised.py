@@ -8,12 +8,15 @@ draws its batches, drop-out masks, sampling coins and noise from the same stream
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
 from privfl.algorithms.base import Tensors
+from privfl.engine.dropout import StreamDropout
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import ClientResult, Workspace, send
 from privfl.errors import ConfigError
@@ -25,24 +28,31 @@ from privfl.privacy.stacked_gradients import StackedGradients
 from privfl.randomness import torch_stream
 
 
-class VectorisedEngine:
-    """Trains cohorts in chunks of ``chunk`` clients; works inside the ``with`` block of its ``loop`` engine.
+@dataclass(frozen=True)
+class Stack:
+    """What one worker owns: the template of a stack, its gradients, and its drop-out layers."""
 
-    On a CPU its kernels use all the loop's workers as intra-op threads. If memory runs out, ``chunk`` is halved, the
-    chunk is trained anew, and ``notes`` says so.
+    gradients: StackedGradients
+    dropout: list[StreamDropout]
+
+
+class VectorisedEngine:
+    """Trains cohorts in chunks of at most ``chunk`` clients; works inside the ``with`` block of its ``loop`` engine.
+
+    On a CPU as many chunks run side by side as the loop has workers, one intra-op thread each. If memory runs out, a
+    chunk is trained anew in halves, later chunks are as small, and ``notes`` says so.
     """
 
     def __init__(self, loop: LoopEngine, chunk: int, way: Way | None = None) -> None:
         """``way`` forms per-sample gradients, ``None`` without DP-SGD."""
         self.loop, self.chunk, self.way = loop, chunk, way
         self.notes: list[str] = []
-        self._space = Workspace.build(loop.task.model(0), loop.device, None)
-        self._stacked = StackedGradients(self._space.own, way)
-
-    @property
-    def template(self) -> nn.Module:
-        """The network that is stacked."""
-        return self._space.own.module
+        self._stacks: SimpleQueue[Stack] = SimpleQueue()
+        self.templates: list[nn.Module] = []
+        for _ in range(loop.workers):
+            space = Workspace.build(loop.task.model(0), loop.device, None, stacked=True)
+            self._stacks.put(Stack(StackedGradients(space.own, way), space.dropout))
+            self.templates.append(space.own.module)
 
     def logits(self, parameters: Tensor, inputs: Tensor) -> Tensor:
         """Logits [N, classes] of the model ``parameters`` on ``inputs`` [N, ...], in evaluation mode."""
@@ -59,22 +69,35 @@ class VectorisedEngine:
         source: NoiseSource,
     ) -> Iterator[ClientResult]:
         """The results of ``cohort``, clients with more work first, so that chunks hold clients alike."""
-        waiting = sorted((self._visitor(client, received, round, seed, source) for client in cohort), key=_work)
-        while waiting:
-            chunk, waiting = waiting[: self.chunk], waiting[self.chunk :]
+
+        def visitor(client: int) -> Visitor:
+            return self._visitor(client, received, round, seed, source)
+
+        def work(chunk: Sequence[Visitor]) -> list[ClientResult]:
+            stack = self._stacks.get()
             try:
-                done = self._train_chunk(chunk, received, kept, round, seed, source)
+                return self._train_chunk(stack, chunk, received, kept, round, seed, source)
             except (RuntimeError, MemoryError) as error:
                 if not _out_of_memory(error) or len(chunk) == 1:
                     raise
-                self.chunk = len(chunk) // 2
-                self.notes.append(
-                    f"memory ran out with {len(chunk)} clients at once; {self.chunk} from round {round} on"
-                )
-                again = [self._visitor(visitor.client, received, round, seed, source) for visitor in chunk]
-                waiting = again + waiting
-                continue
-            yield from done
+            finally:
+                self._stacks.put(stack)
+            half = len(chunk) // 2
+            self.chunk = min(self.chunk, half)
+            self.notes.append(f"memory ran out with {len(chunk)} clients at once; {half} from round {round} on")
+            again = [visitor(one.client) for one in chunk]
+            return [result for part in (again[:half], again[half:]) for result in work(part)]
+
+        ordered = sorted(map(visitor, cohort), key=lambda one: (-one.steps, -len(one.rows)))
+        for results in self.loop.in_order(work, self._chunks(ordered)):
+            yield from results
+
+    def _chunks(self, ordered: list[Visitor]) -> list[list[Visitor]]:
+        """At most ``chunk`` clients each; if one chunk for each worker is enough, all get as much work."""
+        workers = self.loop.workers
+        if len(ordered) <= self.chunk * workers:
+            return [part for first in range(workers) if (part := ordered[first::workers])]
+        return [ordered[first : first + self.chunk] for first in range(0, len(ordered), self.chunk)]
 
     def _visitor(self, client: int, received: Tensors, round: int, seed: int, source: NoiseSource) -> Visitor:
         loop, dpsgd = self.loop, self.loop.channel.dpsgd
@@ -88,6 +111,7 @@ class VectorisedEngine:
 
     def _train_chunk(
         self,
+        stack: Stack,
         visitors: Sequence[Visitor],
         received: Tensors,
         kept: Mapping[int, Tensors],
@@ -97,34 +121,29 @@ class VectorisedEngine:
     ) -> list[ClientResult]:
         loop, algorithm = self.loop, self.loop.algorithm
         streams = []
-        if self._space.dropout:
+        if stack.dropout:
             device = loop.device
             streams = [torch_stream(seed, "dropout", round, visitor.client, device=device) for visitor in visitors]
 
         def announce(counts: Sequence[int]) -> None:
-            for layer in self._space.dropout:
+            for layer in stack.dropout:
                 layer.stack, layer.counts = streams[: len(counts)], counts
 
         door = CohortDoor(
             visitors,
             loop.task.inputs,
             loop.task.targets,
-            self._stacked,
+            stack.gradients,
             loop.task.loss,
             loop.channel.dpsgd,
             announce,
-            loop.each,
         )
-        torch.set_num_threads(loop.workers)
-        try:
-            with torch.no_grad():
-                begun = [algorithm.begin(received, kept.get(v.client, {}), loop.training) for v in visitors]
-                local = {name: _stack([tensors[name] for tensors in begun]) for name in begun[0]}
-                del begun
-                self._train(door, local, received)
-                uploads = vmap(lambda local: algorithm.finish(local, received, loop.training))(local)
-        finally:
-            torch.set_num_threads(1)
+        with torch.no_grad():
+            begun = [algorithm.begin(received, kept.get(one.client, {}), loop.training) for one in visitors]
+            local = {name: _stacked([tensors[name] for tensors in begun]) for name in begun[0]}
+            del begun
+            self._train(door, local, received)
+            uploads = vmap(lambda local: algorithm.finish(local, received, loop.training))(local)
         results = []
         for place, visitor in enumerate(visitors):
             upload = {name: value[place] for name, value in uploads.items()}
@@ -154,11 +173,7 @@ class VectorisedEngine:
                     local[name][: len(batch.count)] = value
 
 
-def _work(visitor: Visitor) -> tuple[int, int]:
-    return -visitor.steps, -len(visitor.rows)
-
-
-def _stack(values: Sequence[Tensor]) -> Tensor:
+def _stacked(values: Sequence[Tensor]) -> Tensor:
     """[clients, ...] copies of ``values``; one tensor that all clients begin with is copied once for each."""
     first = values[0]
     if all(value is first for value in values):

@@ -28,7 +28,7 @@ from privfl.privacy.door import (
     public_plan,
 )
 from privfl.privacy.dpsgd import DPSGD
-from privfl.privacy.noise import NoiseStream
+from privfl.privacy.noise import NoiseStream, add_gaussian_rows_
 from privfl.privacy.plans import Plan
 from privfl.privacy.stacked_gradients import Given, StackedGradients
 
@@ -58,7 +58,6 @@ class CohortDoor:
     Args:
         visitors: the clients, those with more steps first.
         announce: told before every forward pass how many rows each client has in it.
-        each: applies a function to every item, side by side if it can; noise is added through it.
     """
 
     def __init__(
@@ -70,12 +69,11 @@ class CohortDoor:
         loss: Loss,
         dpsgd: DPSGD | None,
         announce: Draw,
-        each: Callable[[Callable[[int], None], Sequence[int]], None],
     ) -> None:
         self.loss = loss
         self.visitors = list(visitors)
         self._inputs, self._targets, self._stacked, self._dpsgd = inputs, targets, stacked, dpsgd
-        self._announce, self._each = announce, each
+        self._announce = announce
         self._step = 0
 
     def draw(self) -> Batch | None:
@@ -169,13 +167,10 @@ class CohortDoor:
         """Noise every client's clipped sum from its own stream, note the releases; returns the public divisors."""
         public = [public_plan(visitor.plan) for visitor in active]
 
-        def add(place: int) -> None:
-            visitor = active[place]
-            assert visitor.noise is not None
-            visitor.noise.add_gaussian_(total[place], dpsgd.noise(visitor.client) * dpsgd.max_grad_norm)
-
         if dpsgd.noise_at == "client":
-            self._each(add, range(len(active)))
+            streams = [visitor.noise for visitor in active if visitor.noise is not None]
+            deviations = [dpsgd.noise(visitor.client) * dpsgd.max_grad_norm for visitor in active]
+            add_gaussian_rows_(streams, total, deviations)
         for visitor, (rate, _) in zip(active, public, strict=True):
             visitor.log.note_private(dpsgd, visitor.client, rate)
         return [divisor for _, divisor in public]

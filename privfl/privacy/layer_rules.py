@@ -3,13 +3,14 @@
 A rule receives, for every call of its layer in one forward pass, the layer's input and the gradient that arrived at its
 output, both with the samples along the first dimension. A layer that was called several times (a recurrent cell) is
 one layer whose calls are joined along a time dimension. Samples of several clients lie one client after the other,
-equally many for each; the places that sums are written to have a first dimension of clients, which is 1 in the loop.
+equally many for each, or (``by_rows``, for rules that form their gradients) the first samples of all clients before the
+second ones; the places that sums are written to have a first dimension of clients, which is 1 in the loop.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -23,13 +24,17 @@ Places = dict[str, Tensor]
 class Rule(Protocol):
     """What a layer contributes to the norms and to the clipped sum of per-sample gradients."""
 
+    takes_rows_first: ClassVar[bool]
+
     def receive(self, calls: Calls) -> None:
         """Take the (input, gradient of the output) pairs of this pass."""
 
     def squared_norms(self, samples: int) -> Tensor:
         """Squared L2 norm [B] of each sample's gradient of this layer's parameters."""
 
-    def write_clipped_sum(self, factors: Tensor, finite: Tensor | None, places: Places) -> None:
+    def write_clipped_sum(
+        self, factors: Tensor, finite: Tensor | None, places: Places, *, by_rows: bool = False
+    ) -> None:
         """Write each client's Σ factors_i·gradient_i into ``places``; samples not in ``finite`` [B] count as zero."""
 
 
@@ -53,6 +58,8 @@ def _keep(values: Tensor, finite: Tensor | None) -> Tensor:
 
 class LinearRule:
     """``nn.Linear`` on [B, in] or [B, ..., in]; no per-sample gradient is formed when norms come cheaper without."""
+
+    takes_rows_first: ClassVar[bool] = False
 
     def __init__(self, layer: nn.Module, trained: frozenset[str]) -> None:
         self.trained = trained
@@ -78,7 +85,9 @@ class LinearRule:
             squares = torch.bmm(g.mT, a).square().sum((1, 2))
         return squares + g.sum(1).square().sum(1) if "bias" in self.trained else squares
 
-    def write_clipped_sum(self, factors: Tensor, finite: Tensor | None, places: Places) -> None:
+    def write_clipped_sum(
+        self, factors: Tensor, finite: Tensor | None, places: Places, *, by_rows: bool = False
+    ) -> None:
         clients = len(next(iter(places.values())))
         a = _keep(self.inputs, finite).flatten(0, -2)
         g = (_keep(self.backs, finite) * factors.view(-1, *[1] * (self.backs.dim() - 1))).flatten(0, -2)
@@ -93,6 +102,8 @@ class LinearRule:
 
 class _FormedRule:
     """A rule that forms its per-sample gradients: cheap where the layer has few parameters."""
+
+    takes_rows_first: ClassVar[bool] = True
 
     def __init__(self, layer: nn.Module, trained: frozenset[str]) -> None:
         self.layer, self.trained = layer, trained
@@ -111,12 +122,18 @@ class _FormedRule:
     def squared_norms(self, samples: int) -> Tensor:
         return torch.stack([gradient.square().sum(1) for gradient in self.formed.values()]).sum(0)
 
-    def write_clipped_sum(self, factors: Tensor, finite: Tensor | None, places: Places) -> None:
+    def write_clipped_sum(
+        self, factors: Tensor, finite: Tensor | None, places: Places, *, by_rows: bool = False
+    ) -> None:
         clients = len(next(iter(places.values())))
         for name, gradient in self.formed.items():
             kept = _keep(gradient, finite)
             if clients == 1:
                 torch.mv(kept.T, factors, out=places[name].view(-1))
+            elif by_rows:
+                rows = kept.view(-1, clients, kept.shape[-1]).transpose(0, 1)
+                sums = torch.bmm(factors.view(-1, clients).T[:, None], rows)
+                places[name].copy_(sums.view(places[name].shape))
             else:
                 sums = torch.bmm(factors.view(clients, 1, -1), kept.view(clients, -1, kept.shape[-1]))
                 places[name].copy_(sums.view(places[name].shape))
@@ -207,6 +224,8 @@ class LayerNormRule(_FormedRule):
 class EmbeddingRule:
     """``nn.Embedding`` on token ids [B, ...]: a sample's gradient rows of equal tokens add up before the norm."""
 
+    takes_rows_first: ClassVar[bool] = False
+
     def __init__(self, layer: nn.Module, trained: frozenset[str]) -> None:
         assert isinstance(layer, nn.Embedding)
         self.padding = layer.padding_idx
@@ -221,7 +240,9 @@ class EmbeddingRule:
         same = self.ids[:, :, None] == self.ids[:, None, :]
         return (torch.bmm(self.backs, self.backs.mT) * same).sum((1, 2)).clamp_min(0)
 
-    def write_clipped_sum(self, factors: Tensor, finite: Tensor | None, places: Places) -> None:
+    def write_clipped_sum(
+        self, factors: Tensor, finite: Tensor | None, places: Places, *, by_rows: bool = False
+    ) -> None:
         rows = _keep(self.backs, finite) * factors[:, None, None]
         place = places["weight"].zero_()
         ids = self.ids.view(len(place), -1)

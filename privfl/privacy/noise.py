@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import operator
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -162,6 +162,8 @@ class NoiseStream:
         Raises:
             ConfigError: a probability is outside [0, 1] or NaN.
         """
+        if isinstance(p, float) and 0 <= p < 1:  # the common case, without the detours that arrays of p need
+            return self.words(n) < np.uint64(math.ceil(math.ldexp(p, 64)))
         threshold = np.ceil(np.ldexp(np.asarray(p, dtype=np.float64), 64))
         if not np.all((threshold >= 0) & (threshold <= 2.0**64) & (np.asarray(p) >= 0)):
             raise ConfigError(f"the probability {p} is outside [0, 1]: choose one inside.")
@@ -198,7 +200,7 @@ class NoiseStream:
         """``n`` standard normal numbers in float64, by Box and Muller (1958); the tail reaches 12 σ."""
         out = np.empty(n)
         for start in range(0, n, _CHUNK):
-            self._fill_normal(out[start : start + _CHUNK])
+            _fill_normal([self], out[None, start : start + _CHUNK])
         return out
 
     def laplace(self, n: int, scale: float) -> NDArray[np.float64]:
@@ -210,7 +212,8 @@ class NoiseStream:
         _check_scale("Laplace scale", scale)
         words = self.words(n)
         negative = (words & np.uint64(1)).astype(np.bool_)  # uniform numbers use the upper 53 bits only
-        noise = self._log_uniform(words)
+        words >>= np.uint64(11)
+        noise: NDArray[np.float64] = _log_uniform([self], words.view(np.int64).astype(np.float64)[None])[0]
         noise *= np.where(negative, scale, -scale)
         return noise
 
@@ -232,54 +235,81 @@ class NoiseStream:
             ConfigError: the standard deviation is negative, infinite, NaN or below 2⁻¹⁰⁰⁰ but not 0, or the tensor is
                 of another type or not contiguous. The tensor is then untouched.
         """
-        _check_scale("standard deviation of the noise", standard_deviation)
-        if tensor.dtype not in (torch.float32, torch.float64):
-            raise ConfigError(f"noise cannot be added to a tensor of {tensor.dtype}: convert it to float32 or float64.")
         if not tensor.is_contiguous():
             raise ConfigError("noise cannot be added to a tensor that is not contiguous: call .contiguous() first.")
-        if standard_deviation == 0:
-            return tensor
-        release = tensor.detach().view(-1)
-        flat = release.cpu()
-        grid = release_grid(standard_deviation)
-        work = np.empty(min(_CHUNK, flat.numel()))
-        for start in range(0, flat.numel(), _CHUNK):
-            part = flat[start : start + _CHUNK]
-            noise = work[: part.numel()]
-            self._fill_normal(noise)
-            total = torch.from_numpy(noise)
-            total.mul_(standard_deviation / grid).add_(part, alpha=1 / grid)  # in units of the grid; 1/grid is exact
-            part.copy_(total.round_().mul_(grid))
-        if flat.device != release.device:
-            release.copy_(flat)
+        add_gaussian_rows_([self], tensor.detach().view(1, -1), [standard_deviation])
         return tensor
 
-    def _log_uniform(self, words: NDArray[np.uint64]) -> NDArray[np.float64]:
-        """log(U) for U uniform on (0, 1) from the upper 53 bits of ``words`` (consumed), refined to 106 bits near 0."""
-        words >>= np.uint64(11)
-        u = words.view(np.int64).astype(np.float64)
-        if u.size and u.min() < _REFINE_BELOW:
-            small = np.flatnonzero(u < _REFINE_BELOW)
-            u[small] += self.uniform(small.size) + _UNIT
-        u *= _UNIT
-        return np.log(u, out=u)
 
-    def _fill_normal(self, out: NDArray[np.float64]) -> None:
-        """Overwrite ``out`` (at most one chunk) with normal numbers: r·cos φ in one half, r·sin φ in the other."""
-        half = (out.size + 1) // 2
-        words = self.words(2 * half)
-        radius = self._log_uniform(words[:half])
-        radius *= -2.0
-        np.sqrt(radius, out=radius)
-        words[half:] >>= np.uint64(11)
-        angle = words[half:].view(np.int64).astype(np.float64)
-        angle *= 2.0 * math.pi * _UNIT
-        # torch's sine and cosine are vectorised, NumPy's are not; a chunk is below torch's threshold for threads.
-        phi, target = torch.from_numpy(angle), torch.from_numpy(out)
-        torch.cos(phi, out=target[:half])
-        torch.sin(phi, out=phi)
-        out[:half] *= radius
-        np.multiply(angle[: out.size - half], radius[: out.size - half], out=out[half:])
+def add_gaussian_rows_(streams: Sequence[NoiseStream], rows: torch.Tensor, deviations: Sequence[float]) -> torch.Tensor:
+    """Add to every row its own stream's noise, in place and on the grid: many small releases for the price of a large.
+
+    Row i of ``rows`` [n, size] gets, bit for bit, what ``streams[i].add_gaussian_(rows[i], deviations[i])`` gives it.
+
+    Raises:
+        ConfigError: a standard deviation is negative, infinite, NaN or below 2⁻¹⁰⁰⁰ but not 0, or the rows are neither
+            float32 nor float64. The rows are then untouched.
+    """
+    for deviation in deviations:
+        _check_scale("standard deviation of the noise", deviation)
+    if rows.dtype not in (torch.float32, torch.float64):
+        raise ConfigError(f"noise cannot be added to a tensor of {rows.dtype}: convert it to float32 or float64.")
+    noisy = [place for place, deviation in enumerate(deviations) if deviation != 0]
+    release = rows.cpu()
+    size = rows.shape[1]
+    at_once = max(1, _CHUNK // max(size, 1))
+    for first in range(0, len(noisy), at_once):
+        places = noisy[first : first + at_once]
+        chosen = [streams[place] for place in places]
+        scales = torch.tensor([deviations[place] for place in places], dtype=torch.float64)[:, None]
+        grids = torch.tensor([release_grid(deviations[place]) for place in places], dtype=torch.float64)[:, None]
+        consecutive = places[-1] - places[0] + 1 == len(places)
+        work = np.empty((len(places), min(_CHUNK, size)))
+        for start in range(0, size, _CHUNK):
+            stop = min(start + _CHUNK, size)
+            part = release[places[0] : places[-1] + 1, start:stop] if consecutive else release[places, start:stop]
+            noise = work[:, : stop - start]
+            _fill_normal(chosen, noise)
+            total = torch.from_numpy(noise)
+            total.mul_(scales / grids).add_(part / grids)  # in units of the grid; a division by a power of 2 is exact
+            total.round_().mul_(grids)
+            if consecutive:
+                part.copy_(total)
+            else:
+                release[places, start:stop] = total.to(release.dtype)
+    if release.device != rows.device:
+        rows.copy_(release)
+    return rows
+
+
+def _fill_normal(streams: Sequence[NoiseStream], out: NDArray[np.float64]) -> None:
+    """Overwrite each row of ``out`` (at most a chunk long) with its stream's normal numbers: r·cos φ, then r·sin φ."""
+    size = out.shape[1]
+    half = (size + 1) // 2
+    words = np.stack([stream.words(2 * half) for stream in streams])
+    words >>= np.uint64(11)
+    radius = _log_uniform(streams, words[:, :half].view(np.int64).astype(np.float64))
+    radius *= -2.0
+    np.sqrt(radius, out=radius)
+    angle = words[:, half:].view(np.int64).astype(np.float64)
+    angle *= 2.0 * math.pi * _UNIT
+    # torch's sine and cosine are vectorised, NumPy's are not; a chunk is below torch's threshold for threads.
+    phi, target = torch.from_numpy(angle), torch.from_numpy(out)
+    torch.cos(phi, out=target[:, :half])
+    torch.sin(phi, out=phi)
+    out[:, :half] *= radius
+    np.multiply(angle[:, : size - half], radius[:, : size - half], out=out[:, half:])
+
+
+def _log_uniform(streams: Sequence[NoiseStream], u: NDArray[np.float64]) -> NDArray[np.float64]:
+    """log(U) for U uniform on (0, 1) from 53-bit numbers ``u`` [streams, n] (consumed), refined to 106 bits near 0."""
+    if u.size and u.min() < _REFINE_BELOW:
+        for stream, row in zip(streams, u, strict=True):
+            small = np.flatnonzero(row < _REFINE_BELOW)
+            if small.size:
+                row[small] += stream.uniform(small.size) + _UNIT
+    u *= _UNIT
+    return np.log(u, out=u)
 
 
 def release_grid(scale: float) -> float:

@@ -251,7 +251,7 @@ class SizeMechanism(ABC):
 
     @abstractmethod
     def _randomize(self, truths: NDArray[np.int64], stream: NoiseStream) -> NDArray[Any]:
-        """Answers for truths inside the range."""
+        """Answers for truths inside the range, from as many random numbers for each truth, whatever its value."""
 
     def _unbiased(self, responses: Values) -> Values:
         """Per answer, an unbiased estimate of its clipped truth."""

@@ -26,10 +26,10 @@ Given = dict[str, tuple[Tensor, int | None]]
 
 
 class _Calls:
-    """What one layer's calls showed: its input, its output, and the dimension of the clients in the output."""
+    """What one layer's calls showed: input and output, each with the dimension that the clients have in it."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[Tensor, Tensor, int]] = []
+        self.seen: list[tuple[Tensor, int, Tensor, int]] = []
 
 
 class StackedGradients:
@@ -137,27 +137,38 @@ class StackedGradients:
             self._seen = None
         gradient = torch.zeros_like(parameters)
         with torch.no_grad():
-            outputs = [output for calls in seen.values() for _, output, _ in calls.seen]
+            outputs = [output for calls in seen.values() for _, _, output, _ in calls.seen]
             arriving = iter(torch.autograd.grad(total, outputs, allow_unused=True))
-            squares = total.new_zeros(losses.numel())
-            reached = []
+            squares = torch.zeros_like(losses)
+            reached: dict[nn.Module, bool] = {}
             for module, calls in seen.items():
-                pairs = [
-                    (received.flatten(0, 1), back.movedim(dim, 0).flatten(0, 1))
-                    for (received, _, dim), back in zip(calls.seen, arriving, strict=False)
-                    if back is not None
-                ]
-                if pairs:
-                    self._rules[module].receive(pairs)
-                    squares += self._rules[module].squared_norms(losses.numel())
-                    reached.append(module)
+                rule = self._rules[module]
+                found = [(*call, back) for call, back in zip(calls.seen, arriving, strict=False) if back is not None]
+                if not found:
+                    continue
+                # A stacked convolution leaves the clients in dimension 1: taking its samples as they lie saves a copy.
+                by_rows = rule.takes_rows_first and all(into == 1 and out == 1 for _, into, _, out, _ in found)
+                first = 1 if by_rows else 0
+                rule.receive(
+                    [
+                        (given.movedim(into, first).flatten(0, 1), back.movedim(out, first).flatten(0, 1))
+                        for given, into, _, out, back in found
+                    ]
+                )
+                norms = rule.squared_norms(losses.numel())
+                squares += norms.view(-1, len(losses)).T if by_rows else norms.view_as(losses)
+                reached[module] = by_rows
             factors, finite = factors_for(squares, max_grad_norm)
             if mask is not None:
-                factors = factors.where(mask.flatten(), 0)
+                factors = factors.where(mask, 0)
             views = self._views(gradient)
-            for module in reached:
+            for module, by_rows in reached.items():
                 places: Places = {name: views[full] for name, full in self._names[module].items()}
-                self._rules[module].write_clipped_sum(factors, finite, places)
+                ordered = [
+                    None if part is None else (part.T if by_rows else part).flatten() for part in (factors, finite)
+                ]
+                assert ordered[0] is not None
+                self._rules[module].write_clipped_sum(ordered[0], ordered[1], places, by_rows=by_rows)
         return gradient
 
     def _by_vmap(
@@ -214,5 +225,5 @@ class _Shown(torch.autograd.Function):
         dim = in_dims[1]
         assert dim is not None
         watched = output.view_as(output)
-        calls.seen.append((noted.movedim(in_dims[0] or 0, 0).detach(), watched, dim))
+        calls.seen.append((noted.detach(), in_dims[0] or 0, watched, dim))
         return watched, dim

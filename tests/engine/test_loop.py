@@ -70,7 +70,7 @@ def test_at_most_two_results_per_worker_wait(task):
                 ahead += 1
             return item
 
-        for item in running._in_order(work, range(50)):
+        for item in running._with_space(work, range(50)):
             with lock:
                 ahead -= 1
                 most = max(most, ahead)
@@ -83,7 +83,7 @@ def test_workers_use_one_intra_op_thread_and_give_the_setting_back(task):
     torch.set_num_threads(2)
     try:
         with engine(task, 2) as running:
-            assert set(running._in_order(lambda space, item: torch.get_num_threads(), range(6))) == {1}
+            assert set(running._with_space(lambda space, item: torch.get_num_threads(), range(6))) == {1}
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

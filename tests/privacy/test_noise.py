@@ -17,7 +17,14 @@ import torch
 from scipy import stats
 
 from privfl.errors import ConfigError
-from privfl.privacy.noise import NoiseSource, NoiseStream, release_grid, round_to_grid
+from privfl.privacy.noise import (
+    NoiseSource,
+    NoiseStream,
+    _log_uniform,
+    add_gaussian_rows_,
+    release_grid,
+    round_to_grid,
+)
 
 ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "local_randomizers.json").read_text())
 FALSE_ALARM = 1e-6
@@ -198,9 +205,22 @@ def test_consecutive_chunks_and_neighbouring_streams_are_uncorrelated():
 
 def test_the_logarithm_is_refined_below_the_smallest_53_bit_number():
     """Words of zeros stand for U < 2⁻⁵³; given that, −log U − 53 log 2 is standard exponential."""
-    refined = stream("tail")._log_uniform(np.zeros(100_000, dtype=np.uint64))
+    (refined,) = _log_uniform([stream("tail")], np.zeros((1, 100_000)))
     assert np.all(np.isfinite(refined))
     assert stats.kstest(-refined - 53 * math.log(2), "expon").pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("size", [1, 6, 5386, (1 << 15) + 3, 70_001])
+def test_rows_get_the_bits_that_each_stream_alone_would_give(size):
+    rows = torch.randn(5, size, generator=torch.Generator().manual_seed(0))
+    deviations = [1.0, 0.3, 0.0, 7.0, 1e-3]
+    alone = rows.clone()
+    for place, deviation in enumerate(deviations):
+        stream("row", place).add_gaussian_(alone[place], deviation)
+    together = add_gaussian_rows_([stream("row", place) for place in range(5)], rows.clone(), deviations)
+    assert torch.equal(together, alone)
+    assert torch.equal(together[2], rows[2])
+    assert not torch.equal(together[3], rows[3])
 
 
 def test_laplace_numbers_have_the_laplace_law_and_a_fair_sign():

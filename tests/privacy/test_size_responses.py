@@ -75,11 +75,12 @@ def test_answers_depend_on_the_client_and_not_on_who_else_is_asked_or_in_which_o
     assert np.array_equal(together, apart[::-1])
 
 
-def test_the_coins_of_the_kth_answer_come_from_the_stream_of_client_and_k():
+def test_the_coins_of_the_kth_answer_come_from_the_clients_place_in_a_block_of_the_stream_of_k():
     mechanism, table = PiecewiseSize(1.0, 100, refresh="every_round"), SizeResponses()
     for k in range(3):
         answer = table.answers(10 * k, [7], [42], mechanism, SOURCE)
-        assert np.array_equal(answer, mechanism.respond([42], SOURCE.stream("size", 7, k)))
+        everyone = np.where(np.arange(1024) == 7, 42, 1)  # client 7 has place 7 of block 0, whoever else answers
+        assert answer[0] == mechanism.respond(everyone, SOURCE.stream("size", 0, k))[7]
 
 
 @pytest.mark.parametrize("name", SIZE_MECHANISMS)

@@ -193,3 +193,16 @@ def test_thousands_of_distinct_releases_stay_small():
     histories = ledger.histories("sample", "server")
     assert histories.counts.nnz < 45_000
     assert int(histories.counts.sum(axis=1)[histories.group].sum()) == 40_000
+
+
+def test_the_most_that_one_client_made_of_each_release_is_known_and_survives_a_restart():
+    rng = np.random.default_rng(0)
+    ledger = Ledger(12, ("update", "size", "clear"))
+    for _ in range(40):
+        release = (UPDATE, SIZE, CLEAR)[rng.integers(3)]
+        ledger.record(release, None if rng.random() < 0.1 else rng.integers(0, 12, rng.integers(1, 4)), 2)
+        clients = [*counts(ledger).values(), *counts(ledger, "client").values()]
+        made = {name: max(client.get(name, 0) for client in clients) for name in ledger.declared}
+        assert ledger.most() == [made[release.name] for release in ledger.releases]
+        assert Ledger.from_state(json.loads(json.dumps(ledger.state()))).most() == ledger.most()
+    assert ledger.with_releases([(UPDATE, [3], 1000)]).most()[ledger.releases.index(UPDATE)] >= 1000

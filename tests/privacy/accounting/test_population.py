@@ -58,6 +58,18 @@ def test_a_join_dominates_every_history_and_no_more_than_needed():
     assert all(claim(joined) >= claim(history(kinds, row)) for row in rows)
 
 
+def test_a_join_holds_at_every_rate_what_the_busiest_row_made_from_there_upwards():
+    rng = np.random.default_rng(5)
+    kinds = [sampled(rate, noise) for noise in (1.0, 2.0) for rate in (0.01, 0.05, 0.1)] + [RR]
+    for _ in range(50):
+        rows = rng.integers(0, 4, (rng.integers(1, 20), len(kinds))) * (rng.random((1, len(kinds))) < 0.7)
+        joined = join(sparse.csr_array(rows), kinds)
+        for start, stop in ((0, 3), (3, 6), (6, 7)):
+            for column in range(start, stop):
+                above = sum(joined.get(kind, 0) for kind in kinds[column:stop])
+                assert above == rows[:, column:stop].sum(axis=1).max()
+
+
 def test_equal_rows_are_found_and_unequal_ones_kept_apart():
     rows = sparse.csr_array(np.array([[1, 2], [2, 1], [1, 2], [0, 0], [2, 1]]))
     first, inverse = distinct_rows(rows)

@@ -62,6 +62,21 @@ def test_a_certificate_is_kept_until_the_run_outgrows_it():
     assert len(set(bounds)) < 100
 
 
+def test_with_cohorts_that_change_the_bound_stays_above_the_claim_and_the_budget_is_kept():
+    rng = np.random.default_rng(2)
+    ledger = Ledger(300, ["update"])
+    tracker = EpsilonTracker(ledger, DELTA)
+    for round in range(150):
+        planned = [(update(0.05), rng.choice(300, 30, replace=False), 1)]
+        after = claim(ledger.with_releases(planned)) if round % 30 == 29 else None
+        if after is not None:
+            assert not tracker.would_exceed(Budget(1.02 * after), planned)
+            assert tracker.would_exceed(Budget(0.98 * after), planned)
+        ledger.record(*planned[0])
+        bound = tracker.so_far()["sample/public"]
+        assert after is None or after <= bound <= 1.05 * after
+
+
 def test_cells_without_a_finite_claim_are_left_out():
     ledger = Ledger(2, ["update"])
     clear = unprotected("it is sent as it is.")

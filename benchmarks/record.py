@@ -1,0 +1,96 @@
+"""What a run of the benchmarks leaves behind: rows with the conditions they were measured under, a table, a figure."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+Conditions = dict[str, Any]
+PACKAGES = ("torch", "opacus", "numpy", "dp-accounting")
+
+
+def machine(environment: Mapping[str, str]) -> Conditions:
+    """Processor, cores and versions; those of the peers whose environments ``environment`` names."""
+    found: Conditions = {"processor": _processor(), "cores": os.cpu_count(), "python": platform.python_version()}
+    found |= {name: version(name) for name in PACKAGES}
+    for name, variable in (("pfl", "PRIVFL_BENCH_PFL"), ("flwr", "PRIVFL_BENCH_FLOWER")):
+        if environment.get(variable):
+            code = f"from importlib.metadata import version; print(version('{name}'))"
+            asked = subprocess.run([environment[variable], "-c", code], capture_output=True, text=True)
+            if asked.returncode == 0:
+                found[name] = asked.stdout.strip()
+    return found
+
+
+def conditions(machine: Conditions) -> Conditions:
+    """``machine`` with today's date and the load of the last minute, to be taken before a benchmark starts."""
+    return {"date": datetime.date.today().isoformat(), **machine, "load": round(os.getloadavg()[0], 2)}
+
+
+def with_verdict(benchmark: str, row: Row) -> Row:
+    """``row`` with its benchmark's name and whether it met its target; ``None`` where it has none."""
+    met = None if row["target"] is None else row["median"] <= row["target"]
+    return {"benchmark": benchmark, **row, "met": met}
+
+
+def merged(before: Mapping[str, Any], rows: Sequence[Row], measured: Mapping[str, Conditions]) -> dict[str, Any]:
+    """The record ``before`` (``{}`` if there is none) with the benchmarks of ``measured`` replaced by ``rows``.
+
+    Rows of other benchmarks stay, each benchmark's in its old place, with the conditions that they were measured under.
+    """
+    kept = [row for row in before.get("rows", []) if row["benchmark"] not in measured]
+    old = before.get("measured") or {row["benchmark"]: before["machine"] for row in kept}
+    old = {name: old[name] for name in old if name not in measured and any(row["benchmark"] == name for row in kept)}
+    order = list(dict.fromkeys([row["benchmark"] for row in before.get("rows", [])] + list(measured)))
+    together = sorted([*kept, *rows], key=lambda row: order.index(row["benchmark"]))
+    everything = {**old, **measured}
+    return {"measured": {name: everything[name] for name in order if name in everything}, "rows": together}
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """The table, below one line for each machine, date and set of versions, with the benchmarks run under it."""
+    shared: dict[str, list[str]] = {}
+    for name, found in record["measured"].items():
+        head = ", ".join(f"{key} {value}" for key, value in found.items() if key != "load")
+        shared.setdefault(head, []).append(f"{name} {found['load']:.2f}")
+    lines = [f"{head}; load before each: {', '.join(names)}\n" for head, names in shared.items()]
+    lines += ["| what | target | median | range | met |", "|---|---|---|---|---|"]
+    for row in record["rows"]:
+        target = "–" if row["target"] is None else f"≤ {row['target']}"
+        met = {True: "yes", False: "**no**", None: "–"}[row["met"]]
+        spread = f"{row['min']:.3f} to {row['max']:.3f}"
+        lines.append(f"| {row['what']} | {target} | {row['median']:.3f} | {spread} | {met} |")
+    return "\n".join(lines) + "\n"
+
+
+def figure(rows: Sequence[Row], path: Path) -> None:
+    """Measured over target, one bar for each row that has one; left of the line is good."""
+    from matplotlib.figure import Figure
+
+    rows = [row for row in rows if row["target"] is not None]
+    picture = Figure(figsize=(10, 0.42 * len(rows) + 1.2), layout="constrained")
+    axes = picture.add_subplot()
+    values = [row["median"] / row["target"] for row in rows]
+    colours = ["#0072B2" if row["met"] else "#D55E00" for row in rows]
+    axes.barh(range(len(rows)), values, color=colours)
+    axes.set_yticks(range(len(rows)), [row["what"] for row in rows], fontsize=8)
+    axes.invert_yaxis()
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_xlabel("measured / target (left of 1 is met)")
+    axes.spines[["top", "right"]].set_visible(False)
+    picture.savefig(path, dpi=150)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
