@@ -66,7 +66,8 @@ def choose(
         return Choice("loop", None, "asked for")
     most = min(math.ceil(cohort / loop.workers), largest_chunk(loop, way))
     if cohort < 2 or most < 1:
-        return Choice("loop", None, "there are never two clients to stack" if cohort < 2 else "memory holds one client")
+        why = "there are never two clients to stack" if cohort < 2 else "memory does not hold a second client"
+        return Choice("loop", None, why)
     began = time.perf_counter()
     if wanted == "auto":
         with _federation(loop, way, 2 * loop.workers) as probe:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from privfl.engine.layouts import INNERMOST
+
 
 class StreamDropout(nn.Module):
     """``nn.Dropout`` (and its channel-wise kin) with generators that the engine sets.
@@ -35,10 +37,12 @@ class StreamDropout(nn.Module):
                 like = like.narrow(dim, 0, 1)
         if self.stack is not None:
             kept: Tensor = _StackedMask.apply(like, self)  # type: ignore[no-untyped-call]
-        else:
-            kept = torch.rand(like.shape, generator=self.generator, device=like.device, dtype=like.dtype)
-            kept = kept < 1 - self.probability
-        return inputs * kept / (1 - self.probability)
+            return inputs * kept.to(inputs.dtype).mul_(1 / (1 - self.probability))
+        drawn = torch.rand(like.shape, generator=self.generator, device=like.device, dtype=like.dtype)
+        scaled = (drawn < 1 - self.probability).to(inputs.dtype).mul_(1 / (1 - self.probability))
+        if like.dim() == 4 and like.is_contiguous(memory_format=INNERMOST):
+            scaled = scaled.contiguous(memory_format=INNERMOST)  # a product of unlike layouts is slow
+        return inputs * scaled
 
     def extra_repr(self) -> str:
         return f"p={self.probability}"

@@ -50,7 +50,7 @@ class VectorisedEngine:
         self._stacks: SimpleQueue[Stack] = SimpleQueue()
         self.templates: list[nn.Module] = []
         for _ in range(loop.workers):
-            space = Workspace.build(loop.task.model(0), loop.device, None, stacked=True)
+            space = Workspace.build(loop.task.model(0), loop.device, None)
             self._stacks.put(Stack(StackedGradients(space.own, way), space.dropout))
             self.templates.append(space.own.module)
 

@@ -92,14 +92,23 @@ class ClientDoor:
         network, rows = self._network, len(batch.rows)
         divisor = batch.plan.divisor if isinstance(batch.plan, Poisson) and batch.plan.divisor else max(rows, 1)
         if rows <= ROWS_AT_ONCE and rows > 0:
-            _gradient_into(network.gradient, network, loss, batch.inputs, batch.targets, divisor)
+            self._sum_into_gradient(loss, batch.inputs, batch.targets, divisor)
             return network.gradient
         total = torch.zeros_like(network.gradient)
         for inputs, targets in _pieces(batch):
             if len(inputs):
-                _gradient_into(network.gradient, network, loss, inputs, targets, divisor)
+                self._sum_into_gradient(loss, inputs, targets, divisor)
                 total += network.gradient
         return network.gradient.copy_(total)
+
+    def _sum_into_gradient(self, loss: Loss, inputs: Tensor, targets: Tensor, divisor: float) -> None:
+        if self._clipper is not None:
+            self._clipper.plain_sum(loss, inputs, targets, divisor)
+            return
+        network = self._network
+        with torch.enable_grad():
+            total = loss(network.module, inputs, targets).sum() / divisor
+        torch.cat([gradient.reshape(-1) for gradient in network.gradient_of(total)], out=network.gradient)
 
     def _private_gradient(self, loss: Loss, batch: Batch, dpsgd: DPSGD) -> Tensor:
         rate, divisor = public_plan(batch.plan)
@@ -123,11 +132,3 @@ class ClientDoor:
 def _pieces(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs and targets in pieces of at most ``ROWS_AT_ONCE`` rows; one empty piece of an empty batch."""
     return zip(torch.split(batch.inputs, ROWS_AT_ONCE), torch.split(batch.targets, ROWS_AT_ONCE), strict=True)
-
-
-def _gradient_into(
-    place: Tensor, network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor, divisor: float
-) -> None:
-    with torch.enable_grad():
-        total = loss(network.module, inputs, targets).sum() / divisor
-    torch.cat([gradient.reshape(-1) for gradient in network.gradient_of(total)], out=place)

@@ -38,6 +38,14 @@ class Rule(Protocol):
         """Write each client's Σ factors_i·gradient_i into ``places``; samples not in ``finite`` [B] count as zero."""
 
 
+class SumRule:
+    """A rule that can write the plain sum of its layer's gradients for less than autograd."""
+
+    def write_sum(self, calls: Calls, places: Places) -> None:
+        """Write the sum over samples and calls into ``places``, which have one client."""
+        raise AssertionError("every subclass writes its own sums")
+
+
 def factors_for(squares: Tensor, max_grad_norm: float) -> tuple[Tensor, Tensor | None]:
     """Clipping factors [B] from squared norms [B], and which samples are finite (``None`` if all are).
 
@@ -56,7 +64,7 @@ def _keep(values: Tensor, finite: Tensor | None) -> Tensor:
     return values if finite is None else values.where(finite.view(-1, *[1] * (values.dim() - 1)), 0)
 
 
-class LinearRule:
+class LinearRule(SumRule):
     """``nn.Linear`` on [B, in] or [B, ..., in]; no per-sample gradient is formed when norms come cheaper without."""
 
     takes_rows_first: ClassVar[bool] = False
@@ -99,6 +107,21 @@ class LinearRule:
             torch.sum(g.view(clients, -1, g.shape[-1]), 1, out=places["bias"])
         del self.inputs, self.backs
 
+    def write_sum(self, calls: Calls, places: Places) -> None:
+        for place in places.values():
+            if len(calls) != 1:
+                place.zero_()
+        for given, back in calls:
+            a, g = given.reshape(-1, given.shape[-1]), back.reshape(-1, back.shape[-1])
+            if "weight" in places and len(calls) == 1:
+                torch.mm(g.T, a, out=places["weight"][0])
+            elif "weight" in places:
+                places["weight"][0].addmm_(g.T, a)
+            if "bias" in places and len(calls) == 1:
+                torch.sum(g, 0, out=places["bias"][0])
+            elif "bias" in places:
+                places["bias"][0].add_(g.sum(0))
+
 
 class _FormedRule:
     """A rule that forms its per-sample gradients: cheap where the layer has few parameters."""
@@ -140,7 +163,7 @@ class _FormedRule:
         self.formed = {}
 
 
-class ConvolutionRule(_FormedRule):
+class ConvolutionRule(_FormedRule, SumRule):
     """``nn.Conv1d``, ``nn.Conv2d``, ``nn.Conv3d``: one grouped convolution, a group (or more) for each sample.
 
     With up to four input channels, as the first layer of an image network has, grouped kernels run at a third of their
@@ -153,11 +176,7 @@ class ConvolutionRule(_FormedRule):
         formed = {"bias": back.flatten(2).sum(2)} if "bias" in self.trained else {}
         if "weight" not in self.trained:
             return formed
-        padding = layer.padding
-        if isinstance(padding, str) or layer.padding_mode != "zeros":
-            mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-            given = F.pad(given, layer._reversed_padding_repeated_twice, mode=mode)
-            padding = (0,) * len(layer.kernel_size)
+        given, padding = _padded(layer, given)
         if _few_channels(layer):
             windows = _windows(layer, F.pad(given, [side for size in reversed(padding) for side in (size, size)]))
             weight = torch.bmm(windows, back.flatten(2).mT).mT
@@ -177,6 +196,41 @@ class ConvolutionRule(_FormedRule):
             [False, True, False],
         )
         return {"weight": weight.reshape(samples, -1), **formed}
+
+    def write_sum(self, calls: Calls, places: Places) -> None:
+        layer = self.layer
+        assert isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        sums: dict[str, Tensor] = {}
+        for given, back in calls:
+            given, padding = _padded(layer, given)
+            if "weight" in places:
+                _, weight, _ = torch.ops.aten.convolution_backward(
+                    back,
+                    given,
+                    layer.weight,
+                    None,
+                    layer.stride,
+                    padding,
+                    layer.dilation,
+                    False,
+                    [0] * len(layer.kernel_size),
+                    layer.groups,
+                    [False, True, False],
+                )
+                sums["weight"] = sums["weight"] + weight if "weight" in sums else weight
+            if "bias" in places:
+                bias = back.sum([0, *range(2, back.dim())])  # the kernel's own takes several times as long
+                sums["bias"] = sums["bias"] + bias if "bias" in sums else bias
+        for name, total in sums.items():
+            places[name][0].copy_(total)
+
+
+def _padded(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, given: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """The input, padded if the kernel cannot do it, and the padding that is left to the kernel."""
+    if not isinstance(layer.padding, str) and layer.padding_mode == "zeros":
+        return given, layer.padding
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    return F.pad(given, layer._reversed_padding_repeated_twice, mode=mode), (0,) * len(layer.kernel_size)
 
 
 def _few_channels(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> bool:

@@ -23,11 +23,13 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from privfl.errors import ConfigError
 from privfl.parameters import FlatNetwork
-from privfl.privacy.layer_rules import Places, Rule, factors_for, rule_for
+from privfl.privacy.layer_rules import Calls, Places, Rule, SumRule, factors_for, rule_for
 
 Way = Literal["layers", "vmap"]
 Loss = Callable[..., Tensor]
 """``loss(network, inputs [B, ...], targets [B]) -> [B]``: one term per sample, each a function of that sample alone."""
+Seen = dict[nn.Module, list[tuple[Tensor, Tensor]]]
+"""Input and output of every call of every layer in one forward pass."""
 
 
 class PerSampleGradients:
@@ -41,7 +43,7 @@ class PerSampleGradients:
         self.network = network
         self.way: Way = way or ("layers" if unknown_layers(network.module) == [] else "vmap")
         self._recording = False
-        self._seen: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
+        self._seen: Seen = {}
         if self.way == "layers":
             views = dict(zip(map(id, network.parameters), network.gradient_views, strict=True))
             self._rules: dict[nn.Module, Rule] = {}
@@ -65,30 +67,61 @@ class PerSampleGradients:
         way = self._by_layers if self.way == "layers" else self._by_vmap
         return way(loss, inputs, targets, max_grad_norm)
 
+    def plain_sum(self, loss: Loss, inputs: Tensor, targets: Tensor, divisor: float) -> None:
+        """Write the gradient of the sum of ``loss`` over ``divisor`` into ``network.gradient``, without clipping.
+
+        The same as autograd's, for less: what a layer contributes is written where it belongs instead of being
+        allocated, accumulated and copied. Only for networks that :func:`sums_directly` allows.
+        """
+        with torch.enable_grad():
+            seen, losses = self._forward(loss, inputs, targets)
+            total = losses.sum() / divisor
+        reached = self._arrived(seen, total)
+        for module, places in self._places.items():
+            pairs = reached.get(module)
+            rule = self._rules[module]
+            if pairs:
+                assert isinstance(rule, SumRule)
+                rule.write_sum(pairs, places)
+            else:
+                for place in places.values():
+                    place.zero_()
+
+    def _forward(self, loss: Loss, inputs: Tensor, targets: Tensor) -> tuple[Seen, Tensor]:
+        """What every layer received and gave in one forward pass, and the losses [B]."""
+        self._seen, self._recording = {}, True
+        try:
+            losses = loss(self.network.module, inputs, targets)
+        finally:
+            self._recording = False
+        seen, self._seen = self._seen, {}
+        return seen, losses
+
+    def _arrived(self, seen: Seen, total: Tensor) -> dict[nn.Module, Calls]:
+        """The (input, gradient of ``total`` at the output) pairs of every layer that ``total`` depends on."""
+        outputs = [output for calls in seen.values() for _, output in calls]
+        arriving = iter(torch.autograd.grad(total, outputs, allow_unused=True))
+        reached = {}
+        for module, calls in seen.items():
+            pairs = [(given, back) for (given, _), back in zip(calls, arriving, strict=False) if back is not None]
+            if pairs:
+                reached[module] = pairs
+        return reached
+
     def _record(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         if self._recording:
             self._seen.setdefault(module, []).append((inputs[0].detach(), output))
 
     def _by_layers(self, loss: Loss, inputs: Tensor, targets: Tensor, max_grad_norm: float) -> Tensor:
-        self._seen, self._recording = {}, True
-        try:
-            with torch.enable_grad():
-                losses = loss(self.network.module, inputs, targets)
-                total = losses.sum()
-        finally:
-            self._recording = False
-        seen, self._seen = self._seen, {}
-        outputs = [output for calls in seen.values() for _, output in calls]
+        with torch.enable_grad():
+            seen, losses = self._forward(loss, inputs, targets)
+            total = losses.sum()
         with torch.no_grad():
-            arriving = iter(torch.autograd.grad(total, outputs, allow_unused=True))
             squares = total.new_zeros(len(losses))
-            reached = []
-            for module, calls in seen.items():
-                pairs = [(given, back) for (given, _), back in zip(calls, arriving, strict=False) if back is not None]
-                if pairs:
-                    self._rules[module].receive(pairs)
-                    squares += self._rules[module].squared_norms(len(losses))
-                    reached.append(module)
+            reached = self._arrived(seen, total)
+            for module, pairs in reached.items():
+                self._rules[module].receive(pairs)
+                squares += self._rules[module].squared_norms(len(losses))
             factors, finite = factors_for(squares, max_grad_norm)
             for module in reached:
                 self._rules[module].write_clipped_sum(factors, finite, self._places[module])
@@ -134,6 +167,28 @@ class LossModule(nn.Module):
 def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """The parameters that ``module`` itself holds and that are trained, by name."""
     return [(name, value) for name, value in module.named_parameters(recurse=False) if value.requires_grad]
+
+
+def sums_directly(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor) -> bool:
+    """Whether :meth:`PerSampleGradients.plain_sum` serves ``network``: every layer's rule can, and autograd agrees.
+
+    Tried on a small batch of public values, in evaluation mode so that drop-out does not matter.
+    """
+    module = network.module
+    owners = [layer for layer in module.modules() if trained_parameters(layer)]
+    if unknown_layers(module) or not all(issubclass(rule_for(layer) or object, SumRule) for layer in owners):
+        return False
+    training = module.training
+    module.eval()
+    try:
+        with torch.enable_grad():
+            total = loss(module, inputs, targets).sum()
+        expected = torch.cat([gradient.flatten() for gradient in network.gradient_of(total)])
+        with torch.no_grad():
+            PerSampleGradients(network, "layers").plain_sum(loss, inputs, targets, 1.0)
+    finally:
+        module.train(training)
+    return float((network.gradient - expected).abs().max()) <= 1e-3 * (float(expected.abs().max()) + 1e-12)
 
 
 def unknown_layers(network: nn.Module) -> list[str]:

@@ -194,7 +194,7 @@ def test_the_largest_chunk_follows_from_free_memory(monkeypatch):
         assert need > 4 * 4 * values  # parameters, gradient, update and their copies at least
         assert bytes_per_client(loop, "vmap") > need + 4 * 20 * values
         monkeypatch.setattr("privfl.engine.memory.free_bytes", lambda device: 40.5 * need)
-        assert largest_chunk(loop, None) == 00
+        assert largest_chunk(loop, None) == 10
         monkeypatch.setattr("privfl.engine.memory.free_bytes", lambda device: 1.0)
         assert largest_chunk(loop, None) == 0
 

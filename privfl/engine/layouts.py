@@ -1,0 +1,78 @@
+"""Where the channels of images lie in a CPU's memory: innermost, because max-pooling is ten times as fast that way.
+
+Measured on two cores, a step of the models that pool takes 0.7 to 0.95 of its time. What is computed stays the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+INNERMOST = torch.channels_last
+
+
+def lay_channels_innermost(network: nn.Module) -> None:
+    """Make ``network`` lay out its images [B, C, H, W] that way, if it has a max-pooling layer to gain by it."""
+    pools = [module for module in network.modules() if type(module) is nn.MaxPool2d and not module.return_indices]
+    if not pools:
+        return
+    for parent in list(network.modules()):
+        for name, child in list(parent.named_children()):
+            if child in pools:
+                setattr(parent, name, InnermostPool(child))
+    network.register_forward_pre_hook(_relaid)
+
+
+def _relaid(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    images = inputs[0]
+    if images.dim() != 4:
+        return inputs
+    _, channels, height, width = images.shape
+    if channels == 1:  # both layouts are one and the same in memory; only the strides can say which is meant
+        images = images.contiguous().as_strided(images.shape, (height * width, 1, width, 1))
+    else:
+        images = images.contiguous(memory_format=INNERMOST)
+    return (images, *inputs[1:])
+
+
+class InnermostPool(nn.Module):
+    """``nn.MaxPool2d`` whose backward pass keeps the layout; PyTorch's own copies the gradient back and forth."""
+
+    def __init__(self, layer: nn.MaxPool2d) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if inputs.dim() != 4 or not inputs.is_contiguous(memory_format=INNERMOST):
+            pooled: Tensor = self.layer(inputs)
+            return pooled
+        layer = self.layer
+        stride = layer.kernel_size if layer.stride is None else layer.stride
+        window = tuple(_pair(value) for value in (layer.kernel_size, stride, layer.padding, layer.dilation))
+        pooled = _Pool.apply(inputs, window, layer.ceil_mode)  # type: ignore[no-untyped-call]
+        return pooled
+
+
+class _Pool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, window: tuple[list[int], ...], ceil_mode: bool) -> Tensor:
+        pooled, places = torch.ops.aten.max_pool2d_with_indices(inputs, *window, ceil_mode)
+        ctx.save_for_backward(inputs, places)
+        ctx.settings = (*window, ceil_mode)
+        return pooled  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> tuple[Tensor, None, None]:
+        inputs, places = ctx.saved_tensors
+        back = torch.empty_like(inputs, memory_format=INNERMOST)
+        given = arriving[0].contiguous(memory_format=INNERMOST)
+        torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
+            given, inputs, *ctx.settings, places, grad_input=back
+        )
+        return back, None, None
+
+
+def _pair(value: int | tuple[int, ...]) -> list[int]:
+    return [value, value] if isinstance(value, int) else list(value)
