@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast, get_args
 
 import torch
 
 from privfl.algorithms.base import Algorithm
 from privfl.cohort import Cohort
-from privfl.engine.choice import EngineName
 from privfl.errors import ConfigError, unknown
 from privfl.parameters import FlatNetwork
 from privfl.privacy.channel import Channel
-from privfl.privacy.per_sample import Way, check_per_sample
+from privfl.privacy.dpsgd import PerSample
+from privfl.privacy.opacus_reference import check_opacus
+from privfl.privacy.per_sample import Way, check_per_sample, unknown_layers
 from privfl.privacy.settings import Privacy
 from privfl.task import Task
 
@@ -41,7 +41,7 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
         if algorithm.dpsgd_refusal():
             raise ConfigError(f"DP-SGD cannot protect this run: {algorithm.dpsgd_refusal()}")
         dpsgd.check_clients(clients)
-        way = check_per_sample(network, task.loss, *task.probe(4))
+        way = _way(dpsgd.per_sample, network, task)
     channel = Channel(privacy.update, algorithm.fields(), dpsgd, cohort.rate)
     weighted = algorithm.weights() != "uniform" or cohort.needs_sizes
     needs_sizes = algorithm.asks_sizes() or weighted
@@ -66,6 +66,21 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
     return Checked(channel, way, needs_sizes, warnings)
 
 
+def _way(wanted: PerSample, network: FlatNetwork, task: Task) -> Way:
+    """How per-sample gradients of ``network`` are formed if ``wanted`` is asked for; refused if that cannot be."""
+    probe = task.probe(4)
+    fastest = check_per_sample(network, task.loss, *probe)
+    if wanted == "auto":
+        return fastest
+    if wanted == "layers" and fastest != "layers":
+        unknown = unknown_layers(network.module)
+        because = f"there is no rule for {unknown[0]}" if unknown else "a parameter is used outside of its own layer"
+        raise ConfigError(f"DPSGD's per_sample is 'layers', but {because}; use 'auto', 'vmap' or 'opacus'")
+    if wanted == "opacus":
+        check_opacus(network, task.loss, *probe)
+    return wanted
+
+
 def _keep_draw_secret(privacy: Privacy) -> None:
     """Refuse what would publish who was drawn, because the claim is amplified by a secret draw of the cohort."""
     if privacy.training is not None and privacy.training.target_epsilon is not None:
@@ -80,15 +95,10 @@ def _keep_draw_secret(privacy: Privacy) -> None:
         )
 
 
-def check_engine(name: str) -> EngineName:
-    """``name`` if it is an engine.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    if name not in get_args(EngineName):
-        raise unknown("engine", name, get_args(EngineName))
-    return cast(EngineName, name)
+def check_name(kind: str, name: str, valid: tuple[str, ...]) -> None:
+    """Raise a :class:`ConfigError` that lists the valid names unless ``name`` is one of them."""
+    if name not in valid:
+        raise unknown(kind, name, valid)
 
 
 def pick_device(name: str) -> torch.device:

@@ -47,6 +47,7 @@ from privfl.privacy.channel import Clip, GaussianNoise, Mechanism
 from privfl.privacy.dpsgd import DPSGD
 from privfl.privacy.local_randomizers import SIZE_MECHANISMS
 from privfl.privacy.plans import LocalTraining
+from privfl.privacy.precision import Precision
 from privfl.privacy.settings import Budget, Privacy
 from privfl.run import Run
 from privfl.simulation import Observer, simulate
@@ -61,6 +62,7 @@ _PLAIN = {
     "evaluate_every": (int, 1),
     "device": (str, "auto"),
     "engine": (EngineName, "auto"),
+    "precision": (Precision, "float32"),
     "workers": (int | None, None),
     "checkpoint_seconds": (float, 10.0),
 }
@@ -97,6 +99,7 @@ class Experiment:
     evaluate_every: int
     device: str
     engine: EngineName
+    precision: Precision
     workers: int | None
     checkpoint_seconds: float
 
@@ -215,6 +218,7 @@ class Experiment:
             resume=resume,
             device=self.device,
             engine=self.engine,
+            precision=self.precision,
             workers=self.workers,
             settings=self.to_dict(),
             checkpoint_seconds=self.checkpoint_seconds,

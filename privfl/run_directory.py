@@ -10,6 +10,7 @@ resumed run repeats the noise of a round instead of spending it twice; it is era
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import io
 import json
@@ -168,6 +169,16 @@ class RunDirectory:
             kept = [line for line in read_lines(self.path / name) if line["round"] < rounds]
             if kept or (self.path / name).exists():
                 write_whole(self.path / name, "".join(json.dumps(line) + "\n" for line in kept).encode())
+
+
+INDIFFERENT = ("engine", "workers", "checkpoint_seconds")
+"""Settings that another start of a run may change: it keeps its engine, and results do not depend on the others."""
+
+
+def fingerprint(settings: Mapping[str, Any]) -> str:
+    """A hash that tells runs with other settings apart."""
+    decisive = {name: value for name, value in settings.items() if name not in INDIFFERENT}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def read_lines(path: Path) -> list[Metrics]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -19,7 +17,7 @@ from numpy.typing import NDArray
 from privfl.algorithms.base import Algorithm, Round, Tensors
 from privfl.caveats import caveats
 from privfl.cohort import Cohort, Everyone, Selection
-from privfl.compatibility import check_engine, check_settings, pick_device
+from privfl.compatibility import check_name, check_settings, pick_device
 from privfl.data.availability import Always, Availability
 from privfl.description import describe
 from privfl.engine.aggregation import Sums, add_up
@@ -37,15 +35,15 @@ from privfl.privacy.channel import Channel
 from privfl.privacy.noise import NoiseSource
 from privfl.privacy.per_sample import Way
 from privfl.privacy.plans import LocalTraining
+from privfl.privacy.precision import Precision
 from privfl.privacy.settings import Privacy
 from privfl.privacy.size_responses import SizeResponses
 from privfl.run import Run
-from privfl.run_directory import Checkpoint, Metrics, RunDirectory, write_whole
+from privfl.run_directory import Checkpoint, Metrics, RunDirectory, fingerprint, write_whole
 from privfl.sizes import SIZE, SIZE_RESPONSE, Sizes
 from privfl.task import Task
 
 SETTINGS = ("algorithm", "rounds", "training", "privacy", "cohort", "availability", "seed", "evaluate_every")
-INDIFFERENT = ("engine", "workers", "checkpoint_seconds")  # a run may be resumed with others: it keeps its engine
 Observer = Callable[["Simulation", Metrics], None]
 """Called after every round with the simulation and the round's metrics; the progress bar is one."""
 
@@ -65,6 +63,7 @@ def simulate(
     resume: bool = False,
     device: str = "auto",
     engine: EngineName = "auto",
+    precision: Precision = "float32",
     workers: int | None = None,
     settings: Mapping[str, Any] | None = None,
     checkpoint_seconds: float = 10.0,
@@ -84,6 +83,7 @@ def simulate(
         device: ``auto`` (CUDA if there is one), ``cpu``, ``cuda``, …
         engine: ``loop`` trains clients one by one on every core, ``vectorised`` stacks them into one kernel, ``auto``
             measures which is faster. Results agree up to the rounding of sums, and bit by bit for one engine.
+        precision: of gradients: ``float32``; ``tf32`` (CUDA) or ``bfloat16`` for speed.
         workers: clients side by side; default all cores. Results do not depend on it.
         settings: what ``config.toml`` records; default a description of the arguments.
         checkpoint_seconds: seconds between checkpoints.
@@ -93,6 +93,8 @@ def simulate(
     """
     if rounds < 1 or evaluate_every < 1:
         raise ConfigError(f"rounds is {rounds} and evaluate_every is {evaluate_every}; give integers ≥ 1")
+    check_name("engine", engine, get_args(EngineName))
+    check_name("precision", precision, get_args(Precision))
     simulation = Simulation(
         task=task,
         algorithm=algorithm,
@@ -105,7 +107,8 @@ def simulate(
         evaluate_every=evaluate_every,
         directory=None if out is None else RunDirectory(Path(out)),
         device=pick_device(device),
-        engine_name=check_engine(engine),
+        engine_name=engine,
+        precision=precision,
         workers=workers,
         checkpoint_seconds=checkpoint_seconds,
         observers=tuple(observers),
@@ -129,6 +132,7 @@ class Simulation:
     directory: RunDirectory | None
     device: torch.device
     engine_name: EngineName
+    precision: Precision
     workers: int | None
     checkpoint_seconds: float
     observers: tuple[Observer, ...]
@@ -144,7 +148,7 @@ class Simulation:
         """Prepare, train, conclude."""
         settings = settings or {
             "task": self.task.describe(),
-            **{name: describe(getattr(self, name)) for name in SETTINGS},
+            **{name: describe(getattr(self, name)) for name in (*SETTINGS, "precision")},
         }
         if self.algorithm.pools_data:
             self.task = self.task.pooled()
@@ -155,17 +159,22 @@ class Simulation:
         key = self.privacy.noise_key
         self.source = NoiseSource.from_os() if key is None else NoiseSource.from_key(key)
         if self.directory is not None:
-            decisive = {name: value for name, value in settings.items() if name not in INDIFFERENT}
-            text = json.dumps(decisive, sort_keys=True, default=str)
-            fingerprint = hashlib.sha256(text.encode()).hexdigest()
-            checkpoint = self.directory.begin(settings, fingerprint, resume=resume)
+            checkpoint = self.directory.begin(settings, fingerprint(settings), resume=resume)
             self.source = NoiseSource(self.directory.noise_key(self.source.key), self.source.reproducible)
             if checkpoint is not None:
                 self.restore(checkpoint)
         if self.needs_sizes and self.round == 0:
             self.sizes.begin(self.source)
         self.fix_noise()
-        with LoopEngine(self.task, self.algorithm, self.training, self.channel, way=way, workers=self.workers) as loop:
+        with LoopEngine(
+            self.task,
+            self.algorithm,
+            self.training,
+            self.channel,
+            way=way,
+            workers=self.workers,
+            precision=self.precision,
+        ) as loop:
             self.engine = self.pick_engine(loop, way)
             self.train()
             return self.conclude()

@@ -84,7 +84,15 @@ def test_a_run_prints_its_statement_and_fills_its_directory(experiment, tmp_path
     assert "accuracy" in done.stderr
     folder = tmp_path / "runs" / "small"
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    expected = {"config.toml", "environment.json", "metrics.jsonl", "timing.jsonl", "statement.json", "summary.json"}
+    expected = {
+        "config.toml",
+        "engine.json",
+        "environment.json",
+        "metrics.jsonl",
+        "timing.jsonl",
+        "statement.json",
+        "summary.json",
+    }
     assert files == expected | {"checkpoints/latest.npz"}
     assert "seed = 3" in (folder / "config.toml").read_text()
     assert privfl("report", folder).returncode == 0

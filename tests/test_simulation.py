@@ -238,7 +238,8 @@ def test_every_fresh_size_answer_is_charged_also_when_clients_come_and_go(task, 
     seen = {}
 
     def look(simulation, line):
-        given = {row[0]: row[1] + 1 for row in simulation.sizes.responses.state()["answers"]}
+        responses = simulation.sizes.responses
+        given = dict(zip(responses._clients.tolist(), responses._given.tolist(), strict=True))
         charged = dict.fromkeys(range(6), 0)
         for clients, history in simulation.ledger.histories("client", "server"):
             for release, count in history.items():

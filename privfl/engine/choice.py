@@ -64,6 +64,8 @@ def choose(
     """
     if wanted == "loop":
         return Choice("loop", None, "asked for")
+    if way == "opacus":
+        return Choice("loop", None, "Opacus' hooks cannot be stacked")
     most = min(math.ceil(cohort / loop.workers), largest_chunk(loop, way))
     if cohort < 2 or most < 1:
         why = "there are never two clients to stack" if cohort < 2 else "memory does not hold a second client"
@@ -146,7 +148,15 @@ def _federation(loop: LoopEngine, way: Way | None, clients: int, workers: int | 
     index = replace(index, rows=index.rows.to(loop.device))
     probe: Task = replace(task, inputs=inputs, targets=targets, clients=index, report=None)
     training = replace(loop.training, steps=2)
-    with LoopEngine(probe, loop.algorithm, training, loop.channel, way=way, workers=workers or loop.workers) as engine:
+    with LoopEngine(
+        probe,
+        loop.algorithm,
+        training,
+        loop.channel,
+        way=way,
+        workers=workers or loop.workers,
+        precision=loop.precision,
+    ) as engine:
         yield engine
 
 

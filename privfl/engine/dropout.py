@@ -38,7 +38,7 @@ class StreamDropout(nn.Module):
         if self.stack is not None:
             kept: Tensor = _StackedMask.apply(like, self)  # type: ignore[no-untyped-call]
             return inputs * kept.to(inputs.dtype).mul_(1 / (1 - self.probability))
-        drawn = torch.rand(like.shape, generator=self.generator, device=like.device, dtype=like.dtype)
+        drawn = torch.rand(like.shape, generator=self.generator, device=like.device, dtype=_drawn_in(like))
         scaled = (drawn < 1 - self.probability).to(inputs.dtype).mul_(1 / (1 - self.probability))
         if like.dim() == 4 and like.is_contiguous(memory_format=INNERMOST):
             scaled = scaled.contiguous(memory_format=INNERMOST)  # a product of unlike layouts is slow
@@ -46,6 +46,11 @@ class StreamDropout(nn.Module):
 
     def extra_repr(self) -> str:
         return f"p={self.probability}"
+
+
+def _drawn_in(like: Tensor) -> torch.dtype:
+    """The type of the random numbers: half precision must not change who is dropped."""
+    return torch.float64 if like.dtype == torch.float64 else torch.float32
 
 
 class _StackedMask(torch.autograd.Function):
@@ -57,7 +62,7 @@ class _StackedMask(torch.autograd.Function):
         assert layer.stack is not None
         masks = torch.ones_like(like, dtype=torch.bool)
         for place, (generator, count) in enumerate(zip(layer.stack, layer.counts, strict=True)):
-            drawn = torch.rand((count, *like.shape[2:]), generator=generator, device=like.device, dtype=like.dtype)
+            drawn = torch.rand((count, *like.shape[2:]), generator=generator, device=like.device, dtype=_drawn_in(like))
             torch.lt(drawn, 1 - layer.probability, out=masks[place, :count])
         return masks
 

@@ -23,6 +23,7 @@ from privfl.privacy.client_door import ClientDoor
 from privfl.privacy.noise import NoiseSource
 from privfl.privacy.per_sample import Way, sums_directly
 from privfl.privacy.plans import LocalTraining, private_plan
+from privfl.privacy.precision import Precision, matrix_products
 from privfl.randomness import torch_stream
 from privfl.task import Task
 
@@ -45,8 +46,10 @@ class LoopEngine:
         *,
         way: Way | None = None,
         workers: int | None = None,
+        precision: Precision = "float32",
     ) -> None:
         """``way`` forms per-sample gradients (``None`` without DP-SGD); ``workers`` defaults to all cores."""
+        self.precision: Precision = precision
         self.task, self.algorithm, self.training, self.channel = task, algorithm, training, channel
         self.notes: list[str] = []
         self.device = task.inputs.device
@@ -65,6 +68,8 @@ class LoopEngine:
         return large and sums_directly(network, self.task.loss, *self.task.probe(4))
 
     def __enter__(self) -> LoopEngine:
+        self._products = matrix_products(self.precision)
+        self._products.__enter__()
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(1)
         self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
@@ -75,6 +80,7 @@ class LoopEngine:
     ) -> None:
         self._pool.shutdown(cancel_futures=True)
         torch.set_num_threads(self._threads_before)
+        self._products.__exit__(kind, error, trace)
 
     def train(
         self,
@@ -151,6 +157,7 @@ class LoopEngine:
             dpsgd,
             torch_stream(seed, "batches", round, client),
             None if dpsgd is None else source.stream("door", round, client),
+            self.precision,
         )
         space.start(torch_stream(seed, "dropout", round, client, device=self.device))
         with torch.no_grad():

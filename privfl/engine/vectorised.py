@@ -137,6 +137,7 @@ class VectorisedEngine:
             loop.task.loss,
             loop.channel.dpsgd,
             announce,
+            loop.precision,
         )
         with torch.no_grad():
             begun = [algorithm.begin(received, kept.get(one.client, {}), loop.training) for one in visitors]

@@ -24,6 +24,7 @@ from privfl.privacy.dpsgd import DPSGD
 from privfl.privacy.noise import NoiseStream
 from privfl.privacy.per_sample import PerSampleGradients
 from privfl.privacy.plans import Plan, Poisson
+from privfl.privacy.precision import Precision, in_precision
 
 
 class ClientDoor:
@@ -41,12 +42,13 @@ class ClientDoor:
         dpsgd: DPSGD | None,
         shuffle: torch.Generator,
         noise: NoiseStream | None,
+        precision: Precision = "float32",
     ) -> None:
         self.client, self.loss = client, loss
         self.log = DoorLog()
         self._rows, self._inputs, self._targets = rows, inputs, targets
         self._network, self._clipper, self._dpsgd = network, clipper, dpsgd
-        self._shuffle, self._noise = shuffle, noise
+        self._shuffle, self._noise, self._precision = shuffle, noise, precision
 
     def batches(self, plan: Plan) -> Iterator[Batch]:
         """The batches of one round, drawn as ``plan`` says."""
@@ -57,7 +59,7 @@ class ClientDoor:
     def gradient(self, loss: Loss, parameters: Tensor, batch: Batch, given: dict[str, Tensor] | None = None) -> Tensor:
         """See :meth:`privfl.privacy.door.Door.gradient`. The result is the workspace's own buffer."""
         self._load(parameters)
-        loss = partial(loss, **given) if given else loss
+        loss = in_precision(partial(loss, **given) if given else loss, self._precision, parameters.device)
         if self._dpsgd is None:
             return self._bare_gradient(loss, batch)
         return self._private_gradient(loss, batch, self._dpsgd)

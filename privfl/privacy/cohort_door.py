@@ -30,6 +30,7 @@ from privfl.privacy.door import (
 from privfl.privacy.dpsgd import DPSGD
 from privfl.privacy.noise import NoiseStream, add_gaussian_rows_
 from privfl.privacy.plans import Plan
+from privfl.privacy.precision import Precision, in_precision
 from privfl.privacy.stacked_gradients import Given, StackedGradients
 
 Draw = Callable[[Sequence[int]], None]
@@ -69,11 +70,12 @@ class CohortDoor:
         loss: Loss,
         dpsgd: DPSGD | None,
         announce: Draw,
+        precision: Precision = "float32",
     ) -> None:
         self.loss = loss
         self.visitors = list(visitors)
         self._inputs, self._targets, self._stacked, self._dpsgd = inputs, targets, stacked, dpsgd
-        self._announce = announce
+        self._announce, self._precision = announce, precision
         self._step = 0
 
     def draw(self) -> Batch | None:
@@ -139,6 +141,7 @@ class CohortDoor:
         given: Given = dict(zip(names, values, strict=True))
         active = self.visitors[: len(parameters)]
         private = self._dpsgd
+        loss = in_precision(loss, self._precision, parameters.device)
         total: Tensor | None = None
         for inputs, targets, mask in self._pieces(batch):
             if private is None:

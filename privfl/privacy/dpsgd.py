@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 
 from privfl.errors import ConfigError, PrivacyError
 
 PerClient = float | tuple[float, ...]
+PerSample = Literal["auto", "layers", "vmap", "opacus"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class DPSGD:
         noise_at: ``"client"``: every client adds its own noise, so the server sees nothing bare. ``"server"``: clients
             only clip, and noise is added once to the sum, for algorithms whose upload is one sum of per-sample
             gradients (FedSampling); then the claim holds for who sees the model, not for the server.
+        per_sample: how per-sample gradients are formed; results agree up to rounding, and the claim is the same.
+            ``"auto"`` takes the fastest way that serves the model: ``"layers"``, rules for each type of layer, or
+            ``"vmap"``, any model that ``torch.func`` can transform. ``"opacus"`` takes the hooks of Opacus'
+            ``GradSampleModule``: slow, with clients trained one by one, and the reference to compare with.
 
     ==================================  =================================================================
     edge case                           what happens
@@ -52,6 +57,7 @@ class DPSGD:
     max_grad_norm: float = 1.0
     sample_rate: PerClient = 0.1
     noise_at: Literal["client", "server"] = "client"
+    per_sample: PerSample = "auto"
 
     def __post_init__(self) -> None:
         if (self.noise_multiplier is None) == (self.target_epsilon is None):
@@ -66,6 +72,10 @@ class DPSGD:
         _check("sample_rate", self.sample_rate, 0.0, 1.0, high_included=True)
         if self.noise_at not in ("client", "server"):
             raise ConfigError(f"DPSGD's noise_at is '{self.noise_at}'; choose 'client' or 'server'")
+        if self.per_sample not in get_args(PerSample):
+            raise ConfigError(
+                f"DPSGD's per_sample is {self.per_sample!r}; choose one of {', '.join(get_args(PerSample))}"
+            )
         if self.noise_at == "server" and isinstance(self.noise_multiplier or self.target_epsilon, tuple):
             raise ConfigError(
                 "DPSGD with noise_at='server' adds one noise for all clients; give one number, not a list"

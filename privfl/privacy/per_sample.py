@@ -1,12 +1,13 @@
 """Sums of per-sample gradients, each clipped to an L2 norm, for little more than one ordinary backward pass.
 
-Two ways, with the same result up to rounding:
+Three ways, with the same result up to rounding:
 
 * ``layers``: one forward and one backward pass that stops at the outputs of the layers. From a layer's input and the
   gradient of its output follow the norm of every sample's gradient and, once the clipping factors are known, the
   clipped sum (Goodfellow 2015; Li et al. 2022; "book-keeping" of Bu et al. 2023). Linear layers never form per-sample
   gradients; a convolution forms them with one grouped convolution.
 * ``vmap``: ``torch.func.vmap(grad)``, for models with parameters outside the layers that the first way knows.
+* ``opacus``: the hooks of Opacus (:mod:`privfl.privacy.opacus_reference`), the reference to compare with.
 
 A per-sample gradient that is not finite counts as zero: one sample must not poison the sum, and leaving it out keeps
 the sensitivity.
@@ -24,8 +25,9 @@ from torch.func import functional_call, grad_and_value, vmap
 from privfl.errors import ConfigError
 from privfl.parameters import FlatNetwork
 from privfl.privacy.layer_rules import Calls, Places, Rule, SumRule, factors_for, rule_for
+from privfl.privacy.opacus_reference import OpacusHooks
 
-Way = Literal["layers", "vmap"]
+Way = Literal["layers", "vmap", "opacus"]
 Loss = Callable[..., Tensor]
 """``loss(network, inputs [B, ...], targets [B]) -> [B]``: one term per sample, each a function of that sample alone."""
 Seen = dict[nn.Module, list[tuple[Tensor, Tensor]]]
@@ -44,6 +46,8 @@ class PerSampleGradients:
         self.way: Way = way or ("layers" if unknown_layers(network.module) == [] else "vmap")
         self._recording = False
         self._seen: Seen = {}
+        if self.way == "opacus":
+            self._opacus = OpacusHooks(network)
         if self.way == "layers":
             views = dict(zip(map(id, network.parameters), network.gradient_views, strict=True))
             self._rules: dict[nn.Module, Rule] = {}
@@ -64,6 +68,8 @@ class PerSampleGradients:
         self.network.gradient.zero_()
         if len(inputs) == 0:
             return self.network.flat.new_zeros(0)
+        if self.way == "opacus":
+            return self._opacus.clipped_sum(loss, inputs, targets, max_grad_norm)
         way = self._by_layers if self.way == "layers" else self._by_vmap
         return way(loss, inputs, targets, max_grad_norm)
 
@@ -105,7 +111,7 @@ class PerSampleGradients:
         for module, calls in seen.items():
             pairs = [(given, back) for (given, _), back in zip(calls, arriving, strict=False) if back is not None]
             if pairs:
-                reached[module] = pairs
+                reached[module] = [(widened(given, total.dtype), widened(back, total.dtype)) for given, back in pairs]
         return reached
 
     def _record(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -162,6 +168,11 @@ class LossModule(nn.Module):
     def forward(self, inputs: Tensor, targets: Tensor, **given: Tensor) -> Tensor:
         """The loss of every sample [B]."""
         return self.loss(self.network, inputs, targets, **given)
+
+
+def widened(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Floating ``values`` in ``dtype``: autocast hands layers bfloat16, but norms and sums need the whole width."""
+    return values.to(dtype) if values.is_floating_point() else values
 
 
 def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -19,7 +19,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from privfl.parameters import FlatNetwork
 from privfl.privacy.door import Loss
 from privfl.privacy.layer_rules import Places, Rule, factors_for, rule_for
-from privfl.privacy.per_sample import LossModule, Way, trained_parameters
+from privfl.privacy.per_sample import LossModule, Way, trained_parameters, widened
 
 Given = dict[str, tuple[Tensor, int | None]]
 """What a loss takes besides the batch: a tensor and the dimension of the clients in it, ``None`` if all share it."""
@@ -151,7 +151,10 @@ class StackedGradients:
                 first = 1 if by_rows else 0
                 rule.receive(
                     [
-                        (given.movedim(into, first).flatten(0, 1), back.movedim(out, first).flatten(0, 1))
+                        (
+                            widened(given.movedim(into, first).flatten(0, 1), losses.dtype),
+                            widened(back.movedim(out, first).flatten(0, 1), losses.dtype),
+                        )
                         for given, into, _, out, back in found
                     ]
                 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 import math
@@ -27,8 +26,7 @@ from privfl.config import Experiment
 from privfl.errors import ConfigError, DataError, PrivflError
 from privfl.privacy.accounting.release import OBSERVERS, UNITS
 from privfl.privacy.accounting.statement import Statement
-from privfl.run_directory import RunDirectory, read_lines, write_whole
-from privfl.simulation import INDIFFERENT
+from privfl.run_directory import RunDirectory, fingerprint, read_lines, write_whole
 from privfl.study.clients import record_clients
 from privfl.study.composed import Composed
 
@@ -188,10 +186,8 @@ def _run_cell(cell: Cell, folder: Path) -> str:
 def _finished(cell: Cell, folder: Path) -> bool:
     if not ((folder / "summary.json").exists() and (folder / "statement.json").exists()):
         return False
-    settings = {name: value for name, value in cell.experiment.to_dict().items() if name not in INDIFFERENT}
-    text = json.dumps(settings, sort_keys=True, default=str)  # as simulate does it
     began_with = json.loads((folder / "environment.json").read_text())["fingerprint"]
-    return bool(began_with == hashlib.sha256(text.encode()).hexdigest())
+    return bool(began_with == fingerprint(cell.experiment.to_dict()))
 
 
 def read_result(method: str, level: str, seed: int, folder: Path) -> Result:

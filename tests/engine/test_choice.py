@@ -18,6 +18,7 @@ from privfl.errors import ConfigError
 from privfl.parameters import flatten
 from privfl.privacy.channel import Channel
 from privfl.privacy.plans import LocalTraining
+from privfl.privacy.precision import matrix_products
 
 
 class Branching(nn.Module):
@@ -207,3 +208,34 @@ def test_what_can_be_stacked_has_no_excuse():
         received = algorithm.broadcast(algorithm.start(flatten(task.model(0))))
         with LoopEngine(task, algorithm, LocalTraining(), channel, way=way, workers=1) as loop:
             assert why_not_stacked(loop, way, received) == ""
+
+
+@pytest.mark.parametrize("engine", ["loop", "vectorised"])
+@pytest.mark.parametrize("dpsgd", [None, pf.DPSGD(noise_multiplier=0.0, sample_rate=0.2)], ids=["plain", "clipped"])
+def test_bfloat16_gradients_stay_near_float32_ones_and_clipping_holds(engine, dpsgd):
+    def with_dropout():
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 300), nn.ReLU(), nn.Dropout(0.5), nn.Linear(300, 10))
+
+    task = digits(with_dropout)
+    settings = {"rounds": 1, "engine": engine, "privacy": pf.Privacy(training=dpsgd, noise_key=1)}
+    training = LocalTraining(learning_rate=0.1, batch_size=50, steps=1)
+    exact, coarse = (
+        pf.simulate(task, FedAvg("uniform"), training=training, precision=precision, **settings).parameters
+        for precision in ("float32", "bfloat16")
+    )
+    start = flatten(task.model(0))
+    assert not torch.equal(exact, coarse)
+    assert float((exact - coarse).norm() / (exact - start).norm()) < 0.03  # bfloat16 keeps 8 bits
+    if dpsgd is not None:
+        biggest = max(int(size) for size in task.clients.sizes) * 0.1 / 50
+        assert float((coarse - start).norm()) <= biggest
+
+
+def test_tf32_is_allowed_only_where_it_was_asked_for():
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    for precision, allowed in (("float32", False), ("tf32", True)):
+        with matrix_products(precision):
+            assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (allowed, allowed)
+        assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
+    with pytest.raises(ConfigError, match="unknown precision 'float8'"):
+        pf.simulate(digits(), FedAvg(), rounds=1, precision="float8")

@@ -1,0 +1,44 @@
+"""In which precision gradients are computed; parameters, clipping, noise and sums stay in the model's own type.
+
+``float32`` is exact on every device: on CUDA it also turns off the TF32 convolutions that PyTorch allows by default,
+because the engines' promise of equal numbers would not survive them. ``tf32`` allows them, and TF32 products;
+``bfloat16`` runs the forward and backward pass under autocast. Clipping stays honest in all of them: norms are taken of
+the very gradients that are added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Loss = Callable[..., Tensor]
+Precision = Literal["float32", "tf32", "bfloat16"]
+
+
+def in_precision(loss: Loss, precision: Precision, device: torch.device) -> Loss:
+    """``loss``, computed in ``precision``; its terms are returned in float32 or wider."""
+    if precision != "bfloat16":
+        return loss
+
+    def cast(network: nn.Module, inputs: Tensor, targets: Tensor, **given: Any) -> Tensor:
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            terms = loss(network, inputs, targets, **given)
+        return terms if terms.dtype == torch.float64 else terms.float()
+
+    return cast
+
+
+@contextmanager
+def matrix_products(precision: Precision) -> Iterator[None]:
+    """Allow or forbid TF32 on CUDA devices for the time of the block."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    allowed = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = allowed, allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before

@@ -1,0 +1,68 @@
+"""How much work a round is, counted and not timed: operators dispatched per client's step, against a stored budget.
+
+The counts depend on torch's own decompositions, so the budget leaves a tenth; a change that makes a step allocate,
+copy or loop more than that fails here, on any machine and however busy it is.
+"""
+
+import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import privfl as pf
+from privfl.algorithms import FedAvg
+from privfl.engine.loop import LoopEngine
+from privfl.engine.vectorised import VectorisedEngine
+from privfl.parameters import flatten
+from privfl.privacy.channel import Channel
+from privfl.privacy.noise import NoiseSource
+from privfl.privacy.plans import LocalTraining
+
+CLIENTS = 8
+BUDGETS = {
+    ("loop", "plain"): 68,
+    ("loop", "dp-sgd"): 142,
+    ("stacked", "plain"): 19,
+    ("stacked", "dp-sgd"): 72,
+}
+"""Operators for one client's step, all included: batches, gradient, clipping, noise, descent, upload, summing up."""
+
+
+class Count(TorchDispatchMode):
+    """Counts operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.operators = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.operators += 1
+        return function(*args, **(kwargs or {}))
+
+
+def operators(kind, privacy):
+    """Operators of a round over clients and steps."""
+    task = pf.load("digits", partition=pf.IID(clients=CLIENTS), model="two-nn")
+    dpsgd = None if privacy == "plain" else pf.DPSGD(noise_multiplier=1.0, sample_rate=0.25)
+    way = None if dpsgd is None else "layers"
+    algorithm = FedAvg("uniform")
+    channel = Channel((), algorithm.fields(), dpsgd, 1.0)
+    received = algorithm.broadcast(algorithm.start(flatten(task.model(0))))
+    with LoopEngine(task, algorithm, LocalTraining(steps=4), channel, way=way, workers=1) as loop:
+        engine = loop if kind == "loop" else VectorisedEngine(loop, CLIENTS, way)
+        counter = Count()
+
+        def on_the_worker(work):
+            def counted(*arguments):
+                with counter:
+                    return work(*arguments)
+
+            return counted
+
+        submit = loop._pool.submit
+        loop._pool.submit = lambda work, *items: submit(on_the_worker(work), *items)
+        list(engine.train(range(CLIENTS), received, {}, round=0, seed=0, source=NoiseSource.from_key(1)))
+    return counter.operators / (CLIENTS * 4)
+
+
+@pytest.mark.parametrize(("kind", "privacy"), BUDGETS)
+def test_a_step_takes_no_more_operators_than_its_budget(kind, privacy):
+    assert operators(kind, privacy) <= BUDGETS[kind, privacy]
