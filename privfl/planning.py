@@ -16,7 +16,7 @@ from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.release import Release
 from privfl.privacy.channel import Channel
-from privfl.privacy.door import BARE_GRADIENT, NO_NOISE, DoorLog
+from privfl.privacy.door import BARE_TRAINING, NO_NOISE, DoorLog
 from privfl.privacy.dpsgd import DPSGD
 from privfl.privacy.plans import LocalTraining, Poisson, private_plan
 
@@ -45,7 +45,7 @@ def planned_log(
     """What will pass ``client``'s door in one round: the engine's own log must say the same."""
     log = DoorLog()
     if dpsgd is None:
-        log.bare[BARE_GRADIENT] = None
+        log.bare[BARE_TRAINING] = None
         return log
     rate, count = planned_gradients(algorithm, training, dpsgd, client, received)
     multiplier = dpsgd.noise(client)

@@ -82,9 +82,10 @@ def simulate(
         resume: go on with an interrupted run in ``out``.
         device: ``auto`` (CUDA if there is one), ``cpu``, ``cuda``, …
         engine: ``loop`` trains clients one by one on every core, ``vectorised`` stacks them into one kernel, ``auto``
-            measures which is faster. Results agree up to the rounding of sums, and bit by bit for one engine.
+            measures which is faster. They agree up to the rounding of sums.
         precision: of gradients: ``float32``; ``tf32`` (CUDA) or ``bfloat16`` for speed.
-        workers: clients side by side; default all cores. Results do not depend on it.
+        workers: clients side by side; default all cores. The loop gives the same bits for any number of them, the
+            vectorised engine for the same number and chunk (``engine.json`` in the run directory says which).
         settings: what ``config.toml`` records; default a description of the arguments.
         checkpoint_seconds: seconds between checkpoints.
 
@@ -188,7 +189,7 @@ class Simulation:
             choice = choose(self.engine_name, loop, way, received, cohort=cohort, rounds=self.rounds)
         else:
             choice = Choice(**recorded)
-        if self.engine_name == "vectorised" and choice.engine == "loop":
+        if choice.refused:
             self.warnings.append(choice.reason)
         if self.directory is not None:
             self.directory.write_json("engine.json", choice.to_dict())
@@ -395,6 +396,5 @@ class Simulation:
     @property
     def noisy(self) -> bool:
         """Whether any mechanism of this run draws from the noise source."""
-        return (
-            self.dpsgd is not None or self.channel.hides_clients or (self.needs_sizes and self.privacy.size is not None)
-        )
+        answers = self.needs_sizes and self.privacy.size is not None
+        return self.dpsgd is not None or self.channel.hides_clients or answers

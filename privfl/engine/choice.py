@@ -38,11 +38,15 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen and why; ``seconds`` holds the seconds of one client's step for everything that was timed."""
+    """What was chosen and why; ``seconds`` holds the seconds of one client's step for everything that was timed.
+
+    ``refused`` says that the model or the algorithm cannot be stacked, for the ``reason`` given.
+    """
 
     engine: Literal["loop", "vectorised"]
     chunk: int | None
     reason: str
+    refused: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
 
     def build(self, loop: LoopEngine, way: Way | None) -> Engine:
@@ -77,10 +81,10 @@ def choose(
             seconds = {"loop": min(_seconds(probe, received, clients) for _ in range(3))}
         a_round = seconds["loop"] * cohort * _steps(loop)
         if a_round * rounds < SHORT_RUN_SECONDS:
-            return Choice("loop", None, f"the whole run takes about {a_round * rounds:.2g} s", seconds)
+            return Choice("loop", None, f"the whole run takes about {a_round * rounds:.2g} s", seconds=seconds)
     problem = why_not_stacked(loop, way, received)
     if problem:
-        return Choice("loop", None, problem)
+        return Choice("loop", None, problem, refused=True)
     if wanted == "vectorised":
         return Choice("vectorised", most, "asked for")
     budget = a_round * max(0.5, rounds / 20)
@@ -97,8 +101,8 @@ def choose(
         if fresh > 4 * seconds["loop"]:
             break
     if best is None or seconds[f"{best} at once"] >= seconds["loop"]:
-        return Choice("loop", None, "faster, as measured", seconds)
-    return Choice("vectorised", best, "faster, as measured", seconds)
+        return Choice("loop", None, "faster, as measured", seconds=seconds)
+    return Choice("vectorised", best, "faster, as measured", seconds=seconds)
 
 
 def why_not_stacked(loop: LoopEngine, way: Way | None, received: Tensors) -> str:
@@ -140,11 +144,11 @@ def _trace(template: nn.Module, entered: list[str]) -> list[Any]:
 
 @contextmanager
 def _federation(loop: LoopEngine, way: Way | None, clients: int, workers: int | None = None) -> Iterator[LoopEngine]:
-    """An engine for ``clients`` clients who share one batch of random public values and take two steps each."""
+    """An engine for ``clients`` clients with random public values, two batches for all of them, who take two steps."""
     task = loop.task
     rows = int(min(loop.training.batch_size, np.median(task.clients.sizes)))
-    inputs, targets = task.probe(rows)
-    index = ClientIndex.of([np.arange(rows)] * clients)
+    inputs, targets = task.probe(2 * rows)
+    index = ClientIndex.of([np.arange(rows) + rows * (client % 2) for client in range(clients)])
     index = replace(index, rows=index.rows.to(loop.device))
     probe: Task = replace(task, inputs=inputs, targets=targets, clients=index, report=None)
     training = replace(loop.training, steps=2)

@@ -58,7 +58,7 @@ class LoopEngine:
         if way is None and self._sums_directly():
             way = "layers"
         for _ in range(self.workers):
-            innermost = channel.dpsgd is None and self.device.type == "cpu"
+            innermost = self.device.type == "cpu"
             self._spaces.put(Workspace.build(task.model(0), self.device, way, innermost=innermost))
 
     def _sums_directly(self) -> bool:

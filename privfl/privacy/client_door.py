@@ -17,6 +17,7 @@ from privfl.privacy.door import (
     ROWS_AT_ONCE,
     Batch,
     DoorLog,
+    DrawnBatch,
     Loss,
     public_plan,
 )
@@ -50,14 +51,15 @@ class ClientDoor:
         self._network, self._clipper, self._dpsgd = network, clipper, dpsgd
         self._shuffle, self._noise, self._precision = shuffle, noise, precision
 
-    def batches(self, plan: Plan) -> Iterator[Batch]:
+    def batches(self, plan: Plan) -> Iterator[DrawnBatch]:
         """The batches of one round, drawn as ``plan`` says."""
         for rows in plan.rows(self._rows, self._shuffle, self._noise):
             count = torch.tensor(float(len(rows)), dtype=torch.float64, device=rows.device)
-            yield Batch(rows, self._inputs[rows], self._targets[rows], plan, count)
+            yield DrawnBatch(plan, count, rows, self._inputs[rows], self._targets[rows])
 
     def gradient(self, loss: Loss, parameters: Tensor, batch: Batch, given: dict[str, Tensor] | None = None) -> Tensor:
         """See :meth:`privfl.privacy.door.Door.gradient`. The result is the workspace's own buffer."""
+        assert isinstance(batch, DrawnBatch)
         self._load(parameters)
         loss = in_precision(partial(loss, **given) if given else loss, self._precision, parameters.device)
         if self._dpsgd is None:
@@ -68,6 +70,7 @@ class ClientDoor:
         self, statistic: Loss, parameters: Tensor, batch: Batch, given: dict[str, Tensor] | None = None
     ) -> Tensor:
         """See :meth:`privfl.privacy.door.Door.total`."""
+        assert isinstance(batch, DrawnBatch)
         self.log.bare[BARE_TOTAL] = None
         self._load(parameters)
         module = self._network.module
@@ -89,7 +92,7 @@ class ClientDoor:
         if parameters is not self._network.flat:
             self._network.load(parameters)
 
-    def _bare_gradient(self, loss: Loss, batch: Batch) -> Tensor:
+    def _bare_gradient(self, loss: Loss, batch: DrawnBatch) -> Tensor:
         self.log.bare[BARE_GRADIENT] = None
         network, rows = self._network, len(batch.rows)
         divisor = batch.plan.divisor if isinstance(batch.plan, Poisson) and batch.plan.divisor else max(rows, 1)
@@ -112,7 +115,7 @@ class ClientDoor:
             total = loss(network.module, inputs, targets).sum() / divisor
         torch.cat([gradient.reshape(-1) for gradient in network.gradient_of(total)], out=network.gradient)
 
-    def _private_gradient(self, loss: Loss, batch: Batch, dpsgd: DPSGD) -> Tensor:
+    def _private_gradient(self, loss: Loss, batch: DrawnBatch, dpsgd: DPSGD) -> Tensor:
         rate, divisor = public_plan(batch.plan)
         clipper, gradient = self._clipper, self._network.gradient
         assert clipper is not None
@@ -131,6 +134,6 @@ class ClientDoor:
         return gradient.div_(divisor)
 
 
-def _pieces(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+def _pieces(batch: DrawnBatch) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs and targets in pieces of at most ``ROWS_AT_ONCE`` rows; one empty piece of an empty batch."""
     return zip(torch.split(batch.inputs, ROWS_AT_ONCE), torch.split(batch.targets, ROWS_AT_ONCE), strict=True)

@@ -8,7 +8,7 @@ client's own stream, notes each client's release, and hands the stacked answer b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from privfl.privacy.door import (
     ROWS_AT_ONCE,
     Batch,
     DoorLog,
+    DrawnBatch,
     Loss,
     public_plan,
 )
@@ -101,23 +102,23 @@ class CohortDoor:
             index = pad_sequence(drawn, batch_first=True, padding_value=-1)
             index = index.where(index >= 0, torch.stack(firsts))
             mask = torch.arange(index.shape[1], device=index.device) < count[:, None]
-        self._batch = Batch(index, self._inputs[index], self._targets[index], active[0].plan, count, mask)
+        self._batch = DrawnBatch(active[0].plan, count, index, self._inputs[index], self._targets[index], mask)
         return self._batch
 
     def enter(self, count: Tensor) -> Batch:
-        """The drawn batch as one client inside the stack sees it, with its own ``count`` []."""
+        """The drawn batch as one client inside the stack sees it: its own ``count`` [], and nobody's data."""
         self._count = count
-        return replace(self._batch, count=count)
+        return Batch(self._batch.plan, count)
 
     def gradient(self, loss: Loss, parameters: Tensor, batch: Batch, given: dict[str, Tensor] | None = None) -> Tensor:
         """See :meth:`privfl.privacy.door.Door.gradient`."""
-        return self._outside(self._gradient, loss, parameters, batch, given or {})
+        return self._outside(self._gradient, loss, parameters, given or {})
 
     def total(
         self, statistic: Loss, parameters: Tensor, batch: Batch, given: dict[str, Tensor] | None = None
     ) -> Tensor:
         """See :meth:`privfl.privacy.door.Door.total`."""
-        return self._outside(self._total, statistic, parameters, batch, given or {})
+        return self._outside(self._total, statistic, parameters, given or {})
 
     def size(self) -> Tensor:
         """See :meth:`privfl.privacy.door.Door.size`."""
@@ -130,20 +131,18 @@ class CohortDoor:
             visitor.log.bare[BARE_SIZE] = None
         return torch.tensor([float(len(visitor.rows)) for visitor in active], dtype=count.dtype, device=count.device)
 
-    def _outside(
-        self, work: Callable[..., Tensor], loss: Loss, parameters: Tensor, batch: Batch, given: dict[str, Tensor]
-    ) -> Tensor:
-        arguments = (partial(work, loss, batch, tuple(given)), self._count, parameters, *given.values())
+    def _outside(self, work: Callable[..., Tensor], loss: Loss, parameters: Tensor, given: dict[str, Tensor]) -> Tensor:
+        arguments = (partial(work, loss, tuple(given)), self._count, parameters, *given.values())
         answer: Tensor = _Outside.apply(*arguments)  # type: ignore[no-untyped-call]
         return answer
 
-    def _gradient(self, loss: Loss, batch: Batch, names: tuple[str, ...], parameters: Tensor, *values: Any) -> Tensor:
+    def _gradient(self, loss: Loss, names: tuple[str, ...], parameters: Tensor, *values: Any) -> Tensor:
         given: Given = dict(zip(names, values, strict=True))
         active = self.visitors[: len(parameters)]
         private = self._dpsgd
         loss = in_precision(loss, self._precision, parameters.device)
         total: Tensor | None = None
-        for inputs, targets, mask in self._pieces(batch):
+        for inputs, targets, mask in self._pieces(self._batch):
             if private is None:
                 part = self._stacked.scaled_sum(loss, parameters, inputs, targets, mask, given)
             else:
@@ -178,20 +177,20 @@ class CohortDoor:
             visitor.log.note_private(dpsgd, visitor.client, rate)
         return [divisor for _, divisor in public]
 
-    def _total(self, statistic: Loss, batch: Batch, names: tuple[str, ...], parameters: Tensor, *values: Any) -> Tensor:
+    def _total(self, statistic: Loss, names: tuple[str, ...], parameters: Tensor, *values: Any) -> Tensor:
         given: Given = dict(zip(names, values, strict=True))
         for visitor in self.visitors[: len(parameters)]:
             visitor.log.bare[BARE_TOTAL] = None
         sums = [
             self._stacked.total(statistic, parameters, inputs, targets, mask, given)
-            for inputs, targets, mask in self._pieces(batch)
+            for inputs, targets, mask in self._pieces(self._batch)
         ]
         total = torch.stack(sums).sum(0)
         if 0 in self._counts:
             total[torch.tensor([count == 0 for count in self._counts], device=total.device)] = 0
         return total
 
-    def _pieces(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    def _pieces(self, batch: DrawnBatch) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """The columns of ``batch`` in pieces of at most ``ROWS_AT_ONCE``, as the loop engine cuts a client's rows."""
         for start in range(0, batch.inputs.shape[1], ROWS_AT_ONCE):
             end = start + ROWS_AT_ONCE

@@ -24,6 +24,7 @@ Loss = Callable[..., Tensor]
 ROWS_AT_ONCE = 512
 """Rows of one forward pass; larger batches are summed in pieces, so memory does not grow with a client's size."""
 BARE_GRADIENT = "gradients are computed without a mechanism (no DP-SGD)"
+BARE_TRAINING = "what training computes on the data is sent without a mechanism (no DP-SGD)"
 BARE_TOTAL = "sums over samples are sent without a mechanism"
 BARE_SIZE = "the exact number of the client's samples is sent"
 NO_NOISE = "gradients are clipped but the noise multiplier is 0"
@@ -31,17 +32,25 @@ NO_NOISE = "gradients are clipped but the noise multiplier is 0"
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch: ``inputs`` [B, ...] and ``targets`` [B] of rows ``rows`` [B], with the plan that drew it.
+    """One batch, as a step gets it: the plan that drew it, and ``count`` [], its number of rows.
 
-    ``count`` [] is the number of rows, as a tensor, so that an algorithm may compute with it for one client and for a
-    stacked cohort alike. Stacked batches hold [clients, B, ...], and ``mask`` [clients, B] tells rows from padding.
+    ``count`` is a tensor, so that an algorithm may compute with it for one client and for a stacked cohort alike.
+    """
+
+    plan: Plan
+    count: Tensor
+
+
+@dataclass(frozen=True)
+class DrawnBatch(Batch):
+    """A batch as the doors know it: ``inputs`` [B, ...] and ``targets`` [B] of rows ``rows`` [B].
+
+    Stacked batches hold [clients, B, ...], and ``mask`` [clients, B] tells rows from padding.
     """
 
     rows: Tensor
     inputs: Tensor
     targets: Tensor
-    plan: Plan
-    count: Tensor
     mask: Tensor | None = None
 
 

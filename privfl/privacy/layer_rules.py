@@ -197,6 +197,14 @@ class ConvolutionRule(_FormedRule, SumRule):
         )
         return {"weight": weight.reshape(samples, -1), **formed}
 
+    def _weight_sum(self, given: Tensor, back: Tensor, padding: tuple[int, ...]) -> Tensor:
+        layer = self.layer
+        assert isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        zero, only_weight = [0] * len(layer.kernel_size), [False, True, False]
+        settings = (layer.stride, padding, layer.dilation, False, zero, layer.groups, only_weight)
+        weight: Tensor = torch.ops.aten.convolution_backward(back, given, layer.weight, None, *settings)[1]
+        return weight
+
     def write_sum(self, calls: Calls, places: Places) -> None:
         layer = self.layer
         assert isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
@@ -204,19 +212,7 @@ class ConvolutionRule(_FormedRule, SumRule):
         for given, back in calls:
             given, padding = _padded(layer, given)
             if "weight" in places:
-                _, weight, _ = torch.ops.aten.convolution_backward(
-                    back,
-                    given,
-                    layer.weight,
-                    None,
-                    layer.stride,
-                    padding,
-                    layer.dilation,
-                    False,
-                    [0] * len(layer.kernel_size),
-                    layer.groups,
-                    [False, True, False],
-                )
+                weight = self._weight_sum(given, back, padding)
                 sums["weight"] = sums["weight"] + weight if "weight" in sums else weight
             if "bias" in places:
                 bias = back.sum([0, *range(2, back.dim())])  # the kernel's own takes several times as long

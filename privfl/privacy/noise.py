@@ -271,8 +271,11 @@ def add_gaussian_rows_(streams: Sequence[NoiseStream], rows: torch.Tensor, devia
             noise = work[:, : stop - start]
             _fill_normal(chosen, noise)
             total = torch.from_numpy(noise)
-            total.mul_(scales / grids).add_(part / grids)  # in units of the grid; a division by a power of 2 is exact
-            total.round_().mul_(grids)
+            # In units of the grid: a division by a power of 2 is exact. One row's numbers beat a column of one number.
+            if len(places) == 1:
+                total.mul_(float(scales) / float(grids)).add_(part, alpha=1 / float(grids)).round_().mul_(float(grids))
+            else:
+                total.mul_(scales / grids).add_(part / grids).round_().mul_(grids)
             if consecutive:
                 part.copy_(total)
             else:
@@ -286,7 +289,8 @@ def _fill_normal(streams: Sequence[NoiseStream], out: NDArray[np.float64]) -> No
     """Overwrite each row of ``out`` (at most a chunk long) with its stream's normal numbers: r·cos φ, then r·sin φ."""
     size = out.shape[1]
     half = (size + 1) // 2
-    words = np.stack([stream.words(2 * half) for stream in streams])
+    drawn = [stream.words(2 * half) for stream in streams]
+    words = drawn[0][None] if len(drawn) == 1 else np.stack(drawn)
     words >>= np.uint64(11)
     radius = _log_uniform(streams, words[:, :half].view(np.int64).astype(np.float64))
     radius *= -2.0

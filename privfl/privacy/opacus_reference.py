@@ -40,6 +40,7 @@ class OpacusHooks:
         self._hooks = GradSampleModule(network.module, batch_first=True, loss_reduction="sum")
         self._hooks.disable_hooks()
         self._watched: list[nn.Module] = list(self._hooks.iterate_submodules(network.module))
+        self._layouts = [layer.register_forward_pre_hook(self._lay_rows_innermost) for layer in self._watched]
 
     def clipped_sum(self, loss: Loss, inputs: Tensor, targets: Tensor, max_grad_norm: float) -> Tensor:
         """Write the sum of clipped per-sample gradients into ``network.gradient``; return the norms [B], B ≥ 1.
@@ -87,6 +88,12 @@ class OpacusHooks:
     def remove(self) -> None:
         """Take the hooks out of the network."""
         self._hooks.to_standard_module()
+        for hook in self._layouts:
+            hook.remove()
+
+    def _lay_rows_innermost(self, _layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Opacus reads what a convolution was given as if its rows lay side by side, and is wrong if channels do."""
+        return tuple(values.contiguous() for values in inputs) if self._hooks.hooks_enabled else None
 
     def _forget(self) -> None:
         """Leave nothing to the next pass: a call that no gradient reached would shift what Opacus has noted by one."""
@@ -135,15 +142,17 @@ def check_opacus(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tens
         raise
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
         because = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(".")
+        changing = next((name for name, layer in module.named_modules() if getattr(layer, "inplace", False)), None)
+        mend = "mend the model" if changing is None else f"build layer '{changing}' with inplace=False"
         raise ConfigError(
-            f"Opacus' hooks fail on this model: {because}; mend the model, or set DPSGD's per_sample = 'auto'"
+            f"Opacus' hooks fail on this model: {because}; {mend}, or set DPSGD's per_sample = 'auto'"
         ) from error
     finally:
         module.train(training)
     if wrong:
         raise ConfigError(
             f"Opacus' per-sample gradients of '{wrong}' are not those of autograd, because its layer has an option "
-            "that Opacus ignores or is used past its forward; mend the model, or set DPSGD's per_sample = 'auto'"
+            "that Opacus ignores or is used past its forward; mend the model, or set DPSGD's per_sample = 'vmap'"
         )
 
 

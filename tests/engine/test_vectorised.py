@@ -290,6 +290,21 @@ def test_a_loss_may_take_tensors_of_the_client(task):
 
 
 @dataclass(frozen=True)
+class Peeking(FedAvg):
+    """Looks past the door."""
+
+    name: ClassVar[str] = "peeking"
+
+    def step(self, local, received, batch, client, training):
+        local["parameters"].mul_(1 - batch.inputs.mean())
+
+
+def test_a_stacked_step_has_no_data_but_through_the_door(task):
+    with pytest.raises(AttributeError, match="'Batch' object has no attribute 'inputs'"):
+        trained(task, Peeking(), chunk=3)
+
+
+@dataclass(frozen=True)
 class Late(FedAvg):
     """Creates state in a step."""
 
