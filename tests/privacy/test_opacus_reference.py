@@ -70,7 +70,7 @@ def test_every_shipped_model_by_every_way(info):
 
 
 IGNORED_BY_OPACUS = {"convolution, circular", "convolution, reflected"}
-"""Opacus pads with zeros whatever the layer does: other gradients than autograd's, and no word about it."""
+"""Opacus pads with zeros whatever the layer does."""
 FATAL_TO_OPACUS = {"layer norm without bias"}
 
 
@@ -109,9 +109,9 @@ class Recurrent(nn.Module):
 )
 def test_shared_raw_and_repeated_parameters(module, shape):
     torch.manual_seed(0)
-    module, inputs = module(), inputs_for(shape)
-    check_opacus(FlatNetwork(copy.deepcopy(module).double()), cross_entropy, inputs, TARGETS)
-    agree(module, inputs, ways=("opacus",))
+    module = module().double()
+    check_opacus(FlatNetwork(copy.deepcopy(module)), cross_entropy, inputs_for(shape), TARGETS)
+    agree(module, inputs_for(shape), ways=("opacus",))
 
 
 @pytest.mark.parametrize("name", ["two-cnn", "cnn-1m"])
@@ -174,7 +174,7 @@ def test_an_empty_batch_gives_a_zero_gradient():
     network = FlatNetwork(nn.Linear(5, 4))
     network.gradient.fill_(7)
     clipper = PerSampleGradients(network, "opacus")
-    assert clipper.clipped_sum(cross_entropy, torch.zeros(0, 5), torch.zeros(0).long(), 1.0).shape == (0,)
+    assert len(clipper.clipped_sum(cross_entropy, torch.zeros(0, 5), torch.zeros(0).long(), 1.0)) == 0
     assert not network.gradient.any()
 
 
@@ -183,10 +183,9 @@ def test_under_autocast_norms_are_those_of_the_gradients_that_are_added():
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return cross_entropy(network, inputs, targets).float()
 
-    torch.manual_seed(0)
     network = FlatNetwork(build("two-nn", (7,), 4, seed=1, hidden=(64,)))
     clipper = PerSampleGradients(network, "opacus")
-    for row in torch.randn(8, 1, 7):
+    for row in inputs_for((7,), rows=8).float().split(1):
         norms = clipper.clipped_sum(narrow, row, TARGETS[:1], 1e-3)
         assert float(norms) > 1e-3
         assert 0.999 * 1e-3 < float(network.gradient.double().norm()) <= 1e-3
@@ -216,14 +215,13 @@ def test_the_hooks_rest_between_sums():
 
 
 def test_a_call_that_no_gradient_reaches_does_not_spoil_the_next_sum():
-    def tried_twice(network, inputs, targets):
+    def tried_after(network, inputs, targets):
         used = cross_entropy(network, inputs, targets)
-        with torch.enable_grad():
-            network(2 * inputs)
+        network(2 * inputs)
         return used
 
-    def twice_detached(network, inputs, targets):
-        network(3 * inputs).sum().detach()
+    def tried_before(network, inputs, targets):
+        network(3 * inputs)
         return cross_entropy(network, inputs, targets)
 
     torch.manual_seed(0)
@@ -231,12 +229,12 @@ def test_a_call_that_no_gradient_reaches_does_not_spoil_the_next_sum():
     clipper = PerSampleGradients(network, "opacus")
     inputs = inputs_for((5,))
     expected, _ = one_row_at_a_time(network, cross_entropy, inputs, TARGETS, 0.3)
-    for loss in (twice_detached, cross_entropy):
+    for loss in (tried_before, cross_entropy):
         clipper.clipped_sum(loss, inputs[:3], TARGETS[:3], 0.3)
         clipper.clipped_sum(loss, inputs, TARGETS, 0.3)
         torch.testing.assert_close(network.gradient, expected)
     with pytest.raises(ConfigError, match="'weight' are not those of autograd"):  # Opacus takes the wrong call's input
-        check_opacus(FlatNetwork(nn.Linear(5, 4).double()), tried_twice, inputs, TARGETS)
+        check_opacus(FlatNetwork(nn.Linear(5, 4).double()), tried_after, inputs, TARGETS)
 
 
 class Positions(nn.Module):
@@ -273,7 +271,6 @@ REFUSED = {
         (3, 5),
         r"does not support layer '1\.recurrent' \(LSTM\); replace it with what opacus.*ModuleValidator\.fix puts",
     ),
-    "nn.GRU": (lambda: Recurrent(nn.GRU), (3, 5), r"layer 'recurrent' \(GRU\); replace it with"),
     "buffer": (Buffered, (5,), r"buffers of the model itself \(Buffered\).*keep them in another layer"),
     "in place": (
         lambda: nn.Sequential(nn.Linear(5, 4), nn.ReLU(inplace=True)),
@@ -363,6 +360,7 @@ def test_opacus_trains_clients_one_by_one_and_says_why():
         for wanted in ("auto", "vectorised"):
             choice = choose(wanted, loop, "opacus", received, cohort=4, rounds=2)
             assert (choice.engine, choice.reason) == ("loop", "Opacus' hooks cannot be stacked")
+            assert choice.refused == (wanted == "vectorised")
 
 
 @pytest.mark.parametrize(
@@ -383,16 +381,12 @@ def test_a_whole_run_comes_out_the_same_and_claims_the_same(algorithm, dpsgd):
             max_size_error=10.0,
             noise_key=7,
         )
-        training = pf.LocalTraining(steps=2)
-        runs.append(
-            pf.simulate(task, algorithm, rounds=2, privacy=privacy, training=training, workers=2, engine=engine)
-        )
+        steps = pf.LocalTraining(steps=2)
+        runs.append(pf.simulate(task, algorithm, rounds=2, privacy=privacy, training=steps, workers=2, engine=engine))
     auto, opacus = runs
     assert "Opacus' hooks cannot be stacked" in opacus.summary["warnings"]
-    assert "Opacus' hooks cannot be stacked" not in auto.summary["warnings"]
     assert float((auto.parameters - opacus.parameters).abs().max()) < 1e-6
     assert auto.statement.to_json() == opacus.statement.to_json()
-    assert [line["epsilon"] for line in auto.metrics] == [line["epsilon"] for line in opacus.metrics]
 
 
 def test_the_way_survives_the_configuration_file_and_an_unknown_one_is_refused():
