@@ -217,12 +217,14 @@ def unknown_layers(network: nn.Module) -> list[str]:
 
 
 def check_per_sample(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor) -> Way:
-    """Find out which way serves ``network``, and refuse a loss that couples the samples of a batch.
+    """Find out which way serves ``network``, and refuse what no way serves.
 
-    Runs on a small probe batch of *public* values ([2..8, ...]), in evaluation mode so that drop-out does not matter.
+    Runs on a small probe batch of *public* values ([3..8, ...]), in evaluation mode so that drop-out does not matter.
+    A way serves if it clips every sample as a loop over single samples does, for batches of two sizes.
 
     Raises:
-        ConfigError: the loss of one sample changes with the other samples, so clipping per sample means nothing.
+        ConfigError: the loss of one sample changes with the other samples, so clipping per sample means nothing; or a
+            layer's per-sample gradients cannot be formed.
     """
     module = network.module
     training = module.training
@@ -236,14 +238,38 @@ def check_per_sample(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: 
                 "the loss is not one term per sample that depends on that sample alone, so clipping per sample would "
                 "protect nothing; write it as a sum of per-sample terms or train without DP-SGD"
             )
-        with torch.enable_grad():
-            total = loss(module, inputs, targets).sum()
-        expected = torch.cat([gradient.flatten() for gradient in network.gradient_of(total)])
-        if not unknown_layers(module):
-            PerSampleGradients(network, "layers").clipped_sum(loss, inputs, targets, float("inf"))
-            scale = float(expected.abs().max()) + 1e-12
-            if float((network.gradient - expected).abs().max()) <= 1e-3 * scale:
-                return "layers"
-        return "vmap"
+        rows = torch.stack([_row_gradient(network, loss, inputs, targets, row) for row in range(len(inputs))])
+        unknown = unknown_layers(module)
+        if not unknown and not _wrong(network, loss, inputs, targets, rows, "layers"):
+            return "layers"
+        problem = _wrong(network, loss, inputs, targets, rows, "vmap")
+        if not problem:
+            return "vmap"
+        raise ConfigError(
+            f"per-sample gradients of {unknown[0] if unknown else 'the model'} cannot be formed ({problem}); replace "
+            "it, for instance by its counterpart in opacus.layers (DPLSTM, DPGRU, DPMultiheadAttention)"
+        )
     finally:
         module.train(training)
+
+
+def _row_gradient(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor, row: int) -> Tensor:
+    with torch.enable_grad():
+        total = loss(network.module, inputs[row : row + 1], targets[row : row + 1]).sum()
+    return torch.cat([gradient.flatten() for gradient in network.gradient_of(total)])
+
+
+def _wrong(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor, rows: Tensor, way: Way) -> str:
+    """How ``way`` fails to clip the samples whose gradients are ``rows`` [B, size]; empty if it does not."""
+    norms = rows.norm(dim=1)
+    bound = float(norms.median()) * 0.7 + 1e-12  # some samples are clipped, by different factors
+    clipped = rows * (bound / norms.clamp_min(1e-30)).clamp(max=1)[:, None]
+    for count in (len(rows), len(rows) - 1):
+        try:
+            PerSampleGradients(network, way).clipped_sum(loss, inputs[:count], targets[:count], bound)
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError) as error:
+            return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        expected = clipped[:count].sum(0)
+        if not float((network.gradient - expected).abs().max()) <= 1e-3 * (float(expected.abs().max()) + 1e-12):
+            return "they come out different from those of single samples"
+    return ""

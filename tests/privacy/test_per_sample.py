@@ -235,6 +235,63 @@ def test_a_loss_may_use_features_and_head():
     agree(module, torch.randn(3, 1, 4, 4), torch.tensor([0, 1, 2]), loss=loss)
 
 
+class Positions(nn.Module):
+    """A position embedding that is looked up once for the whole batch: its gradients belong to no sample."""
+
+    def __init__(self, length):
+        super().__init__()
+        self.words, self.places, self.head = nn.Embedding(9, 6), nn.Embedding(length, 6), nn.Linear(6, 3)
+
+    def forward(self, tokens):
+        return self.head((self.words(tokens) + self.places(torch.arange(tokens.shape[1]))).tanh().mean(1))
+
+
+@pytest.mark.parametrize("length", [4, 6])
+def test_a_layer_whose_rows_are_not_samples_goes_by_vmap_whatever_its_length(length):
+    torch.manual_seed(0)
+    network = FlatNetwork(Positions(length))
+    tokens, targets = torch.randint(9, (4, length)), torch.randint(3, (4,))
+    assert check_per_sample(network, cross_entropy, tokens, targets) == "vmap"
+
+
+def test_a_layer_that_no_way_serves_is_named_with_the_mend():
+    class Peeking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(5))
+
+        def forward(self, inputs):
+            return (inputs if inputs.abs().max().item() < 1e9 else 0 * inputs) * self.weight
+
+    network = FlatNetwork(nn.Sequential(nn.Linear(5, 5), Peeking()))
+    with pytest.raises(ConfigError, match=r"per-sample gradients of 1 \(Peeking\) cannot be formed .*opacus\.layers"):
+        check_per_sample(network, cross_entropy, torch.randn(4, 5), torch.randint(5, (4,)))
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_of_the_framework_are_served_correctly_or_refused(layer):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cells, self.head = layer(4, 6, batch_first=True), nn.Linear(6, 3)
+
+        def forward(self, inputs):
+            return self.head(self.cells(inputs)[0][:, -1])
+
+    torch.manual_seed(0)
+    network = FlatNetwork(Recurrent())
+    probe = torch.randn(4, 5, 4), torch.randint(3, (4,))
+    outcome = _outcome(lambda: check_per_sample(network, cross_entropy, *probe))
+    assert outcome == "vmap" or "per-sample gradients of cells" in outcome
+
+
+def _outcome(work):
+    try:
+        return work()
+    except ConfigError as error:
+        return str(error)
+
+
 def test_a_loss_that_couples_samples_is_refused():
     def coupled(network, inputs, targets):
         logits = network(inputs)
