@@ -172,7 +172,7 @@ class RunDirectory:
 
 
 INDIFFERENT = ("engine", "workers", "checkpoint_seconds")
-"""Settings that another start of a run may change: it keeps its engine, and results do not depend on the others."""
+"""Settings that another start may change: a run keeps its engine; workers change the rounding of stacked sums only."""
 
 
 def fingerprint(settings: Mapping[str, Any]) -> str:

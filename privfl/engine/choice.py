@@ -2,7 +2,7 @@
 
 A federation of two clients who hold random public values is trained by both engines: if the stacked one cannot run, or
 gives other numbers, the loop trains the run and one sentence says which layer is to blame. ``auto`` then times both per
-client and step, with chunks that double in size until they stop paying, and keeps the faster.
+client and step, with chunks that grow fourfold until they stop paying, and keeps the faster.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from privfl.privacy.door import (
 from privfl.privacy.dpsgd import DPSGD
 from privfl.privacy.noise import NoiseStream
 from privfl.privacy.per_sample import PerSampleGradients
-from privfl.privacy.plans import Plan, Poisson
+from privfl.privacy.plans import Plan
 from privfl.privacy.precision import Precision, in_precision
 
 
@@ -95,7 +95,7 @@ class ClientDoor:
     def _bare_gradient(self, loss: Loss, batch: DrawnBatch) -> Tensor:
         self.log.bare[BARE_GRADIENT] = None
         network, rows = self._network, len(batch.rows)
-        divisor = batch.plan.divisor if isinstance(batch.plan, Poisson) and batch.plan.divisor else max(rows, 1)
+        divisor = batch.plan.divide_by(rows)
         if rows <= ROWS_AT_ONCE and rows > 0:
             self._sum_into_gradient(loss, batch.inputs, batch.targets, divisor)
             return network.gradient

@@ -153,10 +153,7 @@ class CohortDoor:
             empty = torch.tensor([count == 0 for count in self._counts], device=total.device)
             total[empty] = 0
         if private is None:
-            divisors = [
-                getattr(visitor.plan, "divisor", None) or max(count, 1)
-                for visitor, count in zip(active, self._counts, strict=True)
-            ]
+            divisors = [visitor.plan.divide_by(count) for visitor, count in zip(active, self._counts, strict=True)]
             for visitor in active:
                 visitor.log.bare[BARE_GRADIENT] = None
         else:

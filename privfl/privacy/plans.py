@@ -59,6 +59,10 @@ class Poisson:
         """Number of batches of one round; the same whatever the client holds."""
         return self.steps
 
+    def divide_by(self, rows: int) -> float:
+        """What a sum of gradients over ``rows`` rows is divided by without DP-SGD."""
+        return self.divisor or max(rows, 1)
+
     def rows(self, rows: Tensor, shuffle: torch.Generator, noise: NoiseStream | None) -> Iterator[Tensor]:
         """The batches as row numbers out of ``rows`` [n]; the coins come from ``noise`` if there is one.
 
@@ -84,6 +88,10 @@ class Epochs:
     def length(self, samples: int) -> int:
         """Number of batches of one round for a client of ``samples`` samples."""
         return self.epochs * math.ceil(samples / self.batch_size) if self.steps is None else self.steps
+
+    def divide_by(self, rows: int) -> float:
+        """What a sum of gradients over ``rows`` rows is divided by: their number."""
+        return max(rows, 1)
 
     def rows(self, rows: Tensor, shuffle: torch.Generator, noise: NoiseStream | None) -> Iterator[Tensor]:
         """The batches as row numbers out of ``rows`` [n], shuffled anew in every epoch."""
