@@ -62,7 +62,7 @@ class LoopEngine:
             self._spaces.put(Workspace.build(task.model(0), self.device, way, innermost=innermost))
 
     def _sums_directly(self) -> bool:
-        """Whether layers should write large weight gradients where they belong: nothing is allocated and copied then."""
+        """Whether layers should write large weight gradients where they belong, so that nothing is copied."""
         network = Workspace.build(self.task.model(0), self.device, None).own
         large = self.device.type == "cpu" and network.layout.size >= DIRECT_FROM
         return large and sums_directly(network, self.task.loss, *self.task.probe(4))
