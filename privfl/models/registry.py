@@ -15,7 +15,7 @@ from pydantic import ValidationError, validate_call
 from torch import nn
 
 from privfl.errors import ConfigError, unknown
-from privfl.models import convolutional, dense, recurrent, residual, text
+from privfl.models import convolutional, dense, energy, recurrent, residual, text
 from privfl.models.base import Network, Shape, initialise
 from privfl.randomness import stream_seed
 
@@ -72,6 +72,8 @@ _MODELS: dict[str, _Model] = {
     "resnet20": _Model(residual.resnet20, "ResNet of the CIFAR family, n = 3 (He et al. 2016)", input_shape=_CIFAR),
     "resnet32": _Model(residual.resnet32, "ResNet of the CIFAR family, n = 5 (He et al. 2016)", input_shape=_CIFAR),
     "fedevg-resnet10": _Model(residual.fedevg_resnet10, "FedEvg's ResNet-10: SiLU, no pooling before the head"),
+    "resnet10-energy": _Model(energy.resnet10_energy, "FedEvg's ResNet-10 with its head of spectral norm 1"),
+    "energy-cnn": _Model(energy.energy_cnn, "three convolutions and a head of spectral norm 1, for FedEvg on a CPU"),
     "resnet1d": _Model(residual.resnet1d, "GRP-FED's five convolutions over time", ("signal",), (1, 140), 5),
     "text-cnn": _Model(
         text.text_cnn, "convolution and attention pooling (FedSampling)", ("tokens",), (30,), 18, 10_000

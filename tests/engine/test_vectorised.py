@@ -143,7 +143,7 @@ def test_every_client_may_have_its_own_rate_and_noise(task):
 
 
 SHAPES = {"image": (1, 28, 28), "signal": (1, 64), "tokens": (12,), "vector": (9,)}
-SLOW = {"resnet10", "fedevg-resnet10", "resnet32", "resnet20"}
+SLOW = {"resnet10", "fedevg-resnet10", "resnet10-energy", "resnet32", "resnet20"}
 
 
 @pytest.mark.slow

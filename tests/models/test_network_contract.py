@@ -28,6 +28,8 @@ SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "resnet20": ((1, 8, 8), {"width": 4}),
     "resnet32": ((1, 8, 8), {"width": 4}),
     "fedevg-resnet10": ((1, 8, 9), {"width": 4}),
+    "resnet10-energy": ((1, 8, 9), {"width": 4}),
+    "energy-cnn": ((1, 8, 9), {"width": 4}),
     "resnet1d": ((2, 21), {"width": 4}),
     "text-cnn": ((6,), {"embedding_dim": 5, "filters": 4, "hidden": 16, "vocabulary": TOKENS}),
     "transformer": ((6,), {"embedding_dim": 5, "heads": 2, "head_dim": 3, "hidden": 16, "vocabulary": TOKENS}),
