@@ -1,0 +1,272 @@
+"""AAggFF's decisions: aggregation weights p on the simplex, chosen online from one bounded response per client.
+
+Equation numbers (1) to (17) are those of the specification, which follows Hahn, Kim and Lee, "Pursuing Overall Welfare
+in Federated Learning through Sequential Decision Making", ICML 2024. Pure functions on float64 tensors; the algorithm
+that calls them is :mod:`privfl.algorithms.aaggff`.
+
+Differences from the authors' code, each of which changes results: the Normal distribution function is Φ itself (the
+code has 3/2 − Φ, which falls with the loss); the Newton step keeps its cross term −β⟨g_τ, p_τ⟩g_τ and counts α once
+(otherwise the regret exceeds its bound); decisions start at 1/K; the doubly robust response keeps its "+ r̄".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from privfl.algorithms.simplex import minimise, minimise_quadratic
+from privfl.errors import ConfigError
+from privfl.privacy.noise import NoiseStream, round_to_grid
+
+Function = Callable[[Tensor], Tensor]
+
+
+def _frechet(x: Tensor) -> Tensor:
+    return torch.exp(-1 / x)
+
+
+def _gumbel(x: Tensor) -> Tensor:
+    return torch.exp(-torch.exp(1 - x))
+
+
+CDFS: Mapping[str, Function] = MappingProxyType(
+    {
+        "weibull": lambda x: -torch.expm1(-x * x),
+        "exponential": lambda x: -torch.expm1(-x),
+        "frechet": _frechet,
+        "normal": lambda x: torch.special.ndtr(x - 1),
+        "gumbel": _gumbel,
+        "logistic": lambda x: torch.sigmoid(x - 1),
+    }
+)
+"""The six distribution functions ρ of the paper, on relative losses x ≥ 0, in the order of the authors' code."""
+
+
+def relative_losses(losses: Tensor) -> Tensor:
+    """x_i = F_i/F̄ [m], whose mean is 1; all 1 if every loss is 0. Losses below 0 count as 0.
+
+    Scaling by the largest loss first keeps the mean finite for any finite losses.
+    """
+    losses = losses.clamp_min(0)
+    scaled = losses / losses.max()
+    return torch.where(losses.max() > 0, scaled / scaled.mean(), torch.ones_like(losses))
+
+
+def relative_to(loss: Tensor, mean: Tensor) -> Tensor:
+    """x = F/F̄ for a public ``mean`` F̄; 1 where the mean is 0. A client computes this about itself."""
+    return torch.where(mean > 0, loss.clamp_min(0) / mean, torch.ones_like(loss))
+
+
+def respond(relative: Tensor, cdf: str, lower: float, upper: float) -> Tensor:
+    """Equation (3): ``r = C1 + (C2 − C1)·ρ(x)``, of the shape of ``relative``, in [C1, C2], nondecreasing in x."""
+    return lower + (upper - lower) * CDFS[cdf](relative)
+
+
+def lipschitz(lower: float, upper: float) -> float:
+    """Equation (4): L∞ = C2/(1 + C1), the largest that an entry of the gradient can be."""
+    return upper / (1 + lower)
+
+
+def sampled_lipschitz(lower: float, upper: float, rate: float) -> float:
+    """Equation (5): L̃∞ for doubly robust responses at inclusion probability ``rate``; 2 + C for C1 = 0, C2 = C.
+
+    Safe and loose: for C1 = 0, C2 = C every entry is at most 1, and the weights would move 2 + C times faster.
+    """
+    return lipschitz(lower, upper) + 2 * (upper - lower) / (rate * (1 + lower))
+
+
+def decision_loss(decision: Tensor, responses: Tensor) -> Tensor:
+    """ℓ(p) = −log(1 + ⟨p, r⟩) [], of ``decision`` [K] against ``responses`` [K], or [T] against [T, K]."""
+    return -torch.log1p(responses @ decision)
+
+
+def decision_gradient(decision: Tensor, responses: Tensor) -> Tensor:
+    """∇ℓ(p) = −r/(1 + ⟨p, r⟩) [K]."""
+    return -responses / (1 + decision @ responses)
+
+
+def linearised_gradient(decision: Tensor, responses: Tensor, reference: Tensor) -> Tensor:
+    """Equation (13): the gradient's first-order expansion in the responses around ``reference`` [K], at ``responses``.
+
+    Affine in the responses, so that an unbiased estimate of them gives an unbiased estimate of it.
+    """
+    scale = 1 + decision @ reference
+    return -responses / scale + reference * (decision @ (responses - reference)) / scale**2
+
+
+def doubly_robust(responses: Tensor, members: Tensor, clients: int) -> Tensor:
+    """Equation (12): a response [K] for every client from those of the sampled ones.
+
+    ``ř_i = r̄ + (r_i − r̄)/C`` for the m clients ``members`` (int64 [m]), r̄ for the others, with C = m/K. Because r̄ comes
+    from the same sample, E[ř_i] is not r_i but ``r_i − κ(r_i − mean r)``, κ = (K − m)/(m(K − 1)): shrunk towards the
+    mean by about 1/m, in the order of the clients.
+    """
+    mean = responses.mean()
+    filled = mean.expand(clients).clone()
+    filled[members] = mean + (responses - mean) * (clients / len(members))
+    return filled
+
+
+def newton_constants(clients: int, lower: float, upper: float, paper: bool) -> tuple[float, float]:
+    """α = 4K·L∞ and β of the Newton step: min(½, 1/(4L∞)), or the paper's 1/(4L∞) which its proof does not cover.
+
+    The lemma behind the bound needs β ≤ ½ too; with the paper's C2 = 1/K its β is K/4. Both kept the bound in our runs.
+    """
+    bound = lipschitz(lower, upper)
+    beta = 1 / (4 * bound)
+    return 4 * clients * bound, beta if paper else min(0.5, beta)
+
+
+def newton_step(
+    curvature: Tensor, linear: Tensor, decision: Tensor, responses: Tensor, beta: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Equations (9) and (10), the lazy online Newton step (Agarwal et al., 2006).
+
+    ``A ← A + βggᵀ``, ``b ← b + (β⟨g, p⟩ − 1)g``, then ``p ← argmin over the simplex of ½pᵀAp − bᵀp``, which is the
+    minimum of ``Σ⟨g_τ, p⟩ + α/2·‖p‖² + β/2·Σ⟨g_τ, p − p_τ⟩²``, to a KKT residual below 1e-8.
+
+    Args:
+        curvature: A [K, K], α times the identity at the start.
+        linear: b [K], 0 at the start.
+        decision: p_t [K].
+        responses: r_t [K].
+        beta: β > 0.
+
+    Returns:
+        A, b and p_{t+1}; the arguments keep their values.
+    """
+    gradient = decision_gradient(decision, responses)
+    curvature = curvature + beta * torch.outer(gradient, gradient)  # in this order it stays exactly symmetric
+    linear = linear + (beta * (gradient @ decision) - 1) * gradient
+    found = minimise_quadratic(curvature.cpu().numpy(), linear.cpu().numpy(), decision.cpu().numpy())
+    return curvature, linear, torch.from_numpy(found).to(decision.device)
+
+
+def newton_bound(clients: int, rounds: int, lower: float, upper: float, paper: bool) -> float:
+    """What the regret of :func:`newton_step` cannot exceed after ``rounds``: ``α/2 + (K/2β)·log(1 + βL∞²T/α)``.
+
+    With β = 1/(4L∞) this is Theorem 1, equation (6): ``2L∞K(1 + log(1 + T/(16K)))``.
+    """
+    alpha, beta = newton_constants(clients, lower, upper, paper)
+    steepest = lipschitz(lower, upper)
+    return alpha / 2 + clients / (2 * beta) * math.log1p(beta * steepest**2 * rounds / alpha)
+
+
+def entropy_scale(clients: int, decided: Tensor | int, bound: Tensor | float) -> Tensor:
+    """s_{t+1} = √(log K)/(L·√(t + 1)) [] after ``decided`` = t rounds, the inverse of the step η of equation (14)."""
+    decided = torch.as_tensor(decided, dtype=torch.float64)
+    return math.sqrt(math.log(clients)) / (torch.as_tensor(bound, dtype=torch.float64) * torch.sqrt(decided + 1))
+
+
+def entropy_decision(accumulated: Tensor, scale: Tensor) -> Tensor:
+    """Equation (15): p ∝ exp(s·u) [K], the minimum of ``−⟨u, p⟩ + (1/s)·Σ p log p``, for ``accumulated`` −Σg = u."""
+    return torch.softmax(scale * accumulated, 0)
+
+
+def visit_gain(response: Tensor, mean: Tensor, rate: Tensor | float) -> Tensor:
+    """Equation (16): what a visit adds to a client's accumulator u_i, ``(r_i − r̄)/(C(1 + r̄))``.
+
+    Softmax ignores what all clients share, so of the doubly robust, linearised gradient (13) only this remains: only
+    sampled clients' accumulators change, and the decision is *exactly* that of (12) to (15). With C2 = C the gain lies
+    within ±1/(1 + r̄).
+    """
+    return (response - mean) / (rate * (1 + mean))
+
+
+def entropy_bound(clients: int, rounds: int, bound: float) -> float:
+    """Theorem 2, equation (7): regret ≤ ``2L√(T log K)`` where ``bound`` L bounds every entry of the gradients."""
+    return 2 * bound * math.sqrt(rounds * math.log(clients))
+
+
+def best_fixed_decision(responses: Tensor) -> tuple[Tensor, float]:
+    """The decision [K] that would have been best in all rounds of ``responses`` [T, K], and a bound on its error.
+
+    Minimises ``−Σ_t log(1 + ⟨p, r_t⟩)``; the minimum is at most the error below the value found.
+    """
+    rows = responses.detach().cpu().to(torch.float64).numpy()
+    clients = rows.shape[1]
+    start = torch.full((clients,), 1 / clients, dtype=torch.float64).numpy()
+    floor = 1 + float(rows.min())
+    steepness = float((rows.T @ rows).sum(1).max()) / floor**2
+    if steepness == 0:
+        return torch.from_numpy(start), 0.0
+    found, gap = minimise(lambda at: -rows.T @ (1 / (1 + rows @ at)), steepness, start, tolerance=1e-9)
+    return torch.from_numpy(found), gap
+
+
+def regret(decisions: Tensor, responses: Tensor) -> float:
+    """Equation (2): what ``decisions`` [T, K] lost against ``responses`` [T, K] beyond the best fixed decision.
+
+    Never too small: the error of :func:`best_fixed_decision` is added.
+    """
+    played = -torch.log1p((decisions * responses).sum(1)).sum()
+    best, error = best_fixed_decision(responses)
+    return float(played - decision_loss(best.to(responses.device), responses).sum()) + error
+
+
+def randomised_responses(responses: Tensor, epsilon: float, lower: float, upper: float, stream: NoiseStream) -> Tensor:
+    """Responses [n] with Laplace noise of scale (C2 − C1)/ε each, clipped to [C1, C2] again: local privacy.
+
+    Guarantee: whoever replaces *all* data of one client moves its response by at most C2 − C1, so each answer is
+    ε-differentially private for the unit ``client``, hence for ``sample``, towards the server and the public. This
+    holds only if everything else that enters the response is public: the reference F̄ must be fixed, or computed from
+    released answers; the mean of bare losses is a release of its own. T rounds compose to T·ε. The noisy answer is
+    rounded to a grid of scale·2⁻²⁰, then clipped; both are post-processing. Clipping keeps ``1 + ⟨p, r⟩ ≥ 1 + C1`` and
+    pulls answers towards the centre.
+
+    ==========================  ==================================================
+    edge case                   what happens
+    ==========================  ==================================================
+    ``epsilon = inf``           the responses, clipped; no protection
+    a response is NaN           the answer is noise around C1
+    ``epsilon`` ≤ 0 or NaN      :class:`~privfl.errors.ConfigError`
+    ==========================  ==================================================
+    """
+    if not epsilon > 0:
+        raise ConfigError(f"response_epsilon is {epsilon!r}; give a positive number, such as 1.0")
+    if not 0 <= lower < upper < math.inf:
+        raise ConfigError(f"responses range from {lower!r} to {upper!r}; give 0 ≤ lower < upper")
+    scale = (upper - lower) / epsilon
+    truths = torch.nan_to_num(responses.detach().cpu().to(torch.float64), nan=lower).clamp(lower, upper).numpy()
+    noisy = round_to_grid(truths + stream.laplace(truths.size, scale), scale)
+    return torch.from_numpy(noisy).clamp(lower, upper).to(responses)
+
+
+def exponentiated(last: Tensor, responses: Tensor, step: float) -> Tensor:
+    """Equation (17): p ∝ ``last``·exp(r/η) [m], the minimum of ``−⟨p, r⟩ + η·KL(p ‖ last)`` on the simplex."""
+    return torch.softmax(torch.log(last) + responses / step, 0)
+
+
+def unified_decision(method: str, sizes: Tensor, losses: Tensor, parameter: float = 0.0) -> Tensor:
+    """The aggregation weights [m] of a fair method as one exponentiated step from w_i = n_i/Σn (Remark 3.1).
+
+    ==========  ===================  ===  ===============
+    method      response             η    ``parameter``
+    ==========  ===================  ===  ===============
+    fedavg      0                    1    –
+    q-fedavg    q·log F_i            1    q ≥ 0
+    afl         the same, q → ∞      1    –
+    term        F_i                  1/λ  λ
+    propfair    −log(M − F_i)        1    M > max F
+    ==========  ===================  ===  ===============
+
+    Raises:
+        ConfigError: the method is none of these.
+    """
+    weights = sizes / sizes.sum()
+    if method == "fedavg" or (method == "term" and parameter == 0):
+        return exponentiated(weights, torch.zeros_like(losses), 1.0)
+    if method == "q-fedavg":
+        return exponentiated(weights, parameter * torch.log(losses), 1.0)
+    if method == "afl":
+        worst = torch.where(losses == losses.max(), weights, torch.zeros_like(weights))
+        return worst / worst.sum()
+    if method == "term":
+        return exponentiated(weights, losses, 1 / parameter)
+    if method == "propfair":
+        return exponentiated(weights, -torch.log(parameter - losses), 1.0)
+    raise ConfigError(f"'{method}' is no method of the table; choose fedavg, q-fedavg, afl, term or propfair")

@@ -1,0 +1,536 @@
+"""AAggFF's decisions against published digits, brute force and other solvers (sections 3, 7 and 8 of the spec)."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from scipy.optimize import minimize
+
+from privfl.algorithms.decisions import (
+    CDFS,
+    best_fixed_decision,
+    decision_gradient,
+    decision_loss,
+    doubly_robust,
+    entropy_bound,
+    entropy_decision,
+    entropy_scale,
+    exponentiated,
+    linearised_gradient,
+    lipschitz,
+    newton_bound,
+    newton_constants,
+    newton_step,
+    randomised_responses,
+    regret,
+    relative_losses,
+    relative_to,
+    respond,
+    sampled_lipschitz,
+    unified_decision,
+    visit_gain,
+)
+from privfl.algorithms.simplex import minimise_quadratic, project, residual
+from privfl.errors import ConfigError
+from privfl.privacy.noise import NoiseSource, release_grid
+
+ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "aaggff.json").read_text())
+
+
+def double(values):
+    return torch.as_tensor(values, dtype=torch.float64)
+
+
+def close(found, expected, tolerance):
+    torch.testing.assert_close(found, double(expected), rtol=0, atol=tolerance)
+
+
+def newton_start(clients, alpha):
+    uniform = torch.full((clients,), 1 / clients, dtype=torch.float64)
+    return alpha * torch.eye(clients, dtype=torch.float64), torch.zeros(clients, dtype=torch.float64), uniform
+
+
+def play_newton(responses, *, upper, beta=None, paper=False):
+    """Decisions [T + 1, K] of the Newton step against ``responses`` [T, K], and its last A and b."""
+    clients = responses.shape[1]
+    alpha, default = newton_constants(clients, 0.0, upper, paper)
+    curvature, linear, decision = newton_start(clients, alpha)
+    played = [decision]
+    for row in responses:
+        curvature, linear, decision = newton_step(curvature, linear, decision, row, beta or default)
+        played.append(decision)
+    return torch.stack(played), curvature, linear
+
+
+def sequences(clients, rounds, upper):
+    """The three kinds of responses of check 6: random, skewed (one client persistently worse), cyclic."""
+    draws = torch.Generator().manual_seed(clients)
+    yield "random", upper * torch.rand(rounds, clients, generator=draws, dtype=torch.float64)
+    yield "skewed", upper * double([0.95] + [0.15] * (clients - 1)).expand(rounds, clients)
+    yield "cyclic", upper * torch.eye(clients, dtype=torch.float64)[torch.arange(rounds) % clients]
+
+
+# Responses
+
+
+@pytest.mark.parametrize("cdf", CDFS)
+def test_distribution_functions_have_the_published_values(cdf):
+    rows = ORACLES["cdf"]
+    relative = relative_losses(double(rows["losses"]))
+    close(relative, rows["relative"], 5e-5)
+    close(respond(relative, cdf, 0.0, 1.0), rows["values"][cdf], 5e-5)
+
+
+@pytest.mark.parametrize(
+    ("cdf", "law"),
+    [
+        ("weibull", stats.weibull_min(2)),
+        ("exponential", stats.expon()),
+        ("frechet", stats.invweibull(1)),
+        ("normal", stats.norm(1, 1)),
+        ("gumbel", stats.gumbel_r(1, 1)),
+        ("logistic", stats.logistic(1, 1)),
+    ],
+)
+def test_distribution_functions_are_scipys(cdf, law):
+    points = np.linspace(0, 40, 997)
+    with np.errstate(divide="ignore"):
+        close(CDFS[cdf](torch.from_numpy(points)), law.cdf(points), 1e-14)
+
+
+@pytest.mark.parametrize("cdf", CDFS)
+def test_responses_rise_with_the_loss_and_stay_in_their_range(cdf):
+    answers = respond(torch.logspace(-300, 300, 4001, dtype=torch.float64), cdf, 0.1, 0.4)
+    assert bool((answers.diff() >= 0).all())
+    assert bool(((answers >= 0.1) & (answers <= 0.4)).all())
+    assert float(respond(double(0.0), cdf, 0.1, 0.4)) >= 0.1
+
+
+def test_relative_losses_have_mean_one_do_not_depend_on_the_scale_and_survive_extremes():
+    losses = double([3.0, 0.5, 0.0, 7.0])
+    relative = relative_losses(losses)
+    assert float(relative.mean()) == pytest.approx(1, abs=1e-15)
+    for scale in (1e-280, 1e-3, 1e5, 2e307):
+        close(relative_losses(losses / 7 * scale), relative, 1e-12)
+    assert torch.equal(relative_losses(torch.zeros(3)), torch.ones(3))
+    assert torch.equal(relative_losses(double([-1.0, 2.0])), double([0.0, 2.0]))
+    torch.testing.assert_close(relative_to(losses, losses.mean()), relative)
+    assert torch.equal(relative_to(losses, double(0.0)), torch.ones_like(losses))
+
+
+# The simplex
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_projection_is_idempotent_and_nearest(seed):
+    draws = np.random.default_rng(seed)
+    point = draws.normal(size=7) * 3
+    nearest = project(point)
+    assert abs(nearest.sum() - 1) < 1e-12
+    assert nearest.min() >= 0
+    np.testing.assert_allclose(project(nearest), nearest, atol=1e-15)
+    others = draws.dirichlet(np.ones(7), 2000)
+    assert np.linalg.norm(point - nearest) <= np.linalg.norm(point - others, axis=1).min()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_quadratics_are_solved_to_kkt_and_agree_with_all_supports_enumerated(seed):
+    draws = np.random.default_rng(seed)
+    size = 6
+    root = draws.normal(size=(size, 3)) * 10.0 ** draws.uniform(-1, 2)
+    matrix, linear = np.eye(size) + root @ root.T, draws.normal(size=size) * 5
+    found = minimise_quadratic(matrix, linear, np.full(size, 1 / size))
+    assert residual(found, matrix @ found - linear) < 1e-8
+    best = math.inf
+    for count in range(1, size + 1):
+        for support in itertools.combinations(range(size), count):
+            chosen = list(support)
+            system = np.block([[matrix[np.ix_(chosen, chosen)], -np.ones((count, 1))], [np.ones((1, count)), 0]])
+            inside = np.linalg.solve(system, [*linear[chosen], 1])[:count]
+            if inside.min() >= 0:
+                point = np.zeros(size)
+                point[chosen] = inside
+                best = min(best, 0.5 * point @ matrix @ point - linear @ point)
+    assert 0.5 * found @ matrix @ found - linear @ found == pytest.approx(best, abs=1e-10)
+
+
+def test_a_quadratic_without_meaning_is_an_error():
+    with pytest.raises(ArithmeticError, match="not finite"):
+        minimise_quadratic(np.full((2, 2), np.nan), np.zeros(2), np.full(2, 0.5))
+
+
+def test_an_accelerated_step_that_does_not_arrive_is_an_error(monkeypatch):
+    monkeypatch.setattr("privfl.algorithms.simplex.MAX_ITERATIONS", 3)
+    with pytest.raises(ArithmeticError, match="no minimum on the simplex was found: the residual is"):
+        minimise_quadratic(np.diag([1.0, 1e6, 3.0]), np.array([5.0, 0.1, 2.0]), np.full(3, 1 / 3))
+
+
+# The Newton step (check 4 to 6)
+
+
+@pytest.mark.parametrize(("paper", "key"), [(True, "decisions_beta_0.75"), (False, "last_decision_beta_0.5")])
+def test_the_newton_step_gives_the_golden_decisions(paper, key):
+    rows = ORACLES["newton"]
+    responses = torch.stack([respond(relative_losses(double(row)), rows["cdf"], 0, 1 / 3) for row in rows["losses"]])
+    assert newton_constants(3, 0.0, 1 / 3, paper) == pytest.approx((4, 0.75 if paper else 0.5))
+    played, _, _ = play_newton(responses, upper=1 / 3, paper=paper)
+    close(played[1:] if paper else played[-1], rows[key], 5e-9)
+
+
+@pytest.mark.parametrize("upper", [1 / 5, 1.0])
+@pytest.mark.parametrize("paper", [True, False])
+def test_the_newton_step_is_the_brute_force_minimum_of_its_objective(upper, paper):
+    clients, rounds = 5, 40
+    for _, responses in sequences(clients, rounds, upper):
+        alpha, beta = newton_constants(clients, 0.0, upper, paper)
+        played, curvature, linear = play_newton(responses, upper=upper, paper=paper)
+        gradients = torch.stack([decision_gradient(p, r) for p, r in zip(played[:-1], responses, strict=True)]).numpy()
+        before = played[:-1].numpy()
+
+        def objective(p, gradients=gradients, before=before, alpha=alpha, beta=beta):
+            moved = (gradients * (p - before)).sum(1)
+            return gradients.sum(0) @ p + alpha / 2 * p @ p + beta / 2 * (moved**2).sum()
+
+        answer = minimize(
+            objective,
+            np.full(clients, 1 / clients),
+            method="SLSQP",
+            bounds=[(0, 1)] * clients,
+            constraints={"type": "eq", "fun": lambda p: p.sum() - 1},
+            options={"ftol": 1e-15, "maxiter": 1000},
+        )
+        assert objective(played[-1].numpy()) <= answer.fun + 1e-10
+        slope = (curvature @ played[-1] - linear).numpy()
+        assert residual(played[-1].numpy(), slope) < 1e-8
+        assert float(torch.linalg.eigvalsh(curvature)[0]) >= alpha * (1 - 1e-12)
+        assert torch.equal(curvature, curvature.T)
+
+
+def test_decisions_stay_on_the_simplex_whatever_the_losses():
+    draws = np.random.default_rng(0)
+    curvature, linear, decision = newton_start(7, newton_constants(7, 0.0, 1 / 7, False)[0])
+    for cdf in CDFS:
+        for _ in range(10):
+            losses = torch.from_numpy(10.0 ** draws.uniform(-300, 300, 7))
+            answers = respond(relative_losses(losses), cdf, 0.0, 1 / 7)
+            curvature, linear, decision = newton_step(curvature, linear, decision, answers, 0.5)
+            assert float(decision.min()) >= 0
+            assert abs(float(decision.sum()) - 1) < 1e-9
+
+
+def test_equal_losses_keep_newtons_decisions_uniform_and_a_permutation_of_clients_permutes_them():
+    played, _, _ = play_newton(torch.full((50, 6), 0.1, dtype=torch.float64), upper=1 / 6)
+    close(played, np.full((51, 6), 1 / 6), 1e-12)
+    (_, responses), order = next(sequences(6, 30, 1.0)), torch.tensor([3, 1, 5, 0, 2, 4])
+    one, other = play_newton(responses, upper=1.0)[0], play_newton(responses[:, order], upper=1.0)[0]
+    torch.testing.assert_close(one[:, order], other, rtol=0, atol=1e-9)
+
+
+def test_with_constant_losses_the_worst_client_never_loses_weight():
+    responses = respond(relative_losses(double([0.9, 0.3, 0.5, 0.2])), "normal", 0.0, 0.25).expand(300, 4)
+    played, _, _ = play_newton(responses, upper=0.25)
+    assert bool((played[:, 0].diff() >= -1e-12).all())
+    assert float(played[-1, 0]) > 0.3
+
+
+def test_without_beta_the_newton_step_is_euclidean_ftrl():
+    (_, responses) = next(sequences(4, 25, 1.0))
+    played, _, _ = play_newton(responses, upper=1.0, beta=1e-12)
+    total = torch.zeros(4, dtype=torch.float64)
+    for row, now, following in zip(responses, played[:-1], played[1:], strict=True):
+        total += decision_gradient(now, row)
+        close(following, project(-total.numpy() / 16), 1e-8)
+
+
+@pytest.mark.parametrize("upper", ["1/K", "1"])
+@pytest.mark.parametrize("paper", [True, False])
+def test_newtons_regret_stays_below_its_bound_and_vanishes_per_round(upper, paper):
+    clients = 6
+    top = 1 / clients if upper == "1/K" else 1.0
+    for name, responses in sequences(clients, 3200, top):
+        played, _, _ = play_newton(responses, upper=top, paper=paper)
+        short, long = regret(played[:400], responses[:400]), regret(played[:3200], responses)
+        assert long <= newton_bound(clients, 3200, 0.0, top, paper), name
+        assert short <= newton_bound(clients, 400, 0.0, top, paper), name
+        assert long / 3200 < short / 400, name
+
+
+def test_the_general_bound_with_the_papers_beta_is_theorem_1():
+    for clients, rounds in ((3, 10), (11, 100), (30, 400)):
+        theorem = 2 / clients * clients * (1 + math.log(1 + rounds / (16 * clients)))
+        assert newton_bound(clients, rounds, 0.0, 1 / clients, True) == pytest.approx(theorem, rel=1e-12)
+
+
+@pytest.mark.parametrize(("clients", "paper", "expected"), [(11, 1.92, 1.83), (30, 2.06, 1.94)])
+def test_with_one_persistently_bad_client_regret_has_the_specified_values(clients, paper, expected):
+    responses = double([0.95] + [0.15] * (clients - 1)).expand(400, clients) / clients
+    for flag, value in ((True, paper), (False, expected)):
+        played, _, _ = play_newton(responses, upper=1 / clients, paper=flag)
+        assert regret(played[:-1], responses) == pytest.approx(value, abs=0.006)
+
+
+@pytest.mark.parametrize("clients", [3, 9])
+def test_the_best_fixed_decision_is_covers(clients):
+    for name, responses in sequences(clients, 150, 1.0):
+        found, error = best_fixed_decision(responses)
+        p = torch.full((clients,), 1 / clients, dtype=torch.float64)
+        for _ in range(20000):
+            p = p * ((1 + responses) / (1 + responses @ p)[:, None]).mean(0)
+        ours, covers = (float(decision_loss(point, responses).sum()) for point in (found, p))
+        assert ours <= covers + 1e-9, name
+        assert ours - error <= covers, name
+        assert error < 1e-5, name
+
+
+def test_nothing_beats_playing_at_random_where_nobody_responds():
+    best, error = best_fixed_decision(torch.zeros(5, 3))
+    assert (best.tolist(), error) == ([1 / 3] * 3, 0.0)
+
+
+# Sampled rounds (checks 8 to 10)
+
+
+def twin(decision, accumulated, responses, members, clients, rate, t, bound):
+    """Equations (12) to (15) as they stand: the decision after round ``t``, and Σg so far."""
+    estimate = doubly_robust(responses, members, clients)
+    accumulated = accumulated + linearised_gradient(decision, estimate, responses.mean().expand(clients))
+    step = bound * math.sqrt(t + 1) / math.sqrt(math.log(clients))
+    return torch.softmax(-accumulated / step, 0), accumulated
+
+
+def test_the_entropy_step_gives_the_golden_decision_and_weights():
+    rows = ORACLES["entropy"]
+    clients = rows["clients"]
+    u = torch.zeros(clients, dtype=torch.float64)
+    for t, row in enumerate(rows["rounds"], 1):
+        members = torch.tensor(row["members"])
+        rate = len(members) / clients
+        answers = respond(relative_losses(double(row["losses"])), rows["cdf"], 0.0, rate)
+        u[members] += visit_gain(answers, answers.mean(), rate)
+        scale = entropy_scale(clients, t, sampled_lipschitz(0.0, rate, rate))
+        decision = entropy_decision(u, scale)
+        close(decision[members] / decision[members].sum(), row["weights"], 5e-9)
+        close(entropy_decision(u[members], scale), row["weights"], 5e-9)
+    close(decision, rows["decision"], 5e-9)
+
+
+@pytest.mark.parametrize("cohort", [1, 2, 7])
+def test_accumulators_of_visited_clients_are_all_that_the_decision_needs(cohort):
+    clients, rate = 12, cohort / 12
+    draws = np.random.default_rng(cohort)
+    bound = sampled_lipschitz(0.0, rate, rate)
+    u, total = torch.zeros(clients, dtype=torch.float64), torch.zeros(clients, dtype=torch.float64)
+    short = long = torch.full((clients,), 1 / clients, dtype=torch.float64)
+    for t in range(1, 200):
+        members = torch.from_numpy(draws.choice(clients, cohort, replace=False))
+        answers = torch.from_numpy(draws.uniform(0, rate, cohort))
+        long, total = twin(long, total, answers, members, clients, rate, t, bound)
+        before, old_scale = short, entropy_scale(clients, t - 1, bound)
+        u[members] += visit_gain(answers, answers.mean(), rate)
+        scale = entropy_scale(clients, t, bound)
+        short = entropy_decision(u, scale)
+        torch.testing.assert_close(short, long, rtol=1e-12, atol=1e-12)
+        shifted = torch.softmax(-(total + 17.0) * scale, 0)
+        torch.testing.assert_close(shifted, long, rtol=1e-9, atol=0)
+        absent = np.setdiff1d(np.arange(clients), members.numpy())[:2]
+        ratio, earlier = (float(p[absent[0]] / p[absent[1]]) for p in (short, before))
+        assert ratio == pytest.approx(earlier ** float(scale / old_scale), rel=1e-10)
+
+
+def test_with_a_fixed_reference_the_doubly_robust_response_is_unbiased():
+    """100,000 samples; |mean − r| within 5.5 standard errors in 8 coordinates: false alarm below 4e-7."""
+    truth = torch.linspace(0.05, 0.4, 8, dtype=torch.float64)
+    draws = np.random.default_rng(1)
+    rate, reference, repeats = 3 / 8, 0.2, 100_000
+    picks = torch.from_numpy(np.argsort(draws.random((repeats, 8)), 1)[:, :3].copy())
+    inside = torch.zeros(repeats, 8, dtype=torch.float64).scatter_(1, picks, 1.0)
+    estimates = (1 - inside / rate) * reference + inside / rate * truth
+    error = estimates.std(0) / math.sqrt(repeats)
+    assert bool(((estimates.mean(0) - truth).abs() < 5.5 * error + 1e-12).all())
+
+
+def test_enumerated_the_doubly_robust_response_is_shrunk_by_kappa_and_exact_without_sampling():
+    truth = double([0.1, 0.5, 0.2, 0.9, 0.4, 0.3])
+    for cohort in range(1, 7):
+        estimates = [
+            doubly_robust(truth[list(members)], torch.tensor(members), 6)
+            for members in itertools.combinations(range(6), cohort)
+        ]
+        kappa = (6 - cohort) / (cohort * 5)
+        expected = truth - kappa * (truth - truth.mean())
+        torch.testing.assert_close(torch.stack(estimates).mean(0), expected, rtol=0, atol=1e-15)
+
+
+def test_the_recipe_has_its_golden_regret():
+    """Mean over 200 samplings within 6 standard errors of the published mean: false alarm below 1e-8."""
+    recipe = ORACLES["sampled_regret"]
+    clients, cohort, rounds = recipe["clients"], recipe["cohort"], recipe["rounds"]
+    rate = cohort / clients
+    truth = rate * (0.2 + 0.6 * torch.arange(clients, dtype=torch.float64) / 19)
+    draws = np.random.default_rng(0)
+    repeats = recipe["samplings"]
+    u = torch.zeros(repeats, clients, dtype=torch.float64)
+    played = torch.zeros(repeats, dtype=torch.float64)
+    for t in range(1, rounds + 1):
+        decision = torch.softmax(u * entropy_scale(clients, t - 1, 2 + rate), 1)
+        played += decision_loss(truth, decision)
+        members = torch.from_numpy(np.argsort(draws.random((repeats, clients)), 1)[:, :cohort].copy())
+        answers = truth[members]
+        u.scatter_add_(1, members, visit_gain(answers, answers.mean(1, keepdim=True), rate))
+    best = rounds * float(torch.log1p(truth.max()))
+    assert float(played.mean()) + best == pytest.approx(recipe["mean"], abs=recipe["tolerance"])
+    assert best_fixed_decision(truth.expand(rounds, clients))[0].argmax() == clients - 1
+
+
+def test_with_everybody_the_entropy_steps_regret_stays_below_theorem_2_and_vanishes_per_round():
+    clients = 6
+    for name, responses in sequences(clients, 3200, 1.0):
+        u = torch.zeros(clients, dtype=torch.float64)
+        played = []
+        for t, row in enumerate(responses):
+            played.append(entropy_decision(u, entropy_scale(clients, t, lipschitz(0.0, 1.0))))
+            u -= decision_gradient(played[-1], row)
+        decisions = torch.stack(played)
+        short, long = regret(decisions[:400], responses[:400]), regret(decisions, responses)
+        assert short <= entropy_bound(clients, 400, 1.0), name
+        assert long <= entropy_bound(clients, 3200, 1.0), name
+        assert long / 3200 < short / 400, name
+
+
+def test_the_linearised_gradient_is_exact_at_its_reference_affine_and_the_first_derivative():
+    draws = torch.Generator().manual_seed(0)
+    decision = torch.softmax(torch.randn(5, generator=draws, dtype=torch.float64), 0)
+    reference, one, two = torch.rand(3, 5, generator=draws, dtype=torch.float64)
+    torch.testing.assert_close(
+        linearised_gradient(decision, reference, reference), decision_gradient(decision, reference)
+    )
+    middle = linearised_gradient(decision, 0.3 * one + 0.7 * two, reference)
+    ends = [linearised_gradient(decision, end, reference) for end in (one, two)]
+    torch.testing.assert_close(middle, 0.3 * ends[0] + 0.7 * ends[1])
+    found = torch.func.jacrev(lambda r: linearised_gradient(decision, r, reference))(one)
+    scale = 1 + decision @ reference
+    expected = -torch.eye(5, dtype=torch.float64) / scale + torch.outer(reference, decision) / scale**2
+    torch.testing.assert_close(found, expected)
+    step = 1e-6
+    for place in range(5):
+        moved = torch.zeros(5, dtype=torch.float64)
+        moved[place] = step
+        ahead, behind = (decision_gradient(decision, reference + sign * moved) for sign in (1, -1))
+        torch.testing.assert_close((ahead - behind) / (2 * step), expected[:, place], rtol=0, atol=1e-9)
+
+
+def test_every_linearised_gradient_lies_within_one_and_within_its_constant():
+    draws = np.random.default_rng(5)
+    for cohort in (1, 3, 5):
+        rate = cohort / 10
+        for _ in range(300):
+            answers = torch.from_numpy(rate * draws.beta(0.2, 0.2, cohort))
+            decision = torch.from_numpy(draws.dirichlet(np.full(10, 0.1)))
+            estimate = doubly_robust(answers, torch.from_numpy(draws.choice(10, cohort, replace=False)), 10)
+            steepest = float(linearised_gradient(decision, estimate, answers.mean().expand(10)).abs().max())
+            assert steepest <= 1 + 1e-12
+    assert sampled_lipschitz(0.0, 0.3, 0.3) == pytest.approx(2.3)
+
+
+@pytest.mark.parametrize("clients", [100_000, 2])
+def test_nothing_overflows_in_ten_thousand_adversarial_rounds(clients):
+    cohort = 1 if clients == 2 else 5
+    rate = cohort / clients
+    u = torch.zeros(clients, dtype=torch.float64)
+    members = torch.arange(cohort)
+    for t in range(1, 10_001):
+        answers = torch.zeros(cohort, dtype=torch.float64)
+        answers[0] = rate
+        u[members] += visit_gain(answers, answers.mean(), rate)
+        if t % 1000 == 0:
+            decision = entropy_decision(u, entropy_scale(clients, t, 2 + rate))
+            assert bool(torch.isfinite(decision).all())
+            assert abs(float(decision.sum()) - 1) < 1e-9
+    assert float(entropy_decision(torch.zeros(1), entropy_scale(1, 3, 2.0))) == 1
+
+
+# Table 3.2 (check 11), and private responses
+
+
+def test_each_row_of_the_unification_table_gives_its_methods_weights():
+    sizes, losses = double([10.0, 30.0, 60.0]), double([0.5, 2.0, 1.0])
+    w = sizes / 100
+    rows = {
+        ("fedavg", 0.0): w,
+        ("q-fedavg", 2.0): w * losses**2,
+        ("q-fedavg", 0.0): w,
+        ("q-fedavg", 1e4): double([0.0, 1.0, 0.0]),
+        ("afl", 0.0): double([0.0, 1.0, 0.0]),
+        ("term", 0.7): w * torch.exp(0.7 * losses),
+        ("term", 1e-9): w,
+        ("term", 0.0): w,
+        ("propfair", 3.0): w / (3 - losses),
+        ("propfair", 1e9): w,
+    }
+    for (method, parameter), expected in rows.items():
+        found = unified_decision(method, sizes, losses, parameter)
+        torch.testing.assert_close(found, expected / expected.sum(), rtol=1e-7, atol=1e-12)
+    with pytest.raises(ConfigError, match="'fedmgda' is no method of the table"):
+        unified_decision("fedmgda", sizes, losses)
+
+
+def test_an_exponentiated_step_minimises_its_objective():
+    last, answers = double([0.2, 0.5, 0.3]), double([0.9, 0.1, 0.4])
+    found = exponentiated(last, answers, 0.5)
+
+    def objective(p):
+        return -(p @ answers) + 0.5 * (p * torch.log(p / last)).sum()
+
+    others = torch.from_numpy(np.random.default_rng(0).dirichlet(np.ones(3), 3000))
+    assert all(float(objective(found)) <= float(objective(p)) + 1e-12 for p in others)
+
+
+def test_randomised_responses_stay_in_range_lie_on_the_grid_and_have_laplace_noise():
+    """Kolmogorov–Smirnov against the clipped Laplace law on 20,000 answers, rejected below p = 1e-7."""
+    truths = torch.full((20_000,), 0.2, dtype=torch.float64)
+    answers = randomised_responses(truths, 2.0, 0.0, 0.5, NoiseSource.from_key(3).stream("response"))
+    assert bool(((answers >= 0) & (answers <= 0.5)).all())
+    inside = answers[(answers > 0) & (answers < 0.5)].numpy()
+    grid = release_grid(0.25)
+    np.testing.assert_array_equal(inside, np.rint(inside / grid) * grid)
+    law = stats.laplace(0.2, 0.25)
+    low, high = law.cdf(0.0), law.cdf(0.5)
+    assert stats.kstest(inside, lambda x: (law.cdf(x) - low) / (high - low)).pvalue > 1e-7
+    assert stats.binomtest(int((answers == 0).sum()), 20_000, low).pvalue > 1e-7
+
+
+def test_randomised_responses_of_the_two_extremes_differ_by_at_most_the_factor_that_epsilon_allows():
+    """Exact probabilities of the clipped ends and densities between, over all pairs of truths on a grid."""
+    epsilon, scale = 1.3, 1 / 1.3
+    truths = np.linspace(0, 1, 21)
+    laws = [stats.laplace(truth, scale) for truth in truths]
+    for chances in (
+        np.array([law.cdf(0) for law in laws]),
+        np.array([law.sf(1) for law in laws]),
+        *(np.array([law.pdf(x) for law in laws]) for x in np.linspace(0, 1, 11)),
+    ):
+        assert chances.max() / chances.min() <= math.exp(epsilon) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "lower", "upper", "message"),
+    [
+        (0.0, 0, 1, "response_epsilon is 0.0"),
+        (math.nan, 0, 1, "response_epsilon is nan"),
+        (1.0, 1, 1, "range from 1 to"),
+    ],
+)
+def test_impossible_randomisation_is_refused(epsilon, lower, upper, message):
+    with pytest.raises(ConfigError, match=message):
+        randomised_responses(torch.zeros(1), epsilon, lower, upper, NoiseSource.from_key(0).stream("x"))
+
+
+def test_randomisation_without_privacy_returns_the_truth():
+    truths = double([0.1, 0.7, math.nan])
+    answers = randomised_responses(truths, math.inf, 0.0, 0.5, NoiseSource.from_key(0).stream("x"))
+    assert answers.tolist() == [0.1, 0.5, 0.0]
