@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         IID,
         Clustered,
         Dirichlet,
+        GivenSizes,
         LabelSorted,
         LogNormal,
         LongTail,
@@ -57,6 +58,7 @@ _HOMES = {
     "privfl.data.partitions": (
         "Clustered",
         "Dirichlet",
+        "GivenSizes",
         "IID",
         "LabelSorted",
         "LogNormal",
@@ -98,6 +100,7 @@ __all__ = [
     "FixedCohort",
     "FixedFraction",
     "GaussianNoise",
+    "GivenSizes",
     "HybridSize",
     "LabelSorted",
     "LaplaceSize",

@@ -21,6 +21,7 @@ REQUIRED = {
     "label-sorted": {"clients": 4},
     "log-normal": {"clients": 4},
     "long-tail": {"clients": 4},
+    "given-sizes": {"sizes": [3, 2, 1]},
     "bernoulli": {"probability": 0.5},
     "persistent": {"probability": 0.5, "period": 2},
     "per-cluster": {"probabilities": [0.5, 0.25]},

@@ -85,6 +85,7 @@ def test_a_split_depends_on_the_generator_and_on_nothing_else(partition):
 def test_every_registered_name_makes_a_partition_that_splits(name):
     settings = {"iid": {"clients": 5}, "dirichlet": {"clients": 5, "alpha": 1.0}, "log-normal": {"clients": 5}}
     settings |= {"pathological": {"clients": 10}, "label-sorted": {"clients": 5}, "long-tail": {"clients": 5}}
+    settings |= {"given-sizes": {"sizes": (5, 6, 7)}}
     assert split(PARTITIONS[name](**settings.get(name, {})))
 
 

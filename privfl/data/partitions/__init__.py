@@ -8,6 +8,7 @@
 """
 
 from privfl.data.partitions.base import Partition
+from privfl.data.partitions.given import GivenSizes
 from privfl.data.partitions.pathological import Clustered, Pathological
 from privfl.data.partitions.report import PartitionReport, describe
 from privfl.data.partitions.simple import IID, LabelSorted, LogNormal, Natural
@@ -18,6 +19,7 @@ PARTITIONS: dict[str, type[Partition]] = {
     "dirichlet": Dirichlet,
     "pathological": Pathological,
     "clustered": Clustered,
+    "given-sizes": GivenSizes,
     "label-sorted": LabelSorted,
     "log-normal": LogNormal,
     "long-tail": LongTail,
@@ -29,6 +31,7 @@ __all__ = [
     "PARTITIONS",
     "Clustered",
     "Dirichlet",
+    "GivenSizes",
     "LabelSorted",
     "LogNormal",
     "LongTail",
