@@ -47,7 +47,7 @@ def real_loss(network: nn.Module, inputs: Tensor, targets: Tensor, *, penalty: f
 
 
 def synthetic_loss(
-    network: nn.Module, images: Tensor, negatives: Tensor, labels: Tensor, gamma: Tensor, *, penalty: float = 0.0
+    network: nn.Module, images: Tensor, negatives: Tensor, labels: Tensor, *, gamma: float, penalty: float = 0.0
 ) -> Tensor:
     """The rest of equation (10), one term per index of I [n]: γ·CE(f(x̃), ỹ) − E(x⁻, ỹ) + penalty·E(x⁻, ỹ)².
 
@@ -55,7 +55,7 @@ def synthetic_loss(
         images: x̃_I, the *downloaded* images [n, ...].
         negatives: x⁻, the states of the chain that began at them [n, ...].
         labels: ỹ_I [n].
-        gamma: γ [].
+        gamma: γ ≥ 0.
     """
     fitted = F.cross_entropy(network(images), labels, reduction="none")
     energy = joint_energy(network, negatives, labels)

@@ -197,7 +197,7 @@ def test_check_8_one_small_step_lowers_the_loss_and_the_gap_between_real_and_cha
     inputs, images, negatives = (normal(6, 4, seed=seed) for seed in (1, 2, 3))
 
     def loss() -> torch.Tensor:
-        synthetic = synthetic_loss(network, images, negatives, labels, torch.tensor(0.1))
+        synthetic = synthetic_loss(network, images, negatives, labels, gamma=0.1)
         return real_loss(network, inputs, labels).mean() + synthetic.mean()
 
     def gap() -> torch.Tensor:
@@ -223,14 +223,14 @@ def test_the_losses_terms_are_those_of_equation_10() -> None:
         real_loss(network, inputs, labels, penalty=0.5), entropy + energy + 0.5 * energy * energy
     )
     fitted = -network(images).log_softmax(1)[rows, labels]
-    found = synthetic_loss(network, images, negatives, labels, torch.tensor(0.3), penalty=0.5)
+    found = synthetic_loss(network, images, negatives, labels, gamma=0.3, penalty=0.5)
     torch.testing.assert_close(found, 0.3 * fitted - negative + 0.5 * negative * negative)
 
 
 def test_check_8_without_gamma_the_loss_does_not_see_the_downloaded_images() -> None:
     network, labels, negatives = classifier(), torch.tensor([0, 1]), normal(2, 4, seed=1)
     images = [normal(2, 4, seed=seed).requires_grad_() for seed in (2, 3)]
-    losses = [synthetic_loss(network, image, negatives, labels, torch.tensor(0.0)) for image in images]
+    losses = [synthetic_loss(network, image, negatives, labels, gamma=0.0) for image in images]
     assert torch.equal(*losses)
     assert not torch.autograd.grad(losses[0].sum(), images[0])[0].any()
 
