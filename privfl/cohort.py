@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,11 @@ class Selection:
 
     clients: Clients
     times: NDArray[np.int64]
+
+    def among(self, members: Sequence[int]) -> Selection:
+        """The part of this cohort that is among ``members``."""
+        stay = np.isin(self.clients, np.array(members, dtype=np.int64))
+        return Selection(self.clients[stay], self.times[stay])
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,13 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
             raise ConfigError(f"DP-SGD cannot protect this run: {algorithm.dpsgd_refusal()}")
         dpsgd.check_clients(clients)
         way = _way(dpsgd.per_sample, network, task)
-    channel = Channel(privacy.update, algorithm.fields(), dpsgd, cohort.rate)
+    channel = Channel(privacy.update, algorithm.fields(), dpsgd, cohort.rate, privacy.statistics)
+    _check_statistics(algorithm, privacy)
+    if channel.hides_clients and algorithm.survey() is not None:
+        raise ConfigError(
+            f"{algorithm.name} asks its cohort before it trains, and noise on updates does not cover the answers; "
+            "leave privacy.update out"
+        )
     weighted = algorithm.weights() != "uniform" or cohort.needs_sizes
     needs_sizes = algorithm.asks_sizes() or weighted
     if channel.hides_clients and weighted:
@@ -64,6 +70,16 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
     if privacy.size is not None and not needs_sizes:
         warnings.append(f"privacy.size is set, but {algorithm.name} never asks for sizes; nothing is sent")
     return Checked(channel, way, needs_sizes, warnings)
+
+
+def _check_statistics(algorithm: Algorithm, privacy: Privacy) -> None:
+    """Refuse noise for totals that nobody takes."""
+    survey = algorithm.survey()
+    valid = [*algorithm.statistics, *(() if survey is None else survey.statistics)]
+    for one in privacy.statistics:
+        if one.statistic not in valid:
+            known = f"it takes {', '.join(valid)}" if valid else "it takes none"
+            raise ConfigError(f"{algorithm.name} takes no total named '{one.statistic}' ({known}); leave it out")
 
 
 def _way(wanted: PerSample, network: FlatNetwork, task: Task) -> Way:

@@ -26,7 +26,7 @@ def evaluate(
     """Metrics of the server's model or, for an ensemble, of the mean soft-max output of the clients' own models."""
     inputs, targets = task.test_inputs, task.test_targets
     if not algorithm.ensemble:
-        return classification(predictor.logits(server["parameters"], inputs), targets)
+        return classification(predictor.logits(algorithm.evaluated(server), inputs), targets)
     total = torch.zeros(len(inputs), task.classes, device=inputs.device)
     for client in sorted(kept):
         total += predictor.logits(kept[client]["parameters"], inputs).softmax(1)

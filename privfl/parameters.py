@@ -6,7 +6,8 @@ single tensor. The order is that of ``named_parameters()``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -106,3 +107,21 @@ class FlatNetwork:
         """Copy the parameter vector ``flat`` [size] into this network."""
         with torch.no_grad():
             self.flat.copy_(flat)
+
+    @contextmanager
+    def at(self, flat: Tensor) -> Iterator[None]:
+        """Let the module compute with the parameter vector ``flat`` [size] for a while; nothing is copied."""
+        if flat is self.flat:
+            yield
+            return
+        own = self.flat
+        self._point_at(flat.detach().contiguous())
+        try:
+            yield
+        finally:
+            self._point_at(own)
+
+    def _point_at(self, flat: Tensor) -> None:
+        self.flat = flat
+        for parameter, view in zip(self.parameters, self.layout.views(flat), strict=True):
+            parameter.data = view

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,13 +12,14 @@ from dp_accounting import DpEvent, NeighboringRelation
 from numpy.typing import NDArray
 
 from privfl.algorithms.base import Algorithm, Tensors
+from privfl.engine.workspace import Phase
 from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.release import Release
 from privfl.privacy.channel import Channel
-from privfl.privacy.door import BARE_TRAINING, NO_NOISE, DoorLog
+from privfl.privacy.door import BARE_TOTAL, BARE_TRAINING, NO_NOISE, DoorLog
 from privfl.privacy.dpsgd import DPSGD
-from privfl.privacy.plans import LocalTraining, Poisson, private_plan
+from privfl.privacy.plans import Epochs, LocalTraining, Poisson, private_plan
 
 History = dict[tuple[DpEvent, NeighboringRelation], int]
 ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -29,6 +30,8 @@ def planned_gradients(
 ) -> tuple[float, int]:
     """Sampling rate and number of the noisy gradients that ``client`` takes in one round."""
     plan = algorithm.plan(private_plan(training, dpsgd, client), received)
+    if plan == Epochs(1, 0):  # a survey takes no gradients
+        return 1.0, 0
     if not isinstance(plan, Poisson):
         raise ConfigError(f"{algorithm.name} does not draw Poisson batches, which DP-SGD needs")
     if dpsgd.noise_at == "server" and plan.steps != 1:
@@ -39,40 +42,67 @@ def planned_gradients(
     return plan.rate, plan.steps
 
 
+def planned_totals(phases: Iterable[Phase], rounds: int) -> Counter[DpEvent]:
+    """Noisy totals that a client who takes part in all ``rounds`` rounds gives away."""
+    logs = []
+    for phase in phases:
+        logs.append(DoorLog())
+        _note_totals(phase.algorithm, phase.channel, logs[-1])
+    return Counter({event: count * rounds for log in logs for event, count in log.noisy.items()})
+
+
+def _note_totals(algorithm: Algorithm, channel: Channel, log: DoorLog) -> None:
+    mechanisms = {one.statistic: one for one in channel.statistics}
+    for name in algorithm.statistics:
+        if name in mechanisms:
+            mechanisms[name].note(log)
+        else:
+            log.bare[BARE_TOTAL] = None
+
+
 def planned_log(
-    algorithm: Algorithm, training: LocalTraining, dpsgd: DPSGD | None, client: int, received: Tensors
+    algorithm: Algorithm, training: LocalTraining, channel: Channel, client: int, received: Tensors
 ) -> DoorLog:
     """What will pass ``client``'s door in one round: the engine's own log must say the same."""
     log = DoorLog()
+    dpsgd = channel.dpsgd
+    _note_totals(algorithm, channel, log)
     if dpsgd is None:
-        log.bare[BARE_TRAINING] = None
+        if algorithm.plan(private_plan(training, None, client), received) != Epochs(1, 0):
+            log.bare[BARE_TRAINING] = None
         return log
     rate, count = planned_gradients(algorithm, training, dpsgd, client, received)
     multiplier = dpsgd.noise(client)
+    if count == 0:
+        return log
     if dpsgd.noise_at == "server":
         log.clipped[rate] = count
     elif multiplier == 0:
         log.bare[NO_NOISE] = None
     else:
-        log.noisy[dpsgd.event(multiplier, rate)] = count
+        log.noisy[dpsgd.event(multiplier, rate)] += count
     return log
 
 
 def calibrate(
-    dpsgd: DPSGD, gradients: Sequence[Mapping[float, int]], besides: Release | None, target_delta: float
+    dpsgd: DPSGD,
+    gradients: Sequence[Mapping[float, int]],
+    besides: Release | None,
+    target_delta: float,
+    totals: Mapping[DpEvent, int] | None = None,
 ) -> DPSGD:
     """``dpsgd`` with the smallest noise multiplier that keeps every client's example within its target ε.
 
     The target is for the whole run: ``gradients`` [clients] says how many noisy gradients each client will take at
-    each sampling rate, and ``besides`` is the size response. One target gives one noise multiplier, that of the client
-    who needs most; a list gives each client its own.
+    each sampling rate, ``besides`` is the size response and ``totals`` are other noisy sums over samples. One target
+    gives one noise multiplier, that of the client who needs most; a list gives each client its own.
 
     Raises:
         ConfigError: the size response alone exceeds the target.
     """
     if dpsgd.target_epsilon is None:
         return dpsgd
-    extra: History = {}
+    extra: History = {(event, ADD_OR_REMOVE_ONE): count for event, count in (totals or {}).items()}
     if besides is not None and (cost := besides.cost("sample", "public")) is not None:
         if cost.event is None:
             raise ConfigError("target_epsilon cannot be reached: sizes are sent exactly; set privacy.size")
@@ -166,8 +196,7 @@ class RoundCosts:
         """What will pass ``client``'s door."""
         settings = self._settings(client)
         if settings not in self._logs:
-            dpsgd = self.channel.dpsgd
-            self._logs[settings] = planned_log(self.algorithm, self.training, dpsgd, client, self.received)
+            self._logs[settings] = planned_log(self.algorithm, self.training, self.channel, client, self.received)
         return self._logs[settings]
 
     def check(self, client: int, log: DoorLog) -> None:

@@ -14,19 +14,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from privfl.algorithms.base import Algorithm, Round, Tensors
+from privfl.algorithms.base import Algorithm, Tensors
 from privfl.caveats import caveats
 from privfl.cohort import Cohort, Everyone, Selection
 from privfl.compatibility import check_name, check_settings, pick_device
 from privfl.data.availability import Always, Availability
 from privfl.description import describe
-from privfl.engine.aggregation import Sums, add_up
 from privfl.engine.choice import Choice, Engine, EngineName, choose
 from privfl.engine.loop import LoopEngine
+from privfl.engine.workspace import Phase
 from privfl.errors import ConfigError
 from privfl.evaluation import evaluate
 from privfl.parameters import flatten
-from privfl.planning import RoundCosts, calibrate, planned_gradients
+from privfl.phases import Moment, aggregate, collect, phases_of
+from privfl.planning import RoundCosts, calibrate, planned_gradients, planned_totals
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import Release
 from privfl.privacy.accounting.statement import make_statement
@@ -184,7 +185,7 @@ class Simulation:
         """The engine that was asked for or measured to be fastest; a resumed run keeps the one it began with."""
         recorded = None if self.directory is None else self.directory.read_json("engine.json")
         if recorded is None:
-            received = self.algorithm.broadcast(self.server)
+            received = self.algorithm.broadcast(self.algorithm.turn(self.server, self.round))
             cohort = math.ceil(self.cohort.expected(len(self.task.clients)))
             choice = choose(self.engine_name, loop, way, received, cohort=cohort, rounds=self.rounds)
         else:
@@ -197,6 +198,7 @@ class Simulation:
 
     def prepare(self) -> Way | None:
         """Check the settings and build what the rounds need; returns how per-sample gradients are formed."""
+        self.algorithm = self.algorithm.on(self.task.setting(self.rounds, self.seed))
         checked = check_settings(self.task, self.algorithm, self.privacy, self.cohort, self.device)
         self.channel, self.needs_sizes = checked.channel, checked.needs_sizes
         self.warnings += checked.warnings
@@ -228,18 +230,22 @@ class Simulation:
                 rate, count = planned_gradients(self.algorithm, self.training, self.dpsgd, client, received)
                 gradients[client][rate] += count
         besides = self.sizes.cost if self.needs_sizes else None
-        self.dpsgd = calibrate(self.dpsgd, gradients, besides, self.privacy.target_delta)
-        self.channel = Channel(self.privacy.update, self.algorithm.fields(), self.dpsgd, self.cohort.rate)
+        totals = planned_totals(phases_of(self.algorithm, self.channel), self.rounds)
+        self.dpsgd = calibrate(self.dpsgd, gradients, besides, self.privacy.target_delta, totals)
+        self.channel = Channel(
+            self.privacy.update, self.algorithm.fields(), self.dpsgd, self.cohort.rate, self.privacy.statistics
+        )
 
     def meet(self, round: int) -> tuple[Selection, Tensors]:
         """Who trains in ``round``, and the server's state once it knows the sizes of those who could."""
         available = self.availability.active(round, len(self.task.clients), self.seed)
         known = self.sizes.weights(available) if self.cohort.needs_sizes else np.ones(len(available))
         selection = self.cohort.draw(available, round, self.seed, self.source, known)
+        server = self.algorithm.turn(self.server, round)
         if not self.needs_sizes:
-            return selection, self.server
+            return selection, server
         contacted = min(1.0, self.cohort.expected(len(available)) / len(available))
-        return selection, self.algorithm.sized(self.server, self.sizes.total(available), contacted)
+        return selection, self.algorithm.sized(server, self.sizes.total(available), contacted)
 
     def train(self) -> None:
         """Run the remaining rounds, within the budget."""
@@ -268,44 +274,32 @@ class Simulation:
                 return False
             self.sizes.ask(round, available, self.source)
         selection, server = self.meet(round)
-        received = self.algorithm.broadcast(server)
-        costs = RoundCosts(self.algorithm, self.training, self.channel, received)
-        planned = costs.of(selection.clients, available)
+        priced = [(phase, self.costs_of(phase, server)) for phase in phases_of(self.algorithm, self.channel)]
+        planned = [cost for _, costs in priced for cost in costs.of(selection.clients, available)]
         if self.would_exceed_budget(planned):
             return False
-        sums = self.collect(selection, received, costs)
+        everyone = np.arange(len(self.task.clients))
+        samples = self.sizes.total(everyone) if self.needs_sizes else None
+        weight = self.cohort.expected(len(available))
+        moment = Moment(round, self.seed, self.source, weight, len(everyone), samples)
+        problems: Counter[str] = Counter()
+        for phase, costs in priced:
+            sums = collect(phase, self.engine, selection, server, self.kept, self.sizes, costs, moment)
+            server = aggregate(phase, sums, server, costs, selection, moment)
+            selection = selection.among(sums.members)
+            problems += sums.problems
         for release, clients, count in planned:
             self.ledger.record(release, clients, count)
-        hidden = self.channel.hides_clients or (self.dpsgd is not None and self.dpsgd.noise_at == "server")
-        arrived = len(selection.clients) - sum(sums.problems.values())
-        if hidden or arrived:
-            public = self.cohort.expected(len(available))
-            facts = Round(
-                weight=public if self.channel.hides_clients else sums.weight,
-                cohort=int(selection.times.sum()),
-                clients=len(self.task.clients),
-                samples=self.sizes.total(np.arange(len(self.task.clients))) if self.needs_sizes else None,
-            )
-            total = self.channel.at_server(sums.total, self.source.stream("server", round))
-            server = self.algorithm.aggregate(server, total, facts, self.training)
         self.server = server
-        self.dropped.update(sums.problems)
+        self.dropped.update(problems)
         self.round += 1
-        self.metrics.append(self.measure(round, arrived, sums.problems))
+        self.metrics.append(self.measure(round, len(sums.members), problems))
         return True
 
-    def collect(self, selection: Selection, received: Tensors, costs: RoundCosts) -> Sums:
-        """Train the cohort and add up what arrives."""
-        weighted = self.algorithm.weights() == "size"
-        times = selection.times * (self.sizes.weights(selection.clients) if weighted else 1.0)
-        factors = dict(zip(selection.clients.tolist(), times.tolist(), strict=True))
-        results = self.engine.train(
-            selection.clients.tolist(), received, self.kept, round=self.round, seed=self.seed, source=self.source
-        )
-        sums = add_up(results, factors, self.kept, costs.check)
-        if not sums.total:
-            sums.total = {field.name: torch.zeros_like(received["parameters"]) for field in self.channel.fields}
-        return sums
+    def costs_of(self, phase: Phase, server: Tensors) -> RoundCosts:
+        """What the uploads of ``phase`` cost."""
+        training = self.training.in_round(self.round)
+        return RoundCosts(phase.algorithm, training, phase.channel, phase.algorithm.broadcast(server))
 
     def would_exceed_budget(self, costs: list[tuple[Release, NDArray[np.int64], int]]) -> bool:
         """Whether recording ``costs`` would push the budget's cell over its ε.
@@ -328,8 +322,7 @@ class Simulation:
         line: Metrics = {"round": round, "clients": arrived}
         if problems:
             line["dropped"] = dict(problems)
-        if "rate" in self.server:
-            line["sampling_rate"] = float(self.server["rate"])
+        line |= self.algorithm.measures(self.server)
         if (round + 1) % self.evaluate_every == 0 or round + 1 == self.rounds:
             evaluated = evaluate(self.task, self.algorithm, self.engine, self.server, self.kept)
             line |= {name: value if math.isfinite(value) else None for name, value in evaluated.items()}

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from privfl.algorithms.setting import Setting
 from privfl.data.catalog import load_dataset
 from privfl.data.dataset import Dataset
 from privfl.data.label_noise import LabelNoise
@@ -187,6 +188,11 @@ class Task:
         """What tells this task apart from another one: names, and a hash of who holds which rows."""
         rows = hashlib.sha256(self.clients.rows.cpu().numpy().tobytes() + self.clients.offsets.tobytes()).hexdigest()
         return {"name": self.name, "model": self.model_name, "clients": len(self.clients), "rows": rows[:16]}
+
+    def setting(self, rounds: int, seed: int) -> Setting:
+        """What an algorithm may know of a run of ``rounds`` rounds on this task."""
+        shape, device = tuple(self.inputs.shape[1:]), self.targets.device
+        return Setting(self.model, self.classes, len(self.clients), rounds, seed, shape, device)
 
     def probe(self, rows: int) -> tuple[Tensor, Tensor]:
         """Random *public* inputs [rows, ...] and targets [rows] of the right shapes, for checks of model and loss."""

@@ -2,25 +2,30 @@
 
 An algorithm says what the server keeps (:meth:`Algorithm.start`, :meth:`Algorithm.aggregate`), what clients receive
 (:meth:`Algorithm.broadcast`), what a client keeps privately between rounds (:attr:`Algorithm.keeps`), how a client
-trains (:meth:`Algorithm.begin`, :meth:`Algorithm.step`, :meth:`Algorithm.finish`) and what it uploads
-(:meth:`Algorithm.fields`).
+trains (:meth:`Algorithm.begin`, :meth:`Algorithm.prepare`, :meth:`Algorithm.step`, :meth:`Algorithm.conclude`,
+:meth:`Algorithm.finish`) and what it uploads (:meth:`Algorithm.fields`). Where the weights of a round depend on answers
+of its cohort, a first phase (:meth:`Algorithm.survey`) collects these.
 
-``begin``, ``step`` and ``finish`` are written in ordinary PyTorch for *one* client on dictionaries of tensors. They
-touch data only through the door that is handed to them, do not branch on values of tensors, and may change the tensors
-of ``local`` in place, so that an engine can run them one by one, side by side, or stacked over the cohort.
+``begin``, ``prepare``, ``step``, ``conclude`` and ``finish`` are written in ordinary PyTorch for *one* client on
+dictionaries of tensors. They touch data only through the door that is handed to them, do not branch on values of
+tensors, and may change the tensors of ``local`` in place, so that an engine can run them one by one, side by side, or
+stacked over the cohort.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+import copy
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
+from privfl.algorithms.setting import Setting
+from privfl.errors import ConfigError
 from privfl.privacy.channel import Field
 from privfl.privacy.door import Batch, Door
-from privfl.privacy.plans import LocalTraining, Plan
+from privfl.privacy.plans import Epochs, LocalTraining, Plan
 
 Tensors = dict[str, Tensor]
 """Named tensors: server state, a broadcast, a client's local state, an upload."""
@@ -36,12 +41,20 @@ class Round:
         cohort: clients that were asked to train.
         clients: clients of the whole federation.
         samples: number of samples of the whole federation, exact or estimated; ``None`` if nobody asked for sizes.
+        number: which round this is, from 0.
+        members: the clients whose uploads arrived, int64 [m], ascending.
+        factors: their weights, float64 [m].
+        generator: the server's own random stream of this round.
     """
 
     weight: float
     cohort: int
     clients: int
     samples: float | None = None
+    number: int = 0
+    members: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    factors: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
+    generator: torch.Generator = field(default_factory=torch.Generator)
 
 
 @dataclass(frozen=True)
@@ -51,22 +64,50 @@ class Algorithm:
     Class attributes an algorithm may set:
         name: how configuration files call it.
         keeps: tensors of ``local`` that a client keeps between rounds; none for most algorithms.
+        statistics: names of the totals that influence an upload, taken once each in every round.
         pools_data: training sees all clients' data as one (the centralised reference).
         ensemble: there is no server model; evaluation averages the soft-max outputs of the clients' own models.
     """
 
     name: ClassVar[str]
     keeps: ClassVar[tuple[str, ...]] = ()
+    statistics: ClassVar[tuple[str, ...]] = ()
     pools_data: ClassVar[bool] = False
     ensemble: ClassVar[bool] = False
+
+    def on(self, setting: Setting) -> Self:
+        """This algorithm as part of a run, whose public facts :attr:`setting` then tells."""
+        bound = copy.copy(self)
+        object.__setattr__(bound, "_setting", setting)
+        return bound
+
+    @property
+    def setting(self) -> Setting:
+        """Public facts of the run.
+
+        Raises:
+            ConfigError: the algorithm is not part of a run yet; :meth:`on` makes it one.
+        """
+        setting: Setting | None = getattr(self, "_setting", None)
+        if setting is None:
+            raise ConfigError(f"{self.name} needs to know its run; call algorithm.on(setting) first")
+        return setting
+
+    def survey(self) -> Algorithm | None:
+        """A first phase of every round, on the same cohort, whose answers decide how the round goes on."""
+        return None
 
     def fields(self) -> tuple[Field, ...]:
         """What one client uploads in one round."""
         return (Field("update"),)
 
-    def weights(self) -> Literal["uniform", "size"]:
-        """Whether uploads are summed as they are, or times the client's (reported) number of samples."""
+    def weights(self) -> Literal["uniform", "size", "server"]:
+        """How uploads are summed: as they are, times the client's (reported) size, or as the server decides."""
         return "uniform"
+
+    def decided(self, server: Tensors, clients: Tensor) -> Tensor:
+        """The weights, float64 [m], that the server gives the uploads of ``clients``, int64 [m], in this round."""
+        return torch.ones(len(clients), dtype=torch.float64)
 
     def dpsgd_refusal(self) -> str:
         """Why DP-SGD cannot protect this algorithm's training, with the mend; empty if it can."""
@@ -84,6 +125,22 @@ class Algorithm:
         """The server's state once it knows about ``samples`` samples, of which a fraction ``contacted`` is asked."""
         return server
 
+    def turn(self, server: Tensors, number: int) -> Tensors:
+        """The server's state at the beginning of round ``number``, for what changes with the clock."""
+        return server
+
+    def measures(self, server: Tensors) -> dict[str, float]:
+        """What a metrics line says of the server's state."""
+        return {}
+
+    def evaluated(self, server: Tensors) -> Tensor:
+        """The parameters [size] that are tested."""
+        return server["parameters"]
+
+    def personal(self, server: Tensors, kept: Tensors) -> dict[str, Tensor]:
+        """A client's own models by name, the first of them the one it would use; none for most algorithms."""
+        return {}
+
     def warnings(self, server: Tensors) -> list[str]:
         """What the user should know about the state that a run ended in, one sentence each."""
         return []
@@ -96,12 +153,25 @@ class Algorithm:
         """How the client draws its batches in this round; ``usual`` is what the training settings say."""
         return usual
 
+    def draws(self) -> tuple[int, int]:
+        """How many uniform and how many normal numbers a step asks for."""
+        return 0, 0
+
+    def initial_kept(self, client: int) -> Tensors:
+        """What ``client`` keeps before its first round."""
+        return {}
+
     def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
         """The client's local state before its first step; the engine copies ``parameters`` before it is trained."""
         local = {"parameters": received["parameters"]}
         if training.momentum:
             local["momentum"] = torch.zeros_like(received["parameters"])
         return local
+
+    def prepare(
+        self, local: Tensors, received: Tensors, everything: Batch, client: Door, training: LocalTraining
+    ) -> None:
+        """What happens before the first step, on all of the client's rows as one batch."""
 
     def step(self, local: Tensors, received: Tensors, batch: Batch, client: Door, training: LocalTraining) -> None:
         """One local step: a gradient through the door, the data-independent terms, one SGD update.
@@ -116,6 +186,11 @@ class Algorithm:
     def correct(self, gradient: Tensor, local: Tensors, received: Tensors) -> None:
         """Add the data-independent part of the gradient in place; it comes after clipping and noise."""
 
+    def conclude(
+        self, local: Tensors, received: Tensors, everything: Batch, client: Door, training: LocalTraining
+    ) -> None:
+        """What happens after the last step, on all of the client's rows as one batch."""
+
     def finish(self, local: Tensors, received: Tensors, training: LocalTraining) -> Tensors:
         """The upload: one tensor for each field, unweighted."""
         return {"update": local["parameters"] - received["parameters"]}
@@ -123,6 +198,22 @@ class Algorithm:
     def aggregate(self, server: Tensors, total: Tensors, round: Round, training: LocalTraining) -> Tensors:
         """The server's next state from the weighted sums ``total`` of the uploads."""
         return {**server, "parameters": server["parameters"] + total["update"] / round.weight}
+
+
+@dataclass(frozen=True)
+class Survey(Algorithm):
+    """A phase without local steps: clients look at their data in :meth:`prepare` and answer in :meth:`finish`.
+
+    It shares the server's state and what clients keep with the algorithm that asks for it.
+    """
+
+    def plan(self, usual: Plan, received: Tensors) -> Plan:
+        return Epochs(1, 0)
+
+
+def overrides(algorithm: Algorithm, method: str) -> bool:
+    """Whether ``algorithm`` has a ``method`` of its own, so that an engine must call it."""
+    return getattr(type(algorithm), method) is not getattr(Algorithm, method)
 
 
 def server_step(server: Tensors, gradient: Tensor, training: LocalTraining) -> Tensors:

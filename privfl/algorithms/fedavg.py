@@ -35,7 +35,7 @@ class FedAvg(Algorithm):
                 f"{self.name}'s server_learning_rate is {self.server_learning_rate!r}; give a positive number"
             )
 
-    def weights(self) -> Literal["uniform", "size"]:
+    def weights(self) -> Literal["uniform", "size", "server"]:
         return "uniform" if self.weighting == "uniform" else "size"
 
     def aggregate(self, server: Tensors, total: Tensors, round: Round, training: LocalTraining) -> Tensors:

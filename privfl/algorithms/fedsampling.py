@@ -71,6 +71,9 @@ class FedSampling(Algorithm):
             "rate is capped at 1 and nothing is amplified; lower it"
         ]
 
+    def measures(self, server: Tensors) -> dict[str, float]:
+        return {"sampling_rate": float(server["rate"])}
+
     def broadcast(self, server: Tensors) -> Tensors:
         return {"parameters": server["parameters"], "rate": server["rate"]}
 
@@ -117,7 +120,7 @@ class NaiveFedSampling(Algorithm):
             raise ConfigError(f"fedsampling-naive's rate is {self.rate!r}; give a number in (0, 1]")
 
     def fields(self) -> tuple[Field, ...]:
-        return (Field("update"), Field("answered"))
+        return (Field("update"), Field("answered", shape=()))
 
     def dpsgd_refusal(self) -> str:
         return "fedsampling-naive divides by the private number of chosen samples; use fedsampling"

@@ -16,8 +16,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from privfl.algorithms.base import Algorithm, Tensors
-from privfl.engine.workspace import ClientResult, Workspace, cores, send
+from privfl.algorithms.base import Algorithm, Tensors, overrides
+from privfl.engine.workspace import ClientResult, Phase, Workspace, cores, send
 from privfl.privacy.channel import Channel
 from privfl.privacy.client_door import ClientDoor
 from privfl.privacy.noise import NoiseSource
@@ -51,6 +51,7 @@ class LoopEngine:
         """``way`` forms per-sample gradients (``None`` without DP-SGD); ``workers`` defaults to all cores."""
         self.precision: Precision = precision
         self.task, self.algorithm, self.training, self.channel = task, algorithm, training, channel
+        self.phase = Phase(algorithm, channel)
         self.notes: list[str] = []
         self.device = task.inputs.device
         self.workers = 1 if self.device.type == "cuda" else (workers or cores())
@@ -91,11 +92,13 @@ class LoopEngine:
         round: int,
         seed: int,
         source: NoiseSource,
+        phase: Phase | None = None,
     ) -> Iterator[ClientResult]:
-        """The results of ``cohort``, in its order."""
+        """The results of ``cohort``, in its order; ``phase`` is the algorithm itself unless a survey is given."""
+        does = phase or self.phase
 
         def one(space: Workspace, client: int) -> ClientResult:
-            return self._train_one(space, client, received, kept.get(client, {}), round, seed, source)
+            return self._train_one(space, client, does, received, kept, round, seed, source)
 
         return self._with_space(one, cohort)
 
@@ -138,14 +141,15 @@ class LoopEngine:
         self,
         space: Workspace,
         client: int,
+        phase: Phase,
         received: Tensors,
-        kept: Tensors,
+        kept: Mapping[int, Tensors],
         round: int,
         seed: int,
         source: NoiseSource,
     ) -> ClientResult:
-        task, algorithm, training = self.task, self.algorithm, self.training
-        dpsgd = self.channel.dpsgd
+        task, algorithm, channel = self.task, phase.algorithm, phase.channel
+        training, dpsgd = self.training.in_round(round), channel.dpsgd
         door = ClientDoor(
             client,
             task.clients[client],
@@ -158,15 +162,21 @@ class LoopEngine:
             torch_stream(seed, "batches", round, client),
             None if dpsgd is None else source.stream("door", round, client),
             self.precision,
+            draws=phase.draws(seed, round, client),
+            totals=phase.totals(source, round, client),
         )
         space.start(torch_stream(seed, "dropout", round, client, device=self.device))
         with torch.no_grad():
-            local = algorithm.begin(received, kept, training)
+            local = algorithm.begin(received, phase.kept(client, kept), training)
             space.own.load(local["parameters"])
             local["parameters"] = space.own.flat
+            if overrides(algorithm, "prepare"):
+                algorithm.prepare(local, received, door.everything(), door, training)
             for batch in door.batches(algorithm.plan(private_plan(training, dpsgd, client), received)):
                 algorithm.step(local, received, batch, door, training)
+            if overrides(algorithm, "conclude"):
+                algorithm.conclude(local, received, door.everything(), door, training)
             upload = algorithm.finish(local, received, training)
         keeps = {name: local[name].clone() for name in algorithm.keeps}
         noise = source.stream("channel", round, client)
-        return send(self.channel, client, upload, keeps, door.log, noise, received["parameters"])
+        return send(channel, client, upload, keeps, door.log, noise, received["parameters"])

@@ -7,7 +7,7 @@ draws its batches, drop-out masks, sampling coins and noise from the same stream
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -15,17 +15,21 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from privfl.algorithms.base import Tensors
+from privfl.algorithms.base import Algorithm, Tensors, overrides
 from privfl.engine.dropout import StreamDropout
 from privfl.engine.loop import LoopEngine
-from privfl.engine.workspace import ClientResult, Workspace, send
+from privfl.engine.workspace import ClientResult, Phase, Workspace, send
 from privfl.errors import ConfigError
 from privfl.privacy.cohort_door import CohortDoor, Visitor
+from privfl.privacy.door import Batch, Door
 from privfl.privacy.noise import NoiseSource
 from privfl.privacy.per_sample import Way
-from privfl.privacy.plans import private_plan
+from privfl.privacy.plans import LocalTraining, private_plan
 from privfl.privacy.stacked_gradients import StackedGradients
 from privfl.randomness import torch_stream
+
+Work = Callable[[Tensors, Tensors, Batch, Door, LocalTraining], None]
+"""A method of an algorithm that works on one client's state and a batch."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +71,21 @@ class VectorisedEngine:
         round: int,
         seed: int,
         source: NoiseSource,
+        phase: Phase | None = None,
     ) -> Iterator[ClientResult]:
-        """The results of ``cohort``, clients with more work first, so that chunks hold clients alike."""
+        """The results of ``cohort``, clients with more work first, so that chunks hold clients alike.
+
+        ``phase`` is the algorithm itself unless a survey is given.
+        """
+        does = phase or self.loop.phase
 
         def visitor(client: int) -> Visitor:
-            return self._visitor(client, received, round, seed, source)
+            return self._visitor(client, does, received, round, seed, source)
 
         def work(chunk: Sequence[Visitor]) -> list[ClientResult]:
             stack = self._stacks.get()
             try:
-                return self._train_chunk(stack, chunk, received, kept, round, seed, source)
+                return self._train_chunk(stack, chunk, does, received, kept, round, seed, source)
             except (RuntimeError, MemoryError) as error:
                 if not _out_of_memory(error) or len(chunk) == 1:
                     raise
@@ -99,27 +108,32 @@ class VectorisedEngine:
             return [part for first in range(workers) if (part := ordered[first::workers])]
         return [ordered[first : first + self.chunk] for first in range(0, len(ordered), self.chunk)]
 
-    def _visitor(self, client: int, received: Tensors, round: int, seed: int, source: NoiseSource) -> Visitor:
-        loop, dpsgd = self.loop, self.loop.channel.dpsgd
+    def _visitor(
+        self, client: int, phase: Phase, received: Tensors, round: int, seed: int, source: NoiseSource
+    ) -> Visitor:
+        loop, dpsgd = self.loop, phase.channel.dpsgd
         return Visitor(
             client,
             loop.task.clients[client],
-            loop.algorithm.plan(private_plan(loop.training, dpsgd, client), received),
+            phase.algorithm.plan(private_plan(loop.training, dpsgd, client), received),
             torch_stream(seed, "batches", round, client),
             None if dpsgd is None else source.stream("door", round, client),
+            phase.draws(seed, round, client),
+            phase.totals(source, round, client),
         )
 
     def _train_chunk(
         self,
         stack: Stack,
         visitors: Sequence[Visitor],
+        phase: Phase,
         received: Tensors,
         kept: Mapping[int, Tensors],
         round: int,
         seed: int,
         source: NoiseSource,
     ) -> list[ClientResult]:
-        loop, algorithm = self.loop, self.loop.algorithm
+        loop, algorithm, training = self.loop, phase.algorithm, self.loop.training.in_round(round)
         streams = []
         if stack.dropout:
             device = loop.device
@@ -135,43 +149,52 @@ class VectorisedEngine:
             loop.task.targets,
             stack.gradients,
             loop.task.loss,
-            loop.channel.dpsgd,
+            phase.channel.dpsgd,
             announce,
             loop.precision,
         )
         with torch.no_grad():
-            begun = [algorithm.begin(received, kept.get(one.client, {}), loop.training) for one in visitors]
+            begun = [algorithm.begin(received, phase.kept(one.client, kept), training) for one in visitors]
             local = {name: _stacked([tensors[name] for tensors in begun]) for name in begun[0]}
             del begun
-            self._train(door, local, received)
-            uploads = vmap(lambda local: algorithm.finish(local, received, loop.training))(local)
+            self._train(door, local, received, algorithm, training)
+            uploads = vmap(lambda local: algorithm.finish(local, received, training))(local)
         results = []
         for place, visitor in enumerate(visitors):
             upload = {name: value[place] for name, value in uploads.items()}
             keeps = {name: local[name][place].clone() for name in algorithm.keeps}
             noise = source.stream("channel", round, visitor.client)
             results.append(
-                send(loop.channel, visitor.client, upload, keeps, visitor.log, noise, received["parameters"])
+                send(phase.channel, visitor.client, upload, keeps, visitor.log, noise, received["parameters"])
             )
         return results
 
-    def _train(self, door: CohortDoor, local: Tensors, received: Tensors) -> None:
+    def _train(
+        self, door: CohortDoor, local: Tensors, received: Tensors, algorithm: Algorithm, training: LocalTraining
+    ) -> None:
         """All steps of all clients, in place; those with fewer steps leave the stack from its end."""
-        algorithm, training = self.loop.algorithm, self.loop.training
 
-        def step(local: Tensors, count: Tensor) -> Tensors:
-            algorithm.step(local, received, door.enter(count), door, training)
-            return local
+        def together(work: Work, batch: Batch) -> None:
+            def one(local: Tensors, *numbers: Tensor) -> Tensors:
+                work(local, received, door.enter(*numbers), door, training)
+                return local
 
-        while (batch := door.draw()) is not None:
             active = {name: value[: len(batch.count)] for name, value in local.items()}
-            for name, value in vmap(step)(active, batch.count).items():
+            numbers = (batch.count, batch.last, batch.uniform, batch.normal)
+            for name, value in vmap(one)(active, *numbers).items():
                 if name not in local:
                     raise ConfigError(
                         f"{algorithm.name} adds '{name}' to the client's state in a step; create it in begin"
                     )
                 if value.data_ptr() != active[name].data_ptr():
                     local[name][: len(batch.count)] = value
+
+        if overrides(algorithm, "prepare"):
+            together(algorithm.prepare, door.everything())
+        while (batch := door.draw()) is not None:
+            together(algorithm.step, batch)
+        if overrides(algorithm, "conclude"):
+            together(algorithm.conclude, door.everything())
 
 
 def _stacked(values: Sequence[Tensor]) -> Tensor:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from privfl.algorithms.base import Tensors
+from privfl.algorithms.base import Algorithm, Tensors
 from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.engine.layouts import lay_channels_innermost
 from privfl.parameters import FlatNetwork
 from privfl.privacy.channel import Channel
 from privfl.privacy.door import DoorLog
-from privfl.privacy.noise import NoiseStream
+from privfl.privacy.draws import Draws
+from privfl.privacy.noise import NoiseSource, NoiseStream
+from privfl.privacy.noisy_total import Totals
 from privfl.privacy.per_sample import PerSampleGradients, Way
+from privfl.randomness import torch_stream
 
 
 def cores() -> int:
@@ -59,6 +63,34 @@ class Workspace:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """What a cohort does in one go: an algorithm (or its survey), and the channel that its uploads pass."""
+
+    algorithm: Algorithm
+    channel: Channel
+
+    def kept(self, client: int, kept: Mapping[int, Tensors]) -> Tensors:
+        """What ``client`` kept, or would have kept had it taken part before."""
+        own = kept.get(client, {})
+        if all(name in own for name in self.algorithm.keeps):
+            return own
+        return {**self.algorithm.initial_kept(client), **own}
+
+    def draws(self, seed: int, round: int, client: int) -> Draws:
+        """The random numbers of ``client``'s steps."""
+        uniform, normal = self.algorithm.draws()
+        if not uniform and not normal:
+            return Draws()
+        return Draws(uniform, normal, torch_stream(seed, "algorithm", round, client))
+
+    def totals(self, source: NoiseSource, round: int, client: int) -> Totals:
+        """The mechanisms of ``client``'s totals."""
+        if not self.channel.statistics:
+            return Totals()
+        return Totals(self.channel.statistics, source.stream("totals", round, client))
+
+
+@dataclass(frozen=True)
 class ClientResult:
     """What came back from one client: its upload after the client's side of the channel, or why there is none."""
 
@@ -88,7 +120,7 @@ def _problem(channel: Channel, upload: Any, like: Tensor) -> str:
         value = upload.get(field.name) if isinstance(upload, dict) else None
         if not isinstance(value, Tensor):
             return f"sent no '{field.name}'"
-        if field.name == "update" and value.shape != like.shape:
+        if tuple(value.shape) != (tuple(like.shape) if field.shape is None else field.shape):
             return f"sent '{field.name}' of shape {tuple(value.shape)}"
         # One pass: a sum is finite only if all its terms are. It may overflow without reason, so only then look closer.
         if not math.isfinite(float(value.sum())) and not bool(torch.isfinite(value).all()):

@@ -20,6 +20,7 @@ from privfl.privacy.accounting.release import OBSERVERS, UNITS, Cost, Observer, 
 from privfl.privacy.door import DoorLog
 from privfl.privacy.dpsgd import DPSGD
 from privfl.privacy.noise import NoiseStream
+from privfl.privacy.noisy_total import NoisyTotal
 
 Tensors = dict[str, Tensor]
 
@@ -32,12 +33,16 @@ class Field:
         name: key in the upload.
         combine: ``"sum"``: the server needs only the sum over the cohort, so the field streams and can be aggregated
             securely; ``"each"``: it needs every client's value.
+        shape: shape that the value must have; ``None`` is that of the parameters, ``()`` a scalar.
+        weighted: whether the client's weight applies to it in a sum.
         per_sample_scale: set if the field is a sum of per-sample gradients times this number, so that one sample whose
             gradient has norm C moves it by at most ``per_sample_scale``·C. Then noise may be added to the sum.
     """
 
     name: str
     combine: Literal["sum", "each"] = "sum"
+    shape: tuple[int, ...] | None = None
+    weighted: bool = True
     per_sample_scale: float | None = None
 
 
@@ -98,9 +103,16 @@ class Channel:
     """The chain for the field ``update`` of an algorithm's uploads, and the releases that follow from it."""
 
     def __init__(
-        self, chain: Sequence[Mechanism], fields: Iterable[Field], dpsgd: DPSGD | None, cohort_rate: float
+        self,
+        chain: Sequence[Mechanism],
+        fields: Iterable[Field],
+        dpsgd: DPSGD | None,
+        cohort_rate: float,
+        statistics: Sequence[NoisyTotal] = (),
     ) -> None:
-        """``cohort_rate`` < 1 if the cohort is a Poisson sample of the clients with secret coins, else 1.
+        """``statistics`` protect totals at the door.
+
+        ``cohort_rate`` < 1 if the cohort is a Poisson sample of the clients with secret coins, else 1.
 
         Raises:
             ConfigError: the chain cannot work on these fields.
@@ -108,6 +120,7 @@ class Channel:
         self.fields = tuple(fields)
         self.dpsgd = dpsgd
         self.cohort_rate = cohort_rate
+        self.statistics = tuple(statistics)
         self.clip = next((mechanism for mechanism in chain if isinstance(mechanism, Clip)), None)
         noises = [mechanism for mechanism in chain if isinstance(mechanism, GaussianNoise)]
         self.noise = noises[0] if noises else None
@@ -195,7 +208,7 @@ class Channel:
         elif log.clipped and observer == "server":
             reasons.append("clipped gradients reach the server bare; the noise is added to their sum")
         if not reasons:
-            assert self.dpsgd is not None or not (log.noisy or log.clipped)
+            assert self.dpsgd is not None or not log.clipped
             costs = [(Cost(event), count) for event, count in log.noisy.items()]
             for rate, count in log.clipped.items():
                 assert self.dpsgd is not None

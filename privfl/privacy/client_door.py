@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -13,18 +14,22 @@ from privfl.parameters import FlatNetwork
 from privfl.privacy.door import (
     BARE_GRADIENT,
     BARE_SIZE,
-    BARE_TOTAL,
     ROWS_AT_ONCE,
     Batch,
     DoorLog,
     DrawnBatch,
     Loss,
+    coupled,
+    is_coupled,
     public_plan,
+    refuse_coupled,
 )
 from privfl.privacy.dpsgd import DPSGD
+from privfl.privacy.draws import Draws
 from privfl.privacy.noise import NoiseStream
+from privfl.privacy.noisy_total import Totals
 from privfl.privacy.per_sample import PerSampleGradients
-from privfl.privacy.plans import Plan
+from privfl.privacy.plans import Epochs, Plan
 from privfl.privacy.precision import Precision, in_precision
 
 
@@ -44,70 +49,150 @@ class ClientDoor:
         shuffle: torch.Generator,
         noise: NoiseStream | None,
         precision: Precision = "float32",
+        *,
+        draws: Draws | None = None,
+        totals: Totals | None = None,
     ) -> None:
         self.client, self.loss = client, loss
         self.log = DoorLog()
         self._rows, self._inputs, self._targets = rows, inputs, targets
         self._network, self._clipper, self._dpsgd = network, clipper, dpsgd
         self._shuffle, self._noise, self._precision = shuffle, noise, precision
+        self._draws, self._totals = draws or Draws(), totals or Totals()
 
     def batches(self, plan: Plan) -> Iterator[DrawnBatch]:
         """The batches of one round, drawn as ``plan`` says."""
-        for rows in plan.rows(self._rows, self._shuffle, self._noise):
-            count = torch.tensor(float(len(rows)), dtype=torch.float64, device=rows.device)
-            yield DrawnBatch(plan, count, rows, self._inputs[rows], self._targets[rows])
+        for step, rows in enumerate(plan.rows(self._rows, self._shuffle, self._noise)):
+            yield self._batch(plan, rows, plan.is_last(step, len(self._rows)), self._draws)
+
+    def everything(self) -> DrawnBatch:
+        """All rows of the client as one batch."""
+        return self._batch(Epochs(len(self._rows), 1), self._rows, True, Draws())
+
+    def _batch(self, plan: Plan, rows: Tensor, last: bool, draws: Draws) -> DrawnBatch:
+        count, flag = torch.tensor([len(rows), last], dtype=torch.float64, device=rows.device)
+        numbers = draws.next(self._network.flat)
+        return DrawnBatch(plan, count, flag, *numbers, rows, self._inputs[rows], self._targets[rows])
 
     def gradient(self, loss: Loss, parameters: Tensor, batch: Batch, given: dict[str, Tensor] | None = None) -> Tensor:
         """See :meth:`privfl.privacy.door.Door.gradient`. The result is the workspace's own buffer."""
         assert isinstance(batch, DrawnBatch)
-        self._load(parameters)
-        loss = in_precision(partial(loss, **given) if given else loss, self._precision, parameters.device)
-        if self._dpsgd is None:
-            return self._bare_gradient(loss, batch)
-        return self._private_gradient(loss, batch, self._dpsgd)
+        if self._dpsgd is not None:
+            refuse_coupled(loss)
+        loss = self._prepared(loss, batch, given)
+        with self._network.at(parameters):
+            if self._dpsgd is None:
+                self.log.bare[BARE_GRADIENT] = None
+                return self._bare_gradient(loss, batch)
+            return self._private_gradient(loss, batch, self._dpsgd)
 
     def total(
-        self, statistic: Loss, parameters: Tensor, batch: Batch, given: dict[str, Tensor] | None = None
+        self,
+        statistic: Loss,
+        parameters: Tensor,
+        batch: Batch,
+        given: dict[str, Tensor] | None = None,
+        name: str | None = None,
     ) -> Tensor:
         """See :meth:`privfl.privacy.door.Door.total`."""
         assert isinstance(batch, DrawnBatch)
-        self.log.bare[BARE_TOTAL] = None
-        self._load(parameters)
-        module = self._network.module
-        training = module.training
-        module.eval()
-        try:
-            with torch.no_grad():
-                sums = [statistic(module, *piece, **(given or {})).sum(0) for piece in _pieces(batch)]
-        finally:
-            module.train(training)
-        return torch.stack(sums).sum(0)
+        noisy = self._totals.mechanism(name)
+        sums = []
+        with self._evaluating(parameters), torch.no_grad():
+            for piece in _pieces(batch):
+                values = statistic(self._network.module, *piece, **(given or {}))
+                sums.append((values if noisy is None else noisy.clip(values)).sum(0))
+        total = torch.stack(sums).sum(0)
+        return self._totals.release(total, noisy, self.log)
+
+    def kept_gradient(
+        self,
+        loss: Loss,
+        parameters: Tensor,
+        batch: Batch,
+        given: dict[str, Tensor] | None = None,
+        wrt: str = "parameters",
+    ) -> Tensor:
+        """See :meth:`privfl.privacy.door.Door.kept_gradient`."""
+        assert isinstance(batch, DrawnBatch)
+        if wrt == "parameters":
+            with self._network.at(parameters):
+                return self._bare_gradient(self._prepared(loss, batch, given), batch, by_layers=False).clone()
+        values = dict(given or {})
+        leaf = values[wrt] = values[wrt].detach().requires_grad_()
+        loss = self._prepared(loss, batch, values)
+        if len(batch.rows) == 0:
+            return torch.zeros_like(leaf)
+        with self._network.at(parameters), torch.enable_grad():
+            mean = loss(self._network.module, batch.inputs, batch.targets).sum() / batch.plan.divide_by(len(batch.rows))
+        return torch.autograd.grad(mean, leaf)[0]
+
+    def free_gradient(
+        self,
+        function: Callable[..., Tensor],
+        parameters: Tensor,
+        given: dict[str, Tensor] | None = None,
+        wrt: str = "parameters",
+    ) -> Tensor:
+        """See :meth:`privfl.privacy.door.Door.free_gradient`."""
+        values = dict(given or {})
+        with self._evaluating(parameters):
+            if wrt != "parameters":
+                leaf = values[wrt] = values[wrt].detach().requires_grad_()
+                with torch.enable_grad():
+                    return torch.autograd.grad(function(self._network.module, **values).sum(), leaf)[0]
+            with torch.enable_grad():
+                total = function(self._network.module, **values).sum()
+            return torch.cat([gradient.reshape(-1) for gradient in self._network.gradient_of(total)])
+
+    def free_value(
+        self, function: Callable[..., Tensor], parameters: Tensor, given: dict[str, Tensor] | None = None
+    ) -> Tensor:
+        """See :meth:`privfl.privacy.door.Door.free_value`."""
+        with self._evaluating(parameters), torch.no_grad():
+            return function(self._network.module, **(given or {})).clone()
 
     def size(self) -> Tensor:
         """See :meth:`privfl.privacy.door.Door.size`."""
         self.log.bare[BARE_SIZE] = None
         return torch.tensor(float(len(self._rows)), dtype=torch.float64, device=self._rows.device)
 
-    def _load(self, parameters: Tensor) -> None:
-        if parameters is not self._network.flat:
-            self._network.load(parameters)
+    def _prepared(self, loss: Loss, batch: DrawnBatch, given: dict[str, Tensor] | None) -> Loss:
+        """``loss`` with what it takes by name, in the run's precision."""
+        values = dict(given or {})
+        if is_coupled(loss):
+            values["present"] = torch.ones(len(batch.rows), dtype=torch.bool, device=batch.rows.device)
+        whole = is_coupled(loss)
+        loss = in_precision(partial(loss, **values) if values else loss, self._precision, self._network.flat.device)
+        return coupled(partial(loss)) if whole else loss
 
-    def _bare_gradient(self, loss: Loss, batch: DrawnBatch) -> Tensor:
-        self.log.bare[BARE_GRADIENT] = None
+    @contextmanager
+    def _evaluating(self, parameters: Tensor) -> Iterator[None]:
+        """The network at ``parameters`` in evaluation mode, for a while."""
+        module = self._network.module
+        training = module.training
+        module.eval()
+        try:
+            with self._network.at(parameters):
+                yield
+        finally:
+            module.train(training)
+
+    def _bare_gradient(self, loss: Loss, batch: DrawnBatch, *, by_layers: bool = True) -> Tensor:
         network, rows = self._network, len(batch.rows)
         divisor = batch.plan.divide_by(rows)
-        if rows <= ROWS_AT_ONCE and rows > 0:
-            self._sum_into_gradient(loss, batch.inputs, batch.targets, divisor)
+        if rows > 0 and (rows <= ROWS_AT_ONCE or is_coupled(loss)):
+            self._sum_into_gradient(loss, batch.inputs, batch.targets, divisor, by_layers)
             return network.gradient
         total = torch.zeros_like(network.gradient)
         for inputs, targets in _pieces(batch):
             if len(inputs):
-                self._sum_into_gradient(loss, inputs, targets, divisor)
+                self._sum_into_gradient(loss, inputs, targets, divisor, by_layers)
                 total += network.gradient
         return network.gradient.copy_(total)
 
-    def _sum_into_gradient(self, loss: Loss, inputs: Tensor, targets: Tensor, divisor: float) -> None:
-        if self._clipper is not None:
+    def _sum_into_gradient(self, loss: Loss, inputs: Tensor, targets: Tensor, divisor: float, by_layers: bool) -> None:
+        if self._clipper is not None and by_layers:
             self._clipper.plain_sum(loss, inputs, targets, divisor)
             return
         network = self._network

@@ -8,7 +8,7 @@ client's own stream, notes each client's release, and hands the stacked answer b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,17 +20,20 @@ from privfl.data.mapped import Rows
 from privfl.privacy.door import (
     BARE_GRADIENT,
     BARE_SIZE,
-    BARE_TOTAL,
     ROWS_AT_ONCE,
     Batch,
     DoorLog,
     DrawnBatch,
     Loss,
+    is_coupled,
     public_plan,
+    refuse_coupled,
 )
 from privfl.privacy.dpsgd import DPSGD
+from privfl.privacy.draws import Draws
 from privfl.privacy.noise import NoiseStream, add_gaussian_rows_
-from privfl.privacy.plans import Plan
+from privfl.privacy.noisy_total import Totals
+from privfl.privacy.plans import Epochs, Plan
 from privfl.privacy.precision import Precision, in_precision
 from privfl.privacy.stacked_gradients import Given, StackedGradients
 
@@ -47,6 +50,8 @@ class Visitor:
     plan: Plan
     shuffle: torch.Generator
     noise: NoiseStream | None
+    draws: Draws = field(default_factory=Draws)
+    totals: Totals = field(default_factory=Totals)
 
     def __post_init__(self) -> None:
         self.log = DoorLog()
@@ -77,6 +82,9 @@ class CohortDoor:
         self.visitors = list(visitors)
         self._inputs, self._targets, self._stacked, self._dpsgd = inputs, targets, stacked, dpsgd
         self._announce, self._precision = announce, precision
+        self._like = next(stacked.module.parameters())
+        self._none = self._like.new_empty(len(self.visitors), 0)
+        self._last = torch.ones(len(self.visitors), dtype=torch.float64, device=self._like.device)
         self._step = 0
 
     def draw(self) -> Batch | None:
@@ -85,13 +93,25 @@ class CohortDoor:
         Clients drop out from the end; ``count`` [clients] tells who is left. Padding repeats the first row of the
         client's own batch (of its data if the batch is empty), so nobody's values meet another client's.
         """
-        active = [visitor for visitor in self.visitors if visitor.steps > self._step]
+        step = self._step
         self._step += 1
+        active = [visitor for visitor in self.visitors if visitor.steps > step]
         if not active:
             return None
-        drawn = [next(visitor.batches) for visitor in active]
+        last = [float(visitor.plan.is_last(step, len(visitor.rows))) for visitor in active]
+        return self._stack(active, active[0].plan, [next(visitor.batches) for visitor in active], last)
+
+    def everything(self) -> Batch:
+        """All rows of every client, stacked and padded."""
+        drawn = [visitor.rows for visitor in self.visitors]
+        plan = Epochs(max(map(len, drawn)), 1)
+        return self._stack(self.visitors, plan, drawn, [1.0] * len(drawn), drawing=False)
+
+    def _stack(
+        self, active: Sequence[Visitor], plan: Plan, drawn: list[Tensor], last: list[float], *, drawing: bool = True
+    ) -> Batch:
         counts = [len(rows) for rows in drawn]
-        self._counts = counts
+        self._counts, self._plans = counts, [visitor.plan if drawing else plan for visitor in active]
         count = torch.tensor(counts, dtype=torch.float64, device=self._inputs.device)
         mask = None
         if min(counts) == max(counts) > 0:
@@ -102,23 +122,67 @@ class CohortDoor:
             index = pad_sequence(drawn, batch_first=True, padding_value=-1)
             index = index.where(index >= 0, torch.stack(firsts))
             mask = torch.arange(index.shape[1], device=index.device) < count[:, None]
-        self._batch = DrawnBatch(active[0].plan, count, index, self._inputs[index], self._targets[index], mask)
+        uniform, normal = self._numbers(active, drawing)
+        flags = self._last if all(last) else torch.tensor(last, dtype=torch.float64, device=count.device)
+        flags = flags[: len(last)]
+        inputs, targets = self._inputs[index], self._targets[index]
+        self._batch = DrawnBatch(plan, count, flags, uniform, normal, index, inputs, targets, mask)
         return self._batch
 
-    def enter(self, count: Tensor) -> Batch:
-        """The drawn batch as one client inside the stack sees it: its own ``count`` [], and nobody's data."""
+    def _numbers(self, active: Sequence[Visitor], drawing: bool) -> tuple[Tensor, Tensor]:
+        """The random numbers [clients, u] and [clients, n] of the clients' next steps."""
+        if not drawing or not (active[0].draws.uniform or active[0].draws.normal):
+            return self._none[: len(active)], self._none[: len(active)]
+        numbers = [visitor.draws.next(self._like) for visitor in active]
+        uniform, normal = zip(*numbers, strict=True)
+        return torch.stack(uniform), torch.stack(normal)
+
+    def enter(self, count: Tensor, last: Tensor, uniform: Tensor, normal: Tensor) -> Batch:
+        """The drawn batch as one client inside the stack sees it: its own numbers, and nobody's data."""
         self._count = count
-        return Batch(self._batch.plan, count)
+        return Batch(self._batch.plan, count, last, uniform, normal)
 
     def gradient(self, loss: Loss, parameters: Tensor, batch: Batch, given: dict[str, Tensor] | None = None) -> Tensor:
         """See :meth:`privfl.privacy.door.Door.gradient`."""
         return self._outside(self._gradient, loss, parameters, given or {})
 
     def total(
-        self, statistic: Loss, parameters: Tensor, batch: Batch, given: dict[str, Tensor] | None = None
+        self,
+        statistic: Loss,
+        parameters: Tensor,
+        batch: Batch,
+        given: dict[str, Tensor] | None = None,
+        name: str | None = None,
     ) -> Tensor:
         """See :meth:`privfl.privacy.door.Door.total`."""
-        return self._outside(self._total, statistic, parameters, given or {})
+        return self._outside(partial(self._total, name), statistic, parameters, given or {})
+
+    def kept_gradient(
+        self,
+        loss: Loss,
+        parameters: Tensor,
+        batch: Batch,
+        given: dict[str, Tensor] | None = None,
+        wrt: str = "parameters",
+    ) -> Tensor:
+        """See :meth:`privfl.privacy.door.Door.kept_gradient`."""
+        return self._outside(partial(self._kept_gradient, wrt), loss, parameters, given or {})
+
+    def free_gradient(
+        self,
+        function: Callable[..., Tensor],
+        parameters: Tensor,
+        given: dict[str, Tensor] | None = None,
+        wrt: str = "parameters",
+    ) -> Tensor:
+        """See :meth:`privfl.privacy.door.Door.free_gradient`."""
+        return self._outside(partial(self._free_gradient, wrt), function, parameters, given or {})
+
+    def free_value(
+        self, function: Callable[..., Tensor], parameters: Tensor, given: dict[str, Tensor] | None = None
+    ) -> Tensor:
+        """See :meth:`privfl.privacy.door.Door.free_value`."""
+        return self._outside(self._free_value, function, parameters, given or {})
 
     def size(self) -> Tensor:
         """See :meth:`privfl.privacy.door.Door.size`."""
@@ -138,34 +202,70 @@ class CohortDoor:
 
     def _gradient(self, loss: Loss, names: tuple[str, ...], parameters: Tensor, *values: Any) -> Tensor:
         given: Given = dict(zip(names, values, strict=True))
-        active = self.visitors[: len(parameters)]
-        private = self._dpsgd
-        loss = in_precision(loss, self._precision, parameters.device)
-        total: Tensor | None = None
-        for inputs, targets, mask in self._pieces(self._batch):
-            if private is None:
-                part = self._stacked.scaled_sum(loss, parameters, inputs, targets, mask, given)
-            else:
-                part = self._stacked.clipped_sum(loss, parameters, inputs, targets, mask, given, private.max_grad_norm)
-            total = part if total is None else total.add_(part)
-        assert total is not None
-        if 0 in self._counts:  # padding enters no sum, but a value that is not finite would survive a product with 0
-            empty = torch.tensor([count == 0 for count in self._counts], device=total.device)
-            total[empty] = 0
+        active, private = self.visitors[: len(parameters)], self._dpsgd
         if private is None:
-            divisors = [visitor.plan.divide_by(count) for visitor, count in zip(active, self._counts, strict=True)]
             for visitor in active:
                 visitor.log.bare[BARE_GRADIENT] = None
-        else:
-            divisors = self._add_noise(total, active, private)
+            return self._mean(self._sum(loss, parameters, given), self._divisors())
+        refuse_coupled(loss)
+        total = self._sum(loss, parameters, given, private.max_grad_norm)
+        return self._mean(total, self._add_noise(total, active, private))
+
+    def _kept_gradient(self, wrt: str, loss: Loss, names: tuple[str, ...], parameters: Tensor, *values: Any) -> Tensor:
+        given: Given = dict(zip(names, values, strict=True))
+        return self._mean(self._sum(loss, parameters, given, wrt=wrt), self._divisors())
+
+    def _free_gradient(
+        self, wrt: str, function: Loss, names: tuple[str, ...], parameters: Tensor, *values: Any
+    ) -> Tensor:
+        given: Given = dict(zip(names, values, strict=True))
+        return self._stacked.free_gradient(function, parameters, given, wrt)
+
+    def _free_value(self, function: Loss, names: tuple[str, ...], parameters: Tensor, *values: Any) -> Tensor:
+        return self._stacked.free_value(function, parameters, dict(zip(names, values, strict=True)))
+
+    def _sum(
+        self,
+        loss: Loss,
+        parameters: Tensor,
+        given: Given,
+        max_grad_norm: float | None = None,
+        wrt: str = "parameters",
+    ) -> Tensor:
+        """Every client's sum of gradients, clipped if there is a bound; zero where the batch is empty."""
+        whole = is_coupled(loss)
+        loss = in_precision(loss, self._precision, parameters.device)
+        total: Tensor | None = None
+        for inputs, targets, mask in self._pieces(self._batch, whole=whole):
+            if whole:
+                present = torch.ones_like(targets, dtype=torch.bool) if mask is None else mask
+                given = {**given, "present": (present, 0)}
+            if max_grad_norm is None:
+                part = self._stacked.scaled_sum(loss, parameters, inputs, targets, mask, given, wrt)
+            else:
+                part = self._stacked.clipped_sum(loss, parameters, inputs, targets, mask, given, max_grad_norm)
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        return self._without_empty(total)
+
+    def _without_empty(self, total: Tensor) -> Tensor:
+        """Padding enters no sum, but a value that is not finite would survive a product with 0."""
+        if 0 in self._counts:
+            total[torch.tensor([count == 0 for count in self._counts], device=total.device)] = 0
+        return total
+
+    def _divisors(self) -> list[float]:
+        return [plan.divide_by(count) for plan, count in zip(self._plans, self._counts, strict=True)]
+
+    def _mean(self, total: Tensor, divisors: list[float]) -> Tensor:
         if len(set(divisors)) == 1:
             return total.div_(divisors[0])
-        return total.div_(torch.tensor(divisors, dtype=total.dtype, device=total.device)[:, None])
+        numbers = torch.tensor(divisors, dtype=total.dtype, device=total.device)
+        return total.div_(numbers.view(-1, *[1] * (total.dim() - 1)))
 
     def _add_noise(self, total: Tensor, active: Sequence[Visitor], dpsgd: DPSGD) -> list[float]:
         """Noise every client's clipped sum from its own stream, note the releases; returns the public divisors."""
-        public = [public_plan(visitor.plan) for visitor in active]
-
+        public = [public_plan(plan) for plan in self._plans]
         if dpsgd.noise_at == "client":
             streams = [visitor.noise for visitor in active if visitor.noise is not None]
             deviations = [dpsgd.noise(visitor.client) * dpsgd.max_grad_norm for visitor in active]
@@ -174,24 +274,28 @@ class CohortDoor:
             visitor.log.note_private(dpsgd, visitor.client, rate)
         return [divisor for _, divisor in public]
 
-    def _total(self, statistic: Loss, names: tuple[str, ...], parameters: Tensor, *values: Any) -> Tensor:
+    def _total(
+        self, name: str | None, statistic: Loss, names: tuple[str, ...], parameters: Tensor, *values: Any
+    ) -> Tensor:
         given: Given = dict(zip(names, values, strict=True))
-        for visitor in self.visitors[: len(parameters)]:
-            visitor.log.bare[BARE_TOTAL] = None
+        active = self.visitors[: len(parameters)]
+        noisy = active[0].totals.mechanism(name)
+        clip = None if noisy is None else noisy.clip
         sums = [
-            self._stacked.total(statistic, parameters, inputs, targets, mask, given)
+            self._stacked.total(statistic, parameters, inputs, targets, mask, given, clip)
             for inputs, targets, mask in self._pieces(self._batch)
         ]
-        total = torch.stack(sums).sum(0)
-        if 0 in self._counts:
-            total[torch.tensor([count == 0 for count in self._counts], device=total.device)] = 0
-        return total
+        total = self._without_empty(torch.stack(sums).sum(0))
+        parts = zip(active, total, strict=True)
+        return torch.stack([visitor.totals.release(part, noisy, visitor.log) for visitor, part in parts])
 
-    def _pieces(self, batch: DrawnBatch) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    def _pieces(self, batch: DrawnBatch, *, whole: bool = False) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """The columns of ``batch`` in pieces of at most ``ROWS_AT_ONCE``, as the loop engine cuts a client's rows."""
-        for start in range(0, batch.inputs.shape[1], ROWS_AT_ONCE):
-            end = start + ROWS_AT_ONCE
-            self._announce([min(max(count - start, 0), ROWS_AT_ONCE) for count in self._counts])
+        columns = batch.inputs.shape[1]
+        step = columns if whole else ROWS_AT_ONCE
+        for start in range(0, columns, step):
+            end = start + step
+            self._announce([min(max(count - start, 0), step) for count in self._counts])
             mask = None if batch.mask is None else batch.mask[:, start:end]
             yield batch.inputs[:, start:end], batch.targets[:, start:end], mask
 

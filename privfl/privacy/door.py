@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from dp_accounting import DpEvent
 from torch import Tensor
@@ -21,12 +21,14 @@ from privfl.privacy.plans import Plan, Poisson
 
 Loss = Callable[..., Tensor]
 """``loss(network, inputs [B, ...], targets [B], **given) -> [B]``: one term per sample."""
+CoupledLoss = TypeVar("CoupledLoss", bound=Loss)
 ROWS_AT_ONCE = 512
 """Rows of one forward pass; larger batches are summed in pieces, so memory does not grow with a client's size."""
 BARE_GRADIENT = "gradients are computed without a mechanism (no DP-SGD)"
 BARE_TRAINING = "what training computes on the data is sent without a mechanism (no DP-SGD)"
 BARE_TOTAL = "sums over samples are sent without a mechanism"
 BARE_SIZE = "the exact number of the client's samples is sent"
+NO_NOISE_ON_TOTAL = "sums over samples are clipped but the noise multiplier is 0"
 NO_NOISE = "gradients are clipped but the noise multiplier is 0"
 
 
@@ -34,11 +36,19 @@ NO_NOISE = "gradients are clipped but the noise multiplier is 0"
 class Batch:
     """One batch, as a step gets it: the plan that drew it, and ``count`` [], its number of rows.
 
-    ``count`` is a tensor, so that an algorithm may compute with it for one client and for a stacked cohort alike.
+    All are tensors, so that an algorithm may compute with them for one client and for a stacked cohort alike.
+
+    Args:
+        last: 1 if the batch belongs to the client's last pass over its data, else 0; [].
+        uniform: numbers in [0, 1) from the client's own stream, as many as the algorithm draws; [u].
+        normal: standard normal numbers, likewise; [n].
     """
 
     plan: Plan
     count: Tensor
+    last: Tensor
+    uniform: Tensor
+    normal: Tensor
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,30 @@ class DrawnBatch(Batch):
     inputs: Tensor
     targets: Tensor
     mask: Tensor | None = None
+
+
+def coupled(loss: CoupledLoss) -> CoupledLoss:
+    """Mark a loss whose terms depend on the other rows of the batch.
+
+    It is called with the whole batch and one more keyword, ``present`` [B] bool: rows that are not present are padding
+    at the end, must not influence the other terms, and their own terms are ignored. DP-SGD refuses such a loss.
+    """
+    loss.coupled = True  # type: ignore[attr-defined]
+    return loss
+
+
+def is_coupled(loss: Loss) -> bool:
+    """Whether ``loss`` was marked by :func:`coupled`."""
+    return getattr(loss, "coupled", False)
+
+
+def refuse_coupled(loss: Loss) -> None:
+    """Raise a :class:`ConfigError` if DP-SGD would have to clip the terms of a loss that couples samples."""
+    if is_coupled(loss):
+        raise ConfigError(
+            f"the loss {getattr(loss, '__name__', 'given')} couples the samples of a batch, so clipping per sample "
+            "would protect nothing; use the algorithm's per-sample form, or train without DP-SGD"
+        )
 
 
 class Door(Protocol):
@@ -71,12 +105,51 @@ class Door(Protocol):
         """
 
     def total(
-        self, statistic: Loss, parameters: Tensor, batch: Batch, given: dict[str, Tensor] | None = None
+        self,
+        statistic: Loss,
+        parameters: Tensor,
+        batch: Batch,
+        given: dict[str, Tensor] | None = None,
+        name: str | None = None,
     ) -> Tensor:
         """Sum over ``batch`` of ``statistic(network, inputs, targets, **given) -> [B, ...]``; no gradient is taken.
 
-        For losses, label counts, prototypes. The network is in evaluation mode. Noted as unprotected.
+        For losses, label counts, prototypes. The network is in evaluation mode. If the run has a noisy total
+        (:class:`privfl.privacy.noisy_total.NoisyTotal`) for ``name``, one of the algorithm's ``statistics``, the sum
+        leaves clipped and with noise; otherwise it is noted as unprotected.
         """
+
+    def kept_gradient(
+        self,
+        loss: Loss,
+        parameters: Tensor,
+        batch: Batch,
+        given: dict[str, Tensor] | None = None,
+        wrt: str = "parameters",
+    ) -> Tensor:
+        """Gradient of the mean of ``loss`` over ``batch`` that stays with the client, whatever it is used for.
+
+        For personal models and local discriminators. It is neither protected nor noted: it must never influence an
+        upload, and an algorithm that takes one tests that. ``wrt`` may name a tensor of ``given`` instead.
+        """
+
+    def free_gradient(
+        self,
+        function: Callable[..., Tensor],
+        parameters: Tensor,
+        given: dict[str, Tensor] | None = None,
+        wrt: str = "parameters",
+    ) -> Tensor:
+        """Gradient of the sum of ``function(network, **given)``, in evaluation mode; no data passes.
+
+        For what depends on data only through the parameters: synthetic inputs, regularisers of the network's outputs.
+        ``wrt`` may name a tensor of ``given``, such as the synthetic inputs.
+        """
+
+    def free_value(
+        self, function: Callable[..., Tensor], parameters: Tensor, given: dict[str, Tensor] | None = None
+    ) -> Tensor:
+        """``function(network, **given)`` in evaluation mode, without a gradient; no data passes."""
 
     def size(self) -> Tensor:
         """The client's exact number of samples [], noted as unprotected."""

@@ -170,6 +170,19 @@ class LossModule(nn.Module):
         return self.loss(self.network, inputs, targets, **given)
 
 
+class FunctionModule(nn.Module):
+    """A function of a network and no data, and that network, as one module."""
+
+    def __init__(self, network: nn.Module, function: Loss) -> None:
+        super().__init__()
+        self.network, self.function = network, function
+
+    def forward(self, **given: Tensor) -> Tensor:
+        """The function's value."""
+        value: Tensor = self.function(self.network, **given)
+        return value
+
+
 def widened(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Floating ``values`` in ``dtype``: autocast hands layers bfloat16, but norms and sums need the whole width."""
     return values.to(dtype) if values.is_floating_point() else values

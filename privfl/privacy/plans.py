@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ class LocalTraining:
     """How a client trains in one round: plain SGD over shuffled batches, or Poisson batches under DP-SGD.
 
     Under DP-SGD ``batch_size`` is the public divisor of every gradient and a round has ``steps``, or ⌈epochs / rate⌉.
+    The learning rate of round r (from 0) is ``learning_rate * learning_rate_decay ** (r // decay_every)``.
     """
 
     learning_rate: float = 0.05
@@ -27,6 +28,8 @@ class LocalTraining:
     steps: int | None = None
     momentum: float = 0.0
     weight_decay: float = 0.0
+    learning_rate_decay: float = 1.0
+    decay_every: int = 1
 
     def __post_init__(self) -> None:
         positive = {"learning_rate": self.learning_rate, "batch_size": self.batch_size, "epochs": self.epochs}
@@ -37,6 +40,17 @@ class LocalTraining:
             raise ConfigError(f"training.momentum is {self.momentum!r}; give a number in [0, 1)")
         if not 0 <= self.weight_decay < math.inf:
             raise ConfigError(f"training.weight_decay is {self.weight_decay!r}; give a number ≥ 0")
+        if not 0 < self.learning_rate_decay <= 1:
+            raise ConfigError(f"training.learning_rate_decay is {self.learning_rate_decay!r}; give a number in (0, 1]")
+        if self.decay_every < 1:
+            raise ConfigError(f"training.decay_every is {self.decay_every!r}; give an integer ≥ 1")
+
+    def in_round(self, round: int) -> LocalTraining:
+        """The training of round ``round`` ≥ 0, whose learning rate has decayed ⌊round / decay_every⌋ times."""
+        if self.learning_rate_decay == 1:
+            return self
+        rate = self.learning_rate * self.learning_rate_decay ** (round // self.decay_every)
+        return replace(self, learning_rate=rate, learning_rate_decay=1.0)
 
     def steps_at(self, rate: float) -> int:
         """Steps of one round under Poisson batches of public ``rate``: ``steps``, or as many as ``epochs`` take."""
@@ -58,6 +72,10 @@ class Poisson:
     def length(self, samples: int) -> int:
         """Number of batches of one round; the same whatever the client holds."""
         return self.steps
+
+    def is_last(self, step: int, samples: int) -> bool:
+        """Whether batch ``step`` belongs to the last expected pass over the data."""
+        return step >= self.steps - math.ceil(1 / self.rate - 1e-9)
 
     def divide_by(self, rows: int) -> float:
         """What a sum of gradients over ``rows`` rows is divided by without DP-SGD."""
@@ -88,6 +106,10 @@ class Epochs:
     def length(self, samples: int) -> int:
         """Number of batches of one round for a client of ``samples`` samples."""
         return self.epochs * math.ceil(samples / self.batch_size) if self.steps is None else self.steps
+
+    def is_last(self, step: int, samples: int) -> bool:
+        """Whether batch ``step`` belongs to the last pass over a client's ``samples`` samples."""
+        return step >= self.length(samples) - math.ceil(samples / self.batch_size)
 
     def divide_by(self, rows: int) -> float:
         """What a sum of gradients over ``rows`` rows is divided by: their number."""

@@ -8,6 +8,7 @@ from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer, Unit
 from privfl.privacy.channel import Mechanism
 from privfl.privacy.dpsgd import DPSGD
+from privfl.privacy.noisy_total import NoisyTotal
 from privfl.privacy.size import SizeMechanism
 
 
@@ -31,6 +32,7 @@ class Privacy:
     Args:
         training: DP-SGD at the door.
         update: chain of mechanisms for the uploads, in order.
+        statistics: noise on the other sums over samples that an algorithm takes, such as prototypes.
         size: how clients report their sizes to algorithms that ask; ``None`` sends them exactly.
         max_size_error: refuse a size mechanism whose estimate of the total may have a larger relative standard
             deviation than this, in the worst case over all sizes.
@@ -42,6 +44,7 @@ class Privacy:
 
     training: DPSGD | None = None
     update: tuple[Mechanism, ...] = ()
+    statistics: tuple[NoisyTotal, ...] = ()
     size: SizeMechanism | None = None
     max_size_error: float = 1.0
     target_delta: float = 1e-5
@@ -50,6 +53,11 @@ class Privacy:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "update", tuple(self.update))
+        object.__setattr__(self, "statistics", tuple(self.statistics))
+        names = [one.statistic for one in self.statistics]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConfigError(f"privacy.statistics names '{twice}' twice; give one mechanism for each statistic")
         if not 0 < self.target_delta < 1:
             raise ConfigError(f"privacy.target_delta is {self.target_delta!r}; give a number in (0, 1), such as 1e-5")
         if self.noise_key is not None and self.noise_key < 0:

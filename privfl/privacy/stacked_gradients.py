@@ -10,6 +10,8 @@ Padding never changes a result: padded rows repeat a row of their own client's b
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from privfl.parameters import FlatNetwork
 from privfl.privacy.door import Loss
 from privfl.privacy.layer_rules import Places, Rule, factors_for, rule_for
-from privfl.privacy.per_sample import LossModule, Way, trained_parameters, widened
+from privfl.privacy.per_sample import FunctionModule, LossModule, Way, trained_parameters, widened
 
 Given = dict[str, tuple[Tensor, int | None]]
 """What a loss takes besides the batch: a tensor and the dimension of the clients in it, ``None`` if all share it."""
@@ -52,14 +54,65 @@ class StackedGradients:
                     module.register_forward_hook(self._show)
 
     def scaled_sum(
-        self, loss: Loss, parameters: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor | None, given: Given
+        self,
+        loss: Loss,
+        parameters: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        mask: Tensor | None,
+        given: Given,
+        wrt: str = "parameters",
     ) -> Tensor:
-        """Gradient [clients, size] of each client's sum of ``loss`` over its rows."""
-        parameters = parameters.detach().requires_grad_()
+        """Gradient [clients, ...] of each client's sum of ``loss`` over its rows, for the tensor called ``wrt``."""
+        parameters, given, leaf = self._leaf(parameters, given, wrt)
         with torch.enable_grad():
             losses = self._losses(loss, parameters, inputs, targets, given)
             total = (losses if mask is None else losses.where(mask, 0)).sum()
-        return torch.autograd.grad(total, parameters)[0]
+        return torch.autograd.grad(total, leaf)[0]
+
+    def free_gradient(self, function: Loss, parameters: Tensor, given: Given, wrt: str) -> Tensor:
+        """Gradient [clients, ...] of each client's sum of ``function(network, **given)``, in evaluation mode."""
+        parameters, given, leaf = self._leaf(parameters, given, wrt)
+        with self._evaluating(), torch.enable_grad():
+            total = self._values(function, parameters, given).sum()
+        return torch.autograd.grad(total, leaf, allow_unused=True, materialize_grads=True)[0]
+
+    def free_value(self, function: Loss, parameters: Tensor, given: Given) -> Tensor:
+        """Each client's ``function(network, **given)`` [clients, ...], in evaluation mode, without gradients."""
+        with self._evaluating(), torch.no_grad():
+            return self._values(function, parameters, given)
+
+    @staticmethod
+    def _leaf(parameters: Tensor, given: Given, wrt: str) -> tuple[Tensor, Given, Tensor]:
+        """``parameters`` and ``given`` with the tensor called ``wrt``, clients first, as a leaf."""
+        if wrt == "parameters":
+            leaf = parameters.detach().requires_grad_()
+            return leaf, given, leaf
+        value, dim = given[wrt]
+        stacked = value.expand(len(parameters), *value.shape) if dim is None else value.movedim(dim, 0)
+        leaf = stacked.detach().clone().requires_grad_()
+        return parameters, {**given, wrt: (leaf, 0)}, leaf
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        training = self.module.training
+        self.module.eval()
+        try:
+            yield
+        finally:
+            self.module.train(training)
+
+    def _values(self, function: Loss, parameters: Tensor, given: Given) -> Tensor:
+        whole = FunctionModule(self.module, function)
+
+        def one(views: dict[str, Tensor], given: dict[str, Tensor]) -> Tensor:
+            value: Tensor = functional_call(whole, views, (), given)
+            return value
+
+        values = {name: value for name, (value, _) in given.items()}
+        dims = {name: dim for name, (_, dim) in given.items()}
+        stacked: Tensor = vmap(one, in_dims=(0, dims))(self._weights(parameters), values)
+        return stacked
 
     def clipped_sum(
         self,
@@ -76,16 +129,23 @@ class StackedGradients:
         return way(loss, parameters, inputs, targets, mask, given, max_grad_norm)
 
     def total(
-        self, statistic: Loss, parameters: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor | None, given: Given
+        self,
+        statistic: Loss,
+        parameters: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        mask: Tensor | None,
+        given: Given,
+        clip: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Each client's sum [clients, ...] of ``statistic`` over its rows, in evaluation mode, without gradients."""
-        training = self.module.training
-        self.module.eval()
-        try:
-            with torch.no_grad():
-                values = self._losses(statistic, parameters, inputs, targets, given)
-        finally:
-            self.module.train(training)
+        """Each client's sum [clients, ...] of ``statistic`` over its rows, in evaluation mode, without gradients.
+
+        ``clip`` bounds the statistics [rows, ...] of single rows before they are added up.
+        """
+        with self._evaluating(), torch.no_grad():
+            values = self._losses(statistic, parameters, inputs, targets, given)
+            if clip is not None:
+                values = clip(values.flatten(0, 1)).view_as(values)
         if mask is not None:
             values = values.where(mask.view(*mask.shape, *[1] * (values.dim() - 2)), 0)
         return values.sum(1)

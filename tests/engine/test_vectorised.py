@@ -226,7 +226,7 @@ class Prototypes(Algorithm):
     name: ClassVar[str] = "prototypes"
 
     def fields(self):
-        return (Field("prototypes", "each"), Field("loss", "each"), Field("size", "each"))
+        return (Field("prototypes", "each", (5, 12)), Field("loss", "each", ()), Field("size", "each", ()))
 
     def begin(self, received, kept, training):
         zero = received["parameters"].new_zeros

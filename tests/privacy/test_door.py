@@ -11,7 +11,6 @@ import privfl as pf
 from privfl.errors import ConfigError
 from privfl.parameters import FlatNetwork
 from privfl.privacy.client_door import ClientDoor
-from privfl.privacy.door import DrawnBatch
 from privfl.privacy.noise import NoiseSource
 from privfl.privacy.per_sample import PerSampleGradients
 from privfl.privacy.plans import Epochs, LocalTraining, Poisson, private_plan
@@ -101,7 +100,7 @@ def test_without_a_mechanism_the_gradient_is_the_batch_mean_and_noted_as_bare():
 
 def test_shuffled_batches_of_private_data_are_refused_under_dp_sgd():
     handle, network = door(dpsgd=pf.DPSGD(noise_multiplier=1.0))
-    batch = DrawnBatch(Epochs(4, 1), torch.tensor(4.0), torch.arange(4), handle._inputs[:4], handle._targets[:4])
+    batch = handle.everything()
     with pytest.raises(ConfigError, match="Poisson batches with a public divisor"):
         handle.gradient(cross_entropy, network.flat, batch)
 

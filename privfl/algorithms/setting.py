@@ -1,0 +1,107 @@
+"""What an algorithm may know of the run that it is part of: public facts about the model and the federation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from privfl.errors import ConfigError
+from privfl.parameters import Layout, flatten
+from privfl.randomness import stream_seed
+
+HEAD = "head."
+"""The parameters of a network's head are those whose names start so (:class:`privfl.models.base.Network`)."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Public facts of one run; nothing here depends on a client's data.
+
+    Args:
+        model: builds the task's network from a seed.
+        classes: number of classes.
+        clients: clients of the whole federation.
+        rounds: rounds that are planned.
+        seed: root seed of the experiment.
+        input_shape: shape of one input, without the batch.
+        device: where parameters live.
+    """
+
+    model: Callable[[int], nn.Module]
+    classes: int
+    clients: int
+    rounds: int
+    seed: int
+    input_shape: tuple[int, ...]
+    device: torch.device
+
+    @cached_property
+    def _template(self) -> nn.Module:
+        return self.model(self.seed).to(self.device).eval()
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where each parameter lies in a flat vector."""
+        return Layout.of(self._template)
+
+    @cached_property
+    def head(self) -> Tensor:
+        """Which parameters belong to the head, bool [size].
+
+        Raises:
+            ConfigError: the network has no head, or nothing but a head.
+        """
+        mask = torch.cat(
+            [
+                torch.full((size,), name.startswith(HEAD), device=self.device)
+                for name, size in zip(self.layout.names, self.layout.sizes, strict=True)
+            ]
+        )
+        if bool(mask.all()) or not bool(mask.any()):
+            raise ConfigError(
+                f"the model {type(self._template).__name__} is not divided into a body and a head, which this "
+                "algorithm needs; use a model of `privfl list models` or privfl.models.Network(body, head)"
+            )
+        return mask
+
+    @cached_property
+    def feature_dim(self) -> int:
+        """Width of the features that the head reads.
+
+        Raises:
+            ConfigError: the network does not say.
+        """
+        width = getattr(self._template, "feature_dim", None)
+        if not isinstance(width, int):
+            raise ConfigError(
+                f"the model {type(self._template).__name__} has no feature_dim, which this algorithm needs; use a "
+                "model of `privfl list models` or privfl.models.Network(body, head)"
+            )
+        return width
+
+    @cached_property
+    def blocks(self) -> Tensor:
+        """The number of the layer that each parameter belongs to, int64 [size]; layers count from 0 in order."""
+        numbers: dict[str, int] = {}
+        for name in self.layout.names:
+            numbers.setdefault(name.rpartition(".")[0], len(numbers))
+        owners = [numbers[name.rpartition(".")[0]] for name in self.layout.names]
+        sizes = torch.tensor(self.layout.sizes)
+        return torch.repeat_interleave(torch.tensor(owners), sizes).to(self.device)
+
+    @cached_property
+    def block_count(self) -> int:
+        """Number of layers that have parameters."""
+        return int(self.blocks.max()) + 1
+
+    def fresh(self, stream: str, number: int) -> Tensor:
+        """Newly initialised parameters [size], the same for the same (seed, stream, number)."""
+        return flatten(self.model(stream_seed(self.seed, stream, number) % 2**31).to(self.device))
+
+    def network(self) -> nn.Module:
+        """A network of the task in evaluation mode, for work of the server on data that the server owns."""
+        return self.model(self.seed).to(self.device).eval()

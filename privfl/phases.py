@@ -1,0 +1,106 @@
+"""The phases of a round: a survey if the algorithm asks for one, then training; each collects, then aggregates."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from privfl.algorithms.base import Algorithm, Round, Tensors
+from privfl.cohort import Selection
+from privfl.engine.aggregation import Sums, add_up
+from privfl.engine.choice import Engine
+from privfl.engine.workspace import Phase
+from privfl.planning import RoundCosts
+from privfl.privacy.channel import Channel
+from privfl.privacy.noise import NoiseSource
+from privfl.randomness import torch_stream
+from privfl.sizes import Sizes
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The round that is going on: its number, its streams, and what the server knows about the federation.
+
+    Args:
+        number: of the round, from 0.
+        seed: root of the experiment's randomness.
+        source: of privacy noise.
+        public_weight: divides the sums if the channel hides clients.
+        clients: of the whole federation.
+        samples: of the whole federation, exact or estimated; ``None`` if nobody asked.
+    """
+
+    number: int
+    seed: int
+    source: NoiseSource
+    public_weight: float
+    clients: int
+    samples: float | None
+
+
+def phases_of(algorithm: Algorithm, channel: Channel) -> list[Phase]:
+    """What a round consists of, in order; ``channel`` is that of the training phase."""
+    survey = algorithm.survey()
+    if survey is None:
+        return [Phase(algorithm, channel)]
+    asked = Channel((), survey.fields(), channel.dpsgd, channel.cohort_rate, channel.statistics)
+    setting = algorithm.setting
+    return [*phases_of(survey.on(setting), asked), Phase(algorithm, channel)]
+
+
+def collect(
+    phase: Phase,
+    engine: Engine,
+    selection: Selection,
+    server: Tensors,
+    kept: MutableMapping[int, Tensors],
+    sizes: Sizes,
+    costs: RoundCosts,
+    moment: Moment,
+) -> Sums:
+    """Let the cohort do its part of ``phase``, and put together what arrives."""
+    clients, algorithm = selection.clients.tolist(), phase.algorithm
+    received = algorithm.broadcast(server)
+    weights = selection.times.astype(np.float64)
+    if algorithm.weights() == "size":
+        weights = weights * sizes.weights(selection.clients)
+    elif algorithm.weights() == "server":
+        weights = weights * algorithm.decided(server, torch.from_numpy(selection.clients)).cpu().numpy()
+    factors = dict(zip(clients, weights.tolist(), strict=True))
+    results = engine.train(
+        clients, received, kept, round=moment.number, seed=moment.seed, source=moment.source, phase=phase
+    )
+    sums = add_up(results, phase.channel.fields, factors, kept, costs.check)
+    if not sums.members:
+        sums.total = {field.name: _nothing(field.shape, received["parameters"]) for field in phase.channel.fields}
+    return sums
+
+
+def aggregate(
+    phase: Phase, sums: Sums, server: Tensors, costs: RoundCosts, selection: Selection, moment: Moment
+) -> Tensors:
+    """The server's state after ``phase``; unchanged if nothing arrived, unless noise must hide just that."""
+    channel = phase.channel
+    hidden = channel.hides_clients or (channel.dpsgd is not None and channel.dpsgd.noise_at == "server")
+    if not hidden and not sums.members:
+        return server
+    facts = Round(
+        weight=moment.public_weight if channel.hides_clients else sums.weight,
+        cohort=int(selection.times.sum()),
+        clients=moment.clients,
+        samples=moment.samples,
+        number=moment.number,
+        members=torch.tensor(sums.members, dtype=torch.int64),
+        factors=torch.tensor(sums.factors, dtype=torch.float64),
+        generator=torch_stream(moment.seed, "server", moment.number),
+    )
+    total = channel.at_server(sums.total, moment.source.stream("server", moment.number))
+    return phase.algorithm.aggregate(server, total, facts, costs.training)
+
+
+def _nothing(shape: tuple[int, ...] | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if shape is None else like.new_zeros(shape)

@@ -1,0 +1,89 @@
+"""Noise on the sums over samples that an algorithm takes besides gradients: label counts, prototypes, losses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from dp_accounting import GaussianDpEvent
+from torch import Tensor
+
+from privfl.errors import ConfigError
+from privfl.privacy.door import BARE_TOTAL, NO_NOISE_ON_TOTAL, DoorLog
+from privfl.privacy.noise import NoiseStream
+
+
+@dataclass(frozen=True)
+class NoisyTotal:
+    """Gaussian noise on one of an algorithm's totals: clip every sample's statistic, add up, add noise.
+
+    Guarantee: adding or removing one sample moves the sum by at most ``max_norm`` in L2, so one total is the Gaussian
+    mechanism with this noise multiplier for one sample. No sampling amplifies it, and every round's total costs again.
+
+    Args:
+        statistic: name of the total, one of the algorithm's ``statistics``.
+        max_norm: C > 0, L2 bound of one sample's statistic, all its numbers taken together.
+        noise_multiplier: z ≥ 0, standard deviation of the noise divided by C.
+
+    ==========================  ===============================================================
+    edge case                   what happens
+    ==========================  ===============================================================
+    ``noise_multiplier = 0``    statistics are clipped; the claim is ε = ∞
+    a statistic is not finite   it counts as zero
+    NaN, negative, infinite     :class:`~privfl.errors.ConfigError`
+    ==========================  ===============================================================
+    """
+
+    statistic: str
+    max_norm: float
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_norm < math.inf:
+            raise ConfigError(f"NoisyTotal's max_norm is {self.max_norm!r}; give a positive number")
+        if not 0 <= self.noise_multiplier < math.inf:
+            raise ConfigError(f"NoisyTotal's noise_multiplier is {self.noise_multiplier!r}; give a number ≥ 0")
+
+    def clip(self, values: Tensor) -> Tensor:
+        """``values`` [B, ...] with every row scaled to norm at most ``max_norm``; rows that are not finite are zero."""
+        flat = values.flatten(1)
+        norms = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64, keepdim=True)
+        factors = (self.max_norm * (1 - 1e-6) / norms.clamp_min(self.max_norm * (1 - 1e-6))).to(flat.dtype)
+        clipped: Tensor = (flat * factors).where(norms.isfinite(), 0)
+        return clipped.view_as(values)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the noise on each number of the sum."""
+        return self.max_norm * self.noise_multiplier
+
+    def note(self, log: DoorLog) -> None:
+        """Note one total in ``log``."""
+        if self.noise_multiplier > 0:
+            log.noisy[GaussianDpEvent(self.noise_multiplier)] += 1
+        else:
+            log.bare[NO_NOISE_ON_TOTAL] = None
+
+
+@dataclass(frozen=True)
+class Totals:
+    """The mechanisms of one client's totals, and the stream that their noise comes from."""
+
+    mechanisms: tuple[NoisyTotal, ...] = ()
+    noise: NoiseStream | None = None
+
+    def mechanism(self, name: str | None) -> NoisyTotal | None:
+        """The mechanism for the total ``name``, if there is one."""
+        return next((one for one in self.mechanisms if one.statistic == name), None)
+
+    def release(self, total: Tensor, mechanism: NoisyTotal | None, log: DoorLog) -> Tensor:
+        """``total``, a sum of clipped statistics, with its noise; what leaves is noted in ``log``."""
+        if mechanism is None:
+            log.bare[BARE_TOTAL] = None
+            return total
+        if mechanism.noise_multiplier > 0:
+            assert self.noise is not None
+            total = self.noise.add_gaussian_(total.contiguous().clone(), mechanism.deviation)
+        mechanism.note(log)
+        return total
