@@ -217,7 +217,7 @@ def test_the_per_sample_form_is_the_mean_over_all_places(missing, absent):
         rows = augment(repeated, labels, prototypes, known, labels >= 0, scale=0.7, missing=missing)
         terms = F.cross_entropy(head(rows.features), rows.labels, reduction="none")[rows.used]
         expected = float(terms.detach().mean()) if len(terms) else 0.0
-        assert float(found[row]) == pytest.approx(expected, abs=1e-13)
+        assert float(found[row].detach()) == pytest.approx(expected, abs=1e-13)
 
 
 def test_a_head_learns_classes_that_it_never_saw_from_prototypes_of_a_gaussian_mixture():
