@@ -8,11 +8,12 @@ computed from logits, one term for each feature, so that nothing takes the logar
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 DiscriminatorLoss = Literal["bce", "paper", "saturating"]
 """How discriminator and local extractor oppose each other; see :func:`discriminator_terms`."""
@@ -69,6 +70,46 @@ def regulariser_terms(logits: Tensor, kind: DiscriminatorLoss) -> Tensor:
     if kind == "bce":
         return F.softplus(-logits)
     return -F.softplus(_clipped(logits) if kind == "paper" else logits)
+
+
+def judged_terms(
+    network: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    discriminator: Tensor,
+    *,
+    hidden: int,
+    kind: DiscriminatorLoss,
+    is_global: bool,
+) -> Tensor:
+    """Terms [B] of the discriminator's loss on the features that ``network`` computes, with no gradient for it."""
+    with torch.no_grad():
+        features = network.features(inputs)  # type: ignore[operator]
+    return discriminator_terms(discriminator_logits(discriminator, features, hidden), kind, is_global=is_global)
+
+
+def personal_terms(
+    loss: Callable[..., Tensor],
+    network: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    discriminator: Tensor,
+    *,
+    hidden: int,
+    kind: DiscriminatorLoss,
+    beta: float,
+) -> Tensor:
+    """Terms [B] of ``β·loss + (1 − β)·L_R`` of the local extractor, equation (6), in one forward pass.
+
+    Args:
+        loss: the task's, ``loss(network, inputs [B, ...], targets [B]) -> [B]``; it asks its network for logits only.
+        network: local extractor and head.
+        beta: β in [0, 1].
+    """
+    features = network.features(inputs)  # type: ignore[operator]
+    logits = network.head(features)  # type: ignore[operator]
+    judged = discriminator_logits(discriminator, features, hidden)
+    return beta * loss(lambda _: logits, inputs, targets) + (1 - beta) * regulariser_terms(judged, kind)
 
 
 def _clipped(logits: Tensor) -> Tensor:
