@@ -42,9 +42,10 @@ class SpectralLinear(nn.Module):
         nn.init.xavier_normal_(self.weight)
 
     def effective_weight(self) -> Tensor:
-        """W/σ_max(W) [out_features, in_features]."""
+        """W/σ_max(W) [out_features, in_features]; not finite where W is not."""
         wide = self.weight if self.in_features >= self.out_features else self.weight.mT
-        largest = torch.linalg.eigvalsh(wide @ wide.mT)[-1]
+        gram = (wide @ wide.mT).nan_to_num(0.0, 0.0, 0.0)  # the solver raises at NaN, which would end everybody's round
+        largest = torch.linalg.eigvalsh(gram)[-1]
         effective: Tensor = self.weight / largest.clamp_min(LEAST**2).sqrt()
         return effective
 

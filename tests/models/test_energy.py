@@ -84,6 +84,13 @@ def test_equal_singular_values_and_zero_weights_give_finite_gradients() -> None:
     assert not layer(torch.ones(2, 4)).any()
 
 
+def test_weights_that_are_not_finite_give_logits_that_are_not_finite_and_no_error() -> None:
+    layer = SpectralLinear(4, 3)
+    with torch.no_grad():
+        layer.weight[1, 2] = torch.nan
+    assert not layer(torch.ones(2, 4)).isfinite().all()
+
+
 @pytest.mark.parametrize(("shape", "classes", "count"), ORACLES["parameters"]["counts"])
 def test_the_resnet_has_as_many_parameters_as_the_authors(shape: list[int], classes: int, count: int) -> None:
     with torch.device("meta"):

@@ -1,0 +1,170 @@
+"""Labelled synthetic images: keeping them, looking at them, and measuring what they are good for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from privfl.algorithms.server_training import train_classifier
+from privfl.errors import DataError
+from privfl.metrics.classification import classification
+from privfl.metrics.generative import frechet_distance, kernel_distance
+from privfl.models import Network, build
+from privfl.parameters import flatten
+from privfl.run_directory import Metrics
+from privfl.simulation import Simulation
+from privfl.task import Task
+
+ROWS_AT_ONCE = 1000
+
+
+@dataclass(frozen=True)
+class SyntheticSet:
+    """Labelled images.
+
+    Args:
+        images: float [N, ...].
+        labels: class numbers, int64 [N].
+    """
+
+    images: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.images) != len(self.labels) or self.labels.dim() != 1:
+            raise DataError(
+                f"{len(self.images)} images have labels of shape {tuple(self.labels.shape)}; give one label each"
+            )
+
+    def save(self, path: Path) -> None:
+        """Write the arrays ``images`` and ``labels`` to the ``.npz`` file ``path``."""
+        np.savez_compressed(path, images=self.images.cpu().numpy(), labels=self.labels.cpu().numpy())
+
+    @classmethod
+    def load(cls, path: Path) -> SyntheticSet:
+        """What :meth:`save` wrote. Nothing is unpickled, so the file may come from anybody."""
+        with np.load(path, allow_pickle=False) as arrays:
+            return cls(torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"]))
+
+
+@dataclass
+class Gallery:
+    """Keeps the synthetic images of a run: give it to ``simulate`` as an observer.
+
+    Args:
+        every: rounds between two kept sets; the first and the last round are kept too.
+        sets: number of rounds done → the set after them.
+    """
+
+    every: int = 10
+    sets: dict[int, SyntheticSet] = field(default_factory=dict)
+
+    def __call__(self, simulation: Simulation, line: Metrics) -> None:
+        done = simulation.round
+        if done == 1 or done % self.every == 0 or done == simulation.rounds:
+            server = simulation.server
+            self.sets[done] = SyntheticSet(server["images"].cpu().clone(), server["labels"].cpu().clone())
+
+    @property
+    def last(self) -> SyntheticSet:
+        """The newest set."""
+        return self.sets[max(self.sets)]
+
+
+@dataclass(frozen=True)
+class Features:
+    """The features of one trained network, for FID and KID: what the distances mean depends on it.
+
+    Args:
+        name: which network, trained on what; belongs to every number that is computed with it.
+        network: gives ``features(images)``.
+    """
+
+    name: str
+    network: Network
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Features [n, d] of ``images`` [n, ...]."""
+        with torch.no_grad():
+            return torch.cat([self.network.features(part) for part in torch.split(images, ROWS_AT_ONCE)])
+
+
+def trained_features(
+    inputs: Tensor, targets: Tensor, classes: int, *, source: str, epochs: int = 3, width: int = 64, seed: int = 0
+) -> Features:
+    """The last hidden layer of McMahan's CNN after Adam on the images ``inputs`` [n, C, H, W] and ``targets`` [n].
+
+    Stands in for Inception-v3, whose weights have to be downloaded and which has seen other pictures than small grey
+    ones: values cannot be compared with FIDs that others publish. ``source`` says for the name what the images are;
+    take public ones, or ones that no client of the run holds.
+    """
+    shape = tuple(inputs.shape[1:])
+    network = build("two-cnn", shape, classes, hidden=(width,), seed=seed)
+    train_classifier(network, flatten(network), inputs, targets, epochs=epochs, seed=seed)
+    return Features(f"two-cnn with {width} features, {epochs} epochs on {source}, seed {seed}", network)
+
+
+def generative_scores(features: Features, real: Tensor, synthetic: Tensor) -> dict[str, float]:
+    """FID and KID between ``synthetic`` [n, ...] and ``real`` [m, ...] images, on one scale of pixels."""
+    first, second = features(real), features(synthetic)
+    return {"fid": frechet_distance(first, second), "kid": kernel_distance(first, second)}
+
+
+def classifier_scores(task: Task, synthetic: SyntheticSet, *, epochs: int = 150, seed: int = 0) -> dict[str, float]:
+    """Test metrics on all of the task's held-out data of its model, newly trained on ``synthetic`` alone.
+
+    With ``train_accuracy`` on the synthetic set itself, which shows whether training has converged.
+    """
+    network = task.model(seed).to(synthetic.images.device)
+    train_classifier(network, flatten(network), synthetic.images, synthetic.labels, epochs=epochs, seed=seed)
+    scores = classification(_logits(network, task.test_inputs), task.test_targets)
+    trained = classification(_logits(network, synthetic.images), synthetic.labels)
+    return {**scores, "train_accuracy": trained["test_accuracy"]}
+
+
+def _logits(network: nn.Module, inputs: Tensor) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([network(part) for part in torch.split(inputs, ROWS_AT_ONCE)])
+
+
+def contact_sheet(synthetic: SyntheticSet, title: str = "") -> Figure:
+    """All images of a set, one row for each class."""
+    classes = sorted(set(synthetic.labels.tolist()))
+    rows = [synthetic.images[synthetic.labels == label] for label in classes]
+    return _sheet(rows, [str(label) for label in classes], title, "class")
+
+
+def evolution(sets: Mapping[int, SyntheticSet], title: str = "", per_class: int = 1) -> Figure:
+    """The first ``per_class`` images of every class, one row for each kept round."""
+    rows = []
+    for synthetic in sets.values():
+        classes = sorted(set(synthetic.labels.tolist()))
+        rows.append(torch.cat([synthetic.images[synthetic.labels == label][:per_class] for label in classes]))
+    return _sheet(rows, [str(number) for number in sets], title, "rounds done")
+
+
+def _sheet(rows: list[Tensor], names: list[str], title: str, axis: str) -> Figure:
+    """A grid of images [C, H, W] in [0, 1], grey or colour, with a name in front of every row."""
+    columns = max(len(row) for row in rows)
+    figure = Figure(figsize=(0.62 * columns + 1.0, 0.62 * len(rows) + (0.7 if title else 0.2)), layout="constrained")
+    grid = figure.subplots(len(rows), columns, squeeze=False)
+    for place, (row, name) in enumerate(zip(rows, names, strict=True)):
+        for column in range(columns):
+            axes = grid[place, column]
+            axes.set_xticks([])
+            axes.set_yticks([])
+            axes.spines[:].set_visible(False)
+            if column < len(row):
+                picture = row[column].clamp(0, 1).movedim(0, -1).squeeze(-1).numpy()
+                axes.imshow(picture, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        grid[place, 0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
+    figure.supylabel(axis, fontsize=9)
+    if title:
+        figure.suptitle(title, fontsize=10)
+    return figure
