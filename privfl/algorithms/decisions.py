@@ -194,7 +194,8 @@ def best_fixed_decision(responses: Tensor) -> tuple[Tensor, float]:
     steepness = float((rows.T @ rows).sum(1).max()) / floor**2
     if steepness == 0:
         return torch.from_numpy(start), 0.0
-    found, gap = minimise(lambda at: -rows.T @ (1 / (1 + rows @ at)), steepness, start, tolerance=1e-9)
+    tolerance = 1e-10 * float(rows.sum(0).max())
+    found, gap = minimise(lambda at: -rows.T @ (1 / (1 + rows @ at)), steepness, start, tolerance)
     return torch.from_numpy(found), gap
 
 

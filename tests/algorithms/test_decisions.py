@@ -165,9 +165,11 @@ def test_a_quadratic_without_meaning_is_an_error():
 
 
 def test_an_accelerated_step_that_does_not_arrive_is_an_error(monkeypatch):
-    monkeypatch.setattr("privfl.algorithms.simplex.MAX_ITERATIONS", 3)
+    monkeypatch.setattr("privfl.algorithms.simplex.MAX_STEPS", 16)
+    draws = np.random.default_rng(0)
+    root = draws.normal(size=(30, 30)) * np.logspace(0, 4, 30)
     with pytest.raises(ArithmeticError, match="no minimum on the simplex was found: the residual is"):
-        minimise_quadratic(np.diag([1.0, 1e6, 3.0]), np.array([5.0, 0.1, 2.0]), np.full(3, 1 / 3))
+        minimise_quadratic(np.eye(30) + root @ root.T, 1e6 * draws.normal(size=30), np.full(30, 1 / 30))
 
 
 # The Newton step (check 4 to 6)

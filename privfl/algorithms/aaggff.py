@@ -1,0 +1,269 @@
+"""AAggFF: the server decides aggregation weights online, so that clients with large losses gain weight over time.
+
+Hahn, Kim and Lee, "Pursuing Overall Welfare in Federated Learning through Sequential Decision Making", ICML 2024. The
+decisions themselves, and what differs from the authors' code, are in :mod:`privfl.algorithms.decisions`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from privfl.algorithms.base import Algorithm, Round, Tensors
+from privfl.algorithms.decisions import (
+    decision_gradient,
+    entropy_decision,
+    entropy_scale,
+    lipschitz,
+    newton_bound,
+    newton_constants,
+    newton_step,
+    regret,
+    relative_losses,
+    respond,
+    sampled_lipschitz,
+    visit_gain,
+)
+from privfl.algorithms.loss_survey import LossSurvey
+from privfl.algorithms.server_optimisers import ServerOptimiser
+from privfl.errors import ConfigError
+from privfl.metrics.fairness import effective_clients
+from privfl.privacy.plans import LocalTraining
+
+Cdf = Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"]
+Rule = Literal["sgd", "fedadam", "fedyogi", "fedadagrad"]
+
+
+@dataclass(frozen=True)
+class FairAggregation(Algorithm):
+    """What both forms of AAggFF share; use :class:`AAggFFS` or :class:`AAggFFD`.
+
+    Local training is unchanged, so that any optimiser can be plugged in at either side: ``mu`` > 0 trains clients with
+    FedProx's term, ``server_optimiser`` lets the server take the decided mean update as a gradient. The authors' table
+    uses μ = 0.001, and for the server optimisers β₁ = 0.9 (0 for FedAdagrad), β₂ = 0.999, τ = 10⁻⁴ and the learning
+    rate 0.01; their code forgets the optimiser's moments after every round, this one keeps them.
+
+    A loss report is a release of its own, made before training and in addition to the update: without a noisy total
+    for ``loss`` (:class:`privfl.privacy.noisy_total.NoisyTotal`) the statement is ∞, DP-SGD or not.
+
+    Args:
+        cdf: ρ, which turns relative losses into responses.
+        lower: C1 ≥ 0, the least response.
+        upper: C2 > C1, the largest response; 0 means the paper's, 1/K for -S and m/K for -D.
+        loss_bound: ℓ_max > 0, at which every example's loss is cut off before it is averaged. If finite, a client sums
+            (loss/ℓ_max, 1)/√2 per example, whose norm is at most 1: with ``NoisyTotal("loss", 1.0, z)`` nothing is
+            clipped, and one release covers the sum and the count that its mean is made of.
+        mu: μ ≥ 0 of FedProx.
+        server_optimiser: ``sgd`` adds the mean update times ``server_learning_rate``.
+        server_learning_rate: γ_s > 0.
+        beta1: β₁ of the server optimiser.
+        beta2: β₂ of the server optimiser.
+        tau: τ of the server optimiser.
+    """
+
+    cdf: Cdf = "normal"
+    lower: float = 0.0
+    upper: float = 0.0
+    loss_bound: float = math.inf
+    mu: float = 0.0
+    server_optimiser: Rule = "sgd"
+    server_learning_rate: float = 1.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    tau: float = 1e-4
+
+    def __post_init__(self) -> None:
+        if self.cdf not in get_args(Cdf):
+            raise ConfigError(f"{self.name}'s cdf is '{self.cdf}'; choose {', '.join(get_args(Cdf))}")
+        if not (0 <= self.lower < math.inf and (self.upper == 0 or self.lower < self.upper < math.inf)):
+            raise ConfigError(
+                f"{self.name}'s responses range from {self.lower!r} to {self.upper!r}; give 0 ≤ lower < upper"
+            )
+        if not self.loss_bound > 0:
+            raise ConfigError(f"{self.name}'s loss_bound is {self.loss_bound!r}; give a positive number")
+        if not 0 <= self.mu < math.inf:
+            raise ConfigError(f"{self.name}'s mu is {self.mu!r}; give a number ≥ 0, such as 0.001")
+        if not 0 < self.server_learning_rate < math.inf:
+            raise ConfigError(
+                f"{self.name}'s server_learning_rate is {self.server_learning_rate!r}; give a positive number"
+            )
+        if self.server_optimiser not in get_args(Rule):
+            raise ConfigError(
+                f"{self.name}'s server_optimiser is '{self.server_optimiser}'; choose {', '.join(get_args(Rule))}"
+            )
+        self._optimiser()
+
+    def _optimiser(self) -> ServerOptimiser | None:
+        if self.server_optimiser == "sgd":
+            return None
+        return ServerOptimiser(self.server_optimiser, self.server_learning_rate, self.beta1, self.beta2, self.tau)
+
+    def start(self, parameters: Tensor) -> Tensors:
+        optimiser = self._optimiser()
+        return super().start(parameters) | ({} if optimiser is None else optimiser.start(parameters))
+
+    def survey(self) -> Algorithm | None:
+        return LossSurvey(self.hear, self.loss_bound)
+
+    def hear(self, server: Tensors, losses: Tensor, round: Round) -> Tensors:
+        """The server's state after the decision that ``losses`` [m] of ``round.members`` lead to."""
+        return server
+
+    def weights(self) -> Literal["uniform", "size", "server"]:
+        return "server"
+
+    def correct(self, gradient: Tensor, local: Tensors, received: Tensors) -> None:
+        if self.mu:
+            gradient.add_(local["parameters"], alpha=self.mu).sub_(received["parameters"], alpha=self.mu)
+
+    def aggregate(self, server: Tensors, total: Tensors, round: Round, training: LocalTraining) -> Tensors:
+        if round.weight == 0:  # only clients without weight answered
+            return server
+        return self._move(server, total["update"] / round.weight)
+
+    def _move(self, server: Tensors, update: Tensor) -> Tensors:
+        optimiser = self._optimiser()
+        if optimiser is not None:
+            return optimiser.step(server, update)
+        return {**server, "parameters": server["parameters"] + self.server_learning_rate * update}
+
+
+@dataclass(frozen=True)
+class AAggFFS(FairAggregation):
+    """AAggFF-S, for few clients that all take part: the online Newton step on the reported losses.
+
+    Every round all clients report their mean training loss F_i at the received model, the server responds
+    ``r_i = C1 + (C2 − C1)·ρ(F_i/F̄)`` and decides ``p`` (:func:`privfl.algorithms.decisions.newton_step`), and this
+    round's updates are averaged with the p of those that arrive.
+
+    Differs from the paper, besides what :mod:`privfl.algorithms.decisions` lists: β is min(½, 1/(4L∞)), which its
+    proof covers; a client whose report is missing counts with the mean response, which does not move its weight
+    against the average. The server needs every single response, so secure aggregation cannot hide the losses.
+
+    Args:
+        paper_constants: β = 1/(4L∞) as in the paper.
+        log_regret: keep all decisions and responses, T·K numbers each, and report the regret against the best fixed
+            decision with its bound in every round.
+
+    Other arguments: :class:`FairAggregation`.
+    """
+
+    name: ClassVar[str] = "aaggff-s"
+    paper_constants: bool = False
+    log_regret: bool = False
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """C1 and C2."""
+        return self.lower, self.upper or 1 / self.setting.clients
+
+    def start(self, parameters: Tensor) -> Tensors:
+        clients = self.setting.clients
+        if self.lower >= self.range[1]:
+            raise ConfigError(f"aaggff-s's lower is {self.lower!r}, but upper is 1/{clients}; give a larger upper")
+        alpha, _ = newton_constants(clients, *self.range, self.paper_constants)
+        zeros = torch.zeros(clients, dtype=torch.float64, device=parameters.device)
+        state = {
+            "decision": zeros + 1 / clients,
+            "curvature": torch.diag(zeros + alpha),
+            "linear": zeros,
+            "incomplete": torch.zeros((), dtype=torch.int64),
+        }
+        if self.log_regret:
+            state |= {"played": zeros.new_zeros(0, clients), "responses": zeros.new_zeros(0, clients)}
+        return super().start(parameters) | state
+
+    def hear(self, server: Tensors, losses: Tensor, round: Round) -> Tensors:
+        before = server["decision"]
+        clients = len(before)
+        answers = respond(relative_losses(losses.to(before)), self.cdf, *self.range)
+        responses = answers.mean().expand(clients).clone()
+        responses[round.members.to(before.device)] = answers
+        _, beta = newton_constants(clients, *self.range, self.paper_constants)
+        curvature, linear, decision = newton_step(server["curvature"], server["linear"], before, responses, beta)
+        state = {"decision": decision, "curvature": curvature, "linear": linear}
+        state["incomplete"] = server["incomplete"] + int(len(losses) < clients)
+        if self.log_regret:
+            state["played"] = torch.cat([server["played"], before[None]])
+            state["responses"] = torch.cat([server["responses"], responses[None]])
+        return {**server, **state}
+
+    def decided(self, server: Tensors, clients: Tensor) -> Tensor:
+        decision = server["decision"].cpu()[clients]
+        total = decision.sum()
+        return decision / total if float(total) > 0 else torch.ones_like(decision) / len(clients)
+
+    def measures(self, server: Tensors) -> dict[str, float]:
+        found = _spread(server["decision"])
+        if self.log_regret and len(server["played"]):
+            rounds, clients = server["played"].shape
+            found["regret"] = regret(server["played"], server["responses"])
+            found["regret_bound"] = newton_bound(clients, rounds, *self.range, self.paper_constants)
+        return found
+
+    def warnings(self, server: Tensors) -> list[str]:
+        incomplete = int(server["incomplete"])
+        if not incomplete:
+            return []
+        return [
+            f"aaggff-s is for cohorts of everybody, but in {incomplete} rounds reports were missing and counted with "
+            "the mean response; use aaggff-d for sampled cohorts"
+        ]
+
+
+@dataclass(frozen=True)
+class AAggFFD(FairAggregation):
+    """AAggFF-D, for many clients of which some take part: the exponentiated gradient on doubly robust responses.
+
+    The server keeps one accumulator u_i per client, ``u_i ← u_i + (r_i − r̄)/(C(1 + r̄))`` for the m clients that report,
+    C = m/K, and weighs this round's updates with ``softmax(s·u)`` over them, ``s = √(log K)/(L̃∞·√(t + 1))``. That is
+    exactly the paper's decision (equation (16) of the specification). When everybody reports, the accumulators take the
+    exact gradient instead (Theorem 2). Weights move slowly: |u_i| grows by at most 1 a visit.
+
+    The server sees every loss; :class:`privfl.algorithms.aaggff_sums.AAggFFDSums` is the form that needs only sums.
+    Arguments: :class:`FairAggregation`.
+    """
+
+    name: ClassVar[str] = "aaggff-d"
+
+    def start(self, parameters: Tensor) -> Tensors:
+        zeros = torch.zeros(self.setting.clients, dtype=torch.float64, device=parameters.device)
+        return super().start(parameters) | {
+            "accumulators": zeros,
+            "decided": zeros.new_zeros((), dtype=torch.int64),
+            "scale": zeros.new_zeros(()),
+        }
+
+    def hear(self, server: Tensors, losses: Tensor, round: Round) -> Tensors:
+        accumulators, decided = server["accumulators"].clone(), server["decided"] + 1
+        clients, members = len(accumulators), round.members.to(accumulators.device)
+        rate = len(losses) / clients
+        upper = self.upper or rate
+        answers = respond(relative_losses(losses.to(accumulators)), self.cdf, self.lower, upper)
+        if len(losses) == clients:
+            bound = lipschitz(self.lower, upper)
+            before = entropy_decision(accumulators, entropy_scale(clients, server["decided"], bound))
+            accumulators -= decision_gradient(before, answers)  # members are all clients in order
+        else:
+            bound = sampled_lipschitz(self.lower, upper, rate)
+            accumulators[members] += visit_gain(answers, answers.mean(), rate)
+        state = {"accumulators": accumulators, "decided": decided, "scale": entropy_scale(clients, decided, bound)}
+        return {**server, **state}
+
+    def decided(self, server: Tensors, clients: Tensor) -> Tensor:
+        return entropy_decision(server["accumulators"].cpu()[clients], server["scale"].cpu())
+
+    def measures(self, server: Tensors) -> dict[str, float]:
+        return _spread(entropy_decision(server["accumulators"], server["scale"]))
+
+
+def _spread(decision: Tensor) -> dict[str, float]:
+    """How unequal the decision [K] is: the number of clients that count, and the largest weight times K, 1 if equal."""
+    return {
+        "effective_clients": effective_clients(decision.cpu().numpy()),
+        "largest_weight": float(decision.max()) * len(decision),
+    }
