@@ -19,7 +19,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from privfl.algorithms import Centralized, FedAvg, FedProx, FedSampling, Local, NaiveFedSampling
+    from privfl.algorithms import (
+        BalancedFedAvg,
+        Centralized,
+        FedAvg,
+        FedEvg,
+        FedProx,
+        FedSampling,
+        GRPFed,
+        Local,
+        NaiveFedSampling,
+        ReBaFL,
+    )
     from privfl.cohort import Everyone, FixedCohort, PoissonCohort, SizeWeightedCohort
     from privfl.data.availability import Always, Bernoulli, FixedFraction, Markov, PerCluster, Persistent
     from privfl.data.catalog import load_dataset
@@ -49,7 +60,18 @@ if TYPE_CHECKING:
     from privfl.task import Task, load
 
 _HOMES = {
-    "privfl.algorithms": ("Centralized", "FedAvg", "FedProx", "FedSampling", "Local", "NaiveFedSampling"),
+    "privfl.algorithms": (
+        "BalancedFedAvg",
+        "ReBaFL",
+        "Centralized",
+        "FedAvg",
+        "FedEvg",
+        "FedProx",
+        "FedSampling",
+        "GRPFed",
+        "Local",
+        "NaiveFedSampling",
+    ),
     "privfl.cohort": ("Everyone", "FixedCohort", "PoissonCohort", "SizeWeightedCohort"),
     "privfl.data.availability": ("Always", "Bernoulli", "FixedFraction", "Markov", "PerCluster", "Persistent"),
     "privfl.data.catalog": ("load_dataset",),
@@ -83,6 +105,7 @@ __all__ = [
     "DPSGD",
     "IID",
     "Always",
+    "BalancedFedAvg",
     "Bernoulli",
     "Budget",
     "Centralized",
@@ -95,10 +118,12 @@ __all__ = [
     "DuchiSize",
     "Everyone",
     "FedAvg",
+    "FedEvg",
     "FedProx",
     "FedSampling",
     "FixedCohort",
     "FixedFraction",
+    "GRPFed",
     "GaussianNoise",
     "GivenSizes",
     "HybridSize",
@@ -121,6 +146,7 @@ __all__ = [
     "PrivacyError",
     "PrivflError",
     "RandomizedResponse",
+    "ReBaFL",
     "Run",
     "SizeWeightedCohort",
     "Statement",

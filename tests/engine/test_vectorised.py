@@ -65,6 +65,7 @@ def task():
 
 def trained(task, algorithm, *, dpsgd=None, way=None, workers=1, chunk=None, training=TRAINING, received=None):
     """What every client sends, by client."""
+    algorithm = algorithm.on(task.setting(10, 1))
     channel = Channel((), algorithm.fields(), dpsgd, 1.0)
     state = {**algorithm.start(flatten(task.model(0))), "rate": torch.tensor(0.2, dtype=torch.float64)}
     received = algorithm.broadcast(state) if received is None else received
@@ -96,6 +97,7 @@ ALGORITHMS = {
     "fedsampling": pf.FedSampling(40),
     "fedsampling, several steps": pf.FedSampling(40, local_steps=3),
     "fedsampling-naive": NaiveFedSampling(rate=0.15),
+    "fedevg": pf.FedEvg(samples_per_class=3, chain_steps=2, client_weights="uniform"),
     "local": Local(),
     "centralized": pf.Centralized(),
 }
