@@ -12,7 +12,18 @@ from privfl.algorithms.reference import Centralized, Local
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     algorithm.name: algorithm
-    for algorithm in (Centralized, Local, FedAvg, FedEvg, FedProx, FedSampling, NaiveFedSampling, GRPFed, BalancedFedAvg, ReBaFL)
+    for algorithm in (
+        Centralized,
+        Local,
+        FedAvg,
+        FedEvg,
+        FedProx,
+        FedSampling,
+        NaiveFedSampling,
+        GRPFed,
+        BalancedFedAvg,
+        ReBaFL,
+    )
 }
 """Every algorithm by the name that configuration files use."""
 
