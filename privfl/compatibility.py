@@ -49,9 +49,9 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
             f"{algorithm.name} asks its cohort before it trains, and noise on updates does not cover the answers; "
             "leave privacy.update out"
         )
-    weighted = algorithm.weights() != "uniform" or cohort.needs_sizes
+    weighted = algorithm.weights() == "size" or cohort.needs_sizes
     needs_sizes = algorithm.asks_sizes() or weighted
-    if channel.hides_clients and weighted:
+    if channel.hides_clients and (weighted or algorithm.weights() == "server"):
         raise ConfigError(
             "noise that hides clients needs uniform weights: set weighting = 'uniform' and a cohort that does not "
             "depend on sizes"
@@ -74,8 +74,10 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
 
 def _check_statistics(algorithm: Algorithm, privacy: Privacy) -> None:
     """Refuse noise for totals that nobody takes."""
-    survey = algorithm.survey()
-    valid = [*algorithm.statistics, *(() if survey is None else survey.statistics)]
+    valid, phase = list(algorithm.statistics), algorithm.survey()
+    while phase is not None:
+        valid += phase.statistics
+        phase = phase.on(algorithm.setting).survey()
     for one in privacy.statistics:
         if one.statistic not in valid:
             known = f"it takes {', '.join(valid)}" if valid else "it takes none"

@@ -42,14 +42,14 @@ class Moment:
     samples: float | None
 
 
-def phases_of(algorithm: Algorithm, channel: Channel) -> list[Phase]:
-    """What a round consists of, in order; ``channel`` is that of the training phase."""
+def phases_of(algorithm: Algorithm, channel: Channel, label: str = "") -> list[Phase]:
+    """What a round consists of, in order, a survey's own survey first; ``channel`` is that of the training phase."""
+    phase = Phase(algorithm, channel, label)
     survey = algorithm.survey()
     if survey is None:
-        return [Phase(algorithm, channel)]
+        return [phase]
     asked = Channel((), survey.fields(), channel.dpsgd, channel.cohort_rate, channel.statistics)
-    setting = algorithm.setting
-    return [*phases_of(survey.on(setting), asked), Phase(algorithm, channel)]
+    return [*phases_of(survey.on(algorithm.setting), asked, label + " survey"), phase]
 
 
 def collect(
@@ -96,9 +96,9 @@ def aggregate(
         number=moment.number,
         members=torch.tensor(sums.members, dtype=torch.int64),
         factors=torch.tensor(sums.factors, dtype=torch.float64),
-        generator=torch_stream(moment.seed, "server", moment.number),
+        generator=torch_stream(moment.seed, "server" + phase.label, moment.number),
     )
-    total = channel.at_server(sums.total, moment.source.stream("server", moment.number))
+    total = channel.at_server(sums.total, moment.source.stream("server" + phase.label, moment.number))
     return phase.algorithm.aggregate(server, total, facts, costs.training)
 
 

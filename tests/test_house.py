@@ -31,6 +31,7 @@ FLOORS: tuple[set[str], ...] = (
     {"engine"},
     {
         "planning",
+        "phases",
         "run_directory",
         "description",
         "evaluation",

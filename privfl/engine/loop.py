@@ -160,7 +160,7 @@ class LoopEngine:
             task.loss,
             dpsgd,
             torch_stream(seed, "batches", round, client),
-            None if dpsgd is None else source.stream("door", round, client),
+            None if dpsgd is None else source.stream("door" + phase.label, round, client),
             self.precision,
             draws=phase.draws(seed, round, client),
             totals=phase.totals(source, round, client),
@@ -178,5 +178,5 @@ class LoopEngine:
                 algorithm.conclude(local, received, door.everything(), door, training)
             upload = algorithm.finish(local, received, training)
         keeps = {name: local[name].clone() for name in algorithm.keeps}
-        noise = source.stream("channel", round, client)
+        noise = source.stream("channel" + phase.label, round, client)
         return send(channel, client, upload, keeps, door.log, noise, received["parameters"])

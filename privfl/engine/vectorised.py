@@ -117,7 +117,7 @@ class VectorisedEngine:
             loop.task.clients[client],
             phase.algorithm.plan(private_plan(loop.training, dpsgd, client), received),
             torch_stream(seed, "batches", round, client),
-            None if dpsgd is None else source.stream("door", round, client),
+            None if dpsgd is None else source.stream("door" + phase.label, round, client),
             phase.draws(seed, round, client),
             phase.totals(source, round, client),
         )
@@ -163,7 +163,7 @@ class VectorisedEngine:
         for place, visitor in enumerate(visitors):
             upload = {name: value[place] for name, value in uploads.items()}
             keeps = {name: local[name][place].clone() for name in algorithm.keeps}
-            noise = source.stream("channel", round, visitor.client)
+            noise = source.stream("channel" + phase.label, round, visitor.client)
             results.append(
                 send(phase.channel, visitor.client, upload, keeps, visitor.log, noise, received["parameters"])
             )

@@ -64,10 +64,14 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Phase:
-    """What a cohort does in one go: an algorithm (or its survey), and the channel that its uploads pass."""
+    """What a cohort does in one go: an algorithm (or its survey), and the channel that its uploads pass.
+
+    ``label`` tells the noise streams of a round's phases apart: noise that is used twice can be subtracted.
+    """
 
     algorithm: Algorithm
     channel: Channel
+    label: str = ""
 
     def kept(self, client: int, kept: Mapping[int, Tensors]) -> Tensors:
         """What ``client`` kept, or would have kept had it taken part before."""
@@ -87,7 +91,7 @@ class Phase:
         """The mechanisms of ``client``'s totals."""
         if not self.channel.statistics:
             return Totals()
-        return Totals(self.channel.statistics, source.stream("totals", round, client))
+        return Totals(self.channel.statistics, source.stream("totals" + self.label, round, client))
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,8 @@ def _problem(channel: Channel, upload: Any, like: Tensor) -> str:
             return f"sent no '{field.name}'"
         if tuple(value.shape) != (tuple(like.shape) if field.shape is None else field.shape):
             return f"sent '{field.name}' of shape {tuple(value.shape)}"
+        if field.epsilon is not None:
+            continue  # its absence would be a signal: it counts as the low end of its range
         # One pass: a sum is finite only if all its terms are. It may overflow without reason, so only then look closer.
         if not math.isfinite(float(value.sum())) and not bool(torch.isfinite(value).all()):
             return f"sent a non-finite '{field.name}'"

@@ -16,10 +16,10 @@ from dp_accounting import DpEvent, GaussianDpEvent, NeighboringRelation, Poisson
 from torch import Tensor
 
 from privfl.errors import ConfigError
-from privfl.privacy.accounting.release import OBSERVERS, UNITS, Cost, Observer, Release, unprotected
+from privfl.privacy.accounting.release import OBSERVERS, UNITS, Cost, Observer, Release, pure_cost, unprotected
 from privfl.privacy.door import DoorLog
 from privfl.privacy.dpsgd import DPSGD
-from privfl.privacy.noise import NoiseStream
+from privfl.privacy.noise import NoiseStream, round_to_grid
 from privfl.privacy.noisy_total import NoisyTotal
 
 Tensors = dict[str, Tensor]
@@ -35,6 +35,10 @@ class Field:
             securely; ``"each"``: it needs every client's value.
         shape: shape that the value must have; ``None`` is that of the parameters, ``()`` a scalar.
         weighted: whether the client's weight applies to it in a sum.
+        epsilon: ε > 0 of a randomised report: the client clips its number to ``value_range``, adds Laplace noise of
+            scale (high − low)/ε, and clips again. Guarantee: ε-DP for everything the client holds (substitution), for
+            who sees the message, in every round anew.
+        value_range: (low, high) of a randomised report, public constants.
         per_sample_scale: set if the field is a sum of per-sample gradients times this number, so that one sample whose
             gradient has norm C moves it by at most ``per_sample_scale``·C. Then noise may be added to the sum.
     """
@@ -43,7 +47,30 @@ class Field:
     combine: Literal["sum", "each"] = "sum"
     shape: tuple[int, ...] | None = None
     weighted: bool = True
+    epsilon: float | None = None
+    value_range: tuple[float, float] = (0.0, 1.0)
     per_sample_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        low, high = self.value_range
+        if self.epsilon is not None and not (0 < self.epsilon < math.inf and -math.inf < low < high < math.inf):
+            raise ConfigError(
+                f"the field '{self.name}' is randomised with epsilon {self.epsilon!r} in {self.value_range!r}; give a "
+                "positive epsilon and a finite range (low, high)"
+            )
+
+    def randomise(self, value: Tensor, noise: NoiseStream) -> Tensor:
+        """The report of ``value`` [] as it leaves the client; a value that is not finite counts as the range's low end.
+
+        The noise is rounded to a grid before the second clipping, so that its low bits tell nothing.
+        """
+        assert self.epsilon is not None
+        low, high = self.value_range
+        true = float(value)
+        clipped = min(max(true, low), high) if math.isfinite(true) else low
+        scale = (high - low) / self.epsilon
+        noisy = float(round_to_grid(clipped + noise.laplace(1, scale), scale)[0])
+        return torch.full_like(value, min(max(noisy, low), high))
 
 
 @dataclass(frozen=True)
@@ -163,6 +190,9 @@ class Channel:
             self.clip.apply(upload["update"])
             if self.noise is not None and self.noise.at == "client":
                 noise.add_gaussian_(upload["update"], self.noise.noise_multiplier * self.clip.max_norm)
+        for field in self.fields:
+            if field.epsilon is not None:
+                upload = {**upload, field.name: field.randomise(upload[field.name], noise)}
         return upload
 
     def at_server(self, total: Tensors, noise: NoiseStream) -> Tensors:
@@ -178,9 +208,15 @@ class Channel:
 
     def releases(self, log: DoorLog, *, server_holds_data: bool = False) -> list[tuple[Release, int]]:
         """What one client's uploads of one round cost, given what passed its ``log``."""
-        if not self.fields:
-            return []
-        counted = []
+        randomised = [pure_cost(field.epsilon) for field in self.fields if field.epsilon is not None]
+        counted = [
+            (Release.of("update", {(unit, observer): cost}), 1)
+            for cost in randomised
+            for unit in UNITS
+            for observer in OBSERVERS
+        ]
+        if len(randomised) == len(self.fields):
+            return counted
         for unit in UNITS:
             for observer in OBSERVERS:
                 if server_holds_data and observer == "server":

@@ -16,10 +16,10 @@ import numpy as np
 from dp_accounting import LaplaceDpEvent, NeighboringRelation
 from numpy.typing import NDArray
 
-from privfl.privacy.accounting.release import Cost
+from privfl.privacy.accounting.release import Cost, pure_cost
 from privfl.privacy.noise import NoiseStream, round_to_grid
 from privfl.privacy.randomized_response import RandomizedResponse
-from privfl.privacy.size import SizeMechanism, Values, pure_cost
+from privfl.privacy.size import SizeMechanism, Values
 
 HYBRID_THRESHOLD = 0.61  # Wang et al. 2019, §III-C: below it Duchi's bit is better for every truth
 

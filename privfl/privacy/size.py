@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from dp_accounting import DpEvent, NeighboringRelation, RandomizedResponseDpEvent
 from numpy.typing import ArrayLike, NDArray
 
 from privfl.errors import ConfigError, DataError, unknown
@@ -272,15 +271,6 @@ class SizeMechanism(ABC):
     def _sample_cost(self) -> Cost:
         """The cost when a client's size may change by one; ε is finite."""
         return self._client_cost()
-
-
-def pure_cost(epsilon: float) -> Cost:
-    """The cost of any ε-differentially private answer: binary randomised response at ε dominates it.
-
-    Kairouz, Oh and Viswanath, "The composition theorem for differential privacy", ICML 2015, theorem 3.4 with δ = 0.
-    """
-    event: DpEvent = RandomizedResponseDpEvent(noise_parameter=2.0 / (1.0 + math.exp(epsilon)), num_buckets=2)
-    return Cost(event, NeighboringRelation.REPLACE_ONE)
 
 
 def _as_sizes(sizes: ArrayLike) -> NDArray[np.int64]:

@@ -7,11 +7,12 @@ nothing at all (the observer never sees it, not even through later results), or 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from dp_accounting import DpEvent, NeighboringRelation
+from dp_accounting import DpEvent, NeighboringRelation, RandomizedResponseDpEvent
 
 Unit = Literal["sample", "client"]
 """What is protected: ``sample`` is one example of one client, ``client`` is everything that one client holds."""
@@ -69,3 +70,12 @@ class Release:
 def everywhere(name: str, cost: Cost) -> Release:
     """A release with the same ``cost`` in all four cells."""
     return Release.of(name, {(unit, observer): cost for unit in UNITS for observer in OBSERVERS})
+
+
+def pure_cost(epsilon: float) -> Cost:
+    """The cost of any ε-differentially private answer: binary randomised response at ε dominates it.
+
+    Kairouz, Oh and Viswanath, "The composition theorem for differential privacy", ICML 2015, theorem 3.4 with δ = 0.
+    """
+    event: DpEvent = RandomizedResponseDpEvent(noise_parameter=2.0 / (1.0 + math.exp(epsilon)), num_buckets=2)
+    return Cost(event, NeighboringRelation.REPLACE_ONE)
