@@ -292,6 +292,14 @@ def test_with_noise_at_every_door_one_sample_pays_for_gradients_labels_and_proto
     assert [line["known_prototypes"] for line in found.metrics][-1] > 0
 
 
+def test_the_private_form_is_the_same_one_by_one_and_stacked(task):
+    """The noise is the same too; it is rounded to a grid of σ·2⁻²⁰, so sums may land one step apart."""
+    privacy = pf.Privacy(training=DPSGD, statistics=[LABELS, FEATURES], noise_key=1)
+    one, stacked = (private_run(task, PRIVATE, privacy, engine=engine) for engine in ("loop", "vectorised"))
+    torch.testing.assert_close(one.parameters, stacked.parameters, rtol=0, atol=1e-5)
+    assert [line["known_prototypes"] for line in one.metrics] == [line["known_prototypes"] for line in stacked.metrics]
+
+
 @pytest.mark.parametrize("statistics", [[], [LABELS], [FEATURES]], ids=["neither", "labels only", "prototypes only"])
 def test_a_total_without_noise_makes_the_claim_infinite(task, statistics):
     privacy = pf.Privacy(training=DPSGD, statistics=statistics, noise_key=1)
