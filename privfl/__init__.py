@@ -20,12 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from privfl.algorithms import (
+        AAggFFD,
+        AAggFFDSums,
+        AAggFFS,
         BalancedFedAvg,
         Centralized,
+        FedAdagrad,
+        FedAdam,
         FedAvg,
         FedEvg,
         FedProx,
         FedSampling,
+        FedYogi,
         GRPFed,
         Local,
         NaiveFedSampling,
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
     from privfl.data.catalog import load_dataset
     from privfl.data.dataset import Dataset
     from privfl.data.label_noise import PairFlip, SymmetricFlip
+    from privfl.data.local_tests import LocalTests
     from privfl.data.partitions import (
         IID,
         Clustered,
@@ -52,6 +59,7 @@ if TYPE_CHECKING:
     from privfl.privacy.channel import Clip, GaussianNoise
     from privfl.privacy.dpsgd import DPSGD
     from privfl.privacy.local_randomizers import DuchiSize, HybridSize, LaplaceSize, PiecewiseSize
+    from privfl.privacy.noisy_total import NoisyTotal
     from privfl.privacy.plans import LocalTraining
     from privfl.privacy.randomized_response import RandomizedResponse
     from privfl.privacy.settings import Budget, Privacy
@@ -61,13 +69,19 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "privfl.algorithms": (
+        "AAggFFD",
+        "AAggFFDSums",
+        "AAggFFS",
         "BalancedFedAvg",
         "ReBaFL",
         "Centralized",
+        "FedAdagrad",
+        "FedAdam",
         "FedAvg",
         "FedEvg",
         "FedProx",
         "FedSampling",
+        "FedYogi",
         "GRPFed",
         "Local",
         "NaiveFedSampling",
@@ -77,6 +91,7 @@ _HOMES = {
     "privfl.data.catalog": ("load_dataset",),
     "privfl.data.dataset": ("Dataset",),
     "privfl.data.label_noise": ("PairFlip", "SymmetricFlip"),
+    "privfl.data.local_tests": ("LocalTests",),
     "privfl.data.partitions": (
         "Clustered",
         "Dirichlet",
@@ -91,6 +106,7 @@ _HOMES = {
     "privfl.errors": ("ConfigError", "DataError", "PrivacyError", "PrivflError"),
     "privfl.privacy.accounting.statement": ("Statement",),
     "privfl.privacy.channel": ("Clip", "GaussianNoise"),
+    "privfl.privacy.noisy_total": ("NoisyTotal",),
     "privfl.privacy.plans": ("LocalTraining",),
     "privfl.privacy.dpsgd": ("DPSGD",),
     "privfl.privacy.local_randomizers": ("DuchiSize", "HybridSize", "LaplaceSize", "PiecewiseSize"),
@@ -104,6 +120,9 @@ _HOMES = {
 __all__ = [
     "DPSGD",
     "IID",
+    "AAggFFD",
+    "AAggFFDSums",
+    "AAggFFS",
     "Always",
     "BalancedFedAvg",
     "Bernoulli",
@@ -117,10 +136,13 @@ __all__ = [
     "Dirichlet",
     "DuchiSize",
     "Everyone",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
     "FedEvg",
     "FedProx",
     "FedSampling",
+    "FedYogi",
     "FixedCohort",
     "FixedFraction",
     "GRPFed",
@@ -130,12 +152,14 @@ __all__ = [
     "LabelSorted",
     "LaplaceSize",
     "Local",
+    "LocalTests",
     "LocalTraining",
     "LogNormal",
     "LongTail",
     "Markov",
     "NaiveFedSampling",
     "Natural",
+    "NoisyTotal",
     "PairFlip",
     "Pathological",
     "PerCluster",

@@ -40,12 +40,14 @@ from privfl.data.availability import AVAILABILITY, Always, Availability
 from privfl.data.catalog import info
 from privfl.data.catalog import options as dataset_options
 from privfl.data.label_noise import LABEL_NOISE, LabelNoise
+from privfl.data.local_tests import LocalTests
 from privfl.data.partitions import PARTITIONS, Partition
 from privfl.engine.choice import EngineName
 from privfl.errors import ConfigError, unknown
 from privfl.privacy.channel import Clip, GaussianNoise, Mechanism
 from privfl.privacy.dpsgd import DPSGD
 from privfl.privacy.local_randomizers import SIZE_MECHANISMS
+from privfl.privacy.noisy_total import NoisyTotal
 from privfl.privacy.plans import LocalTraining
 from privfl.privacy.precision import Precision
 from privfl.privacy.settings import Budget, Privacy
@@ -70,6 +72,7 @@ _SECTIONS = (
     "dataset",
     "partition",
     "label_noise",
+    "local_tests",
     "model",
     "algorithm",
     "training",
@@ -87,6 +90,7 @@ class Experiment:
     dataset_options: dict[str, Any]
     partition: Partition | None
     label_noise: LabelNoise | None
+    local_tests: LocalTests | None
     model: str | None
     model_options: dict[str, Any]
     algorithm: Algorithm
@@ -142,11 +146,13 @@ class Experiment:
                 raise unknown("key", f"dataset.{key}", [f"dataset.{name}" for name in ("name", *valid)])
         model, model_options = _named_options(settings, "model", None)
         training = _component(LocalTraining, _section(settings, "training"), "training")
+        held = _component(LocalTests, _section(settings, "local_tests"), "local_tests")
         return cls(
             dataset=dataset,
             dataset_options=options,
             partition=_from_registry(PARTITIONS, settings, "partition", None),
             label_noise=_from_registry(LABEL_NOISE, settings, "label_noise", None),
+            local_tests=held if "local_tests" in settings else None,
             model=model,
             model_options=model_options,
             algorithm=_from_registry(ALGORITHMS, settings, "algorithm", ALGORITHMS["fedavg"]()),
@@ -174,6 +180,8 @@ class Experiment:
             if getattr(self, name) is not None:
                 sections[name] = _as_section(getattr(self, name), registry)
         sections["training"] = _fields(self.training)
+        if self.local_tests is not None:
+            sections["local_tests"] = _fields(self.local_tests)
         privacy = _fields(self.privacy)
         if self.privacy.training is not None:
             privacy["training"] = _fields(self.privacy.training)
@@ -182,6 +190,7 @@ class Experiment:
         if self.privacy.budget is not None:
             privacy["budget"] = _fields(self.privacy.budget)
         privacy["update"] = [_as_section(mechanism, UPDATE_MECHANISMS) for mechanism in self.privacy.update]
+        privacy["statistics"] = [_fields(total) for total in self.privacy.statistics]
         sections["privacy"] = privacy
         plain: dict[str, Any] = _plain_data(sections)
         return plain
@@ -198,6 +207,7 @@ class Experiment:
             model=self.model,
             model_options=self.model_options,
             label_noise=self.label_noise,
+            local_tests=self.local_tests,
             seed=self.seed,
             **self.dataset_options,
         )
@@ -242,6 +252,12 @@ def _privacy(section: Mapping[str, Any]) -> Privacy:
         raise ConfigError("privacy.update is not a list; write [[privacy.update]] once for each mechanism")
     values["update"] = tuple(
         _from_registry(UPDATE_MECHANISMS, {"update": entry}, "update", None, "privacy.") for entry in chain
+    )
+    totals = values.get("statistics", [])
+    if not isinstance(totals, list):
+        raise ConfigError("privacy.statistics is not a list; write [[privacy.statistics]] once for each total")
+    values["statistics"] = tuple(
+        _component(NoisyTotal, _table(entry, "privacy.statistics"), "privacy.statistics") for entry in totals
     )
     for name, kind in (("target_delta", float), ("max_size_error", float), ("noise_key", int)):
         if name in values:

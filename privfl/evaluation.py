@@ -1,16 +1,20 @@
-"""How good a federation's model is: loss, accuracy and macro-F1 on the held-out data."""
+"""How good a federation's models are: on the held-out data, on every client's own, and after personalisation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Tensors
 from privfl.metrics.classification import classification
-from privfl.task import Task
+from privfl.metrics.fairness import fairness
+from privfl.metrics.personalisation import macro_f1
+from privfl.task import ClientIndex, Task
 
 
 class Predictor(Protocol):
@@ -23,11 +27,108 @@ class Predictor(Protocol):
 def evaluate(
     task: Task, algorithm: Algorithm, predictor: Predictor, server: Tensors, kept: Mapping[int, Tensors]
 ) -> dict[str, float]:
-    """Metrics of the server's model or, for an ensemble, of the mean soft-max output of the clients' own models."""
+    """Metrics of the server's model or, for an ensemble, of the mean soft-max output of the clients' own models.
+
+    Where clients hold rows back (``Task.with_local_tests``) there follow ``local_…``, accuracy of the tested model on
+    every client's own test and how it is spread, and ``personal_…``, the same of the clients' own models.
+    """
     inputs, targets = task.test_inputs, task.test_targets
+    tested = server["parameters"] if algorithm.ensemble else algorithm.evaluated(server)
+    if algorithm.ensemble:
+        found = classification(_ensemble(task, predictor, kept), targets)
+    else:
+        found = classification(predictor.logits(tested, inputs), targets)
+    if task.local_tests is None:
+        return found
+    holders = np.flatnonzero(task.local_tests.sizes)
     if not algorithm.ensemble:
-        return classification(predictor.logits(algorithm.evaluated(server), inputs), targets)
-    total = torch.zeros(len(inputs), task.classes, device=inputs.device)
+        rows = task.local_tests.rows
+        logits = predictor.logits(tested, task.inputs[rows])
+        found |= _spread("local", task, holders, _own(task, logits))
+    return found | _personal(task, algorithm, predictor, server, kept, holders)
+
+
+def _ensemble(task: Task, predictor: Predictor, kept: Mapping[int, Tensors]) -> Tensor:
+    total = torch.zeros(len(task.test_inputs), task.classes, device=task.test_inputs.device)
     for client in sorted(kept):
-        total += predictor.logits(kept[client]["parameters"], inputs).softmax(1)
-    return classification((total / max(len(kept), 1)).clamp_min(1e-12).log(), targets)
+        total += predictor.logits(kept[client]["parameters"], task.test_inputs).softmax(1)
+    return (total / max(len(kept), 1)).clamp_min(1e-12).log()
+
+
+def _own(task: Task, logits: Tensor) -> dict[int, Tensor]:
+    """One model's logits on all local tests, cut by client."""
+    assert task.local_tests is not None
+    bounds = task.local_tests.offsets
+    return {client: logits[bounds[client] : bounds[client + 1]] for client in range(len(bounds) - 1)}
+
+
+def _personal(
+    task: Task,
+    algorithm: Algorithm,
+    predictor: Predictor,
+    server: Tensors,
+    kept: Mapping[int, Tensors],
+    holders: NDArray[np.int64],
+) -> dict[str, float]:
+    """Metrics of personal models, on each client's own test.
+
+    If clients have several, each one's mean accuracy follows by name, then that of the model that each client's
+    validation rows choose, and that of the model that its *test* rows would choose: an upper bound, not a result.
+    """
+    assert task.local_tests is not None
+    logits: dict[int, Tensor] = {}
+    accuracies: list[dict[str, float]] = []
+    validated: list[float] = []
+    for client in holders.tolist():
+        own = {**algorithm.initial_kept(client), **kept.get(client, {})}
+        models = algorithm.personal(server, own)
+        if not models:
+            return {}
+        outputs = {name: _logits(task, predictor, model, task.local_tests, client) for name, model in models.items()}
+        truth = task.targets[task.local_tests[client]]
+        logits[client] = next(iter(outputs.values()))
+        accuracies.append({name: _accuracy(output, truth) for name, output in outputs.items()})
+        if task.local_validations is not None and len(models) > 1:
+            validated.append(accuracies[-1][_choose(task, predictor, models, client)])
+    found = _spread("personal", task, holders, logits)
+    if len(accuracies[0]) > 1:
+        for name in accuracies[0]:
+            found[f"personal_accuracy[{name}]"] = float(np.mean([one[name] for one in accuracies]))
+        found["personal_accuracy_best_on_test"] = float(np.mean([max(one.values()) for one in accuracies]))
+    if validated:
+        found["personal_accuracy_validated"] = float(np.mean(validated))
+    return found
+
+
+def _choose(task: Task, predictor: Predictor, models: Mapping[str, Tensor], client: int) -> str:
+    """The name of the model that is most accurate on ``client``'s validation rows; the first of equals."""
+    assert task.local_validations is not None
+    rows = task.local_validations[client]
+    if len(rows) == 0:
+        return next(iter(models))
+    scores = {
+        name: _accuracy(_logits(task, predictor, model, task.local_validations, client), task.targets[rows])
+        for name, model in models.items()
+    }
+    return max(scores, key=scores.__getitem__)
+
+
+def _logits(task: Task, predictor: Predictor, model: Tensor, index: ClientIndex, client: int) -> Tensor:
+    return predictor.logits(model, task.inputs[index[client]])
+
+
+def _accuracy(logits: Tensor, targets: Tensor) -> float:
+    return float((logits.argmax(1) == targets).double().mean())
+
+
+def _spread(prefix: str, task: Task, holders: NDArray[np.int64], logits: Mapping[int, Tensor]) -> dict[str, float]:
+    """Mean macro-F1 over clients, and how accuracy is spread over them."""
+    assert task.local_tests is not None
+    truths = {client: task.targets[task.local_tests[client]] for client in holders.tolist()}
+    accuracy = [_accuracy(logits[client], truth) for client, truth in truths.items()]
+    spread = fairness(accuracy, task.local_tests.sizes[holders])
+    spread["accuracy"] = spread.pop("client_average")
+    spread["accuracy_of_clients"] = float(np.mean(accuracy))
+    spread["accuracy_deviation"] = float(np.std(accuracy))
+    spread["macro_f1"] = float(np.mean([macro_f1(logits[client], truth) for client, truth in truths.items()]))
+    return {f"{prefix}_{name}": value for name, value in spread.items()}

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from privfl.algorithms.base import Algorithm, Tensors
 from privfl.privacy.accounting.statement import Statement
 from privfl.run_directory import Metrics
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a finished run leaves: the model, its metrics round by round, and what may be claimed."""
+    """What a finished run leaves: the model, its metrics round by round, and what may be claimed.
+
+    ``server`` and ``kept`` are the states that the server and the clients ended in, and ``algorithm`` reads them:
+    ``run.algorithm.personal(run.server, run.kept[client])`` are a client's own models.
+    """
 
     parameters: Tensor
     metrics: list[Metrics]
     statement: Statement
     summary: dict[str, Any]
     path: Path | None = None
+    algorithm: Algorithm | None = None
+    server: Tensors = field(default_factory=dict)
+    kept: dict[int, Tensors] = field(default_factory=dict)
 
     def report(self, path: Path | str) -> None:
         """Write the run as one self-contained HTML page."""

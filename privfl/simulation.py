@@ -384,7 +384,8 @@ class Simulation:
             self.directory.write_json("summary.json", summary)
             self.directory.erase_key()
         path = None if self.directory is None else self.directory.path
-        return Run(self.server["parameters"], self.metrics, statement, summary, path)
+        final = self.algorithm.evaluated(self.server)
+        return Run(final, self.metrics, statement, summary, path, self.algorithm, self.server, self.kept)
 
     @property
     def noisy(self) -> bool:

@@ -24,6 +24,7 @@ from privfl.algorithms.setting import Setting
 from privfl.data.catalog import load_dataset
 from privfl.data.dataset import Dataset
 from privfl.data.label_noise import LabelNoise
+from privfl.data.local_tests import LocalTests
 from privfl.data.mapped import Rows
 from privfl.data.partitions import Natural, Partition, PartitionReport, describe
 from privfl.errors import ConfigError, DataError
@@ -59,6 +60,12 @@ class ClientIndex:
         if len(parts) == 0 or sizes.min() == 0:
             empty = int(sizes.argmin()) if len(parts) else 0
             raise DataError(f"client {empty} holds no sample; give every client at least one, or leave it out")
+        return cls.allowing_empty(parts)
+
+    @classmethod
+    def allowing_empty(cls, parts: Sequence[NDArray[np.int64]]) -> ClientIndex:
+        """From one array of row numbers per client, which may be empty: what clients test on."""
+        sizes = np.array([len(part) for part in parts], dtype=np.int64)
         rows = torch.from_numpy(np.concatenate([np.asarray(part, dtype=np.int64) for part in parts]))
         return cls(rows, np.concatenate([[0], sizes.cumsum()]).astype(np.int64))
 
@@ -94,6 +101,8 @@ class Task:
     loss: Loss = cross_entropy
     report: PartitionReport | None = None
     vocabulary: int | None = None
+    local_tests: ClientIndex | None = None
+    local_validations: ClientIndex | None = None
 
     @classmethod
     def from_dataset(
@@ -179,6 +188,19 @@ class Task:
         )
         return cls.from_dataset(dataset, partition=partition, model=model, loss=loss, seed=seed)
 
+    def with_local_tests(self, tests: LocalTests | None = None, seed: int = 0) -> Task:
+        """This task with rows of every client held back from training, for testing its personal models."""
+        tests = tests or LocalTests()
+        parts = [self.clients[client].cpu().numpy() for client in range(len(self.clients))]
+        train, test, validation = tests.split(parts, self.targets.cpu().numpy(), seed)
+        held = ClientIndex.allowing_empty(test)
+        validations = ClientIndex.allowing_empty(validation) if tests.validation else None
+        task = replace(self, clients=ClientIndex.of(train), local_tests=held, local_validations=validations)
+        if tests.global_test == "official":
+            return task
+        rows = torch.sort(held.rows).values
+        return replace(task, test_inputs=self.inputs[rows], test_targets=self.targets[rows])
+
     def pooled(self) -> Task:
         """The same data held by one client: what centralised training sees."""
         rows = torch.sort(self.clients.rows).values
@@ -211,7 +233,10 @@ class Task:
         A memory map stays where it is, and its batches go to ``device`` one by one.
         """
         moved = {name: getattr(self, name).to(device) for name in ("inputs", "targets", "test_inputs", "test_targets")}
-        return replace(self, **moved, clients=replace(self.clients, rows=self.clients.rows.to(device)))
+        for name in ("clients", "local_tests", "local_validations"):
+            index = getattr(self, name)
+            moved[name] = None if index is None else replace(index, rows=index.rows.to(device))
+        return replace(self, **moved)
 
 
 def _factory(
@@ -246,11 +271,13 @@ def load(
     model: str | Callable[[], nn.Module] | None = None,
     model_options: dict[str, Any] | None = None,
     label_noise: LabelNoise | None = None,
+    local_tests: LocalTests | None = None,
     seed: int = 0,
     **options: Any,
 ) -> Task:
     """The task of a dataset in the catalog; ``options`` go to its loader. See ``privfl list datasets``."""
     dataset = load_dataset(name, seed=seed, **options)
-    return Task.from_dataset(
+    task = Task.from_dataset(
         dataset, partition=partition, model=model, model_options=model_options, label_noise=label_noise, seed=seed
     )
+    return task if local_tests is None else task.with_local_tests(local_tests, seed)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from privfl.algorithms.base import Algorithm, Round, Tensors
 from privfl.privacy.channel import Field
 from privfl.privacy.plans import LocalTraining
@@ -43,6 +45,9 @@ class Local(Algorithm):
 
     def finish(self, local: Tensors, received: Tensors, training: LocalTraining) -> Tensors:
         return {}
+
+    def personal(self, server: Tensors, kept: Tensors) -> dict[str, Tensor]:
+        return {"own": kept.get("parameters", server["parameters"])}
 
     def aggregate(self, server: Tensors, total: Tensors, round: Round, training: LocalTraining) -> Tensors:
         return server
