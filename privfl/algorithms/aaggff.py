@@ -22,13 +22,14 @@ from privfl.algorithms.decisions import (
     newton_bound,
     newton_constants,
     newton_step,
+    next_reference,
     regret,
     relative_losses,
     respond,
     sampled_lipschitz,
     visit_gain,
 )
-from privfl.algorithms.loss_survey import LossSurvey
+from privfl.algorithms.loss_survey import REFERENCE, LossSurvey, ResponseSurvey
 from privfl.algorithms.server_optimisers import ServerOptimiser
 from privfl.errors import ConfigError
 from privfl.metrics.fairness import effective_clients
@@ -57,6 +58,9 @@ class FairAggregation(Algorithm):
         loss_bound: ℓ_max > 0, at which every example's loss is cut off before it is averaged. If finite, a client sums
             (loss/ℓ_max, 1)/√2 per example, whose norm is at most 1: with ``NoisyTotal("loss", 1.0, z)`` nothing is
             clipped, and one release covers the sum and the count that its mean is made of.
+        response_epsilon: ε per round of a randomised report: clients send ρ(F_i/F̄) with Laplace noise, and not their
+            loss. F̄ is then a public reference that starts at log(classes) and follows the reports
+            (:func:`privfl.algorithms.decisions.next_reference`); not in the paper.
         mu: μ ≥ 0 of FedProx.
         server_optimiser: ``sgd`` adds the mean update times ``server_learning_rate``.
         server_learning_rate: γ_s > 0.
@@ -69,6 +73,7 @@ class FairAggregation(Algorithm):
     lower: float = 0.0
     upper: float = 0.0
     loss_bound: float = math.inf
+    response_epsilon: float = math.inf
     mu: float = 0.0
     server_optimiser: Rule = "sgd"
     server_learning_rate: float = 1.0
@@ -85,6 +90,8 @@ class FairAggregation(Algorithm):
             )
         if not self.loss_bound > 0:
             raise ConfigError(f"{self.name}'s loss_bound is {self.loss_bound!r}; give a positive number")
+        if not self.response_epsilon > 0:
+            raise ConfigError(f"{self.name}'s response_epsilon is {self.response_epsilon!r}; give a positive number")
         if not 0 <= self.mu < math.inf:
             raise ConfigError(f"{self.name}'s mu is {self.mu!r}; give a number ≥ 0, such as 0.001")
         if not 0 < self.server_learning_rate < math.inf:
@@ -103,15 +110,38 @@ class FairAggregation(Algorithm):
         return ServerOptimiser(self.server_optimiser, self.server_learning_rate, self.beta1, self.beta2, self.tau)
 
     def start(self, parameters: Tensor) -> Tensors:
-        optimiser = self._optimiser()
-        return super().start(parameters) | ({} if optimiser is None else optimiser.start(parameters))
+        state, optimiser = super().start(parameters), self._optimiser()
+        if self.randomised:
+            state[REFERENCE] = torch.full((), math.log(self.setting.classes), dtype=torch.float64).to(parameters.device)
+        return state if optimiser is None else state | optimiser.start(parameters)
+
+    @property
+    def randomised(self) -> bool:
+        """Whether clients report randomised responses instead of losses."""
+        return math.isfinite(self.response_epsilon)
 
     def survey(self) -> Algorithm | None:
+        if self.randomised:
+            return ResponseSurvey(self.hear, self.loss_bound, cdf=self.cdf, epsilon=self.response_epsilon)
         return LossSurvey(self.hear, self.loss_bound)
 
-    def hear(self, server: Tensors, losses: Tensor, round: Round) -> Tensors:
-        """The server's state after the decision that ``losses`` [m] of ``round.members`` lead to."""
+    def hear(self, server: Tensors, reports: Tensor, round: Round) -> Tensors:
+        """The server's state after the decision that the ``reports`` [m] of ``round.members`` lead to."""
         return server
+
+    def answers(self, reports: Tensor, lower: float, upper: float) -> Tensor:
+        """Responses [m] in [``lower``, ``upper``], float64, of who made ``reports`` [m] of losses or of responses."""
+        reports = reports.to(torch.float64)
+        if self.randomised:
+            return lower + (upper - lower) * reports.clamp(0, 1)
+        return respond(relative_losses(reports), self.cdf, lower, upper)
+
+    def refer(self, server: Tensors, reports: Tensor) -> Tensors:
+        """The public mean loss of the next round, where clients need one."""
+        if not self.randomised:
+            return {}
+        found = next_reference(server[REFERENCE], reports.to(torch.float64), self.cdf, self.response_epsilon)
+        return {REFERENCE: found}
 
     def weights(self) -> Literal["uniform", "size", "server"]:
         return "server"
@@ -177,20 +207,20 @@ class AAggFFS(FairAggregation):
             state |= {"played": zeros.new_zeros(0, clients), "responses": zeros.new_zeros(0, clients)}
         return super().start(parameters) | state
 
-    def hear(self, server: Tensors, losses: Tensor, round: Round) -> Tensors:
+    def hear(self, server: Tensors, reports: Tensor, round: Round) -> Tensors:
         before = server["decision"]
         clients = len(before)
-        answers = respond(relative_losses(losses.to(before)), self.cdf, *self.range)
+        answers = self.answers(reports, *self.range)
         responses = answers.mean().expand(clients).clone()
         responses[round.members.to(before.device)] = answers
         _, beta = newton_constants(clients, *self.range, self.paper_constants)
         curvature, linear, decision = newton_step(server["curvature"], server["linear"], before, responses, beta)
         state = {"decision": decision, "curvature": curvature, "linear": linear}
-        state["incomplete"] = server["incomplete"] + int(len(losses) < clients)
+        state["incomplete"] = server["incomplete"] + int(len(reports) < clients)
         if self.log_regret:
             state["played"] = torch.cat([server["played"], before[None]])
             state["responses"] = torch.cat([server["responses"], responses[None]])
-        return {**server, **state}
+        return {**server, **state, **self.refer(server, reports)}
 
     def decided(self, server: Tensors, clients: Tensor) -> Tensor:
         decision = server["decision"].cpu()[clients]
@@ -238,13 +268,13 @@ class AAggFFD(FairAggregation):
             "scale": zeros.new_zeros(()),
         }
 
-    def hear(self, server: Tensors, losses: Tensor, round: Round) -> Tensors:
+    def hear(self, server: Tensors, reports: Tensor, round: Round) -> Tensors:
         accumulators, decided = server["accumulators"].clone(), server["decided"] + 1
         clients, members = len(accumulators), round.members.to(accumulators.device)
-        rate = len(losses) / clients
+        rate = len(reports) / clients
         upper = self.upper or rate
-        answers = respond(relative_losses(losses.to(accumulators)), self.cdf, self.lower, upper)
-        if len(losses) == clients:
+        answers = self.answers(reports, self.lower, upper)
+        if len(reports) == clients:
             bound = lipschitz(self.lower, upper)
             before = entropy_decision(accumulators, entropy_scale(clients, server["decided"], bound))
             accumulators -= decision_gradient(before, answers)  # members are all clients in order
@@ -252,7 +282,7 @@ class AAggFFD(FairAggregation):
             bound = sampled_lipschitz(self.lower, upper, rate)
             accumulators[members] += visit_gain(answers, answers.mean(), rate)
         state = {"accumulators": accumulators, "decided": decided, "scale": entropy_scale(clients, decided, bound)}
-        return {**server, **state}
+        return {**server, **state, **self.refer(server, reports)}
 
     def decided(self, server: Tensors, clients: Tensor) -> Tensor:
         return entropy_decision(server["accumulators"].cpu()[clients], server["scale"].cpu())

@@ -50,6 +50,11 @@ class AAggFFDSums(FairAggregation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.randomised:
+            raise ConfigError(
+                "aaggff-d-sums weighs updates at the client by the exact response, so noise on what is reported "
+                "protects nothing; leave response_epsilon out, or use aaggff-d"
+            )
         if not (isinstance(self.minimum, int) and self.minimum >= 3):
             raise ConfigError(
                 f"aaggff-d-sums' minimum is {self.minimum!r}, but a mean of two tells each the other's; give 3 or more"

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from privfl.algorithms.simplex import minimise, minimise_quadratic
 from privfl.errors import ConfigError
-from privfl.privacy.noise import NoiseStream, round_to_grid
 
 Function = Callable[[Tensor], Tensor]
 
@@ -44,6 +43,18 @@ CDFS: Mapping[str, Function] = MappingProxyType(
     }
 )
 """The six distribution functions ρ of the paper, on relative losses x ≥ 0, in the order of the authors' code."""
+
+QUANTILES: Mapping[str, Function] = MappingProxyType(
+    {
+        "weibull": lambda q: torch.sqrt(-torch.log1p(-q)),
+        "exponential": lambda q: -torch.log1p(-q),
+        "frechet": lambda q: 1 / torch.log(1 / q),
+        "normal": lambda q: 1 + torch.special.ndtri(q),
+        "gumbel": lambda q: 1 - torch.log(-torch.log(q)),
+        "logistic": lambda q: 1 + torch.logit(q),
+    }
+)
+"""Their inverses ρ⁻¹ on (0, 1)."""
 
 
 def relative_losses(losses: Tensor) -> Tensor:
@@ -209,32 +220,28 @@ def regret(decisions: Tensor, responses: Tensor) -> float:
     return float(played - decision_loss(best.to(responses.device), responses).sum()) + error
 
 
-def randomised_responses(responses: Tensor, epsilon: float, lower: float, upper: float, stream: NoiseStream) -> Tensor:
-    """Responses [n] with Laplace noise of scale (C2 − C1)/ε each, clipped to [C1, C2] again: local privacy.
+def clipped_laplace_mean(truth: Tensor, epsilon: float) -> Tensor:
+    """Mean of ``truth`` in [0, 1] after Laplace noise of scale b = 1/ε and clipping to [0, 1], of its shape.
 
-    Guarantee: whoever replaces *all* data of one client moves its response by at most C2 − C1, so each answer is
-    ε-differentially private for the unit ``client``, hence for ``sample``, towards the server and the public. This
-    holds only if everything else that enters the response is public: the reference F̄ must be fixed, or computed from
-    released answers; the mean of bare losses is a release of its own. T rounds compose to T·ε. The noisy answer is
-    rounded to a grid of scale·2⁻²⁰, then clipped; both are post-processing. Clipping keeps ``1 + ⟨p, r⟩ ≥ 1 + C1`` and
-    pulls answers towards the centre.
-
-    ==========================  ==================================================
-    edge case                   what happens
-    ==========================  ==================================================
-    ``epsilon = inf``           the responses, clipped; no protection
-    a response is NaN           the answer is noise around C1
-    ``epsilon`` ≤ 0 or NaN      :class:`~privfl.errors.ConfigError`
-    ==========================  ==================================================
+    ``t + (b/2)(e^{−t/b} − e^{−(1−t)/b})``: clipping pulls towards the centre.
     """
-    if not epsilon > 0:
-        raise ConfigError(f"response_epsilon is {epsilon!r}; give a positive number, such as 1.0")
-    if not 0 <= lower < upper < math.inf:
-        raise ConfigError(f"responses range from {lower!r} to {upper!r}; give 0 ≤ lower < upper")
-    scale = (upper - lower) / epsilon
-    truths = torch.nan_to_num(responses.detach().cpu().to(torch.float64), nan=lower).clamp(lower, upper).numpy()
-    noisy = round_to_grid(truths + stream.laplace(truths.size, scale), scale)
-    return torch.from_numpy(noisy).clamp(lower, upper).to(responses)
+    return truth + (torch.exp(-truth * epsilon) - torch.exp(-(1 - truth) * epsilon)) / (2 * epsilon)
+
+
+def next_reference(reference: Tensor, reports: Tensor, cdf: str, epsilon: float) -> Tensor:
+    """A public mean loss F̄ [] for the next round, from ``reports`` [m] of ρ(F_i/F̄) that were randomised at ε.
+
+    Post-processing: it looks at nothing but the reports and the last ``reference``, so it costs no privacy. The mean of
+    the reports is corrected for clipping by bisection of :func:`clipped_laplace_mean`, and ρ⁻¹ of it says by which
+    factor the mean loss differs from the reference; the reference follows by at most a factor of 2 in a round.
+    """
+    mean = reports.mean()
+    low, high = torch.zeros_like(mean), torch.ones_like(mean)
+    for _ in range(50):
+        middle = (low + high) / 2
+        below = clipped_laplace_mean(middle, epsilon) < mean
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return reference * QUANTILES[cdf](high).clamp(0.5, 2)
 
 
 def exponentiated(last: Tensor, responses: Tensor, step: float) -> Tensor:

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from privfl.algorithms.base import Round, Survey, Tensors
+from privfl.algorithms.decisions import CDFS, relative_to
 from privfl.privacy.channel import Field
 from privfl.privacy.door import Batch, Door, Loss
 from privfl.privacy.plans import LocalTraining
 
-LOSS = "loss"
-"""Name of the total that a loss report is made of, for a :class:`privfl.privacy.noisy_total.NoisyTotal`."""
+LOSS, REFERENCE = "loss", "reference"
+"""Names of the total that a report is made of (for a :class:`privfl.privacy.noisy_total.NoisyTotal`), and of F̄."""
 
 Listener = Callable[[Tensors, Tensor, Round], Tensors]
 """``listener(server, total, round)``: the server's state once it knows the losses of the round's members."""
@@ -60,6 +61,32 @@ class LossSurvey(Survey):
 
     def aggregate(self, server: Tensors, total: Tensors, round: Round, training: LocalTraining) -> Tensors:
         return self.listener(server, total[LOSS], round)
+
+
+@dataclass(frozen=True)
+class ResponseSurvey(LossSurvey):
+    """Every client reports ρ(F_i/F̄) in [0, 1] with Laplace noise of scale 1/ε, clipped again, and not its loss.
+
+    Guarantee: ε-DP for everything that the client holds, towards the server and the public, in every round anew
+    (:class:`privfl.privacy.channel.Field`). It rests on F̄ being public: the server makes it from earlier reports.
+
+    Args:
+        cdf: ρ.
+        epsilon: ε > 0.
+    """
+
+    name: ClassVar[str] = "response-survey"
+    cdf: str = "normal"
+    epsilon: float = 1.0
+
+    def fields(self) -> tuple[Field, ...]:
+        return (Field(LOSS, combine="each", shape=(), weighted=False, epsilon=self.epsilon, value_range=(0.0, 1.0)),)
+
+    def broadcast(self, server: Tensors) -> Tensors:
+        return {name: server[name] for name in ("parameters", REFERENCE)}
+
+    def finish(self, local: Tensors, received: Tensors, training: LocalTraining) -> Tensors:
+        return {LOSS: CDFS[self.cdf](relative_to(local[LOSS], received[REFERENCE].to(local[LOSS].dtype)))}
 
 
 def counted(loss: Loss, bound: float) -> Loss:

@@ -442,6 +442,55 @@ def test_noise_reaches_the_reported_loss_and_only_it(task):
         torch.testing.assert_close(state["parameters"], initial(task) + state["decision"] @ updates, rtol=0, atol=1e-12)
 
 
+RANDOMISED = [AAggFFS(response_epsilon=1.5), AAggFFD(response_epsilon=1.5)]
+
+
+@pytest.mark.parametrize("algorithm", RANDOMISED, ids=lambda one: one.name)
+def test_randomised_responses_cost_their_epsilon_a_round_and_nothing_else_of_the_loss_leaves(task, algorithm):
+    rounds = 3
+    privacy = pf.Privacy(training=PRIVATE, noise_key=7)
+    run = pf.simulate(task, algorithm, rounds=rounds, training=TRAINING, privacy=privacy)
+    alone = pf.simulate(task, FedAvg(weighting="uniform"), rounds=rounds, training=TRAINING, privacy=privacy)
+    for observer in ("server", "public"):
+        gradients = alone.statement.cell("sample", observer).epsilon
+        found = run.statement.cell("sample", observer).epsilon
+        assert gradients < found <= gradients + rounds * 1.5 + 1e-6
+    text = str(run.statement).replace("\n    ", " ")
+    assert REASON not in text
+
+
+@pytest.mark.parametrize("algorithm", RANDOMISED, ids=lambda one: one.name)
+def test_a_randomised_round_shows_the_server_a_clipped_laplace_answer_around_the_response(task, algorithm):
+    """400 runs of one round: every client's answers against the law, rejected below p = 1e-8 (6 clients, 2 forms)."""
+    survey = algorithm.on(task.setting(1, 0)).survey()
+    received = {"parameters": initial(task), "reference": torch.tensor(2.5, dtype=torch.float64)}
+    found = np.array([reported(task, survey, received, seed=seed) for seed in range(400)])
+    assert found.min() >= 0
+    assert found.max() <= 1
+    truths = stats.norm.cdf(losses_at(task, initial(task)) / 2.5, 1, 1)
+    for truth, answers in zip(truths, found.T, strict=True):
+        law = stats.laplace(truth, 1 / 1.5)
+        low, high = law.cdf(0), law.cdf(1)
+        inside = answers[(answers > 0) & (answers < 1)]
+        uniform = (law.cdf(inside) - low) / (high - low)
+        assert stats.kstest(uniform, "uniform").pvalue > 1e-8
+        assert stats.binomtest(int((answers == 0).sum()), 400, low).pvalue > 1e-8
+        assert stats.binomtest(int((answers == 1).sum()), 400, 1 - high).pvalue > 1e-8
+
+
+def test_with_hardly_any_noise_the_public_reference_follows_the_mean_loss_and_weights_those_of_exact_reports(task):
+    """The reference lags a round behind the mean loss, so weights agree but for that."""
+    loud = AAggFFS(response_epsilon=600.0)
+    run, states, _ = watched(task, loud, 25)
+    for state, following in zip(states[-4:-1], states[-3:], strict=True):
+        mean = losses_at(task, state["parameters"]).mean()
+        assert float(following["reference"]) == pytest.approx(mean, rel=0.05)
+    _, exact, _ = watched(task, AAggFFS(), 25)
+    assert float((states[-1]["decision"] - exact[-1]["decision"]).abs().max()) < 0.02
+    assert float((exact[-1]["decision"] - 1 / 6).abs().max()) > 0.02
+    assert bool(torch.isfinite(run.parameters).all())
+
+
 def test_noise_on_updates_alone_is_refused(task):
     privacy = pf.Privacy(update=[pf.Clip(1.0), pf.GaussianNoise(1.0)])
     for algorithm in (*BOTH, AAggFFDSums()):
@@ -460,6 +509,8 @@ def test_noise_on_updates_alone_is_refused(task):
         (AAggFFS, {"server_learning_rate": 0.0}, "server_learning_rate is 0.0"),
         (AAggFFS, {"server_optimiser": "fedyogi", "tau": 0.0}, "fedyogi's tau is 0.0"),
         (AAggFFS, {"loss_bound": 0.0}, "loss_bound is 0.0"),
+        (AAggFFD, {"response_epsilon": -1.0}, "response_epsilon is -1.0"),
+        (AAggFFDSums, {"response_epsilon": 1.0}, "leave response_epsilon out"),
         (AAggFFDSums, {"minimum": 2}, "minimum is 2, but a mean of two"),
     ],
 )

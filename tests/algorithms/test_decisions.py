@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from scipy.integrate import quad
 from scipy.optimize import minimize
 
 from privfl.algorithms.decisions import (
     CDFS,
+    QUANTILES,
     best_fixed_decision,
+    clipped_laplace_mean,
     decision_gradient,
     decision_loss,
     doubly_robust,
@@ -26,7 +29,7 @@ from privfl.algorithms.decisions import (
     newton_bound,
     newton_constants,
     newton_step,
-    randomised_responses,
+    next_reference,
     regret,
     relative_losses,
     relative_to,
@@ -37,7 +40,6 @@ from privfl.algorithms.decisions import (
 )
 from privfl.algorithms.simplex import minimise_quadratic, project, residual
 from privfl.errors import ConfigError
-from privfl.privacy.noise import NoiseSource, release_grid
 
 ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "aaggff.json").read_text())
 
@@ -456,7 +458,7 @@ def test_nothing_overflows_in_ten_thousand_adversarial_rounds(clients):
     assert float(entropy_decision(torch.zeros(1), entropy_scale(1, 3, 2.0))) == 1
 
 
-# Table 3.2 (check 11), and private responses
+# Table 3.2 (check 11), and what randomised reports lead to
 
 
 def test_each_row_of_the_unification_table_gives_its_methods_weights():
@@ -492,47 +494,27 @@ def test_an_exponentiated_step_minimises_its_objective():
     assert all(float(objective(found)) <= float(objective(p)) + 1e-12 for p in others)
 
 
-def test_randomised_responses_stay_in_range_lie_on_the_grid_and_have_laplace_noise():
-    """Kolmogorov–Smirnov against the clipped Laplace law on 20,000 answers, rejected below p = 1e-7."""
-    truths = torch.full((20_000,), 0.2, dtype=torch.float64)
-    answers = randomised_responses(truths, 2.0, 0.0, 0.5, NoiseSource.from_key(3).stream("response"))
-    assert bool(((answers >= 0) & (answers <= 0.5)).all())
-    inside = answers[(answers > 0) & (answers < 0.5)].numpy()
-    grid = release_grid(0.25)
-    np.testing.assert_array_equal(inside, np.rint(inside / grid) * grid)
-    law = stats.laplace(0.2, 0.25)
-    low, high = law.cdf(0.0), law.cdf(0.5)
-    assert stats.kstest(inside, lambda x: (law.cdf(x) - low) / (high - low)).pvalue > 1e-7
-    assert stats.binomtest(int((answers == 0).sum()), 20_000, low).pvalue > 1e-7
+@pytest.mark.parametrize("cdf", CDFS)
+def test_quantiles_invert_the_distribution_functions(cdf):
+    chances = torch.linspace(0.001, 0.999, 501, dtype=torch.float64)
+    torch.testing.assert_close(CDFS[cdf](QUANTILES[cdf](chances)), chances, rtol=1e-10, atol=1e-12)
 
 
-def test_randomised_responses_of_the_two_extremes_differ_by_at_most_the_factor_that_epsilon_allows():
-    """Exact probabilities of the clipped ends and densities between, over all pairs of truths on a grid."""
-    epsilon, scale = 1.3, 1 / 1.3
-    truths = np.linspace(0, 1, 21)
-    laws = [stats.laplace(truth, scale) for truth in truths]
-    for chances in (
-        np.array([law.cdf(0) for law in laws]),
-        np.array([law.sf(1) for law in laws]),
-        *(np.array([law.pdf(x) for law in laws]) for x in np.linspace(0, 1, 11)),
-    ):
-        assert chances.max() / chances.min() <= math.exp(epsilon) * (1 + 1e-12)
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 20.0])
+def test_the_mean_of_a_clipped_laplace_answer_is_its_integral(epsilon):
+    for truth in (0.0, 0.2, 0.5, 0.93, 1.0):
+        law = stats.laplace(truth, 1 / epsilon)
+        inner, _ = quad(lambda y, law=law: y * law.pdf(y), 0, 1, points=[truth])
+        expected = inner + law.sf(1)
+        assert float(clipped_laplace_mean(double(truth), epsilon)) == pytest.approx(expected, abs=1e-8)
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "lower", "upper", "message"),
-    [
-        (0.0, 0, 1, "response_epsilon is 0.0"),
-        (math.nan, 0, 1, "response_epsilon is nan"),
-        (1.0, 1, 1, "range from 1 to"),
-    ],
-)
-def test_impossible_randomisation_is_refused(epsilon, lower, upper, message):
-    with pytest.raises(ConfigError, match=message):
-        randomised_responses(torch.zeros(1), epsilon, lower, upper, NoiseSource.from_key(0).stream("x"))
-
-
-def test_randomisation_without_privacy_returns_the_truth():
-    truths = double([0.1, 0.7, math.nan])
-    answers = randomised_responses(truths, math.inf, 0.0, 0.5, NoiseSource.from_key(0).stream("x"))
-    assert answers.tolist() == [0.1, 0.5, 0.0]
+@pytest.mark.parametrize("cdf", CDFS)
+def test_the_reference_follows_the_mean_loss_by_at_most_a_factor_of_two_in_a_round(cdf):
+    for factor, moved in ((1.0, 1.0), (0.7, 0.7), (1.6, 1.6), (0.1, 0.5), (50.0, 2.0)):
+        exact = CDFS[cdf](double([factor]))
+        answer = clipped_laplace_mean(exact, 3.0)
+        assert float(next_reference(double(2.0), answer, cdf, 3.0)) == pytest.approx(2.0 * moved, rel=1e-6)
+    for extreme in (0.0, 1.0):
+        found = float(next_reference(double(2.0), double([extreme, extreme]), cdf, 0.1))
+        assert found == (1.0 if extreme == 0 else 4.0)

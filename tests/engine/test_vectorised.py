@@ -21,7 +21,7 @@ from privfl.algorithms import Algorithm, FedAvg, FedProx, Local, NaiveFedSamplin
 from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.errors import ConfigError
-from privfl.models import build, models
+from privfl.models import Network, build, models
 from privfl.parameters import FlatNetwork, flatten
 from privfl.privacy.channel import Channel, Field
 from privfl.privacy.door import BARE_SIZE, BARE_TOTAL
@@ -54,8 +54,8 @@ def federation(model, shape, *, classes=5, sizes=SIZES, vocabulary=None, loss=No
 def convolutional(seed):
     torch.manual_seed(seed)
     layers = [nn.Conv2d(1, 6, 3, stride=2), nn.GroupNorm(2, 6), nn.ReLU(), nn.Dropout2d(0.2), nn.Flatten()]
-    layers += [nn.Linear(54, 12), nn.ReLU(), nn.Dropout(0.4), nn.Linear(12, 5)]
-    return nn.Sequential(*layers).double()
+    layers += [nn.Linear(54, 12), nn.ReLU(), nn.Dropout(0.4)]
+    return Network(nn.Sequential(*layers), nn.Linear(12, 5)).double()
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +94,16 @@ STEP_OF_THE_GRID = 20 * 2**-20 / 8
 ALGORITHMS = {
     "fedavg": FedAvg(),
     "fedprox": FedProx(mu=0.3),
+    "fedadam": pf.FedAdam(),
+    "aaggff-s": pf.AAggFFS(mu=0.3),
+    "aaggff-d": pf.AAggFFD(server_optimiser="fedyogi"),
+    "aaggff-d-sums": pf.AAggFFDSums(),
     "fedsampling": pf.FedSampling(40),
     "fedsampling, several steps": pf.FedSampling(40, local_steps=3),
     "fedsampling-naive": NaiveFedSampling(rate=0.15),
     "fedevg": pf.FedEvg(samples_per_class=3, chain_steps=2, client_weights="uniform"),
+    "superfed-mm": pf.SuPerFed(start_fraction=0.0),
+    "superfed-lm": pf.SuPerFed(mode="lm", start_fraction=0.0, cos_over="random"),
     "local": Local(),
     "centralized": pf.Centralized(),
 }
@@ -216,7 +222,7 @@ def test_a_nan_in_one_clients_data_touches_no_other_client(task):
 
 def features_by_class(network, inputs, targets):
     """[B, classes, 1 + features]: one sample's features and a 1 in the place of its class."""
-    outputs = network[:-1](inputs)
+    outputs = network.features(inputs)
     ones = torch.ones(len(inputs), 1, dtype=outputs.dtype)
     return nn.functional.one_hot(targets, 5)[..., None] * torch.cat([ones, outputs], 1)[:, None]
 
