@@ -22,6 +22,8 @@ from privfl.simulation import Simulation
 from privfl.task import Task
 
 ROWS_AT_ONCE = 1000
+GAP = 1
+"""White pixels between two images of a sheet."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +61,28 @@ class Gallery:
 
     Args:
         every: rounds between two kept sets; the first and the last round are kept too.
+        folder: where every set is written to as ``round-<rounds done>.npz``, and where sets of a run that was
+            interrupted are read from; ``None`` keeps them in memory alone.
         sets: number of rounds done → the set after them.
     """
 
     every: int = 10
+    folder: Path | None = None
     sets: dict[int, SyntheticSet] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for path in sorted(self.folder.glob("round-*.npz")):
+                self.sets[int(path.stem.removeprefix("round-"))] = SyntheticSet.load(path)
 
     def __call__(self, simulation: Simulation, line: Metrics) -> None:
         done = simulation.round
         if done == 1 or done % self.every == 0 or done == simulation.rounds:
             server = simulation.server
             self.sets[done] = SyntheticSet(server["images"].cpu().clone(), server["labels"].cpu().clone())
+            if self.folder is not None:
+                self.sets[done].save(self.folder / f"round-{done:05d}.npz")
 
     @property
     def last(self) -> SyntheticSet:
@@ -150,21 +163,31 @@ def evolution(sets: Mapping[int, SyntheticSet], title: str = "", per_class: int 
 
 
 def _sheet(rows: list[Tensor], names: list[str], title: str, axis: str) -> Figure:
-    """A grid of images [C, H, W] in [0, 1], grey or colour, with a name in front of every row."""
+    """Rows of images [C, H, W] in [0, 1], grey or colour, with a name in front of each row."""
+    mosaic = tiled(rows)
+    height, width = rows[0].shape[2:]
     columns = max(len(row) for row in rows)
-    figure = Figure(figsize=(0.62 * columns + 1.0, 0.62 * len(rows) + (0.7 if title else 0.2)), layout="constrained")
-    grid = figure.subplots(len(rows), columns, squeeze=False)
-    for place, (row, name) in enumerate(zip(rows, names, strict=True)):
-        for column in range(columns):
-            axes = grid[place, column]
-            axes.set_xticks([])
-            axes.set_yticks([])
-            axes.spines[:].set_visible(False)
-            if column < len(row):
-                picture = row[column].clamp(0, 1).movedim(0, -1).squeeze(-1).numpy()
-                axes.imshow(picture, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-        grid[place, 0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
-    figure.supylabel(axis, fontsize=9)
+    size = (0.45 * columns * width / height + 1.0, 0.45 * len(rows) + (0.6 if title else 0.2))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.add_subplot()
+    axes.imshow(mosaic.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    axes.set_xticks([])
+    axes.set_yticks([place * (height + GAP) + height / 2 - 0.5 for place in range(len(rows))], names, fontsize=8)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_ylabel(axis, fontsize=9)
     if title:
-        figure.suptitle(title, fontsize=10)
+        figure.suptitle(title, fontsize=9)
     return figure
+
+
+def tiled(rows: list[Tensor]) -> Tensor:
+    """One picture [height, width] (or [height, width, 3]) of rows of images [n, C, H, W], white where there is none."""
+    channels, height, width = rows[0].shape[1:]
+    columns = max(len(row) for row in rows)
+    whole = torch.ones(channels, len(rows) * (height + GAP) - GAP, columns * (width + GAP) - GAP)
+    for down, row in enumerate(rows):
+        for right, image in enumerate(row):
+            top, left = down * (height + GAP), right * (width + GAP)
+            whole[:, top : top + height, left : left + width] = image.clamp(0, 1)
+    return whole.movedim(0, -1).squeeze(-1)

@@ -100,14 +100,33 @@ def test_a_gallery_keeps_the_first_the_last_and_every_nth_round_and_not_what_com
     assert gallery.last is gallery.sets[7]
 
 
+def test_a_gallery_with_a_folder_has_the_sets_of_the_interrupted_run_too(tmp_path: Path) -> None:
+    state = SimpleNamespace(round=1, rounds=9, server={"images": torch.rand(2, 1, 2, 2), "labels": torch.arange(2)})
+    first = Gallery(every=5, folder=tmp_path)
+    first(state, {})
+    state.round = 5
+    again = Gallery(every=5, folder=tmp_path)
+    again(state, {})
+    assert list(again.sets) == [1, 5]
+    assert torch.equal(again.sets[1].images, first.sets[1].images)
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_sheets_show_every_image_and_every_round(channels: int, tmp_path: Path) -> None:
     images = torch.rand(6, channels, 5, 4, generator=torch.Generator().manual_seed(0))
     synthetic = SyntheticSet(images, torch.tensor([0, 0, 0, 1, 1, 4]))
-    sheet = contact_sheet(synthetic, "three classes")
-    assert sum(len(axes.images) for axes in sheet.axes) == 6
-    assert [axes.get_ylabel() for axes in sheet.axes if axes.get_ylabel()] == ["0", "1", "4"]
-    growth = evolution({1: synthetic, 20: synthetic}, per_class=1)
-    assert sum(len(axes.images) for axes in growth.axes) == 6
-    sheet.savefig(tmp_path / "sheet.png")
-    assert (tmp_path / "sheet.png").stat().st_size > 1000
+    figures = {
+        ("0", "1", "4"): (contact_sheet(synthetic, "three classes"), [[0, 1, 2], [3, 4], [5]]),
+        ("1", "20"): (evolution({1: synthetic, 20: synthetic}), [[0, 3, 5], [0, 3, 5]]),
+    }
+    for names, (figure, expected) in figures.items():
+        (axes,) = figure.axes
+        assert [label.get_text() for label in axes.get_yticklabels()] == list(names)
+        shown = np.asarray(axes.images[0].get_array())
+        for down, row in enumerate(expected):
+            for right in range(3):
+                tile = shown[6 * down : 6 * down + 5, 5 * right : 5 * right + 4]
+                want = np.moveaxis(images[row[right]].numpy(), 0, -1) if right < len(row) else np.ones_like(tile)
+                np.testing.assert_allclose(tile, want.reshape(tile.shape))
+        figure.savefig(tmp_path / "sheet.png")
+        assert (tmp_path / "sheet.png").stat().st_size > 1000

@@ -1,0 +1,273 @@
+"""FedEvg on small MNIST: synthetic digits that clients refine without sending a model, with three ways to weigh them.
+
+    PRIVFL_DATA=… python examples/papers/fedevg.py --out results/fedevg
+    python examples/papers/fedevg.py --out results/small --small       # 8 x 8 digits, under a minute
+
+Ten clients with Dirichlet labels (α = 0.01: hardly more than one class each; α = 1.0) hold ``--images`` images of
+14 x 14. The server keeps 100 synthetic ones. Reported are the accuracy of a classifier that the server trains on them,
+FID and KID in the features of a CNN trained on other images of the training set, and the part of saturated pixels, next
+to three references: 100 real images, the noise that all began with, and FedAvg on the same clients. Every finished run
+is written to ``results.json`` at once, and an interrupted one goes on where it stopped: call the command again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import privfl as pf
+from privfl.data.catalog import load_dataset
+from privfl.study.synthetic import (
+    Features,
+    Gallery,
+    SyntheticSet,
+    classifier_scores,
+    contact_sheet,
+    evolution,
+    generative_scores,
+    trained_features,
+)
+
+MNIST_MEAN, MNIST_SPREAD = 0.1307, 0.3081
+RUNS = tuple(f"{alpha}:{way}" for way in ("signed", "exact", "size", "signed-fresh") for alpha in ("1.0", "0.01"))
+"""Dirichlet's α, and how clients are weighed; ``-fresh`` begins every round with fresh parameters, as the code does."""
+COLOURS = {"signed": "#0072B2", "exact": "#D55E00", "size": "#009E73", "signed-fresh": "#CC79A7"}
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Images in [0, 1]: those that clients hold, others of the training set, and the test set."""
+
+    held: tuple[Tensor, Tensor]
+    others: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+
+    def task(self, alpha: float, options: argparse.Namespace) -> pf.Task:
+        """The held images dealt to the clients."""
+        dataset = pf.Dataset.from_arrays(*self.held, test=self.test)
+        partition = pf.Dirichlet(clients=options.clients, alpha=alpha)
+        return pf.Task.from_dataset(
+            dataset,
+            partition=partition,
+            model="energy-cnn",
+            model_options={"width": options.width},
+            seed=options.seed,
+        )
+
+
+def pictures(options: argparse.Namespace) -> Pictures:
+    """MNIST averaged down to 14 x 14, or scikit-learn's digits; in the order of a permutation that the seed decides."""
+    data = load_dataset("digits" if options.small else "mnist")
+    assert isinstance(data.inputs, Tensor)
+
+    def pixels(images: Tensor) -> Tensor:
+        if options.small:
+            return (images + 1) / 2
+        return F.avg_pool2d((images * MNIST_SPREAD + MNIST_MEAN).clamp(0, 1), 2)
+
+    order = torch.randperm(len(data.targets), generator=torch.Generator().manual_seed(options.seed))
+    parts = order[: options.images], order[options.images : options.images + options.others]
+    held, others = ((pixels(data.inputs[rows]), data.targets[rows]) for rows in parts)
+    return Pictures(held, others, (pixels(data.test_inputs), data.test_targets))
+
+
+def one_run(name: str, images: Pictures, features: Features, options: argparse.Namespace) -> dict[str, Any]:
+    """Train and measure one setting."""
+    alpha, weighting = name.split(":")
+    algorithm = pf.FedEvg(
+        weighting=weighting.removesuffix("-fresh"),  # type: ignore[arg-type]
+        samples_per_class=options.samples_per_class,
+        reinitialise=weighting.endswith("-fresh"),
+        step_size=options.step_size,
+        last_step_size=options.step_size / 10,
+        schedule="cosine",
+        clip=1.0,
+        classifier_epochs=options.classifier_epochs,
+    )
+    folder = options.out / "runs" / name.replace(":", "-")
+    gallery = Gallery(every=max(1, options.rounds // 10), folder=folder / "images")
+    task = images.task(float(alpha), options)
+    began, processor = time.perf_counter(), time.process_time()
+    run = pf.simulate(
+        task,
+        algorithm,
+        rounds=options.rounds,
+        training=pf.LocalTraining(learning_rate=1e-3, batch_size=64, epochs=options.epochs, weight_decay=1e-4),
+        seed=options.seed,
+        evaluate_every=max(1, options.rounds // 10),
+        engine="vectorised",
+        workers=1,
+        observers=[gallery],
+        out=folder / "run",
+        resume=(folder / "run").exists(),
+    )
+    gallery.last.save(options.out / f"synthetic-{name.replace(':', '-')}.npz")
+    curve = {key: [line[key] for line in run.metrics] for key in ("saturated_pixels", "pull_norm")}
+    return {
+        "name": name,
+        "accuracy": [(line["round"] + 1, line["test_accuracy"]) for line in run.metrics if "test_accuracy" in line],
+        **curve,
+        **measured(task, gallery.last, images, features, options),
+        "distances": [
+            (done, generative_scores(features, images.test[0], one.images)) for done, one in gallery.sets.items()
+        ],
+        "label_counts": [torch.bincount(task.targets[rows], minlength=10).tolist() for rows in clients_of(task)],
+        "epsilon": str(run.statement.cell("sample", "server").epsilon),
+        "warnings": run.summary["warnings"],
+        "seconds": round(time.perf_counter() - began, 1),
+        "processor_seconds": round(time.process_time() - processor, 1),
+    }
+
+
+def clients_of(task: pf.Task) -> list[Tensor]:
+    """The rows of every client."""
+    return [task.clients[client] for client in range(len(task.clients))]
+
+
+def measured(
+    task: pf.Task, found: SyntheticSet, images: Pictures, features: Features, options: argparse.Namespace
+) -> dict[str, float]:
+    """What a set is good for: classifier, FID and KID against all test images."""
+    scores = classifier_scores(task, found, epochs=options.classifier_epochs, seed=options.seed)
+    return {**scores, **generative_scores(features, images.test[0], found.images)}
+
+
+def references(images: Pictures, features: Features, options: argparse.Namespace) -> dict[str, Any]:
+    """As many real images, the noise that every run began with, and FedAvg's model on the same clients."""
+    task = images.task(1.0, options)
+    rows = [torch.where(images.others[1] == label)[0][: options.samples_per_class] for label in range(10)]
+    chosen = torch.cat(rows)
+    real = SyntheticSet(images.others[0][chosen], images.others[1][chosen])
+    start = pf.FedEvg(samples_per_class=options.samples_per_class).on(task.setting(1, options.seed))
+    server = start.start(torch.zeros(1))
+    noise = SyntheticSet(server["images"].clamp(0, 1), server["labels"])
+    found: dict[str, Any] = {
+        "real images": measured(task, real, images, features, options),
+        "noise": measured(task, noise, images, features, options),
+    }
+    for alpha in sorted({name.split(":")[0] for name in options.run}):
+        run = pf.simulate(
+            images.task(float(alpha), options),
+            pf.FedAvg(),
+            rounds=options.reference_rounds,
+            training=pf.LocalTraining(learning_rate=0.1, batch_size=64, epochs=options.epochs),
+            seed=options.seed,
+            evaluate_every=options.reference_rounds,
+            engine="vectorised",
+            workers=1,
+        )
+        found[f"FedAvg {alpha}"] = {"test_accuracy": run.summary["test_accuracy"], "rounds": options.reference_rounds}
+    return found
+
+
+def curves(rows: list[dict[str, Any]], references: dict[str, Any]) -> Figure:
+    """Accuracy, FID and saturated pixels over rounds, one column for each α."""
+    alphas = sorted({row["name"].split(":")[0] for row in rows}, key=float, reverse=True)
+    figure = Figure(figsize=(4.6 * len(alphas), 7.2), layout="constrained")
+    grid = figure.subplots(3, len(alphas), squeeze=False, sharey="row")
+    for column, alpha in enumerate(alphas):
+        top, middle, bottom = grid[:, column]
+        for row in rows:
+            own, weighting = row["name"].split(":")
+            if own != alpha:
+                continue
+            style = {"color": COLOURS[weighting], "label": weighting, "linewidth": 1.6}
+            top.plot(*zip(*row["accuracy"], strict=True), marker="o", markersize=3, **style)
+            middle.plot(
+                [done for done, _ in row["distances"]], [found["fid"] for _, found in row["distances"]], **style
+            )
+            bottom.plot(range(1, len(row["saturated_pixels"]) + 1), row["saturated_pixels"], **style)
+        for name, dash in (("real images", "--"), ("noise", ":")):
+            top.axhline(references[name]["test_accuracy"], color="0.4", linestyle=dash, linewidth=1, label=name)
+            middle.axhline(references[name]["fid"], color="0.4", linestyle=dash, linewidth=1)
+        top.set_title(f"Dirichlet α = {alpha}", fontsize=10)
+        top.set_ylim(0, 1)
+        middle.set_yscale("log")
+        bottom.set_ylim(0, 1)
+        bottom.set_xlabel("rounds")
+    for axes, label in zip(grid[:, 0], ("accuracy of the server's classifier", "FID", "saturated pixels"), strict=True):
+        axes.set_ylabel(label)
+    grid[0, 0].legend(fontsize=8, frameon=False)
+    for axes in grid.flat:
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def draw(store: dict[str, Any], out: Path) -> None:
+    """Figures of what has been measured."""
+    rows = store["rows"]
+    curves(rows, store["references"]).savefig(out / "curves.png", dpi=130)
+    for row in rows:
+        name = row["name"].replace(":", "-")
+        gallery = Gallery(folder=out / "runs" / name / "images")
+        evolution(gallery.sets, f"one synthetic image of each class, α = {row['name'].replace(':', ', ')}").savefig(
+            out / f"evolution-{name}.png", dpi=110
+        )
+        sheet = contact_sheet(gallery.last, f"synthetic images, α = {row['name'].replace(':', ', ')}")
+        sheet.savefig(out / f"sheet-{name}.png", dpi=90)
+
+
+def parsed() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for results.json, figures and synthetic sets")
+    parser.add_argument("--small", action="store_true", help="8 x 8 digits and three rounds")
+    parser.add_argument("--run", action="append", help=f"α:weighting, of {', '.join(RUNS)}; may be repeated")
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--images", type=int, default=2000, help="images that clients hold")
+    parser.add_argument("--others", type=int, default=6000, help="other training images, for the features")
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--width", type=int, default=8)
+    parser.add_argument("--samples-per-class", type=int, default=10)
+    parser.add_argument("--step-size", type=float, default=1.0)
+    parser.add_argument("--classifier-epochs", type=int, default=150)
+    parser.add_argument("--reference-rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    options.side = 14
+    if options.small:
+        options.side, options.images, options.others, options.rounds = 8, 300, 600, 3
+        options.width, options.samples_per_class, options.classifier_epochs, options.reference_rounds = 4, 2, 20, 2
+        options.run = options.run or ["1.0:signed", "0.01:exact"]
+    options.run = options.run or list(RUNS)
+    return options
+
+
+def main() -> None:
+    """Run what is missing in ``results.json``, then draw."""
+    options = parsed()
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "results.json"
+    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+    store: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"settings": settings, "rows": []}
+    missing = [name for name in options.run if all(row["name"] != name for row in store["rows"])]
+    if missing:
+        images = pictures(options)
+        source = (
+            f"{len(images.others[1])} {'digits' if options.small else 'MNIST training images'} that no client holds"
+        )
+        features = trained_features(*images.others, 10, source=source, seed=options.seed)
+        store["features"] = features.name
+        if "references" not in store:
+            store["references"] = references(images, features, options)
+            path.write_text(json.dumps(store, indent=1) + "\n")
+    for name in missing:
+        store["rows"].append(one_run(name, images, features, options))
+        path.write_text(json.dumps(store, indent=1) + "\n")
+        row = store["rows"][-1]
+        print(f"{name}: accuracy {row['test_accuracy']:.3f}  FID {row['fid']:.2f}  KID {row['kid']:.3f}", flush=True)
+    draw(store, options.out)
+
+
+if __name__ == "__main__":
+    main()
