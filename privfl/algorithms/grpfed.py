@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from privfl.algorithms.adaptive_weights import (
     capped,
@@ -27,11 +28,12 @@ from privfl.algorithms.discriminator import (
     new_discriminator,
     personal_terms,
 )
+from privfl.algorithms.loss_survey import LOSS, counted, mean_loss
 from privfl.data.ranges import check_choice, check_count, check_number
 from privfl.errors import ConfigError
 from privfl.parameters import flatten
 from privfl.privacy.channel import Field
-from privfl.privacy.door import Batch, Door, Loss
+from privfl.privacy.door import Batch, Door
 from privfl.privacy.plans import LocalTraining
 from privfl.randomness import torch_stream
 
@@ -67,8 +69,8 @@ class GRPFed(Algorithm):
         loss_report: the L_m that a client reports. ``last_epoch_mean``: mean over the last local epoch, before each
             step; ``last_batch``: the last batch alone, as algorithm 1 reads literally; ``pre_eval`` and ``post_eval``:
             mean over all of the client's data before or after training. ``pre_eval`` alone measures the shared model.
-        max_loss: L_max ≥ 0, bound of one sample's loss in the report; 0 is none. With a NoisyTotal for ``loss`` a
-            report is a noisy sum of (loss/L_max, 1), of norm at most √2; ``pre_eval`` and ``post_eval`` only.
+        loss_bound: L_max > 0, bound of one sample's loss in the report, infinite for none. A NoisyTotal for ``loss``
+            adds noise to the sum of (loss/L_max, 1)/√2, of norm at most 1; ``pre_eval`` and ``post_eval`` only.
         lambda_max: no weight exceeds it (water-filling); 1 is no cap. Below 1/participants all weigh alike.
         sigma_scope: σ over this round's ``participants``, or over the ``last_known`` loss of every client.
         form: ``each``: the server sees every client's update and loss. ``sums``: two passes of sums, of (L, L², 1) and
@@ -81,14 +83,14 @@ class GRPFed(Algorithm):
 
     name: ClassVar[str] = "grp-fed"
     keeps: ClassVar[tuple[str, ...]] = ("personal", "discriminator")
-    statistics: ClassVar[tuple[str, ...]] = ("loss",)
+    statistics: ClassVar[tuple[str, ...]] = (LOSS,)
     q: float = 10.0
     q_step: float = 0.5
     q_max: float = 50.0
     beta: float = 0.5
     hidden: int = 128
     loss_report: Literal["last_epoch_mean", "post_eval", "pre_eval", "last_batch"] = "last_epoch_mean"
-    max_loss: float = 0.0
+    loss_bound: float = math.inf
     lambda_max: float = 1.0
     sigma_scope: Literal["participants", "last_known"] = "participants"
     form: Literal["each", "sums"] = "each"
@@ -101,7 +103,10 @@ class GRPFed(Algorithm):
         check_number("grp-fed's q", self.q, 0, self.q_max)
         check_number("grp-fed's q_step", self.q_step, 0)
         check_number("grp-fed's beta", self.beta, 0, 1)
-        check_number("grp-fed's max_loss", self.max_loss, 0)
+        if not self.loss_bound > 0:
+            raise ConfigError(
+                f"grp-fed's loss_bound is {self.loss_bound!r}; give a positive number, or inf for no bound"
+            )
         check_number("grp-fed's lambda_max", self.lambda_max, 0, 1, above=True)
         check_count("grp-fed's hidden", self.hidden)
         for name, valid in CHOICES.items():
@@ -109,7 +114,7 @@ class GRPFed(Algorithm):
         if self.form == "sums":
             self._check_sums()
         # Many totals of one round cannot share one noisy total: they go by a name of their own.
-        taken = {"sums": ()}.get(self.form, ("loss",) if self.reports_once else ("batch-losses",))
+        taken = {"sums": ()}.get(self.form, (LOSS,) if self.reports_once else ("batch-losses",))
         object.__setattr__(self, "statistics", taken)
 
     def _check_sums(self) -> None:
@@ -131,7 +136,7 @@ class GRPFed(Algorithm):
         return self.loss_report in ("pre_eval", "post_eval")
 
     def survey(self) -> Algorithm | None:
-        return LossSurvey(self) if self.form == "sums" else None
+        return MomentsSurvey(self) if self.form == "sums" else None
 
     def fields(self) -> tuple[Field, ...]:
         if self.form == "sums":
@@ -179,7 +184,7 @@ class GRPFed(Algorithm):
         self, local: Tensors, received: Tensors, everything: Batch, client: Door, training: LocalTraining
     ) -> None:
         if self.loss_report == "pre_eval" and self.form == "each":
-            local["tally"] = self.losses(local["parameters"], everything, client, "loss")
+            local["tally"] = self.losses(local["parameters"], everything, client, LOSS)
 
     def step(self, local: Tensors, received: Tensors, batch: Batch, client: Door, training: LocalTraining) -> None:
         if not self.reports_once:
@@ -214,12 +219,12 @@ class GRPFed(Algorithm):
         self, local: Tensors, received: Tensors, everything: Batch, client: Door, training: LocalTraining
     ) -> None:
         if self.loss_report == "post_eval":
-            local["tally"] = self.losses(local["parameters"], everything, client, "loss")
+            local["tally"] = self.losses(local["parameters"], everything, client, LOSS)
 
     def finish(self, local: Tensors, received: Tensors, training: LocalTraining) -> Tensors:
         update = local["parameters"] - received["parameters"]
         if self.form == "each":
-            return {"update": update, "loss": self.mean_loss(local["tally"])}
+            return {"update": update, "loss": mean_loss(local["tally"], self.loss_bound)}
         factor = share(local["loss"], received["scale"], received["q"])
         return {"update": factor * update, "share": factor}
 
@@ -249,19 +254,8 @@ class GRPFed(Algorithm):
         return {"sigma": sigma, "q": power}
 
     def losses(self, parameters: Tensor, batch: Batch, client: Door, name: str) -> Tensor:
-        """Σ of the losses over ``batch``, in units of ``max_loss`` if there is one, and the number of samples; [2]."""
-        return client.total(partial(self._row, client.loss), parameters, batch, name=name)
-
-    def _row(self, loss: Loss, network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        losses = loss(network, inputs, targets)
-        if self.max_loss:
-            losses = losses.clamp(0, self.max_loss) / self.max_loss
-        return torch.stack([losses, torch.ones_like(losses)], 1)
-
-    def mean_loss(self, tally: Tensor) -> Tensor:
-        """L_m [] from what :meth:`losses` gave; noise may have moved it out of its range, and it is put back."""
-        mean = tally[0] / tally[1].clamp_min(1)
-        return self.max_loss * mean.clamp(0, 1) if self.max_loss else mean
+        """Σ over ``batch`` of (loss, 1), [2], scaled as :func:`privfl.algorithms.loss_survey.counted` says."""
+        return client.total(counted(client.loss, self.loss_bound), parameters, batch, name=name)
 
     def measures(self, server: Tensors) -> dict[str, float]:
         names = ("q", "sigma", "mean_loss", "max_loss", "effective_clients", "scale")
@@ -288,7 +282,7 @@ class GRPFed(Algorithm):
 
 
 @dataclass(frozen=True)
-class LossSurvey(Survey):
+class MomentsSurvey(Survey):
     """First pass of the form ``sums``: Σ(L, L², 1) of the losses on the model that is about to be sent.
 
     The server learns from it mean, spread, q, and a scale s that no loss exceeds; each client keeps its loss.
@@ -299,7 +293,7 @@ class LossSurvey(Survey):
 
     name: ClassVar[str] = "grp-fed-survey"
     keeps: ClassVar[tuple[str, ...]] = ("loss",)
-    statistics: ClassVar[tuple[str, ...]] = ("loss",)
+    statistics: ClassVar[tuple[str, ...]] = (LOSS,)
     asks: GRPFed
 
     def fields(self) -> tuple[Field, ...]:
@@ -314,7 +308,8 @@ class LossSurvey(Survey):
     def prepare(
         self, local: Tensors, received: Tensors, everything: Batch, client: Door, training: LocalTraining
     ) -> None:
-        local["loss"] = self.asks.mean_loss(self.asks.losses(local["parameters"], everything, client, "loss"))
+        tally = self.asks.losses(local["parameters"], everything, client, LOSS)
+        local["loss"] = mean_loss(tally, self.asks.loss_bound)
 
     def finish(self, local: Tensors, received: Tensors, training: LocalTraining) -> Tensors:
         loss = local["loss"]

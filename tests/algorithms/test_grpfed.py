@@ -329,8 +329,8 @@ def test_a_client_that_never_trained_uses_the_global_model(task):
 
 def test_a_bound_on_losses_bounds_the_report(task):
     free = clients_of(task, GRPFed(loss_report="pre_eval"))
-    loose = clients_of(task, GRPFed(loss_report="pre_eval", max_loss=100.0))
-    tight = clients_of(task, GRPFed(loss_report="pre_eval", max_loss=0.5))
+    loose = clients_of(task, GRPFed(loss_report="pre_eval", loss_bound=100.0))
+    tight = clients_of(task, GRPFed(loss_report="pre_eval", loss_bound=0.5))
     for client in range(len(SIZES)):
         torch.testing.assert_close(loose[client].upload["loss"], free[client].upload["loss"], rtol=1e-12, atol=0)
         assert float(tight[client].upload["loss"]) <= 0.5
@@ -363,8 +363,8 @@ def test_dp_sgd_alone_does_not_cover_the_reported_loss(task, report):
 
 @pytest.mark.parametrize("report", ["pre_eval", "post_eval"])
 def test_noise_on_gradients_and_on_the_report_composes_to_a_finite_epsilon(task, report):
-    noise = NoisyTotal("loss", max_norm=math.sqrt(2) * (1 + 1e-5), noise_multiplier=4.0)
-    run = private(task, GRPFed(loss_report=report, max_loss=5.0), statistics=(noise,))
+    noise = NoisyTotal("loss", max_norm=1.0, noise_multiplier=4.0)
+    run = private(task, GRPFed(loss_report=report, loss_bound=5.0), statistics=(noise,))
     reference = PLDAccountant()
     reference.compose(dp_accounting.PoissonSampledDpEvent(0.4, dp_accounting.GaussianDpEvent(1.0)), 6)
     reference.compose(dp_accounting.GaussianDpEvent(4.0), 2)
@@ -374,8 +374,8 @@ def test_noise_on_gradients_and_on_the_report_composes_to_a_finite_epsilon(task,
 
 
 def test_the_form_of_sums_takes_its_noisy_total_in_the_survey(task):
-    noise = NoisyTotal("loss", max_norm=1.5, noise_multiplier=4.0)
-    algorithm = GRPFed(loss_report="pre_eval", form="sums", max_loss=5.0)
+    noise = NoisyTotal("loss", max_norm=1.0, noise_multiplier=4.0)
+    algorithm = GRPFed(loss_report="pre_eval", form="sums", loss_bound=5.0)
     run = private(task, algorithm, statistics=(noise,))
     assert cell(run, "sample", "server").epsilon < math.inf
 
@@ -398,6 +398,7 @@ def test_noise_on_the_update_is_refused_because_the_loss_travels_beside_it(task)
         ({"q": -1.0}, "q is -1.0"),
         ({"q": 60.0}, "q is 60.0"),
         ({"beta": 1.5}, "beta is 1.5"),
+        ({"loss_bound": 0.0}, "loss_bound is 0.0"),
         ({"hidden": 0}, "hidden is 0"),
         ({"lambda_max": 0.0}, "lambda_max is 0.0"),
         ({"loss_report": "pre_evl"}, "did you mean 'pre_eval'"),
