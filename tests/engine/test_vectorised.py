@@ -104,6 +104,9 @@ ALGORITHMS = {
     "fedevg": pf.FedEvg(samples_per_class=3, chain_steps=2, client_weights="uniform"),
     "superfed-mm": pf.SuPerFed(start_fraction=0.0),
     "superfed-lm": pf.SuPerFed(mode="lm", start_fraction=0.0, cos_over="random"),
+    "bsm-fedavg": pf.BalancedFedAvg(),
+    "rebafl": pf.ReBaFL(n_min=1),
+    "rebafl, sample by sample": pf.ReBaFL(n_min=1, per_sample=True, proto_source="global_only"),
     "local": Local(),
     "centralized": pf.Centralized(),
 }
