@@ -54,7 +54,8 @@ class ReBaFL(FedAvg):
     ε = 1 alone is its "F-Aug", plain cross-entropy in both terms.
 
     Differs from the paper: sums and counts travel instead of means and counts, so that their sum over the cohort is all
-    the server needs, and classes below ``n_min`` are withheld. The label histogram is taken anew in every round.
+    the server needs, and classes below ``n_min`` are withheld. The label histogram is taken anew in every round. The
+    paper's code trains with momentum 0.5, which the text does not mention; it is one of the training settings here.
 
     Under DP-SGD use ``per_sample=True`` and ``proto_source="global_only"``, a finite ``feature_norm`` and
     ``NoisyTotal`` mechanisms for ``label_prior`` (bound 1) and ``prototypes`` (bound √2); each is charged in every
@@ -90,8 +91,6 @@ class ReBaFL(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        taken = (("label_prior",) if self.epsilon < 1 or self.augments else ()) + (("prototypes",) * self.augments)
-        object.__setattr__(self, "statistics", taken)  # a total that is not taken must cost nothing
         check_number("rebafl's epsilon", self.epsilon, 0, 1)
         check_number("rebafl's mu", self.mu, 0)
         check_number("rebafl's lam", self.lam, 0)
@@ -101,6 +100,10 @@ class ReBaFL(FedAvg):
         check_count("rebafl's n_min", self.n_min)
         if not self.feature_norm > 0:
             raise ConfigError(f"rebafl's feature_norm is {self.feature_norm!r}; give a positive number, or inf")
+        labels = self.epsilon < 1 or (self.augments and not self.per_sample)
+        taken = (("label_prior", labels), ("prototypes", self.augments))
+        # A total that is not taken must cost nothing.
+        object.__setattr__(self, "statistics", tuple(name for name, needed in taken if needed))
 
     def dpsgd_refusal(self) -> str:
         if self.epsilon == 0:
@@ -155,11 +158,10 @@ class ReBaFL(FedAvg):
         self, local: Tensors, received: Tensors, everything: Batch, client: Door, training: LocalTraining
     ) -> None:
         """The smoothed label prior (2), and which prototypes serve in this round, and whether they do (10)."""
-        if "label_prior" not in self.statistics:
-            return
-        statistic = partial(label_counts, classes=self.setting.classes)
-        counts = client.total(statistic, local["parameters"], everything, name="label_prior")
-        local["log_prior"] = smoothed_prior(counts, self.epsilon).log().to(local["log_prior"].dtype)
+        if "label_prior" in self.statistics:
+            statistic = partial(label_counts, classes=self.setting.classes)
+            counts = client.total(statistic, local["parameters"], everything, name="label_prior")
+            local["log_prior"] = smoothed_prior(counts, self.epsilon).log().to(local["log_prior"].dtype)
         if not self.augments:
             return
         on = received["known"].any()

@@ -1,6 +1,7 @@
 """ReBaFL and BSM-FedAvg in whole rounds: a twin on torch.optim, checks 5, 7 and 8 of the specification, and claims."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -314,6 +315,14 @@ def test_without_augmentation_prototypes_are_neither_sent_nor_charged(task):
     assert math.isfinite(private_run(task, relaxed, privacy, 1).statement.cell("sample", "server").epsilon)
     assert relaxed.statistics == ("label_prior",)
     assert ReBaFL(mu=0.0, epsilon=1.0).statistics == ()
+    assert ReBaFL(epsilon=1.0).statistics == ("label_prior", "prototypes")  # a client with one class augments nothing
+
+
+def test_the_private_form_with_a_uniform_prior_needs_no_label_histogram(task):
+    uniform = replace(PRIVATE, epsilon=1.0)
+    assert uniform.statistics == ("prototypes",)
+    privacy = pf.Privacy(training=DPSGD, statistics=[FEATURES], noise_key=1)
+    assert math.isfinite(private_run(task, uniform, privacy, 2).statement.cell("sample", "server").epsilon)
 
 
 def test_without_noise_the_private_form_is_plain_descent_on_its_loss(task):
