@@ -5,9 +5,10 @@
 
 Ten clients with Dirichlet labels (α = 0.01: hardly more than one class each; α = 1.0) hold ``--images`` images of
 14 x 14. The server keeps 100 synthetic ones. Reported are the accuracy of a classifier that the server trains on them,
-FID and KID in the features of a CNN trained on other images of the training set, and the part of saturated pixels, next
-to three references: 100 real images, the noise that all began with, and FedAvg on the same clients. Every finished run
-is written to ``results.json`` at once, and an interrupted one goes on where it stopped: call the command again.
+FID and KID in the features of a CNN trained on other images of the training set, the part of saturated pixels, and how
+near the images are to those that clients hold and to as many that nobody holds, next to three references: 100 real
+images, the noise that all began with, and FedAvg on the same clients. Every finished run is written to ``results.json``
+at once, and an interrupted one goes on where it stopped: call the command again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch import Tensor
 
 import privfl as pf
 from privfl.data.catalog import load_dataset
+from privfl.metrics.generative import nearest_distances
 from privfl.study.synthetic import (
     Features,
     Gallery,
@@ -117,6 +119,10 @@ def one_run(name: str, images: Pictures, features: Features, options: argparse.N
         "accuracy": [(line["round"] + 1, line["test_accuracy"]) for line in run.metrics if "test_accuracy" in line],
         **curve,
         **measured(task, gallery.last, images, features, options),
+        "nearest_held": float(nearest_distances(gallery.last.images, images.held[0]).mean()),
+        "nearest_others": float(
+            nearest_distances(gallery.last.images, images.others[0][-len(images.held[0]) :]).mean()
+        ),
         "distances": [
             (done, generative_scores(features, images.test[0], one.images)) for done, one in gallery.sets.items()
         ],

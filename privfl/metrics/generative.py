@@ -1,7 +1,7 @@
-"""How far a set of synthetic images is from real ones, in the features of some network: FID and KID.
+"""How far a set of synthetic images is from real ones: FID and KID in the features of some network, nearest neighbours.
 
-Both compare features [n, d], whatever network they come from, and mean nothing without its name. Compare values at
-equal numbers of images only: FID is biased upwards by a small n (its covariances have rank below n), KID is not.
+FID and KID compare features [n, d], whatever network they come from, and mean nothing without its name. Compare values
+at equal numbers of images only: FID is biased upwards by a small n (its covariances have rank below n), KID is not.
 """
 
 from __future__ import annotations
@@ -48,6 +48,23 @@ def kernel_distance(first: Tensor, second: Tensor) -> float:
     within = [_kernel_sum(x, x) - _kernel_diagonal(x) for x in (first, second)]
     n, m = len(first), len(second)
     return within[0] / (n * (n - 1)) + within[1] / (m * (m - 1)) - 2 * _kernel_sum(first, second) / (n * m)
+
+
+def nearest_distances(images: Tensor, real: Tensor) -> Tensor:
+    """Euclidean distance [n] of each of ``images`` [n, ...] to the nearest of ``real`` [m, ...], in float64.
+
+    If distances to the images that clients hold are shorter than to as many others of the same kind, images copy what
+    clients hold. With different m the sets are not comparable: the nearest of more is nearer.
+
+    Raises:
+        DataError: there is no real image.
+    """
+    if not len(real):
+        raise DataError("there is no real image to be near to; give at least one")
+    flat = real.flatten(1).double()
+    return torch.cat(
+        [torch.cdist(p, flat).min(1).values for p in torch.split(images.flatten(1).double(), ROWS_AT_ONCE)]
+    )
 
 
 def _checked(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:

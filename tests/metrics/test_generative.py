@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from privfl.errors import DataError
-from privfl.metrics.generative import frechet_distance, kernel_distance
+from privfl.metrics.generative import frechet_distance, kernel_distance, nearest_distances
 
 
 def normal(n: int, d: int, seed: int = 0) -> Tensor:
@@ -87,6 +87,16 @@ def test_the_kernel_distance_is_unbiased_where_the_frechet_distance_is_not() -> 
     kernel = np.array([kernel_distance(x, y) for x, y in pairs])
     assert abs(kernel.mean()) < 5 * kernel.std(ddof=1) / math.sqrt(len(kernel))
     assert min(frechet_distance(x, y) for x, y in pairs) > 0
+
+
+def test_the_nearest_distance_is_the_least_of_all_and_zero_for_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    images, real = normal(7, 12).view(7, 3, 2, 2), normal(9, 12, seed=1).view(9, 3, 2, 2)
+    expected = [min(float((one - other).square().sum().sqrt()) for other in real) for one in images]
+    monkeypatch.setattr("privfl.metrics.generative.ROWS_AT_ONCE", 4)
+    torch.testing.assert_close(nearest_distances(images, real), torch.tensor(expected, dtype=torch.float64))
+    assert float(nearest_distances(real[3:4], real)[0]) < 1e-6
+    with pytest.raises(DataError, match="there is no real image to be near to; give at least one"):
+        nearest_distances(images, real[:0])
 
 
 @pytest.mark.parametrize("distance", [frechet_distance, kernel_distance])
