@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         Local,
         NaiveFedSampling,
         ReBaFL,
+        SuPerFed,
     )
     from privfl.cohort import Everyone, FixedCohort, PoissonCohort, SizeWeightedCohort
     from privfl.data.availability import Always, Bernoulli, FixedFraction, Markov, PerCluster, Persistent
@@ -85,6 +86,7 @@ _HOMES = {
         "GRPFed",
         "Local",
         "NaiveFedSampling",
+        "SuPerFed",
     ),
     "privfl.cohort": ("Everyone", "FixedCohort", "PoissonCohort", "SizeWeightedCohort"),
     "privfl.data.availability": ("Always", "Bernoulli", "FixedFraction", "Markov", "PerCluster", "Persistent"),
@@ -174,6 +176,7 @@ __all__ = [
     "Run",
     "SizeWeightedCohort",
     "Statement",
+    "SuPerFed",
     "SymmetricFlip",
     "Task",
     "load",

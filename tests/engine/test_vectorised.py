@@ -334,7 +334,7 @@ def test_state_that_a_step_creates_is_refused_in_one_sentence(task):
 def test_frozen_parameters_stay(task):
     def frozen(seed):
         network = convolutional(seed)
-        network[0].weight.requires_grad_(False)
+        network.body[0].weight.requires_grad_(False)
         return network
 
     still = Task(**{**vars(task), "model": frozen})
