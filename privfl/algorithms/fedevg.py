@@ -48,7 +48,7 @@ class FedEvg(Algorithm):
     that is an energy model too, against a chain of Langevin steps that starts at x̃, and uploads for every image its
     clipped energy gradient g and strength s; the server steps ``x̃ ← clip(x̃ − β_r·G + σ·ξ)``, G the weighted mean of g.
     The upload is one field [N, D + 1] of s·g and s, of which the server needs the sum alone; ``"exact"`` weights need
-    every client's energies. Neither is as large as, or depends on, the model. No parameters are exchanged, which is no
+    every client's energies. Neither grows with the model. No parameters are exchanged, which is no privacy
     guarantee: strengths tell which classes a client knows, and the images can approach training images.
 
     ``training`` is the client's Adam: the authors' learning rate is 1e-3 and decays by 0.9 every 50 rounds, weight
