@@ -336,6 +336,37 @@ def test_a_bound_on_losses_bounds_the_report(task):
         assert float(tight[client].upload["loss"]) <= 0.5
 
 
+def test_a_client_whose_data_is_broken_is_left_out_and_the_others_decide(task):
+    broken = task.inputs.clone()
+    broken[task.clients[1]] = math.nan
+    run = pf.simulate(dataclasses.replace(task, inputs=broken), GRPFed(), rounds=2, training=TRAINING)
+    assert [line["clients"] for line in run.metrics] == [3, 3]
+    start, found = flatten(task.model(0)), clients_of(task, GRPFed())
+    others = [found[client].upload for client in (0, 2, 3)]
+    weights = loss_weights(torch.stack([upload["loss"] for upload in others]), 10.0)
+    one = pf.simulate(dataclasses.replace(task, inputs=broken), GRPFed(), rounds=1, training=TRAINING)
+    expected = start + sum(weight * upload["update"] for weight, upload in zip(weights, others, strict=True))
+    torch.testing.assert_close(one.parameters, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [GRPFed(sigma_scope="last_known"), GRPFed(form="sums", loss_report="pre_eval")], ids=["each", "sums"]
+)
+def test_an_interrupted_run_goes_on_to_the_same_model_and_power(task, algorithm, tmp_path):
+    settings = {"rounds": 4, "training": TRAINING, "cohort": pf.FixedCohort(3), "checkpoint_seconds": 0.0}
+
+    def stop(simulation, line):
+        if line["round"] == 1:
+            raise InterruptedError
+
+    whole = pf.simulate(task, algorithm, **settings)
+    with pytest.raises(InterruptedError):
+        pf.simulate(task, algorithm, **settings, out=tmp_path / "run", observers=[stop])
+    resumed = pf.simulate(task, algorithm, **settings, out=tmp_path / "run", resume=True)
+    assert torch.equal(resumed.parameters, whole.parameters)
+    assert resumed.metrics == whole.metrics
+
+
 def cell(run, unit, observer):
     return run.statement.cell(unit, observer)
 
