@@ -112,7 +112,9 @@ class FairAggregation(Algorithm):
     def start(self, parameters: Tensor) -> Tensors:
         state, optimiser = super().start(parameters), self._optimiser()
         if self.randomised:
-            state[REFERENCE] = torch.full((), math.log(self.setting.classes), dtype=torch.float64).to(parameters.device)
+            state[REFERENCE] = torch.tensor(
+                math.log(self.setting.classes), dtype=torch.float64, device=parameters.device
+            )
         return state if optimiser is None else state | optimiser.start(parameters)
 
     @property

@@ -101,7 +101,8 @@ class AAggFFDSums(FairAggregation):
         return {name: server[name] for name in names}
 
     def initial_kept(self, client: int) -> Tensors:
-        return {name: torch.zeros((), dtype=torch.float64) for name in (ACCUMULATOR, LOSS, RESPONSE)}
+        nothing = torch.zeros((), dtype=torch.float64, device=self.setting.device)
+        return {name: nothing.clone() for name in (ACCUMULATOR, LOSS, RESPONSE)}
 
     def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
         gain = visit_gain(kept[RESPONSE].to(torch.float64), received["mean_response"], received["rate"])

@@ -1,0 +1,346 @@
+"""AAggFF against uniform and size-weighted averaging: Tables 3.6, 3.7 and 3.10 of the paper on data at hand.
+
+    PRIVFL_DATA=… python examples/papers/aaggff.py --out results/aaggff
+    python examples/papers/aaggff.py --out results/small --small       # digits, under a minute
+
+Cross-silo: heart disease (4 hospitals), Berka loans (7 regions), medical question pairs (11 doctors), one logistic
+regression each, scored by every client's AUROC on its own held-out fifth. Cross-device: Fashion-MNIST over 100 clients,
+5 a round, scored by accuracy on every client's own held-out fifth. Every finished run is written to ``results.json`` at
+once, and an interrupted study goes on where it stopped: call the command again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+
+import privfl as pf
+from privfl.data.dataset import Dataset
+from privfl.metrics.fairness import fairness
+
+ADAPTIVE = {"server_learning_rate": 0.01, "tau": 1e-4}
+OPTIMISERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "FedAvg": (pf.FedAvg(), {}),
+    "FedProx": (pf.FedProx(mu=0.001), {"mu": 0.001}),
+    "FedAdam": (pf.FedAdam(beta2=0.999, **ADAPTIVE), {"server_optimiser": "fedadam", **ADAPTIVE}),
+    "FedYogi": (pf.FedYogi(beta2=0.999, **ADAPTIVE), {"server_optimiser": "fedyogi", **ADAPTIVE}),
+    "FedAdagrad": (pf.FedAdagrad(**ADAPTIVE), {"server_optimiser": "fedadagrad", "beta1": 0.0, **ADAPTIVE}),
+}
+"""An optimiser alone, and what plugs it into AAggFF; constants of the authors' code."""
+
+
+class Logistic(nn.Module):
+    """Logistic regression with one logit z: its two scores (0, z) have the cross-entropy of z."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, 1)
+        nn.init.xavier_normal_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[B, inputs] -> [B, 2]."""
+        logit = self.linear(inputs)
+        return torch.cat([torch.zeros_like(logit), logit], 1)
+
+
+@dataclass(frozen=True)
+class Silos:
+    """A task of a few clients, and who owns each row of its test data."""
+
+    task: pf.Task
+    owners: np.ndarray
+
+
+@dataclass(frozen=True)
+class Study:
+    """One federation with the settings of the paper: ``data(seed)`` builds it."""
+
+    data: Callable[[int], Any]
+    rounds: int
+    training: pf.LocalTraining
+    cdf: Any
+    cohort: int | None = None
+
+
+def silos(dataset: Dataset, seed: int, without: Iterable[str] = ()) -> Silos:
+    """A logistic regression over the natural clients of ``dataset`` but for those named ``without``."""
+    assert dataset.clients is not None
+    assert dataset.test_clients is not None
+    assert dataset.client_names is not None
+    out = [dataset.client_names.index(name) for name in without]
+    train = ~np.isin(dataset.clients.numpy(), out)
+    test = ~np.isin(dataset.test_clients.numpy(), out)
+    width = dataset.inputs.shape[1]
+    task = pf.Task.from_arrays(
+        dataset.inputs[train],
+        dataset.targets[train],
+        clients=dataset.clients[train],
+        test=(dataset.test_inputs[test], dataset.test_targets[test]),
+        model=lambda: Logistic(width),
+        seed=seed,
+    )
+    kept = np.unique(dataset.clients.numpy()[train])
+    return Silos(task, np.searchsorted(kept, dataset.test_clients.numpy()[test]))
+
+
+def bags(pairs: Dataset) -> Dataset:
+    """Question pairs as counts of the words that both questions share, and of those that one has more often."""
+    assert pairs.vocabulary is not None
+
+    def counts(tokens: Tensor) -> Tensor:
+        halves = tokens.view(len(tokens), 2, -1)
+        one, two = (
+            torch.zeros(len(tokens), pairs.vocabulary or 0).scatter_add_(1, half, (half > 1).float())
+            for half in halves.unbind(1)
+        )
+        return torch.cat([torch.minimum(one, two), (one - two).abs()], 1)
+
+    return Dataset(
+        pairs.name,
+        counts(pairs.inputs),
+        pairs.targets,
+        counts(pairs.test_inputs),
+        pairs.test_targets,
+        2,
+        pairs.clients,
+        pairs.test_clients,
+        client_names=pairs.client_names,
+    )
+
+
+def digits(seed: int) -> Silos:
+    """Is a digit 5 or more? Six clients of unlike digits, for a look at the study without files."""
+    data = pf.load_dataset("digits", seed=seed)
+    parts = pf.Dirichlet(clients=6, alpha=0.5).split(data.targets.numpy(), 10, np.random.default_rng(seed))
+    owner = np.zeros(len(data.targets), dtype=np.int64)
+    for client, rows in enumerate(parts):
+        owner[rows] = client
+    held = np.random.default_rng(seed + 1).random(len(owner)) < 0.3
+    x, y = data.inputs.flatten(1), (data.targets >= 5).long()
+    who = torch.from_numpy(owner)
+    names = tuple(map(str, range(6)))
+    cut = Dataset("digits", x[~held], y[~held], x[held], y[held], 2, who[~held], who[held], client_names=names)
+    return silos(cut, seed)
+
+
+def fashion(seed: int) -> pf.Task:
+    """Fashion-MNIST over 100 clients with Dirichlet(0.3) labels; each holds a fifth back for its own test."""
+    partition = pf.Dirichlet(clients=100, alpha=0.3)
+    task = pf.load("fashion-mnist", partition=partition, model="logistic", seed=seed)
+    return task.with_local_tests(pf.LocalTests(fraction=0.2), seed)
+
+
+def small_devices(seed: int) -> pf.Task:
+    """Digits over 30 clients."""
+    task = pf.load("digits", partition=pf.Dirichlet(clients=30, alpha=0.5), model="logistic", seed=seed)
+    return task.with_local_tests(pf.LocalTests(fraction=0.2), seed)
+
+
+def decaying(rate: float, decay: float, every: int, weight_decay: float = 0.0) -> pf.LocalTraining:
+    """One epoch of SGD in batches of 20, as everywhere in the paper."""
+    return pf.LocalTraining(
+        learning_rate=rate, learning_rate_decay=decay, decay_every=every, weight_decay=weight_decay, batch_size=20
+    )
+
+
+FULL: dict[str, Study] = {
+    "heart": Study(
+        lambda seed: silos(pf.load_dataset("heart-disease", seed=seed), seed), 200, decaying(0.01, 0.999, 2), "frechet"
+    ),
+    "berka": Study(
+        lambda seed: silos(pf.load_dataset("berka", seed=seed, transactions=False), seed, ("north Bohemia",)),
+        100,
+        decaying(1.0, 0.99, 10, 1e-3),
+        "normal",
+    ),
+    "questions": Study(
+        lambda seed: silos(bags(pf.load_dataset("medical-questions", seed=seed, vocabulary=1024)), seed),
+        100,
+        decaying(0.1, 0.99, 15),
+        "logistic",
+    ),
+    "fashion": Study(fashion, 300, decaying(0.1, 0.96, 30), "gumbel", cohort=5),
+}
+SMALL: dict[str, Study] = {
+    "heart": Study(digits, 8, decaying(0.1, 0.999, 2), "frechet"),
+    "fashion": Study(small_devices, 8, decaying(0.1, 0.96, 30), "gumbel", cohort=5),
+}
+
+
+def methods(name: str, study: Study) -> dict[str, Any]:
+    """Label → algorithm of all that is compared on one federation."""
+    if study.cohort is not None:
+        return {"FedAvg": pf.FedAvg(weighting="uniform"), "AAggFF-D": pf.AAggFFD(cdf=study.cdf)}
+    fair = {"cdf": study.cdf, "log_regret": True}
+    found: dict[str, Any] = {
+        "FedAvg": pf.FedAvg(),
+        "FedAvg, uniform": pf.FedAvg(weighting="uniform"),
+        "AAggFF-S": pf.AAggFFS(**fair),
+    }
+    if name == "heart":
+        for label, (alone, plug) in OPTIMISERS.items():
+            found |= {
+                label: alone,
+                "AAggFF-S" if label == "FedAvg" else f"{label} + AAggFF-S": pf.AAggFFS(**fair, **plug),
+            }
+        found["AAggFF-S, paper's β"] = pf.AAggFFS(**fair, paper_constants=True)
+        for epsilon in (10.0, 1.0):
+            label = f"AAggFF-S, responses at ε = {epsilon:g} a round"
+            found[label] = pf.AAggFFS(cdf=study.cdf, response_epsilon=epsilon)
+    return found
+
+
+def run(study: Study, algorithm: Any, seed: int) -> dict[str, Any]:
+    """One run: scores of the clients at the end, curves, and what the decisions did."""
+    data = study.data(seed)
+    task, curve, last = (data.task if isinstance(data, Silos) else data), [], {}
+
+    def watch(simulation: Any, line: dict[str, Any]) -> None:
+        if "test_loss" not in line:
+            return
+        if isinstance(data, Silos):
+            logits = simulation.engine.logits(simulation.server["parameters"], task.test_inputs)
+            last["clients"], last["sizes"] = areas(logits, task.test_targets, data.owners)
+            found = fairness(last["clients"], last["sizes"])
+        else:
+            found = {name: line[f"local_{name}"] for name in ("worst_tenth", "best_tenth", "gini", "parity_gap")}
+            found["client_average"] = line["local_accuracy"]
+        curve.append({"round": line["round"] + 1, **found})
+
+    done = pf.simulate(
+        task,
+        algorithm,
+        rounds=study.rounds,
+        training=study.training,
+        cohort=None if study.cohort is None else pf.FixedCohort(study.cohort),
+        seed=seed,
+        evaluate_every=max(1, study.rounds // 40),
+        engine="loop",
+        workers=1,
+        observers=[watch],
+    )
+    tracked = ("regret", "regret_bound", "effective_clients", "largest_weight")
+    decisions = {name: [line[name] for line in done.metrics] for name in tracked if name in done.metrics[-1]}
+    return {"curve": curve, **last, "decisions": decisions}
+
+
+def areas(logits: Tensor, targets: Tensor, owners: np.ndarray) -> tuple[list[float], list[int]]:
+    """AUROC and number of test rows of every client whose test rows have both classes."""
+    scores, truth = (logits[:, 1] - logits[:, 0]).numpy(), targets.numpy()
+    found, sizes = [], []
+    for client in range(int(owners.max()) + 1):
+        mine = owners == client
+        if len(np.unique(truth[mine])) == 2:
+            found.append(float(roc_auc_score(truth[mine], scores[mine])))
+            sizes.append(int(mine.sum()))
+    return found, sizes
+
+
+COLUMNS = {"client_average": "Avg", "worst_tenth": "Worst", "best_tenth": "Best", "gini": "100·Gini"}
+
+
+def table(rows: list[dict[str, Any]], name: str) -> str:
+    """Means (standard deviations) over the seeds, in percent, as Markdown."""
+    lines = [f"| {name} | " + " | ".join(COLUMNS.values()) + " |", "|---" * (1 + len(COLUMNS)) + "|"]
+    mine = [row for row in rows if row["study"] == name]
+    for label in dict.fromkeys(row["method"] for row in mine):
+        ends = [row["curve"][-1] for row in mine if row["method"] == label]
+        cells = []
+        for column in COLUMNS:
+            values = [100 * end[column] for end in ends]
+            spread = statistics.stdev(values) if len(values) > 1 else 0.0
+            cells.append(f"{statistics.mean(values):.2f} ({spread:.2f})")
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def draw(rows: list[dict[str, Any]], out: Path) -> None:
+    """``regret.png``: regret against its bound; ``worst.png``: the worst client (or tenth) over rounds."""
+    from matplotlib.figure import Figure
+
+    from privfl.study.plots import COLOURS
+
+    names = list(dict.fromkeys(row["study"] for row in rows))
+    decided = [name for name in names if curves(rows, name, "AAggFF-S")]
+    figure = Figure(figsize=(3.4 * len(decided), 3.2), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(decided), squeeze=False)[0], decided, strict=True):
+        for row in rows:
+            if row["study"] == name and row["method"] == "AAggFF-S":
+                found = row["decisions"]
+                rounds = range(1, len(found["regret"]) + 1)
+                axes.plot(rounds, found["regret"], color=COLOURS[0], linewidth=1.4)
+                axes.plot(rounds, found["regret_bound"], color="0.3", linestyle="--", linewidth=1.2)
+        axes.set_title(name, fontsize=10)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("round")
+        axes.text(0.97, 0.9, "bound", transform=axes.transAxes, ha="right", color="0.3", fontsize=9)
+        axes.text(0.97, 0.1, "regret", transform=axes.transAxes, ha="right", color=COLOURS[0], fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel("regret, cumulated")
+    figure.savefig(out / "regret.png", dpi=150)
+
+    figure = Figure(figsize=(3.4 * len(names), 3.2), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        for colour, label in zip(
+            COLOURS[1::-1], ("FedAvg", "AAggFF-D" if name == "fashion" else "AAggFF-S"), strict=True
+        ):
+            found = curves(rows, name, label)
+            rounds = [point["round"] for point in found[0]]
+            values = np.array([[100 * point["worst_tenth"] for point in curve] for curve in found])
+            axes.plot(rounds, values.mean(0), color=colour, label=label, linewidth=1.6)
+            axes.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+        axes.set_title(name, fontsize=10)
+        axes.set_xlabel("round")
+        axes.set_ylabel("worst tenth's accuracy (%)" if name == "fashion" else "worst client's AUROC (%)")
+        axes.legend(frameon=False, fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(out / "worst.png", dpi=150)
+
+
+def curves(rows: list[dict[str, Any]], name: str, label: str) -> list[list[dict[str, Any]]]:
+    """The curves of one method on one federation, one for each seed."""
+    return [row["curve"] for row in rows if row["study"] == name and row["method"] == label]
+
+
+def main() -> None:
+    """Run what is missing, then print the tables and draw the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for results.json and figures")
+    parser.add_argument("--only", choices=list(FULL), action="append", help="these federations, not all")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[2, 4, 6])
+    parser.add_argument("--small", action="store_true", help="digits, 8 rounds, one seed: shows that it works")
+    options = parser.parse_args()
+    studies, seeds = (SMALL, [2]) if options.small else (FULL, options.seeds)
+    options.out.mkdir(parents=True, exist_ok=True)
+    store = options.out / "results.json"
+    rows = json.loads(store.read_text())["rows"] if store.exists() else []
+    finished = {(row["study"], row["method"], row["seed"]) for row in rows}
+    for name, study in studies.items():
+        for seed in seeds:
+            for label, algorithm in methods(name, study).items():
+                if (options.only and name not in options.only) or (name, label, seed) in finished:
+                    continue
+                began = time.perf_counter()
+                rows.append({"study": name, "method": label, "seed": seed, **run(study, algorithm, seed)})
+                store.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+                end = {column: round(100 * rows[-1]["curve"][-1][column], 2) for column in COLUMNS}
+                print(f"{name} seed {seed} {label}: {end} in {time.perf_counter() - began:.0f} s", flush=True)
+    for name in dict.fromkeys(row["study"] for row in rows):
+        print(table(rows, name) + "\n")
+    draw(rows, options.out)
+
+
+if __name__ == "__main__":
+    main()
