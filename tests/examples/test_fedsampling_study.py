@@ -75,7 +75,7 @@ def test_a_wrong_estimate_is_another_number_of_samples_at_another_step(study):
 
 
 def test_accuracy_is_interpolated_in_the_logarithm_of_the_ratio(study):
-    rows = {f"N̂/N = {ratio!r}": {"0": {"accuracy": a}} for ratio, a in ((0.5, 0.2), (1.0, 0.8), (2.0, 0.4))}
+    rows = {f"N̂/N = {ratio!r}": {"0": {"settled": a}} for ratio, a in ((0.5, 0.2), (1.0, 0.8), (2.0, 0.4))}
     assert study.predicted([1.0], rows) == pytest.approx(0.8)
     assert study.predicted([2**0.5, 0.5, 9.0], rows) == pytest.approx((0.6 + 0.2 + 0.4) / 3)
 
