@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Lock
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from privfl.errors import ConfigError
 from privfl.parameters import Layout, flatten
 from privfl.randomness import stream_seed
 
+_BUILDING = Lock()
+"""Models draw their first parameters from the one global generator: never two at a time."""
 HEAD = "head."
 """The parameters of a network's head are those whose names start so (:class:`privfl.models.base.Network`)."""
 
@@ -99,8 +102,9 @@ class Setting:
         return int(self.blocks.max()) + 1
 
     def fresh(self, stream: str, number: int) -> Tensor:
-        """Newly initialised parameters [size], the same for the same (seed, stream, number)."""
-        return flatten(self.model(stream_seed(self.seed, stream, number) % 2**31).to(self.device))
+        """Newly initialised parameters [size], the same for the same (seed, stream, number), in any thread."""
+        with _BUILDING:
+            return flatten(self.model(stream_seed(self.seed, stream, number) % 2**31).to(self.device))
 
     def network(self) -> nn.Module:
         """A network of the task in evaluation mode, for work of the server on data that the server owns."""

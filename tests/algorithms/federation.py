@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,6 +14,7 @@ from privfl.algorithms import Algorithm
 from privfl.algorithms.base import Tensors
 from privfl.data.catalog import load_dataset
 from privfl.engine.loop import ClientResult, LoopEngine
+from privfl.models import Network
 from privfl.parameters import flatten
 from privfl.privacy.channel import Channel
 from privfl.privacy.dpsgd import DPSGD
@@ -42,6 +44,16 @@ def task_of(inputs: Tensor, targets: Tensor, sizes: Sequence[int]) -> Task:
     return Task("tiny", inputs, targets, ClientIndex.of(parts), inputs[:50], targets[:50], 10, model, "linear")
 
 
+def layered_task(sizes: Sequence[int], *, seed: int = 0, dtype: torch.dtype = torch.float64) -> Task:
+    """Digits as vectors, and a small network with a body and a head."""
+
+    def model(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return Network(nn.Sequential(nn.Linear(64, 12), nn.Tanh()), nn.Linear(12, 10)).to(dtype)
+
+    return replace(digits_task(sizes, seed=seed, dtype=dtype), model=model, model_name="layered")
+
+
 def uploads(
     task: Task,
     algorithm: Algorithm,
@@ -54,6 +66,7 @@ def uploads(
     clients: Sequence[int] | None = None,
 ) -> list[ClientResult]:
     """What every client sends in one round, straight from the engine."""
+    algorithm = algorithm.on(task.setting(round + 1, seed))
     channel = Channel((), algorithm.fields(), dpsgd, 1.0)
     way = None if dpsgd is None else "layers"
     chosen = range(len(task.clients)) if clients is None else clients

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from federation import digits_task, full_gradient, initial, task_of, uploads
+from federation import digits_task, full_gradient, initial, layered_task, task_of, uploads
 from torch import nn
 
 import privfl as pf
@@ -200,7 +200,7 @@ UPLOADS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", sorted(UPLOADS))
 def test_an_upload_holds_what_the_table_says_and_nothing_else(name):
     task = digits_task(SIZES)
     algorithm = ALGORITHMS[name]()
@@ -211,8 +211,20 @@ def test_an_upload_holds_what_the_table_says_and_nothing_else(name):
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_an_upload_holds_what_the_algorithm_declares_and_nothing_else(name):
+    task = layered_task(SIZES)
+    algorithm = ALGORITHMS[name]().on(task.setting(2, 0))
+    server = algorithm.turn(algorithm.start(initial(task)), 0)
+    size = len(initial(task))
+    declared = {field.name: (size,) if field.shape is None else field.shape for field in algorithm.fields()}
+    for result in uploads(task, algorithm, algorithm.broadcast(server)):
+        assert result.dropped == ""
+        assert {name: tuple(value.shape) for name, value in result.upload.items()} == declared
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_results_do_not_depend_on_the_number_of_workers(name):
-    task = digits_task(SIZES, dtype=torch.float32)
+    task = layered_task(SIZES, dtype=torch.float32)
     runs = [pf.simulate(task, ALGORITHMS[name](), rounds=2, training=TRAINING, workers=n) for n in (1, 2, 3)]
     assert runs[0].metrics == runs[1].metrics == runs[2].metrics
     assert all(torch.equal(runs[0].parameters, other.parameters) for other in runs[1:])

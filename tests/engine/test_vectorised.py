@@ -263,7 +263,7 @@ def test_steps_without_gradients_agree_and_are_noted_as_unprotected(task):
     network = task.model(0).eval()
     rows = task.clients[5]
     with torch.no_grad():
-        hidden, targets = network[:-1](task.inputs[rows]), task.targets[rows]
+        hidden, targets = network.features(task.inputs[rows]), task.targets[rows]
         loss = nn.functional.cross_entropy(network(task.inputs[rows]), targets)
     torch.testing.assert_close(found[5].upload["loss"], loss)
     torch.testing.assert_close(found[5].upload["prototypes"][2], hidden[targets == 2].mean(0))
