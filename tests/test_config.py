@@ -66,8 +66,10 @@ def test_every_privacy_setting_survives_the_round_trip(name):
         "size": {"name": name, **SIZE, "refresh": 4},
         "budget": {"epsilon": 3.0, "unit": "client", "observer": "server"},
         "update": [section(mechanism) for mechanism in UPDATE_MECHANISMS],
+        "statistics": [{"statistic": "prototypes", "max_norm": 2.0, "noise_multiplier": 1.5}],
     }
-    experiment = Experiment.from_dict({"privacy": privacy})
+    held = {"fraction": 0.3, "validation": 0.1, "global_test": "union"}
+    experiment = Experiment.from_dict({"privacy": privacy, "local_tests": held})
     assert Experiment.from_dict(tomllib.loads(experiment.to_toml())) == experiment
     assert experiment.privacy.training.noise_multiplier == (1.0, 2.0)
 
@@ -104,6 +106,9 @@ def test_an_override_wins_over_the_file(tmp_path):
         ({"roundz": 1}, "unknown key 'roundz': did you mean 'rounds'"),
         ({"rounds": True}, "rounds is True"),
         ({"rounds": "3"}, "rounds is '3'"),
+        ({"privacy": {"statistics": {"statistic": "x"}}}, "privacy.statistics is not a list"),
+        ({"privacy": {"statistics": [{"statistic": "x"}]}}, "privacy.statistics needs max_norm"),
+        ({"local_tests": {"fraction": 2.0}}, "local_tests: local_tests.fraction is 2.0"),
         ({"rounds": 0}, "rounds is 0; give an integer ≥ 1"),
         ({"algorithm": {"name": "fedavgg"}}, "unknown algorithm 'fedavgg': did you mean 'fedavg'"),
         ({"algorithm": {"mu": 1.0}}, r"\[algorithm\] has no name"),

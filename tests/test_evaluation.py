@@ -1,0 +1,91 @@
+"""What a metrics line says of clients and of their own models, against counting by hand."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import f1_score
+from torch import nn
+
+import privfl as pf
+from privfl.metrics.fairness import gini
+
+
+@pytest.fixture(scope="module")
+def task():
+    tests = pf.LocalTests(fraction=0.3, validation=0.3)
+    return pf.load("digits", partition=pf.Dirichlet(clients=12, alpha=0.2), local_tests=tests)
+
+
+def predictions(task, flat, index, client):
+    network = task.model(0).eval()
+    nn.utils.vector_to_parameters(flat.clone(), network.parameters())
+    with torch.no_grad():
+        return network(task.inputs[index[client]]).argmax(1).numpy()
+
+
+def hits(task, flat, index, client):
+    return float((predictions(task, flat, index, client) == task.targets[index[client]].numpy()).mean())
+
+
+def test_local_metrics_are_those_of_the_servers_model_on_every_clients_own_rows(task):
+    run = pf.simulate(task, pf.FedAvg(), rounds=2)
+    line = run.metrics[-1]
+    own = np.array([hits(task, run.parameters, task.local_tests, client) for client in range(12)])
+    assert line["local_accuracy_of_clients"] == pytest.approx(own.mean())
+    assert line["local_accuracy"] == pytest.approx(np.average(own, weights=task.local_tests.sizes))
+    assert line["local_worst_tenth"] == pytest.approx(own.min())
+    assert line["local_parity_gap"] == pytest.approx(own.max() - own.min())
+    assert line["local_gini"] == pytest.approx(gini(own))
+    scores = [
+        f1_score(
+            task.targets[task.local_tests[client]],
+            predictions(task, run.parameters, task.local_tests, client),
+            average="macro",
+            zero_division=0,
+        )
+        for client in range(12)
+    ]
+    assert line["local_macro_f1"] == pytest.approx(np.mean(scores))
+    assert not any(name.startswith("personal") for name in line)
+
+
+def test_personal_metrics_are_those_of_each_clients_own_model(task):
+    run = pf.simulate(task, pf.Local(), rounds=1)
+    own = [hits(task, run.kept[client]["parameters"], task.local_tests, client) for client in range(12)]
+    assert run.metrics[-1]["personal_accuracy_of_clients"] == pytest.approx(np.mean(own))
+    assert run.metrics[-1]["personal_accuracy_deviation"] == pytest.approx(np.std(own))
+
+
+@dataclass(frozen=True)
+class Two(pf.Local):
+    """Clients own two models: nothing learned, and what they trained."""
+
+    name: ClassVar[str] = "two"
+
+    def personal(self, server, kept):
+        return {"zero": torch.zeros_like(server["parameters"]), "trained": kept["parameters"]}
+
+
+def test_among_several_models_validation_rows_choose_and_test_rows_bound(task):
+    run = pf.simulate(task, Two(), rounds=1)
+    line = run.metrics[-1]
+    chosen, best = [], []
+    for client in range(12):
+        models = Two().personal(run.server, run.kept[client])
+        scores = {name: hits(task, model, task.local_validations, client) for name, model in models.items()}
+        tested = {name: hits(task, model, task.local_tests, client) for name, model in models.items()}
+        chosen.append(tested[max(scores, key=scores.get)])
+        best.append(max(tested.values()))
+    assert line["personal_accuracy_validated"] == pytest.approx(np.mean(chosen))
+    assert line["personal_accuracy_best_on_test"] == pytest.approx(np.mean(best))
+    assert line["personal_accuracy_best_on_test"] >= line["personal_accuracy_validated"]
+    assert line["personal_accuracy[zero]"] == pytest.approx(line["personal_accuracy_of_clients"])
+
+
+def test_a_client_that_never_trained_is_judged_by_what_it_starts_with(task):
+    run = pf.simulate(task, pf.Local(), rounds=1, cohort=pf.FixedCohort(size=3))
+    assert len(run.kept) == 3
+    assert "personal_accuracy" in run.metrics[-1]
