@@ -37,6 +37,7 @@ from privfl.privacy.plans import LocalTraining
 
 Cdf = Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"]
 Rule = Literal["sgd", "fedadam", "fedyogi", "fedadagrad"]
+FIRST_RATE = "first_learning_rate"
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class FairAggregation(Algorithm):
         beta1: β₁ of the server optimiser.
         beta2: β₂ of the server optimiser.
         tau: τ of the server optimiser.
+        rising_server_rate: multiply γ_s by η_0/η_t as the clients' learning rate η_t decays, as the authors' code does
+            for every method and the paper does not say.
     """
 
     cdf: Cdf = "normal"
@@ -80,6 +83,7 @@ class FairAggregation(Algorithm):
     beta1: float = 0.9
     beta2: float = 0.999
     tau: float = 1e-4
+    rising_server_rate: bool = False
 
     def __post_init__(self) -> None:
         if self.cdf not in get_args(Cdf):
@@ -115,6 +119,8 @@ class FairAggregation(Algorithm):
             state[REFERENCE] = torch.tensor(
                 math.log(self.setting.classes), dtype=torch.float64, device=parameters.device
             )
+        if self.rising_server_rate:
+            state[FIRST_RATE] = torch.zeros((), dtype=torch.float64, device=parameters.device)
         return state if optimiser is None else state | optimiser.start(parameters)
 
     @property
@@ -155,13 +161,20 @@ class FairAggregation(Algorithm):
     def aggregate(self, server: Tensors, total: Tensors, round: Round, training: LocalTraining) -> Tensors:
         if round.weight == 0:  # only clients without weight answered
             return server
-        return self._move(server, total["update"] / round.weight)
+        return self.move(server, total["update"] / round.weight, training)
 
-    def _move(self, server: Tensors, update: Tensor) -> Tensors:
-        optimiser = self._optimiser()
-        if optimiser is not None:
-            return optimiser.step(server, update)
-        return {**server, "parameters": server["parameters"] + self.server_learning_rate * update}
+    def move(self, server: Tensors, update: Tensor, training: LocalTraining) -> Tensors:
+        """The server's state after its step along the decided mean ``update`` [size]."""
+        before, optimiser = server["parameters"], self._optimiser()
+        if optimiser is None:
+            after = {**server, "parameters": before + self.server_learning_rate * update}
+        else:
+            after = optimiser.step(server, update)
+        if self.rising_server_rate:
+            first = float(server[FIRST_RATE]) or training.learning_rate
+            after["parameters"] = before + (first / training.learning_rate) * (after["parameters"] - before)
+            after[FIRST_RATE] = torch.full_like(server[FIRST_RATE], first)
+        return after
 
 
 @dataclass(frozen=True)

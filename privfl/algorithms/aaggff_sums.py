@@ -115,7 +115,7 @@ class AAggFFDSums(FairAggregation):
         return {"update": local[SHARE] * super().finish(local, received, training)["update"], SHARE: local[SHARE]}
 
     def aggregate(self, server: Tensors, total: Tensors, round: Round, training: LocalTraining) -> Tensors:
-        return self._move(server, total["update"] / total[SHARE])
+        return self.move(server, total["update"] / total[SHARE], training)
 
     def measures(self, server: Tensors) -> dict[str, float]:
         return {"mean_loss": float(server["mean_loss"]), "mean_response": float(server["mean_response"])}

@@ -250,6 +250,30 @@ def test_a_plug_in_changes_the_weights_and_nothing_else(task):
         torch.testing.assert_close(state["parameters"], parameters, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("optimiser", ["sgd", "fedadagrad"])
+def test_the_servers_rate_can_rise_as_the_clients_decays(task, optimiser):
+    """Against the plain rule by hand: the k-th step is 2ᵏ times as long if the clients' rate halves every round."""
+    decaying = pf.LocalTraining(learning_rate=0.2, batch_size=5, learning_rate_decay=0.5)
+    flat = {"lower": 0.1, "upper": 0.1 + 1e-15, "server_optimiser": optimiser, "beta1": 0.0}
+    states = []
+    pf.simulate(
+        task,
+        AAggFFS(rising_server_rate=True, **flat),
+        rounds=3,
+        training=decaying,
+        observers=[lambda simulation, line: states.append(dict(simulation.server))],
+    )
+    parameters, v = initial(task), torch.full((650,), 1e-8, dtype=torch.float64)
+    for number, state in enumerate(states):
+        results = uploads(task, FedAvg(), {"parameters": parameters}, training=decaying, round=number)
+        step = mean = torch.stack([result.upload["update"] for result in results]).mean(0)
+        if optimiser == "fedadagrad":
+            v = v + mean.square()
+            step = mean / (v.sqrt() + 1e-4)
+        parameters = parameters + 2**number * step
+        torch.testing.assert_close(state["parameters"], parameters, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("algorithm", BOTH, ids=lambda one: one.name)
 def test_a_permutation_of_the_clients_permutes_their_weights(task, algorithm):
     order = [3, 1, 5, 0, 2, 4]
