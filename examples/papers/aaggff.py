@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
@@ -217,7 +218,12 @@ def run(study: Study, algorithm: Any, seed: int) -> dict[str, Any]:
         else:
             found = {name: line[f"local_{name}"] for name in ("worst_tenth", "best_tenth", "gini", "parity_gap")}
             found["client_average"] = line["local_accuracy"]
+        losses = training_losses(simulation.engine, simulation.server["parameters"], task)
+        found |= {"mean_loss": float(losses.mean()), "worst_loss": float(losses.max())}
         curve.append({"round": line["round"] + 1, **found})
+        last["losses"] = losses.tolist()
+        if "decision" in simulation.server:
+            last["decision"] = simulation.server["decision"].tolist()
 
     done = pf.simulate(
         task,
@@ -232,8 +238,25 @@ def run(study: Study, algorithm: Any, seed: int) -> dict[str, Any]:
         observers=[watch],
     )
     tracked = ("regret", "regret_bound", "effective_clients", "largest_weight")
-    decisions = {name: [line[name] for line in done.metrics] for name in tracked if name in done.metrics[-1]}
-    return {"curve": curve, **last, "decisions": decisions}
+    lines = [line for line in done.metrics if "test_loss" in line]
+    decisions = {name: [line[name] for line in lines] for name in tracked if name in lines[-1]}
+    return rounded({"curve": curve, **last, "decisions": decisions})
+
+
+def rounded(value: Any) -> Any:
+    """``value`` with its numbers cut to six digits, so that the file stays small."""
+    if isinstance(value, dict):
+        return {name: rounded(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def training_losses(engine: Any, parameters: Tensor, task: pf.Task) -> np.ndarray:
+    """Every client's mean training loss: what AAggFF hears."""
+    rows = task.clients.rows
+    each = F.cross_entropy(engine.logits(parameters, task.inputs[rows]), task.targets[rows], reduction="none")
+    return np.array([float(part.mean()) for part in each.split(task.clients.sizes.tolist())])
 
 
 def areas(logits: Tensor, targets: Tensor, owners: np.ndarray) -> tuple[list[float], list[int]]:
@@ -249,25 +272,28 @@ def areas(logits: Tensor, targets: Tensor, owners: np.ndarray) -> tuple[list[flo
 
 
 COLUMNS = {"client_average": "Avg", "worst_tenth": "Worst", "best_tenth": "Best", "gini": "100·Gini"}
+LOSSES = {"mean_loss": "mean training loss", "worst_loss": "worst client's"}
 
 
 def table(rows: list[dict[str, Any]], name: str) -> str:
-    """Means (standard deviations) over the seeds, in percent, as Markdown."""
-    lines = [f"| {name} | " + " | ".join(COLUMNS.values()) + " |", "|---" * (1 + len(COLUMNS)) + "|"]
+    """Means (standard deviations) over the seeds as Markdown, scores in percent."""
+    columns = COLUMNS | LOSSES
+    lines = [f"| {name} | " + " | ".join(columns.values()) + " |", "|---" * (1 + len(columns)) + "|"]
     mine = [row for row in rows if row["study"] == name]
     for label in dict.fromkeys(row["method"] for row in mine):
         ends = [row["curve"][-1] for row in mine if row["method"] == label]
         cells = []
-        for column in COLUMNS:
-            values = [100 * end[column] for end in ends]
+        for column in columns:
+            scale, places = (100, 2) if column in COLUMNS else (1, 3)
+            values = [scale * end[column] for end in ends]
             spread = statistics.stdev(values) if len(values) > 1 else 0.0
-            cells.append(f"{statistics.mean(values):.2f} ({spread:.2f})")
+            cells.append(f"{statistics.mean(values):.{places}f} ({spread:.{places}f})")
         lines.append(f"| {label} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def draw(rows: list[dict[str, Any]], out: Path) -> None:
-    """``regret.png``: regret against its bound; ``worst.png``: the worst client (or tenth) over rounds."""
+    """``regret.png``: regret against its bound; ``worst.png``: the worst client's score and loss over rounds."""
     from matplotlib.figure import Figure
 
     from privfl.study.plots import COLOURS
@@ -276,37 +302,46 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     decided = [name for name in names if curves(rows, name, "AAggFF-S")]
     figure = Figure(figsize=(3.4 * len(decided), 3.2), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(decided), squeeze=False)[0], decided, strict=True):
-        for row in rows:
-            if row["study"] == name and row["method"] == "AAggFF-S":
-                found = row["decisions"]
-                rounds = range(1, len(found["regret"]) + 1)
-                axes.plot(rounds, found["regret"], color=COLOURS[0], linewidth=1.4)
-                axes.plot(rounds, found["regret_bound"], color="0.3", linestyle="--", linewidth=1.2)
-        axes.set_title(name, fontsize=10)
+        mine = [row for row in rows if row["study"] == name and row["method"] == "AAggFF-S"]
+        for number, row in enumerate(mine):
+            rounds, found = [point["round"] for point in row["curve"]], row["decisions"]
+            label = {} if number else {"label": "regret, one line a seed"}
+            axes.plot(rounds, found["regret"], color=COLOURS[0], linewidth=1.4, **label)
+        bound = mine[0]["decisions"]["regret_bound"]
+        axes.plot(rounds, bound, color="0.3", linestyle="--", linewidth=1.2, label="bound")
+        axes.set_title(f"{name}, {len(mine[0]['losses'])} clients", fontsize=10)
         axes.set_ylim(bottom=0)
         axes.set_xlabel("round")
-        axes.text(0.97, 0.9, "bound", transform=axes.transAxes, ha="right", color="0.3", fontsize=9)
-        axes.text(0.97, 0.1, "regret", transform=axes.transAxes, ha="right", color=COLOURS[0], fontsize=9)
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8)
     figure.axes[0].set_ylabel("regret, cumulated")
+    tidy(figure)
     figure.savefig(out / "regret.png", dpi=150)
 
-    figure = Figure(figsize=(3.4 * len(names), 3.2), layout="constrained")
-    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        for colour, label in zip(
-            COLOURS[1::-1], ("FedAvg", "AAggFF-D" if name == "fashion" else "AAggFF-S"), strict=True
-        ):
-            found = curves(rows, name, label)
-            rounds = [point["round"] for point in found[0]]
-            values = np.array([[100 * point["worst_tenth"] for point in curve] for curve in found])
-            axes.plot(rounds, values.mean(0), color=colour, label=label, linewidth=1.6)
-            axes.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
-        axes.set_title(name, fontsize=10)
-        axes.set_xlabel("round")
-        axes.set_ylabel("worst tenth's accuracy (%)" if name == "fashion" else "worst client's AUROC (%)")
-        axes.legend(frameon=False, fontsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
+    figure = Figure(figsize=(3.3 * len(names), 5.6), layout="constrained")
+    panels = figure.subplots(2, len(names), squeeze=False, sharex="col")
+    for column, name in enumerate(names):
+        device = name == "fashion"
+        for (measure, scale), axes in zip((("worst_tenth", 100), ("worst_loss", 1)), panels[:, column], strict=True):
+            for colour, label in zip(COLOURS[1::-1], ("FedAvg", "AAggFF-D" if device else "AAggFF-S"), strict=True):
+                found = curves(rows, name, label)
+                rounds = [point["round"] for point in found[0]]
+                values = scale * np.array([[point[measure] for point in curve] for curve in found])
+                axes.plot(rounds, values.mean(0), color=colour, label=label, linewidth=1.6)
+                axes.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+        panels[0, column].set_title(name, fontsize=10)
+        panels[0, column].set_ylabel("worst tenth's accuracy (%)" if device else "worst client's AUROC (%)")
+        panels[1, column].set_ylabel("worst client's training loss")
+        panels[1, column].set_ylim(bottom=0)
+        panels[1, column].set_xlabel("round")
+        panels[0, column].legend(frameon=False, fontsize=8, loc="lower right")
+    tidy(figure)
     figure.savefig(out / "worst.png", dpi=150)
+
+
+def tidy(figure: Any) -> None:
+    """No frame but the axes."""
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
 
 
 def curves(rows: list[dict[str, Any]], name: str, label: str) -> list[list[dict[str, Any]]]:
