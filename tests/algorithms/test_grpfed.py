@@ -59,16 +59,18 @@ def clients_of(task, algorithm, *, kept=None, training=TRAINING, round=0, chunk=
         return {result.client: result for result in results}
 
 
-def pseudo_code(task, algorithm, client, start, *, round=0):
+def pseudo_code(task, algorithm, client, start, *, round=0, kept=None):
     """Client m of algorithm 1 with five optimisers' worth of torch.optim, on the engine's batches."""
     networks = {name: task.model(0) for name in ("global", "local", "reference")}
+    kept = kept or {"discriminator": algorithm.on(task.setting(1, 0)).initial_kept(client)["discriminator"]}
+    if "personal" in kept:
+        nn.utils.vector_to_parameters(kept["personal"].clone(), networks["local"].parameters())
     for name in ("global", "reference"):
         nn.utils.vector_to_parameters(start.clone(), networks[name].parameters())
     head = [parameter.clone() for parameter in networks["global"].head.parameters()]
     nn.utils.vector_to_parameters(torch.cat([p.flatten() for p in head]), networks["local"].head.parameters())
     judge = nn.Sequential(nn.Linear(12, HIDDEN), nn.LeakyReLU(0.2), nn.Linear(HIDDEN, 1)).double()
-    first = algorithm.on(task.setting(1, 0)).initial_kept(client)["discriminator"]
-    nn.utils.vector_to_parameters(first, judge.parameters())
+    nn.utils.vector_to_parameters(kept["discriminator"].clone(), judge.parameters())
     rate = {"lr": TRAINING.learning_rate, "momentum": TRAINING.momentum}
     for_global = torch.optim.SGD(networks["global"].parameters(), **rate)
     for_local = torch.optim.SGD(networks["local"].body.parameters(), **rate)
@@ -134,6 +136,18 @@ def test_a_client_does_what_the_pseudo_code_says(task, algorithm, chunk):
         assert sorted(result.upload) == ["loss", "update"]
         assert sorted(result.kept) == ["discriminator", "personal"]
         for name, value in {**result.upload, **result.kept}.items():
+            torch.testing.assert_close(value, twin[name], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("chunk", [None, 3], ids=["loop", "vectorised"])
+def test_local_extractor_and_discriminator_go_on_from_where_they_were(task, chunk):
+    algorithm = GRPFed(hidden=HIDDEN)
+    kept = {client: result.kept for client, result in clients_of(task, algorithm).items()}
+    start = flatten(task.model(8))
+    found = clients_of(task, algorithm, kept=kept, round=1, parameters=start, chunk=chunk)
+    for client, result in found.items():
+        twin = pseudo_code(task, algorithm, client, start, round=1, kept=kept[client])
+        for name, value in result.kept.items():
             torch.testing.assert_close(value, twin[name], rtol=0, atol=1e-11)
 
 
