@@ -163,3 +163,22 @@ def test_round_times_are_drawn_with_every_engine_and_peer_that_was_measured(benc
     ]
     engines.figure([*points, {"what": "no point"}], tmp_path / "round-time.png")
     assert (tmp_path / "round-time.png").stat().st_size > 1000
+
+
+def test_local_steps_are_held_against_fedavgs_on_the_same_model_and_batches(benchmark_module):
+    steps = benchmark_module("steps")
+    case = steps.Case("logistic", 1, steps.SUPERFED, {**steps.MIXTURES, "ReBaFL": steps.ReBaFL()}, 1.5)
+    rows = steps.measured(case, 2)
+    assert [item["what"].split()[3] for item in rows] == ["SuPerFed-MM", "SuPerFed-LM", "ReBaFL"]
+    for item in rows:
+        assert item["target"] == 1.5
+        assert 0 < item["min"] <= item["median"] <= item["max"]
+        assert len(item["milliseconds"]) == 2
+
+
+def test_steps_are_timed_where_they_do_all_of_their_work(benchmark_module):
+    steps = benchmark_module("steps")
+    task = steps.task_of(steps.CASES[2])
+    for algorithm in steps.MIXTURES.values():
+        bound = algorithm.on(task.setting(rounds=2, seed=0))
+        assert "mixing" in steps.underway(bound, bound.start(steps.flatten(task.model(0))))

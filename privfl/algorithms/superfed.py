@@ -125,8 +125,8 @@ class SuPerFed(FedAvg):
         federated, personal = local["parameters"], local["personal"]
         share = self.share(batch)
         gradient = client.gradient(client.loss, mix(federated, personal, share), batch)
-        for_federated = gradient * (1 - share)
-        for_personal = gradient.mul_(share)
+        for_personal = gradient * share
+        for_federated = gradient.sub_(for_personal)
         self.correct(for_federated, local, received)
         if self.orthogonality:
             self.keep_apart(for_federated, for_personal, federated, personal)
