@@ -14,6 +14,11 @@ SECRET_DRAW = (
 )
 ADAPTED = "The sampling rate follows from the size answers; the claim composes the rates that these answers led to."
 
+OWN_ROWS = (
+    "Local and personal metrics are measured on rows that clients hold back; no claim covers them, and publishing them "
+    "is one more release."
+)
+
 
 def caveats(task: Task, server: Tensors, privacy: Privacy, channel: Channel) -> list[str]:
     """The sentences that hold for a run of ``task`` that ended in the state ``server``."""
@@ -22,6 +27,8 @@ def caveats(task: Task, server: Tensors, privacy: Privacy, channel: Channel) -> 
         found.append(SHARED.format(task.report.shared))
     if "rate" in server and privacy.size is not None and privacy.training is not None:
         found.append(ADAPTED)
+    if task.local_tests is not None:
+        found.append(OWN_ROWS)
     if channel.spectator_releases():
         found.append(SECRET_DRAW)
     return found

@@ -31,10 +31,12 @@ def show_list(kind: Kind, as_json: bool) -> None:
     from rich.table import Table
 
     console = Console()
-    table = Table("name", "what it is", "settings", title=kind.value, title_justify="left", show_lines=True)
+    more = [name for name in rows[0] if name not in ("name", "summary", "settings")]
+    columns = ("name", "what it is", *more, "settings")
+    table = Table(*columns, title=kind.value, title_justify="left", show_lines=True)
     for row in rows:
         settings = ", ".join(f"{name} = {value}" for name, value in row["settings"].items())
-        table.add_row(row["name"], row["summary"], settings)
+        table.add_row(row["name"], row["summary"], *(row[name] for name in more), settings)
     console.print(table)
 
 
@@ -61,8 +63,12 @@ def _rows(kind: Kind) -> list[dict[str, Any]]:
     registry: Mapping[str, type[Any]]
     if kind is Kind.algorithms:
         from privfl.algorithms import ALGORITHMS
+        from privfl.algorithms.uploads import declared
 
-        registry = ALGORITHMS
+        return [
+            {"name": name, "summary": summary(part), "settings": defaults(part), **declared(part())}
+            for name, part in ALGORITHMS.items()
+        ]
     elif kind is Kind.partitions:
         from privfl.data.partitions import PARTITIONS
 
