@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import cycle, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -153,13 +153,14 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     from privfl.study.plots import COLOURS, DASHES
 
     found = list(by_group(rows))
-    colours = dict(zip(("FedAvg", "ReBaFL", "R-BSM only", "F-Aug only", "BSM-FedAvg"), COLOURS, strict=False))
+    ordered = ("FedAvg", "ReBaFL", "R-BSM only", "F-Aug only", "BSM-FedAvg")
+    colours, dashes = dict(zip(ordered, COLOURS, strict=False)), dict(zip(ordered, cycle(DASHES), strict=False))
     figure = Figure(figsize=(3.3 * len(found) + 0.8, 3.4), layout="constrained")
     panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
     for axes, ((clients, probability), methods) in zip(panels, found, strict=True):
-        for number, (name, curves) in enumerate(methods.items()):
+        for name, curves in methods.items():
             mean = [statistics.mean(values) for values in zip(*curves, strict=True)]
-            style = {"color": colours[name], "linestyle": DASHES[number % len(DASHES)], "linewidth": 1.6}
+            style = {"color": colours[name], "linestyle": dashes[name], "linewidth": 1.6}
             axes.plot(range(1, len(mean) + 1), mean, label=name, **style)
             if len(curves) > 1:
                 low, high = ([bound(values) for values in zip(*curves, strict=True)] for bound in (min, max))
