@@ -62,9 +62,11 @@ def relative_losses(losses: Tensor) -> Tensor:
 
     Scaling by the largest loss first keeps the mean finite for any finite losses.
     """
-    losses = losses.clamp_min(0)
-    scaled = losses / losses.max()
-    return torch.where(losses.max() > 0, scaled / scaled.mean(), torch.ones_like(losses))
+    largest = losses.max()
+    if not largest > 0:
+        return torch.ones_like(losses)
+    scaled = (losses / largest).clamp_min_(0)
+    return scaled.div_(scaled.mean())
 
 
 def relative_to(loss: Tensor, mean: Tensor) -> Tensor:
@@ -74,7 +76,7 @@ def relative_to(loss: Tensor, mean: Tensor) -> Tensor:
 
 def respond(relative: Tensor, cdf: str, lower: float, upper: float) -> Tensor:
     """Equation (3): ``r = C1 + (C2 − C1)·ρ(x)``, of the shape of ``relative``, in [C1, C2], nondecreasing in x."""
-    return lower + (upper - lower) * CDFS[cdf](relative)
+    return CDFS[cdf](relative) * (upper - lower) + lower
 
 
 def lipschitz(lower: float, upper: float) -> float:
@@ -97,7 +99,7 @@ def decision_loss(decision: Tensor, responses: Tensor) -> Tensor:
 
 def decision_gradient(decision: Tensor, responses: Tensor) -> Tensor:
     """∇ℓ(p) = −r/(1 + ⟨p, r⟩) [K]."""
-    return -responses / (1 + decision @ responses)
+    return responses / -(1 + decision @ responses)
 
 
 def linearised_gradient(decision: Tensor, responses: Tensor, reference: Tensor) -> Tensor:
