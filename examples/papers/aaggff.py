@@ -27,6 +27,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 import privfl as pf
+from privfl.algorithms.decisions import relative_losses, respond
 from privfl.data.dataset import Dataset
 from privfl.metrics.fairness import fairness
 
@@ -39,6 +40,15 @@ OPTIMISERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "FedAdagrad": (pf.FedAdagrad(**ADAPTIVE), {"server_optimiser": "fedadagrad", "beta1": 0.0, **ADAPTIVE}),
 }
 """An optimiser alone, and what plugs it into AAggFF; constants of the authors' code."""
+
+
+@dataclass(frozen=True)
+class CodesNormal(pf.AAggFFS):
+    """AAggFF-S with the Normal response as the authors' code has it, 3/2 − Φ: it *falls* with the loss."""
+
+    def answers(self, reports: Tensor, lower: float, upper: float) -> Tensor:
+        """Responses between half of the range and three halves of it."""
+        return lower + (upper - lower) * (1.5 - respond(relative_losses(reports.double()), "normal", 0.0, 1.0))
 
 
 class Logistic(nn.Module):
@@ -190,6 +200,8 @@ def methods(name: str, study: Study) -> dict[str, Any]:
         "FedAvg, uniform": pf.FedAvg(weighting="uniform"),
         "AAggFF-S": pf.AAggFFS(**fair),
     }
+    if name == "berka":
+        found["AAggFF-S, the code's response"] = CodesNormal()
     if name == "heart":
         for label, (alone, plug) in OPTIMISERS.items():
             found |= {
