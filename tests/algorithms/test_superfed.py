@@ -96,6 +96,8 @@ def test_at_the_federated_end_its_mu_is_half_of_fedproxs(task, mode):
     only_phase_one, seen = simulate(task, SuPerFed(mode=mode, start_fraction=1.0, mu=0.3))
     assert torch.equal(only_phase_one.parameters, run.parameters)
     assert [line["phase"] for line, _, _ in seen] == [1.0] * 4
+    assert "never mixed" in " ".join(only_phase_one.summary["warnings"])
+    assert "never mixed" not in " ".join(run.summary["warnings"])
 
 
 def twin(task, client, algorithm, training, start, personal, sizes):
