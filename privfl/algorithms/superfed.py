@@ -37,9 +37,9 @@ class SuPerFed(FedAvg):
     later uploads through W(λ), so it is no private part: under DP-SGD it must be a function of what the door gave.
     That holds here: λ does not depend on data, and w^f and w^l are computed from the clipped and noised G and from
     public values alone, so that by post-processing both cost exactly what the noisy gradients cost, over all rounds.
-    Noising w^f's gradient alone would not do: one example could move all others' gradients through w^l. Noise that hides
-    clients needs no such care, because an update is clipped whatever shaped it. w^l itself memorises the client's data
-    and has no protection of its own without DP-SGD: it must not leave the client.
+    Noising w^f's gradient alone would not do: one example could move all others' gradients through w^l. Noise that
+    hides clients needs no such care, because an update is clipped whatever shaped it. w^l itself memorises the client's
+    data and has no protection of its own without DP-SGD: it must not leave the client.
 
     Differs from the paper's code: ‖·‖² is squared as in the authors' slides (``prox="norm"``: the code's sum of
     unsquared norms), the cosine has no 1e-6 in every product, biases are averaged too, and one λ per layer counts a
