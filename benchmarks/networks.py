@@ -1,4 +1,4 @@
-"""The two networks of the comparison with peers: one so small that overhead decides, one in which arithmetic does."""
+"""The networks of the comparison with peers: two so small that overhead decides, one in which arithmetic does."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ def small_network() -> nn.Module:
     """Two strided convolutions and one linear layer: [B, 1, 28, 28] → [B, 10]."""
     features = [nn.Conv2d(1, 8, kernel_size=5, stride=2), nn.ReLU(), nn.Conv2d(8, 16, kernel_size=3, stride=2)]
     return nn.Sequential(*features, nn.ReLU(), nn.Flatten(), nn.Linear(400, 10))
+
+
+def mlp_network() -> nn.Module:
+    """One hidden layer of six units: [B, 1, 28, 28] → [B, 10]."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 6), nn.ReLU(), nn.Linear(6, 10))
 
 
 def cnn_network() -> nn.Module:
@@ -31,7 +36,8 @@ def cnn_network() -> nn.Module:
 class Work:
     """What is compared: ``rounds`` rounds of a network of ``parameters`` parameters at ``cohort`` clients.
 
-    ``peers_name`` is what the peers' scripts call the network. The small model runs for more rounds, because privfl
+    ``peers_name`` is what the peers' scripts call the network; a network ``of_our_own`` is put in its place (see
+    ``mlp_common.py``). The small models run for more rounds, because privfl
     does not measure which engine is fastest where a run is over in seconds.
     """
 
@@ -40,6 +46,7 @@ class Work:
     cohort: int
     rounds: int
     peers_name: str
+    of_our_own: bool = False
 
     def check(self) -> None:
         """Stop if the network is not the peers' one."""
@@ -50,5 +57,6 @@ class Work:
 
 WORKS = {
     "small": Work(small_network, 5_386, 20, 100, "tiny"),
+    "mlp": Work(mlp_network, 4_780, 20, 100, "tiny", of_our_own=True),
     "cnn": Work(cnn_network, 1_199_882, 10, 10, "cnn"),
 }

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,12 @@ INSTALL = {
 FASTEST = "the faster of pfl on one and on two processes"
 TARGETS: dict[str, dict[str, tuple[tuple[str, ...], float | None]]] = {
     "small": {
+        PFL: ((PFL,), 0.4),
+        PFL_TWICE: ((PFL_TWICE,), None),
+        FLOWER: ((FLOWER,), 0.05),
+        BARE: ((BARE,), None),
+    },
+    "mlp": {
         PFL: ((PFL,), 0.4),
         PFL_TWICE: ((PFL_TWICE,), None),
         FLOWER: ((FLOWER,), 0.05),
@@ -81,6 +88,17 @@ class Peers:
                     f"`{INSTALL[variable]}` and set the variable to that environment's python."
                 )
         return cls(folder, pythons[PFL], pythons[FLOWER]), missing
+
+    def with_mlp(self, folder: Path) -> Peers:
+        """The same peers, whose scripts, copied to ``folder``, take the MLP of ``networks.py`` for their small model."""
+        assert self.scripts is not None
+        folder.mkdir()
+        for script in self.scripts.glob("fedavg_*.py"):
+            shutil.copy(script, folder)
+        shutil.copy(self.scripts / "common.py", folder / "peers_common.py")
+        shutil.copy(HERE / "mlp_common.py", folder / "common.py")
+        shutil.copy(HERE / "networks.py", folder)
+        return replace(self, scripts=folder)
 
     def commands(self, *, noise: bool) -> dict[str, list[str]]:
         """How each one that is there is started, without the work; the bare loop has no noise."""
@@ -148,7 +166,7 @@ def result(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, 
 def rows(work: str, noise: bool, seconds: Seconds, details: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row for each comparison whose runs are all there; ratios are taken within each repeat."""
     made = []
-    network = {"small": "small model, cohort 20", "cnn": "CNN, cohort 10"}[work]
+    network = {"small": "small model, cohort 20", "mlp": "small MLP, cohort 20", "cnn": "CNN, cohort 10"}[work]
     for other, (runs, target) in TARGETS[work].items():
         if not set(runs) <= set(seconds):
             continue
@@ -179,11 +197,13 @@ def run(repeats: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder) / "images.npz"
         write_images(archive)
+        replaced = peers.with_mlp(Path(folder) / "mlp")
         for work, noise in ((work, noise) for noise in (False, True) for work in WORKS):
             WORKS[work].check()
+            driven = replaced if WORKS[work].of_our_own else peers
             commands = {
                 name: [*command, *work_options(work, archive, WORKS[work].cohort, WORKS[work].rounds)]
-                for name, command in peers.commands(noise=noise).items()
+                for name, command in driven.commands(noise=noise).items()
             }
             for engine in ENGINES[:1] if noise else ENGINES:
                 own = [sys.executable, str(HERE / "rounds.py"), "--work", work, "--engine", engine]
@@ -193,7 +213,7 @@ def run(repeats: int) -> list[dict[str, Any]]:
             trained_by: dict[str, str] = {}
             for _ in range(min(repeats, REPEATS)):
                 for name, command in commands.items():
-                    line = result(command, peers.environment())
+                    line = result(command, driven.environment())
                     seconds[name].append(line["s_per_round_median"])
                     accuracies[name] = line["test_accuracy"]
                     what = f"{work}, noise" if noise else work
