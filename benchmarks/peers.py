@@ -90,7 +90,7 @@ class Peers:
         return cls(folder, pythons[PFL], pythons[FLOWER]), missing
 
     def with_mlp(self, folder: Path) -> Peers:
-        """The same peers, whose scripts, copied to ``folder``, take the MLP of ``networks.py`` for their small model."""
+        """The same peers; their scripts, copied to ``folder``, take our MLP (``networks.py``) for their small model."""
         assert self.scripts is not None
         folder.mkdir()
         for script in self.scripts.glob("fedavg_*.py"):
