@@ -185,7 +185,8 @@ class Channel:
     def at_client(self, upload: Tensors, noise: NoiseStream, *, like: Tensor, broken: bool) -> Tensors:
         """The client's side: bound, then noise if it is added here; a ``broken`` upload counts as zeros."""
         if broken:
-            upload = {"update": torch.zeros_like(like)}
+            shape = self.fields[0].shape
+            upload = {"update": torch.zeros_like(like) if shape is None else like.new_zeros(shape)}
         if self.clip is not None:
             self.clip.apply(upload["update"])
             if self.noise is not None and self.noise.at == "client":

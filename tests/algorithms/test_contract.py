@@ -428,3 +428,27 @@ def test_the_learning_rate_decays_round_by_round(task):
     assert (
         0 < float((decayed.parameters - first.parameters).norm()) < float((whole.parameters - first.parameters).norm())
     )
+
+
+@dataclass(frozen=True)
+class Wide(pf.FedAvg):
+    """Uploads something that is no parameter vector, and one client's is not finite."""
+
+    name: ClassVar[str] = "wide"
+    weighting: str = "uniform"
+
+    def fields(self):
+        return (Field("update", shape=(2, 3)),)
+
+    def finish(self, local, received, training):
+        return {"update": (local["parameters"][:6] - received["parameters"][:6]).view(2, 3) * torch.nan}
+
+    def aggregate(self, server, total, round, training):
+        return {**server, "sum": total["update"]}
+
+
+def test_a_broken_upload_of_any_shape_becomes_noise_where_noise_is_added_at_the_client(task):
+    privacy = pf.Privacy(update=[pf.Clip(1.0), pf.GaussianNoise(1.0, at="client")], noise_key=1)
+    run = pf.simulate(task, Wide(), rounds=1, privacy=privacy)
+    assert run.server["sum"].shape == (2, 3)
+    assert bool(run.server["sum"].isfinite().all())
