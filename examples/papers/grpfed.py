@@ -41,6 +41,7 @@ METHODS: dict[str, Any] = {
     "GRP-FED": pf.GRPFed(),
     "GRP-FED, losses of the shared model": pf.GRPFed(loss_report="pre_eval"),
     "GRP-FED, weights up to 0.3": pf.GRPFed(lambda_max=0.3),
+    "GRP-FED, equal weights": pf.GRPFed(q=0.0, q_step=0.0),
 }
 MAIN = ("FedAvg", "Local", "GRP-FED")
 MEASURES = ("T_g", "T_l", "T_p", "T_r", "T_l_of_means")
@@ -200,7 +201,9 @@ def run(name: str, method: str, seed: int, options: argparse.Namespace) -> dict[
         federation.task,
         METHODS[method],
         rounds=options.rounds,
-        training=pf.LocalTraining(learning_rate=options.learning_rate, momentum=0.9, batch_size=64, epochs=5),
+        training=pf.LocalTraining(
+            learning_rate=options.learning_rate, momentum=0.9, batch_size=options.batch_size, epochs=5
+        ),
         cohort=pf.FixedCohort(max(1, round(0.2 * clients))),
         seed=seed,
         evaluate_every=options.rounds,
@@ -281,6 +284,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--learning-rate", type=float, default=0.03)
+    parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--beats", type=int, default=100, help="of each kind from each patient, at most")
     parser.add_argument("--images", type=int, default=5_000, help="training images of CIFAR-10")
     parser.add_argument("--small", action="store_true", help="digits, 10 clients, 20 rounds, all methods")
@@ -300,7 +304,7 @@ def main() -> None:
                 settings = {
                     key: value
                     for key, value in vars(options).items()
-                    if key in ("rounds", "learning_rate", "beats", "images")
+                    if key in ("rounds", "learning_rate", "batch_size", "beats", "images")
                 }
                 store.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n")
                 last = {measure: rows[-1][measure] for measure in MEASURES}
