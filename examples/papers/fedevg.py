@@ -254,7 +254,7 @@ def main() -> None:
     options = parsed()
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "results.json"
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+    settings = {name: value for name, value in vars(options).items() if name != "out"}
     store: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"settings": settings, "rows": []}
     missing = [name for name in options.run if all(row["name"] != name for row in store["rows"])]
     if missing:
