@@ -206,7 +206,7 @@ def draw_curves(groups: Mapping[str, Curves], title: str = "") -> Figure:
         axes.grid(axis="y", color="0.9", linewidth=0.8)
         axes.set_ylabel("accuracy on the client's own test" if name == "accuracy" else "loss (nats)")
         if name == "accuracy":
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         else:
             axes.legend(frameon=False)
     figure.suptitle(title, fontsize=11)
