@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -11,10 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Tensors
+from privfl.metrics.calibration import expected_calibration_error, maximum_calibration_error
 from privfl.metrics.classification import classification
 from privfl.metrics.fairness import fairness
 from privfl.metrics.personalisation import macro_f1
+from privfl.metrics.ranking import auroc, top_k_accuracy
 from privfl.task import ClientIndex, Task
+
+MOST_OF_FEW = 5
+"""Top-5 accuracy says something where there are more classes than that."""
 
 
 class Predictor(Protocol):
@@ -29,15 +35,16 @@ def evaluate(
 ) -> dict[str, float]:
     """Metrics of the server's model or, for an ensemble, of the mean soft-max output of the clients' own models.
 
-    Where clients hold rows back (``Task.with_local_tests``) there follow ``local_…``, accuracy of the tested model on
-    every client's own test and how it is spread, and ``personal_…``, the same of the clients' own models.
+    Besides loss, accuracy and macro-F1 there are the calibration errors, top-5 accuracy for more than five classes, and
+    AUROC for two. Where clients hold rows back (``Task.with_local_tests``) there follow ``local_…``, accuracy of the
+    tested model on every client's own test and how it is spread, and ``personal_…``, the same of clients' own models.
     """
     inputs, targets = task.test_inputs, task.test_targets
     tested = server["parameters"] if algorithm.ensemble else algorithm.evaluated(server)
     if algorithm.ensemble:
-        found = classification(_ensemble(task, predictor, kept), targets)
+        found = _tested(_ensemble(task, predictor, kept), targets)
     else:
-        found = classification(predictor.logits(tested, inputs), targets)
+        found = _tested(predictor.logits(tested, inputs), targets)
     if task.local_tests is None:
         return found
     holders = np.flatnonzero(task.local_tests.sizes)
@@ -46,6 +53,24 @@ def evaluate(
         logits = predictor.logits(tested, task.inputs[rows])
         found |= _spread("local", task, holders, _own(task, logits))
     return found | _personal(task, algorithm, predictor, server, kept, holders)
+
+
+def _tested(logits: Tensor, targets: Tensor) -> dict[str, float]:
+    """Metrics of ``logits`` [N, classes]; those of confidence and order are NaN for a model that has diverged."""
+    found, classes = classification(logits, targets), logits.shape[1]
+    further = {"test_ece": math.nan, "test_mce": math.nan}
+    further |= {"test_top5": math.nan} if classes > MOST_OF_FEW else {}
+    further |= {"test_auroc": math.nan} if classes == 2 else {}
+    if not bool(logits.isfinite().all()):
+        return found | further
+    probabilities = logits.double().softmax(1)
+    further["test_ece"] = expected_calibration_error(probabilities, targets)
+    further["test_mce"] = maximum_calibration_error(probabilities, targets)
+    if "test_top5" in further:
+        further["test_top5"] = top_k_accuracy(logits, targets, MOST_OF_FEW)
+    if "test_auroc" in further:
+        further["test_auroc"] = auroc(logits[:, 1] - logits[:, 0], targets)
+    return found | further
 
 
 def _ensemble(task: Task, predictor: Predictor, kept: Mapping[int, Tensors]) -> Tensor:

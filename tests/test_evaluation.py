@@ -89,3 +89,27 @@ def test_a_client_that_never_trained_is_judged_by_what_it_starts_with(task):
     run = pf.simulate(task, pf.Local(), rounds=1, cohort=pf.FixedCohort(size=3))
     assert len(run.kept) == 3
     assert "personal_accuracy" in run.metrics[-1]
+
+
+def test_confidence_and_order_are_measured_too_and_a_diverged_model_has_none():
+    digits = pf.load("digits", partition=pf.IID(clients=4), model="logistic")
+    run = pf.simulate(digits, pf.FedAvg(), rounds=1)
+    network = digits.model(0).eval()
+    nn.utils.vector_to_parameters(run.parameters.clone(), network.parameters())
+    with torch.no_grad():
+        logits = network(digits.test_inputs)
+    line = run.metrics[-1]
+    best = logits.topk(5).indices.eq(digits.test_targets[:, None]).any(1).double().mean()
+    assert line["test_top5"] == pytest.approx(float(best))
+    assert 0 <= line["test_ece"] <= line["test_mce"] <= 1
+    assert "test_auroc" not in line
+    lost = pf.simulate(digits, pf.FedAvg(), rounds=1, training=pf.LocalTraining(learning_rate=1e38)).metrics[-1]
+    assert lost["test_ece"] is None or lost["clients"] == 0
+
+
+def test_two_classes_have_an_area_under_the_curve():
+    x = np.random.default_rng(0).normal(size=(200, 3))
+    task = pf.Task.from_arrays(x, (x[:, 0] > 0).astype(int), partition=pf.IID(clients=4))
+    line = pf.simulate(task, pf.FedAvg(), rounds=5).metrics[-1]
+    assert line["test_auroc"] > 0.9
+    assert "test_top5" not in line
