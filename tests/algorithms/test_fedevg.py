@@ -3,72 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from evg_federation import SIZES, TRAINING, Watched, sent, settings_of, small, task_of
 from torch import Tensor, nn
 
 import privfl as pf
 from privfl.algorithms import fedevg
 from privfl.algorithms.fedevg import FedEvg
-from privfl.engine.loop import ClientResult, LoopEngine
-from privfl.engine.vectorised import VectorisedEngine
 from privfl.errors import ConfigError
 from privfl.models import build
-from privfl.privacy.channel import Channel
 from privfl.privacy.draws import Draws
-from privfl.privacy.noise import NoiseSource
 from privfl.randomness import torch_stream
 from privfl.study.synthetic import Gallery
 from privfl.task import ClientIndex, Task
-
-TRAINING = pf.LocalTraining(learning_rate=1e-3, batch_size=8, epochs=2, weight_decay=1e-4)
-SIZES = (20, 5, 11)
-CLASSES = 3
-
-
-def task_of(sizes: tuple[int, ...] = SIZES, *, width: int = 4, seed: int = 0) -> Task:
-    """Random grey images of 6 x 6 in float64, dealt in order."""
-    generator = torch.Generator().manual_seed(seed)
-    inputs = torch.rand(sum(sizes), 1, 6, 6, generator=generator, dtype=torch.float64)
-    targets = torch.randint(CLASSES, (sum(sizes),), generator=generator)
-    bounds = np.cumsum([0, *sizes])
-    clients = ClientIndex.of([np.arange(low, high) for low, high in pairwise(bounds)])
-
-    def model(seed: int) -> nn.Module:
-        return build("energy-cnn", (1, 6, 6), CLASSES, width=width, seed=seed).double()
-
-    return Task("tiny", inputs, targets, clients, inputs[:9], targets[:9], CLASSES, model, "energy-cnn")
-
-
-def small(**options: Any) -> FedEvg:
-    return FedEvg(
-        **{"samples_per_class": 2, "step_size": 1.0, "last_step_size": 0.1, "classifier_epochs": 1, **options}
-    )
-
-
-def settings_of(algorithm: FedEvg) -> dict[str, Any]:
-    """The hyper-parameters of ``algorithm``, to build a watched one of the same."""
-    return {entry.name: getattr(algorithm, entry.name) for entry in fields(algorithm)}
-
-
-def sent(
-    task: Task, algorithm: FedEvg, *, round: int = 0, vectorised: bool = False, dpsgd: pf.DPSGD | None = None
-) -> tuple[dict[str, Tensor], list[ClientResult]]:
-    """The server's state at the start of ``round`` and what every client sends, by client."""
-    bound = algorithm.on(task.setting(10, 0))
-    server = bound.turn(bound.start(bound.setting.fresh("initial", 0)), round)
-    channel, way = Channel((), bound.fields(), dpsgd, 1.0), None if dpsgd is None else "vmap"
-    with LoopEngine(task, bound, TRAINING, channel, way=way, workers=1) as loop:
-        engine = VectorisedEngine(loop, 3, way) if vectorised else loop
-        arguments: dict[str, Any] = {"round": round, "seed": 0, "source": NoiseSource.from_key(1)}
-        results = list(engine.train(range(len(task.clients)), bound.broadcast(server), {}, **arguments))
-    return server, sorted(results, key=lambda result: result.client)
 
 
 def trained_alone(task: Task, algorithm: FedEvg, server: dict[str, Tensor], client: int) -> tuple[Tensor, Tensor]:
@@ -234,19 +187,6 @@ def test_check_7_uploads_are_evaluated_at_the_downloaded_images_and_not_at_the_c
         assert all(torch.equal(one.upload["update"], other.upload["update"]) for one, other in pairs)
 
 
-@dataclass(frozen=True)
-class Watched(FedEvg):
-    """Notes the chain around every step (loop engine, one worker), and what it was advanced to."""
-
-    seen: list[tuple[Tensor, Tensor, Tensor, Tensor]] = field(default_factory=list)
-
-    def step(self, local: Any, received: Any, batch: Any, client: Any, training: Any) -> None:
-        before = local["chain"].clone()
-        super().step(local, received, batch, client, training)
-        chosen = batch.uniform.argsort()[: min(training.batch_size, len(before))]
-        self.seen.append((before, local["chain"].clone(), chosen, received["images"]))
-
-
 def watched(**options: Any) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
     algorithm = Watched(**settings_of(small(samples_per_class=5, **options)))
     sent(task_of(), algorithm)
@@ -365,75 +305,6 @@ def test_check_12_the_images_come_to_look_like_the_classes_and_teach_a_classifie
         correlation = [float(torch.corrcoef(torch.stack([found, real]))[0, 1]) for real in (own, other)]
         assert correlation[0] > 0.5
         assert correlation[0] > correlation[1]
-
-
-def test_a_client_whose_data_is_not_finite_is_dropped_and_the_others_go_on() -> None:
-    task = task_of()
-    broken = replace(task, inputs=task.inputs.clone())
-    broken.inputs[task.clients[1][0]] = math.nan
-    run = pf.simulate(broken, small(), rounds=2, training=TRAINING)
-    assert run.summary["dropped"] == {"sent a non-finite 'update'": 2}
-    assert math.isfinite(run.metrics[-1]["pull_norm"])
-
-
-def test_without_a_mechanism_all_claims_are_infinite_and_say_why() -> None:
-    statement = pf.simulate(task_of(), small(), rounds=1, training=TRAINING).statement
-    for unit in ("sample", "client"):
-        for observer in ("server", "public"):
-            assert statement.cell(unit, observer).epsilon == math.inf
-    text = str(statement)
-    assert "every client's" in text
-    assert "without a mechanism" in text
-
-
-NOISY = pf.DPSGD(noise_multiplier=2.0, sample_rate=0.2)
-
-
-def test_dp_sgd_gives_a_sample_level_claim_and_the_synthetic_terms_cost_nothing() -> None:
-    """As many gradients as FedAvg takes, so the same ε: chain, γ-term and energies see data by parameters alone."""
-    task, privacy = task_of(), pf.Privacy(training=NOISY)
-    training = pf.LocalTraining(learning_rate=1e-3, batch_size=8, steps=3)
-    ours, plain = (
-        pf.simulate(task, algorithm, rounds=2, training=training, privacy=privacy).statement.cell("sample", "server")
-        for algorithm in (small(client_weights="uniform", chain_steps=2), pf.FedAvg(weighting="uniform"))
-    )
-    assert ours.epsilon == pytest.approx(plain.epsilon, rel=1e-12)
-    assert 0 < ours.epsilon < math.inf
-    sized = pf.simulate(task, small(), rounds=1, training=training, privacy=privacy).statement
-    assert sized.cell("sample", "server").epsilon == math.inf, "the exact size is sent"
-
-
-def test_under_dp_sgd_the_number_of_images_in_a_batch_does_not_show_the_number_of_samples() -> None:
-    algorithm = Watched(**settings_of(small(samples_per_class=5)))
-    sent(task_of(), algorithm, dpsgd=NOISY)
-    assert len(algorithm.seen) == 3 * 2 * 5  # clients, epochs, 1 / rate
-    assert {len(chosen) for _, _, chosen, _ in algorithm.seen} == {8}
-
-
-def test_both_engines_agree_under_dp_sgd() -> None:
-    task = task_of()
-    one, other = (sent(task, small(), dpsgd=NOISY, vectorised=vectorised)[1] for vectorised in (False, True))
-    for mine, theirs in zip(one, other, strict=True):
-        assert mine.log == theirs.log
-        torch.testing.assert_close(theirs.upload["update"], mine.upload["update"], rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("at", ["server", "client"])
-def test_client_level_noise_covers_strengths_and_gradients_and_keeps_the_images_pixels(at: str) -> None:
-    task, gallery = task_of(), Gallery()
-    privacy = pf.Privacy(update=[pf.Clip(2.0), pf.GaussianNoise(5.0, at=at)])  # type: ignore[arg-type]
-    run = pf.simulate(
-        task, small(client_weights="uniform"), rounds=2, training=TRAINING, privacy=privacy, observers=[gallery]
-    )
-    assert run.statement.cell("client", "public").epsilon < math.inf
-    assert gallery.last.images.isfinite().all()
-    assert 0 <= float(gallery.last.images.min()) <= float(gallery.last.images.max()) <= 1
-
-
-def test_exact_weights_cannot_be_hidden_by_noise_on_one_update() -> None:
-    privacy = pf.Privacy(update=[pf.Clip(2.0), pf.GaussianNoise(5.0)])
-    with pytest.raises(ConfigError, match="'update'; this one sends gradient, energy"):
-        pf.simulate(task_of(), small(weighting="exact", client_weights="uniform"), rounds=1, privacy=privacy)
 
 
 @pytest.mark.parametrize(
