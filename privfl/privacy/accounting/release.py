@@ -77,5 +77,6 @@ def pure_cost(epsilon: float) -> Cost:
 
     Kairouz, Oh and Viswanath, "The composition theorem for differential privacy", ICML 2015, theorem 3.4 with δ = 0.
     """
-    event: DpEvent = RandomizedResponseDpEvent(noise_parameter=2.0 / (1.0 + math.exp(epsilon)), num_buckets=2)
+    tail = math.exp(-epsilon)  # 0 for a huge ε, and then nothing is claimed
+    event: DpEvent = RandomizedResponseDpEvent(noise_parameter=2.0 * tail / (1.0 + tail), num_buckets=2)
     return Cost(event, NeighboringRelation.REPLACE_ONE)
