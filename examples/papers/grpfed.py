@@ -42,6 +42,7 @@ METHODS: dict[str, Any] = {
     "GRP-FED, losses of the shared model": pf.GRPFed(loss_report="pre_eval"),
     "GRP-FED, weights up to 0.3": pf.GRPFed(lambda_max=0.3),
     "GRP-FED, equal weights": pf.GRPFed(q=0.0, q_step=0.0),
+    "GRP-FED, equal weights, β = 1": pf.GRPFed(q=0.0, q_step=0.0, beta=1.0),
 }
 MAIN = ("FedAvg", "Local", "GRP-FED")
 MEASURES = ("T_g", "T_l", "T_p", "T_r", "T_l_of_means")
