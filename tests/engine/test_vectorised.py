@@ -107,6 +107,8 @@ ALGORITHMS = {
     "bsm-fedavg": pf.BalancedFedAvg(),
     "rebafl": pf.ReBaFL(n_min=1),
     "rebafl, sample by sample": pf.ReBaFL(n_min=1, per_sample=True, proto_source="global_only"),
+    "grp-fed": pf.GRPFed(),
+    "grp-fed, printed losses": pf.GRPFed(disc_loss="paper", disc_ref="current", loss_report="post_eval"),
     "local": Local(),
     "centralized": pf.Centralized(),
 }
