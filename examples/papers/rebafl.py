@@ -178,13 +178,16 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     figure = Figure(figsize=(6.4, 3.4), layout="constrained")
     axes = figure.add_subplot()
     names = [name for name in METHODS if any(name in methods for _, methods in found)]
-    width = 0.8 / len(names)
-    for number, name in enumerate(names):
-        places = [(i, methods[name]) for i, (_, methods) in enumerate(found) if name in methods]
-        heights = [statistics.mean(figures_of(c)["swing"] for c in curves) for _, curves in places]
-        at = [i + (number - (len(names) - 1) / 2) * width for i, _ in places]
-        axes.bar(at, heights, width * 0.9, color=colours[name], label=name)
+    width, labelled = 0.8 / len(names), set()
+    for place, (_, methods) in enumerate(found):
+        for number, (name, curves) in enumerate(methods.items()):
+            at = place + (number - (len(methods) - 1) / 2) * width
+            height = statistics.mean(figures_of(accuracy)["swing"] for accuracy in curves)
+            label = None if name in labelled else name
+            axes.bar(at, height, width * 0.9, color=colours[name], label=label)
+            labelled.add(name)
     axes.set_xticks(range(len(found)), [f"{clients} clients, p = {p}" for (clients, p), _ in found])
+    axes.set_xlim(-0.6, len(found) - 0.4)
     axes.set_ylabel("round-to-round swing\n(percentage points)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
