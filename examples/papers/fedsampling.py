@@ -275,24 +275,30 @@ def draw_baselines(stored: Mapping[str, Any]) -> Figure:
 
 
 def draw_imbalance(stored: Mapping[str, Any]) -> Figure:
-    """Figure 4: accuracy against σ, mean and standard deviation over the seeds."""
+    """Figure 4: accuracy against σ: every seed a mark, a line through the medians; diverged seeds at the lower edge."""
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    for index, method in enumerate(dict.fromkeys(method for _, method in plan("fig4"))):
-        names = [THREE[0] if method == "centralised" else f"log-normal, σ = {sigma:g}" for sigma in SIGMAS]
-        found = [_values(stored["runs"][name], method) for name in names]
-        places = np.array(SIGMAS) + 0.03 * (index - 2)
-        spread = [np.std(values, ddof=1) if len(values) > 1 else 0.0 for values in found]
-        axes.errorbar(
-            places, [np.mean(values) for values in found], spread,
-            label=method, color=COLOURS[index], marker=MARKERS[index], linestyle=DASHES[index % 4], capsize=3,
-        )  # fmt: skip
+    methods = list(dict.fromkeys(method for _, method in plan("fig4")))
+    names = [f"log-normal, σ = {sigma:g}" for sigma in SIGMAS]
+    every = {
+        m: [_values(stored["runs"][THREE[0] if m == "centralised" else name], m) for name in names] for m in methods
+    }
+    floor = 0.75 * float(np.median([value for found in every.values() for values in found for value in values]))
+    for index, (method, found) in enumerate(every.items()):
+        places = np.array(SIGMAS) + 0.05 * (index - 2)
+        style: dict[str, Any] = {"color": COLOURS[index], "marker": MARKERS[index]}
+        axes.plot(places, [np.median(v) for v in found], label=method, linestyle=DASHES[index % 4], **style)
+        for place, values in zip(places, found, strict=True):
+            axes.plot([place] * len(values), np.maximum(values, floor), linestyle="", alpha=0.35, markersize=5, **style)
+            for value in values:
+                if value < floor:
+                    axes.annotate(f"{value:.1f} %, diverged ", (place, floor), ha="right", va="center", fontsize=8)
     axes.set_xticks(SIGMAS)
     axes.set_xlabel("σ of the log-normal client sizes")
     axes.set_ylabel("test accuracy (%)")
     axes.grid(axis="y", color="0.9")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 0.08))
     return figure
 
 
