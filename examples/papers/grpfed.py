@@ -241,10 +241,10 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
                 _band(middle, curves, "q", label="q", color=colour)
                 _band(right, curves, "effective_clients", label="1/Σλ²", color=colour)
         left.set_ylabel(f"{name}\nloss over clients (nats)")
-        left.set_yscale("log")
         left.legend(frameon=False, fontsize=8)
         middle.set_ylabel("power q")
         right.set_ylabel("effective clients 1/Σλ²")
+        left.set_ylim(bottom=0)
         right.set_ylim(bottom=0)
         for axes in (left, middle, right):
             axes.set_xlabel("round")
@@ -288,10 +288,10 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--beats", type=int, default=100, help="of each kind from each patient, at most")
     parser.add_argument("--images", type=int, default=5_000, help="training images of CIFAR-10")
-    parser.add_argument("--small", action="store_true", help="digits, 10 clients, 20 rounds, all methods")
+    parser.add_argument("--small", action="store_true", help="digits, 10 clients, 10 rounds, all methods")
     options = parser.parse_args()
     if options.small:
-        options.dataset, options.method, options.rounds, options.seeds = ["digits"], list(METHODS), 20, 1
+        options.dataset, options.method, options.rounds, options.seeds = ["digits"], list(METHODS), 10, 1
     options.out.mkdir(parents=True, exist_ok=True)
     store = options.out / "grpfed.json"
     rows: list[dict[str, Any]] = json.loads(store.read_text())["rows"] if store.exists() else []
