@@ -56,7 +56,7 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
             "noise that hides clients needs uniform weights: set weighting = 'uniform' and a cohort that does not "
             "depend on sizes"
         )
-    if dpsgd is not None and dpsgd.noise_at == "server" and weighted:
+    if dpsgd is not None and dpsgd.noise_at == "server" and (weighted or algorithm.weights() == "server"):
         raise ConfigError(
             "a client that counts more than once multiplies what noise at the server must cover; set weighting = "
             "'uniform' and draw a cohort that does not depend on sizes"

@@ -55,6 +55,11 @@ def evaluate(
     return found | _personal(task, algorithm, predictor, server, kept, holders)
 
 
+def storable(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """``metrics`` as JSON can hold them: nothing for what is not finite."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
 def _tested(logits: Tensor, targets: Tensor) -> dict[str, float]:
     """Metrics of ``logits`` [N, classes]; those of confidence and order are NaN for a model that has diverged."""
     found, classes = classification(logits, targets), logits.shape[1]

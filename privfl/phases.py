@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Round, Tensors
@@ -14,6 +15,7 @@ from privfl.cohort import Selection
 from privfl.engine.aggregation import Sums, add_up
 from privfl.engine.choice import Engine
 from privfl.engine.workspace import Phase
+from privfl.errors import ConfigError
 from privfl.planning import RoundCosts
 from privfl.privacy.channel import Channel
 from privfl.privacy.noise import NoiseSource
@@ -31,6 +33,7 @@ class Moment:
         source: of privacy noise.
         public_weight: divides the sums if the channel hides clients.
         clients: of the whole federation.
+        asked: clients that were asked in this round, each as often as it counts.
         samples: of the whole federation, exact or estimated; ``None`` if nobody asked.
     """
 
@@ -39,6 +42,7 @@ class Moment:
     source: NoiseSource
     public_weight: float
     clients: int
+    asked: int
     samples: float | None
 
 
@@ -69,7 +73,7 @@ def collect(
     if algorithm.weights() == "size":
         weights = weights * sizes.weights(selection.clients)
     elif algorithm.weights() == "server":
-        weights = weights * algorithm.decided(server, torch.from_numpy(selection.clients)).cpu().numpy()
+        weights = weights * _decided(algorithm, server, selection)
     factors = dict(zip(clients, weights.tolist(), strict=True))
     results = engine.train(
         clients, received, kept, round=moment.number, seed=moment.seed, source=moment.source, phase=phase
@@ -80,9 +84,7 @@ def collect(
     return sums
 
 
-def aggregate(
-    phase: Phase, sums: Sums, server: Tensors, costs: RoundCosts, selection: Selection, moment: Moment
-) -> Tensors:
+def aggregate(phase: Phase, sums: Sums, server: Tensors, costs: RoundCosts, moment: Moment) -> Tensors:
     """The server's state after ``phase``; unchanged if nothing arrived, unless noise must hide just that."""
     channel = phase.channel
     hidden = channel.hides_clients or (channel.dpsgd is not None and channel.dpsgd.noise_at == "server")
@@ -90,7 +92,7 @@ def aggregate(
         return server
     facts = Round(
         weight=moment.public_weight if channel.hides_clients else sums.weight,
-        cohort=int(selection.times.sum()),
+        cohort=moment.asked,
         clients=moment.clients,
         samples=moment.samples,
         number=moment.number,
@@ -100,6 +102,21 @@ def aggregate(
     )
     total = channel.at_server(sums.total, moment.source.stream("server" + phase.label, moment.number))
     return phase.algorithm.aggregate(server, total, facts, costs.training)
+
+
+def _decided(algorithm: Algorithm, server: Tensors, selection: Selection) -> NDArray[np.float64]:
+    """The server's weights of the cohort.
+
+    Raises:
+        ConfigError: they are no weights.
+    """
+    decided = algorithm.decided(server, torch.from_numpy(selection.clients)).double().cpu().numpy()
+    if decided.shape != selection.clients.shape or not (np.isfinite(decided).all() and (decided >= 0).all()):
+        raise ConfigError(
+            f"{algorithm.name} decided the weights {decided}; give one finite number ≥ 0 for each of "
+            f"{len(selection.clients)} clients"
+        )
+    return decided
 
 
 def _nothing(shape: tuple[int, ...] | None, like: Tensor) -> Tensor:

@@ -15,13 +15,14 @@ from privfl.algorithms.base import Algorithm, Tensors
 from privfl.engine.workspace import Phase
 from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.accounting.accountant import epsilon
-from privfl.privacy.accounting.release import Release
+from privfl.privacy.accounting.release import Release, pure_cost
 from privfl.privacy.channel import Channel
 from privfl.privacy.door import BARE_TOTAL, BARE_TRAINING, NO_NOISE, DoorLog
 from privfl.privacy.dpsgd import DPSGD
 from privfl.privacy.plans import Epochs, LocalTraining, Poisson, private_plan
 
-History = dict[tuple[DpEvent, NeighboringRelation], int]
+Spent = tuple[DpEvent, NeighboringRelation]
+History = dict[Spent, int]
 ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
@@ -42,13 +43,28 @@ def planned_gradients(
     return plan.rate, plan.steps
 
 
-def planned_totals(phases: Iterable[Phase], rounds: int) -> Counter[DpEvent]:
-    """Noisy totals that a client who takes part in all ``rounds`` rounds gives away."""
-    logs = []
+def planned_totals(phases: Iterable[Phase], rounds: int) -> Counter[Spent]:
+    """Noisy totals and randomised reports that a client who takes part in all ``rounds`` rounds gives away.
+
+    Raises:
+        ConfigError: something leaves without a mechanism, so that no target can be reached.
+    """
+    events: Counter[Spent] = Counter()
     for phase in phases:
-        logs.append(DoorLog())
-        _note_totals(phase.algorithm, phase.channel, logs[-1])
-    return Counter({event: count * rounds for log in logs for event, count in log.noisy.items()})
+        log = DoorLog()
+        fields = phase.channel.fields
+        if phase.algorithm.keeps or not all(field.epsilon is not None for field in fields):
+            _note_totals(phase.algorithm, phase.channel, log)
+        if log.bare:
+            raise ConfigError(
+                f"target_epsilon cannot be reached: {next(iter(log.bare))}; name them in privacy.statistics "
+                f"({', '.join(phase.algorithm.statistics)})"
+            )
+        events.update({(event, ADD_OR_REMOVE_ONE): count * rounds for event, count in log.noisy.items()})
+        for cost in (pure_cost(field.epsilon) for field in fields if field.epsilon is not None):
+            if cost.event is not None:
+                events[cost.event, cost.relation] += rounds
+    return events
 
 
 def _note_totals(algorithm: Algorithm, channel: Channel, log: DoorLog) -> None:
@@ -68,7 +84,7 @@ def planned_log(
     dpsgd = channel.dpsgd
     _note_totals(algorithm, channel, log)
     if dpsgd is None:
-        if algorithm.plan(private_plan(training, None, client), received) != Epochs(1, 0):
+        if not algorithm.statistics or algorithm.plan(private_plan(training, None, client), received) != Epochs(1, 0):
             log.bare[BARE_TRAINING] = None
         return log
     rate, count = planned_gradients(algorithm, training, dpsgd, client, received)
@@ -89,7 +105,7 @@ def calibrate(
     gradients: Sequence[Mapping[float, int]],
     besides: Release | None,
     target_delta: float,
-    totals: Mapping[DpEvent, int] | None = None,
+    totals: Mapping[Spent, int] | None = None,
 ) -> DPSGD:
     """``dpsgd`` with the smallest noise multiplier that keeps every client's example within its target ε.
 
@@ -102,11 +118,11 @@ def calibrate(
     """
     if dpsgd.target_epsilon is None:
         return dpsgd
-    extra: History = {(event, ADD_OR_REMOVE_ONE): count for event, count in (totals or {}).items()}
+    extra: History = dict(totals or {})
     if besides is not None and (cost := besides.cost("sample", "public")) is not None:
         if cost.event is None:
             raise ConfigError("target_epsilon cannot be reached: sizes are sent exactly; set privacy.size")
-        extra[cost.event, cost.relation] = 1
+        extra[cost.event, cost.relation] = extra.get((cost.event, cost.relation), 0) + 1
 
     def solve(target: float, counts: Mapping[float, int]) -> float:
         return noise_multiplier_for(dpsgd, target, target_delta, counts, extra)
@@ -155,8 +171,8 @@ def noise_multiplier_for(
     alone = epsilon(besides, target_delta, interval=False).epsilon
     if alone >= target_epsilon:
         raise ConfigError(
-            f"target_epsilon is {target_epsilon:g}, but the size response alone costs {alone:.4g} for one example; "
-            "raise the target, or choose a size mechanism that costs less (laplace charges an example least)"
+            f"target_epsilon is {target_epsilon:g}, but what is sent besides gradients alone costs {alone:.4g} for one "
+            "example; raise the target, or choose a size mechanism that costs less (laplace charges an example least)"
         )
     low, high = 0.0, 1.0
     while spent(high) > target_epsilon:
@@ -172,7 +188,17 @@ def noise_multiplier_for(
 class RoundCosts:
     """What the uploads of one round cost, known before the round runs; the doors' own logs are held to it."""
 
-    def __init__(self, algorithm: Algorithm, training: LocalTraining, channel: Channel, received: Tensors) -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        training: LocalTraining,
+        channel: Channel,
+        received: Tensors,
+        *,
+        sends: bool = True,
+    ) -> None:
+        """``sends``: whether any phase of the round sends something."""
+        self.remembered = sends and bool(algorithm.keeps)
         self.algorithm, self.training, self.channel, self.received = algorithm, training, channel, received
         self._logs: dict[tuple[float, float], DoorLog] = {}
 
@@ -188,7 +214,8 @@ class RoundCosts:
             groups.setdefault(self._settings(client), []).append(client)
         costs: list[tuple[Release, NDArray[np.int64], int]] = []
         for clients in groups.values():
-            releases = self.channel.releases(self.log(clients[0]), server_holds_data=self.algorithm.pools_data)
+            holds, log = self.algorithm.pools_data, self.log(clients[0])
+            releases = self.channel.releases(log, server_holds_data=holds, remembered=self.remembered)
             costs += [(release, np.array(clients), count) for release, count in releases]
         return costs + [(release, available, 1) for release in self.channel.spectator_releases()]
 

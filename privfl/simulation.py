@@ -24,7 +24,7 @@ from privfl.engine.choice import Choice, Engine, EngineName, choose
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import Phase
 from privfl.errors import ConfigError
-from privfl.evaluation import evaluate
+from privfl.evaluation import evaluate, storable
 from privfl.parameters import flatten
 from privfl.phases import Moment, aggregate, collect, phases_of
 from privfl.planning import RoundCosts, calibrate, planned_gradients, planned_totals
@@ -201,6 +201,7 @@ class Simulation:
         self.algorithm = self.algorithm.on(self.task.setting(self.rounds, self.seed))
         checked = check_settings(self.task, self.algorithm, self.privacy, self.cohort, self.device)
         self.channel, self.needs_sizes = checked.channel, checked.needs_sizes
+        phases_of(self.algorithm, self.channel)  # what a survey's channel refuses is refused before any work
         self.warnings += checked.warnings
         self.server = self.algorithm.start(flatten(self.task.model(self.seed).to(self.device)))
         self.keep_accounts(Ledger(len(self.task.clients), ("update", SIZE, SIZE_RESPONSE)))
@@ -274,18 +275,21 @@ class Simulation:
                 return False
             self.sizes.ask(round, available, self.source)
         selection, server = self.meet(round)
-        priced = [(phase, self.costs_of(phase, server)) for phase in phases_of(self.algorithm, self.channel)]
+        phases = phases_of(self.algorithm, self.channel)
+        sends = any(phase.channel.fields for phase in phases)
+        priced = [(phase, self.costs_of(phase, server, sends)) for phase in phases]
         planned = [cost for _, costs in priced for cost in costs.of(selection.clients, available)]
         if self.would_exceed_budget(planned):
             return False
         everyone = np.arange(len(self.task.clients))
         samples = self.sizes.total(everyone) if self.needs_sizes else None
         weight = self.cohort.expected(len(available))
-        moment = Moment(round, self.seed, self.source, weight, len(everyone), samples)
+        asked = int(selection.times.sum())
+        moment = Moment(round, self.seed, self.source, weight, len(everyone), asked, samples)
         problems: Counter[str] = Counter()
         for phase, costs in priced:
             sums = collect(phase, self.engine, selection, server, self.kept, self.sizes, costs, moment)
-            server = aggregate(phase, sums, server, costs, selection, moment)
+            server = aggregate(phase, sums, server, costs, moment)
             selection = selection.among(sums.members)
             problems += sums.problems
         for release, clients, count in planned:
@@ -296,10 +300,10 @@ class Simulation:
         self.metrics.append(self.measure(round, len(sums.members), problems))
         return True
 
-    def costs_of(self, phase: Phase, server: Tensors) -> RoundCosts:
+    def costs_of(self, phase: Phase, server: Tensors, sends: bool) -> RoundCosts:
         """What the uploads of ``phase`` cost."""
         training = self.training.in_round(self.round)
-        return RoundCosts(phase.algorithm, training, phase.channel, phase.algorithm.broadcast(server))
+        return RoundCosts(phase.algorithm, training, phase.channel, phase.algorithm.broadcast(server), sends=sends)
 
     def would_exceed_budget(self, costs: list[tuple[Release, NDArray[np.int64], int]]) -> bool:
         """Whether recording ``costs`` would push the budget's cell over its ε.
@@ -322,10 +326,9 @@ class Simulation:
         line: Metrics = {"round": round, "clients": arrived}
         if problems:
             line["dropped"] = dict(problems)
-        line |= self.algorithm.measures(self.server)
+        line |= storable(self.algorithm.measures(self.server))
         if (round + 1) % self.evaluate_every == 0 or round + 1 == self.rounds:
-            evaluated = evaluate(self.task, self.algorithm, self.engine, self.server, self.kept)
-            line |= {name: value if math.isfinite(value) else None for name, value in evaluated.items()}
+            line |= storable(evaluate(self.task, self.algorithm, self.engine, self.server, self.kept))
         line["epsilon"] = self.tracker.so_far()
         return line
 
@@ -346,12 +349,14 @@ class Simulation:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint."""
         self.round = checkpoint.round
+        self.server = {}
         for name, tensor in checkpoint.tensors.items():
-            kind, *path = name.split("/")
+            kind, path = name.split("/", 1)
             if kind == "server":
-                self.server[path[0]] = tensor.to(self.device)
+                self.server[path] = tensor.to(self.device)
             else:
-                self.kept.setdefault(int(path[0]), {})[path[1]] = tensor.to(self.device)
+                client, own = path.split("/", 1)
+                self.kept.setdefault(int(client), {})[own] = tensor.to(self.device)
         self.keep_accounts(Ledger.from_state(checkpoint.meta["ledger"]))
         self.sizes.restore(SizeResponses.from_state(checkpoint.meta["responses"]))
         self.metrics = checkpoint.meta["metrics"]
@@ -391,4 +396,5 @@ class Simulation:
     def noisy(self) -> bool:
         """Whether any mechanism of this run draws from the noise source."""
         answers = self.needs_sizes and self.privacy.size is not None
-        return self.dpsgd is not None or self.channel.hides_clients or answers
+        reports = any(phase.channel.reports for phase in phases_of(self.algorithm, self.channel))
+        return self.dpsgd is not None or self.channel.hides_clients or answers or reports

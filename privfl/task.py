@@ -75,6 +75,10 @@ class ClientIndex:
     def __getitem__(self, client: int) -> Tensor:
         return self.rows[self.offsets[client] : self.offsets[client + 1]]
 
+    def hash(self) -> str:
+        """A hash of who holds which rows."""
+        return hashlib.sha256(self.rows.cpu().numpy().tobytes() + self.offsets.tobytes()).hexdigest()[:16]
+
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
         """Number of samples [clients] of every client (private: only the door may use it for training)."""
@@ -189,7 +193,15 @@ class Task:
         return cls.from_dataset(dataset, partition=partition, model=model, loss=loss, seed=seed)
 
     def with_local_tests(self, tests: LocalTests | None = None, seed: int = 0) -> Task:
-        """This task with rows of every client held back from training, for testing its personal models."""
+        """This task with rows of every client held back from training, for testing its personal models.
+
+        Where clients share rows, each holds back its own copies, and another may train on them.
+
+        Raises:
+            ConfigError: rows are held back already.
+        """
+        if self.local_tests is not None:
+            raise ConfigError("clients hold rows back already; give fraction and validation in one call")
         tests = tests or LocalTests()
         parts = [self.clients[client].cpu().numpy() for client in range(len(self.clients))]
         train, test, validation = tests.split(parts, self.targets.cpu().numpy(), seed)
@@ -208,8 +220,12 @@ class Task:
 
     def describe(self) -> dict[str, Any]:
         """What tells this task apart from another one: names, and a hash of who holds which rows."""
-        rows = hashlib.sha256(self.clients.rows.cpu().numpy().tobytes() + self.clients.offsets.tobytes()).hexdigest()
-        return {"name": self.name, "model": self.model_name, "clients": len(self.clients), "rows": rows[:16]}
+        found = {"name": self.name, "model": self.model_name, "clients": len(self.clients), "rows": self.clients.hash()}
+        for name in ("local_tests", "local_validations"):
+            index = getattr(self, name)
+            if index is not None:
+                found |= {name: index.hash(), "tested": len(self.test_targets)}
+        return found
 
     def setting(self, rounds: int, seed: int) -> Setting:
         """What an algorithm may know of a run of ``rounds`` rounds on this task."""

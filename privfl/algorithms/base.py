@@ -197,6 +197,8 @@ class Algorithm:
 
     def aggregate(self, server: Tensors, total: Tensors, round: Round, training: LocalTraining) -> Tensors:
         """The server's next state from the weighted sums ``total`` of the uploads."""
+        if round.weight == 0:  # only clients without weight answered
+            return server
         return {**server, "parameters": server["parameters"] + total["update"] / round.weight}
 
 

@@ -192,7 +192,7 @@ class GRPFed(Algorithm):
             if self.loss_report == "last_epoch_mean":
                 local["tally"] = local["tally"] + tally * batch.last.to(tally.dtype)
             else:
-                local["tally"] = torch.where(batch.count > 0, tally, local["tally"])
+                local["tally"] = tally
         super().step(local, received, batch, client, training)
 
         def descend_in(name: str, gradient: Tensor) -> None:

@@ -44,7 +44,7 @@ class Setting:
 
     @cached_property
     def _template(self) -> nn.Module:
-        return self.model(self.seed).to(self.device).eval()
+        return self.network()
 
     @cached_property
     def layout(self) -> Layout:
@@ -108,4 +108,5 @@ class Setting:
 
     def network(self) -> nn.Module:
         """A network of the task in evaluation mode, for work of the server on data that the server owns."""
-        return self.model(self.seed).to(self.device).eval()
+        with _BUILDING:
+            return self.model(self.seed).to(self.device).eval()

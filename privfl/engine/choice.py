@@ -77,8 +77,8 @@ def choose(
     began = time.perf_counter()
     if wanted == "auto":
         with _federation(loop, way, 2 * loop.workers) as probe:
-            clients = 2 * loop.workers
-            seconds = {"loop": min(_seconds(probe, received, clients) for _ in range(3))}
+            ids = _ids(loop, 2 * loop.workers)
+            seconds = {"loop": min(_seconds(probe, received, ids) for _ in range(3))}
         a_round = seconds["loop"] * cohort * _steps(loop)
         if a_round * rounds < SHORT_RUN_SECONDS:
             return Choice("loop", None, f"the whole run takes about {a_round * rounds:.2g} s", seconds=seconds)
@@ -94,7 +94,9 @@ def choose(
             break
         clients = chunk * loop.workers
         with _federation(loop, way, clients) as probe:
-            seconds[f"{chunk} at once"] = fresh = _seconds(VectorisedEngine(probe, chunk, way), received, clients)
+            seconds[f"{chunk} at once"] = fresh = _seconds(
+                VectorisedEngine(probe, chunk, way), received, _ids(loop, clients)
+            )
         if best is not None and fresh > 0.95 * seconds[f"{best} at once"]:
             break
         best = chunk
@@ -172,22 +174,27 @@ def _steps(loop: LoopEngine) -> float:
     return training.epochs * float(np.ceil(np.median(loop.task.clients.sizes) / training.batch_size))
 
 
-def _train(engine: Engine, received: Tensors, clients: int) -> list[ClientResult]:
+def _ids(loop: LoopEngine, clients: int) -> list[int]:
+    """``clients`` numbers of clients that there are; a federation of few is asked more than once."""
+    return [number % len(loop.task.clients) for number in range(clients)]
+
+
+def _train(engine: Engine, received: Tensors, ids: list[int]) -> list[ClientResult]:
     source = NoiseSource.from_key(0)  # the noise of public random values is no secret
-    return list(engine.train(range(clients), received, {}, round=0, seed=0, source=source))
+    return list(engine.train(ids, received, {}, round=0, seed=0, source=source))
 
 
 def _uploads(engine: Engine, received: Tensors) -> list[ClientResult]:
-    return sorted(_train(engine, received, 2), key=lambda result: result.client)
+    return sorted(_train(engine, received, [0, 1]), key=lambda result: result.client)
 
 
-def _seconds(engine: Engine, received: Tensors, clients: int) -> float:
-    """Seconds of one client's step, of ``clients`` clients who take two steps each."""
+def _seconds(engine: Engine, received: Tensors, ids: list[int]) -> float:
+    """Seconds of one client's step, of the clients ``ids`` who take two steps each."""
     began = time.perf_counter()
-    _train(engine, received, clients)
+    _train(engine, received, ids)
     if received["parameters"].is_cuda:
         torch.cuda.synchronize()
-    return (time.perf_counter() - began) / (2 * clients)
+    return (time.perf_counter() - began) / (2 * len(ids))
 
 
 def _chunks(most: int) -> list[int]:

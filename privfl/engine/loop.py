@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -176,7 +176,18 @@ class LoopEngine:
                 algorithm.step(local, received, batch, door, training)
             if overrides(algorithm, "conclude"):
                 algorithm.conclude(local, received, door.everything(), door, training)
-            upload = algorithm.finish(local, received, training)
+            upload = _apart(algorithm.finish(local, received, training), space.own.flat)
         keeps = {name: local[name].clone() for name in algorithm.keeps}
         noise = source.stream("channel" + phase.label, round, client)
         return send(channel, client, upload, keeps, door.log, noise, received["parameters"])
+
+
+def _apart(upload: Any, buffer: Tensor) -> Any:
+    """``upload`` without views of a worker's ``buffer``, which its next client overwrites."""
+    if not isinstance(upload, dict):
+        return upload
+    own = buffer.untyped_storage().data_ptr()
+    return {
+        name: value.clone() if isinstance(value, Tensor) and value.untyped_storage().data_ptr() == own else value
+        for name, value in upload.items()
+    }

@@ -179,15 +179,20 @@ class VectorisedEngine:
                 work(local, received, door.enter(*numbers), door, training)
                 return local
 
-            active = {name: value[: len(batch.count)] for name, value in local.items()}
-            numbers = (batch.count, batch.last, batch.uniform, batch.normal)
+            active = {name: value[: len(batch.counted)] for name, value in local.items()}
+            numbers = (batch.counted, batch.last, batch.uniform, batch.normal)
+            changed: Tensors = {}
             for name, value in vmap(one)(active, *numbers).items():
                 if name not in local:
                     raise ConfigError(
                         f"{algorithm.name} adds '{name}' to the client's state in a step; create it in begin"
                     )
                 if value.data_ptr() != active[name].data_ptr():
-                    local[name][: len(batch.count)] = value
+                    changed[name] = value
+            for name, value in changed.items():  # a step may swap tensors: none is overwritten before it is read
+                changed[name] = value.clone() if len(changed) > 1 else value
+            for name, value in changed.items():
+                local[name][: len(batch.counted)] = value
 
         if overrides(algorithm, "prepare"):
             together(algorithm.prepare, door.everything())

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from privfl.algorithms.base import Algorithm, Tensors
+from privfl.algorithms.base import Algorithm, Tensors, overrides
 from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.engine.layouts import lay_channels_innermost
 from privfl.parameters import FlatNetwork
@@ -74,9 +74,10 @@ class Phase:
     label: str = ""
 
     def kept(self, client: int, kept: Mapping[int, Tensors]) -> Tensors:
-        """What ``client`` kept, or would have kept had it taken part before."""
-        own = kept.get(client, {})
-        if all(name in own for name in self.algorithm.keeps):
+        """Copies of what ``client`` kept, or would have kept had it taken part before."""
+        own = {name: value.clone() for name, value in kept.get(client, {}).items()}
+        keeps = self.algorithm.keeps
+        if not overrides(self.algorithm, "initial_kept") or (keeps and all(name in own for name in keeps)):
             return own
         return {**self.algorithm.initial_kept(client), **own}
 

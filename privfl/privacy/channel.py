@@ -53,6 +53,8 @@ class Field:
 
     def __post_init__(self) -> None:
         low, high = self.value_range
+        if self.epsilon is not None and self.shape != ():
+            raise ConfigError(f"the field '{self.name}' is randomised but no single number; give it the shape ()")
         if self.epsilon is not None and not (0 < self.epsilon < math.inf and -math.inf < low < high < math.inf):
             raise ConfigError(
                 f"the field '{self.name}' is randomised with epsilon {self.epsilon!r} in {self.value_range!r}; give a "
@@ -164,6 +166,12 @@ class Channel:
             raise ConfigError(
                 f"privacy.update needs an algorithm that uploads one field 'update'; this one sends {names}"
             )
+        apart = [field.name for field in self.fields if field.combine == "each"]
+        if apart and (self.noise is not None or (dpsgd is not None and dpsgd.noise_at == "server")):
+            raise ConfigError(
+                f"the server needs every client's '{apart[0]}', and noise is calibrated for their sum; leave the noise "
+                "out, or use an algorithm that needs sums only (`privfl list algorithms`)"
+            )
         if dpsgd is not None and dpsgd.noise_at == "server":
             unbounded = [field.name for field in self.fields if field.per_sample_scale is None]
             if unbounded:
@@ -176,6 +184,11 @@ class Channel:
     def hides_clients(self) -> bool:
         """Whether this channel adds client-level noise, so that weights and divisors must be public constants."""
         return self.noise is not None
+
+    @property
+    def reports(self) -> bool:
+        """Whether anything besides gradients and updates leaves with noise: totals, or randomised fields."""
+        return bool(self.statistics) or any(field.epsilon is not None for field in self.fields)
 
     @property
     def repairs(self) -> bool:
@@ -207,16 +220,23 @@ class Channel:
                 noise.add_gaussian_(total[field.name], deviation)
         return total
 
-    def releases(self, log: DoorLog, *, server_holds_data: bool = False) -> list[tuple[Release, int]]:
-        """What one client's uploads of one round cost, given what passed its ``log``."""
+    def releases(
+        self, log: DoorLog, *, server_holds_data: bool = False, remembered: bool = False
+    ) -> list[tuple[Release, int]]:
+        """What one client's uploads of one round cost, given what passed its ``log``.
+
+        ``remembered``: the client keeps something that a later upload may hold, so that what passed the door counts
+        even if this phase sends nothing, or nothing but randomised reports.
+        """
         randomised = [pure_cost(field.epsilon) for field in self.fields if field.epsilon is not None]
         counted = [
             (Release.of("update", {(unit, observer): cost}), 1)
             for cost in randomised
             for unit in UNITS
             for observer in OBSERVERS
+            if not (server_holds_data and observer == "server")
         ]
-        if len(randomised) == len(self.fields):
+        if len(randomised) == len(self.fields) and not remembered:
             return counted
         for unit in UNITS:
             for observer in OBSERVERS:

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from privfl.data.mapped import Rows
+from privfl.errors import ConfigError
 from privfl.parameters import FlatNetwork
 from privfl.privacy.door import (
     BARE_GRADIENT,
     BARE_SIZE,
     ROWS_AT_ONCE,
+    SECOND_GRADIENT,
     Batch,
     DoorLog,
     DrawnBatch,
@@ -59,6 +61,7 @@ class ClientDoor:
         self._network, self._clipper, self._dpsgd = network, clipper, dpsgd
         self._shuffle, self._noise, self._precision = shuffle, noise, precision
         self._draws, self._totals = draws or Draws(), totals or Totals()
+        self._spent: DrawnBatch | None = None
 
     def batches(self, plan: Plan) -> Iterator[DrawnBatch]:
         """The batches of one round, drawn as ``plan`` says."""
@@ -72,7 +75,11 @@ class ClientDoor:
     def _batch(self, plan: Plan, rows: Tensor, last: bool, draws: Draws) -> DrawnBatch:
         count, flag = torch.tensor([len(rows), last], dtype=torch.float64, device=rows.device)
         numbers = draws.next(self._network.flat)
-        return DrawnBatch(plan, count, flag, *numbers, rows, self._inputs[rows], self._targets[rows])
+        inputs, targets = self._inputs[rows], self._targets[rows]
+        return DrawnBatch(plan, count, flag, *numbers, self._note_size, rows, inputs, targets)
+
+    def _note_size(self) -> None:
+        self.log.bare[BARE_SIZE] = None
 
     def gradient(self, loss: Loss, parameters: Tensor, batch: Batch, given: dict[str, Tensor] | None = None) -> Tensor:
         """See :meth:`privfl.privacy.door.Door.gradient`. The result is the workspace's own buffer."""
@@ -97,13 +104,15 @@ class ClientDoor:
         """See :meth:`privfl.privacy.door.Door.total`."""
         assert isinstance(batch, DrawnBatch)
         noisy = self._totals.mechanism(name)
+        if noisy is not None:
+            refuse_coupled(statistic)
         sums = []
         with self._evaluating(parameters), torch.no_grad():
             for piece in _pieces(batch):
                 values = statistic(self._network.module, *piece, **(given or {}))
                 sums.append((values if noisy is None else noisy.clip(values)).sum(0))
         total = torch.stack(sums).sum(0)
-        return self._totals.release(total, noisy, self.log)
+        return self._totals.release(total, noisy, self.log, values.dtype)
 
     def kept_gradient(
         self,
@@ -154,7 +163,7 @@ class ClientDoor:
 
     def size(self) -> Tensor:
         """See :meth:`privfl.privacy.door.Door.size`."""
-        self.log.bare[BARE_SIZE] = None
+        self._note_size()
         return torch.tensor(float(len(self._rows)), dtype=torch.float64, device=self._rows.device)
 
     def _prepared(self, loss: Loss, batch: DrawnBatch, given: dict[str, Tensor] | None) -> Loss:
@@ -202,6 +211,9 @@ class ClientDoor:
 
     def _private_gradient(self, loss: Loss, batch: DrawnBatch, dpsgd: DPSGD) -> Tensor:
         rate, divisor = public_plan(batch.plan)
+        if batch is self._spent:
+            raise ConfigError(SECOND_GRADIENT)
+        self._spent = batch
         clipper, gradient = self._clipper, self._network.gradient
         assert clipper is not None
         if len(batch.rows) <= ROWS_AT_ONCE:

@@ -17,10 +17,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from privfl.data.mapped import Rows
+from privfl.errors import ConfigError
 from privfl.privacy.door import (
     BARE_GRADIENT,
     BARE_SIZE,
     ROWS_AT_ONCE,
+    SECOND_GRADIENT,
     Batch,
     DoorLog,
     DrawnBatch,
@@ -86,6 +88,7 @@ class CohortDoor:
         self._none = self._like.new_empty(len(self.visitors), 0)
         self._last = torch.ones(len(self.visitors), dtype=torch.float64, device=self._like.device)
         self._step = 0
+        self._spent: DrawnBatch | None = None
 
     def draw(self) -> Batch | None:
         """The next batch of every client that has one, stacked and padded; ``None`` when all are through.
@@ -126,7 +129,7 @@ class CohortDoor:
         flags = self._last if all(last) else torch.tensor(last, dtype=torch.float64, device=count.device)
         flags = flags[: len(last)]
         inputs, targets = self._inputs[index], self._targets[index]
-        self._batch = DrawnBatch(plan, count, flags, uniform, normal, index, inputs, targets, mask)
+        self._batch = DrawnBatch(plan, count, flags, uniform, normal, self._note_sizes, index, inputs, targets, mask)
         return self._batch
 
     def _numbers(self, active: Sequence[Visitor], drawing: bool) -> tuple[Tensor, Tensor]:
@@ -140,7 +143,11 @@ class CohortDoor:
     def enter(self, count: Tensor, last: Tensor, uniform: Tensor, normal: Tensor) -> Batch:
         """The drawn batch as one client inside the stack sees it: its own numbers, and nobody's data."""
         self._count = count
-        return Batch(self._batch.plan, count, last, uniform, normal)
+        return Batch(self._batch.plan, count, last, uniform, normal, self._note_sizes)
+
+    def _note_sizes(self) -> None:
+        for visitor in self.visitors[: len(self._counts)]:
+            visitor.log.bare[BARE_SIZE] = None
 
     def gradient(self, loss: Loss, parameters: Tensor, batch: Batch, given: dict[str, Tensor] | None = None) -> Tensor:
         """See :meth:`privfl.privacy.door.Door.gradient`."""
@@ -191,8 +198,7 @@ class CohortDoor:
 
     def _sizes(self, count: Tensor) -> Tensor:
         active = self.visitors[: len(count)]
-        for visitor in active:
-            visitor.log.bare[BARE_SIZE] = None
+        self._note_sizes()
         return torch.tensor([float(len(visitor.rows)) for visitor in active], dtype=count.dtype, device=count.device)
 
     def _outside(self, work: Callable[..., Tensor], loss: Loss, parameters: Tensor, given: dict[str, Tensor]) -> Tensor:
@@ -208,6 +214,9 @@ class CohortDoor:
                 visitor.log.bare[BARE_GRADIENT] = None
             return self._mean(self._sum(loss, parameters, given), self._divisors())
         refuse_coupled(loss)
+        if self._batch is self._spent:
+            raise ConfigError(SECOND_GRADIENT)
+        self._spent = self._batch
         total = self._sum(loss, parameters, given, private.max_grad_norm)
         return self._mean(total, self._add_noise(total, active, private))
 
@@ -280,14 +289,23 @@ class CohortDoor:
         given: Given = dict(zip(names, values, strict=True))
         active = self.visitors[: len(parameters)]
         noisy = active[0].totals.mechanism(name)
-        clip = None if noisy is None else noisy.clip
+        kinds = [parameters.dtype]
+
+        def clipped(values: Tensor) -> Tensor:
+            assert noisy is not None
+            kinds.append(values.dtype)
+            return noisy.clip(values)
+
+        clip = None if noisy is None else clipped
+        if noisy is not None:
+            refuse_coupled(statistic)
         sums = [
             self._stacked.total(statistic, parameters, inputs, targets, mask, given, clip)
             for inputs, targets, mask in self._pieces(self._batch)
         ]
         total = self._without_empty(torch.stack(sums).sum(0))
         parts = zip(active, total, strict=True)
-        return torch.stack([visitor.totals.release(part, noisy, visitor.log) for visitor, part in parts])
+        return torch.stack([visitor.totals.release(part, noisy, visitor.log, kinds[-1]) for visitor, part in parts])
 
     def _pieces(self, batch: DrawnBatch, *, whole: bool = False) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """The columns of ``batch`` in pieces of at most ``ROWS_AT_ONCE``, as the loop engine cuts a client's rows."""

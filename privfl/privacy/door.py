@@ -28,27 +28,40 @@ BARE_GRADIENT = "gradients are computed without a mechanism (no DP-SGD)"
 BARE_TRAINING = "what training computes on the data is sent without a mechanism (no DP-SGD)"
 BARE_TOTAL = "sums over samples are sent without a mechanism"
 BARE_SIZE = "the exact number of the client's samples is sent"
+SECOND_GRADIENT = (
+    "DP-SGD refuses a second gradient on one batch, because both share the draw that amplifies; take one gradient of "
+    "each batch"
+)
 NO_NOISE_ON_TOTAL = "sums over samples are clipped but the noise multiplier is 0"
 NO_NOISE = "gradients are clipped but the noise multiplier is 0"
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch, as a step gets it: the plan that drew it, and ``count`` [], its number of rows.
+    """One batch, as a step gets it: the plan that drew it, its number of rows, and the numbers of its step.
 
     All are tensors, so that an algorithm may compute with them for one client and for a stacked cohort alike.
 
     Args:
+        counted: number of rows; read it as :attr:`count`.
         last: 1 if the batch belongs to the client's last pass over its data, else 0; [].
         uniform: numbers in [0, 1) from the client's own stream, as many as the algorithm draws; [u].
         normal: standard normal numbers, likewise; [n].
+        note_count: notes that the number of rows was read.
     """
 
     plan: Plan
-    count: Tensor
+    counted: Tensor
     last: Tensor
     uniform: Tensor
     normal: Tensor
+    note_count: Callable[[], None]
+
+    @property
+    def count(self) -> Tensor:
+        """Number of rows [], private under DP-SGD as the client's size is: reading it is noted as unprotected."""
+        self.note_count()
+        return self.counted
 
 
 @dataclass(frozen=True)

@@ -46,12 +46,15 @@ class NoisyTotal:
             raise ConfigError(f"NoisyTotal's noise_multiplier is {self.noise_multiplier!r}; give a number ≥ 0")
 
     def clip(self, values: Tensor) -> Tensor:
-        """``values`` [B, ...] with every row scaled to norm at most ``max_norm``; rows that are not finite are zero."""
-        flat = values.flatten(1)
-        norms = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64, keepdim=True)
-        factors = (self.max_norm * (1 - 1e-6) / norms.clamp_min(self.max_norm * (1 - 1e-6))).to(flat.dtype)
+        """``values`` [B, ...] in float64, every row scaled to norm at most ``max_norm``, 0 where it is not finite.
+
+        In float32 the rounding of a sum over many rows would exceed what one row may move it by.
+        """
+        flat = values.reshape(len(values), math.prod(values.shape[1:])).double()
+        norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
+        factors = self.max_norm * (1 - 1e-6) / norms.clamp_min(self.max_norm * (1 - 1e-6))
         clipped: Tensor = (flat * factors).where(norms.isfinite(), 0)
-        return clipped.view_as(values)
+        return clipped.view(values.shape)
 
     @property
     def deviation(self) -> float:
@@ -77,8 +80,8 @@ class Totals:
         """The mechanism for the total ``name``, if there is one."""
         return next((one for one in self.mechanisms if one.statistic == name), None)
 
-    def release(self, total: Tensor, mechanism: NoisyTotal | None, log: DoorLog) -> Tensor:
-        """``total``, a sum of clipped statistics, with its noise; what leaves is noted in ``log``."""
+    def release(self, total: Tensor, mechanism: NoisyTotal | None, log: DoorLog, dtype: torch.dtype) -> Tensor:
+        """``total``, a sum of clipped statistics, with its noise as ``dtype``; what leaves is noted in ``log``."""
         if mechanism is None:
             log.bare[BARE_TOTAL] = None
             return total
@@ -86,4 +89,4 @@ class Totals:
             assert self.noise is not None
             total = self.noise.add_gaussian_(total.contiguous().clone(), mechanism.deviation)
         mechanism.note(log)
-        return total
+        return total.to(dtype) if dtype.is_floating_point else total

@@ -1,0 +1,242 @@
+"""What a round may claim, and what would make it claim too much: refused, charged or mended."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from contracts import SIZES, TRAINING, LossOnly, Voiced, one_hot, results
+from dp_accounting import GaussianDpEvent
+from federation import layered_task
+
+import privfl as pf
+from privfl.algorithms.base import Survey
+from privfl.errors import ConfigError, PrivacyError
+from privfl.privacy.channel import Field
+from privfl.privacy.door import BARE_SIZE, BARE_TOTAL
+
+
+@pytest.fixture(scope="module")
+def task():
+    return layered_task(SIZES)
+
+
+@dataclass(frozen=True)
+class Wide(pf.FedAvg):
+    """Uploads something that is no parameter vector, and one client's is not finite."""
+
+    name: ClassVar[str] = "wide"
+    weighting: str = "uniform"
+
+    def fields(self):
+        return (Field("update", shape=(2, 3)),)
+
+    def finish(self, local, received, training):
+        return {"update": (local["parameters"][:6] - received["parameters"][:6]).view(2, 3) * torch.nan}
+
+    def aggregate(self, server, total, round, training):
+        return {**server, "sum": total["update"]}
+
+
+def test_a_broken_upload_of_any_shape_becomes_noise_where_noise_is_added_at_the_client(task):
+    privacy = pf.Privacy(update=[pf.Clip(1.0), pf.GaussianNoise(1.0, at="client")], noise_key=1)
+    run = pf.simulate(task, Wide(), rounds=1, privacy=privacy)
+    assert run.server["sum"].shape == (2, 3)
+    assert bool(run.server["sum"].isfinite().all())
+
+
+@dataclass(frozen=True)
+class Whisper(Survey):
+    """Keeps an exact class histogram and sends nothing, or a randomised number."""
+
+    name: ClassVar[str] = "whisper"
+    keeps: ClassVar[tuple[str, ...]] = ("seen",)
+    statistics: ClassVar[tuple[str, ...]] = ("counts",)
+    report: bool = False
+
+    def fields(self):
+        return (Field("report", "each", (), epsilon=1.0),) if self.report else ()
+
+    def initial_kept(self, client):
+        return {"seen": torch.zeros(10, dtype=torch.float64)}
+
+    def begin(self, received, kept, training):
+        return {**super().begin(received, kept, training), "seen": kept["seen"]}
+
+    def prepare(self, local, received, everything, client, training):
+        local["seen"] += client.total(one_hot, received["parameters"], everything, name="counts")
+
+    def finish(self, local, received, training):
+        return {"report": local["seen"][0] * 0 + 0.5} if self.report else {}
+
+    def aggregate(self, server, total, round, training):
+        return server
+
+
+@dataclass(frozen=True)
+class Loud(pf.FedAvg):
+    """Uploads what its survey kept."""
+
+    name: ClassVar[str] = "loud"
+    weighting: str = "uniform"
+    report: bool = False
+
+    def survey(self):
+        return Whisper(self.report)
+
+    def initial_kept(self, client):
+        return {"seen": torch.zeros(10, dtype=torch.float64)}
+
+    def fields(self):
+        return (Field("update"), Field("seen", shape=(10,)))
+
+    def begin(self, received, kept, training):
+        return {**super().begin(received, kept, training), "seen": kept["seen"]}
+
+    def finish(self, local, received, training):
+        return {**super().finish(local, received, training), "seen": local["seen"]}
+
+
+PRIVATE = pf.DPSGD(noise_multiplier=2.0, sample_rate=0.2)
+
+
+@pytest.mark.parametrize("report", [False, True])
+def test_what_a_survey_keeps_for_a_later_upload_is_charged_when_it_passes_the_door(task, report):
+    run = pf.simulate(task, Loud(report=report), rounds=1, privacy=pf.Privacy(training=PRIVATE))
+    assert run.statement.cell("sample", "server").epsilon == np.inf
+    assert BARE_TOTAL in run.statement.to_json()
+
+
+def test_reading_how_many_rows_there_are_is_noted_as_the_size(task):
+    @dataclass(frozen=True)
+    class Counting(pf.FedAvg):
+        name: ClassVar[str] = "counting"
+
+        def step(self, local, received, batch, client, training):
+            super().step(local, received, batch, client, training)
+            local["parameters"].add_(batch.count * 1e-9)
+
+    for chunk in (None, 4):
+        assert BARE_SIZE in results(task, Counting("uniform"), chunk=chunk)[0].log.bare
+    with pytest.raises(PrivacyError, match="counting took other values through the door"):
+        pf.simulate(task, Counting("uniform"), rounds=1, privacy=pf.Privacy(training=PRIVATE))
+
+
+def test_noise_on_a_sum_is_refused_for_weights_of_the_server_and_for_answers_from_each(task):
+    @dataclass(frozen=True)
+    class Weighed(pf.FedSampling):
+        name: ClassVar[str] = "weighed"
+
+        def weights(self):
+            return "server"
+
+    central = pf.DPSGD(noise_multiplier=1.0, noise_at="server")
+    with pytest.raises(ConfigError, match="counts more than once"):
+        pf.simulate(task, Weighed(20), rounds=1, privacy=pf.Privacy(training=central, size=pf.LaplaceSize(3.0, 30)))
+
+    @dataclass(frozen=True)
+    class Apiece(pf.FedAvg):
+        name: ClassVar[str] = "apiece"
+
+        def fields(self):
+            return (Field("update", combine="each"),)
+
+    noise = pf.Privacy(update=[pf.Clip(1.0), pf.GaussianNoise(1.0)])
+    with pytest.raises(ConfigError, match="the server needs every client's 'update', and noise is calibrated"):
+        pf.simulate(task, Apiece("uniform"), rounds=1, privacy=noise)
+
+
+def test_a_chosen_key_of_noisy_totals_and_of_reports_forbids_release(task):
+    runs = [
+        pf.simulate(task, pf.ReBaFL(), rounds=1, privacy=pf.Privacy(statistics=(LABELS,), noise_key=1)),
+        pf.simulate(task, Voiced(epsilon=1.0), rounds=1, privacy=pf.Privacy(noise_key=1)),
+    ]
+    for run in runs:
+        assert json.loads(run.statement.to_json())["reproducible_noise"] is True
+
+
+LABELS = pf.NoisyTotal("label_prior", 1.0, 4.0)
+
+
+def test_a_target_counts_randomised_reports_and_refuses_bare_totals(task):
+    training = pf.DPSGD(target_epsilon=6.0, sample_rate=0.2)
+    run = pf.simulate(task, Voiced(epsilon=1.0), rounds=3, privacy=pf.Privacy(training=training))
+    assert 5.5 < run.statement.cell("sample", "server").epsilon <= 6.0
+    with pytest.raises(ConfigError, match=r"target_epsilon cannot be reached: sums over samples .* \(loss\)"):
+        pf.simulate(task, pf.AAggFFD(), rounds=2, privacy=pf.Privacy(training=training))
+
+
+def test_a_total_of_one_number_per_row_can_be_noisy(task):
+    for chunk in (None, 4):
+        found = results(task, LossOnly(), chunk=chunk, statistics=(pf.NoisyTotal("loss", 1.0, 1.0),))
+        assert all(result.log.noisy == Counter({GaussianDpEvent(1.0): 1}) for result in found.values())
+
+
+@pytest.mark.parametrize("weight", [torch.nan, -1.0])
+def test_weights_that_are_none_stop_the_round_before_it_is_spoilt(task, weight):
+    @dataclass(frozen=True)
+    class Odd(pf.FedAvg):
+        name: ClassVar[str] = "odd"
+
+        def weights(self):
+            return "server"
+
+        def decided(self, server, clients):
+            return torch.full((len(clients),), weight)
+
+    with pytest.raises(ConfigError, match="odd decided the weights"):
+        pf.simulate(task, Odd(), rounds=1)
+
+
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_a_second_gradient_on_a_private_batch_is_refused_at_the_door(task, chunk):
+    @dataclass(frozen=True)
+    class Twice(pf.FedAvg):
+        name: ClassVar[str] = "twice"
+
+        def step(self, local, received, batch, client, training):
+            super().step(local, received, batch, client, training)
+            super().step(local, received, batch, client, training)
+
+    with pytest.raises(ConfigError, match="DP-SGD refuses a second gradient on one batch"):
+        results(task, Twice("uniform"), dpsgd=PRIVATE, chunk=chunk)
+
+
+def test_an_upload_may_be_the_parameters_themselves_whatever_the_number_of_workers(task):
+    @dataclass(frozen=True)
+    class Whole(pf.FedAvg):
+        name: ClassVar[str] = "whole"
+
+        def finish(self, local, received, training):
+            return {"update": local["parameters"]}
+
+        def aggregate(self, server, total, round, training):
+            return {**server, "parameters": total["update"] / round.weight}
+
+    runs = [pf.simulate(task, Whole("uniform"), rounds=2, workers=workers, engine="loop") for workers in (1, 2, 4)]
+    assert all(torch.equal(runs[0].parameters, run.parameters) for run in runs[1:])
+
+
+def test_tensors_may_be_swapped_in_a_step_and_kept_ones_changed_in_place(task):
+    @dataclass(frozen=True)
+    class Swap(pf.FedAvg):
+        name: ClassVar[str] = "swap"
+        keeps: ClassVar[tuple[str, ...]] = ("a", "b")
+
+        def initial_kept(self, client):
+            return {"a": torch.ones(3), "b": 2 * torch.ones(3)}
+
+        def begin(self, received, kept, training):
+            return {**super().begin(received, kept, training), **kept}
+
+        def step(self, local, received, batch, client, training):
+            local["a"], local["b"] = local["b"], local["a"]
+
+    odd = replace(TRAINING, steps=3)
+    for chunk in (None, 4):
+        found = results(task, Swap("uniform"), chunk=chunk, training=odd)
+        assert all(torch.equal(result.kept["a"], 2 * torch.ones(3)) for result in found.values())
+        assert all(torch.equal(result.kept["b"], torch.ones(3)) for result in found.values())
