@@ -187,6 +187,11 @@ def rows(work: str, noise: bool, seconds: Seconds, details: Mapping[str, Any]) -
 
 
 def run(repeats: int) -> list[dict[str, Any]]:
+    """Rows for the peers' own networks."""
+    return compare(repeats, ("small", "cnn"))
+
+
+def compare(repeats: int, works: Sequence[str]) -> list[dict[str, Any]]:
     """Rows for each work, without and with noise; at most three repeats, for Flower takes its time to start."""
     peers, missing = Peers.find(os.environ)
     for sentence in missing:
@@ -198,7 +203,7 @@ def run(repeats: int) -> list[dict[str, Any]]:
         archive = Path(folder) / "images.npz"
         write_images(archive)
         replaced = peers.with_mlp(Path(folder) / "mlp")
-        for work, noise in ((work, noise) for noise in (False, True) for work in WORKS):
+        for work, noise in ((work, noise) for noise in (False, True) for work in works):
             WORKS[work].check()
             driven = replaced if WORKS[work].of_our_own else peers
             commands = {

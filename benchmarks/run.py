@@ -18,7 +18,18 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-BENCHMARKS = ("round_time", "dpsgd", "memory", "statement", "engines", "scale", "peers", "decisions", "steps")
+BENCHMARKS = (
+    "round_time",
+    "dpsgd",
+    "memory",
+    "statement",
+    "engines",
+    "scale",
+    "peers",
+    "peers_mlp",
+    "decisions",
+    "steps",
+)
 
 
 def main() -> None:

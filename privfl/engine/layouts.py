@@ -22,7 +22,9 @@ def lay_channels_innermost(network: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if child in pools:
                 setattr(parent, name, InnermostPool(child))
-    network.register_forward_pre_hook(_relaid)
+    body = getattr(network, "body", None)  # algorithms that take a network apart call its body, not the whole
+    entrance = body if isinstance(body, nn.Module) else network
+    entrance.register_forward_pre_hook(_relaid)
 
 
 def _relaid(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

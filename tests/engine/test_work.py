@@ -5,12 +5,16 @@ copy or loop more than that fails here, on any machine and however busy it is.
 """
 
 import pytest
+import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import privfl as pf
 from privfl.algorithms import FedAvg
+from privfl.engine.layouts import lay_channels_innermost
 from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
+from privfl.models import Network
 from privfl.parameters import flatten
 from privfl.privacy.channel import Channel
 from privfl.privacy.noise import NoiseSource
@@ -66,3 +70,14 @@ def operators(kind, privacy):
 @pytest.mark.parametrize(("kind", "privacy"), BUDGETS)
 def test_a_step_takes_no_more_operators_than_its_budget(kind, privacy):
     assert operators(kind, privacy) <= BUDGETS[kind, privacy]
+
+
+def test_an_algorithm_that_takes_a_network_apart_gets_the_fast_layout_too():
+    layer = nn.Conv2d(3, 4, 3)
+    network = Network(nn.Sequential(layer, nn.MaxPool2d(2), nn.Flatten()), nn.Linear(36, 2))
+    lay_channels_innermost(network)
+    seen = []
+    layer.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    images = torch.randn(5, 3, 8, 8)
+    torch.testing.assert_close(network.head(network.features(images)), network(images))
+    assert all(found.is_contiguous(memory_format=torch.channels_last) for found in seen)
