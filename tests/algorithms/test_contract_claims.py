@@ -240,3 +240,66 @@ def test_tensors_may_be_swapped_in_a_step_and_kept_ones_changed_in_place(task):
         found = results(task, Swap("uniform"), chunk=chunk, training=odd)
         assert all(torch.equal(result.kept["a"], 2 * torch.ones(3)) for result in found.values())
         assert all(torch.equal(result.kept["b"], torch.ones(3)) for result in found.values())
+
+
+def test_a_number_of_the_servers_state_that_is_not_finite_does_not_end_a_run(task, tmp_path):
+    @dataclass(frozen=True)
+    class Silent(pf.FedAvg):
+        name: ClassVar[str] = "silent"
+
+        def measures(self, server):
+            return {"regret": float("inf"), "q": 1.0}
+
+    line = pf.simulate(task, Silent(), rounds=1, out=tmp_path / "run").metrics[0]
+    assert (line["regret"], line["q"]) == (None, 1.0)
+
+
+def test_state_that_the_server_dropped_stays_dropped_when_a_run_is_resumed(task, tmp_path):
+    @dataclass(frozen=True)
+    class Once(pf.FedAvg):
+        name: ClassVar[str] = "once"
+
+        def start(self, parameters):
+            return {**super().start(parameters), "first/only": torch.ones(())}
+
+        def aggregate(self, server, total, round, training):
+            after = super().aggregate(server, total, round, training)
+            return {name: value for name, value in after.items() if name != "first/only" or round.number == 0}
+
+    def stop(simulation, line):
+        if stopping and line["round"] == 1:
+            raise KeyboardInterrupt
+
+    for stopping, resume in ((True, False), (False, True)):
+        try:
+            run = pf.simulate(
+                task, Once(), rounds=3, out=tmp_path, resume=resume, observers=[stop], checkpoint_seconds=0.0
+            )
+        except KeyboardInterrupt:
+            assert stopping
+    assert set(run.server) == {"parameters"}
+
+
+def test_the_cohort_is_those_who_were_asked_also_after_a_survey_lost_somebody(task):
+    asked = []
+
+    @dataclass(frozen=True)
+    class Counted(Voiced):
+        name: ClassVar[str] = "counted"
+
+        def aggregate(self, server, total, round, training):
+            asked.append((round.cohort, len(round.members)))
+            return super().aggregate(server, total, round, training)
+
+    broken = task.inputs.clone()
+    broken[task.clients[2]] = torch.nan
+    pf.simulate(replace(task, inputs=broken), Counted(), rounds=1)
+    assert asked == [(4, 3)]
+
+
+def test_a_task_with_other_local_tests_is_another_task(task):
+    held = task.with_local_tests(pf.LocalTests(0.3))
+    union = task.with_local_tests(pf.LocalTests(0.3, global_test="union"))
+    assert held.describe() != union.describe() != task.describe()
+    with pytest.raises(ConfigError, match="clients hold rows back already"):
+        held.with_local_tests()
