@@ -96,11 +96,6 @@ class Setting:
         sizes = torch.tensor(self.layout.sizes)
         return torch.repeat_interleave(torch.tensor(owners), sizes).to(self.device)
 
-    @cached_property
-    def block_count(self) -> int:
-        """Number of layers that have parameters."""
-        return int(self.blocks.max()) + 1
-
     def fresh(self, stream: str, number: int) -> Tensor:
         """Newly initialised parameters [size], the same for the same (seed, stream, number), in any thread."""
         with _BUILDING:

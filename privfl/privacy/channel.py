@@ -23,6 +23,7 @@ from privfl.privacy.noise import NoiseStream, round_to_grid
 from privfl.privacy.noisy_total import NoisyTotal
 
 Tensors = dict[str, Tensor]
+POOLED = "whoever trains on pooled data holds the data"
 
 
 @dataclass(frozen=True)
@@ -229,19 +230,19 @@ class Channel:
         even if this phase sends nothing, or nothing but randomised reports.
         """
         randomised = [pure_cost(field.epsilon) for field in self.fields if field.epsilon is not None]
+        bare = unprotected(POOLED)
         counted = [
-            (Release.of("update", {(unit, observer): cost}), 1)
+            (Release.of("update", {(unit, observer): bare if server_holds_data and observer == "server" else cost}), 1)
             for cost in randomised
             for unit in UNITS
             for observer in OBSERVERS
-            if not (server_holds_data and observer == "server")
         ]
         if len(randomised) == len(self.fields) and not remembered:
             return counted
         for unit in UNITS:
             for observer in OBSERVERS:
                 if server_holds_data and observer == "server":
-                    costs = [(unprotected("whoever trains on pooled data holds the data"), 1)]
+                    costs = [(bare, 1)]
                 else:
                     costs = self._sample_costs(log, observer) if unit == "sample" else self._client_costs(observer)
                 counted += [(Release.of("update", {(unit, observer): cost}), count) for cost, count in costs]

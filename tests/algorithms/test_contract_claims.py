@@ -15,8 +15,8 @@ from federation import layered_task
 import privfl as pf
 from privfl.algorithms.base import Survey
 from privfl.errors import ConfigError, PrivacyError
-from privfl.privacy.channel import Field
-from privfl.privacy.door import BARE_SIZE, BARE_TOTAL
+from privfl.privacy.channel import Channel, Field
+from privfl.privacy.door import BARE_SIZE, BARE_TOTAL, DoorLog
 
 
 @pytest.fixture(scope="module")
@@ -303,3 +303,14 @@ def test_a_task_with_other_local_tests_is_another_task(task):
     assert held.describe() != union.describe() != task.describe()
     with pytest.raises(ConfigError, match="clients hold rows back already"):
         held.with_local_tests()
+
+
+def test_whoever_holds_the_pooled_data_learns_nothing_less_from_a_randomised_report():
+    channel = Channel((), (Field("report", "each", (), epsilon=1.0),), None, 1.0)
+    costs = [cell for release, _ in channel.releases(DoorLog(), server_holds_data=True) for cell in release.costs]
+    assert {cell: cost.event is None for cell, cost in costs} == {
+        ("sample", "server"): True,
+        ("client", "server"): True,
+        ("sample", "public"): False,
+        ("client", "public"): False,
+    }
