@@ -1,0 +1,43 @@
+"""A model of the client's own beside the federated one: where it starts, how it descends, and that it stays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from privfl.algorithms.base import Tensors, descend
+from privfl.algorithms.fedavg import FedAvg
+from privfl.parameters import flatten
+from privfl.privacy.plans import LocalTraining
+
+
+@dataclass(frozen=True)
+class WithOwnModel(FedAvg):
+    """FedAvg whose clients keep a model ``personal`` [size] that enters no upload.
+
+    It starts at the model that the run starts from, whenever its client first takes part. Momentum and weight decay of
+    the training settings act on it as on the federated model, and its momentum starts anew in every round too.
+    """
+
+    keeps: ClassVar[tuple[str, ...]] = ("personal",)
+
+    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
+        local = super().begin(received, kept, training)
+        local["personal"] = kept["personal"] if "personal" in kept else flatten(self.setting.network())
+        if training.momentum:
+            local["personal_momentum"] = torch.zeros_like(local["personal"])
+        return local
+
+    def descend_own(self, local: Tensors, gradient: Tensor, training: LocalTraining) -> None:
+        """One SGD step of the client's own model in place; ``gradient`` [size] is used up."""
+        own = {"parameters": local["personal"]}
+        if training.momentum:
+            own["momentum"] = local["personal_momentum"]
+        descend(own, gradient, training)
+
+    def personal(self, server: Tensors, kept: Tensors) -> dict[str, Tensor]:
+        """The client's own model; the server's for a client that never took part."""
+        return {"personal": kept.get("personal", server["parameters"])}
