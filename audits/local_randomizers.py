@@ -34,7 +34,7 @@ Pairs = NDArray[np.bool_]
 AT_MOST_TRIALS = 1 << 22
 """Answers drawn at once."""
 LARGEST_TABLE = 1024
-"""Randomised response is asked about every size of its range up to so many, and beyond about the ends and some sizes."""
+"""Randomised response over a larger range is asked about some sizes instead of all."""
 
 
 def epsilon_from_table(counts: Counts, pairs: Pairs | None = None, *, confidence: float) -> LowerBound:

@@ -1,0 +1,162 @@
+"""Canaries: rows that stand out, put into a client's data or left out by the auditor's own coins.
+
+A canary is an ordinary row of an ordinary task: it passes the same door as every other row, and nothing in privfl knows
+of it. What makes it one is that its gradient points where few others do, and that the auditor knows where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from privfl.errors import ConfigError
+from privfl.randomness import numpy_stream, torch_stream
+from privfl.run import Run
+from privfl.task import ClientIndex, Task
+
+Coins = NDArray[np.bool_]
+Train = Callable[[Task], Run]
+"""Trains on a task and records what the observer sees: ``lambda task: pf.simulate(task, …, record=["server"])``."""
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """Rows that may be planted.
+
+    Args:
+        inputs: [m, ...] of the task's shape and dtype.
+        targets: [m] class numbers.
+        owners: [m], the client that holds each one.
+        apart: no other row, canary or not, touches the parameters that a canary's gradient does not vanish on. Then
+            what the observer sees of one canary is independent of all others, which bounds from a family of trade-off
+            curves need.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    owners: NDArray[np.int64]
+    apart: bool = False
+
+    def __post_init__(self) -> None:
+        if not len(self.inputs) == len(self.targets) == len(self.owners) >= 1:
+            raise ConfigError(
+                f"canaries have {len(self.inputs)} inputs, {len(self.targets)} targets and {len(self.owners)} owners; "
+                "give one of each for every canary, and at least one canary"
+            )
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def coins(self, seed: int) -> Coins:
+        """The auditor's coins [m]: each canary is included with probability ½, independently."""
+        return numpy_stream(seed, "audit-coins").random(len(self)) < 0.5
+
+
+def plant(task: Task, canaries: Canaries, included: Coins) -> Task:
+    """``task`` with the ``included`` [m] of the canaries among their owners' rows.
+
+    Raises:
+        ConfigError: an owner is no client of the task, or the task's inputs lie in a memory map.
+    """
+    if not isinstance(task.inputs, Tensor):
+        raise ConfigError("canaries cannot be planted in a memory map; audit a task whose inputs are in memory")
+    if canaries.owners.min() < 0 or canaries.owners.max() >= len(task.clients):
+        raise ConfigError(
+            f"a canary belongs to client {canaries.owners.max()}; the task has the clients 0 to {len(task.clients) - 1}"
+        )
+    chosen = np.flatnonzero(included)
+    begin = len(task.targets)
+    parts = [task.clients[client].numpy() for client in range(len(task.clients))]
+    for client in np.unique(canaries.owners[chosen]):
+        own = begin + np.flatnonzero(canaries.owners[chosen] == client)
+        parts[client] = np.concatenate([parts[client], own])
+    picked = torch.from_numpy(chosen)
+    return replace(
+        task,
+        inputs=torch.cat([task.inputs, canaries.inputs[picked].to(task.inputs)]),
+        targets=torch.cat([task.targets, canaries.targets[picked].to(task.targets)]),
+        clients=ClientIndex.of(parts),
+        report=None,
+    )
+
+
+def noise_canaries(task: Task, count: int, *, scale: float = 3.0, client: int | None = None, seed: int = 0) -> Canaries:
+    """``count`` rows of random inputs and labels, for any task: what training would never see otherwise.
+
+    Inputs are normal numbers of standard deviation ``scale``, so that gradients are long enough to be clipped, or
+    random tokens. They overlap, and certify less than canaries that are :attr:`Canaries.apart`.
+
+    Args:
+        client: who holds them all; ``None`` deals them to all clients in turn.
+
+    Raises:
+        ConfigError: ``count`` < 1.
+    """
+    if count < 1:
+        raise ConfigError(f"{count} canaries audit nothing; plant at least one")
+    generator = torch_stream(seed, "audit-canaries")
+    shape = (count, *task.inputs.shape[1:])
+    if task.vocabulary is not None:
+        inputs = torch.randint(task.vocabulary, shape, generator=generator)
+    else:
+        inputs = torch.randn(shape, generator=generator) * scale
+    targets = torch.randint(task.classes, (count,), generator=generator)
+    return Canaries(inputs, targets, _owners(count, len(task.clients), client))
+
+
+def rare_token_canaries(task: Task, count: int, *, client: int | None = None) -> Canaries:
+    """``count`` canaries for :func:`rare_token_task`, each a token that no other row holds: they are ``apart``."""
+    if task.vocabulary is None or task.vocabulary <= count:
+        raise ConfigError(f"{count} canaries need a token each; build the task with rare_token_task({count})")
+    tokens = torch.arange(1, count + 1)[:, None]
+    return Canaries(tokens, torch.ones(count, dtype=torch.int64), _owners(count, len(task.clients), client), apart=True)
+
+
+def rare_token_task(count: int, *, clients: int = 1, rows: int = 1) -> Task:
+    """A small text task with room for ``count`` rare tokens: logistic regression on the mean of the tokens' weights.
+
+    Every client holds ``rows`` rows of token 0. A row of a token of its own has a gradient on that token's weights and
+    nowhere else: the nearest thing to the Dirac canaries of Nasr et al. (USENIX Security 2023) that ordinary data make.
+    Its norm is 1/√2 at the zero weights that training begins with, so ``max_grad_norm`` ≤ 0.5 clips it.
+    """
+    owners = np.repeat(np.arange(clients), rows)
+    inputs = np.zeros((len(owners), 1), dtype=np.int64)
+    return Task.from_arrays(
+        inputs,
+        np.arange(len(owners)) % 2,
+        clients=owners,
+        test=(np.zeros((2, 1), dtype=np.int64), np.array([0, 1])),
+        vocabulary=count + 1,
+        model=TokenWeights.of(count + 1),
+    )
+
+
+class TokenWeights(nn.Module):
+    """Logits [B, 2] of token sequences [B, L]: the mean of the tokens' weights, zero at first."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.weights = nn.Embedding(vocabulary, 2, _weight=torch.zeros(vocabulary, 2))
+
+    @classmethod
+    def of(cls, vocabulary: int) -> Callable[[], TokenWeights]:
+        """Builds the network for ``vocabulary`` tokens."""
+
+        def token_weights() -> TokenWeights:
+            return cls(vocabulary)
+
+        return token_weights
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [B, 2] of ``tokens`` [B, L]."""
+        logits: Tensor = self.weights(tokens).mean(1)
+        return logits
+
+
+def _owners(count: int, clients: int, client: int | None) -> NDArray[np.int64]:
+    return np.arange(count) % clients if client is None else np.full(count, client)
