@@ -2,17 +2,38 @@
 
 from privfl.algorithms.aaggff import AAggFFD, AAggFFS
 from privfl.algorithms.aaggff_sums import AAggFFDSums
+from privfl.algorithms.afl import AFL
+from privfl.algorithms.apfl import APFL
 from privfl.algorithms.base import Algorithm, Round
 from privfl.algorithms.bsm_fedavg import BalancedFedAvg
+from privfl.algorithms.ditto import Ditto
 from privfl.algorithms.fedavg import FedAvg
+from privfl.algorithms.fedavg_ft import FedAvgFT
+from privfl.algorithms.fedbabu import FedBABU
+from privfl.algorithms.fedcgan import FedCGAN
+from privfl.algorithms.fedcvae import FedCVAE
+from privfl.algorithms.feddyn import FedDyn
 from privfl.algorithms.fedevg import FedEvg
+from privfl.algorithms.fedlc import FedLC
+from privfl.algorithms.fedmgda import FedMGDA
+from privfl.algorithms.fedper import FedPer
 from privfl.algorithms.fedprox import FedProx
+from privfl.algorithms.fedrep import FedRep
+from privfl.algorithms.fedrs import FedRS
 from privfl.algorithms.fedsampling import FedSampling, NaiveFedSampling
 from privfl.algorithms.grpfed import GRPFed
+from privfl.algorithms.lg_fedavg import LGFedAvg
+from privfl.algorithms.moon import MOON
+from privfl.algorithms.per_fedavg import PerFedAvg
+from privfl.algorithms.pfedme import PFedMe
+from privfl.algorithms.propfair import PropFair
+from privfl.algorithms.q_fedavg import QFedAvg
 from privfl.algorithms.rebafl import ReBaFL
 from privfl.algorithms.reference import Centralized, Local
+from privfl.algorithms.scaffold import Scaffold
 from privfl.algorithms.server_optimisers import FedAdagrad, FedAdam, FedYogi
 from privfl.algorithms.superfed import SuPerFed
+from privfl.algorithms.term import TERM, RunningTERM
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     algorithm.name: algorithm
@@ -20,8 +41,16 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         Centralized,
         Local,
         FedAvg,
+        FedCGAN,
+        FedCVAE,
         FedEvg,
         FedProx,
+        MOON,
+        FedRS,
+        FedLC,
+        FedAvgFT,
+        Scaffold,
+        FedDyn,
         FedAdagrad,
         FedAdam,
         FedYogi,
@@ -30,33 +59,69 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         AAggFFDSums,
         FedSampling,
         NaiveFedSampling,
+        FedBABU,
+        FedPer,
+        FedRep,
+        LGFedAvg,
         GRPFed,
         BalancedFedAvg,
         ReBaFL,
         SuPerFed,
+        APFL,
+        Ditto,
+        PFedMe,
+        PerFedAvg,
+        QFedAvg,
+        AFL,
+        TERM,
+        RunningTERM,
+        FedMGDA,
+        PropFair,
     )
 }
 """Every algorithm by the name that configuration files use."""
 
 __all__ = [
+    "AFL",
     "ALGORITHMS",
+    "APFL",
+    "MOON",
+    "TERM",
     "AAggFFD",
     "AAggFFDSums",
     "AAggFFS",
     "Algorithm",
     "BalancedFedAvg",
     "Centralized",
+    "Ditto",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
+    "FedAvgFT",
+    "FedBABU",
+    "FedCGAN",
+    "FedCVAE",
+    "FedDyn",
     "FedEvg",
+    "FedLC",
+    "FedMGDA",
+    "FedPer",
     "FedProx",
+    "FedRS",
+    "FedRep",
     "FedSampling",
     "FedYogi",
     "GRPFed",
+    "LGFedAvg",
     "Local",
     "NaiveFedSampling",
+    "PFedMe",
+    "PerFedAvg",
+    "PropFair",
+    "QFedAvg",
     "ReBaFL",
     "Round",
+    "RunningTERM",
+    "Scaffold",
     "SuPerFed",
 ]

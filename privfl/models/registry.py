@@ -15,7 +15,7 @@ from pydantic import ValidationError, validate_call
 from torch import nn
 
 from privfl.errors import ConfigError, unknown
-from privfl.models import convolutional, dense, energy, recurrent, residual, text
+from privfl.models import convolutional, dense, energy, projection, recurrent, residual, text
 from privfl.models.base import Network, Shape, initialise
 from privfl.randomness import stream_seed
 
@@ -67,6 +67,7 @@ _MODELS: dict[str, _Model] = {
     "two-cnn": _Model(convolutional.two_cnn, "two 5x5 convolutions, 512 units (McMahan et al. 2017)"),
     "rebafl-fmnist": _Model(convolutional.rebafl_fmnist, "ReBaFL's network for Fashion-MNIST"),
     "rebafl-cifar": _Model(convolutional.rebafl_cifar, "ReBaFL's network for CIFAR-10", input_shape=_CIFAR),
+    "moon-cnn": _Model(projection.moon_cnn, "MOON's network: LeNet with a projection head", input_shape=_CIFAR),
     "resnet8": _Model(residual.resnet8, "ResNet of the CIFAR family, n = 1 (He et al. 2016)", input_shape=_CIFAR),
     "resnet10": _Model(residual.resnet10, "ResNet of four basic blocks, 64 to 512 channels", input_shape=_CIFAR),
     "resnet20": _Model(residual.resnet20, "ResNet of the CIFAR family, n = 3 (He et al. 2016)", input_shape=_CIFAR),

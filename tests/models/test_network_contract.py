@@ -23,6 +23,7 @@ SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "two-cnn": ((1, 8, 8), {"hidden": (9,)}),
     "rebafl-fmnist": ((1, 14, 12), {}),
     "rebafl-cifar": ((3, 18, 18), {}),
+    "moon-cnn": ((3, 16, 18), {"projection": 6}),
     "resnet8": ((3, 8, 8), {"width": 8}),
     "resnet10": ((3, 9, 8), {"width": 4}),
     "resnet20": ((1, 8, 8), {"width": 4}),

@@ -1,0 +1,133 @@
+"""FedAvg-FT: after every round the server trains the head of the mean model on a few balanced images of its own."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from privfl.algorithms.base import Round, Tensors
+from privfl.algorithms.fedavg import FedAvg
+from privfl.algorithms.setting import Setting
+from privfl.data.ranges import check_count, check_number
+from privfl.errors import ConfigError
+from privfl.parameters import flatten
+from privfl.privacy.plans import LocalTraining
+
+
+@dataclass(frozen=True)
+class FedAvgFT(FedAvg):
+    """FedAvg-FT, ReBaFL's baseline (Xu et al., arXiv 2303.06314, §3.3): the server tunes the head that it averaged.
+
+    After every aggregation come ``epochs`` of SGD on the cross-entropy of the server's images, in shuffled batches of
+    the training settings' ``batch_size``; the body stays as it was averaged, bit by bit, and the momentum starts anew.
+    The tuned model is what the next round trains and what is tested.
+
+    The images must be the server's own: not clients' rows, which no claim would then cover, and not test rows, on which
+    the model would be tested after training (the paper's code takes them from there). A configuration names a file that
+    is there; :func:`privfl.data.set_aside.set_aside` makes one of a dataset before it is divided into clients.
+
+    Privacy is FedAvg's: what the server does to the mean without clients' data is post-processing.
+
+    Differs from the paper's code: features are computed once a round, in evaluation mode.
+
+    Args:
+        images: path of an ``.npz`` file with the arrays ``images`` [N, ...] and ``labels`` [N], equally many of each
+            class; the paper has 300 in all. Without a file nothing is tuned, which is FedAvg, and the run says so.
+        epochs: passes over the images.
+        learning_rate: > 0.
+        momentum: in [0, 1).
+        weight_decay: ≥ 0.
+    """
+
+    name: ClassVar[str] = "fedavg-ft"
+    images: str = ""
+    epochs: int = 5
+    learning_rate: float = 0.01
+    momentum: float = 0.5
+    weight_decay: float = 5e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("fedavg-ft's epochs", self.epochs)
+        check_number("fedavg-ft's learning_rate", self.learning_rate, 0, above=True)
+        check_number("fedavg-ft's weight_decay", self.weight_decay, 0)
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"fedavg-ft's momentum is {self.momentum!r}; give a number in [0, 1)")
+
+    def on(self, setting: Setting) -> Self:
+        bound = super().on(setting)
+        own = None if not self.images else _load(self.images, setting)
+        object.__setattr__(bound, "_own", own)
+        return bound
+
+    def aggregate(self, server: Tensors, total: Tensors, round: Round, training: LocalTraining) -> Tensors:
+        after = super().aggregate(server, total, round, training)
+        own: tuple[Tensor, Tensor] | None = getattr(self, "_own", None)
+        if own is None:
+            return after
+        return {**after, "parameters": self.tuned(after["parameters"], *own, training.batch_size, round.generator)}
+
+    def tuned(
+        self, parameters: Tensor, images: Tensor, labels: Tensor, batch_size: int, generator: torch.Generator
+    ) -> Tensor:
+        """``parameters`` [size] with the head after ``epochs`` of SGD on ``images`` [N, ...] and ``labels`` [N]."""
+        network = self.setting.network()
+        nn.utils.vector_to_parameters(parameters.clone(), network.parameters())
+        head: nn.Module = network.head  # type: ignore[assignment]
+        with torch.no_grad():
+            features = network.features(images)  # type: ignore[operator]
+        optimizer = torch.optim.SGD(
+            head.parameters(), self.learning_rate, self.momentum, weight_decay=self.weight_decay
+        )
+        with torch.enable_grad():
+            for _ in range(self.epochs):
+                order = torch.randperm(len(labels), generator=generator).to(labels.device)
+                for rows in torch.split(order, batch_size):
+                    optimizer.zero_grad()
+                    F.cross_entropy(head(features[rows]), labels[rows]).backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
+        return flatten(network)
+
+    def warnings(self, server: Tensors) -> list[str]:
+        if self.images:
+            return []
+        return ["fedavg-ft had no images of its own to tune the head with, so this was FedAvg; set algorithm.images"]
+
+
+def _load(path: str, setting: Setting) -> tuple[Tensor, Tensor]:
+    """The server's images and labels for the network of ``setting``, on its device.
+
+    Raises:
+        ConfigError: the network has no head, or the file cannot be read or does not fit the task.
+    """
+    _ = setting.head
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            images, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"]).long()
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise ConfigError(
+            f"fedavg-ft cannot read its images from '{path}' ({error}); give an .npz file with the arrays images and "
+            "labels"
+        ) from error
+    if tuple(images.shape[1:]) != setting.input_shape or labels.shape != images.shape[:1]:
+        raise ConfigError(
+            f"fedavg-ft's '{path}' holds images {tuple(images.shape)} and labels {tuple(labels.shape)}; give images "
+            f"[N, {', '.join(map(str, setting.input_shape))}] with one label each"
+        )
+    wrong = (labels < 0) | (labels >= setting.classes)
+    counts = torch.bincount(labels[~wrong], minlength=setting.classes)
+    if bool(wrong.any()) or int(counts.min()) != int(counts.max()) or not len(labels):
+        raise ConfigError(
+            f"fedavg-ft's '{path}' holds {int(counts.min())} to {int(counts.max())} images of each of the "
+            f"{setting.classes} classes and {int(wrong.sum())} of others; give equally many of each class"
+        )
+    if not bool(torch.isfinite(images).all()):
+        raise ConfigError(f"fedavg-ft's '{path}' holds values that are not finite; replace them by a fixed value")
+    kind = next(setting.network().parameters()).dtype if images.is_floating_point() else torch.int64
+    return images.to(setting.device, kind), labels.to(setting.device)

@@ -1,0 +1,55 @@
+"""Images that a server owns: taken out of a dataset before it is divided into clients, and kept in a file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from privfl.data.dataset import Dataset
+from privfl.data.mapped import MappedRows, Rows
+from privfl.data.ranges import check_count
+from privfl.errors import ConfigError, DataError
+from privfl.randomness import numpy_stream
+
+
+def set_aside(dataset: Dataset, path: Path | str, *, per_class: int = 30, seed: int = 0) -> Dataset:
+    """Move ``per_class`` training rows of every class of ``dataset`` to the server's file ``path``.
+
+    Returns the dataset without these rows, to be divided into clients. The file is an ``.npz`` with the arrays
+    ``images`` [N, ...] and ``labels`` [N]: N = classes · ``per_class`` rows, drawn from the stream ``set-aside``, none
+    of which a client trains on or a test sees.
+
+    Raises:
+        ConfigError: a class would have no training row left.
+        DataError: the rows belong to clients already, so that they are not the server's to take.
+    """
+    check_count("per_class", per_class)
+    if dataset.clients is not None:
+        raise DataError(
+            f"{dataset.name}: its training rows belong to clients; give the server images from another source"
+        )
+    labels = dataset.targets.numpy()
+    counts = np.bincount(labels, minlength=dataset.classes)
+    if counts.min() <= per_class:
+        raise ConfigError(
+            f"per_class is {per_class}, but class {int(counts.argmin())} of {dataset.name} has {int(counts.min())} "
+            "training rows; set fewer aside"
+        )
+    stream = numpy_stream(seed, "set-aside")
+    drawn = [stream.choice(np.flatnonzero(labels == one), per_class, replace=False) for one in range(dataset.classes)]
+    held = torch.from_numpy(np.sort(np.concatenate(drawn)))
+    left = torch.ones(len(labels), dtype=torch.bool)
+    left[held] = False
+    with Path(path).open("wb") as file:  # np.savez would put .npz behind another name
+        np.savez_compressed(file, images=dataset.inputs[held].numpy(), labels=labels[held.numpy()])
+    return replace(dataset, inputs=_rows(dataset.inputs, left), targets=dataset.targets[left])
+
+
+def _rows(inputs: Rows, left: torch.Tensor) -> Rows:
+    """The rows of ``inputs`` that are ``left``, bool [N]; those of a memory map are not read."""
+    if isinstance(inputs, MappedRows):
+        return replace(inputs, index=inputs.index[left.numpy()])
+    return inputs[left]
