@@ -1,0 +1,137 @@
+"""FedRep against a twin with two optimisers, one for each phase; what rests in a phase; how many steps there are."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+import torch
+from test_split import HEAD, SIZES, TOP_TWO, TRAINING, assert_as_by_hand, bound, by_hand, deep, deep_task, simulate
+
+import privfl as pf
+from privfl.parameters import flatten
+from privfl.planning import planned_gradients
+from privfl.privacy.plans import Epochs, Poisson
+
+BODY = ("body.",)
+LOWEST = ("body.0.",)
+
+
+@pytest.fixture(scope="module")
+def task():
+    return deep_task()
+
+
+@pytest.mark.parametrize("engine", ["loop", "vectorised"])
+@pytest.mark.parametrize(("head_epochs", "base_epochs"), [(3, 1), (1, 2), (0, 2)])
+def test_two_rounds_are_those_of_the_twin(task, head_epochs, base_epochs, engine):
+    training = replace(TRAINING, epochs=base_epochs)
+    run = simulate(task, pf.FedRep(head_epochs=head_epochs), training=training, engine=engine)
+    assert_as_by_hand(task, run, by_hand(task, HEAD, [(HEAD, head_epochs), (BODY, base_epochs)]))
+
+
+def test_the_head_may_be_more_than_one_layer(task):
+    run = simulate(task, pf.FedRep(head_epochs=1, personal_layers=2))
+    assert_as_by_hand(task, run, by_hand(task, TOP_TWO, [(TOP_TWO, 1), (LOWEST, 2)]))
+
+
+@dataclass(frozen=True)
+class Watched(pf.FedRep):
+    """Notes the parameters after every step."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        object.__setattr__(self, "path", [])
+
+    def step(self, local, received, batch, client, training):
+        super().step(local, received, batch, client, training)
+        self.path.append(local["parameters"].clone())
+
+
+def test_in_every_step_one_part_rests_bit_for_bit_whatever_the_momentum(task):
+    algorithm = Watched(head_epochs=2)
+    training = replace(TRAINING, momentum=0.9, weight_decay=0.5, epochs=3)
+    simulate(task, algorithm, rounds=1, training=training, cohort=pf.FixedCohort(1), seed=0)
+    head = task.setting(1, 0).head
+    points = [flatten(deep(0)), *algorithm.path]
+    trained = []
+    for before, after in pairwise(points):
+        moved = [bool((before[part] != after[part]).any()) for part in (head, ~head)]
+        assert sum(moved) == 1
+        trained.append(moved[0])
+    per_epoch = len(trained) // 5
+    assert per_epoch in {-(-size // 5) for size in SIZES}
+    assert trained == [True] * (2 * per_epoch) + [False] * (3 * per_epoch)
+
+
+def test_without_head_epochs_it_uploads_what_fedbabu_uploads(task):
+    runs = [simulate(task, algorithm) for algorithm in (pf.FedRep(head_epochs=0), pf.FedBABU())]
+    assert torch.equal(runs[0].parameters, runs[1].parameters)
+
+
+@dataclass(frozen=True)
+class Masked(pf.FedRep):
+    """FedRep with all parameters shared, or none."""
+
+    shares: bool = True
+
+    def part(self):
+        return torch.full_like(self.setting.head, self.shares)
+
+
+def test_with_an_empty_head_it_is_fedavg(task):
+    cohort = pf.FixedCohort(2)
+    runs = [simulate(task, one, rounds=3, cohort=cohort) for one in (Masked(head_epochs=0), pf.FedAvg())]
+    torch.testing.assert_close(runs[0].parameters, runs[1].parameters, rtol=0, atol=1e-12)
+
+
+def test_with_an_empty_base_every_client_trains_alone_for_the_heads_epochs(task):
+    alone = simulate(task, pf.Local(), rounds=3, training=replace(TRAINING, epochs=4))
+    run = simulate(task, Masked(head_epochs=4, shares=False), rounds=3, training=replace(TRAINING, epochs=1))
+    for client in range(3):
+        torch.testing.assert_close(run.kept[client]["parameters"], alone.kept[client]["parameters"], rtol=0, atol=1e-12)
+
+
+def test_the_plan_puts_the_heads_passes_before_the_usual_ones(task):
+    algorithm = bound(task, pf.FedRep(head_epochs=3))
+    plan = algorithm.plan(Epochs(5, 2), {})
+    assert plan.length(13) == 3 * 3 + 2 * 3
+    assert [plan.is_last(step, 13) for step in range(15)] == [False] * 9 + [True] * 6
+    rows = list(plan.rows(torch.arange(13), torch.Generator().manual_seed(0), None))
+    for epoch in range(5):
+        assert sorted(torch.cat(rows[3 * epoch : 3 * epoch + 3]).tolist()) == list(range(13))
+    cut = algorithm.plan(Epochs(5, 2, steps=4), {})
+    assert cut.length(13) == 9 + 4
+    assert sum(cut.is_last(step, 13) for step in range(13)) == 4
+    poisson = algorithm.plan(Poisson(0.3, 7, 5.0), {})
+    assert (poisson.rate, poisson.steps, poisson.divisor) == (0.3, 10 + 7, 5.0)
+    assert [poisson.is_last(step, 13) for step in range(17)] == [False] * 10 + [True] * 7
+
+
+def test_under_dp_sgd_every_client_has_as_many_steps_for_its_head_as_its_own_rate_asks(task):
+    rates = (0.5, 0.1, 0.25)
+    dpsgd = pf.DPSGD(noise_multiplier=1.0, sample_rate=rates)
+    training = replace(TRAINING, steps=3)
+    algorithm = bound(task, pf.FedRep("uniform", head_epochs=2))
+    for client, head_steps in enumerate((4, 20, 8)):
+        planned = planned_gradients(algorithm, training, dpsgd, client, {})
+        assert planned == (rates[client], head_steps + 3)
+    privacy = pf.Privacy(training=dpsgd, noise_key=3)
+    runs = [
+        simulate(task, pf.FedRep("uniform", head_epochs=2), training=training, privacy=privacy, engine=engine)
+        for engine in ("loop", "vectorised")
+    ]
+    assert runs[0].statement.to_json() == runs[1].statement.to_json()
+    for client in range(3):
+        both = [run.kept[client]["parameters"] for run in runs]
+        torch.testing.assert_close(both[0], both[1], rtol=0, atol=1e-4)  # noise is rounded to a grid
+
+
+def test_a_target_epsilon_pays_for_the_heads_steps_too(task):
+    training, target = replace(TRAINING, steps=4), pf.DPSGD(target_epsilon=4.0, sample_rate=0.2)
+    noise = [
+        simulate(task, algorithm, training=training, privacy=pf.Privacy(training=target), evaluate_every=9).summary[
+            "noise_multiplier"
+        ]
+        for algorithm in (pf.FedRep("uniform", head_epochs=2), pf.FedPer("uniform"))
+    ]
+    assert noise[0] > 1.1 * noise[1]
