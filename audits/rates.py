@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import beta
@@ -14,12 +16,60 @@ OUTWARD = 1e-12
 """Every bound is moved outward by this share of itself, more than the rounding of the quantiles of the beta law."""
 
 
+@dataclass(frozen=True)
+class ErrorRates:
+    """Bounds on the error rates of decisions, which hold all at once: arrays of one shape, values in [0, 1].
+
+    ``tpr_low`` is 1 − ``fnr_high`` and ``tnr_low`` 1 − ``fpr_high``, without the cancellation near 0.
+    """
+
+    fpr_high: Rates
+    fnr_high: Rates
+    tpr_low: Rates
+    tnr_low: Rates
+
+    @classmethod
+    def from_counts(
+        cls,
+        true_positives: ArrayLike,
+        members: int,
+        false_positives: ArrayLike,
+        non_members: int,
+        levels: tuple[float, float],
+    ) -> ErrorRates:
+        """Clopper–Pearson bounds; the error level of the members' rates is the first of ``levels``, then the others'.
+
+        Raises:
+            ConfigError: the counts or a level are impossible.
+        """
+        hits, alarms = np.asarray(true_positives), np.asarray(false_positives)
+        inside, outside = levels
+        return cls(
+            fpr_high=clopper_pearson_upper(alarms, non_members, outside),
+            fnr_high=clopper_pearson_upper(members - hits, members, inside),
+            tpr_low=clopper_pearson_lower(hits, members, inside),
+            tnr_low=clopper_pearson_lower(non_members - alarms, non_members, outside),
+        )
+
+    def at(self, index: int) -> ErrorRates:
+        """The bounds of one decision out of several."""
+        return ErrorRates(*(np.asarray(rate[index]) for rate in self._all()))
+
+    def to_json(self) -> dict[str, float]:
+        """The four bounds of one decision as numbers."""
+        names = ("fpr_high", "fnr_high", "tpr_low", "tnr_low")
+        return {name: float(rate) for name, rate in zip(names, self._all(), strict=True)}
+
+    def _all(self) -> tuple[Rates, Rates, Rates, Rates]:
+        return self.fpr_high, self.fnr_high, self.tpr_low, self.tnr_low
+
+
 def clopper_pearson_upper(hits: ArrayLike, trials: ArrayLike, level: float) -> Rates:
     """What the probability of a hit is below, with confidence 1 − ``level``: float64, in (0, 1], the inputs' shape.
 
     The (1−a) quantile of Beta(k+1, n−k) for k = ``hits`` of n = ``trials`` and a = ``level``; 1 for k = n. The share of
-    samples for which the true probability lies above it is at most a, whatever that probability is. A zero-dimensional
-    array behaves as a number.
+    samples for which the true probability lies above it is at most a, whatever that probability is. Two numbers give a
+    number.
 
     Raises:
         ConfigError: hits or trials are no whole numbers with 0 ≤ hits ≤ trials and trials ≥ 1, or ``level`` is not in
@@ -28,8 +78,7 @@ def clopper_pearson_upper(hits: ArrayLike, trials: ArrayLike, level: float) -> R
     Source: Clopper & Pearson, Biometrika 1934.
     """
     found, tried = _checked(hits, trials, level)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        bound = beta.isf(level, found + 1, np.maximum(tried - found, 1))
+    bound = beta.isf(level, found + 1, np.maximum(tried - found, 1))
     bound = np.where(found == 0, -np.expm1(np.log(level) / tried), bound)
     bound = np.where(found == tried, 1.0, bound * (1 + OUTWARD))
     return np.asarray(np.minimum(bound, 1.0), dtype=np.float64)[()]
