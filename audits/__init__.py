@@ -10,13 +10,17 @@ advance, chosen on other trials, or paid for. What an :class:`Estimate` says hol
 
 from audits.bound import Estimate, LowerBound
 from audits.counts import epsilon_from_counts, perfect_attack_ceiling
+from audits.gaussian import GaussianFamily
 from audits.rates import clopper_pearson_lower, clopper_pearson_upper
+from audits.scores import epsilon_from_scores
 
 __all__ = [
     "Estimate",
+    "GaussianFamily",
     "LowerBound",
     "clopper_pearson_lower",
     "clopper_pearson_upper",
     "epsilon_from_counts",
+    "epsilon_from_scores",
     "perfect_attack_ceiling",
 ]
