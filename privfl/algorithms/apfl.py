@@ -32,8 +32,8 @@ class APFL(WithOwnModel):
     bit (drop-out excepted, whose masks are drawn in turn from one stream), and every claim is FedAvg's. v and α have no
     protection of their own: they must not leave the client.
 
-    Differs from common re-implementations: nothing is added to the slope of α (``alpha_decay``), which changes with
-    every batch.
+    Differs from common re-implementations: nothing is added to the slope of α unless ``alpha_decay`` says so, and α
+    changes with every batch, where some change it in the first local epoch of a round only.
 
     Args:
         alpha: share in [0, 1] that every client starts with; the paper uses 0.25, 0.5 and 0.75.
