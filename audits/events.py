@@ -15,6 +15,8 @@ from privfl.errors import ConfigError
 Answers = NDArray[np.float64]
 MOST_ATOMS = 64
 """Values that repeat get a bin of their own, the most frequent first."""
+CAUTION = 60
+"""Events are chosen by bounds at this fraction of the error level, or luck in the far tails would win."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +67,13 @@ def epsilon_from_answers(
     if not pairs.any():
         raise ConfigError("no pair of inputs is to be compared; mark at least one")
     half = answers.shape[1] // 2
-    chosen, best = None, -1.0
+    chosen, best, cautious = None, -1.0, level / CAUTION
     for first, second in np.argwhere(pairs):
         likely, unlikely = answers[first, :half], answers[second, :half]
-        event = likely_event(likely, unlikely, delta=delta, level=level, bins=bins)
+        event = likely_event(likely, unlikely, delta=delta, level=cautious, bins=bins)
         hits, alarms = event.count(likely), event.count(unlikely)
-        low = float(clopper_pearson_lower(hits, half, level)) - delta
-        score = low / float(clopper_pearson_upper(alarms, half, level))
+        low = float(clopper_pearson_lower(hits, half, cautious)) - delta
+        score = low / float(clopper_pearson_upper(alarms, half, cautious))
         if score > best:
             chosen, best = (int(first), int(second), event), score
     assert chosen is not None
