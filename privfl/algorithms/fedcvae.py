@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from privfl.algorithms.base import Tensors
-from privfl.algorithms.generative import NOISE_ROWS, GenerativeFedAvg, adam_step, noise_of, with_moments
+from privfl.algorithms.generative_fedavg import NOISE_ROWS, GenerativeFedAvg, adam_step, noise_of, with_moments
 from privfl.data.ranges import check_choice, check_number
 from privfl.models.conditional import ConditionalAutoencoder
 from privfl.privacy.door import Batch, Door
@@ -40,7 +40,8 @@ class FedCVAE(GenerativeFedAvg):
     hides clients; DP-SGD is refused. A decoder can memorise what it decodes.
 
     Args:
-        beta: β ≥ 0, weight of the KL; the others are those of :class:`privfl.algorithms.generative.GenerativeFedAvg`.
+        beta: β ≥ 0, weight of the KL; the others are
+            :class:`privfl.algorithms.generative_fedavg.GenerativeFedAvg`'s.
         reconstruction: ``"bce"`` or ``"mse"``: :func:`reconstruction_terms`.
     """
 

@@ -9,7 +9,7 @@ import torch
 from generative_federation import CLASSES, HIDDEN, LATENT, PIXELS, SMALL, TRAINING, sent, task_of
 
 import privfl as pf
-from privfl.algorithms.generative import GenerativeFedAvg
+from privfl.algorithms.generative_fedavg import GenerativeFedAvg
 from privfl.algorithms.server_training import train_classifier
 from privfl.errors import ConfigError
 from privfl.privacy.door import BARE_TRAINING

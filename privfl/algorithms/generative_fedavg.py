@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +25,7 @@ NOISE_ROWS = 256
 
 
 @dataclass(frozen=True)
-class GenerativeFedAvg(FedAvg):
+class GenerativeFedAvg(FedAvg, ABC):
     """Base of algorithms that average a conditional generator and train a classifier on what it draws.
 
     The generator is a network of the algorithm's own, beside the task's, which only serves as the classifier that the
@@ -56,9 +57,9 @@ class GenerativeFedAvg(FedAvg):
         if self.low >= self.high:
             raise ConfigError(f"{self.name}'s pixels lie between {self.low!r} and {self.high!r}; give low < high")
 
+    @abstractmethod
     def networks(self) -> Generator:
         """The networks that are trained, as functions of one vector."""
-        raise NotImplementedError
 
     def dpsgd_refusal(self) -> str:
         return (
