@@ -46,6 +46,8 @@ class FedAvgFT(FedAvg):
     """
 
     name: ClassVar[str] = "fedavg-ft"
+    own: ClassVar[tuple[Tensor, Tensor] | None] = None
+    """As part of a run: the server's images [N, ...] and labels [N]."""
     images: str = ""
     epochs: int = 5
     learning_rate: float = 0.01
@@ -62,16 +64,14 @@ class FedAvgFT(FedAvg):
 
     def on(self, setting: Setting) -> Self:
         bound = super().on(setting)
-        own = None if not self.images else _load(self.images, setting)
-        object.__setattr__(bound, "_own", own)
+        object.__setattr__(bound, "own", _load(self.images, setting) if self.images else None)
         return bound
 
     def aggregate(self, server: Tensors, total: Tensors, round: Round, training: LocalTraining) -> Tensors:
         after = super().aggregate(server, total, round, training)
-        own: tuple[Tensor, Tensor] | None = getattr(self, "_own", None)
-        if own is None:
+        if self.own is None:
             return after
-        return {**after, "parameters": self.tuned(after["parameters"], *own, training.batch_size, round.generator)}
+        return {**after, "parameters": self.tuned(after["parameters"], *self.own, training.batch_size, round.generator)}
 
     def tuned(
         self, parameters: Tensor, images: Tensor, labels: Tensor, batch_size: int, generator: torch.Generator

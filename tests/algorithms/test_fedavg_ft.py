@@ -1,0 +1,203 @@
+"""FedAvg-FT: the server's tuning against torch.optim, an untouched body, and claims that are FedAvg's."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from federation import digits_task, initial, layered_task, uploads
+from torch import nn
+
+import privfl as pf
+from privfl.algorithms.fedavg_ft import FedAvgFT
+from privfl.config import Experiment
+from privfl.data.catalog import load_dataset
+from privfl.data.set_aside import set_aside
+from privfl.errors import ConfigError
+from privfl.models import Network
+from privfl.parameters import flatten
+from privfl.randomness import torch_stream
+
+SIZES = (12, 20, 9)
+TRAINING = pf.LocalTraining(learning_rate=0.2, batch_size=8, epochs=2, momentum=0.5)
+
+
+@pytest.fixture(scope="module")
+def task():
+    return layered_task(SIZES)
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """Three images of each class, which none of the task's rows are."""
+    path = tmp_path_factory.mktemp("server") / "own.npz"
+    images = np.random.default_rng(0).random((30, 64), dtype=np.float32)
+    np.savez(path, images=images, labels=np.arange(30) % 10)
+    return str(path)
+
+
+def run(task, algorithm, rounds=2, **options):
+    options = {"training": TRAINING, "workers": 1, "engine": "loop", **options}
+    return pf.simulate(task, algorithm, rounds=rounds, **options)
+
+
+def loaded(task, flat):
+    network = task.model(0)
+    nn.utils.vector_to_parameters(flat.clone(), network.parameters())
+    return network
+
+
+def tuned(task, flat, path, round, *, epochs=5, learning_rate=0.01, momentum=0.5, weight_decay=5e-4, seed=0):
+    """The whole network in an optimiser whose body has a learning rate of 0, as the paper's code has it."""
+    network, order = loaded(task, flat), torch_stream(seed, "server", round)
+    with np.load(path) as arrays:
+        images, labels = torch.from_numpy(arrays["images"]).double(), torch.from_numpy(arrays["labels"])
+    optimizer = torch.optim.SGD(
+        [{"params": network.body.parameters(), "lr": 0.0}, {"params": network.head.parameters()}],
+        lr=learning_rate,
+        momentum=momentum,
+        weight_decay=weight_decay,
+    )
+    for _ in range(epochs):
+        shuffled = torch.randperm(len(labels), generator=order)
+        for rows in shuffled.split(TRAINING.batch_size):
+            optimizer.zero_grad()
+            F.cross_entropy(network(images[rows]), labels[rows]).backward()
+            optimizer.step()
+    return flatten(network)
+
+
+def mean_of_clients(task, start, round):
+    """One round of FedAvg from ``start``."""
+    sent = uploads(task, pf.FedAvg(), {"parameters": start}, training=TRAINING, round=round)
+    weights = torch.tensor(SIZES).double() / sum(SIZES)
+    return start + sum(weight * one.upload["update"] for weight, one in zip(weights, sent, strict=True))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"epochs": 2, "learning_rate": 0.3, "momentum": 0.0, "weight_decay": 0.1}],
+    ids=["defaults", "others"],
+)
+def test_two_rounds_are_fedavgs_with_the_head_trained_after_each(task, own, settings):
+    expected = initial(task)
+    for round in range(2):
+        expected = tuned(task, mean_of_clients(task, expected, round), own, round, **settings)
+    found = run(task, FedAvgFT(images=own, **settings)).parameters
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_the_body_is_the_mean_of_the_clients_bit_by_bit_and_the_head_is_not(task, own):
+    head = FedAvgFT().on(task.setting(1, 0)).setting.head
+    found, plain = (run(task, one, 1).parameters for one in (FedAvgFT(images=own), pf.FedAvg()))
+    assert torch.equal(found[~head], plain[~head])
+    assert float((found - plain)[head].abs().max()) > 1e-3
+
+
+def test_tuning_draws_no_drop_out_and_lowers_the_loss_of_the_images(own):
+    def dropping(seed):
+        torch.manual_seed(seed)
+        return Network(nn.Sequential(nn.Linear(64, 12), nn.Dropout(0.9)), nn.Linear(12, 10)).double()
+
+    task = replace(digits_task(SIZES), model=dropping)
+    bound, start = FedAvgFT(images=own).on(task.setting(1, 0)), flatten(dropping(3))
+    kept = [bound.tuned(start, *bound.own, 8, torch.Generator().manual_seed(1)) for _ in range(2)]
+    assert torch.equal(*kept)
+    features = loaded(task, start).eval().features(bound.own[0]).detach()
+    before, after = (F.cross_entropy(loaded(task, flat).head(features), bound.own[1]) for flat in (start, kept[0]))
+    assert after.item() < before.item()
+
+
+def test_without_images_it_is_fedavg_and_says_so(task):
+    found, plain = (run(task, one) for one in (FedAvgFT(), pf.FedAvg()))
+    assert torch.equal(found.parameters, plain.parameters)
+    assert "no images of its own" in " ".join(found.summary["warnings"])
+
+
+def test_with_images_it_has_nothing_to_say(task, own):
+    assert run(task, FedAvgFT(images=own), 1).summary["warnings"] == []
+
+
+def test_a_client_sends_its_update_alone(task, own):
+    for result in uploads(task, FedAvgFT(images=own), {"parameters": initial(task)}):
+        assert {name: value.numel() for name, value in result.upload.items()} == {"update": len(initial(task))}
+
+
+def test_claims_are_fedavgs(task, own):
+    both = FedAvgFT("uniform", images=own), pf.FedAvg("uniform")
+    noisy = pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, sample_rate=0.2))
+    hidden = pf.Privacy(update=[pf.Clip(0.5), pf.GaussianNoise(2.0)])
+    for privacy, unit in ((noisy, "sample"), (hidden, "client"), (None, "sample")):
+        cells = [run(task, one, privacy=privacy).statement.cell(unit, "public") for one in both]
+        assert cells[0].epsilon == cells[1].epsilon
+        assert cells[0].reasons == cells[1].reasons
+        assert math.isfinite(cells[0].epsilon) == (privacy is not None)
+
+
+def test_a_configuration_names_a_file_of_rows_that_no_client_holds(tmp_path):
+    rest = set_aside(load_dataset("digits"), path := tmp_path / "own.npz", per_class=4)
+    assert len(rest) == len(load_dataset("digits")) - 40
+    experiment = Experiment.from_dict(
+        {
+            "rounds": 2,
+            "partition": {"name": "iid", "clients": 4},
+            "model": {"name": "two-nn", "hidden": [8]},
+            "algorithm": {"name": "fedavg-ft", "images": str(path), "learning_rate": 0.1},
+        }
+    )
+    assert Experiment.from_dict(experiment.to_dict()) == experiment
+    assert experiment.run(tmp_path / "run").summary["warnings"] == []
+    task = pf.Task.from_dataset(rest, partition=pf.IID(clients=4), model="two-nn")
+    assert len(task.targets) == len(rest)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": 0}, "fedavg-ft's epochs is 0"),
+        ({"learning_rate": 0.0}, "fedavg-ft's learning_rate is 0.0"),
+        ({"momentum": 1.0}, "fedavg-ft's momentum is 1.0"),
+        ({"weight_decay": -1.0}, "fedavg-ft's weight_decay is -1.0"),
+        ({"weighting": "sise"}, "fedavg-ft's weighting is 'sise'"),
+    ],
+)
+def test_impossible_settings_are_one_sentence(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        FedAvgFT(**settings)
+
+
+LABELS = np.arange(20) % 10
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"images": np.zeros((20, 64), np.float32)}, "cannot read its images"),
+        ({"images": np.zeros((20, 63), np.float32), "labels": LABELS}, r"give images \[N, 64\] with one label each"),
+        ({"images": np.zeros((19, 64), np.float32), "labels": LABELS}, "with one label each"),
+        ({"images": np.zeros((20, 64), np.float32), "labels": LABELS // 2}, "holds 0 to 4 images"),
+        ({"images": np.zeros((20, 64), np.float32), "labels": LABELS + 1}, "and 2 of others"),
+        ({"images": np.full((20, 64), np.nan, np.float32), "labels": LABELS}, "values that are not finite"),
+        ({"images": np.zeros((0, 64), np.float32), "labels": LABELS[:0]}, "holds 0 to 0 images"),
+        ({"images": np.array([{}] * 20), "labels": LABELS}, "cannot read its images"),
+    ],
+    ids=["no labels", "shape", "length", "unbalanced", "unknown class", "nan", "empty", "pickled"],
+)
+def test_a_file_that_does_not_fit_is_refused_before_any_work(task, tmp_path, arrays, message):
+    np.savez(tmp_path / "own.npz", **arrays)
+    with pytest.raises(ConfigError, match=message):
+        run(task, FedAvgFT(images=str(tmp_path / "own.npz")))
+
+
+def test_a_file_that_is_not_there_or_no_archive_is_refused(task, tmp_path):
+    (tmp_path / "text").write_text("images")
+    for path in (tmp_path / "nowhere.npz", tmp_path / "text"):
+        with pytest.raises(ConfigError, match="cannot read its images"):
+            run(task, FedAvgFT(images=str(path)))
+
+
+def test_a_network_without_a_head_is_refused(own):
+    with pytest.raises(ConfigError, match="is not divided into a body and a head"):
+        run(digits_task(SIZES), FedAvgFT(images=own))
