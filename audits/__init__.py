@@ -11,6 +11,10 @@ advance, chosen on other trials, or paid for. What an :class:`Estimate` says hol
 from audits.bound import Estimate, LowerBound
 from audits.counts import epsilon_from_counts, perfect_attack_ceiling
 from audits.gaussian import GaussianFamily
+from audits.one_run import epsilon_one_run, epsilon_one_run_from_scores, one_run_p_value
+from audits.one_run_f_dp import epsilon_one_run_f_dp
+from audits.one_shot import cosines, epsilon_one_shot
+from audits.poisoning import epsilon_from_poisoning
 from audits.rates import clopper_pearson_lower, clopper_pearson_upper
 from audits.scores import epsilon_from_scores
 
@@ -20,7 +24,14 @@ __all__ = [
     "LowerBound",
     "clopper_pearson_lower",
     "clopper_pearson_upper",
+    "cosines",
     "epsilon_from_counts",
+    "epsilon_from_poisoning",
     "epsilon_from_scores",
+    "epsilon_one_run",
+    "epsilon_one_run_f_dp",
+    "epsilon_one_run_from_scores",
+    "epsilon_one_shot",
+    "one_run_p_value",
     "perfect_attack_ceiling",
 ]

@@ -73,6 +73,11 @@ class GaussianFamily:
         number = "one step" if self.steps == 1 else f"{self.steps} steps"
         return f"the mechanism is dominated by {number} of Gaussian noise{sampled}"
 
+    @property
+    def precision(self) -> float:
+        """To which share of itself the noise is worth searching for: curves of several sampled steps cost time."""
+        return 1e-10 if self.sample_rate == 1 else 1e-4
+
     def strengths(self, rates: ErrorRates) -> Rates:
         """For choosing among decisions: larger where less noise is compatible with ``rates``; −∞ for chance or less."""
         inner = (
@@ -121,7 +126,7 @@ class GaussianFamily:
         The probability that the same guess is made in the other world, where it is wrong, whichever world is which:
         f̄⁻¹(r), with f̄ = 1 − f and f the trade-off curve for one added or one removed record.
         """
-        if self.sample_rate == 1:
+        if self.sample_rate == 1 or noise == math.inf:
             mu = math.sqrt(self.observed_steps) / noise
             return lambda caught: 0.0 if caught <= 0 else float(special.ndtr(special.ndtri(min(caught, 1.0)) - mu))
         epsilons, deltas = self._lines(noise)
@@ -135,7 +140,10 @@ class GaussianFamily:
 
     def _lines(self, noise: float) -> tuple[Rates, Rates]:
         """ε on a symmetric grid and δ(ε) ≥ sup_E P_in(E) − e^ε·P_out(E), for the observed steps."""
-        sums = compose({self._kind(noise): self.observed_steps}, _STEP, _CURVE_DELTA)
+        try:
+            sums = compose({self._kind(noise): self.observed_steps}, _STEP, _CURVE_DELTA)
+        except OverflowError:  # so little noise that the grid has no room: draw a curve that refutes nothing
+            return np.zeros(1), np.ones(1)
         epsilons = np.linspace(0.0, min(_REACH, max(one.lower + len(one.probs) for one in sums) * _STEP), _POINTS)
         caught, spared = (_hockey_sticks(one, epsilons) for one in (sums[0], sums[-1]))
         falling = -np.expm1(-epsilons) + np.exp(-epsilons) * spared
