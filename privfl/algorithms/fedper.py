@@ -15,10 +15,9 @@ class FedPer(Split):
     """FedPer (Arivazhagan et al., arXiv 1912.00818): clients train base and head jointly and upload the base.
 
     ``w_k = (base, head_k)``: the server averages the bases (FedAvg's weights), the heads stay where they are. With
-    nothing private it is FedAvg, with nothing shared training alone. An upload holds the base and nothing else. For
-    what is claimed and how it is tested see :class:`~privfl.algorithms.split.Split`.
-
-    Differs from the paper: heads start at the common initial model instead of one of their own each.
+    nothing private it is FedAvg, with nothing shared training alone. An upload holds the base and nothing else, and
+    heads start at the common initial model. For what is claimed, and how models are tested, see
+    :class:`~privfl.algorithms.split.Split`.
 
     Args:
         weighting, server_learning_rate: as for :class:`~privfl.algorithms.fedavg.FedAvg`.

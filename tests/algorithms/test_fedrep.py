@@ -8,8 +8,12 @@ import torch
 from test_split import HEAD, SIZES, TOP_TWO, TRAINING, assert_as_by_hand, bound, by_hand, deep, deep_task, simulate
 
 import privfl as pf
+from privfl.engine.loop import LoopEngine
+from privfl.engine.vectorised import VectorisedEngine
 from privfl.parameters import flatten
 from privfl.planning import planned_gradients
+from privfl.privacy.channel import Channel
+from privfl.privacy.noise import NoiseSource
 from privfl.privacy.plans import Epochs, Poisson
 
 BODY = ("body.",)
@@ -115,23 +119,17 @@ def test_under_dp_sgd_every_client_has_as_many_steps_for_its_head_as_its_own_rat
     for client, head_steps in enumerate((4, 20, 8)):
         planned = planned_gradients(algorithm, training, dpsgd, client, {})
         assert planned == (rates[client], head_steps + 3)
-    privacy = pf.Privacy(training=dpsgd, noise_key=3)
-    runs = [
-        simulate(task, pf.FedRep("uniform", head_epochs=2), training=training, privacy=privacy, engine=engine)
-        for engine in ("loop", "vectorised")
-    ]
-    assert runs[0].statement.to_json() == runs[1].statement.to_json()
-    for client in range(3):
-        both = [run.kept[client]["parameters"] for run in runs]
+    channel, received = Channel((), algorithm.fields(), dpsgd, 1.0), {"parameters": flatten(deep(0))}
+    with LoopEngine(task, algorithm, training, channel, way="layers", workers=1) as loop:
+        one_by_one, stacked = (
+            {
+                result.client: result
+                for result in engine.train(range(3), received, {}, round=0, seed=0, source=NoiseSource.from_key(3))
+            }
+            for engine in (loop, VectorisedEngine(loop, 3, "layers"))
+        )
+    for client, steps in enumerate((7, 23, 11)):
+        assert sum(one_by_one[client].log.noisy.values()) == steps
+        assert one_by_one[client].log == stacked[client].log
+        both = [results[client].kept["parameters"] for results in (one_by_one, stacked)]
         torch.testing.assert_close(both[0], both[1], rtol=0, atol=1e-4)  # noise is rounded to a grid
-
-
-def test_a_target_epsilon_pays_for_the_heads_steps_too(task):
-    training, target = replace(TRAINING, steps=4), pf.DPSGD(target_epsilon=4.0, sample_rate=0.2)
-    noise = [
-        simulate(task, algorithm, training=training, privacy=pf.Privacy(training=target), evaluate_every=9).summary[
-            "noise_multiplier"
-        ]
-        for algorithm in (pf.FedRep("uniform", head_epochs=2), pf.FedPer("uniform"))
-    ]
-    assert noise[0] > 1.1 * noise[1]
