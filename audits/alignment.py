@@ -7,6 +7,8 @@ it is clipped, and the noise adds σ‖c‖/C. No gradient is formed: ⟨s, ∇�
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -25,7 +27,21 @@ Statistics = NDArray[np.float64]
 ROWS_AT_ONCE = 4096
 
 
-def sample_alignment(seen: Transcript, canaries: Canaries, loss: Loss) -> Statistics:
+@dataclass(frozen=True)
+class Alignment:
+    """What an observer saw of every canary in every round.
+
+    Args:
+        statistics: ⟨s, c⟩/C² [rounds, m].
+        lengths: ‖c‖²/C² [rounds, m], the mean of the statistic for a canary that is in the batch of a round's only
+            step; the noise's standard deviation is σ·√length. 0 where nothing was seen.
+    """
+
+    statistics: Statistics
+    lengths: Statistics
+
+
+def sample_alignment(seen: Transcript, canaries: Canaries, loss: Loss) -> Alignment:
     """⟨s, c⟩/C² for every round and canary [rounds, m], from the upload of the canary's owner or the released models.
 
     0 in rounds that its owner sat out, and in the public's first round unless the server's view was recorded too. For
@@ -39,7 +55,7 @@ def sample_alignment(seen: Transcript, canaries: Canaries, loss: Loss) -> Statis
         raise ConfigError("the run had no DP-SGD, so it claims nothing for samples that canaries could test; add it")
     bound = float(protection["max_grad_norm"])
     probe, found = _Probe(seen, canaries, loss), np.zeros((len(seen), len(canaries)))
-    everyone, before = np.arange(len(canaries)), None
+    everyone, before, lengths = np.arange(len(canaries)), None, np.zeros_like(found)
     for place in range(len(seen)):
         one = seen[place]
         received = _received(one, before)
@@ -49,7 +65,8 @@ def sample_alignment(seen: Transcript, canaries: Canaries, loss: Loss) -> Statis
         training = training_of(seen.facts, one.number)
         scale = training.batch_size / (training.learning_rate * bound**2)
         if seen.observer == "public":
-            found[place] = probe.slopes(received, (received - one.released) * scale, everyone, bound)
+            gained = (received - one.released) * scale
+            found[place], lengths[place] = probe.slopes(received, gained, everyone, bound)
             continue
         sign = 1.0 if seen.facts.algorithm["name"] in GRADIENTS else -1.0
         for client in np.unique(canaries.owners).tolist():
@@ -58,8 +75,9 @@ def sample_alignment(seen: Transcript, canaries: Canaries, loss: Loss) -> Statis
             if "update" not in one.uploads[client]:
                 raise ConfigError(f"client {client} sent no 'update' in round {one.number}; audit another algorithm")
             own = np.flatnonzero(canaries.owners == client)
-            found[place, own] = probe.slopes(received, one.uploads[client]["update"] * (sign * scale), own, bound)
-    return found
+            sent = one.uploads[client]["update"] * (sign * scale)
+            found[place, own], lengths[place, own] = probe.slopes(received, sent, own, bound)
+    return Alignment(found, lengths / bound**2)
 
 
 def client_alignment(seen: Transcript, canaries: Canaries, loss: Loss) -> Statistics:
@@ -76,7 +94,7 @@ def client_alignment(seen: Transcript, canaries: Canaries, loss: Loss) -> Statis
         received = _received(one, before)
         before = one.released
         if received is not None:
-            found[place] = probe.slopes(received, received - one.released, everyone, None)
+            found[place], _ = probe.slopes(received, received - one.released, everyone, None)
     return found
 
 
@@ -94,20 +112,23 @@ class _Probe:
         self._whole = LossModule(self._network.module, loss)
         self._canaries, self._loss = canaries, loss
 
-    def slopes(self, at: Tensor, along: Tensor, which: NDArray[np.int64], bound: float | None) -> Statistics:
-        """⟨``along``, c⟩ [k] for the canaries ``which`` [k], c their gradients at ``at`` [size].
+    def slopes(
+        self, at: Tensor, along: Tensor, which: NDArray[np.int64], bound: float | None
+    ) -> tuple[Statistics, Statistics]:
+        """⟨``along``, c⟩ [k] and ‖c‖² [k] for the canaries ``which`` [k], c their gradients at ``at`` [size].
 
         Gradients are clipped to ``bound``, or scaled to length 1 if it is ``None``.
         """
         self._network.load(at)
-        parts = []
+        parts, squares = [], []
         for rows in torch.split(torch.from_numpy(which), ROWS_AT_ONCE):
             inputs, targets = self._canaries.inputs[rows], self._canaries.targets[rows]
             slopes = self._slope(at, along.to(at), inputs, targets)
             norms = self._clipper.clipped_sum(self._loss, inputs, targets, float("inf")).clamp_min(1e-30)
             factors = 1 / norms if bound is None else (bound / norms).clamp(max=1.0)
             parts.append(torch.nan_to_num(slopes * factors).double())
-        return torch.cat(parts).numpy()
+            squares.append((norms * factors).square().double())
+        return torch.cat(parts).numpy(), torch.cat(squares).numpy()
 
     def _slope(self, at: Tensor, along: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """The slope [k] of every row's loss at ``at`` [size] in the direction ``along`` [size]."""

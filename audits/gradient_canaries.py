@@ -1,0 +1,291 @@
+"""Audits of what a run claims for one example, by canaries in its clients' data: white box, one run or two worlds.
+
+    task = rare_token_task(5000)
+    train = lambda task: pf.simulate(task, pf.FedAvg(weighting="uniform"), …, record=["server"])
+    print(audit_one_run(task, train, rare_token_canaries(task, 5000)))
+
+The auditor sees what the observer saw, its own canaries and its own coins; the run is an ordinary one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from attacks.messages import training_of
+from audits.alignment import Alignment, Statistics, sample_alignment
+from audits.audit import AuditResult
+from audits.bound import LowerBound, error_level
+from audits.canaries import Canaries, Coins, Train, plant
+from audits.gaussian import GaussianFamily
+from audits.guesses import planned_guesses
+from audits.one_run import epsilon_one_run_from_scores
+from audits.scores import epsilon_from_scores
+from privfl.errors import ConfigError
+from privfl.privacy.accounting.release import Observer
+from privfl.run import Run
+from privfl.task import Task
+from privfl.transcript import PublicFacts, Transcript
+
+Score = Literal["likelihood", "sum", "largest", "spread"]
+"""What a canary's rounds come to: the logarithm of the likelihood ratio that the claimed noise and sampling give them,
+which is the sharpest score if the claim is true; their sum; the largest of them (a row that comes once in every epoch);
+or the largest minus the smallest per unit of length (noise that is used again)."""
+OneRunBound = Literal["one-run", "one-run f-DP", "trials"]
+"""How the scores of one run are turned into ε; see :func:`audit_one_run`."""
+
+
+def audit_one_run(
+    task: Task,
+    train: Train,
+    canaries: Canaries,
+    *,
+    observer: Observer = "server",
+    confidence: float = 0.95,
+    bounds: Sequence[OneRunBound] | None = None,
+    scores: Sequence[Score] | None = None,
+    seed: int = 0,
+) -> AuditResult:
+    """Train once on ``task`` with each canary included by a fair coin, and certify what ``observer`` can tell of them.
+
+    Args:
+        train: trains on a task and records what ``observer`` sees.
+        bounds: ``"one-run"`` (Steinke et al. 2023) and ``"one-run f-DP"`` (Mahloujifar et al. 2025) take the canaries
+            of one run together; how many guesses are made follows from the claim, which is known beforehand. The second
+            reads ε off the Gaussian family where canaries are apart and the sampling is known, and off (ε, δ)-DP
+            otherwise. ``"trials"`` counts every canary as a trial of its own, which only canaries that are apart are,
+            and inverts the Gaussian family on a threshold chosen on half of them. The default is all that the canaries
+            allow. The error is shared equally among all bounds and scores.
+        scores: how a canary's rounds are summed up; several share the error. The default is the likelihood ratio where
+            noise and sampling are public, the sum elsewhere.
+        seed: of the auditor's coins.
+
+    Returns:
+        The claim of the cell (sample, ``observer``) beside the bounds.
+
+    Raises:
+        ConfigError: the run recorded nothing for ``observer``, trained without DP-SGD, or ``bounds`` asks for what the
+            canaries cannot give.
+    """
+    began = time.perf_counter()
+    included = canaries.coins(seed)
+    if included.all() or not included.any():
+        raise ConfigError(f"all coins of {len(canaries)} canaries fell alike; plant more canaries or take another seed")
+    run = train(plant(task, canaries, included))
+    seen = _seen(run, observer)
+    wanted = _wanted(bounds, canaries, seen)
+    law = claimed_law(seen, canaries)
+    if scores is None:
+        scores = ("sum",) if law is None else ("likelihood",)
+    each = 1 - (1 - confidence) / (len(wanted) * len(scores))
+    aligned, cell = sample_alignment(seen, canaries, task.loss), run.statement.cell("sample", observer)
+    guesses = planned_guesses(len(canaries), cell.epsilon, delta=run.statement.delta, confidence=each)
+    audited = _Audited(included, gaussian_family(seen, canaries), law, run.statement.delta, each, guesses)
+    found = [audited.bound(kind, name, summary(aligned, name, law)) for name in scores for kind in wanted]
+    return _result("gradient-canaries", run, observer, confidence, found, began, _settings(canaries, scores, seed))
+
+
+def audit_two_worlds(
+    task: Task,
+    train: Train,
+    canaries: Canaries,
+    *,
+    per_round: bool = False,
+    observer: Observer = "server",
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> AuditResult:
+    """Train twice on ``task``, with all the canaries and with none, and count every canary as a trial of each world.
+
+    With ``per_round`` every round of every canary is a trial, which lets a single canary do. They are trials because
+    the canaries are apart: a round's score without one is that round's fresh noise. ε is read off the family of
+    Poisson-subsampled Gaussian mechanisms, composed over the whole run, so it is the scale of the noise and the
+    sampling that are audited, and rounds that share their noise escape ``per_round``.
+
+    Args and Raises: as :func:`audit_one_run`. The canaries must be :attr:`~audits.canaries.Canaries.apart`.
+
+    Source: Nasr et al., "Tight auditing of differentially private machine learning", USENIX Security 2023.
+    """
+    began = time.perf_counter()
+    if not canaries.apart:
+        raise ConfigError("two worlds count rounds as trials, which needs canaries that are apart; use rare tokens")
+    everyone = np.ones(len(canaries), dtype=np.bool_)
+    worlds = [train(plant(task, canaries, everyone)), train(plant(task, canaries, ~everyone))]
+    run, seen = worlds[0], _seen(worlds[0], observer)
+    family, law = gaussian_family(seen, canaries, per_round=per_round), claimed_law(seen, canaries)
+    if family is None:
+        raise ConfigError("how this run samples its batches is not public; audit it in one run")
+    aligned = [sample_alignment(_seen(one, observer), canaries, task.loss) for one in worlds]
+    if per_round:
+        ins, outs = (one.statistics.reshape(-1) for one in aligned)
+    else:
+        ins, outs = (summary(one, "sum" if law is None else "likelihood", law) for one in aligned)
+    found = epsilon_from_scores(
+        ins,
+        outs,
+        delta=run.statement.delta,
+        confidence=confidence,
+        threshold=None if per_round or law is None else law.threshold,
+        family=family,
+        seed=seed,
+    )
+    settings = _settings(canaries, (), seed) | {"per_round": per_round}
+    return _result("two-worlds", run, observer, confidence, [found], began, settings)
+
+
+@dataclass(frozen=True)
+class Law:
+    """What is claimed of a canary's statistic in a round of one step: B·length + N(0, σ²·length), B = 1 at a rate."""
+
+    rate: float
+    noise_multiplier: float
+
+    @property
+    def threshold(self) -> float | None:
+        """Where the likelihood ratio decides best if the claim is true, if that is known: 0 without sampling."""
+        return 0.0 if self.rate == 1 else None
+
+    def log_ratios(self, aligned: Alignment) -> Statistics:
+        """Σ_rounds ln(1 − q + q·exp((2s − length)/(2σ²))) [m]: Neyman and Pearson's score."""
+        exponents = (aligned.statistics - aligned.lengths / 2) / self.noise_multiplier**2
+        with np.errstate(divide="ignore"):
+            each = np.logaddexp(np.log1p(-self.rate), np.log(self.rate) + exponents)
+        return np.asarray(each.sum(0))
+
+
+def claimed_law(seen: Transcript, canaries: Canaries) -> Law | None:
+    """The law that the run claims for the server's view of the canaries; ``None`` where a score needs another."""
+    steps, noise = _steps_and_rate(seen.facts, canaries), seen.facts.privacy["training"]["noise_multiplier"]
+    owned = {noise} if isinstance(noise, int | float) else {noise[client] for client in canaries.owners.tolist()}
+    at_client = seen.facts.privacy["training"]["noise_at"] == "client"
+    if steps is None or steps[0] > 1 or seen.observer != "server" or len(owned) > 1 or not at_client:
+        return None
+    multiplier = float(owned.pop())
+    return Law(steps[1], multiplier) if multiplier > 0 else None
+
+
+def summary(aligned: Alignment, score: Score, law: Law | None = None) -> Statistics:
+    """The scores [m] of canaries whose rounds were ``aligned``.
+
+    Raises:
+        ConfigError: there is no such score, or the likelihood is asked for and the law is not known.
+    """
+    if score not in get_args(Score):
+        raise ConfigError(f"the score is {score!r}; choose from {', '.join(get_args(Score))}")
+    if score == "likelihood":
+        if law is None:
+            raise ConfigError("the score is 'likelihood', but the claimed law of a round is not known here; use 'sum'")
+        return law.log_ratios(aligned)
+    if score == "sum":
+        return aligned.statistics.sum(0)
+    if score == "largest":
+        return aligned.statistics.max(0)
+    per_length = aligned.statistics / np.sqrt(np.maximum(aligned.lengths, 1e-30))
+    return per_length.max(0) - per_length.min(0)
+
+
+def gaussian_family(seen: Transcript, canaries: Canaries, *, per_round: bool = False) -> GaussianFamily | None:
+    """The Gaussian mechanisms that the run says it is one of; ``None`` if canaries overlap or sampling is not public.
+
+    A score sees the whole run, or with ``per_round`` one round.
+    """
+    steps = _steps_and_rate(seen.facts, canaries)
+    if steps is None or not canaries.apart:
+        return None
+    per, rate = steps
+    total = per * seen.facts.rounds
+    return GaussianFamily(sample_rate=rate, steps=total, observed_steps=per if per_round else total)
+
+
+def _steps_and_rate(facts: PublicFacts, canaries: Canaries) -> tuple[int, float] | None:
+    """Steps of a round and sampling rate of the canaries' owners, if clients draw their batches as DP-SGD says."""
+    rates = facts.privacy["training"]["sample_rate"]
+    owned = {rates} if isinstance(rates, int | float) else {rates[client] for client in canaries.owners.tolist()}
+    if len(owned) > 1 or facts.algorithm["name"].startswith("fedsampling"):
+        return None
+    rate = float(owned.pop())
+    return training_of(facts, 0).steps_at(rate), rate
+
+
+@dataclass(frozen=True)
+class _Audited:
+    """What all bounds of one audit share."""
+
+    included: Coins
+    family: GaussianFamily | None
+    law: Law | None
+    delta: float
+    confidence: float
+    guesses: tuple[int, int]
+
+    def bound(self, kind: OneRunBound, score: Score, scores: Statistics) -> LowerBound:
+        given = {"delta": self.delta, "confidence": self.confidence}
+        if kind == "trials":
+            fixed = self.law.threshold if score == "likelihood" and self.law is not None else None
+            ins, outs = scores[self.included], scores[~self.included]
+            return epsilon_from_scores(ins, outs, threshold=fixed, family=self.family, **given)
+        if kind == "one-run":
+            return epsilon_one_run_from_scores(scores, self.included, guesses=self.guesses, **given)
+        return epsilon_one_run_from_scores(
+            scores, self.included, guesses=self.guesses, method="f-dp", family=self.family, **given
+        )
+
+
+def _wanted(bounds: Sequence[OneRunBound] | None, canaries: Canaries, seen: Transcript) -> tuple[OneRunBound, ...]:
+    known = gaussian_family(seen, canaries) is not None  # and the canaries are apart
+    if bounds is None:
+        return ("one-run", "one-run f-DP", "trials") if known else ("one-run", "one-run f-DP")
+    for name in bounds:
+        if name not in get_args(OneRunBound):
+            raise ConfigError(f"bounds names {name!r}; choose from {', '.join(get_args(OneRunBound))}")
+    if not bounds:
+        raise ConfigError("bounds is empty; name at least one, or leave it out")
+    if "trials" in bounds and not known:
+        raise ConfigError(
+            "the bound 'trials' needs canaries that are apart and a public sampling rate; leave it out, or use rare "
+            "tokens"
+        )
+    return tuple(bounds)
+
+
+def _seen(run: Run, observer: Observer) -> Transcript:
+    """What ``observer`` saw of ``run``."""
+    if run.transcript is None:
+        raise ConfigError(f"the run recorded nothing; train with record=['{observer}']")
+    if observer == "public" and run.transcript.observer == "server":
+        # broadcasts are models that the public has too, but for the first, which is drawn from a public seed
+        return Transcript(run.transcript.facts, "public", list(run.transcript), run.transcript.factory)
+    if run.transcript.observer != observer:
+        raise ConfigError(f"the run recorded what the {run.transcript.observer} saw; train with record=['{observer}']")
+    return run.transcript
+
+
+def _settings(canaries: Canaries, scores: Sequence[Score], seed: int) -> dict[str, object]:
+    return {"canaries": len(canaries), "apart": canaries.apart, "scores": list(scores), "seed": seed}
+
+
+def _result(
+    name: str,
+    run: Run,
+    observer: Observer,
+    confidence: float,
+    bounds: Sequence[LowerBound],
+    began: float,
+    settings: dict[str, object],
+) -> AuditResult:
+    error_level(run.statement.delta, confidence)
+    return AuditResult(
+        audit=name,
+        unit="sample",
+        observer=observer,
+        claim=run.statement.cell("sample", observer).epsilon,
+        delta=run.statement.delta,
+        confidence=confidence,
+        bounds=tuple(bounds),
+        settings=settings,
+        seconds=time.perf_counter() - began,
+    )
