@@ -24,9 +24,9 @@ class FedDyn(Algorithm):
     the scaled duals u_k = −h_k/α and u = −h/α are kept, all 0 at the start, because then the server needs no α:
     ``u_k ← u_k + (v − w)``, ``u ← u + (1/N)·Σ_S (v_k − w)``, ``w ← (1/m)·Σ_S v_k + u``. The local gradient is
     ``g_k(v) + α·(v − w + u_k)``; all but g_k is added after clipping and noise. Hence u is the mean of all N clients'
-    u_k after every round (up to rounding, also that of a secure sum; noise on updates moves u alone). A client whose
-    upload does not arrive keeps its old u_k; one that a cohort draws twice counts once, in the mean and in u. The
-    upload is v − w alone, as large as FedAvg's.
+    u_k after every round, up to rounding, also that of a secure sum. A client whose upload does not arrive keeps its
+    old u_k; one that a cohort draws twice counts once, in the mean and in u. The upload is v − w alone, as large as
+    FedAvg's.
 
     It minimises Σ_k F_k, every client's objective alike, whichever cohorts are drawn. With unequal sizes ``mean_size``
     minimises Σ_k n_k·F_k by the adaptive α_k = α·(n/N)/n_k of the authors' code. Momentum and weight decay of the
@@ -35,13 +35,15 @@ class FedDyn(Algorithm):
 
     Under DP-SGD v and u_k are functions of the noisy gradients and of public values alone: by post-processing a round
     costs exactly what FedAvg's noisy gradients cost. u_k is fed by data and reaches later uploads, so it is no private
-    part. Noise on updates covers what is sent, whatever shaped it.
+    part. Noise on updates covers what is sent, whatever shaped it, but costs accuracy: see the table.
 
     ==========================================  ========================================================
     edge case                                   what happens
     ==========================================  ========================================================
     an upload is NaN, or its secure sum fails   its client's u_k stays as it was, and so does its part of u
     explicit steps with η·(α + curvature) > 2   the local steps diverge; lower the learning rate or α
+    updates clipped or noised on their way      u parts from the mean of u_k for good, and the optimum that is
+                                                found shifts; prefer DP-SGD, or a bound that rarely bites
     ``mean_size`` with DP-SGD                   refused: α_k would tell the exact size
     ==========================================  ========================================================
 

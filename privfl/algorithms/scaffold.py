@@ -50,7 +50,8 @@ class Scaffold(Algorithm):
     ==========================================  ========================================================
 
     Args:
-        option: ``"II"``, or ``"I"``: c_k⁺ = ∇F_k(w), one more pass over the client's rows in every round.
+        option: ``"II"``, or ``"I"``: c_k⁺ = ∇F_k(w), one more pass over the client's rows in every round. With many
+            local steps it can diverge where II does not: the gradient shrinks on the way, its correction does not.
         weighting: ``"uniform"`` (the paper's) or ``"size"``.
         server_learning_rate: η_g > 0.
     """

@@ -139,9 +139,9 @@ def test_identical_clients_with_exact_gradients_take_fedavgs_path(option):
 @pytest.mark.parametrize(
     ("algorithm", "clients", "cohort", "rounds"),
     [
-        (pf.Scaffold(), 4, None, 40),
-        (pf.Scaffold(option="I"), 4, None, 40),
-        (pf.Scaffold(), 8, pf.FixedCohort(4), 120),
+        (pf.Scaffold(), 4, None, 30),
+        (pf.Scaffold(option="I"), 4, None, 30),
+        (pf.Scaffold(), 8, pf.FixedCohort(4), 80),
     ],
     ids=["option II", "option I", "4 of 8"],
 )
@@ -177,7 +177,7 @@ def test_with_unequal_sizes_only_the_weighted_form_finds_the_weighted_optimum(we
     task, optimum = unequal_quadratics()
     training = pf.LocalTraining(learning_rate=0.2, batch_size=10, epochs=3)
     algorithm = pf.Scaffold(weighting=weighting)
-    run = pf.simulate(task, algorithm, rounds=60, training=training, evaluate_every=60, engine="loop")
+    run = pf.simulate(task, algorithm, rounds=35, training=training, evaluate_every=35, engine="loop")
     distance = float((run.parameters - optimum).norm())
     assert distance < 1e-8 if weighting == "size" else distance > 1e-2
 
