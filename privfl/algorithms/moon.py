@@ -28,7 +28,7 @@ class MOON(FedAvg):
     A client minimises ``loss + μ·ℓ_con`` with, for every sample,
     ``ℓ_con = −log[e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ})]``, where z are the features of
     the model in training, and z_glob and z_prev those of the received model and of the one that the client ended its
-    last round with. Both are frozen and in evaluation mode. μ = 0 is FedAvg.
+    last round with. Both are frozen and in evaluation mode, two more forward passes a batch. μ = 0 is FedAvg.
 
     The features are what the network's head reads. The paper puts a projection head of two layers and width 256 before
     it, as part of the network for all methods that it compares: the model ``moon-cnn``, or

@@ -137,9 +137,8 @@ def private(task, fedrs, statistics, rounds=2, **options):
     return run(task, fedrs, rounds, training=training, privacy=privacy, availability=None, **options)
 
 
-@pytest.mark.parametrize("form", ["binary", "graded"])
-def test_with_dp_sgd_one_sample_pays_for_gradients_and_noisy_labels(task, form):
-    fedrs = FedRS(form=form, weighting="uniform", present_from=8.0)
+def test_with_dp_sgd_one_sample_pays_for_gradients_and_noisy_labels(task):
+    fedrs = FedRS(weighting="uniform", present_from=8.0)
     statement = private(task, fedrs, [pf.NoisyTotal("label_prior", 1.0, 4.0)]).statement
     accountant = PLDAccountant()
     accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(0.25, GaussianDpEvent(2.0)), 6))
