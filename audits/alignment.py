@@ -17,11 +17,12 @@ from torch.func import functional_call, jvp
 
 from attacks.messages import GRADIENTS, training_of
 from audits.canaries import Canaries
+from audits.seen import View
 from privfl.errors import ConfigError
 from privfl.parameters import FlatNetwork
 from privfl.privacy.per_sample import LossModule, PerSampleGradients
 from privfl.task import Loss
-from privfl.transcript import SeenRound, Transcript
+from privfl.transcript import Transcript
 
 Statistics = NDArray[np.float64]
 ROWS_AT_ONCE = 4096
@@ -41,25 +42,25 @@ class Alignment:
     lengths: Statistics
 
 
-def sample_alignment(seen: Transcript, canaries: Canaries, loss: Loss) -> Alignment:
+def sample_alignment(view: View, canaries: Canaries, loss: Loss) -> Alignment:
     """⟨s, c⟩/C² for every round and canary [rounds, m], from the upload of the canary's owner or the released models.
 
-    0 in rounds that its owner sat out, and in the public's first round unless the server's view was recorded too. For
-    the public the sum is over all clients, in units of one step's divisor.
+    0 in rounds that its owner sat out, and in a first round whose start is not known. For the public the sum is over
+    all clients, in units of one step's divisor.
 
     Raises:
         ConfigError: the run had no DP-SGD, only sums were seen, or nothing called ``update`` was sent.
     """
+    seen, before = view.transcript, view.start
     protection = seen.facts.privacy.get("training")
     if protection is None:
         raise ConfigError("the run had no DP-SGD, so it claims nothing for samples that canaries could test; add it")
     bound = float(protection["max_grad_norm"])
     probe, found = _Probe(seen, canaries, loss), np.zeros((len(seen), len(canaries)))
-    everyone, before, lengths = np.arange(len(canaries)), None, np.zeros_like(found)
+    everyone, lengths = np.arange(len(canaries)), np.zeros_like(found)
     for place in range(len(seen)):
         one = seen[place]
-        received = _received(one, before)
-        before = one.released
+        received, before = one.broadcast["parameters"] if one.exchanges else before, one.released
         if received is None:
             continue
         training = training_of(seen.facts, one.number)
@@ -80,27 +81,22 @@ def sample_alignment(seen: Transcript, canaries: Canaries, loss: Loss) -> Alignm
     return Alignment(found, lengths / bound**2)
 
 
-def client_alignment(seen: Transcript, canaries: Canaries, loss: Loss) -> Statistics:
+def client_alignment(view: View, canaries: Canaries, loss: Loss) -> Statistics:
     """⟨s, c⟩ for every round and canary client [rounds, m]: s what the released model gained, c the unit update.
 
     A canary client holds one row, so its update points down that row's gradient, and has the clipping norm if it is
-    clipped. The sum is the server's to see under secure aggregation and the public's always. 0 in the public's first
-    round unless the server's view was recorded too.
+    clipped. The sum is the server's to see under secure aggregation and the public's always. 0 in a first round
+    whose start is not known.
     """
+    seen, before = view.transcript, view.start
     probe, found = _Probe(seen, canaries, loss), np.zeros((len(seen), len(canaries)))
-    everyone, before = np.arange(len(canaries)), None
+    everyone = np.arange(len(canaries))
     for place in range(len(seen)):
         one = seen[place]
-        received = _received(one, before)
-        before = one.released
+        received, before = one.broadcast["parameters"] if one.exchanges else before, one.released
         if received is not None:
             found[place], _ = probe.slopes(received, received - one.released, everyone, None)
     return found
-
-
-def _received(one: SeenRound, before: Tensor | None) -> Tensor | None:
-    """The parameters [size] that clients got in this round, as far as the observer knows them."""
-    return one.broadcast["parameters"] if one.exchanges else before
 
 
 class _Probe:

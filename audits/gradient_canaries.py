@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from attacks.messages import training_of
 from audits.alignment import Alignment, Statistics, sample_alignment
@@ -25,11 +26,12 @@ from audits.gaussian import GaussianFamily
 from audits.guesses import planned_guesses
 from audits.one_run import epsilon_one_run_from_scores
 from audits.scores import epsilon_from_scores
+from audits.seen import View, seen_by
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer
 from privfl.run import Run
 from privfl.task import Task
-from privfl.transcript import PublicFacts, Transcript
+from privfl.transcript import PublicFacts
 
 Score = Literal["likelihood", "sum", "largest", "spread"]
 """What a canary's rounds come to: the logarithm of the likelihood ratio that the claimed noise and sampling give them,
@@ -76,17 +78,16 @@ def audit_one_run(
     if included.all() or not included.any():
         raise ConfigError(f"all coins of {len(canaries)} canaries fell alike; plant more canaries or take another seed")
     run = train(plant(task, canaries, included))
-    seen = _seen(run, observer)
-    wanted = _wanted(bounds, canaries, seen)
-    law = claimed_law(seen, canaries)
-    if scores is None:
-        scores = ("sum",) if law is None else ("likelihood",)
-    each = 1 - (1 - confidence) / (len(wanted) * len(scores))
-    aligned, cell = sample_alignment(seen, canaries, task.loss), run.statement.cell("sample", observer)
+    view = seen_by(run, observer)
+    wanted = _wanted(bounds, canaries, view)
+    law = claimed_law(view, canaries)
+    names: Sequence[Score] = scores or (("sum",) if law is None else ("likelihood",))
+    each = 1 - (1 - confidence) / (len(wanted) * len(names))
+    aligned, cell = sample_alignment(view, canaries, task.loss), run.statement.cell("sample", observer)
     guesses = planned_guesses(len(canaries), cell.epsilon, delta=run.statement.delta, confidence=each)
-    audited = _Audited(included, gaussian_family(seen, canaries), law, run.statement.delta, each, guesses)
-    found = [audited.bound(kind, name, summary(aligned, name, law)) for name in scores for kind in wanted]
-    return _result("gradient-canaries", run, observer, confidence, found, began, _settings(canaries, scores, seed))
+    audited = _Audited(included, gaussian_family(view, canaries), law, run.statement.delta, each, guesses)
+    found = [audited.bound(kind, name, summary(aligned, name, law)) for name in names for kind in wanted]
+    return _result("gradient-canaries", run, observer, confidence, found, began, _settings(canaries, names, seed))
 
 
 def audit_two_worlds(
@@ -115,11 +116,11 @@ def audit_two_worlds(
         raise ConfigError("two worlds count rounds as trials, which needs canaries that are apart; use rare tokens")
     everyone = np.ones(len(canaries), dtype=np.bool_)
     worlds = [train(plant(task, canaries, everyone)), train(plant(task, canaries, ~everyone))]
-    run, seen = worlds[0], _seen(worlds[0], observer)
-    family, law = gaussian_family(seen, canaries, per_round=per_round), claimed_law(seen, canaries)
+    run, view = worlds[0], seen_by(worlds[0], observer)
+    family, law = gaussian_family(view, canaries, per_round=per_round), claimed_law(view, canaries)
     if family is None:
         raise ConfigError("how this run samples its batches is not public; audit it in one run")
-    aligned = [sample_alignment(_seen(one, observer), canaries, task.loss) for one in worlds]
+    aligned = [sample_alignment(seen_by(one, observer), canaries, task.loss) for one in worlds]
     if per_round:
         ins, outs = (one.statistics.reshape(-1) for one in aligned)
     else:
@@ -154,15 +155,18 @@ class Law:
         exponents = (aligned.statistics - aligned.lengths / 2) / self.noise_multiplier**2
         with np.errstate(divide="ignore"):
             each = np.logaddexp(np.log1p(-self.rate), np.log(self.rate) + exponents)
-        return np.asarray(each.sum(0))
+        return _array(each.sum(0))
 
 
-def claimed_law(seen: Transcript, canaries: Canaries) -> Law | None:
+def claimed_law(view: View, canaries: Canaries) -> Law | None:
     """The law that the run claims for the server's view of the canaries; ``None`` where a score needs another."""
-    steps, noise = _steps_and_rate(seen.facts, canaries), seen.facts.privacy["training"]["noise_multiplier"]
+    steps, noise = (
+        _steps_and_rate(view.transcript.facts, canaries),
+        view.transcript.facts.privacy["training"]["noise_multiplier"],
+    )
     owned = {noise} if isinstance(noise, int | float) else {noise[client] for client in canaries.owners.tolist()}
-    at_client = seen.facts.privacy["training"]["noise_at"] == "client"
-    if steps is None or steps[0] > 1 or seen.observer != "server" or len(owned) > 1 or not at_client:
+    at_client = view.transcript.facts.privacy["training"]["noise_at"] == "client"
+    if steps is None or steps[0] > 1 or view.transcript.observer != "server" or len(owned) > 1 or not at_client:
         return None
     multiplier = float(owned.pop())
     return Law(steps[1], multiplier) if multiplier > 0 else None
@@ -181,24 +185,30 @@ def summary(aligned: Alignment, score: Score, law: Law | None = None) -> Statist
             raise ConfigError("the score is 'likelihood', but the claimed law of a round is not known here; use 'sum'")
         return law.log_ratios(aligned)
     if score == "sum":
-        return aligned.statistics.sum(0)
+        return _array(aligned.statistics.sum(0))
     if score == "largest":
-        return aligned.statistics.max(0)
+        return _array(aligned.statistics.max(0))
     per_length = aligned.statistics / np.sqrt(np.maximum(aligned.lengths, 1e-30))
-    return per_length.max(0) - per_length.min(0)
+    return _array(per_length.max(0) - per_length.min(0))
 
 
-def gaussian_family(seen: Transcript, canaries: Canaries, *, per_round: bool = False) -> GaussianFamily | None:
+def _array(values: ArrayLike) -> Statistics:
+    return np.asarray(values, dtype=np.float64)
+
+
+def gaussian_family(view: View, canaries: Canaries, *, per_round: bool = False) -> GaussianFamily | None:
     """The Gaussian mechanisms that the run says it is one of; ``None`` if canaries overlap or sampling is not public.
 
     A score sees the whole run, or with ``per_round`` one round.
     """
-    steps = _steps_and_rate(seen.facts, canaries)
+    steps = _steps_and_rate(view.transcript.facts, canaries)
     if steps is None or not canaries.apart:
         return None
     per, rate = steps
-    total = per * seen.facts.rounds
-    return GaussianFamily(sample_rate=rate, steps=total, observed_steps=per if per_round else total)
+    steps_taken = per * view.transcript.facts.rounds
+    return GaussianFamily(
+        sample_rate=rate, steps=steps_taken, observed_steps=per if per_round else per * max(1, view.rounds)
+    )
 
 
 def _steps_and_rate(facts: PublicFacts, canaries: Canaries) -> tuple[int, float] | None:
@@ -223,20 +233,26 @@ class _Audited:
     guesses: tuple[int, int]
 
     def bound(self, kind: OneRunBound, score: Score, scores: Statistics) -> LowerBound:
-        given = {"delta": self.delta, "confidence": self.confidence}
+        delta, confidence = self.delta, self.confidence
         if kind == "trials":
             fixed = self.law.threshold if score == "likelihood" and self.law is not None else None
             ins, outs = scores[self.included], scores[~self.included]
-            return epsilon_from_scores(ins, outs, threshold=fixed, family=self.family, **given)
-        if kind == "one-run":
-            return epsilon_one_run_from_scores(scores, self.included, guesses=self.guesses, **given)
+            return epsilon_from_scores(
+                ins, outs, delta=delta, confidence=confidence, threshold=fixed, family=self.family
+            )
         return epsilon_one_run_from_scores(
-            scores, self.included, guesses=self.guesses, method="f-dp", family=self.family, **given
+            scores,
+            self.included,
+            delta=delta,
+            confidence=confidence,
+            guesses=self.guesses,
+            method="steinke" if kind == "one-run" else "f-dp",
+            family=None if kind == "one-run" else self.family,
         )
 
 
-def _wanted(bounds: Sequence[OneRunBound] | None, canaries: Canaries, seen: Transcript) -> tuple[OneRunBound, ...]:
-    known = gaussian_family(seen, canaries) is not None  # and the canaries are apart
+def _wanted(bounds: Sequence[OneRunBound] | None, canaries: Canaries, view: View) -> tuple[OneRunBound, ...]:
+    known = gaussian_family(view, canaries) is not None  # and the canaries are apart
     if bounds is None:
         return ("one-run", "one-run f-DP", "trials") if known else ("one-run", "one-run f-DP")
     for name in bounds:
@@ -250,18 +266,6 @@ def _wanted(bounds: Sequence[OneRunBound] | None, canaries: Canaries, seen: Tran
             "tokens"
         )
     return tuple(bounds)
-
-
-def _seen(run: Run, observer: Observer) -> Transcript:
-    """What ``observer`` saw of ``run``."""
-    if run.transcript is None:
-        raise ConfigError(f"the run recorded nothing; train with record=['{observer}']")
-    if observer == "public" and run.transcript.observer == "server":
-        # broadcasts are models that the public has too, but for the first, which is drawn from a public seed
-        return Transcript(run.transcript.facts, "public", list(run.transcript), run.transcript.factory)
-    if run.transcript.observer != observer:
-        raise ConfigError(f"the run recorded what the {run.transcript.observer} saw; train with record=['{observer}']")
-    return run.transcript
 
 
 def _settings(canaries: Canaries, scores: Sequence[Score], seed: int) -> dict[str, object]:

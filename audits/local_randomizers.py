@@ -139,7 +139,7 @@ def audit_size_mechanism(
     pairs = neighbours(sizes, unit)
     if outputs is None:
         drawn = np.stack([_answers(mechanism, size, answers, source) for size in sizes])
-        bounds = (epsilon_from_answers(drawn, pairs, delta=0.0, confidence=confidence),)
+        bounds: tuple[LowerBound, ...] = (epsilon_from_answers(drawn, pairs, delta=0.0, confidence=confidence),)
     else:
         tables = [_counted(_answers(mechanism, size, answers, source), outputs) for size in sizes]
         counts, half = np.stack(tables), 1 - (1 - confidence) / 2
@@ -212,7 +212,7 @@ def neighbours(sizes: Sequence[int], unit: Unit) -> Pairs:
     """Which of ``sizes`` are neighbours, bool [inputs, inputs]: all unlike ones, or those that differ by one."""
     values = np.asarray(sizes)
     apart = np.abs(values[:, None] - values[None, :])
-    return apart == 1 if unit == "sample" else apart > 0
+    return np.asarray(apart == 1 if unit == "sample" else apart > 0)
 
 
 def _inputs(mechanism: SizeMechanism, unit: Unit, *, every: bool) -> list[int]:

@@ -1,0 +1,157 @@
+"""Audits of what a run claims for a client: canary clients, each with one row, that take part or send nothing.
+
+    task = rare_token_task(2000)
+    train = lambda task, cohort: pf.simulate(task, pf.FedAvg(weighting="uniform"), …, cohort=cohort, record=["public"])
+    print(audit_clients(task, train, rare_token_canaries(task, 2000)))
+
+A client whose coin fell the other way stays in the federation, its number stays in every public divisor, and its data
+counts as zeroed out: the neighbouring relation of the statement's row ``client``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from audits.alignment import client_alignment
+from audits.audit import AuditResult
+from audits.bound import Estimate, LowerBound
+from audits.canaries import Canaries
+from audits.gaussian import GaussianFamily
+from audits.guesses import planned_guesses
+from audits.one_run import epsilon_one_run_from_scores
+from audits.one_shot import epsilon_one_shot
+from audits.scores import epsilon_from_scores
+from audits.seen import seen_by
+from privfl.cohort import Clients, Cohort, Everyone, Selection
+from privfl.errors import ConfigError
+from privfl.privacy.accounting.release import Observer
+from privfl.privacy.noise import NoiseSource
+from privfl.run import Run
+from privfl.task import ClientIndex, Task
+
+TrainClients = Callable[[Task, Cohort], Run]
+"""Trains on a task with the cohort that is given, and records what the observer sees."""
+
+
+@dataclass(frozen=True)
+class Without(Cohort):
+    """The ``cohort`` without the clients in ``left_out``, while every public number stays what it was."""
+
+    cohort: Cohort
+    left_out: frozenset[int]
+
+    @property
+    def needs_sizes(self) -> bool:  # type: ignore[override]
+        """Whether the cohort is drawn by sizes."""
+        return self.cohort.needs_sizes
+
+    @property
+    def rate(self) -> float:
+        """The Poisson rate that may be claimed."""
+        return self.cohort.rate
+
+    def min_separation(self, clients: int) -> int:
+        """See :meth:`privfl.cohort.Cohort.min_separation`."""
+        return self.cohort.min_separation(clients)
+
+    def expected(self, available: int) -> float:
+        """The public number of clients, those left out included."""
+        return self.cohort.expected(available)
+
+    def draw(
+        self,
+        available: Clients,
+        round: int,
+        seed: int,
+        source: NoiseSource,
+        sizes: NDArray[np.float64],
+    ) -> Selection:
+        """Who is drawn and not left out."""
+        drawn = self.cohort.draw(available, round, seed, source, sizes)
+        return drawn.among([client for client in drawn.clients.tolist() if client not in self.left_out])
+
+
+def with_canary_clients(task: Task, canaries: Canaries) -> tuple[Task, Canaries]:
+    """``task`` with one new client for each canary, and the canaries with these clients as their owners."""
+    if not isinstance(task.inputs, torch.Tensor):
+        raise ConfigError("canaries cannot be planted in a memory map; audit a task whose inputs are in memory")
+    clients, begin = len(task.clients), len(task.targets)
+    parts = [task.clients[client].numpy() for client in range(clients)]
+    parts += [np.array([begin + place]) for place in range(len(canaries))]
+    planted = replace(
+        task,
+        inputs=torch.cat([task.inputs, canaries.inputs.to(task.inputs)]),
+        targets=torch.cat([task.targets, canaries.targets.to(task.targets)]),
+        clients=ClientIndex.of(parts),
+        report=None,
+    )
+    return planted, replace(canaries, owners=clients + np.arange(len(canaries)))
+
+
+def audit_clients(
+    task: Task,
+    train: TrainClients,
+    canaries: Canaries,
+    *,
+    cohort: Cohort | None = None,
+    observer: Observer = "public",
+    confidence: float = 0.95,
+    trials: GaussianFamily | None = None,
+    seed: int = 0,
+) -> AuditResult:
+    """Train once on ``task`` with a new client for each canary, which takes part or sends nothing by a fair coin.
+
+    A canary's score is the sum over the rounds of ⟨what the model gained, the canary's unit update⟩. Besides the
+    certified one-run bounds (Steinke et al. 2023; Mahloujifar et al. 2025 for (ε, δ)-DP) there is Andrew et al.'s
+    one-shot estimate from the same scores, which certifies nothing. Their canaries send random directions; here a
+    canary sends what one row makes it send, through the same training, clipping and secure sum as everybody.
+
+    Args:
+        train: trains on a task with the cohort that it is given.
+        cohort: who takes part in a round, everyone by default.
+        observer: before whom the row ``client`` of the statement is audited.
+        trials: the family of Gaussian mechanisms to invert, with every canary as a trial of its own; for canaries that
+            are apart. A score must see ``steps`` of it.
+        seed: of the auditor's coins.
+
+    Raises:
+        ConfigError: the run recorded nothing for ``observer``, or ``trials`` is given for canaries that overlap.
+    """
+    began = time.perf_counter()
+    if trials is not None and not canaries.apart:
+        raise ConfigError("trials need canaries that are apart; use rare tokens, or leave trials out")
+    planted, canaries = with_canary_clients(task, canaries)
+    included = canaries.coins(seed)
+    if included.all() or not included.any():
+        raise ConfigError(f"all coins of {len(canaries)} canaries fell alike; plant more canaries or take another seed")
+    left_out = frozenset(canaries.owners[~included].tolist())
+    run = train(planted, Without(cohort or Everyone(), left_out))
+    scores = client_alignment(seen_by(run, observer), canaries, task.loss).sum(0)
+    cell, delta = run.statement.cell("client", observer), run.statement.delta
+    each = 1 - (1 - confidence) / (2 if trials is None else 3)
+    guesses = planned_guesses(len(canaries), cell.epsilon, delta=delta, confidence=each)
+    shared = partial(epsilon_one_run_from_scores, scores, included, delta=delta, confidence=each, guesses=guesses)
+    bounds: list[LowerBound] = [shared(method="steinke"), shared(method="f-dp", family=trials)]
+    ins, outs = scores[included], scores[~included]
+    if trials is not None:
+        bounds.append(epsilon_from_scores(ins, outs, delta=delta, confidence=each, family=trials))
+    estimates: tuple[Estimate, ...] = (epsilon_one_shot(ins, scores_out=outs, delta=delta),)
+    return AuditResult(
+        audit="client-canaries",
+        unit="client",
+        observer=observer,
+        claim=cell.epsilon,
+        delta=delta,
+        confidence=confidence,
+        bounds=tuple(bounds),
+        estimates=estimates,
+        settings={"canaries": len(canaries), "apart": canaries.apart, "seed": seed},
+        seconds=time.perf_counter() - began,
+    )
