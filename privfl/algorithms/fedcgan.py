@@ -75,7 +75,7 @@ class FedCGAN(GenerativeFedAvg):
         self, network: nn.Module, inputs: Tensor, targets: Tensor, maker: Tensor, judge: Tensor, noise: Tensor
     ) -> Tensor:
         """Gradients [B, discriminator's size] of every sample's L_D."""
-        rows = self.pixels(inputs), self.kinds(targets, inputs.dtype), noise_of(noise, len(inputs))
+        rows = self.pixels(inputs).to(noise), self.kinds(targets, noise.dtype), noise_of(noise, len(inputs))
         found: Tensor = vmap(grad(self.judge_loss), (None, None, 0, 0, 0))(judge, maker, *rows)
         return found
 
@@ -83,7 +83,7 @@ class FedCGAN(GenerativeFedAvg):
         self, network: nn.Module, inputs: Tensor, targets: Tensor, maker: Tensor, judge: Tensor, noise: Tensor
     ) -> Tensor:
         """Gradients [B, generator's size] of every sample's L_G."""
-        rows = self.kinds(targets, inputs.dtype), noise_of(noise, len(inputs))
+        rows = self.kinds(targets, noise.dtype), noise_of(noise, len(inputs))
         found: Tensor = vmap(grad(self.maker_loss), (None, None, 0, 0))(maker, judge, *rows)
         return found
 

@@ -73,7 +73,7 @@ class FedCVAE(GenerativeFedAvg):
         self, network: nn.Module, inputs: Tensor, targets: Tensor, generator: Tensor, noise: Tensor
     ) -> Tensor:
         """Gradients [B, size] of every sample's loss; the task's own ``network`` has no part in them."""
-        rows = self.pixels(inputs), self.kinds(targets, inputs.dtype), noise_of(noise, len(inputs))
+        rows = self.pixels(inputs).to(noise), self.kinds(targets, noise.dtype), noise_of(noise, len(inputs))
         found: Tensor = vmap(grad(self.loss), (None, 0, 0, 0))(generator, *rows)
         return found
 

@@ -107,8 +107,16 @@ class GenerativeFedAvg(FedAvg, ABC):
         )
 
     def synthesise(self, server: Tensors, labels: Tensor, seed: int = 0) -> Tensor:
-        """Inputs [n, ...] of the classes ``labels`` [n] from a run's final state ``server``, with z from ``seed``."""
-        generator = server["generator"]
+        """Inputs [n, ...] of the classes ``labels`` [n] from a run's final state ``server``, with z from ``seed``.
+
+        Raises:
+            ConfigError: there is no such class.
+        """
+        classes, generator = self.setting.classes, server["generator"]
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+            raise ConfigError(
+                f"labels lie between {int(labels.min())} and {int(labels.max())}; give classes from 0 to {classes - 1}"
+            )
         shape = (len(labels), self.latent)
         noise = torch.randn(shape, generator=torch_stream(seed, f"{self.name}-more"), dtype=generator.dtype)
         return self.drawn(generator, noise.to(generator.device), labels.to(generator.device))

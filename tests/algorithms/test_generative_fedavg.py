@@ -50,6 +50,8 @@ def test_more_can_be_drawn_of_any_classes_the_same_for_the_same_seed(name: str) 
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
     assert not torch.equal(one[1], one[2])
+    with pytest.raises(ConfigError, match="labels lie between -1 and 3; give classes from 0 to 2"):
+        run.algorithm.synthesise(run.server, torch.tensor([-1, 3]))
 
 
 @both
