@@ -1,10 +1,12 @@
-"""FedEvg on small MNIST: synthetic digits that clients refine without sending a model, with three ways to weigh them.
+"""FedEvg on small MNIST beside FedCVAE and FedCGAN: synthetic digits that clients refine, or that a generator draws.
 
     PRIVFL_DATA=… python examples/papers/fedevg.py --out results/fedevg
     python examples/papers/fedevg.py --out results/small --small       # 8 x 8 digits, under a minute
+    … --out results/choice --held-out --run 1.0:fedcvae --fedcvae-rate 1e-2    # to choose settings without test data
 
 Ten clients with Dirichlet labels (α = 0.01: hardly more than one class each; α = 1.0) hold ``--images`` images of
-14 x 14. The server keeps 100 synthetic ones. Reported are the accuracy of a classifier that the server trains on them,
+14 x 14. The server keeps 100 synthetic ones: FedEvg's, with three ways to weigh the clients, or those that the averaged
+generator of FedCVAE or FedCGAN draws. Reported are the accuracy of a classifier that the server trains on them,
 FID and KID in the features of a CNN trained on other images of the training set, the part of saturated pixels, and how
 near the images are to those that clients hold and to as many that nobody holds, next to three references: 100 real
 images, the noise that all began with, and FedAvg on the same clients. Every finished run is written to ``results.json``
@@ -16,7 +18,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +43,25 @@ from privfl.study.synthetic import (
 )
 
 MNIST_MEAN, MNIST_SPREAD = 0.1307, 0.3081
-RUNS = tuple(f"{alpha}:{way}" for way in ("signed", "exact", "size", "signed-fresh") for alpha in ("1.0", "0.01"))
-"""Dirichlet's α, and how clients are weighed; ``-fresh`` begins every round with fresh parameters, as the code does."""
-COLOURS = {"signed": "#0072B2", "exact": "#D55E00", "size": "#009E73", "signed-fresh": "#CC79A7"}
+GENERATORS = ("fedcvae", "fedcgan")
+Method = pf.FedEvg | pf.FedCVAE | pf.FedCGAN
+RUNS = tuple(
+    f"{alpha}:{way}" for way in ("signed", "exact", "size", "signed-fresh", *GENERATORS) for alpha in ("1.0", "0.01")
+)
+"""Dirichlet's α, and FedEvg's weights of the clients or another method; ``-fresh`` begins every round with fresh
+parameters, as the code does."""
+COLOURS = {
+    "signed": "#0072B2",
+    "exact": "#D55E00",
+    "size": "#009E73",
+    "signed-fresh": "#CC79A7",
+    "fedcvae": "#E69F00",
+    "fedcgan": "#56B4E9",
+}
+HELD_OUT = 2000
+"""Training images to choose settings with."""
+MORE = 10
+"""A generator draws so many times the server's set, to see what the number of images costs."""
 
 
 @dataclass(frozen=True)
@@ -77,24 +96,36 @@ def pictures(options: argparse.Namespace) -> Pictures:
         return F.avg_pool2d((images * MNIST_SPREAD + MNIST_MEAN).clamp(0, 1), 2)
 
     order = torch.randperm(len(data.targets), generator=torch.Generator().manual_seed(options.seed))
-    parts = order[: options.images], order[options.images : options.images + options.others]
-    held, others = ((pixels(data.inputs[rows]), data.targets[rows]) for rows in parts)
-    return Pictures(held, others, (pixels(data.test_inputs), data.test_targets))
+    ends = [options.images, options.images + options.others, options.images + options.others + HELD_OUT]
+    parts = (order[low:high] for low, high in pairwise([0, *ends]))
+    held, others, rest = ((pixels(data.inputs[rows]), data.targets[rows]) for rows in parts)
+    return Pictures(held, others, rest if options.held_out else (pixels(data.test_inputs), data.test_targets))
 
 
-def one_run(name: str, images: Pictures, features: Features, options: argparse.Namespace) -> dict[str, Any]:
-    """Train and measure one setting."""
-    alpha, weighting = name.split(":")
-    algorithm = pf.FedEvg(
-        weighting=weighting.removesuffix("-fresh"),  # type: ignore[arg-type]
-        samples_per_class=options.samples_per_class,
-        reinitialise=weighting.endswith("-fresh"),
+def method(way: str, options: argparse.Namespace) -> tuple[Method, pf.LocalTraining]:
+    """The algorithm, and how its clients train: with Adam throughout."""
+    size = {"samples_per_class": options.samples_per_class, "classifier_epochs": 1}  # the sets are scored afterwards
+    training = pf.LocalTraining(learning_rate=1e-3, batch_size=64, epochs=options.epochs, weight_decay=1e-4)
+    if way == "fedcvae":
+        return pf.FedCVAE(**size), replace(training, learning_rate=options.fedcvae_rate, weight_decay=0.0)
+    if way == "fedcgan":
+        return pf.FedCGAN(**size), replace(training, learning_rate=options.fedcgan_rate, weight_decay=0.0)
+    evg = pf.FedEvg(
+        weighting=way.removesuffix("-fresh"),  # type: ignore[arg-type]
+        reinitialise=way.endswith("-fresh"),
         step_size=options.step_size,
         last_step_size=options.step_size / 10,
         schedule="cosine",
         clip=1.0,
-        classifier_epochs=options.classifier_epochs,
+        **size,
     )
+    return evg, training
+
+
+def one_run(name: str, images: Pictures, features: Features, options: argparse.Namespace) -> dict[str, Any]:
+    """Train and measure one setting."""
+    alpha, way = name.split(":")
+    algorithm, training = method(way, options)
     folder = options.out / "runs" / name.replace(":", "-")
     gallery = Gallery(every=max(1, options.rounds // 10), folder=folder / "images")
     task = images.task(float(alpha), options)
@@ -103,22 +134,25 @@ def one_run(name: str, images: Pictures, features: Features, options: argparse.N
         task,
         algorithm,
         rounds=options.rounds,
-        training=pf.LocalTraining(learning_rate=1e-3, batch_size=64, epochs=options.epochs, weight_decay=1e-4),
+        training=training,
         seed=options.seed,
-        evaluate_every=max(1, options.rounds // 10),
-        engine="vectorised",
+        evaluate_every=options.rounds,
+        engine="loop" if way in GENERATORS else "vectorised",
         workers=1,
         observers=[gallery],
         out=folder / "run",
         resume=(folder / "run").exists(),
     )
     gallery.last.save(options.out / f"synthetic-{name.replace(':', '-')}.npz")
-    curve = {key: [line[key] for line in run.metrics] for key in ("saturated_pixels", "pull_norm")}
+    curve: dict[str, Any] = {
+        key: [line[key] for line in run.metrics] for key in ("saturated_pixels", "pull_norm") if key in run.metrics[0]
+    }
     return {
         "name": name,
-        "accuracy": [(line["round"] + 1, line["test_accuracy"]) for line in run.metrics if "test_accuracy" in line],
+        "accuracy": [(done, accuracy(task, run, one, options)) for done, one in gallery.sets.items()],
         **curve,
         **measured(task, gallery.last, images, features, options),
+        **more(task, run, options),
         "nearest_held": float(nearest_distances(gallery.last.images, images.held[0]).mean()),
         "nearest_others": float(
             nearest_distances(gallery.last.images, images.others[0][-len(images.held[0]) :]).mean()
@@ -134,9 +168,30 @@ def one_run(name: str, images: Pictures, features: Features, options: argparse.N
     }
 
 
+def more(task: pf.Task, run: pf.Run, options: argparse.Namespace) -> dict[str, float]:
+    """What ``MORE`` times as many images of a generator teach; nothing for FedEvg, which has no others."""
+    if not isinstance(run.algorithm, pf.FedCVAE | pf.FedCGAN):
+        return {}
+    labels = run.server["labels"].repeat_interleave(MORE)
+    found = SyntheticSet(run.algorithm.synthesise(run.server, labels, options.seed), labels)
+    scores = classifier_scores(task, found, epochs=options.classifier_epochs, seed=options.seed)
+    return {"accuracy_of_more": scores["test_accuracy"]}
+
+
 def clients_of(task: pf.Task) -> list[Tensor]:
     """The rows of every client."""
     return [task.clients[client] for client in range(len(task.clients))]
+
+
+def accuracy(task: pf.Task, run: pf.Run, found: SyntheticSet, options: argparse.Namespace) -> float:
+    """That of the classifier that the run's own server would train on ``found``, if it took its time for it."""
+    assert isinstance(run.algorithm, Method)
+    server = replace(run.algorithm, classifier_epochs=options.classifier_epochs).on(run.algorithm.setting)
+    network = server.setting.network()
+    parameters = server.evaluated({"images": found.images, "labels": found.labels})
+    torch.nn.utils.vector_to_parameters(parameters, network.parameters())
+    with torch.no_grad():
+        return float((network(task.test_inputs).argmax(1) == task.test_targets).double().mean())
 
 
 def measured(
@@ -183,15 +238,16 @@ def curves(rows: list[dict[str, Any]], references: dict[str, Any]) -> Figure:
     for column, alpha in enumerate(alphas):
         top, middle, bottom = grid[:, column]
         for row in rows:
-            own, weighting = row["name"].split(":")
+            own, way = row["name"].split(":")
             if own != alpha:
                 continue
-            style = {"color": COLOURS[weighting], "label": weighting, "linewidth": 1.6}
+            style = {"color": COLOURS[way], "label": way, "linewidth": 1.6}
             top.plot(*zip(*row["accuracy"], strict=True), marker="o", markersize=3, **style)
             middle.plot(
                 [done for done, _ in row["distances"]], [found["fid"] for _, found in row["distances"]], **style
             )
-            bottom.plot(range(1, len(row["saturated_pixels"]) + 1), row["saturated_pixels"], **style)
+            if "saturated_pixels" in row:
+                bottom.plot(range(1, len(row["saturated_pixels"]) + 1), row["saturated_pixels"], **style)
         for name, dash in (("real images", "--"), ("noise", ":")):
             top.axhline(references[name]["test_accuracy"], color="0.4", linestyle=dash, linewidth=1, label=name)
             middle.axhline(references[name]["fid"], color="0.4", linestyle=dash, linewidth=1)
@@ -227,7 +283,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for results.json, figures and synthetic sets")
     parser.add_argument("--small", action="store_true", help="8 x 8 digits and three rounds")
-    parser.add_argument("--run", action="append", help=f"α:weighting, of {', '.join(RUNS)}; may be repeated")
+    parser.add_argument("--run", action="append", help=f"α:way, of {', '.join(RUNS)}; may be repeated")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--images", type=int, default=2000, help="images that clients hold")
     parser.add_argument("--others", type=int, default=6000, help="other training images, for the features")
@@ -236,6 +292,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=8)
     parser.add_argument("--samples-per-class", type=int, default=10)
     parser.add_argument("--step-size", type=float, default=1.0)
+    parser.add_argument("--fedcvae-rate", type=float, default=1e-2, help="learning rate of FedCVAE's clients")
+    parser.add_argument("--fedcgan-rate", type=float, default=1e-3, help="learning rate of FedCGAN's clients")
+    parser.add_argument("--held-out", action="store_true", help="score on other training images, not on the test set")
     parser.add_argument("--classifier-epochs", type=int, default=150)
     parser.add_argument("--reference-rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
@@ -244,7 +303,7 @@ def parsed() -> argparse.Namespace:
     if options.small:
         options.side, options.images, options.others, options.rounds = 8, 300, 600, 3
         options.width, options.samples_per_class, options.classifier_epochs, options.reference_rounds = 4, 2, 20, 2
-        options.run = options.run or ["1.0:signed", "0.01:exact"]
+        options.run = options.run or ["1.0:signed", "0.01:exact", "1.0:fedcvae", "0.01:fedcgan"]
     options.run = options.run or list(RUNS)
     return options
 
