@@ -18,6 +18,7 @@ from torch import Tensor
 from attacks.auxiliary import Auxiliary, Records
 from attacks.membership_game import Guess, MembershipAttack
 from attacks.membership_scores import Models, logit_confidence, losses
+from attacks.messages import whole
 from attacks.metrics.distinguishing import Scores
 from privfl.errors import ConfigError
 from privfl.parameters import flatten
@@ -77,7 +78,8 @@ class FederatedMembership(MembershipAttack):
             one = seen[place]
             if _took_part(one, client):
                 used += 1
-                yield one, one.broadcast["parameters"], _update(one, client)
+                received = one.broadcast["parameters"]
+                yield one, received, whole(_update(one, client), received)
         if not used:
             who = "nobody" if client is None else f"client {client}"
             raise ConfigError(f"{who} sent an 'update' in the {len(seen)} rounds that were seen; ask about another")

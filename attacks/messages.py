@@ -13,7 +13,7 @@ from privfl.parameters import Layout
 from privfl.privacy.plans import LocalTraining
 from privfl.transcript import PublicFacts, SeenRound, Transcript
 
-SHIFTED = frozenset({"rebafl", "bsm-fedavg"})
+SHIFTED = frozenset({"rebafl", "bsm-fedavg", "fedlc", "fedrs"})
 """Algorithms whose loss is shifted by the client's own label prior, which the server does not know."""
 GRADIENTS = frozenset({"fedsampling", "fedsampling-naive"})
 """Algorithms that send a gradient instead of a difference of parameters."""
@@ -65,20 +65,35 @@ def updates(seen: SeenRound) -> list[tuple[tuple[int, ...], Tensor]]:
     Nobody, where a secure sum was given up.
 
     Raises:
-        ConfigError: nothing of that name was sent.
+        ConfigError: nothing of that name was sent, or a part of the model only.
     """
     exchange = seen.training
+    received = exchange.broadcast["parameters"]
     if exchange.uploads is not None:
         missing = [client for client, upload in exchange.uploads.items() if "update" not in upload]
         if missing:
             raise ConfigError(f"client {missing[0]} sent no 'update' in round {seen.number}; attack another algorithm")
-        return [((client,), upload["update"]) for client, upload in exchange.uploads.items()]
+        return [((client,), whole(upload["update"], received)) for client, upload in exchange.uploads.items()]
     if not exchange.members or exchange.weight <= 0:
         return []
     if "update" not in exchange.total:
         raise ConfigError(f"no 'update' was summed in round {seen.number}; attack another algorithm")
     mean = exchange.total["update"] / exchange.weight
-    return [(exchange.members, mean.to(exchange.broadcast["parameters"]))]
+    return [(exchange.members, whole(mean.to(received), received))]
+
+
+def whole(update: Tensor, received: Tensor) -> Tensor:
+    """``update`` as it is, if it says of every parameter [size] of the ``received`` model how it moved.
+
+    Raises:
+        ConfigError: it covers a part of the model, as where clients keep a part to themselves.
+    """
+    if update.shape != received.shape:
+        raise ConfigError(
+            f"the updates hold {update.numel()} of the model's {received.numel()} parameters; this attack needs an "
+            "algorithm that sends all of them, such as fedavg"
+        )
+    return update
 
 
 def head_observations(transcript: Transcript, number: int) -> list[HeadObservation]:

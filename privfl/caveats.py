@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from privfl.algorithms.base import Tensors
+from privfl.algorithms.base import Algorithm, Tensors
 from privfl.privacy.channel import Channel
 from privfl.privacy.settings import Privacy
 from privfl.task import Task
@@ -18,6 +18,10 @@ OWN_ROWS = (
     "Local and personal metrics are measured on rows that clients hold back; no claim covers them, and publishing them "
     "is one more release."
 )
+OWN_MODELS = (
+    "The test figures are those of the clients' own models, which noise on updates does not cover; publishing them is "
+    "one more release."
+)
 TRUSTED_SUM = (
     "Secure sums were computed by a trusted party (mode 'ideal'); the column 'server' holds for a run of the protocol, "
     "not for this one."
@@ -28,7 +32,7 @@ SECURE_SUM = (
 )
 
 
-def caveats(task: Task, server: Tensors, privacy: Privacy, channel: Channel) -> list[str]:
+def caveats(task: Task, algorithm: Algorithm, server: Tensors, privacy: Privacy, channel: Channel) -> list[str]:
     """The sentences that hold for a run of ``task`` that ended in the state ``server``."""
     found = []
     if task.report is not None and task.report.shared:
@@ -37,6 +41,8 @@ def caveats(task: Task, server: Tensors, privacy: Privacy, channel: Channel) -> 
         found.append(ADAPTED)
     if task.local_tests is not None:
         found.append(OWN_ROWS)
+    if algorithm.ensemble and channel.noise is not None:
+        found.append(OWN_MODELS)
     if channel.spectator_releases():
         found.append(SECRET_DRAW)
     if channel.secure is not None:

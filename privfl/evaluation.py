@@ -42,7 +42,7 @@ def evaluate(
     inputs, targets = task.test_inputs, task.test_targets
     tested = server["parameters"] if algorithm.ensemble else algorithm.evaluated(server)
     if algorithm.ensemble:
-        found = _tested(_ensemble(task, predictor, kept), targets)
+        found = _tested(_ensemble(task, algorithm, predictor, server, kept), targets)
     else:
         found = _tested(predictor.logits(tested, inputs), targets)
     if task.local_tests is None:
@@ -78,10 +78,13 @@ def _tested(logits: Tensor, targets: Tensor) -> dict[str, float]:
     return found | further
 
 
-def _ensemble(task: Task, predictor: Predictor, kept: Mapping[int, Tensors]) -> Tensor:
+def _ensemble(
+    task: Task, algorithm: Algorithm, predictor: Predictor, server: Tensors, kept: Mapping[int, Tensors]
+) -> Tensor:
     total = torch.zeros(len(task.test_inputs), task.classes, device=task.test_inputs.device)
     for client in sorted(kept):
-        total += predictor.logits(kept[client]["parameters"], task.test_inputs).softmax(1)
+        own = next(iter(algorithm.personal(server, kept[client]).values()))
+        total += predictor.logits(own, task.test_inputs).softmax(1)
     return (total / max(len(kept), 1)).clamp_min(1e-12).log()
 
 

@@ -368,7 +368,7 @@ class Simulation:
             self.ledger,
             self.privacy.target_delta,
             reproducible_noise=self.source.reproducible and self.noisy,
-            caveats=caveats(self.task, self.server, self.privacy, self.channel),
+            caveats=caveats(self.task, self.algorithm, self.server, self.privacy, self.channel),
         )
         last = next((line for line in reversed(self.metrics) if "test_accuracy" in line), {})
         summary = {

@@ -16,8 +16,8 @@ class LGFedAvg(Split):
 
     The mirror image of FedPer. Clients train all layers jointly and upload the top ones, of which the server takes the
     plain mean, as the authors' code does. For a new device, and in the global test, the soft-max outputs of all
-    clients' models are averaged, each as its client last trained it. With nothing private it is FedAvg with uniform
-    weights, with nothing shared training alone. For what is claimed see :class:`~privfl.algorithms.split.Split`.
+    clients' models are averaged. With nothing private it is FedAvg with uniform weights, with nothing shared training
+    alone. For what is claimed see :class:`~privfl.algorithms.split.Split`.
 
     The authors start all clients from a model that FedAvg has trained: a task whose ``model`` builds that network does
     the same here. Their code reports each client's best accuracy on test data over all rounds, which is not done here.

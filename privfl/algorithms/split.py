@@ -68,8 +68,8 @@ class Split(PartialUpload):
     """A shared part that the server averages, and a private part that stays with each client from round to round.
 
     A client begins with the received shared part and its own private one; both start at the common initial model. It
-    keeps its whole vector, so a client's own model is the server's shared part with its own private one, and the global
-    test averages the soft-max outputs of the clients' models as each last trained its own, because the server has no
+    keeps its whole vector, so a client's own model is the server's shared part with its own private one. The global
+    test averages the soft-max outputs of the own models of all clients that have trained, because the server has no
     private part that was ever trained. That test costs as much as for :class:`~privfl.algorithms.reference.Local`: one
     forward pass over the test data for each client that has trained.
 
@@ -94,12 +94,6 @@ class Split(PartialUpload):
         """A client's model [size]: the shared part as the server has it, and the client's own private part."""
         current = server["parameters"]
         return torch.where(self.shared, current, kept["parameters"]) if "parameters" in kept else current
-
-    def warnings(self, server: Tensors) -> list[str]:
-        return [
-            f"{self.name}'s test figures are those of the clients' own models, which noise on updates does not cover; "
-            "publishing them is one more release"
-        ]
 
 
 def last_layers(setting: Setting, count: int | None, asked_by: str) -> Tensor:

@@ -26,6 +26,7 @@ from privfl.engine.workspace import ClientResult
 from privfl.errors import PrivflError
 from privfl.privacy.noise import NoiseSource
 from privfl.privacy.per_sample import Way
+from privfl.privacy.plans import private_plan
 from privfl.task import ClientIndex, Task
 
 EngineName = Literal["auto", "loop", "vectorised"]
@@ -79,7 +80,7 @@ def choose(
         with _federation(loop, way, 2 * loop.workers) as probe:
             ids = _ids(loop, 2 * loop.workers)
             seconds = {"loop": min(_seconds(probe, received, ids) for _ in range(3))}
-        a_round = seconds["loop"] * cohort * _steps(loop)
+        a_round = seconds["loop"] * cohort * _steps(loop, received)
         if a_round * rounds < SHORT_RUN_SECONDS:
             return Choice("loop", None, f"the whole run takes about {a_round * rounds:.2g} s", seconds=seconds)
     problem = why_not_stacked(loop, way, received)
@@ -166,12 +167,10 @@ def _federation(loop: LoopEngine, way: Way | None, clients: int, workers: int | 
         yield engine
 
 
-def _steps(loop: LoopEngine) -> float:
+def _steps(loop: LoopEngine, received: Tensors) -> int:
     """Steps that a typical client takes in a round."""
-    dpsgd, training = loop.channel.dpsgd, loop.training
-    if training.steps is not None or dpsgd is not None:
-        return training.steps or training.steps_at(dpsgd.rate(0) if dpsgd else 1.0)
-    return training.epochs * float(np.ceil(np.median(loop.task.clients.sizes) / training.batch_size))
+    plan = loop.algorithm.plan(private_plan(loop.training, loop.channel.dpsgd, 0), received)
+    return plan.length(round(np.median(loop.task.clients.sizes)))
 
 
 def _ids(loop: LoopEngine, clients: int) -> list[int]:

@@ -100,7 +100,7 @@ class Channel:
             self.adaptive.update_multiplier(self.noise.noise_multiplier, expected)
         if isinstance(self.noise, TreeNoise | BandedNoise):
             assert self.clip is not None
-            longer = 1.0 if self.secure is None else longest(self.clip.max_norm, size)
+            longer = 1.0 if self.secure is None else longest(self.clip.max_norm, channel.update_length)
             channel.plan = self.noise.plan(pattern, self.clip.max_norm * longer)
             channel.charges = channel._charges()
         usual = channel.in_round(0, math.floor(expected), {})
@@ -271,9 +271,9 @@ class Channel:
         if bounded:
             assert self.clip is not None
             if isinstance(self.noise, SharedNoise):
-                return Summation.with_shares(self.noise, self.size, self.clip.max_norm, asked, honest, bits)
+                return Summation.with_shares(self.noise, self.update_length, self.clip.max_norm, asked, honest, bits)
             bits_sent = () if self.adaptive is None else (FieldRange(UNCLIPPED.name, 1, 0.5),)
-            return Summation.bounded(self.size, self.clip.max_norm, bits_sent, asked, bits)
+            return Summation.bounded(self.update_length, self.clip.max_norm, bits_sent, asked, bits)
         # Where noise covers what one sample moves, dropping its client for a large number would move the sum by more.
         covered = self.noise is not None or (self.dpsgd is not None and self.dpsgd.noise_at == "server")
         outside: Literal["clip", "refuse"] = "clip" if covered else "refuse"
@@ -295,6 +295,11 @@ class Channel:
             return 1.0
         step = self.summation.encoding.step[field.name]
         return 1 + math.sqrt(self._length(field)) * step / (dpsgd.max_grad_norm * field.per_sample_scale)
+
+    @property
+    def update_length(self) -> int:
+        """How many numbers the one field has that noise goes on; fewer than the model if clients send a part of it."""
+        return self._length(self.fields[0])
 
     def _length(self, field: Field) -> int:
         return self.size if field.shape is None else math.prod(field.shape)

@@ -163,3 +163,23 @@ def test_one_example_moves_upload_and_private_part_together_by_no_more_than_the_
     whole = trained(rows)
     moved = [float((trained(np.delete(rows, place)) - whole).norm()) for place in range(len(rows))]
     assert 0.01 < max(moved) <= 0.2 / 8 * (1 + 1e-9)
+
+
+SUM = pf.SecureSum(mode="ideal")
+NOISY_SUMS = {
+    "at the server": [SUM, pf.GaussianNoise(0.5)],
+    "in shares": [pf.DiscreteGaussianNoise(0.5), SUM],
+    "correlated": [SUM, pf.BandedNoise(0.5, bands=1)],
+}
+
+
+@pytest.mark.parametrize("noisy_sum", NOISY_SUMS)
+def test_noise_on_a_secure_sum_of_the_shared_part_is_as_long_as_that_part(task, noisy_sum):
+    """The same claim as for a whole model, which does not depend on how long the bounded update is but by rounding."""
+    privacy = pf.Privacy(update=[pf.Clip(1.0), *NOISY_SUMS[noisy_sum]])
+    part, whole = (simulate(task, one, privacy=privacy) for one in (pf.FedPer("uniform"), pf.FedAvg("uniform")))
+    epsilons = [[cell.epsilon for cell in run.statement.cells] for run in (part, whole)]
+    assert epsilons[0] == pytest.approx(epsilons[1], rel=1e-3)
+    assert min(epsilons[0]) < math.inf
+    assert not part.metrics[-1].get("given_up")
+    assert any("own models, which noise on updates does not cover" in one for one in part.statement.caveats)

@@ -100,3 +100,17 @@ def test_what_cannot_be_read_is_refused():
         head_observations(transcript(pf.BalancedFedAvg()), 0)
     with pytest.raises(ConfigError, match="public sees no messages"):
         head_observations(transcript().before_public(), 0)
+
+
+@pytest.mark.parametrize("algorithm", [pf.FedPer(), pf.LGFedAvg(), pf.FedBABU()], ids=lambda one: one.name)
+def test_updates_of_a_part_of_the_model_are_refused_with_a_sentence(algorithm):
+    seen = transcript(algorithm)
+    for read in (lambda: head_observations(seen, 0), lambda: updates(seen[0])):
+        with pytest.raises(ConfigError, match="parameters; this attack needs an algorithm that sends all of them"):
+            read()
+
+
+@pytest.mark.parametrize("algorithm", [pf.FedLC(), pf.FedRS()], ids=lambda one: one.name)
+def test_losses_that_a_client_shifts_by_its_own_labels_are_refused(algorithm):
+    with pytest.raises(ConfigError, match=f"{algorithm.name} shifts every client's loss"):
+        head_observations(transcript(algorithm), 0)
