@@ -32,9 +32,9 @@ def largest_refuted(refuted: Callable[[float], bool], precision: float = 1e-10) 
         return 0.0
     low, high = 0.0, 1.0
     while refuted(high):
-        low, high = high, 2 * high
-        if high > _LARGEST:
-            return low
+        if high == _LARGEST:
+            return high
+        low, high = high, min(2 * high, _LARGEST)
     while high - low > precision * max(high, 1e-2):
         middle = (low + high) / 2
         low, high = (middle, high) if refuted(middle) else (low, middle)
