@@ -103,7 +103,8 @@ def audit_two_worlds(
     """Train twice on ``task``, with all the canaries and with none, and count every canary as a trial of each world.
 
     With ``per_round`` every round of every canary is a trial, which lets a single canary do. They are trials because
-    the canaries are apart: a round's score without one is that round's fresh noise. ε is read off the family of
+    the canaries are apart: a round's score without one is that round's fresh noise, and with one it is shifted by at
+    most 1. ε is read off the family of
     Poisson-subsampled Gaussian mechanisms, composed over the whole run, so it is the scale of the noise and the
     sampling that are audited, and rounds that share their noise escape ``per_round``.
 
@@ -122,7 +123,7 @@ def audit_two_worlds(
         raise ConfigError("how this run samples its batches is not public; audit it in one run")
     aligned = [sample_alignment(seen_by(one, observer), canaries, task.loss) for one in worlds]
     if per_round:
-        ins, outs = (one.statistics.reshape(-1) for one in aligned)
+        ins, outs = (_per_length(one)[one.lengths > 0] for one in aligned)
     else:
         ins, outs = (summary(one, "sum" if law is None else "likelihood", law) for one in aligned)
     found = epsilon_from_scores(
@@ -160,13 +161,12 @@ class Law:
 
 def claimed_law(view: View, canaries: Canaries) -> Law | None:
     """The law that the run claims for the server's view of the canaries; ``None`` where a score needs another."""
-    steps, noise = (
-        _steps_and_rate(view.transcript.facts, canaries),
-        view.transcript.facts.privacy["training"]["noise_multiplier"],
-    )
+    facts = view.transcript.facts
+    protection, steps = facts.privacy["training"], _steps_and_rate(facts, canaries)
+    noise = protection["noise_multiplier"]
     owned = {noise} if isinstance(noise, int | float) else {noise[client] for client in canaries.owners.tolist()}
-    at_client = view.transcript.facts.privacy["training"]["noise_at"] == "client"
-    if steps is None or steps[0] > 1 or view.transcript.observer != "server" or len(owned) > 1 or not at_client:
+    seen_alone = view.transcript.observer == "server" and protection["noise_at"] == "client"
+    if steps is None or steps[0] > 1 or len(owned) > 1 or not seen_alone:
         return None
     multiplier = float(owned.pop())
     return Law(steps[1], multiplier) if multiplier > 0 else None
@@ -188,8 +188,13 @@ def summary(aligned: Alignment, score: Score, law: Law | None = None) -> Statist
         return _array(aligned.statistics.sum(0))
     if score == "largest":
         return _array(aligned.statistics.max(0))
-    per_length = aligned.statistics / np.sqrt(np.maximum(aligned.lengths, 1e-30))
+    per_length = _per_length(aligned)
     return _array(per_length.max(0) - per_length.min(0))
+
+
+def _per_length(aligned: Alignment) -> Statistics:
+    """⟨s, c⟩/(C·‖c‖) [rounds, m]: the noise's share is N(0, σ²) whatever the parameters have come to; 0 if unseen."""
+    return _array(aligned.statistics / np.sqrt(np.where(aligned.lengths > 0, aligned.lengths, np.inf)))
 
 
 def _array(values: ArrayLike) -> Statistics:
@@ -205,17 +210,18 @@ def gaussian_family(view: View, canaries: Canaries, *, per_round: bool = False) 
     if steps is None or not canaries.apart:
         return None
     per, rate = steps
-    steps_taken = per * view.transcript.facts.rounds
+    steps_taken = per * len(view.transcript)
     return GaussianFamily(
         sample_rate=rate, steps=steps_taken, observed_steps=per if per_round else per * max(1, view.rounds)
     )
 
 
 def _steps_and_rate(facts: PublicFacts, canaries: Canaries) -> tuple[int, float] | None:
-    """Steps of a round and sampling rate of the canaries' owners, if clients draw their batches as DP-SGD says."""
-    rates = facts.privacy["training"]["sample_rate"]
+    """Steps of a round and sampling rate of the canaries' owners; ``None`` unless all take part in every round and draw
+    their batches at DP-SGD's own rate."""
+    rates, everyone = facts.privacy["training"]["sample_rate"], (facts.cohort["name"], facts.availability["name"])
     owned = {rates} if isinstance(rates, int | float) else {rates[client] for client in canaries.owners.tolist()}
-    if len(owned) > 1 or facts.algorithm["name"].startswith("fedsampling"):
+    if len(owned) > 1 or everyone != ("Everyone", "Always") or facts.algorithm["name"].startswith("fedsampling"):
         return None
     rate = float(owned.pop())
     return training_of(facts, 0).steps_at(rate), rate

@@ -1,0 +1,134 @@
+"""Audits of the row ``client``: canary clients that take part or send nothing, in an otherwise ordinary federation."""
+
+import math
+
+import numpy as np
+import pytest
+
+import privfl as pf
+from audits.alignment import client_alignment
+from audits.canaries import noise_canaries, rare_token_canaries, rare_token_task
+from audits.client_canaries import Without, audit_clients, with_canary_clients
+from audits.gaussian import GaussianFamily
+from audits.seen import seen_by
+from privfl.errors import ConfigError
+from privfl.privacy.noise import NoiseSource
+
+SURE = 1 - 1e-6  # the false-alarm rate of every verdict here
+CLIP = 0.02
+
+
+def trainer(noise, rounds=2, *, record=("server", "public"), update=None, delta=1e-5):
+    def train(task, cohort):
+        return pf.simulate(
+            task,
+            pf.FedAvg(weighting="uniform"),
+            rounds=rounds,
+            training=pf.LocalTraining(learning_rate=1.0, batch_size=1, steps=1),
+            privacy=pf.Privacy(
+                update=update or [pf.Clip(CLIP), pf.GaussianNoise(noise)], noise_key=0, target_delta=delta
+            ),
+            cohort=cohort,
+            record=list(record),
+            engine="vectorised",
+            workers=1,
+            evaluate_every=1000,
+        )
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    task = rare_token_task(500)
+    return task, rare_token_canaries(task, 500)
+
+
+def test_a_canary_client_moves_the_sum_by_the_clipping_norm_and_a_silent_one_by_nothing(tokens):
+    planted, canaries = with_canary_clients(*tokens)
+    included = canaries.coins(1)
+    left_out = frozenset(canaries.owners[~included].tolist())
+    run = trainer(2.0)(planted, Without(pf.Everyone(), left_out))
+    assert run.statement.cell("client", "public").epsilon == pytest.approx(2.943, abs=1e-3)
+    shift = client_alignment(seen_by(run, "public"), canaries, planted.loss) * 501 / CLIP
+    # 500 numbers a side of standard deviation 2: five standard errors
+    assert shift[:, included].mean() == pytest.approx(1, abs=5 * 2 / math.sqrt(480))
+    assert shift[:, ~included].mean() == pytest.approx(0, abs=5 * 2 / math.sqrt(480))
+    assert shift[:, ~included].std() == pytest.approx(2, rel=5 / math.sqrt(960))
+    assert np.isin(canaries.owners[~included], run.transcript[0].training.members).sum() == 0
+
+
+def test_the_claim_is_not_refuted_and_the_estimate_is_no_bound(tokens):
+    family = GaussianFamily(steps=2, observed_steps=2)
+    result = audit(tokens, 2.0, trials=family)
+    assert result.unit == "client"
+    assert len(result.bounds) == 3
+    assert result.bounds[0].assumes == ""
+    assert result.bounds[0].epsilon > 0.5
+    assert result.bound.epsilon <= result.claim
+    assert not result.refuted
+    assert result.estimates[0].epsilon == pytest.approx(result.claim, rel=0.6)
+    assert "estimate" in str(result)
+
+
+def audit(tokens, noise, confidence=0.95, **more):
+    task, canaries = tokens
+    # one run and m canaries certify nothing unless m·δ is well below the error
+    train = trainer(noise, delta=1e-5 if confidence < 0.99 else 1e-11)
+    return audit_clients(task, train, canaries, confidence=confidence, **more)
+
+
+def test_a_quarter_of_the_noise_on_the_sum_is_refuted(tokens, monkeypatch):
+    family = GaussianFamily(steps=2, observed_steps=2)
+    assert not audit(tokens, 2.0, SURE, trials=family).refuted
+    from privfl.privacy.noise import NoiseStream
+
+    right = NoiseStream.add_gaussian_
+    monkeypatch.setattr(NoiseStream, "add_gaussian_", lambda self, tensor, sd: right(self, tensor, sd / 4))
+    assert audit(tokens, 2.0, SURE, trials=family).refuted
+
+
+def test_updates_that_are_not_clipped_are_refuted_without_any_assumption(tokens, monkeypatch):
+    assert not audit(tokens, 4.0, SURE).refuted
+    monkeypatch.setattr(pf.Clip, "apply", lambda self, update: update)
+    result = audit(tokens, 4.0, SURE)
+    assert result.refuted
+    assert all(bound.assumes == "" for bound in result.bounds)
+
+
+def test_secure_sums_are_audited_before_the_server():
+    task = rare_token_task(60, clients=140)  # so that silence is no more than the drop-out that sums survive
+    update = [pf.Clip(CLIP), pf.DiscreteGaussianNoise(0.5), pf.SecureSum(mode="ideal")]
+    train = trainer(0.0, update=update)
+    result = audit_clients(task, train, rare_token_canaries(task, 60), observer="server")
+    assert math.isfinite(result.claim)
+    assert not result.refuted
+
+
+def test_any_model_takes_canary_clients():
+    arrays = np.random.default_rng(0).normal(size=(40, 60)).astype(np.float32)
+    task = pf.Task.from_arrays(arrays, np.arange(40) % 2, partition=pf.IID(clients=4), model="logistic")
+    result = audit_clients(task, trainer(0.1), noise_canaries(task, 40, seed=2))
+    assert not result.refuted
+    assert result.bound.epsilon > 0.2
+
+
+def test_a_cohort_keeps_its_public_numbers_without_some_clients():
+    cohort = Without(pf.PoissonCohort(0.5), frozenset({0, 1}))
+    assert cohort.rate == 0.5
+    assert cohort.expected(10) == 5
+    assert not cohort.needs_sizes
+    assert cohort.min_separation(10) == 1
+    drawn = cohort.draw(np.arange(10), 0, 0, NoiseSource.from_key(0), np.ones(10))
+    whole = pf.PoissonCohort(0.5).draw(np.arange(10), 0, 0, NoiseSource.from_key(0), np.ones(10))
+    assert drawn.clients.tolist() == [client for client in whole.clients.tolist() if client > 1]
+
+
+def test_what_cannot_be_audited_says_why(tokens):
+    task, canaries = tokens
+    with pytest.raises(ConfigError, match="trials need canaries that are apart"):
+        audit_clients(task, trainer(1.0), noise_canaries(task, 9), trials=GaussianFamily())
+    with pytest.raises(ConfigError, match="recorded nothing"):
+        audit_clients(task, trainer(1.0, record=()), canaries)
+    with pytest.raises(ConfigError, match="fell alike"):
+        audit_clients(task, trainer(1.0), noise_canaries(task, 1))

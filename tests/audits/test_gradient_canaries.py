@@ -1,0 +1,222 @@
+"""White-box audits of real runs: statistics of the law that is claimed, bounds near the claim and never above it."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.func import functional_call, grad, vmap
+
+import privfl as pf
+from audits.alignment import sample_alignment
+from audits.canaries import noise_canaries, plant, rare_token_canaries, rare_token_task
+from audits.gradient_canaries import audit_one_run, audit_two_worlds, summary
+from audits.guesses import gaussian_strength, planned_guesses
+from audits.seen import seen_by
+from privfl.errors import ConfigError
+
+ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "audit_targets.json").read_text())
+TARGETS = ORACLES["one_run_white_box_targets"]["rows"]
+SURE = 1 - 1e-6  # the false-alarm rate of every verdict here
+
+
+def trainer(noise, rate=1.0, rounds=8, *, record=("server",), key=0, bound=0.5, **training):
+    settings = {"learning_rate": 0.01, "batch_size": 1000, "steps": 1, **training}
+
+    def train(task, **more):
+        return pf.simulate(
+            task,
+            more.pop("algorithm", pf.FedAvg(weighting="uniform")),
+            rounds=rounds,
+            training=pf.LocalTraining(**settings),
+            privacy=pf.Privacy(
+                training=pf.DPSGD(noise_multiplier=noise, max_grad_norm=bound, sample_rate=rate), noise_key=key
+            ),
+            record=list(record),
+            engine="loop",
+            workers=1,
+            evaluate_every=1000,
+            **more,
+        )
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    task = rare_token_task(1000)
+    return task, rare_token_canaries(task, 1000)
+
+
+@pytest.mark.parametrize("row", [row for row in TARGETS if row["m"] == 1000], ids=lambda row: f"T={row['T']}")
+def test_one_run_certifies_what_ideal_canaries_do(row, tokens):
+    task, canaries = tokens
+    train = trainer(row["sigma"], row["q"], row["T"])
+    # each of the two bounds has the published ones' confidence of 95 %
+    result = audit_one_run(task, train, canaries, bounds=["one-run", "trials"], confidence=0.9)
+    bare, trials = result.bounds
+    assert result.claim == pytest.approx(row["upper_pld"], rel=1e-3)
+    assert 0.9 * row["onerun_split"] <= bare.epsilon <= result.claim
+    assert 0.9 * row["gdp"] <= trials.epsilon <= result.claim
+    assert bare.assumes == ""
+    assert "Gaussian" in trials.assumes
+    assert not result.refuted
+
+
+def test_two_worlds_come_within_a_tenth_of_the_claim():
+    task = rare_token_task(8000)
+    train, canaries = trainer(1.0, rounds=1), rare_token_canaries(task, 8000)
+    result = audit_two_worlds(task, train, canaries)
+    assert result.claim == pytest.approx(4.3772, abs=1e-3)
+    assert 1.0 <= result.looseness < 1.1
+
+
+def test_a_single_canary_serves_if_there_are_rounds_enough(tokens):
+    task = rare_token_task(1)
+    canaries = rare_token_canaries(task, 1)
+    result = audit_two_worlds(task, trainer(1.0, rounds=40), canaries, per_round=True)
+    assert 1.5 < result.bound.epsilon <= result.claim
+    assert result.bound.details["members"] == 20
+
+
+def test_statistics_are_those_of_gradients_formed_one_by_one():
+    arrays = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
+    task = pf.Task.from_arrays(arrays, np.arange(60) % 3, partition=pf.IID(clients=3), model="two-nn")
+    canaries = noise_canaries(task, 7, client=None)
+    run = trainer(0.5, 0.5, rounds=2, record=("server", "public"), bound=1.0, batch_size=10)(
+        plant(task, canaries, canaries.coins(0))
+    )
+    found = sample_alignment(seen_by(run, "server"), canaries, task.loss)
+    network = run.transcript.network()
+    seen = run.transcript[1]
+
+    def loss(flat, row, target):
+        parameters, begin = {}, 0
+        for name, value in network.named_parameters():
+            parameters[name] = flat[begin : begin + value.numel()].view_as(value)
+            begin += value.numel()
+        return torch.nn.functional.cross_entropy(functional_call(network, parameters, (row[None],)), target[None])
+
+    gradients = vmap(grad(loss), (None, 0, 0))(seen.broadcast["parameters"], canaries.inputs, canaries.targets)
+    norms = gradients.norm(dim=1)
+    clipped = gradients * (1 / norms).clamp(max=1)[:, None]
+    sums = torch.stack([seen.uploads[int(owner)]["update"] for owner in canaries.owners]) * (-10 / 0.01)
+    assert found.statistics[1] == pytest.approx((clipped * sums).sum(1).numpy(), rel=1e-3, abs=1e-4)
+    assert found.lengths[1] == pytest.approx(clipped.square().sum(1).numpy(), rel=1e-4)
+    public = sample_alignment(seen_by(run, "public"), canaries, task.loss)
+    moved = (seen.broadcast["parameters"] - seen.released) * (10 / 0.01)
+    assert public.statistics[1] == pytest.approx((clipped @ moved).numpy(), rel=1e-3, abs=1e-4)
+    assert public.statistics[0].any()  # the start is known, because the server's view was recorded too
+
+
+def test_rare_tokens_see_the_claimed_noise_and_nothing_else(tokens):
+    task, canaries = tokens
+    included = canaries.coins(3)
+    run = trainer(2.0, rounds=8)(plant(task, canaries, included))
+    found = sample_alignment(seen_by(run, "server"), canaries, task.loss)
+    inside, outside = found.statistics[:, included], found.statistics[:, ~included]
+    # 4,000 numbers a side: five standard errors of mean and deviation, false-alarm rate 4 · 3e-7
+    assert inside.mean() == pytest.approx(1, abs=5 * 2 / 63)
+    assert outside.mean() == pytest.approx(0, abs=5 * 2 / 63)
+    assert outside.std() == pytest.approx(2, rel=5 / math.sqrt(8000))
+    assert inside.std() == pytest.approx(2, rel=5 / math.sqrt(8000))
+    assert found.lengths == pytest.approx(np.ones_like(found.lengths), rel=1e-3)
+
+
+def test_ordinary_models_and_every_observer_can_be_audited():
+    arrays = np.random.default_rng(0).normal(size=(20, 100)).astype(np.float32)
+    task = pf.Task.from_arrays(arrays, (arrays[:, 0] > 0).astype(int), partition=pf.IID(clients=2), model="logistic")
+    canaries = noise_canaries(task, 32, client=0)
+    train = trainer(0.2, rounds=6, record=("server", "public"), bound=1.0, batch_size=50)
+    for observer in ("server", "public"):
+        result = audit_one_run(task, train, canaries, observer=observer, seed=1)
+        assert [bound.assumes for bound in result.bounds] == ["", ""]
+        assert result.observer == observer
+        assert not result.refuted
+        assert result.bound.epsilon > 0.3
+    fedsampling = lambda task: train(task, algorithm=pf.FedSampling(samples_per_round=100))  # noqa: E731
+    assert not audit_one_run(task, fedsampling, canaries, observer="public").refuted
+
+
+def test_bounds_grow_with_the_canaries_strength(tokens):
+    task, canaries = tokens
+    found = [
+        audit_one_run(task, trainer(noise, rounds=2), canaries, bounds=["trials"], confidence=SURE).bound.epsilon
+        for noise in (4.0, 2.0, 1.0, 0.5)
+    ]
+    assert found == sorted(found)
+    assert found[0] < found[-1]
+
+
+def test_clients_that_sit_out_leave_only_bounds_without_a_family(tokens):
+    task = rare_token_task(60, clients=3)
+    canaries = rare_token_canaries(task, 60)
+    train = trainer(1.0, rounds=4)
+    result = audit_one_run(task, lambda one: train(one, cohort=pf.FixedCohort(2)), canaries)
+    assert [bound.assumes for bound in result.bounds] == ["", ""]
+
+
+def test_the_strength_of_a_claim_inverts_the_gaussian_profile():
+    for mu, epsilon in [(0.5, 1.9930914), (1.0, 4.3771781), (2.0, 9.9972561), (3.0, 16.675494)]:
+        assert gaussian_strength(epsilon, 1e-5) == pytest.approx(mu, rel=1e-6)
+
+
+def test_guesses_are_planned_by_the_claim_alone():
+    assert planned_guesses(1000, math.inf, delta=1e-5, confidence=0.95) == (500, 500)
+    certain, doubtful = (planned_guesses(1000, claim, delta=1e-5, confidence=0.95)[0] for claim in (20.0, 1.0))
+    assert certain > 200
+    assert doubtful >= 8
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"bounds": []}, "bounds is empty"),
+        ({"bounds": ["two-run"]}, "'two-run'"),
+        ({"scores": ["mean"]}, "the score is 'mean'"),
+        ({"observer": "public", "scores": ["likelihood"]}, "claimed law of a round is not known"),
+    ],
+)
+def test_impossible_settings_are_one_sentence(change, sentence):
+    task = rare_token_task(20)
+    with pytest.raises(ConfigError, match=sentence):
+        audit_one_run(task, trainer(1.0, rounds=1), rare_token_canaries(task, 20), **change)
+
+
+def test_what_cannot_be_audited_says_why(tokens):
+    task = tokens[0]
+    overlap = noise_canaries(task, 8)
+    with pytest.raises(ConfigError, match="needs canaries that are apart"):
+        audit_two_worlds(task, trainer(1.0), overlap)
+    with pytest.raises(ConfigError, match="'trials' needs canaries that are apart"):
+        audit_one_run(task, trainer(1.0, rounds=1), overlap, bounds=["trials"])
+    with pytest.raises(ConfigError, match="fell alike"):
+        audit_one_run(task, trainer(1.0), noise_canaries(task, 1))
+    with pytest.raises(ConfigError, match="recorded nothing"):
+        audit_one_run(task, trainer(1.0, rounds=1, record=()), overlap)
+    with pytest.raises(ConfigError, match="what the public saw"):
+        audit_one_run(task, trainer(1.0, rounds=1, record=("public",)), overlap)
+    with pytest.raises(ConfigError, match="need a token each"):
+        rare_token_canaries(task, 1001)
+    with pytest.raises(ConfigError, match="belongs to client 5"):
+        plant(task, noise_canaries(task, 2, client=5), np.ones(2, dtype=bool))
+    bare = pf.simulate(task, pf.FedAvg(), rounds=1, record=["server"])
+    with pytest.raises(ConfigError, match="no DP-SGD"):
+        sample_alignment(seen_by(bare, "server"), overlap, task.loss)
+
+
+def test_the_summary_of_rounds_is_what_it_says():
+    from audits.alignment import Alignment
+    from audits.gradient_canaries import Law
+
+    seen = Alignment(np.array([[1.0, 0.0], [3.0, -2.0]]), np.ones((2, 2)))
+    assert summary(seen, "sum").tolist() == [4.0, -2.0]
+    assert summary(seen, "largest").tolist() == [3.0, 0.0]
+    assert summary(seen, "spread").tolist() == [2.0, 2.0]
+    ratio = summary(seen, "likelihood", Law(0.25, 2.0))
+    expected = [
+        sum(math.log(0.75 + 0.25 * math.exp((2 * s - 1) / 8)) for s in column) for column in ([1.0, 3.0], [0.0, -2.0])
+    ]
+    assert ratio == pytest.approx(expected)
