@@ -45,8 +45,9 @@ class PerFedAvg(FedAvg):
 
     Args:
         weighting: see FedAvg; ``"uniform"`` as in the paper.
-        form: ``"first-order"`` or ``"hessian-free"``; the latter is not for DP-SGD nor for models with drop-out, whose
-            masks would differ between the two gradients.
+        form: ``"first-order"`` or ``"hessian-free"``; the latter is not for DP-SGD, nor for models with drop-out, whose
+            masks would differ between the two gradients. It divides a small difference by δ, so it needs gradients in
+            float32 (``precision``) or wider.
         inner_learning_rate: α ≥ 0; the paper uses 0.01, with a β of 0.001.
         difference: δ > 0 of the Hessian-free form.
         adaptation_steps: steps ≥ 1 from the received model to the client's own.

@@ -26,7 +26,8 @@ class PFedMe(FedAvg):
 
     The client's own model is its last θ. It is computed from the very gradients that shape the upload, so they all pass
     the door, and with DP-SGD θ and v are functions of noisy gradients and public values. DP-SGD takes one gradient of
-    each batch, hence needs K = 1; from θ = v this is then a gradient step of length η·λ·η_p.
+    each batch, hence needs K = 1; from θ = v this is then a gradient step of length η·λ·η_p. Noise on updates does not
+    cover θ, which must not leave the client then.
 
     Differs from the authors' code, unless asked for by an option: it decays θ, starts every local round from the θ of
     the one before, and averages by size. It also trains all clients in every round, and averages some.
