@@ -1,4 +1,4 @@
-"""AAggFF against uniform and size-weighted averaging: Tables 3.6, 3.7 and 3.10 of the paper on data at hand.
+"""AAggFF against plain averaging and five fair methods: Tables 3.6, 3.7 and 3.10 of the paper on data at hand.
 
     PRIVFL_DATA=… python examples/papers/aaggff.py --out results/aaggff
     python examples/papers/aaggff.py --out results/small --small       # digits, under a minute
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from aaggff_figures import draw
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
@@ -40,6 +41,12 @@ OPTIMISERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "FedAdagrad": (pf.FedAdagrad(**ADAPTIVE), {"server_optimiser": "fedadagrad", "beta1": 0.0, **ADAPTIVE}),
 }
 """An optimiser alone, and what plugs it into AAggFF; constants of the authors' code."""
+FAIR: dict[str, dict[str, float]] = {
+    "berka": {"afl": 0.01, "q": 1.0, "tilt": 0.1, "epsilon": 1.0, "base": 3.0},
+    "questions": {"afl": 0.01, "q": 0.1, "tilt": 0.1, "epsilon": 0.1, "base": 2.0},
+    "fashion": {"q": 0.1, "tilt": 0.1, "epsilon": 0.5, "base": 3.0},
+}
+"""What the paper's sweeps chose for the other fair methods; of its cross-device data, SpeechCommands'."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +200,8 @@ SMALL: dict[str, Study] = {
 def methods(name: str, study: Study) -> dict[str, Any]:
     """Label → algorithm of all that is compared on one federation."""
     if study.cohort is not None:
-        return {"FedAvg": pf.FedAvg(weighting="uniform"), "AAggFF-D": pf.AAggFFD(cdf=study.cdf)}
+        plain = {"FedAvg": pf.FedAvg(weighting="uniform"), "AAggFF-D": pf.AAggFFD(cdf=study.cdf)}
+        return plain | others(name)
     fair = {"cdf": study.cdf, "log_regret": True}
     found: dict[str, Any] = {
         "FedAvg": pf.FedAvg(),
@@ -202,6 +210,7 @@ def methods(name: str, study: Study) -> dict[str, Any]:
     }
     if name == "berka":
         found["AAggFF-S, the code's response"] = CodesNormal()
+    found |= others(name)
     if name == "heart":
         for label, (alone, plug) in OPTIMISERS.items():
             found |= {
@@ -213,6 +222,20 @@ def methods(name: str, study: Study) -> dict[str, Any]:
             label = f"AAggFF-S, responses at ε = {epsilon:g} a round"
             found[label] = pf.AAggFFS(cdf=study.cdf, response_epsilon=epsilon)
     return found
+
+
+def others(name: str) -> dict[str, Any]:
+    """The fair methods that the paper compares with on a federation like this, averaging as its code does."""
+    chosen = FAIR.get(name)
+    if chosen is None:
+        return {}
+    found: dict[str, Any] = {"AFL": pf.AFL(step_size=chosen["afl"])} if "afl" in chosen else {}
+    return found | {
+        "q-FedAvg": pf.QFedAvg(q=chosen["q"]),
+        "TERM": pf.TERM(t=chosen["tilt"], weighting="uniform"),
+        "FedMGDA": pf.FedMGDA(epsilon=chosen["epsilon"]),
+        "PropFair": pf.PropFair(base=chosen["base"], weighting="uniform"),
+    }
 
 
 def run(study: Study, algorithm: Any, seed: int) -> dict[str, Any]:
@@ -302,63 +325,6 @@ def table(rows: list[dict[str, Any]], name: str) -> str:
             cells.append(f"{statistics.mean(values):.{places}f} ({spread:.{places}f})")
         lines.append(f"| {label} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def draw(rows: list[dict[str, Any]], out: Path) -> None:
-    """``regret.png``: regret against its bound; ``worst.png``: the worst client's score and loss over rounds."""
-    from matplotlib.figure import Figure
-
-    from privfl.study.plots import COLOURS
-
-    names = list(dict.fromkeys(row["study"] for row in rows))
-    decided = [name for name in names if curves(rows, name, "AAggFF-S")]
-    figure = Figure(figsize=(3.4 * len(decided), 3.2), layout="constrained")
-    for axes, name in zip(figure.subplots(1, len(decided), squeeze=False)[0], decided, strict=True):
-        mine = [row for row in rows if row["study"] == name and row["method"] == "AAggFF-S"]
-        for number, row in enumerate(mine):
-            rounds, found = [point["round"] for point in row["curve"]], row["decisions"]
-            label = {} if number else {"label": "regret, one line a seed"}
-            axes.plot(rounds, found["regret"], color=COLOURS[0], linewidth=1.4, **label)
-        bound = mine[0]["decisions"]["regret_bound"]
-        axes.plot(rounds, bound, color="0.3", linestyle="--", linewidth=1.2, label="bound")
-        axes.set_title(f"{name}, {len(mine[0]['losses'])} clients", fontsize=10)
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("round")
-        axes.legend(frameon=False, fontsize=8)
-    figure.axes[0].set_ylabel("regret, cumulated")
-    tidy(figure)
-    figure.savefig(out / "regret.png", dpi=150)
-
-    figure = Figure(figsize=(3.3 * len(names), 5.6), layout="constrained")
-    panels = figure.subplots(2, len(names), squeeze=False, sharex="col")
-    for column, name in enumerate(names):
-        device = name == "fashion"
-        for (measure, scale), axes in zip((("worst_tenth", 100), ("worst_loss", 1)), panels[:, column], strict=True):
-            for colour, label in zip(COLOURS[1::-1], ("FedAvg", "AAggFF-D" if device else "AAggFF-S"), strict=True):
-                found = curves(rows, name, label)
-                rounds = [point["round"] for point in found[0]]
-                values = scale * np.array([[point[measure] for point in curve] for curve in found])
-                axes.plot(rounds, values.mean(0), color=colour, label=label, linewidth=1.6)
-                axes.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
-        panels[0, column].set_title(name, fontsize=10)
-        panels[0, column].set_ylabel("worst tenth's accuracy (%)" if device else "worst client's AUROC (%)")
-        panels[1, column].set_ylabel("worst client's training loss")
-        panels[1, column].set_ylim(bottom=0)
-        panels[1, column].set_xlabel("round")
-        panels[0, column].legend(frameon=False, fontsize=8, loc="lower right")
-    tidy(figure)
-    figure.savefig(out / "worst.png", dpi=150)
-
-
-def tidy(figure: Any) -> None:
-    """No frame but the axes."""
-    for axes in figure.axes:
-        axes.spines[["top", "right"]].set_visible(False)
-
-
-def curves(rows: list[dict[str, Any]], name: str, label: str) -> list[list[dict[str, Any]]]:
-    """The curves of one method on one federation, one for each seed."""
-    return [row["curve"] for row in rows if row["study"] == name and row["method"] == label]
 
 
 def main() -> None:

@@ -39,7 +39,8 @@ class LossShares(Algorithm):
 
     The level ℓ keeps shares near 1 and cancels. It is public: log(classes) in place of F_k at first, then the last
     round's ℓ plus the log of the mean normaliser b_k. A share is at most e^60, reached only if losses rose by a huge
-    factor within a round; if all shares of a round underflow, the model stays and ℓ falls by 60.
+    factor within a round; if all shares of a round underflow, the model stays and ℓ falls by 60. A secure sum drops
+    clients beyond its ``largest``, which shares near 1 stay far below.
 
     The loss is a release of its own: a function of all of a client's examples. Under DP-SGD it needs a noisy total for
     ``loss`` (:class:`privfl.privacy.noisy_total.NoisyTotal`), else the statement is ∞. With both, all that a client

@@ -23,8 +23,8 @@ class TERM(LossShares):
     """TERM (Li et al., "Tilted Empirical Risk Minimization", ICLR 2021), for ``(1/t)·log Σ p_k·e^{t·F_k}``.
 
     The server averages updates with weights ``∝ p_k·e^{t·F_k}``, F_k the loss at the received model; with one
-    full-batch step each that is a gradient step on the objective. t → 0 is FedAvg, t → ∞ attends to the largest loss alone,
-    t → −∞ to the smallest.
+    full-batch step each that is a gradient step on the objective. t → 0 is FedAvg, t → ∞ attends to the largest loss
+    alone, t → −∞ to the smallest.
 
     The weights sum to 1 exactly, from two sums in units of the public level of
     :class:`privfl.algorithms.loss_shares.LossShares`, which is here t times the objective of the last round: exponents

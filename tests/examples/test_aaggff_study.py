@@ -19,12 +19,15 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "papers" / "aaggff.py"
 
 @pytest.fixture(scope="module")
 def study():
+    before = list(sys.path)
+    sys.path.insert(0, str(SCRIPT.parent))  # as it is when the script is run: its figures are a file beside it
     spec = importlib.util.spec_from_file_location("aaggff_study", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     yield module
     del sys.modules[spec.name]
+    sys.path[:] = before
 
 
 def test_the_two_scores_of_one_logit_have_its_binary_cross_entropy(study):
@@ -64,6 +67,22 @@ def test_bags_count_the_words_that_two_questions_share_and_those_that_they_do_no
     found = study.bags(pairs).inputs[5].numpy()
     np.testing.assert_array_equal(found[:64], np.minimum(one, two))
     np.testing.assert_array_equal(found[64:], np.abs(one - two))
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("berka", ["AFL", "q-FedAvg", "TERM", "FedMGDA", "PropFair"]),
+        ("questions", ["AFL", "q-FedAvg", "TERM", "FedMGDA", "PropFair"]),
+        ("fashion", ["q-FedAvg", "TERM", "FedMGDA", "PropFair"]),
+        ("heart", []),
+    ],
+)
+def test_the_methods_of_the_papers_tables_are_compared_and_average_without_sizes(study, name, labels):
+    found = study.others(name)
+    assert list(found) == labels
+    assert all(algorithm.weights() != "size" for algorithm in found.values())
+    assert set(found) <= set(study.methods(name, study.FULL[name]))
 
 
 def test_the_small_study_runs_keeps_what_is_finished_and_draws(study, tmp_path):
