@@ -117,12 +117,13 @@ def rare_token_canaries(task: Task, count: int, *, client: int | None = None) ->
     return Canaries(tokens, torch.ones(count, dtype=torch.int64), _owners(count, len(task.clients), client), apart=True)
 
 
-def rare_token_task(count: int, *, clients: int = 1, rows: int = 1) -> Task:
+def rare_token_task(count: int, *, clients: int = 1, rows: int = 1, scale: float = 1.0) -> Task:
     """A small text task with room for ``count`` rare tokens: logistic regression on the mean of the tokens' weights.
 
     Every client holds ``rows`` rows of token 0. A row of a token of its own has a gradient on that token's weights and
     nowhere else: the nearest thing to the Dirac canaries of Nasr et al. (USENIX Security 2023) that ordinary data make.
-    Its norm is 1/√2 at the zero weights that training begins with, so ``max_grad_norm`` ≤ 0.5 clips it.
+    Its norm is ``scale``/√2 at the zero weights that training begins with: the default is clipped by ``max_grad_norm``
+    = 0.5.
     """
     owners = np.repeat(np.arange(clients), rows)
     inputs = np.zeros((len(owners), 1), dtype=np.int64)
@@ -132,29 +133,30 @@ def rare_token_task(count: int, *, clients: int = 1, rows: int = 1) -> Task:
         clients=owners,
         test=(np.zeros((2, 1), dtype=np.int64), np.array([0, 1])),
         vocabulary=count + 1,
-        model=TokenWeights.of(count + 1),
+        model=TokenWeights.of(count + 1, scale),
     )
 
 
 class TokenWeights(nn.Module):
-    """Logits [B, 2] of token sequences [B, L]: the mean of the tokens' weights, zero at first."""
+    """Logits [B, 2] of token sequences [B, L]: ``scale`` times the mean of the tokens' weights, zero at first."""
 
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(self, vocabulary: int, scale: float = 1.0) -> None:
         super().__init__()
         self.weights = nn.Embedding(vocabulary, 2, _weight=torch.zeros(vocabulary, 2))
+        self.scale = scale
 
     @classmethod
-    def of(cls, vocabulary: int) -> Callable[[], TokenWeights]:
+    def of(cls, vocabulary: int, scale: float = 1.0) -> Callable[[], TokenWeights]:
         """Builds the network for ``vocabulary`` tokens."""
 
         def token_weights() -> TokenWeights:
-            return cls(vocabulary)
+            return cls(vocabulary, scale)
 
         return token_weights
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits [B, 2] of ``tokens`` [B, L]."""
-        logits: Tensor = self.weights(tokens).mean(1)
+        logits: Tensor = self.weights(tokens).mean(1) * self.scale
         return logits
 
 

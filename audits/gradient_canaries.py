@@ -33,10 +33,11 @@ from privfl.run import Run
 from privfl.task import Task
 from privfl.transcript import PublicFacts
 
-Score = Literal["likelihood", "sum", "largest", "spread"]
+Score = Literal["likelihood", "sum", "largest", "smallest", "spread"]
 """What a canary's rounds come to: the logarithm of the likelihood ratio that the claimed noise and sampling give them,
 which is the sharpest score if the claim is true; their sum; the largest of them (a row that comes once in every epoch);
-or the largest minus the smallest per unit of length (noise that is used again)."""
+and, per unit of length, the smallest magnitude (noise that is left out now and then) or the largest minus the smallest
+(noise that is used again)."""
 OneRunBound = Literal["one-run", "one-run f-DP", "trials"]
 """How the scores of one run are turned into ε; see :func:`audit_one_run`."""
 
@@ -189,7 +190,7 @@ def summary(aligned: Alignment, score: Score, law: Law | None = None) -> Statist
     if score == "largest":
         return _array(aligned.statistics.max(0))
     per_length = _per_length(aligned)
-    return _array(per_length.max(0) - per_length.min(0))
+    return _array(np.abs(per_length).min(0) if score == "smallest" else per_length.max(0) - per_length.min(0))
 
 
 def _per_length(aligned: Alignment) -> Statistics:

@@ -65,10 +65,11 @@ def demo(
 @app.command("list")
 def list_(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)],
+    name: Annotated[str | None, typer.Argument(help="One of them, in full.", show_default=False)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List algorithms, mechanisms, datasets, models, partitions or attacks."""
-    show_list(kind, json)
+    show_list(kind, name, json)
 
 
 @app.command()
@@ -95,6 +96,24 @@ def attack(
 
     with interruptible("what is finished stays in the run's folder attacks/"):
         attack_run(file)
+
+
+@app.command()
+def audit(
+    file: Annotated[Path, typer.Argument(help="Audit file (TOML).", show_default=False)],
+) -> None:
+    """Test what an experiment claims: certified lower bounds on ε beside the statement. Exits with 1 if one is refuted.
+
+    FILE names an experiment (experiment = "…", or run = "…" for a run directory's) and lists "audit" tables; it is
+    trained anew with canaries, and results go to the run directory's folder audits/. Optional keys: confidence (0.95)
+    and seed (of the auditor's coins, 0).
+    """
+    from privfl.commands.audit import audit_experiment
+
+    with interruptible("what is finished stays in the folder audits/"):
+        refuted = audit_experiment(file)
+    if refuted:
+        raise typer.Exit(1)
 
 
 @contextmanager

@@ -1,0 +1,244 @@
+"""Audits of an experiment by name: what ``privfl audit`` runs.
+
+Each is a frozen dataclass whose fields are its settings. An experiment is trained anew, with canaries and fresh noise:
+a finished run cannot be audited after the fact, because its canaries would have to have been there.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from audits.audit import AuditResult
+from audits.canaries import noise_canaries, rare_token_canaries, rare_token_task
+from audits.client_canaries import audit_clients
+from audits.gradient_canaries import audit_one_run
+from audits.local_randomizers import audit_repeated_answers, audit_size_mechanism
+from privfl.cohort import Cohort
+from privfl.config import Experiment
+from privfl.errors import ConfigError, unknown
+from privfl.privacy.accounting.release import Observer, Unit
+from privfl.privacy.size import SizeMechanism
+from privfl.run import Run
+from privfl.simulation import simulate
+from privfl.task import Task
+
+
+@dataclass(frozen=True)
+class ExperimentAudit(ABC):
+    """Base of the audits here.
+
+    Class attribute:
+        name: how audit files and results call it.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def run(self, experiment: Experiment, confidence: float, seed: int) -> AuditResult:
+        """The claim of ``experiment`` beside certified bounds; ``seed`` decides the auditor's coins.
+
+        Raises:
+            ConfigError: the experiment claims nothing that this audit could test.
+        """
+
+
+@dataclass(frozen=True)
+class GradientCanaries(ExperimentAudit):
+    """The experiment with random rows in its clients' data, each by a fair coin: what is claimed for one example.
+
+    Args:
+        canaries: how many rows; random ones overlap, so no more than the model has room for.
+        client: who holds them; leave it out to deal them to all clients.
+        observer: whose view is audited.
+        scale: standard deviation of the rows' values, large enough that their gradients are clipped.
+    """
+
+    name: ClassVar[str] = "gradient-canaries"
+    canaries: int = 100
+    client: int | None = None
+    observer: Observer = "server"
+    scale: float = 3.0
+
+    def run(self, experiment: Experiment, confidence: float, seed: int) -> AuditResult:
+        task = experiment.task()
+        canaries = noise_canaries(task, self.canaries, scale=self.scale, client=self.client, seed=seed)
+        return audit_one_run(
+            task,
+            lambda planted: retrain(experiment, planted),
+            canaries,
+            observer=self.observer,
+            confidence=confidence,
+            seed=seed,
+        )
+
+
+@dataclass(frozen=True)
+class RareTokens(ExperimentAudit):
+    """The experiment's mechanisms, rounds and clients on a task of rare tokens: the tightest audit of one example.
+
+    What is claimed does not depend on the data, so other data may stand in for them: each canary is a token of its own,
+    and bounds that need canaries apart become possible.
+
+    Args:
+        canaries: how many tokens.
+        observer: whose view is audited.
+    """
+
+    name: ClassVar[str] = "rare-tokens"
+    canaries: int = 2000
+    observer: Observer = "server"
+
+    def run(self, experiment: Experiment, confidence: float, seed: int) -> AuditResult:
+        if experiment.privacy.training is None:
+            raise ConfigError("the experiment has no DP-SGD, so it claims nothing for samples; add [privacy.training]")
+        scale = 2 * math.sqrt(2) * experiment.privacy.training.max_grad_norm
+        task = rare_token_task(self.canaries, clients=len(experiment.task().clients), scale=scale)
+        result = audit_one_run(
+            task,
+            lambda planted: retrain(experiment, planted),
+            rare_token_canaries(task, self.canaries),
+            observer=self.observer,
+            confidence=confidence,
+            seed=seed,
+        )
+        return replace(result, audit=self.name)
+
+
+@dataclass(frozen=True)
+class CanaryClients(ExperimentAudit):
+    """The experiment with new clients of one random row, who take part or send nothing by a fair coin.
+
+    Audits the row ``client``.
+
+    Args:
+        canaries: how many clients.
+        observer: before whom.
+        scale: standard deviation of the rows' values, large enough that updates are clipped.
+    """
+
+    name: ClassVar[str] = "client-canaries"
+    canaries: int = 100
+    observer: Observer = "public"
+    scale: float = 3.0
+
+    def run(self, experiment: Experiment, confidence: float, seed: int) -> AuditResult:
+        task = experiment.task()
+        return audit_clients(
+            task,
+            lambda planted, cohort: retrain(experiment, planted, cohort),
+            noise_canaries(task, self.canaries, scale=self.scale, seed=seed),
+            cohort=experiment.cohort,
+            observer=self.observer,
+            confidence=confidence,
+            seed=seed,
+        )
+
+
+@dataclass(frozen=True)
+class SizeResponse(ExperimentAudit):
+    """One answer of the experiment's size mechanism, asked thousands of times about every size.
+
+    Args:
+        answers: for each size.
+        unit: which sizes are neighbours: all (``client``), or those that differ by one (``sample``).
+    """
+
+    name: ClassVar[str] = "size-response"
+    answers: int = 20_000
+    unit: Unit = "client"
+
+    def run(self, experiment: Experiment, confidence: float, seed: int) -> AuditResult:
+        return audit_size_mechanism(
+            size_mechanism(experiment), answers=self.answers, unit=self.unit, confidence=confidence
+        )
+
+
+@dataclass(frozen=True)
+class RepeatedSizeResponses(ExperimentAudit):
+    """All answers that one client gives about its size over the experiment's rounds.
+
+    Args:
+        clients: how many are asked, half with the smallest size, half with the largest.
+        rounds: how often; leave it out for as often as the experiment has rounds.
+    """
+
+    name: ClassVar[str] = "repeated-size-responses"
+    clients: int = 20_000
+    rounds: int | None = None
+
+    def run(self, experiment: Experiment, confidence: float, seed: int) -> AuditResult:
+        rounds = experiment.rounds if self.rounds is None else self.rounds
+        delta = experiment.privacy.target_delta
+        return audit_repeated_answers(
+            size_mechanism(experiment), rounds=rounds, clients=self.clients, delta=delta, confidence=confidence
+        )
+
+
+AUDITS: Mapping[str, type[ExperimentAudit]] = MappingProxyType(
+    {audit.name: audit for audit in (GradientCanaries, RareTokens, CanaryClients, SizeResponse, RepeatedSizeResponses)}
+)
+"""The audits by the names that audit files use."""
+
+
+def retrain(experiment: Experiment, task: Task, cohort: Cohort | None = None) -> Run:
+    """``experiment`` on another ``task``, with fresh noise and both observers' views kept."""
+    return simulate(
+        task,
+        experiment.algorithm,
+        rounds=experiment.rounds,
+        training=experiment.training,
+        privacy=replace(experiment.privacy, noise_key=None),
+        cohort=cohort or experiment.cohort,
+        availability=experiment.availability,
+        seed=experiment.seed,
+        evaluate_every=experiment.rounds,
+        device=experiment.device,
+        engine=experiment.engine,
+        precision=experiment.precision,
+        workers=experiment.workers,
+        record=True,
+    )
+
+
+def size_mechanism(experiment: Experiment) -> SizeMechanism:
+    """The experiment's size mechanism.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if experiment.privacy.size is None:
+        raise ConfigError("the experiment has no size mechanism to audit; add [privacy.size]")
+    return experiment.privacy.size
+
+
+def audit_from(settings: Mapping[str, Any]) -> ExperimentAudit:
+    """The audit that ``settings`` name and set, for instance ``{"name": "size-response", "answers": 1000}``.
+
+    Raises:
+        ConfigError: there is no name, it is not in the registry, or a setting is unknown or impossible.
+    """
+    values = dict(settings)
+    name = values.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"an [[audit]] has no name; add a line 'name = \"…\"', one of {', '.join(AUDITS)}")
+    if name not in AUDITS:
+        raise unknown("audit", name, AUDITS)
+    kind = AUDITS[name]
+    known, hints, strict = {item.name: item for item in fields(kind)}, get_type_hints(kind), ConfigDict(strict=True)
+    for key, value in values.items():
+        if key not in known:
+            raise unknown("setting", f"{name}.{key}", [f"{name}.{other}" for other in known])
+        try:
+            values[key] = TypeAdapter(hints[key], config=strict).validate_python(value)
+        except ValidationError as error:
+            wanted = str(error.errors()[0]["msg"]).removeprefix("Input should be ").removeprefix("a valid ")
+            raise ConfigError(f"{name}.{key} is {value!r}; it should be {wanted}") from error
+    assert all(item.default is not MISSING for item in known.values())
+    return kind(**values)
