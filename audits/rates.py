@@ -44,11 +44,14 @@ class ErrorRates:
         """
         hits, alarms = np.asarray(true_positives), np.asarray(false_positives)
         inside, outside = levels
+        found_in, place_in = np.unique(hits, return_inverse=True)  # thresholds outnumber the counts they give
+        found_out, place_out = np.unique(alarms, return_inverse=True)
+        place_in, place_out = place_in.reshape(hits.shape), place_out.reshape(alarms.shape)
         return cls(
-            fpr_high=clopper_pearson_upper(alarms, non_members, outside),
-            fnr_high=clopper_pearson_upper(members - hits, members, inside),
-            tpr_low=clopper_pearson_lower(hits, members, inside),
-            tnr_low=clopper_pearson_lower(non_members - alarms, non_members, outside),
+            fpr_high=np.asarray(clopper_pearson_upper(found_out, non_members, outside)[place_out]),
+            fnr_high=np.asarray(clopper_pearson_upper(members - found_in, members, inside)[place_in]),
+            tpr_low=np.asarray(clopper_pearson_lower(found_in, members, inside)[place_in]),
+            tnr_low=np.asarray(clopper_pearson_lower(non_members - found_out, non_members, outside)[place_out]),
         )
 
     def at(self, index: int) -> ErrorRates:
