@@ -197,6 +197,18 @@ def test_lists_are_complete_and_valid_json(kind, names):
     assert all(row["summary"] for row in rows)
 
 
+def test_many_algorithms_take_a_line_each_and_one_is_told_in_full():
+    overview = privfl("list", "algorithms").stdout
+    assert all(any(line.split()[:1] == [name] for line in overview.splitlines()) for name in ALGORITHMS)
+    assert "learning_rate" not in overview
+    told = privfl("list", "algorithms", "bsm-fedavg").stdout
+    assert "weighting = size" in told
+    assert "no: bsm-fedavg masks the classes" in told
+    unknown = privfl("list", "algorithms", "fedavgg")
+    assert unknown.returncode == 2
+    assert "did you mean 'fedavg'?" in unknown.stderr
+
+
 def account(*arguments):
     done = privfl("account", *arguments, "--json")
     assert done.returncode == 0, done.stderr

@@ -14,8 +14,8 @@ def declared(algorithm: Algorithm) -> dict[str, str]:
     """One algorithm's row of the compatibility table.
 
     ``sends``: the fields of an upload, those of surveys first, each with how the server combines it. ``secure sums``:
-    ``yes`` if the server needs nothing but sums over clients, so that it may see no more. ``dp-sgd``: ``yes``, or why
-    not.
+    ``yes`` if the server needs nothing but sums over clients, so that it may see no more. ``dp-sgd``: ``yes``, or
+    ``no:`` and why.
     """
     algorithm = algorithm.on(_example())
     phases, phase = [algorithm], algorithm.survey()
@@ -29,7 +29,7 @@ def declared(algorithm: Algorithm) -> dict[str, str]:
     return {
         "sends": ", ".join(sends) or "nothing",
         "secure sums": f"no: {', '.join(apart)}" if apart else "yes",
-        "dp-sgd": algorithm.dpsgd_refusal() or "yes",
+        "dp-sgd": f"no: {refusal}" if (refusal := algorithm.dpsgd_refusal()) else "yes",
     }
 
 

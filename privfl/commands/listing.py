@@ -7,9 +7,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+from privfl.errors import unknown
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 class Kind(StrEnum):
@@ -23,26 +28,80 @@ class Kind(StrEnum):
     attacks = "attacks"
 
 
-def show_list(kind: Kind, as_json: bool) -> None:
-    """Print the rows of ``kind`` as a table or as JSON."""
+MANY = (Kind.algorithms, Kind.attacks)
+"""Kinds with so many members that each gets a line, and its settings only where it is asked for by name."""
+WIDEST = 26
+"""Characters of a column before it is cut."""
+
+
+def show_list(kind: Kind, name: str | None, as_json: bool) -> None:
+    """Print the rows of ``kind``, or the one called ``name`` in full, as a table or as JSON.
+
+    Raises:
+        ConfigError: there is no such name.
+    """
     rows = _rows(kind)
+    if name is not None:
+        if name not in (names := [row["name"] for row in rows]):
+            raise unknown(kind.value.removesuffix("s"), name, names)
+        rows = [row for row in rows if row["name"] == name]
     if as_json:
         typer.echo(json.dumps(rows, indent=2, default=str))
         return
     from rich.console import Console
+
+    console = Console()
+    if name is not None:
+        console.print(_in_full(rows[0]))
+    elif kind in MANY:
+        console.print("\n".join(_lines(rows, console.width)), markup=False, highlight=False, no_wrap=True)
+        console.print(f"\nMore about one, settings and every reason for a no: privfl list {kind.value} NAME")
+    else:
+        console.print(_table(kind, rows))
+
+
+def _lines(rows: list[dict[str, Any]], width: int) -> list[str]:
+    """One line of at most ``width`` characters for each row, and one that heads them."""
+    more = [name for name in rows[0] if name not in ("name", "summary", "settings")]
+    cells = [["name", *more, "what it is"]]
+    for row in rows:
+        cells.append([row["name"], *("no" if row[name].startswith("no:") else row[name] for name in more)])
+        cells[-1].append(row["summary"])
+    widths = [min(max(map(len, column)), WIDEST) for column in zip(*cells, strict=True)][:-1]
+    what = max(width - sum(widths) - 2 * len(widths), 12)
+    return ["  ".join(_cut(cell, room) for cell, room in zip(line, [*widths, what], strict=True)) for line in cells]
+
+
+def _cut(text: str, width: int) -> str:
+    return text.ljust(width) if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _table(kind: Kind, rows: list[dict[str, Any]]) -> Table:
+    """A table of ``rows`` with their settings."""
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
-    more = [name for name in rows[0] if name not in ("name", "summary", "settings")]
-    columns = ("name", "what it is", *more, "settings")
-    table = Table(*columns, title=kind.value, title_justify="left", show_lines=True)
+    table = Table("name", "what it is", "settings", title=kind.value, title_justify="left", show_lines=True)
     for row in rows:
-        settings = ", ".join(f"{name} = {value}" for name, value in row["settings"].items())
-        table.add_row(
-            *(escape(cell) for cell in (row["name"], row["summary"], *(row[name] for name in more), settings))
-        )
-    console.print(table)
+        table.add_row(*(escape(cell) for cell in (row["name"], row["summary"], _settings(row, ", "))))
+    return table
+
+
+def _in_full(row: dict[str, Any]) -> Table:
+    """Everything about one row, from top to bottom."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("", "", show_header=False, box=None)
+    words = {"summary": "what it is"}
+    for name, value in row.items():
+        text = _settings(row, "\n") if name == "settings" else str(value)
+        table.add_row(f"[bold]{words.get(name, name)}[/bold]", escape(text))
+    return table
+
+
+def _settings(row: dict[str, Any], between: str) -> str:
+    return between.join(f"{name} = {value}" for name, value in row["settings"].items())
 
 
 def _rows(kind: Kind) -> list[dict[str, Any]]:
