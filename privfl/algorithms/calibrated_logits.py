@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from privfl.algorithms.balanced_softmax import label_counts
 from privfl.algorithms.base import Tensors, descend
 from privfl.algorithms.fedavg import FedAvg
-from privfl.privacy.door import Batch, Door, Loss
+from privfl.privacy.door import Batch, Door, Loss, coupled, is_coupled
 from privfl.privacy.plans import LocalTraining
 
 LABELS = "label_prior"
@@ -51,16 +51,29 @@ class CalibratedFedAvg(FedAvg):
 
     def step(self, local: Tensors, received: Tensors, batch: Batch, client: Door, training: LocalTraining) -> None:
         given = {name: local[name] for name in ("factor", "shift")}
-        loss = partial(calibrated_loss, client.loss)
+        loss = rewritten(calibrated_loss, client.loss)
         descend(local, client.gradient(loss, local["parameters"], batch, given), training)
 
 
+def rewritten(form: Loss, loss: Loss) -> Loss:
+    """``form(loss, network, inputs, targets, …)`` as a loss, coupled where ``loss`` is."""
+    whole = partial(form, loss)
+    return coupled(whole) if is_coupled(loss) else whole
+
+
 def calibrated_loss(
-    loss: Loss, network: nn.Module, inputs: Tensor, targets: Tensor, factor: Tensor, shift: Tensor
+    loss: Loss,
+    network: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    factor: Tensor,
+    shift: Tensor,
+    **present: Tensor,
 ) -> Tensor:
     """Terms [B] of ``loss`` for the logits ``factor ⊙ z + shift``, [B, C] from [C]; it asks for logits only.
 
-    A class whose shift is −∞ is masked: its logit has gradient 0, as long as it is no target.
+    A class whose shift is −∞ is masked: its logit has gradient 0, as long as it is no target. ``present`` is what a
+    coupled ``loss`` takes besides.
     """
     logits = factor * network(inputs) + shift
-    return loss(lambda _: logits, inputs, targets)
+    return loss(lambda _: logits, inputs, targets, **present)

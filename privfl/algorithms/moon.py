@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from privfl.algorithms.base import Tensors, descend
+from privfl.algorithms.calibrated_logits import rewritten
 from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.setting import Setting
 from privfl.data.ranges import check_choice, check_number
@@ -84,7 +85,7 @@ class MOON(FedAvg):
 
     def step(self, local: Tensors, received: Tensors, batch: Batch, client: Door, training: LocalTraining) -> None:
         given = {"received": received["parameters"], "previous": local["previous"], "weight": local["weight"]}
-        loss = partial(self.contrasted, client.loss)
+        loss = rewritten(self.contrasted, client.loss)
         descend(local, client.gradient(loss, local["parameters"], batch, given), training)
 
     def contrasted(
@@ -96,13 +97,17 @@ class MOON(FedAvg):
         received: Tensor,
         previous: Tensor,
         weight: Tensor,
+        **present: Tensor,
     ) -> Tensor:
-        """Terms [B] of ``loss + weight·ℓ_con``; ``received`` and ``previous`` are parameters [size]."""
+        """Terms [B] of ``loss + weight·ℓ_con``; ``received`` and ``previous`` are parameters [size].
+
+        ``present`` is what a coupled ``loss`` takes besides.
+        """
         features = network.features(inputs)  # type: ignore[operator]
         logits = network.head(features)  # type: ignore[operator]
         near, far = (self.frozen.of(parameters, inputs) for parameters in (received, previous))
         terms = contrastive_terms(features, near, far, self.temperature)
-        return loss(lambda _: logits, inputs, targets) + weight * terms
+        return loss(lambda _: logits, inputs, targets, **present) + weight * terms
 
 
 def contrastive_terms(features: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:

@@ -8,12 +8,14 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from federation import layered_task
 from torch import Tensor, nn
 
 import privfl as pf
 from privfl.data.catalog import load_dataset
 from privfl.parameters import flatten
+from privfl.privacy.door import coupled
 from privfl.randomness import torch_stream
 from privfl.task import ClientIndex, Task
 
@@ -77,3 +79,10 @@ def twin(task: Task, objective: Objective, rounds: int = 3, seed: int = 0) -> Te
 def permuted(task: Task) -> Task:
     """The same clients in another order."""
     return replace(task, clients=ClientIndex.of([task.clients[client].numpy() for client in (4, 2, 0, 3, 1)]))
+
+
+@coupled
+def of_equal_classes(network, inputs, targets, present):
+    """Cross-entropy over the number of rows of the same class that are there, which couples the rows of a batch."""
+    same = (targets[:, None] == targets) & present
+    return F.cross_entropy(network(inputs), targets, reduction="none") / same.sum(1).clamp_min(1)

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from federation import digits_task, layered_task, uploads
+from label_skew import of_equal_classes
 from torch import nn
 
 import privfl as pf
@@ -43,7 +44,11 @@ def loaded(task, flat):
     return network
 
 
-def twin(task, moon, rounds, seed=0):
+def mean_cross_entropy(logits, targets):
+    return F.cross_entropy(logits, targets)
+
+
+def twin(task, moon, rounds, seed=0, objective=mean_cross_entropy):
     """The federation in plain PyTorch, ℓ_con as the cross-entropy of two similarities against the first of them."""
     start = flatten(task.model(seed))
     initial, previous, cosine = start, {}, nn.CosineSimilarity(dim=-1)
@@ -66,7 +71,7 @@ def twin(task, moon, rounds, seed=0):
                     logits = torch.stack(similar, 1) / moon.temperature
                     contrast = F.cross_entropy(logits, torch.zeros(len(batch), dtype=torch.long))
                     optimizer.zero_grad()
-                    (F.cross_entropy(model(inputs), task.targets[batch]) + moon.mu * contrast).backward()
+                    (objective(model(inputs), task.targets[batch]) + moon.mu * contrast).backward()
                     optimizer.step()
             previous[client] = flatten(model)
             moved += len(rows) * (previous[client] - start)
@@ -89,6 +94,20 @@ def test_four_rounds_with_clients_that_come_and_go_are_those_of_a_plain_twin(tas
     for client, tensors in kept.items():
         assert set(tensors) == {"parameters"}
         torch.testing.assert_close(tensors["parameters"], previous[client], rtol=0, atol=1e-10)
+
+
+def of_equal_classes_by_hand(logits, targets):
+    counts = [(targets == target).sum() for target in targets]
+    return sum(F.cross_entropy(z, y) / n for z, y, n in zip(logits, targets, counts, strict=True)) / len(targets)
+
+
+@pytest.mark.parametrize("engine", ["loop", "vectorised"])
+def test_a_loss_that_couples_the_rows_of_a_batch_may_be_the_tasks(task, engine):
+    coupled = replace(task, loss=of_equal_classes)
+    expected, _ = twin(task, MOON(mu=5.0), 3, objective=of_equal_classes_by_hand)
+    found = run(coupled, MOON(mu=5.0), 3, engine=engine).parameters
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    assert float((found - run(task, MOON(mu=5.0), 3).parameters).abs().max()) > 1e-3
 
 
 def test_the_variants_differ_so_that_the_twin_tells_them_apart(task):
