@@ -24,6 +24,7 @@ from audits.bound import LowerBound, error_level
 from audits.canaries import Canaries, Coins, Train, plant
 from audits.gaussian import GaussianFamily
 from audits.guesses import planned_guesses
+from audits.law import Law
 from audits.one_run import epsilon_one_run_from_scores
 from audits.scores import epsilon_from_scores
 from audits.seen import View, seen_by
@@ -61,8 +62,8 @@ def audit_one_run(
             of one run together; how many guesses are made follows from the claim, which is known beforehand. The second
             reads ε off the Gaussian family where canaries are apart and the sampling is known, and off (ε, δ)-DP
             otherwise. ``"trials"`` counts every canary as a trial of its own, which only canaries that are apart are,
-            and inverts the Gaussian family on a threshold chosen on half of them. The default is all that the canaries
-            allow. The error is shared equally among all bounds and scores.
+            and inverts the Gaussian family at a threshold that follows from the claim, or that half of them chose. The
+            default is all that the canaries allow. The error is shared equally among all bounds and scores.
         scores: how a canary's rounds are summed up; several share the error. The default is the likelihood ratio where
             noise and sampling are public, the sum elsewhere.
         seed: of the auditor's coins.
@@ -132,32 +133,12 @@ def audit_two_worlds(
         outs,
         delta=run.statement.delta,
         confidence=confidence,
-        threshold=None if per_round or law is None else law.threshold,
+        threshold=None if per_round or law is None else law.threshold(family, len(canaries), confidence),
         family=family,
         seed=seed,
     )
     settings = _settings(canaries, (), seed) | {"per_round": per_round}
     return _result("two-worlds", run, observer, confidence, [found], began, settings)
-
-
-@dataclass(frozen=True)
-class Law:
-    """What is claimed of a canary's statistic in a round of one step: B·length + N(0, σ²·length), B = 1 at a rate."""
-
-    rate: float
-    noise_multiplier: float
-
-    @property
-    def threshold(self) -> float | None:
-        """Where the likelihood ratio decides best if the claim is true, if that is known: 0 without sampling."""
-        return 0.0 if self.rate == 1 else None
-
-    def log_ratios(self, aligned: Alignment) -> Statistics:
-        """Σ_rounds ln(1 − q + q·exp((2s − length)/(2σ²))) [m]: Neyman and Pearson's score."""
-        exponents = (aligned.statistics - aligned.lengths / 2) / self.noise_multiplier**2
-        with np.errstate(divide="ignore"):
-            each = np.logaddexp(np.log1p(-self.rate), np.log(self.rate) + exponents)
-        return _array(each.sum(0))
 
 
 def claimed_law(view: View, canaries: Canaries) -> Law | None:
@@ -184,7 +165,7 @@ def summary(aligned: Alignment, score: Score, law: Law | None = None) -> Statist
     if score == "likelihood":
         if law is None:
             raise ConfigError("the score is 'likelihood', but the claimed law of a round is not known here; use 'sum'")
-        return law.log_ratios(aligned)
+        return law.log_ratios(aligned.statistics, aligned.lengths)
     if score == "sum":
         return _array(aligned.statistics.sum(0))
     if score == "largest":
@@ -242,8 +223,10 @@ class _Audited:
     def bound(self, kind: OneRunBound, score: Score, scores: Statistics) -> LowerBound:
         delta, confidence = self.delta, self.confidence
         if kind == "trials":
-            fixed = self.law.threshold if score == "likelihood" and self.law is not None else None
             ins, outs = scores[self.included], scores[~self.included]
+            fixed = None
+            if score == "likelihood" and self.law is not None and self.family is not None:
+                fixed = self.law.threshold(self.family, len(scores) // 2, confidence)
             return epsilon_from_scores(
                 ins, outs, delta=delta, confidence=confidence, threshold=fixed, family=self.family
             )

@@ -209,7 +209,7 @@ def test_what_cannot_be_audited_says_why(tokens):
 
 def test_the_summary_of_rounds_is_what_it_says():
     from audits.alignment import Alignment
-    from audits.gradient_canaries import Law
+    from audits.law import Law
 
     seen = Alignment(np.array([[1.0, 0.0], [3.0, -2.0]]), np.ones((2, 2)))
     assert summary(seen, "sum").tolist() == [4.0, -2.0]

@@ -1,0 +1,25 @@
+"""The example that audits DP-SGD, in small form."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_example_audits_honest_and_broken_runs(tmp_path):
+    command = [sys.executable, "examples/audit_dpsgd.py", "--out", tmp_path, "--small"]
+    for _ in range(2):  # the second call finds everything finished
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    rows = json.loads((tmp_path / "audits.json").read_text())
+    assert len(rows) == 2 * 4 + 2
+    names = [row["name"] for row in rows[:4]]
+    assert names == ["one run", "one run, f-DP", "trials of one run", "two worlds"]
+    assert all(bound["confidence"] == pytest.approx(0.95) for row in rows[:8] for bound in row["bounds"])
+    broken = {row["setting"]: row for row in rows[8:]}
+    assert set(broken) == {"half the noise", "everybody in every batch"}
