@@ -12,7 +12,7 @@ from privfl.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class LowerBound:
-    """No mechanism that is (ε′, δ)-DP with ε′ < ``epsilon`` yields such a bound with probability above 1 − confidence.
+    """If a mechanism is (ε′, δ)-DP, such a bound exceeds ε′ with probability at most 1 − confidence.
 
     Args:
         epsilon: ε ≥ 0, ∞ if what was seen is impossible under any ε; 0 says nothing.

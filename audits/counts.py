@@ -33,7 +33,7 @@ def epsilon_from_counts(
     as LDP-Auditor has it.
 
     With a ``family``, ε is instead that of the family's member with the largest noise that allows FPR⁺ and FNR⁺: much
-    larger, and worth as much as the assumption that the mechanism is dominated by a member.
+    larger, and worth as much as the assumption that the mechanism's trade-off curve is a member's.
 
     The trials of each world must be independent, and the decision fixed before they are seen; see
     :func:`audits.scores.epsilon_from_scores` for decisions that are chosen on scores.

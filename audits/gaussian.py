@@ -1,7 +1,9 @@
 """Audits of a noise scale: the smallest noise that error rates refute, in a family of Gaussian mechanisms.
 
-Far stronger than the bound that counts alone give, because one point of a trade-off curve fixes the whole curve. It
-holds only if the mechanism's curve really lies on or above one of the family; a flaw of another kind is not found.
+Far stronger than the bound that counts alone give, because one point of a trade-off curve fixes the whole curve. It is
+a bound on the mechanism's ε only if the mechanism's curve is one of the family. If it merely lies above a member's, as
+where a canary moves a sum by less than the clipping norm, the bound is on the ε of every member that lies below: enough
+to refute what an accountant claims for that noise, and no more. A flaw of another kind is not found.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ _CURVE_DELTA = 1e-7
 
 @dataclass(frozen=True)
 class GaussianFamily:
-    """The mechanisms dominated by Gaussian noise on a Poisson-sampled sum, one for each noise multiplier σ > 0.
+    """Gaussian noise on Poisson-sampled sums, one mechanism for each noise multiplier σ > 0.
 
-    A mechanism is dominated if its trade-off curve for one added or removed record, of whom the canary is one, lies on
-    or above that of ``steps`` steps N(B·1, σ²), B = 1 with probability ``sample_rate``. Trials see the output of
-    ``observed_steps`` of them: 1 if each step gives a score for each world, ``steps`` if each run does.
+    Its output is N(B, σ²) at each of ``steps`` steps with the canary, B = 1 with probability ``sample_rate`` and 0
+    otherwise, and N(0, σ²) without. Trials see the output of ``observed_steps`` of them: 1 if each step gives a score
+    for each world, ``steps`` if each run does.
 
     Args:
         sample_rate: q in (0, 1], the same at every step; 1: every record takes part in every step.
@@ -71,7 +73,7 @@ class GaussianFamily:
         """What a bound found in this family assumes."""
         sampled = "" if self.sample_rate == 1 else f", Poisson-sampled at rate {self.sample_rate:g}"
         number = "one step" if self.steps == 1 else f"{self.steps} steps"
-        return f"the mechanism is dominated by {number} of Gaussian noise{sampled}"
+        return f"the trade-off curve is that of {number} of Gaussian noise{sampled}"
 
     @property
     def precision(self) -> float:

@@ -73,7 +73,7 @@ def epsilon_one_run(canaries: int, guesses: int, correct: int, *, delta: float, 
         delta=delta,
         confidence=confidence,
         method="one run",
-        details={"canaries": canaries, "guesses": guesses, "correct": correct},
+        details={"canaries": int(canaries), "guesses": int(guesses), "correct": int(correct)},
     )
 
 

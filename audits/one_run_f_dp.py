@@ -29,8 +29,8 @@ def epsilon_one_run_f_dp(
 
     Each of the m = ``canaries`` is included independently with probability ½; the number of guesses was fixed in
     advance. Without a ``family`` the curve is that of (ε, δ)-DP, which assumes nothing. With one, the largest noise
-    multiplier is found that the guesses do not refute, and ε is that of the family's member; the run is then
-    ``observed_steps`` = ``steps`` of it.
+    multiplier is found that the guesses do not refute, and ε is that of the family's member, the scores having seen
+    ``observed_steps`` of its ``steps``.
 
     Raises:
         ConfigError: not 0 ≤ correct ≤ guesses ≤ canaries with a canary, or ``delta`` or ``confidence`` out of range.
@@ -39,7 +39,7 @@ def epsilon_one_run_f_dp(
     """
     level = error_level(delta, confidence)
     check_guesses(canaries, guesses, correct)
-    details: dict[str, object] = {"canaries": canaries, "guesses": guesses, "correct": correct}
+    details: dict[str, object] = {"canaries": int(canaries), "guesses": int(guesses), "correct": int(correct)}
     if family is None:
         epsilon = largest_refuted(
             lambda value: f_dp_refuted(canaries, guesses, correct, approximate_dp_missed(value, delta), level)

@@ -14,12 +14,13 @@ def check_guesses(canaries: int, guesses: int, correct: int) -> None:
     """Refuse numbers of guesses that no audit yields.
 
     Raises:
-        ConfigError: not 0 ≤ ``correct`` ≤ ``guesses`` ≤ ``canaries`` with ``canaries`` ≥ 1.
+        ConfigError: not 0 ≤ ``correct`` ≤ ``guesses`` ≤ ``canaries`` with ``canaries`` ≥ 1, all of them whole.
     """
-    if not 0 <= correct <= guesses <= canaries or canaries < 1:
+    whole = all(value % 1 == 0 for value in (canaries, guesses, correct))
+    if not whole or not 0 <= correct <= guesses <= canaries or canaries < 1:
         raise ConfigError(
-            f"{correct} of {guesses} guesses about {canaries} canaries are impossible; give "
-            "0 ≤ correct ≤ guesses ≤ canaries and at least one canary"
+            f"{correct} of {guesses} guesses about {canaries} canaries are impossible; give whole "
+            "numbers with 0 ≤ correct ≤ guesses ≤ canaries and at least one canary"
         )
 
 

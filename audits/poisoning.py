@@ -34,7 +34,7 @@ def epsilon_from_poisoning(
     with the larger ratio, as the larger of both does here; both hold at once.
     """
     level = error_level(delta, confidence) / 2
-    if not isinstance(poisons, int) or poisons < 1:
+    if poisons % 1 != 0 or poisons < 1:
         raise ConfigError(f"poisons is {poisons!r}; give how many records the worlds differ in, at least 1")
     rates = ErrorRates.from_counts(true_positives, members, false_positives, non_members, (level, level)).to_json()
     directions = ((rates["tpr_low"], rates["fpr_high"]), (rates["tnr_low"], rates["fnr_high"]))
@@ -51,11 +51,11 @@ def epsilon_from_poisoning(
         confidence=confidence,
         method="group privacy on counts",
         details={
-            "true_positives": true_positives,
-            "members": members,
-            "false_positives": false_positives,
-            "non_members": non_members,
-            "poisons": poisons,
+            "true_positives": int(true_positives),
+            "members": int(members),
+            "false_positives": int(false_positives),
+            "non_members": int(non_members),
+            "poisons": int(poisons),
             **rates,
         },
     )

@@ -98,6 +98,8 @@ def epsilon_from_scores(
     if family is not None:
         family.epsilon(math.inf, delta)
     if threshold is not None:
+        if choice != "split":
+            raise ConfigError(f"a threshold is given, and the choice '{choice}' too; give one of them")
         if math.isnan(threshold):
             raise ConfigError("the threshold is NaN; give a number, or leave it out and say how to choose one")
         found, method = (

@@ -120,7 +120,7 @@ def test_fewer_errors_and_smaller_rates_leave_less_noise():
 
 
 def test_the_assumption_names_steps_and_sampling():
-    assert GaussianFamily().assumption == "the mechanism is dominated by one step of Gaussian noise"
+    assert GaussianFamily().assumption == "the trade-off curve is that of one step of Gaussian noise"
     assert "100 steps" in GaussianFamily(0.1, 100).assumption
     assert "rate 0.1" in GaussianFamily(0.1, 100).assumption
 

@@ -193,7 +193,7 @@ def test_the_stronger_the_canary_the_more_is_certified():
     assert found[-1] > 4
 
 
-@pytest.mark.parametrize("numbers", [(10, 11, 5), (10, 5, 6), (10, 5, -1), (0, 0, 0)])
+@pytest.mark.parametrize("numbers", [(10, 11, 5), (10, 5.5, 5), (10, 5, 6), (10, 5, -1), (0, 0, 0)])
 def test_impossible_guesses_are_refused(numbers):
     with pytest.raises(ConfigError):
         epsilon_one_run(*numbers, delta=0.0, confidence=0.95)

@@ -129,6 +129,7 @@ def test_infinite_scores_are_scores():
         {"scores_out": [1.0]},
         {"choice": "maximum"},
         {"threshold": math.nan},
+        {"threshold": 1.0, "choice": "dkw"},
         {"delta": 0.0, "family": GaussianFamily()},
         {"confidence": 1.0},
     ],
