@@ -8,9 +8,14 @@ Every :class:`LowerBound` holds with its confidence whatever was looked at on th
 advance, chosen on other trials, or paid for. What an :class:`Estimate` says holds with none.
 """
 
+from audits.audit import AuditResult
 from audits.bound import Estimate, LowerBound
+from audits.canaries import Canaries, noise_canaries, rare_token_canaries, rare_token_task
+from audits.client_canaries import audit_clients
 from audits.counts import epsilon_from_counts, perfect_attack_ceiling
 from audits.gaussian import GaussianFamily
+from audits.gradient_canaries import audit_one_run, audit_two_worlds
+from audits.local_randomizers import audit_repeated_answers, audit_size_mechanism
 from audits.one_run import epsilon_one_run, epsilon_one_run_from_scores, one_run_p_value
 from audits.one_run_f_dp import epsilon_one_run_f_dp
 from audits.one_shot import cosines, epsilon_one_shot
@@ -19,9 +24,16 @@ from audits.rates import clopper_pearson_lower, clopper_pearson_upper
 from audits.scores import epsilon_from_scores
 
 __all__ = [
+    "AuditResult",
+    "Canaries",
     "Estimate",
     "GaussianFamily",
     "LowerBound",
+    "audit_clients",
+    "audit_one_run",
+    "audit_repeated_answers",
+    "audit_size_mechanism",
+    "audit_two_worlds",
     "clopper_pearson_lower",
     "clopper_pearson_upper",
     "cosines",
@@ -32,6 +44,9 @@ __all__ = [
     "epsilon_one_run_f_dp",
     "epsilon_one_run_from_scores",
     "epsilon_one_shot",
+    "noise_canaries",
     "one_run_p_value",
     "perfect_attack_ceiling",
+    "rare_token_canaries",
+    "rare_token_task",
 ]
