@@ -27,7 +27,7 @@ from audits.rates import clopper_pearson_lower, clopper_pearson_upper
 from privfl.randomness import numpy_stream
 
 CONFIDENCE, TRIALS, CANARIES, ANSWERS, DOMAIN = 0.95, 200, 200, 2000, 20
-GAUSSIAN = 4.377178
+GAUSSIAN = 4.3771781
 """ε at δ = 1e-5 of one noisy sum with σ = 1, from dp-accounting 0.6.0, rounded up."""
 
 Scores = tuple[np.ndarray, np.ndarray]
