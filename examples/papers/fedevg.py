@@ -30,7 +30,7 @@ from torch import Tensor
 
 import privfl as pf
 from privfl.data.catalog import load_dataset
-from privfl.metrics.generative import nearest_distances
+from privfl.metrics.generative import frechet_distance, kernel_distance, nearest_distances
 from privfl.study.synthetic import (
     Features,
     Gallery,
@@ -38,7 +38,6 @@ from privfl.study.synthetic import (
     classifier_scores,
     contact_sheet,
     evolution,
-    generative_scores,
     trained_features,
 )
 
@@ -85,6 +84,19 @@ class Pictures:
         )
 
 
+@dataclass(frozen=True)
+class Distances:
+    """FID and KID to the test images, whose ``features`` are ``real`` [m, d]."""
+
+    features: Features
+    real: Tensor
+
+    def __call__(self, images: Tensor) -> dict[str, float]:
+        """Of synthetic ``images`` [n, ...]."""
+        found = self.features(images)
+        return {"fid": frechet_distance(self.real, found), "kid": kernel_distance(self.real, found)}
+
+
 def pictures(options: argparse.Namespace) -> Pictures:
     """MNIST averaged down to 14 x 14, or scikit-learn's digits; in the order of a permutation that the seed decides."""
     data = load_dataset("digits" if options.small else "mnist")
@@ -106,10 +118,11 @@ def method(way: str, options: argparse.Namespace) -> tuple[Method, pf.LocalTrain
     """The algorithm, and how its clients train: with Adam throughout."""
     size = {"samples_per_class": options.samples_per_class, "classifier_epochs": 1}  # the sets are scored afterwards
     training = pf.LocalTraining(learning_rate=1e-3, batch_size=64, epochs=options.epochs, weight_decay=1e-4)
+    plain = replace(training, weight_decay=0.0)
     if way == "fedcvae":
-        return pf.FedCVAE(**size), replace(training, learning_rate=options.fedcvae_rate, weight_decay=0.0)
+        return pf.FedCVAE(**size), replace(plain, learning_rate=options.fedcvae_rate)
     if way == "fedcgan":
-        return pf.FedCGAN(**size), replace(training, learning_rate=options.fedcgan_rate, weight_decay=0.0)
+        return pf.FedCGAN(**size), replace(plain, learning_rate=options.fedcgan_rate, batch_size=options.fedcgan_batch)
     evg = pf.FedEvg(
         weighting=way.removesuffix("-fresh"),  # type: ignore[arg-type]
         reinitialise=way.endswith("-fresh"),
@@ -122,7 +135,7 @@ def method(way: str, options: argparse.Namespace) -> tuple[Method, pf.LocalTrain
     return evg, training
 
 
-def one_run(name: str, images: Pictures, features: Features, options: argparse.Namespace) -> dict[str, Any]:
+def one_run(name: str, images: Pictures, distances: Distances, options: argparse.Namespace) -> dict[str, Any]:
     """Train and measure one setting."""
     alpha, way = name.split(":")
     algorithm, training = method(way, options)
@@ -151,15 +164,13 @@ def one_run(name: str, images: Pictures, features: Features, options: argparse.N
         "name": name,
         "accuracy": [(done, accuracy(task, run, one, options)) for done, one in gallery.sets.items()],
         **curve,
-        **measured(task, gallery.last, images, features, options),
+        **measured(task, gallery.last, distances, options),
         **more(task, run, options),
         "nearest_held": float(nearest_distances(gallery.last.images, images.held[0]).mean()),
         "nearest_others": float(
             nearest_distances(gallery.last.images, images.others[0][-len(images.held[0]) :]).mean()
         ),
-        "distances": [
-            (done, generative_scores(features, images.test[0], one.images)) for done, one in gallery.sets.items()
-        ],
+        "distances": [(done, distances(one.images)) for done, one in gallery.sets.items()],
         "label_counts": [torch.bincount(task.targets[rows], minlength=10).tolist() for rows in clients_of(task)],
         "epsilon": str(run.statement.cell("sample", "server").epsilon),
         "warnings": run.summary["warnings"],
@@ -194,15 +205,13 @@ def accuracy(task: pf.Task, run: pf.Run, found: SyntheticSet, options: argparse.
         return float((network(task.test_inputs).argmax(1) == task.test_targets).double().mean())
 
 
-def measured(
-    task: pf.Task, found: SyntheticSet, images: Pictures, features: Features, options: argparse.Namespace
-) -> dict[str, float]:
+def measured(task: pf.Task, found: SyntheticSet, distances: Distances, options: argparse.Namespace) -> dict[str, float]:
     """What a set is good for: classifier, FID and KID against all test images."""
     scores = classifier_scores(task, found, epochs=options.classifier_epochs, seed=options.seed)
-    return {**scores, **generative_scores(features, images.test[0], found.images)}
+    return {**scores, **distances(found.images)}
 
 
-def references(images: Pictures, features: Features, options: argparse.Namespace) -> dict[str, Any]:
+def references(images: Pictures, distances: Distances, options: argparse.Namespace) -> dict[str, Any]:
     """As many real images, the noise that every run began with, and FedAvg's model on the same clients."""
     task = images.task(1.0, options)
     rows = [torch.where(images.others[1] == label)[0][: options.samples_per_class] for label in range(10)]
@@ -212,8 +221,8 @@ def references(images: Pictures, features: Features, options: argparse.Namespace
     server = start.start(torch.zeros(1))
     noise = SyntheticSet(server["images"].clamp(0, 1), server["labels"])
     found: dict[str, Any] = {
-        "real images": measured(task, real, images, features, options),
-        "noise": measured(task, noise, images, features, options),
+        "real images": measured(task, real, distances, options),
+        "noise": measured(task, noise, distances, options),
     }
     for alpha in sorted({name.split(":")[0] for name in options.run}):
         run = pf.simulate(
@@ -294,6 +303,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--step-size", type=float, default=1.0)
     parser.add_argument("--fedcvae-rate", type=float, default=1e-2, help="learning rate of FedCVAE's clients")
     parser.add_argument("--fedcgan-rate", type=float, default=1e-3, help="learning rate of FedCGAN's clients")
+    parser.add_argument("--fedcgan-batch", type=int, default=16, help="batch size of FedCGAN's clients")
     parser.add_argument("--held-out", action="store_true", help="score on other training images, not on the test set")
     parser.add_argument("--classifier-epochs", type=int, default=150)
     parser.add_argument("--reference-rounds", type=int, default=20)
@@ -322,12 +332,13 @@ def main() -> None:
             f"{len(images.others[1])} {'digits' if options.small else 'MNIST training images'} that no client holds"
         )
         features = trained_features(*images.others, 10, source=source, seed=options.seed)
+        distances = Distances(features, features(images.test[0]))
         store["features"] = features.name
         if "references" not in store:
-            store["references"] = references(images, features, options)
+            store["references"] = references(images, distances, options)
             path.write_text(json.dumps(store, indent=1) + "\n")
     for name in missing:
-        store["rows"].append(one_run(name, images, features, options))
+        store["rows"].append(one_run(name, images, distances, options))
         path.write_text(json.dumps(store, indent=1) + "\n")
         row = store["rows"][-1]
         print(f"{name}: accuracy {row['test_accuracy']:.3f}  FID {row['fid']:.2f}  KID {row['kid']:.3f}", flush=True)
