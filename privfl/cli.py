@@ -68,7 +68,7 @@ def list_(
     name: Annotated[str | None, typer.Argument(help="One of them, in full.", show_default=False)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List algorithms, mechanisms, datasets, models, partitions or attacks."""
+    """List algorithms, mechanisms, datasets, models, partitions, attacks or audits."""
     show_list(kind, name, json)
 
 

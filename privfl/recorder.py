@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -130,11 +130,14 @@ class Recorder:
         )
         self._uploads = None
 
-    def close(self, number: int, released: Tensor, sizes: Mapping[int, float]) -> None:
-        """End round ``number``, after which the server evaluates ``released`` [size]; ``sizes`` were answered in it."""
+    def close(self, number: int, released: Callable[[], Tensor], sizes: Mapping[int, float]) -> None:
+        """End round ``number``; the server evaluates ``released()`` [size] after it, ``sizes`` were answered in it.
+
+        A function, because some servers train what they evaluate, which only a recorded run has to wait for.
+        """
         if not self.observers:
             return
-        seen = SeenRound(number, released.detach().cpu().clone())
+        seen = SeenRound(number, released().detach().cpu().clone())
         if "server" in self.observers:
             seen = replace(seen, exchanges=tuple(self._exchanges), sizes=dict(sizes))
         self._exchanges = []

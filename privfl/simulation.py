@@ -320,7 +320,7 @@ class Simulation:
             self.ledger.record(release, clients, count)
         self.server = server
         sent = self.sizes.sent(round) if self.needs_sizes else {}
-        self.recorder.close(round, self.algorithm.evaluated(server), sent)
+        self.recorder.close(round, lambda: self.algorithm.evaluated(server), sent)
         self.dropped.update(problems)
         self.round += 1
         self.metrics.append(self.measure(round, len(sums.members), problems))

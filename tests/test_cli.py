@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
+from audits.registry import AUDITS
 from privfl.algorithms import ALGORITHMS
 from privfl.cli import main
 from privfl.data.catalog import datasets
@@ -188,6 +189,7 @@ def test_an_interrupt_says_how_to_go_on_and_the_run_goes_on(experiment, tmp_path
         ("partitions", set(PARTITIONS)),
         ("datasets", {entry.name for entry in datasets()}),
         ("models", {model.name for model in models()}),
+        ("audits", set(AUDITS)),
         ("mechanisms", {"dpsgd", "clip", "gaussian-noise", "size: grr", "size: laplace"}),
     ],
 )

@@ -168,7 +168,7 @@ def test_only_sums_are_seen_where_nothing_else_is_handed_over(plain):
     recorder = Recorder(("server",), run.transcript.facts, None, 0, task)
     phase = Phase(pf.FedAvg(), Channel((), (Field("update"),), None, 1.0))
     recorder.exchanged(phase, {"parameters": torch.zeros(3)}, {0: 1.0, 1: 1.0}, Sums({"update": torch.ones(3)}, [0, 1]))
-    recorder.close(0, torch.zeros(3), {})
+    recorder.close(0, lambda: torch.zeros(3), {})
     seen = recorder.transcript()[0]
     assert seen.total["update"].tolist() == [1, 1, 1]
     assert seen.training.members == (0, 1)

@@ -26,6 +26,7 @@ class Kind(StrEnum):
     models = "models"
     partitions = "partitions"
     attacks = "attacks"
+    audits = "audits"
 
 
 MANY = (Kind.algorithms, Kind.attacks)
@@ -131,6 +132,9 @@ def _rows(kind: Kind) -> list[dict[str, Any]]:
             {"name": name, "summary": summary(part), "settings": defaults(part), **known.needs_of(name)}
             for name, part in known.ATTACKS.items()
         ]
+    if kind is Kind.audits:
+        known = importlib.import_module("audits.registry")
+        return [{"name": n, "summary": summary(part), "settings": defaults(part)} for n, part in known.AUDITS.items()]
     if kind is Kind.algorithms:
         from privfl.algorithms import ALGORITHMS
         from privfl.algorithms.uploads import declared

@@ -20,6 +20,7 @@ from privfl.privacy.accounting.release import OBSERVERS, UNITS
 from privfl.privacy.accounting.statement import Statement
 from privfl.run_directory import Metrics, environment, read_lines, write_whole
 from privfl.study.attacks import read_attacks
+from privfl.study.audits import read_audits
 from privfl.study.clients import in_words, read_clients
 from privfl.study.findings import claim, findings, percent
 from privfl.study.grid import CELLS, DAMAGED, Result, load_results, slug, summarise
@@ -89,7 +90,8 @@ def _read_run(path: Path) -> str:
     figure = run_curves(metrics)
     _save(figure, path / "figures" / "curves.png")
     people = _clients(path, path / "figures", "")
-    return _run_page(statement, metrics, summary, settings, machine, figure, people, read_attacks(path))
+    found, tested = read_attacks(path), read_audits(path)
+    return _run_page(statement, metrics, summary, settings, machine, figure, people, found, tested)
 
 
 def _clients(folder: Path, figures: Path, note: str) -> dict[str, Any] | None:
@@ -134,6 +136,7 @@ def _run_page(
     figure: Figure,
     clients: dict[str, Any] | None,
     attacks: dict[str, Any] | None = None,
+    audits: dict[str, Any] | None = None,
 ) -> str:
     evaluated = "test_accuracy" in summary
     reached = "was never evaluated on the test data"
@@ -159,6 +162,7 @@ def _run_page(
         table=None,
         clients=clients,
         attacks=attacks,
+        audits=audits,
         facts=list(facts.items()),
         figures=[_picture("run", figure)],
         statements=[{"name": "This run", "html": Markup(statement.to_html())}],
@@ -210,6 +214,7 @@ def _study(path: Path) -> Path:
         sweep=_sweep(path, results, len(study["failures"])),
         clients=_clients(path / "runs" / results[0].folder, path / "figures", note),
         attacks=None,
+        audits=None,
         warnings=study["failures"] + [f"{text} ({count} runs)" for text, count in warnings.items()],
         settings=settings,
         environment=_flat(_json(path / "runs" / results[0].folder / "environment.json")),
