@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -29,8 +30,10 @@ class FedAvgFT(FedAvg):
     The tuned model is what the next round trains and what is tested.
 
     The images must be the server's own: not clients' rows, which no claim would then cover, and not test rows, on which
-    the model would be tested after training (the paper's code takes them from there). A configuration names a file that
-    is there; :func:`privfl.data.set_aside.set_aside` makes one of a dataset before it is divided into clients.
+    the model would be tested after training (the paper's code takes them from there). That is not checked.
+    :func:`privfl.data.set_aside.set_aside` takes rows out of a dataset and returns the others, for a task built in
+    code. A configuration deals all rows of its dataset to clients, those in such a file too: there the images must come
+    from elsewhere. A run that is resumed refuses a file whose content has changed.
 
     Privacy is FedAvg's: what the server does to the mean without clients' data is post-processing.
 
@@ -48,6 +51,8 @@ class FedAvgFT(FedAvg):
     name: ClassVar[str] = "fedavg-ft"
     own: ClassVar[tuple[Tensor, Tensor] | None] = None
     """As part of a run: the server's images [N, ...] and labels [N]."""
+    digest: ClassVar[Tensor]
+    """As part of a run with images: the SHA-256 of what the file holds, uint8 [32]."""
     images: str = ""
     epochs: int = 5
     learning_rate: float = 0.01
@@ -64,8 +69,23 @@ class FedAvgFT(FedAvg):
 
     def on(self, setting: Setting) -> Self:
         bound = super().on(setting)
-        object.__setattr__(bound, "own", _load(self.images, setting) if self.images else None)
+        object.__setattr__(bound, "own", own := _load(self.images, setting) if self.images else None)
+        if own is not None:
+            content = b"".join(part.cpu().numpy().tobytes() for part in own)
+            object.__setattr__(bound, "digest", torch.tensor([*hashlib.sha256(content).digest()], dtype=torch.uint8))
         return bound
+
+    def start(self, parameters: Tensor) -> Tensors:
+        server = super().start(parameters)
+        return server if self.own is None else {**server, "images": self.digest}
+
+    def turn(self, server: Tensors, number: int) -> Tensors:
+        if self.own is not None and not torch.equal(server["images"].cpu(), self.digest):
+            raise ConfigError(
+                f"fedavg-ft's '{self.images}' holds other images than when this run began; restore the file, or start "
+                "again with another --out"
+            )
+        return server
 
     def aggregate(self, server: Tensors, total: Tensors, round: Round, training: LocalTraining) -> Tensors:
         after = super().aggregate(server, total, round, training)
@@ -109,7 +129,7 @@ def _load(path: str, setting: Setting) -> tuple[Tensor, Tensor]:
     _ = setting.head
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            images, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"]).long()
+            images, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise ConfigError(
             f"fedavg-ft cannot read its images from '{path}' ({error}); give an .npz file with the arrays images and "
@@ -120,8 +140,8 @@ def _load(path: str, setting: Setting) -> tuple[Tensor, Tensor]:
             f"fedavg-ft's '{path}' holds images {tuple(images.shape)} and labels {tuple(labels.shape)}; give images "
             f"[N, {', '.join(map(str, setting.input_shape))}] with one label each"
         )
-    wrong = (labels < 0) | (labels >= setting.classes)
-    counts = torch.bincount(labels[~wrong], minlength=setting.classes)
+    wrong = (labels < 0) | (labels >= setting.classes) | (labels != labels.long())
+    counts = torch.bincount(labels[~wrong].long(), minlength=setting.classes)
     if bool(wrong.any()) or int(counts.min()) != int(counts.max()) or not len(labels):
         raise ConfigError(
             f"fedavg-ft's '{path}' holds {int(counts.min())} to {int(counts.max())} images of each of the "
@@ -129,5 +149,15 @@ def _load(path: str, setting: Setting) -> tuple[Tensor, Tensor]:
         )
     if not bool(torch.isfinite(images).all()):
         raise ConfigError(f"fedavg-ft's '{path}' holds values that are not finite; replace them by a fixed value")
-    kind = next(setting.network().parameters()).dtype if images.is_floating_point() else torch.int64
-    return images.to(setting.device, kind), labels.to(setting.device)
+    network = setting.network()
+    kind = next(network.parameters()).dtype if images.is_floating_point() else torch.int64
+    images = images.to(setting.device, kind)
+    try:
+        with torch.no_grad():
+            network.features(images)  # type: ignore[operator]
+    except (RuntimeError, IndexError) as error:
+        raise ConfigError(
+            f"fedavg-ft's '{path}' holds images that the network cannot read ({str(error).splitlines()[0]}); give "
+            "floating-point images, or int64 token ids, scaled as the clients' are"
+        ) from error
+    return images, labels.to(setting.device, torch.int64)

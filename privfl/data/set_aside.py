@@ -18,12 +18,12 @@ from privfl.randomness import numpy_stream
 def set_aside(dataset: Dataset, path: Path | str, *, per_class: int = 30, seed: int = 0) -> Dataset:
     """Move ``per_class`` training rows of every class of ``dataset`` to the server's file ``path``.
 
-    Returns the dataset without these rows, to be divided into clients. The file is an ``.npz`` with the arrays
-    ``images`` [N, ...] and ``labels`` [N]: N = classes · ``per_class`` rows, drawn from the stream ``set-aside``, none
-    of which a client trains on or a test sees.
+    Returns the dataset without these rows, to be divided into clients: who divides ``dataset`` itself gives clients the
+    server's rows. The file is an ``.npz`` with the arrays ``images`` [N, ...] and ``labels`` [N]: N = classes ·
+    ``per_class`` rows, drawn from the stream ``set-aside``; a row that the dataset holds twice may stay with a client.
 
     Raises:
-        ConfigError: a class would have no training row left.
+        ConfigError: a class would have no training row left, or the file cannot be written.
         DataError: the rows belong to clients already, so that they are not the server's to take.
     """
     check_count("per_class", per_class)
@@ -43,8 +43,13 @@ def set_aside(dataset: Dataset, path: Path | str, *, per_class: int = 30, seed: 
     held = torch.from_numpy(np.sort(np.concatenate(drawn)))
     left = torch.ones(len(labels), dtype=torch.bool)
     left[held] = False
-    with Path(path).open("wb") as file:  # np.savez would put .npz behind another name
-        np.savez_compressed(file, images=dataset.inputs[held].numpy(), labels=labels[held.numpy()])
+    try:
+        with Path(path).open("wb") as file:  # np.savez would put .npz behind another name
+            np.savez_compressed(file, images=dataset.inputs[held].numpy(), labels=labels[held.numpy()])
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the server's images to '{path}': {error.strerror}; give a file in a folder that exists"
+        ) from error
     return replace(dataset, inputs=_rows(dataset.inputs, left), targets=dataset.targets[left])
 
 

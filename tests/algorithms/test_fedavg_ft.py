@@ -136,12 +136,26 @@ def test_claims_are_fedavgs(task, own):
         assert math.isfinite(cells[0].epsilon) == (privacy is not None)
 
 
-def test_a_configuration_names_a_file_of_rows_that_no_client_holds(tmp_path):
+def rows_of(inputs):
+    return {row.numpy().tobytes() for row in inputs}
+
+
+def test_rows_set_aside_are_no_clients_in_a_task_built_of_the_others(tmp_path):
     rest = set_aside(load_dataset("digits"), path := tmp_path / "own.npz", per_class=4)
-    assert len(rest) == len(load_dataset("digits")) - 40
+    task = pf.Task.from_dataset(rest, partition=pf.IID(clients=4), model="two-nn")
+    bound = FedAvgFT(images=str(path)).on(task.setting(1, 0))
+    assert len(rows_of(bound.own[0])) == 40
+    assert not rows_of(bound.own[0]) & (rows_of(task.inputs) | rows_of(task.test_inputs))
+    training = pf.LocalTraining(batch_size=200, steps=1)
+    assert pf.simulate(task, FedAvgFT(images=str(path)), rounds=1, training=training).summary["warnings"] == []
+
+
+def test_a_configuration_names_a_file(tmp_path):
+    path = tmp_path / "own.npz"
+    np.savez(path, images=np.random.default_rng(0).random((20, 1, 8, 8), dtype=np.float32), labels=np.arange(20) % 10)
     experiment = Experiment.from_dict(
         {
-            "rounds": 2,
+            "rounds": 1,
             "partition": {"name": "iid", "clients": 4},
             "model": {"name": "two-nn", "hidden": [8]},
             "algorithm": {"name": "fedavg-ft", "images": str(path), "learning_rate": 0.1},
@@ -149,8 +163,26 @@ def test_a_configuration_names_a_file_of_rows_that_no_client_holds(tmp_path):
     )
     assert Experiment.from_dict(experiment.to_dict()) == experiment
     assert experiment.run(tmp_path / "run").summary["warnings"] == []
-    task = pf.Task.from_dataset(rest, partition=pf.IID(clients=4), model="two-nn")
-    assert len(task.targets) == len(rest)
+
+
+def test_a_resumed_run_goes_on_with_the_same_images_and_refuses_others(task, tmp_path):
+    def stop(simulation, line):
+        simulation.save()
+        raise KeyboardInterrupt
+
+    path, out = tmp_path / "own.npz", tmp_path / "run"
+    images = np.random.default_rng(0).random((20, 64))
+    np.savez(path, images=images, labels=np.arange(20) % 10)
+    algorithm = FedAvgFT(images=str(path))
+    whole = run(task, algorithm)
+    with pytest.raises(KeyboardInterrupt):
+        run(task, algorithm, out=out, observers=[stop])
+    for others, labels in ((1 - images, np.arange(20) % 10), (images, np.arange(1, 21) % 10)):
+        np.savez(path, images=others, labels=labels)
+        with pytest.raises(ConfigError, match="holds other images than when this run began"):
+            run(task, algorithm, out=out, resume=True)
+    np.savez_compressed(path, images=images, labels=np.arange(20) % 10)  # another file, the same content
+    assert torch.equal(run(task, algorithm, out=out, resume=True).parameters, whole.parameters)
 
 
 @pytest.mark.parametrize(
@@ -182,8 +214,21 @@ LABELS = np.arange(20) % 10
         ({"images": np.full((20, 64), np.nan, np.float32), "labels": LABELS}, "values that are not finite"),
         ({"images": np.zeros((0, 64), np.float32), "labels": LABELS[:0]}, "holds 0 to 0 images"),
         ({"images": np.array([{}] * 20), "labels": LABELS}, "cannot read its images"),
+        ({"images": np.zeros((20, 64), np.uint8), "labels": LABELS}, "images that the network cannot read"),
+        ({"images": np.zeros((20, 64), np.float32), "labels": LABELS + 0.25}, "and 20 of others"),
     ],
-    ids=["no labels", "shape", "length", "unbalanced", "unknown class", "nan", "empty", "pickled"],
+    ids=[
+        "no labels",
+        "shape",
+        "length",
+        "unbalanced",
+        "unknown class",
+        "nan",
+        "empty",
+        "pickled",
+        "bytes",
+        "fractions",
+    ],
 )
 def test_a_file_that_does_not_fit_is_refused_before_any_work(task, tmp_path, arrays, message):
     np.savez(tmp_path / "own.npz", **arrays)

@@ -59,3 +59,6 @@ def test_what_cannot_be_set_aside_is_refused(tmp_path):
     with pytest.raises(DataError, match="its training rows belong to clients"):
         set_aside(owned, tmp_path / "server.npz", per_class=1)
     assert not (tmp_path / "server.npz").exists()
+    data = Dataset.from_arrays(np.zeros((4, 2)), [0, 1, 0, 1], test=(np.zeros((1, 2)), [0]))
+    with pytest.raises(ConfigError, match=r"cannot write the server's images to .*: No such file or directory"):
+        set_aside(data, tmp_path / "nowhere" / "server.npz", per_class=1)
