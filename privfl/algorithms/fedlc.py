@@ -24,7 +24,8 @@ class FedLC(CalibratedFedAvg):
 
     A mask shows exactly which classes a client holds, so DP-SGD needs ``least_count`` > 0, and a NoisyTotal for
     ``label_prior`` (bound 1), charged in every round, without which the claim is ∞. Noise on the counts needs it too: a
-    held class whose noisy count is not positive would be masked, and an update with infinite loss is dropped.
+    held class whose noisy count is not positive would be masked, and its samples, of probability 0, would push its
+    logit up in every step, however large it is.
 
     Args:
         tau: τ ≥ 0; 1 in public code, tuned in the paper.

@@ -13,9 +13,10 @@ from label_skew import HELD, permuted, run, skewed_task, twin
 from torch import nn
 
 import privfl as pf
+from privfl.algorithms.calibrated_logits import calibrated_loss
 from privfl.algorithms.fedlc import FedLC
 from privfl.errors import ConfigError
-from privfl.task import ClientIndex, Task
+from privfl.task import ClientIndex, Task, cross_entropy
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +83,15 @@ def test_the_shift_of_16_samples_is_half_of_that_of_one():
     assert factor.tolist() == [1.0] * 5
     noisy = FedLC(least_count=1.0).calibration(torch.tensor([-2.5, 0.3, 16.0]))[1]
     torch.testing.assert_close(noisy, torch.tensor([-1.0, -1.0, -0.5]))
+
+
+def test_a_masked_class_that_is_a_target_is_pushed_up_with_full_weight_whatever_its_logit():
+    shift = FedLC().calibration(torch.tensor([-2.5, 16.0, 16.0]))[1]
+    logits = torch.tensor([[50.0, 1.0, 1.0]]).requires_grad_()
+    loss = calibrated_loss(cross_entropy, lambda _: logits, logits, torch.tensor([0]), torch.ones(3), shift)
+    assert loss.tolist() == [math.inf]
+    (gradient,) = torch.autograd.grad(loss.sum(), logits)
+    torch.testing.assert_close(gradient, torch.tensor([[-1.0, 0.5, 0.5]]))
 
 
 def alone(task, client):
