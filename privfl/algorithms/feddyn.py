@@ -40,7 +40,8 @@ class FedDyn(Algorithm):
     ==========================================  ========================================================
     edge case                                   what happens
     ==========================================  ========================================================
-    an upload is NaN, or its secure sum fails   its client's u_k stays as it was, and so does its part of u
+    an upload is NaN, or its secure sum fails   its client's u_k stays as it was, and so does its part of u, also
+                                                where noise lets the upload count as zeros
     explicit steps with η·(α + curvature) > 2   the local steps diverge; lower the learning rate or α
     updates clipped or noised on their way      u parts from the mean of u_k for good, and the optimum that is
                                                 found shifts; prefer DP-SGD, or a bound that rarely bites
@@ -99,7 +100,8 @@ class FedDyn(Algorithm):
 
     def finish(self, local: Tensors, received: Tensors, training: LocalTraining) -> Tensors:
         moved = local["parameters"] - received["parameters"]
-        local["dual"].add_(moved)
+        # Where noise must hide who failed, a broken upload counts as zeros: then u_k must not move, or break, either.
+        local["dual"].add_(torch.where(moved.isfinite().all(), moved, 0.0))
         return {"update": moved}
 
     def aggregate(self, server: Tensors, total: Tensors, round: Round, training: LocalTraining) -> Tensors:

@@ -70,7 +70,8 @@ class Scaffold(Algorithm):
     def on(self, setting: Setting) -> Self:
         bound = super().on(setting)
         if self.option == "I":  # a class of its own: option II must not pay for a batch of all rows
-            object.__setattr__(bound, "__class__", _WithFullGradient)
+            kind = type(self)
+            object.__setattr__(bound, "__class__", type(kind.__name__, (kind, _FullGradientFirst), {}))
         return bound
 
     def fields(self) -> tuple[Field, ...]:
@@ -125,8 +126,7 @@ class Scaffold(Algorithm):
         return {**server, "parameters": parameters, "control": server["control"] + total["control"] / round.clients}
 
 
-@dataclass(frozen=True)
-class _WithFullGradient(Scaffold):
+class _FullGradientFirst(Algorithm):
     """Option I of eq. (4): the control variate is the gradient of all rows at the received model."""
 
     def prepare(

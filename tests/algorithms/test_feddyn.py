@@ -181,6 +181,17 @@ def test_the_servers_dual_is_the_mean_of_all_clients_whoever_drops_out_when(task
     assert 1 in resumed.kept  # and at other times not
 
 
+def test_a_client_whose_broken_upload_counts_as_zeros_keeps_its_dual(task):
+    """Noise at clients hides who failed; what is added here, 20 deviations in 1e-6, is less than the tolerance."""
+    check = Invariant("dual", 1e-6)
+    privacy = pf.Privacy(update=[pf.Clip(100.0), pf.GaussianNoise(1e-9, at="client")])
+    settings = {"rounds": 8, "training": SGD_OF_FEW, "privacy": privacy, "observers": (check,), "evaluate_every": 8}
+    for engine in ("loop", "vectorised"):
+        run = pf.simulate(one_bad_row(task), pf.FedDyn(), engine=engine, **settings)
+        assert not run.summary["dropped"]
+        assert all(0 < float(kept["dual"].norm()) < 100 for kept in run.kept.values())
+
+
 def test_a_client_that_is_drawn_twice_counts_once(task):
     """In the mean as in the dual: with nobody's dual from before, w⁺ − v̄ = (m/N)·(v̄ − w)."""
     check, start = Invariant("dual", 1e-12), initial(task)
@@ -280,6 +291,11 @@ def test_dp_sgd_refuses_what_would_tell_sizes(task):
     privacy = pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, sample_rate=0.2))
     with pytest.raises(ConfigError, match="leave mean_size out"):
         pf.simulate(task, pf.FedDyn(mean_size=10.0), rounds=1, privacy=privacy)
+
+
+def test_defaults_are_the_papers():
+    assert pf.FedDyn() == pf.FedDyn(alpha=0.01, evaluate="average", mean_size=None)
+    assert pf.Scaffold() == pf.Scaffold(option="II", weighting="uniform", server_learning_rate=1.0)
 
 
 @pytest.mark.parametrize(

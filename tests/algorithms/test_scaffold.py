@@ -107,13 +107,15 @@ def test_stacked_clients_take_the_same_rounds(task):
     torch.testing.assert_close(runs[0].server["control"], runs[1].server["control"], rtol=0, atol=1e-10)
 
 
-def test_the_first_round_has_no_correction_and_is_that_of_uniform_fedavg(task):
-    for training in (PLAIN, HEAVY):
+@pytest.mark.parametrize("cohort", [pf.Everyone(), pf.SizeWeightedCohort(4)], ids=["everyone", "one drawn twice"])
+def test_the_first_round_has_no_correction_and_is_that_of_uniform_fedavg(task, cohort):
+    for training, clients in ((PLAIN, task), (HEAVY, task), (PLAIN, one_bad_row(task))):
         scaffold, fedavg = (
-            pf.simulate(task, algorithm, rounds=1, training=training)
+            pf.simulate(clients, algorithm, rounds=1, training=training, cohort=cohort)
             for algorithm in (pf.Scaffold(), pf.FedAvg("uniform"))
         )
         torch.testing.assert_close(scaffold.parameters, fedavg.parameters, rtol=0, atol=1e-14)
+        assert scaffold.metrics[0]["clients"] < 4 or (clients is task and cohort == pf.Everyone())
 
 
 def test_with_one_full_step_each_the_corrections_cancel(task):
@@ -159,6 +161,27 @@ def test_on_quadratics_fedavg_misses_the_optimum():
     training = pf.LocalTraining(learning_rate=0.2, epochs=3)
     run = pf.simulate(task, pf.FedAvg("uniform"), rounds=30, training=training, evaluate_every=30, engine="loop")
     assert float((run.parameters - optimum).norm()) > 1e-2
+
+
+@pytest.mark.parametrize(("option", "steps", "ends"), [("I", 3, True), ("I", 10, False), ("II", 10, True)])
+def test_with_many_steps_on_unlike_curvatures_option_one_diverges_and_two_does_not(option, steps, ends):
+    """F_k = ½·A_k·‖w − a_k‖² with A = 0.1 and 1.9, a = 1 and −1: the optimum is −0.9."""
+    task, _ = quadratic_task(clients=2)
+    rows = [torch.cat([torch.full((3,), a), A * torch.eye(3).flatten()]) for a, A in ((1.0, 0.1), (-1.0, 1.9))]
+    task = replace(task, inputs=torch.stack(rows).double())
+    training = pf.LocalTraining(learning_rate=0.5, epochs=steps)
+    run = pf.simulate(task, pf.Scaffold(option), rounds=40, training=training, evaluate_every=40, engine="loop")
+    assert float((run.parameters + 0.9).abs().max()) < 1e-6 if ends else float(run.parameters.abs().max()) > 100
+
+
+def test_a_subclass_keeps_what_it_overrides_with_either_option(task):
+    class Still(pf.Scaffold):
+        def correct(self, gradient, local, received):
+            gradient.zero_()
+
+    for option in ("I", "II"):
+        run = pf.simulate(task, Still(option), rounds=1, training=PLAIN)
+        assert torch.equal(run.parameters, initial(task))
 
 
 def unequal_quadratics():
@@ -255,6 +278,14 @@ def test_under_secure_sums_the_servers_control_is_the_mean_up_to_the_grid(task):
         for privacy in (private, pf.Privacy())
     ]
     torch.testing.assert_close(runs[0].parameters, runs[1].parameters, rtol=0, atol=1e-9)
+
+
+def test_a_secure_sum_that_is_given_up_leaves_every_control_as_it_was(task):
+    privacy = pf.Privacy(update=[pf.SecureSum(mode="ideal", largest=0.1)])
+    run = pf.simulate(task, pf.Scaffold(), rounds=2, training=PLAIN, privacy=privacy)
+    assert run.kept == {}
+    assert not run.server["control"].any()
+    assert torch.equal(run.parameters, initial(task))
 
 
 def test_permuting_clients_changes_nothing_but_rounding(task):
