@@ -32,14 +32,16 @@ def sgd(start, slopes, rate, training=TRAINING):
 
 
 def test_two_rounds_follow_torch_sgd_on_the_penalised_loss(task):
-    run = pf.simulate(task, pf.Ditto(proximal_weight=0.7, personal_learning_rate=0.1), rounds=2, training=TRAINING)
+    """The federated model's learning rate decays, that of the clients' own does not."""
+    training = replace(TRAINING, learning_rate_decay=0.5)
+    run = pf.simulate(task, pf.Ditto(proximal_weight=0.7, personal_learning_rate=0.1), rounds=2, training=training)
     server = initial(task)
     own = dict.fromkeys(range(3), server)
     for number in range(2):
         trained = []
         for client in range(3):
             rows = list(drawn(task, client, 5, 2, round=number))
-            trained.append(sgd(server, [lambda w, r=r: slope(task, w, r) for r in rows], 0.2))
+            trained.append(sgd(server, [lambda w, r=r: slope(task, w, r) for r in rows], 0.2 / (number + 1)))
             near = [lambda v, r=r: slope(task, v, r) + 0.7 * (v - server) for r in rows]  # noqa: B023
             own[client] = sgd(own[client], near, 0.1)
         server = sum(size / 40 * one for size, one in zip(SIZES, trained, strict=True))

@@ -19,8 +19,8 @@ def task():
     return digits_task(SIZES)
 
 
-def twin(task, client, number, server, *, warm=False, decay=0.0, steps=3, momentum=0.0, wd=0.0):
-    """One client's round with λ = 4, η_p = 0.1 and η = 0.05, in plain loops."""
+def twin(task, client, number, server, *, warm=False, decay=0.0, steps=3, momentum=0.0, wd=0.0, rate=0.05):
+    """One client's round with λ = 4, η_p = 0.1 and η = ``rate``, in plain loops."""
     v, theta, velocity = server, server, torch.zeros_like(server)
     for rows in drawn(task, client, 5, 2, round=number):
         if not warm:
@@ -28,7 +28,7 @@ def twin(task, client, number, server, *, warm=False, decay=0.0, steps=3, moment
         for _ in range(steps):
             theta = theta - 0.1 * (slope(task, theta, rows) + 4 * (theta - v) + decay * theta)
         velocity = momentum * velocity + 4 * (v - theta) + wd * v
-        v = v - 0.05 * velocity
+        v = v - rate * velocity
     return v, theta
 
 
@@ -47,10 +47,11 @@ def test_two_rounds_follow_the_algorithm(task, weighting, beta, weights, warm, d
         warm_start=warm,
         theta_decay=decay,
     )
-    run = pf.simulate(task, algorithm, rounds=2, training=TRAINING)
+    run = pf.simulate(task, algorithm, rounds=2, training=replace(TRAINING, learning_rate_decay=0.5))
     server = initial(task)
     for number in range(2):
-        found = [twin(task, client, number, server, warm=warm, decay=decay) for client in range(3)]
+        settings = {"warm": warm, "decay": decay, "rate": 0.05 / (number + 1)}  # η decays, η_p does not
+        found = [twin(task, client, number, server, **settings) for client in range(3)]
         mean = sum(weight * v for weight, (v, _) in zip(weights, found, strict=True))
         server = (1 - beta) * server + beta * mean
     torch.testing.assert_close(run.parameters, server, rtol=0, atol=1e-12)
