@@ -22,6 +22,7 @@ from audits.one_shot import cosines, epsilon_one_shot
 from audits.poisoning import epsilon_from_poisoning
 from audits.rates import clopper_pearson_lower, clopper_pearson_upper
 from audits.scores import epsilon_from_scores
+from audits.siege import audit_noise
 
 __all__ = [
     "AuditResult",
@@ -30,6 +31,7 @@ __all__ = [
     "GaussianFamily",
     "LowerBound",
     "audit_clients",
+    "audit_noise",
     "audit_one_run",
     "audit_repeated_answers",
     "audit_size_mechanism",

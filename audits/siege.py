@@ -89,9 +89,9 @@ def audit_noise(
     A decision tree learns from the values, exponents and last bits of ``trials`` releases of 0 and as many of
     ``shift`` (a third of them) which is which; another third chooses the tail of its posterior, in either direction;
     the last third certifies it by Clopper and Pearson, each rate at half the error. For every δ of :data:`DELTAS` these
-    two rates need an ε, and (ε, δ) a scale by the exact curve of the law: δ(ε) = 1 − e^{(ε − shift/b)/2} for Laplace
-    noise, Balle and Wang's for Gaussian noise. The smallest of these scales is certified: all hold as soon as the two
-    rates do.
+    two rates need an ε, in one direction or the other, and (ε, δ) a scale by the exact curve of the law:
+    δ(ε) = 1 − e^{(ε − shift/b)/2} for Laplace noise, Balle and Wang's for Gaussian noise. The smallest of these scales
+    is certified: all hold as soon as the two rates do.
 
     Raises:
         ConfigError: fewer than 300 trials, or ``noise``, ``scale`` or ``shift`` is not as said.
@@ -109,20 +109,21 @@ def audit_noise(
     third = trials // 3
     parts = [[features(release(np.full(third, value))) for value in (0.0, shift)] for _ in range(3)]
     (zeros, ones), chosen_on, certified_on = parts
-    tree = DecisionTreeClassifier(min_samples_leaf=max(20, third // 100), random_state=0)
+    tree = DecisionTreeClassifier(min_samples_leaf=100, random_state=0)
     tree.fit(np.concatenate([zeros, ones]), np.repeat([0, 1], third))
     chosen = [tree.predict_proba(side)[:, 1] for side in chosen_on]
-    threshold, upward = _best_tail(chosen, level / _CAUTION)
+    threshold, upward = _best_tail(noise, chosen, level / _CAUTION)
     counts = [_tail(tree.predict_proba(side)[:, 1], threshold, upward) for side in certified_on]
     hits, alarms = (counts[1], counts[0]) if upward else (counts[0], counts[1])
     low = float(clopper_pearson_lower(hits, third, level))
     high = float(clopper_pearson_upper(alarms, third, level))
     smallest, epsilon, delta = math.inf, 0.0, 0.0
-    for candidate in DELTAS[low - high > DELTAS]:
-        needed = log_ratio(low, high, float(candidate))
-        found = largest_scale(noise, needed, float(candidate), shift)
-        if found < smallest:
-            smallest, epsilon, delta = found, needed, float(candidate)
+    for likely, unlikely in ((low, high), (1 - high, 1 - low)):  # the event and its complement
+        for candidate in DELTAS[low - high > DELTAS]:
+            needed = log_ratio(likely, unlikely, float(candidate))
+            found = largest_scale(noise, needed, float(candidate), shift)
+            if found < smallest:
+                smallest, epsilon, delta = found, needed, float(candidate)
     details = {"hits": hits, "false_alarms": alarms, "trials": third, "threshold": threshold, "upward": upward}
     return Siege(
         noise=noise,
@@ -166,8 +167,8 @@ def _tail(posterior: Values, threshold: float, upward: bool) -> int:
     return int((posterior > threshold).sum() if upward else (posterior < threshold).sum())
 
 
-def _best_tail(posteriors: list[Values], level: float) -> tuple[float, bool]:
-    """The threshold, and its side, that would certify most of the total variation or of the ratio of two rates."""
+def _best_tail(noise: Noise, posteriors: list[Values], level: float) -> tuple[float, bool]:
+    """The threshold, and its side, that would certify the smallest scale."""
     zeros, ones = posteriors
     best, chosen = -math.inf, (0.5, True)
     for threshold in np.unique(np.quantile(np.concatenate(posteriors), np.linspace(0, 1, 101))):
@@ -176,8 +177,18 @@ def _best_tail(posteriors: list[Values], level: float) -> tuple[float, bool]:
             hits, alarms = (counts[1], counts[0]) if upward else (counts[0], counts[1])
             low = float(clopper_pearson_lower(hits, len(ones), level))
             high = float(clopper_pearson_upper(alarms, len(zeros), level))
-            # in units of a Gaussian shift, which orders decisions of any law sensibly
-            found = float(norm.ppf(low) - norm.ppf(high)) if low > 0 and high < 1 else -math.inf
+            found = _distance(noise, low, high)
             if found > best:
                 best, chosen = found, (float(threshold), upward)
     return chosen
+
+
+def _distance(noise: Noise, low: float, high: float) -> float:
+    """shift/scale at which an event's probabilities ``low`` and ``high`` are just possible, −∞ if they always are."""
+    if low <= high:
+        return -math.inf
+    if noise == "gaussian":
+        return float(norm.ppf(low) - norm.ppf(high))
+    deltas = DELTAS[low - high > DELTAS]
+    ratios = np.maximum((low - deltas) / high, (1 - high - deltas) / (1 - low))
+    return float((np.log(ratios) - 2 * np.log1p(-deltas)).max())
