@@ -134,14 +134,13 @@ def key(row: dict[str, Any]) -> tuple[int, float, str, int]:
 
 
 def by_group(rows: list[dict[str, Any]]) -> Iterator[tuple[tuple[int, float], dict[str, list[list[float]]]]]:
-    """(clients, p) → method → curves over the seeds, cut to the rounds that all curves of the group have."""
+    """(clients, p) → method → curves over the seeds, cut to the rounds that all seeds of the method have."""
     for clients, probability in sorted({key(row)[:2] for row in rows}, key=lambda pair: (pair[0], -pair[1])):
         mine = [row for row in rows if key(row)[:2] == (clients, probability)]
-        rounds = min(len(row["accuracy"]) for row in mine)
-        names = [name for name in METHODS if any(row["method"] == name for row in mine)]
+        found = {name: [row["accuracy"] for row in mine if row["method"] == name] for name in METHODS}
         yield (
             (clients, probability),
-            {name: [row["accuracy"][:rounds] for row in mine if row["method"] == name] for name in names},
+            {name: [curve[: min(map(len, curves))] for curve in curves] for name, curves in found.items() if curves},
         )
 
 

@@ -82,12 +82,13 @@ def test_a_paused_curve_goes_on_as_if_it_had_not_been(study, tmp_path, monkeypat
     assert halves == [whole[:2], whole]
 
 
-def test_curves_of_one_group_are_cut_to_the_rounds_that_all_have(study):
+def test_curves_of_one_method_are_cut_to_the_rounds_that_all_its_seeds_have(study):
     rows = [
-        {"clients": 20, "probability": 0.5, "method": name, "seed": 0, "accuracy": [0.1] * rounds}
-        for name, rounds in (("ReBaFL", 5), ("FedAvg", 7))
+        {"clients": 20, "probability": 0.5, "method": name, "seed": seed, "accuracy": [0.1] * rounds}
+        for name, seed, rounds in (("ReBaFL", 0, 5), ("FedAvg", 0, 7), ("FedAvg", 1, 6))
     ]
     rows.append({"clients": 50, "probability": 0.1, "method": "FedAvg", "seed": 0, "accuracy": [0.2] * 9})
     found = dict(study.by_group(rows))
-    assert {name: len(curves[0]) for name, curves in found[20, 0.5].items()} == {"FedAvg": 5, "ReBaFL": 5}
+    lengths = {name: [len(curve) for curve in curves] for name, curves in found[20, 0.5].items()}
+    assert lengths == {"FedAvg": [6, 6], "ReBaFL": [5]}
     assert len(found[50, 0.1]["FedAvg"][0]) == 9
