@@ -178,6 +178,15 @@ def test_frozen_features_are_those_of_the_model_in_evaluation_mode():
     assert not torch.equal(found, moon.frozen.of(flatten(dropping(8)), task.inputs))
 
 
+def test_an_algorithm_of_one_run_knows_the_network_of_the_next(task):
+    moon = MOON().on(task.setting(1, 0))
+    assert moon.frozen.of(flatten(task.model(0)), task.inputs).shape == (len(task.inputs), 12)
+    wider = replace(task, model=lambda seed: Network(nn.Linear(64, 5), nn.Linear(5, 10)).double())
+    again = moon.on(wider.setting(1, 0))
+    assert again.frozen.of(flatten(wider.model(0)), task.inputs).shape == (len(task.inputs), 5)
+    assert moon.frozen.of(flatten(task.model(0)), task.inputs).shape == (len(task.inputs), 12)
+
+
 def test_a_client_sends_its_update_alone_and_keeps_the_model_it_ended_with(task):
     start = flatten(task.model(0))
     for result in uploads(task, MOON(), {"parameters": start}, training=TRAINING):
