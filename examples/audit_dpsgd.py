@@ -1,7 +1,7 @@
 """How close do audits of DP-SGD come to its claim? White box, one run or two, with rare tokens as canaries.
 
-    python examples/audit_dpsgd.py --out results/audits            # ten minutes of one core
-    python examples/audit_dpsgd.py --out results/audits --small    # ten seconds
+    python examples/audit_dpsgd.py --out results/audits            # some minutes
+    python examples/audit_dpsgd.py --out results/audits --small    # in small form
 
 Every row is an ordinary federation of one client that trains with DP-SGD, audited from what the server saw. Each bound
 is certified at 95 % by itself. The last rows audit broken runs: noise of half the deviation that is charged, and
