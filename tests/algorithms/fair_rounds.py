@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
@@ -14,6 +16,7 @@ from privfl.task import cross_entropy
 
 SIZES = (7, 20, 13, 4)
 TRAINING = pf.LocalTraining(learning_rate=0.3, batch_size=5, epochs=2, momentum=0.5, learning_rate_decay=0.5)
+STEPS = pf.LocalTraining(learning_rate=0.1, batch_size=5, steps=2)
 PRIVATE = pf.DPSGD(noise_multiplier=1.0, sample_rate=0.3)
 NOISY_LOSS = pf.NoisyTotal("loss", 1.0, 4.0)
 
@@ -65,9 +68,10 @@ def cell(run, unit="sample", observer="server"):
     return run.statement.cell(unit, observer)
 
 
-def expected_epsilon(rounds, steps):
-    """ε of ``steps`` Poisson batches a round under :data:`PRIVATE` and one noisy loss, by the library's accountant."""
+@cache
+def expected_epsilon(rounds=1):
+    """ε of ``rounds`` of :data:`STEPS` under :data:`PRIVATE` and :data:`NOISY_LOSS`, by the library's accountant."""
     reference = PLDAccountant()
-    reference.compose(PoissonSampledDpEvent(0.3, GaussianDpEvent(1.0)), rounds * steps)
+    reference.compose(PoissonSampledDpEvent(0.3, GaussianDpEvent(1.0)), 2 * rounds)
     reference.compose(GaussianDpEvent(4.0), rounds)
     return reference.get_epsilon(1e-5)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from fair_rounds import PRIVATE, SIZES, cell, fair_task, replay, simulated
+from fair_rounds import PRIVATE, SIZES, STEPS, cell, fair_task, replay, simulated
 from federation import uploads
 from scipy.optimize import minimize
 
@@ -173,8 +173,8 @@ def test_a_client_whose_data_is_broken_is_left_out(task):
 
 
 def test_it_is_charged_as_fedavg_is_under_dp_sgd_and_refused_under_other_noise(task):
-    steps, privacy = pf.LocalTraining(learning_rate=0.1, batch_size=5, steps=3), pf.Privacy(PRIVATE, noise_key=5)
-    runs = [simulated(task, one, training=steps, privacy=privacy) for one in (pf.FedMGDA(), pf.FedAvg("uniform"))]
+    settings = {"rounds": 1, "training": STEPS, "privacy": pf.Privacy(PRIVATE, noise_key=5)}
+    runs = [simulated(task, one, **settings) for one in (pf.FedMGDA(), pf.FedAvg("uniform"))]
     for observer in ("server", "public"):
         ours, theirs = (cell(run, observer=observer).epsilon for run in runs)
         assert 0 < ours == theirs < math.inf

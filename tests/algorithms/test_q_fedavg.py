@@ -88,7 +88,7 @@ def test_a_greater_power_evens_losses_out(task):
     spreads = []
     for q in (0.0, 2.0, 10.0):
         training = pf.LocalTraining(learning_rate=0.5, batch_size=10**6)
-        run = simulated(task, pf.QFedAvg(q=q), rounds=40, training=training)
+        run = simulated(task, pf.QFedAvg(q=q), rounds=20, training=training, evaluate_every=20)
         losses = losses_at(task, run.parameters)
         spreads.append(float(losses.max() / losses.min()))
     assert spreads[0] > spreads[1] > spreads[2]
