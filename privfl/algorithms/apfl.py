@@ -59,12 +59,13 @@ class APFL(WithOwnModel):
 
     def step(self, local: Tensors, received: Tensors, batch: Batch, client: Door, training: LocalTraining) -> None:
         federated, own, alpha = local["parameters"], local["personal"], local["alpha"]
-        gradient = client.kept_gradient(client.loss, mix(federated, own, alpha), batch)
+        gradient = self.own_gradient(mix(federated, own, alpha), batch, client)
         slope = torch.dot(own - federated, gradient) + self.alpha_decay * alpha
         self.descend_own(local, gradient.mul_(alpha), training)
         super().step(local, received, batch, client, training)
         if self.adaptive:
-            local["alpha"] = (alpha - training.learning_rate * slope).clamp(0, 1)
+            step = training.learning_rate * torch.where(slope.isfinite(), slope, 0.0)  # w_k may be broken, not α
+            local["alpha"] = (alpha - step).clamp(0, 1)
 
     def personal(self, server: Tensors, kept: Tensors) -> dict[str, Tensor]:
         """v̄ of the client's v and α and the server's model; the server's alone for a client that never took part."""

@@ -44,7 +44,7 @@ class Ditto(WithOwnModel):
     def step(self, local: Tensors, received: Tensors, batch: Batch, client: Door, training: LocalTraining) -> None:
         super().step(local, received, batch, client, training)
         own, near = local["personal"], received["parameters"]
-        gradient = client.kept_gradient(client.loss, own, batch)
+        gradient = self.own_gradient(own, batch, client)
         gradient.add_(own, alpha=self.proximal_weight).sub_(near, alpha=self.proximal_weight)
         if self.personal_learning_rate is not None:
             training = replace(training, learning_rate=self.personal_learning_rate)

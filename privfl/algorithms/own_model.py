@@ -11,6 +11,7 @@ from torch import Tensor
 from privfl.algorithms.base import Tensors, descend
 from privfl.algorithms.fedavg import FedAvg
 from privfl.parameters import flatten
+from privfl.privacy.door import Batch, Door
 from privfl.privacy.plans import LocalTraining
 
 
@@ -19,7 +20,8 @@ class WithOwnModel(FedAvg):
     """FedAvg whose clients keep a model ``personal`` [size] that enters no upload.
 
     It starts at the model that the run starts from, whenever its client first takes part. Momentum and weight decay of
-    the training settings act on it as on the federated model, and its momentum starts anew in every round too.
+    the training settings act on it as on the federated model, and its momentum starts anew in every round too. A
+    gradient that is not finite is left out: where noise lets such a client carry on, its own model must not end there.
     """
 
     keeps: ClassVar[tuple[str, ...]] = ("personal",)
@@ -30,6 +32,11 @@ class WithOwnModel(FedAvg):
         if training.momentum:
             local["personal_momentum"] = torch.zeros_like(local["personal"])
         return local
+
+    def own_gradient(self, parameters: Tensor, batch: Batch, client: Door) -> Tensor:
+        """Gradient [size] of the loss at ``parameters`` that stays with the client; 0 if it is not finite."""
+        gradient = client.kept_gradient(client.loss, parameters, batch)
+        return torch.where(gradient.isfinite().all(), gradient, 0.0)
 
     def descend_own(self, local: Tensors, gradient: Tensor, training: LocalTraining) -> None:
         """One SGD step of the client's own model in place; ``gradient`` [size] is used up."""

@@ -124,6 +124,19 @@ def test_under_dp_sgd_an_upload_is_a_function_of_one_noisy_gradient_of_each_batc
         assert float(update.abs().max()) > 0
 
 
+@pytest.mark.parametrize("name", ["ditto", "apfl"])
+@pytest.mark.parametrize("engine", ["loop", "vectorised"])
+def test_a_row_that_is_not_finite_does_not_end_an_own_model_where_noise_lets_its_client_carry_on(task, name, engine):
+    inputs = task.inputs.clone()
+    inputs[task.clients[1][0]] = torch.inf
+    broken, training = replace(task, inputs=inputs), replace(TRAINING, steps=2)
+    for privacy in (pf.Privacy(training=NOISY), pf.Privacy(update=[pf.Clip(0.5), pf.GaussianNoise(1.0, at="client")])):
+        run = pf.simulate(broken, METHODS[name], rounds=4, training=training, privacy=privacy, engine=engine)
+        assert not run.summary["dropped"]
+        assert all(bool(value.isfinite().all()) for value in run.kept[1].values())
+        assert bool(run.kept[1]["personal"].any())
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_an_upload_is_one_update_as_in_fedavg(task, name):
     algorithm = METHODS[name]
