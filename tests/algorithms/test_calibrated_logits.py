@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from federation import initial, uploads
-from label_skew import of_equal_classes, run, skewed_task, twin
+from label_skew import TRAINING, of_equal_classes, run, skewed_task, twin
 
 import privfl as pf
 from privfl.algorithms.calibrated_logits import CalibratedFedAvg
@@ -55,3 +55,19 @@ def test_without_a_calibration_it_is_fedavg():
     task = skewed_task()
     found, expected = (run(task, one, 1).parameters for one in (CalibratedFedAvg(), pf.FedAvg()))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+class Counted:
+    """A door that gives label counts as the engines do, in float64."""
+
+    def total(self, statistic, parameters, batch, name):
+        return torch.arange(10, dtype=torch.float64)
+
+
+def test_logits_keep_the_type_of_the_model():
+    for algorithm in (pf.FedRS(form="graded"), pf.FedLC()):
+        bound, received = algorithm.on(skewed_task().setting(1, 0)), {"parameters": torch.zeros(3)}
+        local = bound.begin(received, {}, TRAINING)
+        bound.prepare(local, received, None, Counted(), TRAINING)
+        assert (local["factor"].dtype, local["shift"].dtype) == (torch.float32, torch.float32)
+        assert len(set(torch.cat([local["factor"], local["shift"]]).tolist())) > 9

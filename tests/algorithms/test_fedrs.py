@@ -84,6 +84,7 @@ def test_a_missing_class_is_pushed_away_by_alpha_times_its_probability(task):
 def test_noisy_counts_give_factors_between_alpha_and_1():
     counts = torch.tensor([-3.0, 0.4, 12.0, 2.0])
     assert FedRS(alpha=0.5).calibration(counts)[0].tolist() == [0.5, 0.5, 1.0, 1.0]
+    assert FedRS(alpha=0.5).calibration(torch.tensor([1.0, 0.0, 12.0]))[0].tolist() == [1.0, 0.5, 1.0]  # one is enough
     assert FedRS(alpha=0.5, present_from=5.0).calibration(counts)[0].tolist() == [0.5, 0.5, 1.0, 0.5]
     graded = FedRS(alpha=0.4, form="graded").calibration(counts)[0]
     torch.testing.assert_close(graded, torch.tensor([0.4, 0.4 + 0.6 / 30, 1.0, 0.5]))
