@@ -123,6 +123,13 @@ def test_the_tails_that_differ_in_value_alone_train_alike(task):
     assert not torch.equal(runs[0].parameters, runs[2].parameters)
 
 
+def test_padding_of_stacked_clients_enters_no_mean(task):
+    """Clients of 4 to 20 rows in batches of 5 have different numbers of rows in their last batches."""
+    settings = {"rounds": 1, "training": TRAINING}
+    runs = [pf.simulate(task, pf.PropFair(base=2.0), engine=one, **settings) for one in ("loop", "vectorised")]
+    torch.testing.assert_close(runs[0].parameters, runs[1].parameters, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("weighting", ["size", "uniform"])
 @pytest.mark.parametrize("per_sample", [False, True])
 def test_a_huge_base_with_a_rate_as_huge_is_fedavg(task, weighting, per_sample):
