@@ -31,7 +31,7 @@ class AuditResult:
         seconds: wall time.
 
     Raises:
-        ConfigError: there is no bound, a bound is at a larger δ than the claim, or the bounds' errors exceed the
+        ConfigError: there is no bound, a bound is at a smaller δ than the claim, or the bounds' errors exceed the
             confidence's.
     """
 

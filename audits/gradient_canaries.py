@@ -30,6 +30,7 @@ from audits.scores import epsilon_from_scores
 from audits.seen import View, seen_by
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer
+from privfl.privacy.accounting.statement import Cell
 from privfl.run import Run
 from privfl.task import Task
 from privfl.transcript import PublicFacts
@@ -39,6 +40,10 @@ Score = Literal["likelihood", "sum", "largest", "smallest", "spread"]
 which is the sharpest score if the claim is true; their sum; the largest of them (a row that comes once in every epoch);
 and, per unit of length, the smallest magnitude (noise that is left out now and then) or the largest minus the smallest
 (noise that is used again)."""
+SEPARABLE = frozenset({"fedavg", "fedprox", "scaffold", "feddyn", "fedadam", "fedyogi", "fedadagrad"})
+"""Algorithms that treat every parameter by itself, so that canaries that are apart stay independent."""
+MEMORYLESS = frozenset({"fedavg", "fedprox"})
+"""Those of them that carry nothing but the parameters from round to round."""
 OneRunBound = Literal["one-run", "one-run f-DP", "trials"]
 """How the scores of one run are turned into ε; see :func:`audit_one_run`."""
 
@@ -80,14 +85,14 @@ def audit_one_run(
     if included.all() or not included.any():
         raise ConfigError(f"all coins of {len(canaries)} canaries fell alike; plant more canaries or take another seed")
     run = train(plant(task, canaries, included))
-    view = seen_by(run, observer)
-    wanted = _wanted(bounds, canaries, view)
+    view, cell = seen_by(run, observer), run.statement.cell("sample", observer)
+    wanted = _wanted(bounds, gaussian_family(view, canaries, cell) is not None)
     law = claimed_law(view, canaries)
     names: Sequence[Score] = scores or (("sum",) if law is None else ("likelihood",))
     each = 1 - (1 - confidence) / (len(wanted) * len(names))
-    aligned, cell = sample_alignment(view, canaries, task.loss), run.statement.cell("sample", observer)
+    aligned = sample_alignment(view, canaries, task.loss)
     guesses = planned_guesses(len(canaries), cell.epsilon, delta=run.statement.delta, confidence=each)
-    audited = _Audited(included, gaussian_family(view, canaries), law, run.statement.delta, each, guesses)
+    audited = _Audited(included, gaussian_family(view, canaries, cell), law, run.statement.delta, each, guesses)
     found = [audited.bound(kind, name, summary(aligned, name, law)) for name in names for kind in wanted]
     return _result("gradient-canaries", run, observer, confidence, found, began, _settings(canaries, names, seed))
 
@@ -106,7 +111,7 @@ def audit_two_worlds(
 
     With ``per_round`` every round of every canary is a trial, which lets a single canary do. They are trials because
     the canaries are apart: a round's score without one is that round's fresh noise, and with one it is shifted by at
-    most 1. ε is read off the family of
+    most 1; algorithms and weight decay that carry noise from round to round are refused. ε is read off the family of
     Poisson-subsampled Gaussian mechanisms, composed over the whole run, so it is the scale of the noise and the
     sampling that are audited, and rounds that share their noise escape ``per_round``.
 
@@ -120,9 +125,18 @@ def audit_two_worlds(
     everyone = np.ones(len(canaries), dtype=np.bool_)
     worlds = [train(plant(task, canaries, everyone)), train(plant(task, canaries, ~everyone))]
     run, view = worlds[0], seen_by(worlds[0], observer)
-    family, law = gaussian_family(view, canaries, per_round=per_round), claimed_law(view, canaries)
+    family = gaussian_family(view, canaries, run.statement.cell("sample", observer), per_round=per_round)
+    law = claimed_law(view, canaries)
     if family is None:
-        raise ConfigError("how this run samples its batches is not public; audit it in one run")
+        raise ConfigError(
+            "what this run does with a batch is not one step of Poisson-sampled Gaussian noise after the other, canary "
+            "by canary; audit it in one run"
+        )
+    if per_round and not _fresh_rounds(view.transcript.facts):
+        raise ConfigError(
+            "a round of this run carries what earlier rounds left, so it is no trial of its own; leave per_round out, "
+            "or train by fedavg without weight_decay"
+        )
     aligned = [sample_alignment(seen_by(one, observer), canaries, task.loss) for one in worlds]
     if per_round:
         ins, outs = (_per_length(one)[one.lengths > 0] for one in aligned)
@@ -183,19 +197,29 @@ def _array(values: ArrayLike) -> Statistics:
     return np.asarray(values, dtype=np.float64)
 
 
-def gaussian_family(view: View, canaries: Canaries, *, per_round: bool = False) -> GaussianFamily | None:
-    """The Gaussian mechanisms that the run says it is one of; ``None`` if canaries overlap or sampling is not public.
+def gaussian_family(view: View, canaries: Canaries, cell: Cell, *, per_round: bool = False) -> GaussianFamily | None:
+    """The Gaussian mechanisms that the run says it is one of; ``None`` if canaries overlap or there is no such family.
 
-    A score sees the whole run, or with ``per_round`` one round.
+    That is where the sampling is not public, where the algorithm or an update's clipping ties the canaries to each
+    other, and where ``cell``, the statement's, counts other steps than the local training: a step that is not told
+    here would be taken for less noise. A score sees the whole run, or with ``per_round`` one round. Where a public
+    transcript hides the first round's change, the gradients still tell what that round left.
     """
-    steps = _steps_and_rate(view.transcript.facts, canaries)
-    if steps is None or not canaries.apart:
+    facts = view.transcript.facts
+    steps = _steps_and_rate(facts, canaries)
+    if steps is None or not canaries.apart or facts.privacy.get("update"):
         return None
     per, rate = steps
-    steps_taken = per * len(view.transcript)
-    return GaussianFamily(
-        sample_rate=rate, steps=steps_taken, observed_steps=per if per_round else per * max(1, view.rounds)
-    )
+    taken = per * len(view.transcript)
+    counted = sum(release.count for release in cell.releases if "Gaussian noise" in release.mechanism)
+    if facts.algorithm["name"] not in SEPARABLE or counted != taken:
+        return None
+    return GaussianFamily(sample_rate=rate, steps=taken, observed_steps=per if per_round else taken)
+
+
+def _fresh_rounds(facts: PublicFacts) -> bool:
+    """Whether what one round shows of a canary that is not there is that round's noise alone."""
+    return facts.algorithm["name"] in MEMORYLESS and facts.training["weight_decay"] == 0
 
 
 def _steps_and_rate(facts: PublicFacts, canaries: Canaries) -> tuple[int, float] | None:
@@ -241,8 +265,8 @@ class _Audited:
         )
 
 
-def _wanted(bounds: Sequence[OneRunBound] | None, canaries: Canaries, view: View) -> tuple[OneRunBound, ...]:
-    known = gaussian_family(view, canaries) is not None  # and the canaries are apart
+def _wanted(bounds: Sequence[OneRunBound] | None, known: bool) -> tuple[OneRunBound, ...]:
+    """The bounds to find, where a Gaussian family is ``known`` or not."""
     if bounds is None:
         return ("one-run", "one-run f-DP", "trials") if known else ("one-run", "one-run f-DP")
     for name in bounds:
@@ -252,8 +276,8 @@ def _wanted(bounds: Sequence[OneRunBound] | None, canaries: Canaries, view: View
         raise ConfigError("bounds is empty; name at least one, or leave it out")
     if "trials" in bounds and not known:
         raise ConfigError(
-            "the bound 'trials' needs canaries that are apart and a public sampling rate; leave it out, or use rare "
-            "tokens"
+            "the bound 'trials' needs canaries that are apart and a run of Poisson-sampled Gaussian steps; leave it "
+            "out, or use rare tokens, an algorithm such as fedavg and no mechanisms for updates"
         )
     return tuple(bounds)
 

@@ -23,11 +23,6 @@ class View:
     transcript: Transcript
     start: Tensor | None
 
-    @property
-    def rounds(self) -> int:
-        """How many rounds show what changed in them."""
-        return len(self.transcript) - (self.start is None)
-
 
 def seen_by(run: Run, observer: Observer) -> View:
     """What ``observer`` saw of ``run``.

@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 import privfl as pf
 from audits.alignment import sample_alignment
 from audits.canaries import noise_canaries, plant, rare_token_canaries, rare_token_task
-from audits.gradient_canaries import audit_one_run, audit_two_worlds, summary
+from audits.gradient_canaries import audit_one_run, audit_two_worlds, gaussian_family, summary
 from audits.guesses import gaussian_strength, planned_guesses
 from audits.seen import seen_by
 from privfl.errors import ConfigError
@@ -156,6 +156,60 @@ def test_clients_that_sit_out_leave_only_bounds_without_a_family(tokens):
     train = trainer(1.0, rounds=4)
     result = audit_one_run(task, lambda one: train(one, cohort=pf.FixedCohort(2)), canaries)
     assert [bound.assumes for bound in result.bounds] == ["", ""]
+
+
+def family_of(task, canaries, train, observer="server", **more):
+    run = train(plant(task, canaries, canaries.coins(0)), **more)
+    view = seen_by(run, observer)
+    return gaussian_family(view, canaries, run.statement.cell("sample", observer)), run
+
+
+def test_a_family_counts_the_steps_that_the_statement_charges():
+    """Two gradients for one step of training would pass for one with less noise: σ = 1 for 1/√2."""
+    task = rare_token_task(12)
+    canaries, train = rare_token_canaries(task, 12), trainer(1.0, rounds=2)
+    found, _ = family_of(task, canaries, train)
+    assert (found.steps, found.observed_steps) == (2, 2)
+    twice, run = family_of(task, canaries, train, algorithm=pf.PerFedAvg())
+    assert sum(release.count for release in run.statement.cell("sample", "server").releases) == 4
+    assert twice is None
+
+
+def test_what_ties_canaries_to_each_other_leaves_no_family():
+    """One norm scales all coordinates of an update, so canaries that share it are no independent trials."""
+    task = rare_token_task(12, clients=2)
+    canaries, train = rare_token_canaries(task, 12), trainer(1.0, rounds=1)
+    assert family_of(task, canaries, train, algorithm=pf.FedMGDA())[0] is None
+    clipped = lambda task, **more: pf.simulate(  # noqa: E731
+        task,
+        pf.FedAvg(weighting="uniform"),
+        rounds=1,
+        training=pf.LocalTraining(learning_rate=0.01, batch_size=1000, steps=1),
+        privacy=pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, sample_rate=1.0), update=[pf.Clip(0.1)]),
+        record=["server"],
+    )
+    assert family_of(task, canaries, clipped)[0] is None
+
+
+def test_the_public_sees_every_round_even_where_it_does_not_see_the_first_change():
+    """The first round's change shows in the parameters at which later gradients are formed."""
+    task = rare_token_task(12)
+    canaries, train = rare_token_canaries(task, 12), trainer(1.0, rounds=3, record=("public",))
+    found, _ = family_of(task, canaries, train, observer="public")
+    assert found.observed_steps == found.steps == 3
+
+
+@pytest.mark.parametrize(
+    "change", [{"algorithm": pf.FedAdam()}, {"algorithm": pf.FedDyn()}, {"weight_decay": 0.1}], ids=str
+)
+def test_rounds_that_carry_noise_are_no_trials(change):
+    """With momentum β the score of a round is an average of all before: √((1 + β)/(1 − β)) times as telling."""
+    task = rare_token_task(1)
+    algorithm = {"algorithm": change["algorithm"]} if "algorithm" in change else {}
+    plain = trainer(1.0, rounds=2, **({} if algorithm else change))
+    train = lambda task: plain(task, **algorithm)  # noqa: E731
+    with pytest.raises(ConfigError, match="carries what earlier rounds left"):
+        audit_two_worlds(task, train, rare_token_canaries(task, 1), per_round=True)
 
 
 def test_the_strength_of_a_claim_inverts_the_gaussian_profile():
