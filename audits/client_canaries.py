@@ -35,9 +35,13 @@ from privfl.privacy.accounting.release import Observer
 from privfl.privacy.noise import NoiseSource
 from privfl.run import Run
 from privfl.task import ClientIndex, Task
+from privfl.transcript import PublicFacts
 
 TrainClients = Callable[[Task, Cohort], Run]
 """Trains on a task with the cohort that is given, and records what the observer sees."""
+
+SILENT_NOISE = "it tells nothing that a silent client leaves its share of the noise out, too"
+"""What a bound assumes where clients add noise: one whose data is zeroed out would still add it."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,8 @@ def audit_clients(
         raise ConfigError(f"all coins of {len(canaries)} canaries fell alike; plant more canaries or take another seed")
     left_out = frozenset(canaries.owners[~included].tolist())
     run = train(planted, Without(cohort or Everyone(), left_out))
-    scores = client_alignment(seen_by(run, observer), canaries, task.loss).sum(0)
+    view = seen_by(run, observer)
+    scores = client_alignment(view, canaries, task.loss).sum(0)
     cell, delta = run.statement.cell("client", observer), run.statement.delta
     each = 1 - (1 - confidence) / (2 if trials is None else 3)
     guesses = planned_guesses(len(canaries), cell.epsilon, delta=delta, confidence=each)
@@ -142,6 +147,8 @@ def audit_clients(
     ins, outs = scores[included], scores[~included]
     if trials is not None:
         bounds.append(epsilon_from_scores(ins, outs, delta=delta, confidence=each, family=trials))
+    if _clients_add_noise(view.transcript.facts):
+        bounds = [replace(one, assumes="; ".join(filter(None, (one.assumes, SILENT_NOISE)))) for one in bounds]
     estimates: tuple[Estimate, ...] = (epsilon_one_shot(ins, scores_out=outs, delta=delta),)
     return AuditResult(
         audit="client-canaries",
@@ -155,3 +162,11 @@ def audit_clients(
         settings={"canaries": len(canaries), "apart": canaries.apart, "seed": seed},
         seconds=time.perf_counter() - began,
     )
+
+
+def _clients_add_noise(facts: PublicFacts) -> bool:
+    """Whether any noise on updates comes from the clients: before they send them, or in shares of a secure sum's."""
+    chain = facts.privacy.get("update") or ()
+    secure = any(part["name"] == "SecureSum" for part in chain)
+    noisy = [part for part in chain if "noise_multiplier" in part]
+    return any(secure or part.get("at") == "client" for part in noisy)

@@ -103,6 +103,8 @@ def test_secure_sums_are_audited_before_the_server():
     result = audit_clients(task, train, rare_token_canaries(task, 60), observer="server")
     assert math.isfinite(result.claim)
     assert not result.refuted
+    # a client whose data is zeroed out would have added its share of the noise: the silent one did not
+    assert all("share of the noise" in bound.assumes for bound in result.bounds)
 
 
 def test_any_model_takes_canary_clients():
