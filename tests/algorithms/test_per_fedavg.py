@@ -173,6 +173,25 @@ def test_the_hessian_free_form_is_refused_where_its_two_gradients_would_not_belo
 
 
 @pytest.mark.parametrize(
+    ("layer", "drops"),
+    [
+        (nn.Dropout(0.0), False),
+        (nn.Dropout2d(0.1), True),
+        (nn.LSTM(4, 4, num_layers=2, dropout=0.1), True),
+        (nn.LSTM(4, 4), False),
+    ],
+)
+def test_any_layer_with_drop_out_is_refused_and_none_without(task, layer, drops):
+    setting = replace(task, model=lambda seed: nn.Sequential(layer)).setting(1, 0)
+    if not drops:
+        pf.PerFedAvg(form="hessian-free").on(setting)
+        return
+    pf.PerFedAvg().on(setting)
+    with pytest.raises(ConfigError, match="drop-out masks would differ"):
+        pf.PerFedAvg(form="hessian-free").on(setting)
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"form": "second-order"}, "per-fedavg's form"),
