@@ -9,8 +9,9 @@ from federation import initial, uploads
 from label_skew import TRAINING, of_equal_classes, run, skewed_task, twin
 
 import privfl as pf
-from privfl.algorithms.calibrated_logits import CalibratedFedAvg
+from privfl.algorithms.calibrated_logits import CalibratedFedAvg, calibrated_loss
 from privfl.errors import ConfigError
+from privfl.task import cross_entropy
 
 
 def halved(logits, counts):
@@ -49,6 +50,13 @@ def test_dp_sgd_refuses_such_a_loss_in_one_sentence(algorithm):
     task = replace(skewed_task(), loss=of_equal_classes)
     with pytest.raises(ConfigError, match="couples the samples of a batch"):
         uploads(task, algorithm, {"parameters": initial(task)}, dpsgd=pf.DPSGD(noise_multiplier=1.0, sample_rate=0.3))
+
+
+def test_logits_are_scaled_first_and_shifted_then():
+    logits, targets = torch.tensor([[1.0, -2.0, 0.5]]), torch.tensor([2])
+    factor, shift = torch.tensor([0.5, 2.0, 1.0]), torch.tensor([0.3, 1.0, -1.0])
+    loss = calibrated_loss(cross_entropy, lambda _: logits, logits, targets, factor, shift)
+    torch.testing.assert_close(loss, F.cross_entropy(torch.tensor([[0.8, -3.0, -0.5]]), targets)[None])
 
 
 def test_without_a_calibration_it_is_fedavg():

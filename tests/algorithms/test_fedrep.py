@@ -109,6 +109,8 @@ def test_the_plan_puts_the_heads_passes_before_the_usual_ones(task):
     poisson = algorithm.plan(Poisson(0.3, 7, 5.0), {})
     assert (poisson.rate, poisson.steps, poisson.divisor) == (0.3, 10 + 7, 5.0)
     assert [poisson.is_last(step, 13) for step in range(17)] == [False] * 10 + [True] * 7
+    rounded = bound(task, pf.FedRep(head_epochs=1)).plan(Poisson(1 / 49, 1, 5.0), {})
+    assert rounded.head_steps == 49  # though 1 / (1 / 49) lies above 49
 
 
 def test_under_dp_sgd_every_client_has_as_many_steps_for_its_head_as_its_own_rate_asks(task):
