@@ -24,6 +24,7 @@ def project(point: Vector, lower: float = 0.0, upper: float = 1.0) -> Vector:
     By sorting (Held et al., 1974): it is ``point`` minus one threshold, cut off at the bounds. Between neighbours among
     the 2n thresholds at which an entry meets a bound the sum is linear, so the right one is found exactly.
     """
+    point = point - point.max()  # moves nothing, and lets a sum of 1 be seen beside entries however large
     if lower > 0 or upper < 1:
         return _project_capped(point, lower, upper)
     ordered = np.sort(point)[::-1]

@@ -42,6 +42,13 @@ def test_the_capped_projection_cuts_off_at_the_root_that_a_bracketing_solver_fin
     np.testing.assert_allclose(project(point, lower, upper), np.clip(point - root, lower, upper), atol=1e-12)
 
 
+@pytest.mark.parametrize("upper", [1.0, 0.9])
+def test_entries_so_large_that_one_is_lost_beside_them_are_projected_all_the_same(upper):
+    for large in (1e17, 1e300):
+        np.testing.assert_allclose(project(np.full(3, large), 0.0, upper), np.full(3, 1 / 3), atol=1e-15)
+        np.testing.assert_allclose(project(np.array([large, 0, large]), 0.0, upper), [0.5, 0, 0.5], atol=1e-15)
+
+
 @pytest.mark.parametrize("shape", ["spread", "ties", "one"])
 def test_ties_and_single_entries_are_projected_too(shape):
     point = {"spread": np.array([5.0, -5, 0, 0]), "ties": np.full(4, 3.0), "one": np.array([0.3])}[shape]
