@@ -34,14 +34,16 @@ class FedMGDA(Algorithm):
     updates. d has norm at most 1, so that η_g carries the length of the step: tune it, and let it fall.
 
     λ ≥ 0 is kept explicitly: the bounds ±ε alone would allow negative weights from ε > 1/m on. Updates that are zero
-    take no part. The server needs every single update for their inner products, so secure aggregation cannot hide
-    them, and client-level noise is refused; under DP-SGD all of it is post-processing of the noisy gradients.
+    have no direction and take no part, unless ``normalise`` is false. A client drawn twice for a cohort counts once.
+    The server needs every single update for their inner products, so secure aggregation cannot hide them, and
+    client-level noise is refused; under DP-SGD all of it is post-processing of the noisy gradients.
 
     Args:
         epsilon: ε in [0, 1]; the papers try 0, 0.05, 0.1, 0.5 and 1.
         server_learning_rate: η_g > 0.
         server_learning_rate_decay: multiplies η_g after every round, in (0, 1].
-        normalise: take updates as they are if false: MGDA, and with ε = 0 FedAvg with uniform weights.
+        normalise: take updates as they are if false: MGDA, and with ε = 0 FedAvg with uniform weights. An update of
+            zero then counts too: at ε = 1 the server stays, as nothing else raises nobody's loss.
     """
 
     name: ClassVar[str] = "fedmgda"
@@ -68,6 +70,8 @@ class FedMGDA(Algorithm):
         moved = lengths > 0
         if not moved.any():
             return {**server, LENGTH: torch.zeros_like(server[LENGTH])}
+        if not self.normalise:  # zero is an update like any other, and the only common descent beside it
+            moved = np.ones_like(moved)
         scale = np.where(moved, lengths, 1.0) if self.normalise else np.ones_like(lengths)
         products = (products / np.outer(scale, scale))[np.ix_(moved, moved)]
         weights = np.zeros(len(lengths))

@@ -146,6 +146,17 @@ def test_updates_that_are_zero_take_no_part(task):
     assert bound.measures(server) == {}
 
 
+def test_without_normalisation_an_update_of_zero_counts_like_any_other(task):
+    """At ε = 0 it pulls the mean down as in FedAvg; at ε = 1 the shortest vector of the convex hull is zero itself."""
+    updates = torch.tensor([[0.0, 0, 0], [3, 0, 0], [0, 6, 0]], dtype=torch.float64)
+    for epsilon, expected in ((0.0, [1.0, 2.0, 0.0]), (1.0, [0.0, 0.0, 0.0])):
+        bound = pf.FedMGDA(epsilon=epsilon, normalise=False).on(task.setting(1, 0))
+        server = bound.start(torch.zeros(3, dtype=torch.float64))
+        after = bound.aggregate(server, {"update": updates}, Round(3.0, 3, 3), pf.LocalTraining())
+        expected = torch.tensor(expected, dtype=torch.float64)
+        torch.testing.assert_close(after["parameters"], expected, rtol=0, atol=1e-8)
+
+
 def test_the_length_of_an_update_does_not_matter(task):
     bound = pf.FedMGDA(epsilon=1.0).on(task.setting(1, 0))
     server = bound.start(torch.zeros(6, dtype=torch.float64))
