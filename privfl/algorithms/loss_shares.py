@@ -23,8 +23,8 @@ from privfl.privacy.field import Field
 from privfl.privacy.plans import LocalTraining
 
 NORMALISER, LEVEL, LOST = "normaliser", "level", "lost"
-LARGEST_EXPONENT = 60.0
-"""Exponents of shares are cut off here, so that float32 holds a sum of shares times updates."""
+LARGEST_REACH = 60.0
+"""Shares beyond e to this would leave float32 no room for their sum times updates."""
 
 
 def check_loss_bound(name: str, bound: float) -> None:
@@ -38,9 +38,12 @@ class LossShares(Algorithm):
     """Base of both: ``w ← w + η_g·Σ n_k a_k Δ_k / Σ n_k b_k`` with shares ``a_k = exp(log_share(F_k) − ℓ)``.
 
     The level ℓ keeps shares near 1 and cancels. It is public: log(classes) in place of F_k at first, then the last
-    round's ℓ plus the log of the mean normaliser b_k. A share is at most e^60, reached only if losses rose by a huge
-    factor within a round; if all shares of a round underflow, the model stays and ℓ falls by 60. A secure sum drops
-    clients beyond its ``largest``, which shares near 1 stay far below.
+    round's ℓ plus the log of the mean normaliser b_k. Shares are cut off at e^reach, and where the mean b_k is below
+    e^(−2·reach) the model stays for a round and ℓ falls by 2·reach: so ℓ finds the losses from wherever they start.
+
+    A secure sum is of fixed point: it drops a client with a number beyond its ``largest`` (2²⁰), which would be those
+    with the largest losses, and rounds what is tiny to noise. Shares of at most e^10 leave room for n_k up to 47 under
+    it; larger clients that are weighed by size need a smaller reach, or a larger ``largest``.
 
     The loss is a release of its own: a function of all of a client's examples. Under DP-SGD it needs a noisy total for
     ``loss`` (:class:`privfl.privacy.noisy_total.NoisyTotal`), else the statement is ∞. With both, all that a client
@@ -51,17 +54,20 @@ class LossShares(Algorithm):
         server_learning_rate: η_g > 0.
         loss_bound: at which each example's loss is cut off before it is averaged; if finite, the summed
             (loss/bound, 1)/√2 has a norm of at most 1 per example: ``NoisyTotal("loss", 1.0, z)`` then clips nothing.
+        reach: in (0, 60]: how far the log of a share may rise above the level. Without a secure sum 60 does no harm.
     """
 
     statistics: ClassVar[tuple[str, ...]] = (LOSS,)
     weighting: Literal["uniform", "size"] = "uniform"
     server_learning_rate: float = 1.0
     loss_bound: float = math.inf
+    reach: float = 10.0
 
     def __post_init__(self) -> None:
         check_choice(f"{self.name}'s weighting", self.weighting, ("uniform", "size"))
         check_number(f"{self.name}'s server_learning_rate", self.server_learning_rate, 0, above=True)
         check_loss_bound(self.name, self.loss_bound)
+        check_number(f"{self.name}'s reach", self.reach, 0, LARGEST_REACH, above=True)
 
     @abstractmethod
     def log_share(self, loss: Tensor) -> Tensor:
@@ -96,7 +102,7 @@ class LossShares(Algorithm):
 
     def finish(self, local: Tensors, received: Tensors, training: LocalTraining) -> Tensors:
         update = local["parameters"] - received["parameters"]
-        share = (self.log_share(local[LOSS]) - received[LEVEL]).clamp(max=LARGEST_EXPONENT).exp()
+        share = (self.log_share(local[LOSS]) - received[LEVEL]).clamp(max=self.reach).exp()
         normaliser = self.normaliser(share, local[LOSS], update, training)
         return {"update": share.to(update.dtype) * update, NORMALISER: normaliser.to(update.dtype)}
 
@@ -104,8 +110,8 @@ class LossShares(Algorithm):
         if round.weight == 0:  # everybody answered with size 0
             return server
         whole = total[NORMALISER].double()
-        if not bool(whole > 0):  # every share underflowed: there is no mean
-            return {**server, LEVEL: server[LEVEL] - LARGEST_EXPONENT, LOST: server[LOST] + 1}
+        if not bool(whole / round.weight >= math.exp(-2 * self.reach)):  # a secure sum might hold nothing but rounding
+            return {**server, LEVEL: server[LEVEL] - 2 * self.reach, LOST: server[LOST] + 1}
         step = total["update"] * (self.server_learning_rate / float(whole))
         level = server[LEVEL] + torch.log(whole / round.weight)
         return {**server, "parameters": server["parameters"] + step, LEVEL: level}
@@ -117,5 +123,6 @@ class LossShares(Algorithm):
         if not float(server[LOST]):
             return []
         return [
-            f"in {int(server[LOST])} rounds the shares of {self.name} underflowed and the model stayed; lower its power"
+            f"in {int(server[LOST])} rounds the shares of {self.name} were out of reach and the model stayed; lower "
+            "its power, or raise its reach"
         ]

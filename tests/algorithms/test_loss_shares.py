@@ -1,6 +1,7 @@
 """What q-FedAvg and TERM share: two sums, a level that cancels, and what may be claimed for the loss inside."""
 
 import math
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -19,7 +20,6 @@ from federation import task_of, uploads
 
 import privfl as pf
 from privfl.algorithms.base import Round
-from privfl.algorithms.loss_shares import LARGEST_EXPONENT
 from privfl.algorithms.uploads import declared
 from privfl.errors import ConfigError
 from privfl.parameters import flatten
@@ -44,7 +44,7 @@ def sums(task, algorithm, level):
 
 @BOTH
 def test_the_level_cancels(task, algorithm):
-    steps = [(one := sums(task, algorithm, level))["update"] / one["normaliser"] for level in (-9.0, 0.0, 5.0)]
+    steps = [(one := sums(task, algorithm, level))["update"] / one["normaliser"] for level in (-1.0, 0.0, 5.0)]
     torch.testing.assert_close(steps[0], steps[1], rtol=1e-12, atol=0)
     torch.testing.assert_close(steps[2], steps[1], rtol=1e-12, atol=0)
 
@@ -92,29 +92,51 @@ def test_the_order_of_the_clients_does_not_matter(algorithm):
 
 
 @BOTH
-def test_where_every_share_underflows_the_model_stays_and_the_level_falls(task, algorithm):
+def test_where_the_shares_are_out_of_reach_the_model_stays_and_the_level_falls(task, algorithm):
     bound = algorithm.on(task.setting(1, 0))
     server = bound.start(flatten(task.model(0)))
     total = {"update": torch.ones_like(server["parameters"]), "normaliser": torch.tensor(0.0)}
     after = bound.aggregate(server, total, Round(weight=4.0, cohort=4, clients=4), TRAINING)
     assert torch.equal(after["parameters"], server["parameters"])
-    assert float(after["level"]) == float(server["level"]) - LARGEST_EXPONENT
+    assert float(after["level"]) == float(server["level"]) - 20
     assert bound.warnings(server) == []
     assert "in 1 rounds the shares" in bound.warnings(after)[0]
     finding = {**server, "level": server["level"] + 900}
-    for _ in range(15):  # 900 is 15 times 60
-        total = sums(task, algorithm, float(finding["level"]))
-        finding = bound.aggregate(finding, total, Round(weight=4.0, cohort=4, clients=4), TRAINING)
-    assert float(sums(task, algorithm, float(finding["level"]))["normaliser"]) > 0
+    for _ in range(46):  # 900 is 45 times 20
+        total, before = sums(task, algorithm, float(finding["level"])), finding
+        finding = bound.aggregate(before, total, Round(weight=4.0, cohort=4, clients=4), TRAINING)
+        lost = float(finding["lost"]) > float(before["lost"])
+        assert torch.equal(finding["parameters"], before["parameters"]) == lost
+    assert not lost
 
 
 @BOTH
 def test_a_loss_that_jumps_is_cut_off_and_leaves_nobody_out(algorithm):
     task = fair_task(dtype=torch.float32)
-    for result in uploads(task, algorithm, received(task, -500.0), training=TRAINING):
-        assert result.dropped == ""
-        share = result.upload["normaliser"]
-        assert math.exp(LARGEST_EXPONENT) * 0.999 <= float(share) < math.inf
+    for reach in (10.0, 60.0):
+        reaching = replace(algorithm, reach=reach)
+        for result in uploads(task, reaching, received(task, -500.0), training=TRAINING):
+            assert result.dropped == ""
+            assert math.exp(reach) * 0.999 <= float(result.upload["normaliser"]) < math.inf
+
+
+@pytest.mark.parametrize("start", [-45.0, 45.0])
+def test_a_secure_sum_finds_a_level_that_starts_far_off_and_drops_nobody(task, start):
+    """Shares of e^45 are beyond what the sum can hold, shares of e^−45 below what it resolves."""
+
+    @dataclass(frozen=True)
+    class Elsewhere(pf.QFedAvg):
+        def start(self, parameters):
+            server = super().start(parameters)
+            return {**server, "level": server["level"] + start}
+
+    private = pf.Privacy(update=[pf.SecureSum(mode="ideal")])
+    still = pf.LocalTraining(learning_rate=1e-9)  # losses stay as they are
+    run = simulated(task, Elsewhere(q=3.0), rounds=6, training=still, privacy=private)
+    assert run.summary["dropped"] == {}
+    settled = simulated(task, pf.QFedAvg(q=3.0), rounds=1, training=still).metrics[0]["level"]
+    assert run.metrics[-1]["level"] == pytest.approx(settled, abs=1e-6)
+    assert float(run.server["lost"]) == (2 if start > 0 else 0)
 
 
 @pytest.mark.parametrize("algorithm", [pf.QFedAvg(q=200.0), pf.TERM(t=60.0)], ids=["q-fedavg", "term"])
@@ -203,6 +225,8 @@ def test_noise_on_the_update_is_refused_because_a_share_travels_beside_it(task, 
         ({"server_learning_rate": 0.0}, "server_learning_rate is 0.0"),
         ({"loss_bound": 0.0}, "loss_bound is 0.0"),
         ({"loss_bound": math.nan}, "loss_bound is nan"),
+        ({"reach": 0.0}, "reach is 0.0"),
+        ({"reach": 61.0}, "reach is 61.0"),
     ],
 )
 def test_impossible_settings_are_one_sentence(kind, settings, message):
