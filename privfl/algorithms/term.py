@@ -27,8 +27,8 @@ class TERM(LossShares):
     alone, t → −∞ to the smallest.
 
     The weights sum to 1 exactly, from two sums in units of the public level of
-    :class:`privfl.algorithms.loss_shares.LossShares`, which is here t times the objective of the last round: exponents
-    t·F_k may not rise by more than 60 from one round to the next. Differs from the authors' code, which is
+    :class:`privfl.algorithms.loss_shares.LossShares`, which is here t times the objective of the last round:
+    exponents t·F_k further above it than ``reach`` count as that far. Differs from the authors' code, which is
     :class:`RunningTERM`.
 
     Args:
@@ -54,10 +54,11 @@ class TERM(LossShares):
 class RunningTERM(Algorithm):
     """TERM as its authors' code has it: weights are normalised by a running mean, and divided by m once more.
 
-    With ``e_k = e^{t·F_k − max t·F}`` over the m clients of a round and ``ē ← ē/2 + mean(e)/2`` from ē = 0, the step is
-    ``(1/m²)·Σ e_k·Δ_k / ē``. The weights sum to about 1/m (2/m in the first round): larger cohorts take smaller steps,
-    unless ``server_learning_rate`` makes up for it. All clients have the same p_k. The server needs every client's loss
-    in a survey before training; DP-SGD needs a noisy total for ``loss`` beside it, or the statement is ∞.
+    With ``e_k = e^{t·F_k − max t·F}`` over the m clients of a round (each as often as it was drawn) and
+    ``ē ← ē/2 + mean(e)/2`` from ē = 0, the step is ``(1/m²)·Σ e_k·Δ_k / ē``. The weights sum to about 1/m (2/m in the
+    first round): larger cohorts take smaller steps, unless ``server_learning_rate`` makes up for it. All clients have
+    the same p_k. The server needs every client's loss in a survey before training; DP-SGD needs a noisy total for
+    ``loss`` beside it, or the statement is ∞.
 
     Args:
         t: the tilt, any finite number.
@@ -89,9 +90,10 @@ class RunningTERM(Algorithm):
         """The weights of this round's members, from their ``losses`` [m], and the running mean that divides them."""
         tilted = self.t * losses.double()
         shares = (tilted - tilted.max()).exp()
-        running = server[RUNNING] / 2 + shares.mean() / 2
+        times = round.factors.to(shares.device)
+        running = server[RUNNING] / 2 + (times @ shares) / times.sum() / 2
         weights = torch.zeros_like(server[SHARES])
-        weights[round.members.to(weights.device)] = shares / (running * len(shares) ** 2)
+        weights[round.members.to(weights.device)] = shares / (running * times.sum() ** 2)
         return {**server, SHARES: weights, RUNNING: running}
 
     def decided(self, server: Tensors, clients: Tensor) -> Tensor:

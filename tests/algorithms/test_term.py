@@ -21,6 +21,7 @@ from fair_rounds import (
 from federation import uploads
 
 import privfl as pf
+from privfl.algorithms.base import Round
 from privfl.algorithms.uploads import declared
 from privfl.errors import ConfigError
 from privfl.parameters import flatten
@@ -44,7 +45,7 @@ def tilted_step(t, weights):
 @pytest.mark.parametrize("t", [-5.0, 0.01, 2.0, 40.0])
 @pytest.mark.parametrize("weighting", ["size", "uniform"])
 def test_three_rounds_weigh_updates_by_tilted_losses(task, t, weighting):
-    run = simulated(task, pf.TERM(t=t, weighting=weighting), rounds=3)
+    run = simulated(task, pf.TERM(t=t, weighting=weighting, reach=60.0), rounds=3)
     weights = SHARES if weighting == "size" else torch.full_like(SHARES, 0.25)
     torch.testing.assert_close(run.parameters, replay(task, 3, tilted_step(t, weights)), rtol=0, atol=1e-11)
 
@@ -126,6 +127,26 @@ def test_a_server_rate_of_m_over_two_makes_the_running_forms_first_step_the_exac
 def test_the_running_form_weighs_those_who_reported_alone(task):
     run = simulated(task, pf.RunningTERM(), cohort=pf.FixedCohort(2))
     assert int((run.server["shares"] > 0).sum()) == 2
+
+
+def test_the_running_form_counts_a_client_as_often_as_it_was_drawn(task):
+    """With all losses alike the weights of the first round sum to 2/m, m the draws and not the clients drawn."""
+    bound = pf.RunningTERM(t=3.0).on(task.setting(1, 0))
+    server = bound.start(flatten(task.model(0)))
+    losses, times = torch.tensor([2.0, 2.0], dtype=torch.float64), torch.tensor([3.0, 1.0], dtype=torch.float64)
+    after = bound.hear(server, losses, Round(4.0, 4, 4, members=torch.tensor([1, 3]), factors=times))
+    assert after["shares"].tolist() == [0, 2 / 16, 0, 2 / 16]
+    assert float(times @ bound.decided(after, torch.tensor([1, 3]))) == 2 / 4
+    uneven = bound.hear(
+        server,
+        torch.tensor([2.0, 1.0], dtype=torch.float64),
+        Round(4.0, 4, 4, members=torch.tensor([1, 3]), factors=times),
+    )
+    low = math.exp(-3.0)
+    assert float(uneven["running_mean"]) == pytest.approx((3 + low) / 4 / 2, rel=1e-12)
+    run = simulated(task, pf.RunningTERM(), cohort=pf.SizeWeightedCohort(6))
+    assert [line["clients"] for line in run.metrics] != [6, 6]
+    assert bool(run.parameters.isfinite().all())
 
 
 def test_the_running_form_needs_every_loss_and_sends_the_update_alone():
