@@ -30,9 +30,9 @@ class AFL(Algorithm):
 
     Differs from the paper, which is for full participation: a client that does not report counts with the mean loss of
     those that do, which moves its λ against their average by nothing, and λ is renormalised over those whose updates
-    arrive (uniform if it is 0 for all of them). The server needs every client's loss, so secure aggregation cannot
-    hide them. A loss is a release of its own: DP-SGD needs a noisy total for ``loss`` beside it
-    (:class:`privfl.privacy.noisy_total.NoisyTotal`), or the statement is ∞.
+    arrive (uniform if it is 0 for all that were asked; no step if only updates of λ = 0 arrive). The server needs
+    every client's loss, so secure aggregation cannot hide them. A loss is a release of its own: DP-SGD needs a noisy
+    total for ``loss`` beside it (:class:`privfl.privacy.noisy_total.NoisyTotal`), or the statement is ∞.
 
     Args:
         step_size: γ ≥ 0 of λ.
