@@ -11,6 +11,7 @@ from privfl.cohort import Cohort
 from privfl.errors import ConfigError, unknown
 from privfl.parameters import FlatNetwork
 from privfl.privacy.channel import Channel
+from privfl.privacy.door import refuse_coupled
 from privfl.privacy.dpsgd import PerSample
 from privfl.privacy.opacus_reference import check_opacus
 from privfl.privacy.per_sample import Way, check_per_sample, unknown_layers
@@ -111,6 +112,7 @@ def _check_statistics(algorithm: Algorithm, privacy: Privacy) -> None:
 
 def _way(wanted: PerSample, network: FlatNetwork, task: Task) -> Way:
     """How per-sample gradients of ``network`` are formed if ``wanted`` is asked for; refused if that cannot be."""
+    refuse_coupled(task.loss)
     probe = task.probe(4)
     fastest = check_per_sample(network, task.loss, *probe)
     if wanted == "auto":

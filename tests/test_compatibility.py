@@ -1,11 +1,14 @@
 """Settings that would make a claim that the run cannot earn are refused before any work; others carry their caveat."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import privfl as pf
 from privfl.caveats import SECRET_DRAW
 from privfl.errors import ConfigError
+from privfl.privacy.door import coupled
 
 CENTRAL = (pf.Clip(1.0), pf.GaussianNoise(1.0))
 
@@ -62,3 +65,24 @@ def test_fedsampling_applies_momentum_and_weight_decay_at_the_server(task):
 
 
 NOTHING = pf.LocalTraining(learning_rate=1e-30, steps=1)
+
+
+@coupled
+def batch_mean(network, inputs, targets, *, present):
+    logits = network(inputs)
+    pull = (logits * present[:, None]).sum(0) / present.sum()
+    return torch.nn.functional.cross_entropy(logits, targets, reduction="none") + (logits - pull).square().mean(1)
+
+
+def test_dp_sgd_refuses_a_task_whose_loss_couples_the_samples_of_a_batch(task):
+    privacy = pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0))
+    with pytest.raises(ConfigError, match="batch_mean couples the samples of a batch"):
+        pf.simulate(replace(task, loss=batch_mean), pf.FedAvg(), rounds=1, privacy=privacy)
+
+
+def test_a_large_model_trains_on_a_loss_that_couples_the_samples_of_a_batch():
+    """Large enough for gradients that layers write where they belong, which needs losses that are one term per sample."""
+    task = pf.load("digits", partition=pf.IID(clients=2), model="two-nn")
+    run = pf.simulate(replace(task, loss=batch_mean), pf.FedAvg(), rounds=1, engine="loop", workers=1)
+    assert run.summary["test_accuracy"] > 0.05
+    assert bool(run.parameters.isfinite().all())

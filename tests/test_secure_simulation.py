@@ -197,6 +197,15 @@ def test_where_clients_add_noise_a_broken_upload_counts_as_zeros(task):
     assert run.metrics[-1]["clients"] == CLIENTS
 
 
+def test_a_client_whose_upload_counts_as_zeros_keeps_what_it_had(task):
+    """MOON's client 0 fails in both rounds: it never took part, so it has nothing, and the others have their models."""
+    privacy = pf.Privacy(update=[pf.Clip(1.0), pf.GaussianNoise(1.0, at="client")])
+    run = pf.simulate(poison(task, 0), pf.MOON("uniform"), rounds=2, privacy=privacy, workers=1)
+    assert run.summary["dropped"] == {}
+    assert sorted(run.kept) == list(range(1, CLIENTS))
+    assert all(bool(value.isfinite().all()) for kept in run.kept.values() for value in kept.values())
+
+
 def test_both_engines_submit_the_same_integers_up_to_float_rounding(task):
     chain = (pf.Clip(0.5), pf.SecureSum(mode="ideal"), pf.GaussianNoise(0.1))
     loop, stacked = (

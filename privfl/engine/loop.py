@@ -20,6 +20,7 @@ from privfl.algorithms.base import Algorithm, Tensors, overrides
 from privfl.engine.workspace import ClientResult, Phase, Workspace, cores, send
 from privfl.privacy.channel import Channel
 from privfl.privacy.client_door import ClientDoor
+from privfl.privacy.door import is_coupled
 from privfl.privacy.noise import NoiseSource
 from privfl.privacy.per_sample import Way, sums_directly
 from privfl.privacy.plans import LocalTraining, private_plan
@@ -66,7 +67,7 @@ class LoopEngine:
         """Whether layers should write large weight gradients where they belong, so that nothing is copied."""
         network = Workspace.build(self.task.model(0), self.device, None).own
         large = self.device.type == "cpu" and network.layout.size >= DIRECT_FROM
-        return large and sums_directly(network, self.task.loss, *self.task.probe(4))
+        return large and not is_coupled(self.task.loss) and sums_directly(network, self.task.loss, *self.task.probe(4))
 
     def __enter__(self) -> LoopEngine:
         self._products = matrix_products(self.precision)

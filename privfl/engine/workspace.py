@@ -111,12 +111,14 @@ def send(
 ) -> ClientResult:
     """Pass ``client``'s upload through its side of ``channel``; one that cannot be used is dropped, with the reason.
 
+    Where noise must hide who failed, it counts as zeros instead; the client then keeps what it had, as if dropped.
     ``like`` [size] has the shape and type that an update must have.
     """
     problem = _problem(channel, upload, like)
     if problem and not channel.repairs:
         return ClientResult(client, None, {}, log, problem)
-    return ClientResult(client, channel.at_client(upload, noise, like=like, broken=bool(problem)), kept, log)
+    sent = channel.at_client(upload, noise, like=like, broken=bool(problem))
+    return ClientResult(client, sent, {} if problem else kept, log)
 
 
 def _problem(channel: Channel, upload: Any, like: Tensor) -> str:
