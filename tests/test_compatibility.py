@@ -81,7 +81,7 @@ def test_dp_sgd_refuses_a_task_whose_loss_couples_the_samples_of_a_batch(task):
 
 
 def test_a_large_model_trains_on_a_loss_that_couples_the_samples_of_a_batch():
-    """Large enough for gradients that layers write where they belong, which needs losses that are one term per sample."""
+    """So large that layers would write its gradients where they belong, which needs one term for each sample."""
     task = pf.load("digits", partition=pf.IID(clients=2), model="two-nn")
     run = pf.simulate(replace(task, loss=batch_mean), pf.FedAvg(), rounds=1, engine="loop", workers=1)
     assert run.summary["test_accuracy"] > 0.05
