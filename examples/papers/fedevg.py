@@ -267,7 +267,8 @@ def curves(rows: list[dict[str, Any]], references: dict[str, Any]) -> Figure:
         bottom.set_xlabel("rounds")
     for axes, label in zip(grid[:, 0], ("accuracy of the server's classifier", "FID", "saturated pixels"), strict=True):
         axes.set_ylabel(label)
-    grid[0, 0].legend(fontsize=8, frameon=False)
+    handles, names = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=4, fontsize=8, frameon=False)
     for axes in grid.flat:
         axes.spines[["top", "right"]].set_visible(False)
     return figure
