@@ -1,19 +1,14 @@
 """Attacks from the command line: a file names a recorded run, the results lie beside it and stand in its report."""
 
-import contextlib
-import io
 import json
-import os
-import sys
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
+from command_line import privfl
 
 import attacks.attack
 from attacks.registry import ATTACKS, NEEDS
-from privfl.cli import main
 from privfl.commands.judge import Judge
 
 EXPERIMENT = """
@@ -29,22 +24,6 @@ name = "logistic"
 learning_rate = 0.1
 batch_size = 1000
 """
-
-
-def privfl(*arguments):
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        patch.object(sys, "argv", ["privfl", *map(str, arguments)]),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-        patch.dict(os.environ, {"COLUMNS": "200"}),
-    ):
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-    return code, out.getvalue(), err.getvalue()
 
 
 @pytest.fixture(scope="module")

@@ -1,18 +1,13 @@
 """Audits from the command line: a file names an experiment or a run, the results lie with the run."""
 
-import contextlib
-import io
 import json
 import math
-import os
-import sys
 from dataclasses import fields
-from unittest.mock import patch
 
 import pytest
+from command_line import privfl
 
 from audits.registry import AUDITS, ExperimentAudit, RareTokens, audit_from
-from privfl.cli import main
 from privfl.config import Experiment
 
 EXPERIMENT = """
@@ -40,22 +35,6 @@ epsilon = 4.0
 bound = 200
 lower = 100
 """
-
-
-def privfl(*arguments):
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        patch.object(sys, "argv", ["privfl", *map(str, arguments)]),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-        patch.dict(os.environ, {"COLUMNS": "200"}),
-    ):
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-    return code, out.getvalue(), err.getvalue()
 
 
 @pytest.fixture
