@@ -185,7 +185,7 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
             label = None if name in labelled else name
             axes.bar(at, height, width * 0.9, color=colours[name], label=label)
             labelled.add(name)
-    axes.set_xticks(range(len(found)), [f"{clients} clients, p = {p}" for (clients, p), _ in found])
+    axes.set_xticks(range(len(found)), [f"{clients} clients\np = {p}" for (clients, p), _ in found])
     axes.set_xlim(-0.6, len(found) - 0.4)
     axes.set_ylabel("round-to-round swing\n(percentage points)")
     axes.spines[["top", "right"]].set_visible(False)
