@@ -74,6 +74,20 @@ def uploads(
         return list(engine.train(chosen, received, {}, round=round, seed=seed, source=NoiseSource.from_key(seed)))
 
 
+def uploads_of_rounds(task: Task, algorithm: Algorithm, received: Tensors, rounds: int) -> list[list[ClientResult]]:
+    """What every client sends in each of ``rounds`` rounds that all begin with ``received``, from one engine."""
+    algorithm = algorithm.on(task.setting(rounds, 0))
+    channel, everybody, source = (
+        Channel((), algorithm.fields(), None, 1.0),
+        range(len(task.clients)),
+        NoiseSource.from_key(0),
+    )
+    with LoopEngine(task, algorithm, LocalTraining(), channel, workers=1) as engine:
+        return [
+            list(engine.train(everybody, received, {}, round=round, seed=0, source=source)) for round in range(rounds)
+        ]
+
+
 def initial(task: Task) -> Tensor:
     """The initial parameters."""
     return flatten(task.model(0))

@@ -67,7 +67,15 @@ def mean_over_cohorts(task, algorithm, cohort, draws):
     moved = torch.stack(
         [
             pf.simulate(
-                task, algorithm, rounds=1, training=training, cohort=cohort, seed=seed, workers=1, evaluate_every=10
+                task,
+                algorithm,
+                rounds=1,
+                training=training,
+                cohort=cohort,
+                seed=seed,
+                workers=1,
+                engine="loop",
+                evaluate_every=10,
             ).parameters
             for seed in range(draws)
         ]
@@ -157,10 +165,9 @@ def quadratic_task(seed=0, clients=4, dimension=3):
 
 def test_on_quadratics_one_local_step_finds_the_optimum_and_many_do_not():
     task, optimum = quadratic_task()
-    one = pf.simulate(task, FedAvg(), rounds=400, training=pf.LocalTraining(learning_rate=0.1), evaluate_every=400)
-    many = pf.simulate(
-        task, FedAvg(), rounds=400, training=pf.LocalTraining(learning_rate=0.1, epochs=10), evaluate_every=400
-    )
+    settings = {"evaluate_every": 400, "engine": "loop", "workers": 1}
+    one = pf.simulate(task, FedAvg(), rounds=400, training=pf.LocalTraining(learning_rate=0.1), **settings)
+    many = pf.simulate(task, FedAvg(), rounds=200, training=pf.LocalTraining(learning_rate=0.1, epochs=10), **settings)
     assert float((one.parameters - optimum).norm()) < 1e-9
     assert float((many.parameters - optimum).norm()) > 1e-2
 

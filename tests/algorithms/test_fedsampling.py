@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from federation import digits_task, full_gradient, initial, task_of, uploads
+from federation import digits_task, full_gradient, initial, task_of, uploads, uploads_of_rounds
 
 import privfl as pf
 from privfl.algorithms import FedSampling, NaiveFedSampling
@@ -24,8 +24,8 @@ def selections(task, rate, rounds, algorithm=None):
     """Which samples were used, [rounds, samples]: features are one-hot, so the upload of a zero model shows them."""
     algorithm = algorithm or FedSampling(samples_per_round=50)
     used = np.zeros((rounds, len(task.targets)))
-    for round in range(rounds):
-        for result in uploads(task, algorithm, received(task, rate), round=round):
+    for round, results in enumerate(uploads_of_rounds(task, algorithm, received(task, rate), rounds)):
+        for result in results:
             weight = result.upload["update"][: 10 * len(task.targets)].view(10, -1)
             used[round] += (weight.abs().sum(0) > 0).numpy()
     return used
@@ -87,10 +87,8 @@ def test_the_expected_sum_of_updates_is_pN_over_K_times_the_mean_gradient():
     rounds = 2000
     sums = torch.stack(
         [
-            torch.stack(
-                [r.upload["update"] for r in uploads(task, FedSampling(k), received(task, rate, point), round=t)]
-            ).sum(0)
-            for t in range(rounds)
+            torch.stack([result.upload["update"] for result in results]).sum(0)
+            for results in uploads_of_rounds(task, FedSampling(k), received(task, rate, point), rounds)
         ]
     )
     expected = rate * full_gradient(task, point) / k

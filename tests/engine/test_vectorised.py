@@ -143,6 +143,17 @@ ALGORITHMS = {
     "centralized": pf.Centralized(),
 }
 PRIVATE = [name for name, algorithm in ALGORITHMS.items() if not algorithm.dpsgd_refusal()]
+OF_EACH_KIND = (
+    "fedavg",
+    "fedevg",
+    "superfed-lm",
+    "moon",
+    "rebafl, sample by sample",
+    "grp-fed",
+    "fedrep",
+    "per-fedavg",
+)
+"""Algorithms for the second way to per-sample gradients, which knows nothing of algorithms."""
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -156,8 +167,9 @@ def test_one_core_two_cores_and_stacked_agree_for_every_algorithm(task, name):
         assert_same(one, trained(task, algorithm, chunk=chunk))
 
 
-@pytest.mark.parametrize("way", ["layers", "vmap"])
-@pytest.mark.parametrize("name", PRIVATE)
+@pytest.mark.parametrize(
+    ("name", "way"), [*((name, "layers") for name in PRIVATE), *((name, "vmap") for name in OF_EACH_KIND)]
+)
 def test_they_agree_under_dp_sgd_with_the_same_noise_and_the_same_log(task, name, way):
     algorithm = ALGORITHMS[name]
     one, two = (trained(task, algorithm, dpsgd=NOISY, way=way, workers=workers) for workers in (1, 2))
