@@ -192,8 +192,8 @@ FULL: dict[str, Study] = {
     "fashion": Study(fashion, 300, decaying(0.1, 0.96, 30), "gumbel", cohort=5),
 }
 SMALL: dict[str, Study] = {
-    "heart": Study(digits, 8, decaying(0.1, 0.999, 2), "frechet"),
-    "fashion": Study(small_devices, 8, decaying(0.1, 0.96, 30), "gumbel", cohort=5),
+    "heart": Study(digits, 4, decaying(0.1, 0.999, 2), "frechet"),
+    "fashion": Study(small_devices, 4, decaying(0.1, 0.96, 30), "gumbel", cohort=5),
 }
 
 
@@ -335,7 +335,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for results.json and figures")
     parser.add_argument("--only", choices=list(FULL), action="append", help="these federations, not all")
     parser.add_argument("--seeds", type=int, nargs="+", default=[2, 4, 6])
-    parser.add_argument("--small", action="store_true", help="digits, 8 rounds, one seed: shows that it works")
+    parser.add_argument("--small", action="store_true", help="digits, 4 rounds, one seed: shows that it works")
     options = parser.parse_args()
     studies, seeds = (SMALL, [2]) if options.small else (FULL, options.seeds)
     options.out.mkdir(parents=True, exist_ok=True)

@@ -94,7 +94,7 @@ def test_the_small_study_runs_keeps_what_is_finished_and_draws(study, tmp_path):
     rows = json.loads(store.read_text())["rows"]
     expected = [(name, label) for name, one in study.SMALL.items() for label in study.methods(name, one)]
     assert [(row["study"], row["method"]) for row in rows] == expected
-    assert all(row["curve"][-1]["round"] == 8 for row in rows)
+    assert all(row["curve"][-1]["round"] == 4 for row in rows)
     assert all((tmp_path / "out" / name).stat().st_size > 5000 for name in ("regret.png", "worst.png"))
     assert "| AAggFF-S | " in done.stdout
 
