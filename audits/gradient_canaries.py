@@ -44,6 +44,8 @@ SEPARABLE = frozenset({"fedavg", "fedprox", "scaffold", "feddyn", "fedadam", "fe
 """Algorithms that treat every parameter by itself, so that canaries that are apart stay independent."""
 MEMORYLESS = frozenset({"fedavg", "fedprox"})
 """Those of them that carry nothing but the parameters from round to round."""
+CLIPPED = 1e-4
+"""How far a squared length may be from the clipping norm's by rounding."""
 OneRunBound = Literal["one-run", "one-run f-DP", "trials"]
 """How the scores of one run are turned into ε; see :func:`audit_one_run`."""
 
@@ -109,7 +111,8 @@ def audit_two_worlds(
 ) -> AuditResult:
     """Train twice on ``task``, with all the canaries and with none, and count every canary as a trial of each world.
 
-    With ``per_round`` every round of every canary is a trial, which lets a single canary do. They are trials because
+    With ``per_round`` every round of every canary is a trial, which lets a single canary do; canaries that are not
+    clipped in all rounds are refused. They are trials because
     the canaries are apart: a round's score without one is that round's fresh noise, and with one it is shifted by at
     most 1; algorithms and weight decay that carry noise from round to round are refused. ε is read off the family of
     Poisson-subsampled Gaussian mechanisms, composed over the whole run, so it is the scale of the noise and the
@@ -139,6 +142,11 @@ def audit_two_worlds(
         )
     aligned = [sample_alignment(seen_by(one, observer), canaries, task.loss) for one in worlds]
     if per_round:
+        if any(bool((np.abs(one.lengths[one.lengths > 0] - 1) > CLIPPED).any()) for one in aligned):
+            raise ConfigError(
+                "a canary's gradient was not clipped in some rounds, whose trials would then depend on earlier ones; "
+                "plant canaries of larger gradients, or leave per_round out"
+            )
         ins, outs = (_per_length(one)[one.lengths > 0] for one in aligned)
     else:
         ins, outs = (summary(one, "sum" if law is None else "likelihood", law) for one in aligned)

@@ -212,6 +212,13 @@ def test_rounds_that_carry_noise_are_no_trials(change):
         audit_two_worlds(task, train, rare_token_canaries(task, 1), per_round=True)
 
 
+def test_rounds_of_a_canary_that_is_not_clipped_are_no_trials():
+    """The length of its gradient follows the weights, which earlier noise has moved."""
+    task = rare_token_task(1, scale=0.1)
+    with pytest.raises(ConfigError, match="was not clipped in some rounds"):
+        audit_two_worlds(task, trainer(1.0, rounds=4), rare_token_canaries(task, 1), per_round=True)
+
+
 def test_the_strength_of_a_claim_inverts_the_gaussian_profile():
     for mu, epsilon in [(0.5, 1.9930914), (1.0, 4.3771781), (2.0, 9.9972561), (3.0, 16.675494)]:
         assert gaussian_strength(epsilon, 1e-5) == pytest.approx(mu, rel=1e-6)
