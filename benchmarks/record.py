@@ -11,15 +11,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 Row = dict[str, Any]
 Conditions = dict[str, Any]
-PACKAGES = ("torch", "opacus", "numpy", "dp-accounting")
+PACKAGES = ("opacus", "numpy", "dp-accounting")
 
 
 def machine(environment: Mapping[str, str]) -> Conditions:
     """Processor, cores and versions; those of the peers whose environments ``environment`` names."""
     found: Conditions = {"processor": _processor(), "cores": os.cpu_count(), "python": platform.python_version()}
-    found |= {name: version(name) for name in PACKAGES}
+    found |= {"torch": torch.__version__} | {name: version(name) for name in PACKAGES}
     for name, variable in (("pfl", "PRIVFL_BENCH_PFL"), ("flwr", "PRIVFL_BENCH_FLOWER")):
         if environment.get(variable):
             code = f"from importlib.metadata import version; print(version('{name}'))"

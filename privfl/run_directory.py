@@ -30,7 +30,7 @@ from torch import Tensor
 from privfl.errors import ConfigError, DataError, PrivflError
 
 Metrics = dict[str, Any]
-_PACKAGES = ("privfl", "torch", "opacus", "numpy", "scipy", "cryptography", "dp-accounting", "scikit-learn")
+_PACKAGES = ("privfl", "opacus", "numpy", "scipy", "cryptography", "dp-accounting", "scikit-learn")
 
 
 def write_whole(path: Path, content: bytes, *, mode: int = 0o644) -> None:
@@ -220,7 +220,7 @@ def read_lines(path: Path) -> list[Metrics]:
 
 def environment() -> dict[str, Any]:
     """Versions and machine, for the record."""
-    versions = {}
+    versions = {"torch": torch.__version__}  # names the build, such as +cpu, which the package's metadata may not
     for package in _PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)
