@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import privfl
 
 import attacks.attack
 from attacks.registry import ATTACKS, NEEDS
 from privfl.commands.judge import Judge
+from tests.command_line import privfl
 
 EXPERIMENT = """
 rounds = 2

@@ -5,10 +5,10 @@ import math
 from dataclasses import fields
 
 import pytest
-from command_line import privfl
 
 from audits.registry import AUDITS, ExperimentAudit, RareTokens, audit_from
 from privfl.config import Experiment
+from tests.command_line import privfl
 
 EXPERIMENT = """
 rounds = 2

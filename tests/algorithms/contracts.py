@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from federation import initial
 from torch import nn
 
 import privfl as pf
@@ -15,6 +14,7 @@ from privfl.privacy.channel import Channel
 from privfl.privacy.field import Field
 from privfl.privacy.noise import NoiseSource
 from privfl.privacy.plans import LocalTraining
+from tests.algorithms.federation import initial
 
 SIZES = (7, 20, 1, 13)
 TRAINING = LocalTraining(batch_size=5, epochs=2, learning_rate=0.1)

@@ -9,7 +9,6 @@ from itertools import pairwise
 import numpy as np
 import torch
 import torch.nn.functional as F
-from federation import layered_task
 from torch import Tensor, nn
 
 import privfl as pf
@@ -18,6 +17,7 @@ from privfl.parameters import flatten
 from privfl.privacy.door import coupled
 from privfl.randomness import torch_stream
 from privfl.task import ClientIndex, Task
+from tests.algorithms.federation import layered_task
 
 HELD = ((0, 1), (2, 3, 8), (1, 4), (9,), (5, 6, 7, 0))
 """Classes that each client holds; client 3 has a single one."""

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from dp_accounting import GaussianDpEvent, NeighboringRelation
 from dp_accounting.pld import PLDAccountant
-from federation import digits_task, initial, task_of, uploads
 from scipy import stats
 from scipy.optimize import minimize
 from torch import nn
@@ -27,6 +26,7 @@ from privfl.phases import phases_of
 from privfl.privacy.channel import Channel
 from privfl.privacy.noisy_total import NoisyTotal
 from privfl.task import ClientIndex, Task
+from tests.algorithms.federation import digits_task, initial, task_of, uploads
 
 SIZES = (7, 20, 13, 9, 11, 30)
 TRAINING = pf.LocalTraining(learning_rate=0.2, batch_size=5, epochs=2)

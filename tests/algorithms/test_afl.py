@@ -5,7 +5,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from fair_rounds import (
+from scipy.optimize import minimize
+from test_baselines import quadratic_task
+
+import privfl as pf
+from privfl.algorithms.base import Round
+from privfl.algorithms.uploads import declared
+from privfl.errors import ConfigError
+from privfl.parameters import flatten
+from privfl.privacy.door import BARE_TOTAL
+from tests.algorithms.fair_rounds import (
     NOISY_LOSS,
     PRIVATE,
     SIZES,
@@ -17,15 +26,6 @@ from fair_rounds import (
     replay,
     simulated,
 )
-from scipy.optimize import minimize
-from test_baselines import quadratic_task
-
-import privfl as pf
-from privfl.algorithms.base import Round
-from privfl.algorithms.uploads import declared
-from privfl.errors import ConfigError
-from privfl.parameters import flatten
-from privfl.privacy.door import BARE_TOTAL
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from federation import digits_task, full_gradient, initial, layered_task, task_of, uploads
 from torch import nn
 
 import privfl as pf
@@ -13,6 +12,7 @@ from privfl.algorithms import ALGORITHMS, FedAvg, FedProx
 from privfl.errors import ConfigError, DataError
 from privfl.randomness import torch_stream
 from privfl.task import ClientIndex, Task, cross_entropy
+from tests.algorithms.federation import digits_task, full_gradient, initial, layered_task, task_of, uploads
 
 SIZES = (7, 20, 13)
 TRAINING = pf.LocalTraining(learning_rate=0.2, batch_size=5, epochs=2, momentum=0.5, weight_decay=0.01)

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from federation import initial, uploads
-from label_skew import TRAINING, of_equal_classes, run, skewed_task, twin
 
 import privfl as pf
 from privfl.algorithms.calibrated_logits import CalibratedFedAvg, calibrated_loss
 from privfl.errors import ConfigError
 from privfl.task import cross_entropy
+from tests.algorithms.federation import initial, uploads
+from tests.algorithms.label_skew import TRAINING, of_equal_classes, run, skewed_task, twin
 
 
 def halved(logits, counts):

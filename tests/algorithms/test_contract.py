@@ -7,9 +7,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from contracts import SIZES, TRAINING, LossOnly, Voiced, both, loaded, one_hot, results
 from dp_accounting import GaussianDpEvent
-from federation import initial, layered_task
 from torch import nn
 
 import privfl as pf
@@ -23,6 +21,8 @@ from privfl.privacy.noise import NoiseSource
 from privfl.privacy.plans import LocalTraining
 from privfl.randomness import torch_stream
 from privfl.task import cross_entropy
+from tests.algorithms.contracts import SIZES, TRAINING, LossOnly, Voiced, both, loaded, one_hot, results
+from tests.algorithms.federation import initial, layered_task
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from contracts import SIZES, TRAINING, LossOnly, Voiced, one_hot, results
 from dp_accounting import GaussianDpEvent
-from federation import layered_task
 
 import privfl as pf
 from privfl.algorithms.base import Survey
@@ -18,6 +16,8 @@ from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.channel import Channel
 from privfl.privacy.door import BARE_SIZE, BARE_TOTAL, DoorLog
 from privfl.privacy.field import Field
+from tests.algorithms.contracts import SIZES, TRAINING, LossOnly, Voiced, one_hot, results
+from tests.algorithms.federation import layered_task
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from federation import digits_task, initial, layered_task, uploads
 from torch import nn
 
 import privfl as pf
@@ -19,6 +18,7 @@ from privfl.errors import ConfigError
 from privfl.models import Network
 from privfl.parameters import flatten
 from privfl.randomness import torch_stream
+from tests.algorithms.federation import digits_task, initial, layered_task, uploads
 
 SIZES = (12, 20, 9)
 TRAINING = pf.LocalTraining(learning_rate=0.2, batch_size=8, epochs=2, momentum=0.5)

@@ -7,7 +7,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from generative_federation import (
+from torch import Tensor, nn
+
+import privfl as pf
+from privfl.task import Task
+from tests.algorithms.generative_federation import (
     CLASSES,
     HIDDEN,
     LATENT,
@@ -21,10 +25,6 @@ from generative_federation import (
     steps_of,
     task_of,
 )
-from torch import Tensor, nn
-
-import privfl as pf
-from privfl.task import Task
 
 MAKER = (LATENT + CLASSES + 1) * HIDDEN + (HIDDEN + 1) * PIXELS
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from generative_federation import (
+from torch import Tensor, nn
+from torch.distributions import Bernoulli, Normal, kl_divergence
+
+import privfl as pf
+from privfl.algorithms.fedcvae import divergence, reconstruction_terms
+from privfl.errors import ConfigError
+from privfl.task import Task
+from tests.algorithms.generative_federation import (
     CLASSES,
     LATENT,
     PIXELS,
@@ -17,13 +24,6 @@ from generative_federation import (
     steps_of,
     task_of,
 )
-from torch import Tensor, nn
-from torch.distributions import Bernoulli, Normal, kl_divergence
-
-import privfl as pf
-from privfl.algorithms.fedcvae import divergence, reconstruction_terms
-from privfl.errors import ConfigError
-from privfl.task import Task
 
 
 def trained(

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
-from federation import digits_task, initial, uploads
 from test_baselines import quadratic_task
 from test_scaffold import (
     HEAVY,
@@ -27,6 +26,7 @@ from privfl.algorithms.uploads import declared
 from privfl.errors import ConfigError
 from privfl.privacy.door import BARE_TRAINING
 from privfl.task import ClientIndex
+from tests.algorithms.federation import digits_task, initial, uploads
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from evg_federation import SIZES, TRAINING, Watched, sent, settings_of, small, task_of
 from torch import Tensor, nn
 
 import privfl as pf
@@ -22,6 +21,7 @@ from privfl.privacy.draws import Draws
 from privfl.randomness import torch_stream
 from privfl.study.synthetic import Gallery
 from privfl.task import ClientIndex, Task
+from tests.algorithms.evg_federation import SIZES, TRAINING, Watched, sent, settings_of, small, task_of
 
 
 def trained_alone(task: Task, algorithm: FedEvg, server: dict[str, Tensor], client: int) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
-from federation import initial, task_of, uploads
-from label_skew import HELD, permuted, run, skewed_task, twin
 from torch import nn
 
 import privfl as pf
@@ -17,6 +15,8 @@ from privfl.algorithms.calibrated_logits import calibrated_loss
 from privfl.algorithms.fedlc import FedLC
 from privfl.errors import ConfigError
 from privfl.task import ClientIndex, Task, cross_entropy
+from tests.algorithms.federation import initial, task_of, uploads
+from tests.algorithms.label_skew import HELD, permuted, run, skewed_task, twin
 
 
 @pytest.fixture(scope="module")

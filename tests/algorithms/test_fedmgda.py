@@ -5,8 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from fair_rounds import PRIVATE, SIZES, STEPS, cell, fair_task, replay, simulated
-from federation import uploads
 from scipy.optimize import minimize
 
 import privfl as pf
@@ -15,6 +13,8 @@ from privfl.algorithms.fedmgda import common_descent, gram
 from privfl.algorithms.uploads import declared
 from privfl.errors import ConfigError
 from privfl.parameters import flatten
+from tests.algorithms.fair_rounds import PRIVATE, SIZES, STEPS, cell, fair_task, replay, simulated
+from tests.algorithms.federation import uploads
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,6 @@ import pytest
 import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
-from federation import initial, uploads
-from label_skew import HELD, counts_of, permuted, run, skewed_task, twin
 from torch import nn
 
 import privfl as pf
@@ -15,6 +13,8 @@ from privfl.algorithms.calibrated_logits import calibrated_loss
 from privfl.algorithms.fedrs import FedRS
 from privfl.errors import ConfigError
 from privfl.task import cross_entropy
+from tests.algorithms.federation import initial, uploads
+from tests.algorithms.label_skew import HELD, counts_of, permuted, run, skewed_task, twin
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from federation import digits_task, full_gradient, initial, task_of, uploads, uploads_of_rounds
 
 import privfl as pf
 from privfl.algorithms import FedSampling, NaiveFedSampling
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.accountant import randomized_response_total
+from tests.algorithms.federation import digits_task, full_gradient, initial, task_of, uploads, uploads_of_rounds
 
 SIZES = (3, 5, 2, 90, 40, 60)
 

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from generative_federation import CLASSES, HIDDEN, LATENT, PIXELS, SMALL, TRAINING, sent, task_of
 
 import privfl as pf
 from privfl.algorithms.generative_fedavg import GenerativeFedAvg
@@ -14,6 +13,7 @@ from privfl.algorithms.server_training import train_classifier
 from privfl.errors import ConfigError
 from privfl.privacy.door import BARE_TRAINING
 from privfl.study.synthetic import Gallery
+from tests.algorithms.generative_federation import CLASSES, HIDDEN, LATENT, PIXELS, SMALL, TRAINING, sent, task_of
 
 ALGORITHMS: dict[str, type[GenerativeFedAvg]] = {"fedcvae": pf.FedCVAE, "fedcgan": pf.FedCGAN}
 DECODER = (LATENT + CLASSES + 1) * HIDDEN + (HIDDEN + 1) * PIXELS

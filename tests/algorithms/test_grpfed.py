@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dp_accounting.pld import PLDAccountant
-from federation import digits_task
 from torch import nn
 
 import privfl as pf
@@ -27,6 +26,7 @@ from privfl.privacy.door import BARE_TOTAL
 from privfl.privacy.noise import NoiseSource
 from privfl.privacy.noisy_total import NoisyTotal
 from privfl.randomness import torch_stream
+from tests.algorithms.federation import digits_task
 
 SIZES = (7, 20, 13, 2)
 TRAINING = pf.LocalTraining(learning_rate=0.1, batch_size=5, epochs=2, momentum=0.9)

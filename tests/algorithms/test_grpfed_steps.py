@@ -7,13 +7,13 @@ from itertools import pairwise
 
 import pytest
 import torch
-from federation import digits_task
 from test_grpfed import SIZES, clients_of, two_layer_head
 
 import privfl as pf
 from privfl.algorithms.discriminator import discriminator_logits, judged_terms, personal_terms
 from privfl.algorithms.grpfed import GRPFed
 from privfl.parameters import flatten
+from tests.algorithms.federation import digits_task
 
 HIDDEN = 6
 TRAINING = pf.LocalTraining(learning_rate=0.1, batch_size=5, epochs=2, momentum=0.9, weight_decay=0.01)

@@ -5,7 +5,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from fair_rounds import (
+
+import privfl as pf
+from privfl.algorithms.base import Round
+from privfl.algorithms.uploads import declared
+from privfl.errors import ConfigError
+from privfl.parameters import flatten
+from privfl.privacy.door import BARE_TOTAL
+from tests.algorithms.fair_rounds import (
     NOISY_LOSS,
     PRIVATE,
     SIZES,
@@ -16,14 +23,7 @@ from fair_rounds import (
     fair_task,
     simulated,
 )
-from federation import task_of, uploads
-
-import privfl as pf
-from privfl.algorithms.base import Round
-from privfl.algorithms.uploads import declared
-from privfl.errors import ConfigError
-from privfl.parameters import flatten
-from privfl.privacy.door import BARE_TOTAL
+from tests.algorithms.federation import task_of, uploads
 
 BOTH = pytest.mark.parametrize("algorithm", [pf.QFedAvg(q=3.0), pf.TERM(t=3.0)], ids=["q-fedavg", "term"])
 

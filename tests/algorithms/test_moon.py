@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 import torch.nn.functional as F
-from federation import digits_task, layered_task, uploads
-from label_skew import of_equal_classes
 from torch import nn
 
 import privfl as pf
@@ -22,6 +20,8 @@ from privfl.privacy.noise import NoiseSource
 from privfl.privacy.plans import Poisson
 from privfl.randomness import torch_stream
 from privfl.task import ClientIndex, Task
+from tests.algorithms.federation import digits_task, layered_task, uploads
+from tests.algorithms.label_skew import of_equal_classes
 
 SIZES = (12, 20, 9, 1, 15)
 TRAINING = pf.LocalTraining(learning_rate=0.1, batch_size=6, epochs=2, momentum=0.9, weight_decay=0.01)

@@ -7,7 +7,6 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from federation import digits_task, initial
 
 import privfl as pf
 from privfl.engine.loop import LoopEngine
@@ -16,6 +15,7 @@ from privfl.privacy.door import Batch
 from privfl.privacy.noise import NoiseSource
 from privfl.privacy.plans import private_plan
 from privfl.task import ClientIndex, Task
+from tests.algorithms.federation import digits_task, initial
 
 SIZES = (7, 20, 13)
 TRAINING = pf.LocalTraining(learning_rate=0.05, batch_size=5, epochs=2, momentum=0.5, weight_decay=0.01)

@@ -4,10 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from contracts import SIZES as LAYERED_SIZES
-from contracts import both
-from federation import digits_task, initial, layered_task, task_of, uploads
-from personal_twins import drawn, quadratics, slope
 from torch import nn
 from torch.func import functional_call
 
@@ -15,6 +11,10 @@ import privfl as pf
 from privfl.errors import ConfigError
 from privfl.models import Network
 from privfl.privacy.plans import Epochs, Poisson
+from tests.algorithms.contracts import SIZES as LAYERED_SIZES
+from tests.algorithms.contracts import both
+from tests.algorithms.federation import digits_task, initial, layered_task, task_of, uploads
+from tests.algorithms.personal_twins import drawn, quadratics, slope
 
 SIZES = (7, 20, 13)
 TRAINING = pf.LocalTraining(learning_rate=0.2, batch_size=5, epochs=2)

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federation import digits_task, initial, uploads
-from personal_twins import drawn, pulled, quadratics, slope
 
 import privfl as pf
 from privfl.errors import ConfigError
+from tests.algorithms.federation import digits_task, initial, uploads
+from tests.algorithms.personal_twins import drawn, pulled, quadratics, slope
 
 SIZES = (7, 20, 13)
 TRAINING = pf.LocalTraining(learning_rate=0.05, batch_size=5, epochs=2)

@@ -4,7 +4,16 @@ import math
 
 import pytest
 import torch
-from fair_rounds import (
+from torch import nn
+
+import privfl as pf
+from privfl.algorithms.propfair import slope, surrogate
+from privfl.algorithms.uploads import declared
+from privfl.errors import ConfigError
+from privfl.parameters import flatten
+from privfl.privacy.door import BARE_TOTAL
+from privfl.randomness import torch_stream
+from tests.algorithms.fair_rounds import (
     NOISY_LOSS,
     PRIVATE,
     SIZES,
@@ -16,16 +25,7 @@ from fair_rounds import (
     losses_at,
     simulated,
 )
-from federation import uploads
-from torch import nn
-
-import privfl as pf
-from privfl.algorithms.propfair import slope, surrogate
-from privfl.algorithms.uploads import declared
-from privfl.errors import ConfigError
-from privfl.parameters import flatten
-from privfl.privacy.door import BARE_TOTAL
-from privfl.randomness import torch_stream
+from tests.algorithms.federation import uploads
 
 TAILS = pytest.mark.parametrize("tail", ["linear", "huber", "continuous"])
 

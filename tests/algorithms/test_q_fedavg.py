@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from fair_rounds import SIZES, TRAINING, fair_task, losses_at, replay, sent, simulated
-from federation import full_gradient, uploads
 
 import privfl as pf
 from privfl.errors import ConfigError
 from privfl.parameters import flatten
+from tests.algorithms.fair_rounds import SIZES, TRAINING, fair_task, losses_at, replay, sent, simulated
+from tests.algorithms.federation import full_gradient, uploads
 
 
 @pytest.fixture(scope="module")

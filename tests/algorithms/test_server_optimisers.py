@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from federation import digits_task
 
 import privfl as pf
 from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.server_optimisers import FedAdagrad, FedAdam, FedYogi, ServerOptimiser
 from privfl.errors import ConfigError
+from tests.algorithms.federation import digits_task
 
 SIZES = (7, 20, 13)
 TRAINING = pf.LocalTraining(learning_rate=0.2, batch_size=5, epochs=2)

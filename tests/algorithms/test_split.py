@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
-from federation import digits_task, layered_task
 from torch import nn
 
 import privfl as pf
@@ -19,6 +18,7 @@ from privfl.models import Network
 from privfl.parameters import flatten
 from privfl.randomness import torch_stream
 from privfl.task import ClientIndex, cross_entropy
+from tests.algorithms.federation import digits_task, layered_task
 
 SIZES = (7, 20, 13)
 SHARES = np.array(SIZES) / 40

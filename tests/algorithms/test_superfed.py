@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from federation import digits_task, task_of
 from torch import nn
 from torch.func import functional_call
 
@@ -25,6 +24,7 @@ from privfl.parameters import flatten
 from privfl.privacy.channel import Channel
 from privfl.privacy.noise import NoiseSource
 from privfl.randomness import torch_stream
+from tests.algorithms.federation import digits_task, task_of
 
 ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "superfed.json").read_text())
 SIZES = (12, 20, 9, 15)

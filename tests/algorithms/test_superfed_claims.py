@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from federation import digits_task
 from test_superfed import MODES, TRAINING, bound, simulate, small, trained
 
 import privfl as pf
@@ -18,6 +17,7 @@ from privfl.errors import ConfigError
 from privfl.parameters import flatten
 from privfl.privacy.door import BARE_TRAINING, Batch
 from privfl.privacy.plans import Poisson
+from tests.algorithms.federation import digits_task
 
 SIZES = (30, 30, 30, 30)
 

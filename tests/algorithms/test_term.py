@@ -4,7 +4,14 @@ import math
 
 import pytest
 import torch
-from fair_rounds import (
+
+import privfl as pf
+from privfl.algorithms.base import Round
+from privfl.algorithms.uploads import declared
+from privfl.errors import ConfigError
+from privfl.parameters import flatten
+from privfl.privacy.door import BARE_TOTAL
+from tests.algorithms.fair_rounds import (
     NOISY_LOSS,
     PRIVATE,
     SIZES,
@@ -18,14 +25,7 @@ from fair_rounds import (
     sent,
     simulated,
 )
-from federation import uploads
-
-import privfl as pf
-from privfl.algorithms.base import Round
-from privfl.algorithms.uploads import declared
-from privfl.errors import ConfigError
-from privfl.parameters import flatten
-from privfl.privacy.door import BARE_TOTAL
+from tests.algorithms.federation import uploads
 
 SHARES = torch.tensor(SIZES, dtype=torch.float64) / sum(SIZES)
 

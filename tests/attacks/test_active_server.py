@@ -3,13 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from membership_worlds import game, part, task_of, watch
 
 import privfl as pf
 from attacks.active_server import ascending
 from attacks.auxiliary import Auxiliary
 from attacks.federated_membership import LossDrop
 from privfl.errors import ConfigError
+from tests.attacks.membership_worlds import game, part, task_of, watch
 
 CLIENTS = [part(0, 40), part(40, 80), part(80, 120)]
 ASKED = game(CLIENTS[0], part(240, 420))

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from membership_worlds import game, part, task_of, watch
 from torch import Tensor
 
 import privfl as pf
@@ -19,6 +18,7 @@ from attacks.federated_membership import (
     LossTrajectory,
 )
 from privfl.errors import ConfigError
+from tests.attacks.membership_worlds import game, part, task_of, watch
 
 CLIENTS = [part(0, 60), part(60, 120), part(120, 180), part(180, 240)]
 OTHERS = part(240, 420)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from federations import DIGITS, public, rows_by_client, run_of
 
 import privfl as pf
 from attacks.auxiliary import Auxiliary
@@ -11,6 +10,7 @@ from attacks.gradients import batch_gradient
 from attacks.pixels import Pixels
 from attacks.sigmoid_lenet import sigmoid_lenet
 from privfl.errors import ConfigError
+from tests.attacks.federations import DIGITS, public, rows_by_client, run_of
 
 ROWS = rows_by_client((1, 2, 20))
 PIXELS = Pixels.of("digits")

@@ -4,7 +4,6 @@ from itertools import product
 
 import pytest
 import torch
-from labelled_batches import CLASSES, batch, counts, drawn_labels, halves, head_gradient, untrained
 from torch import nn
 
 from attacks.head_gradients import HeadGradient, class_gradients, predictions
@@ -18,6 +17,7 @@ from attacks.label_counts import (
 from privfl.errors import ConfigError
 from privfl.models.base import Network
 from privfl.parameters import Layout
+from tests.attacks.labelled_batches import CLASSES, batch, counts, drawn_labels, halves, head_gradient, untrained
 
 DATA = halves()
 

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from membership_worlds import game, part, task_of, watch
 from scipy.stats import norm
 
 from attacks.lira import LiRA, augmented, confidences, lira_offline, lira_online
 from attacks.metrics.distinguishing import auc
 from attacks.shadows import ShadowTraining, train_shadows
 from privfl.errors import ConfigError
+from tests.attacks.membership_worlds import game, part, task_of, watch
 
 
 def world(shadows: int, records: int, queries: int = 1, seed: int = 0):

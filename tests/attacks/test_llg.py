@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from labelled_batches import CLASSES, batch, counts, drawn_labels, halves, head_gradient, untrained
 from torch import nn
 
 from attacks.label_counts import on_simplex
 from attacks.llg import Calibration, calibrate, llg, own_impact, row_sums
 from privfl.errors import ConfigError
 from privfl.models.base import Network
+from tests.attacks.labelled_batches import CLASSES, batch, counts, drawn_labels, halves, head_gradient, untrained
 
 DATA = halves()
 

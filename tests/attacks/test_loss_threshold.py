@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from membership_worlds import game, part, task_of, watch
 
 import privfl as pf
 from attacks.lira import LiRA
@@ -11,6 +10,7 @@ from attacks.loss_threshold import LossThreshold
 from attacks.metrics.distinguishing import advantage, advantage_ceiling, auc, auc_ceiling
 from attacks.rmia import RMIA
 from attacks.shadows import ShadowTraining
+from tests.attacks.membership_worlds import game, part, task_of, watch
 
 MEMBERS, OTHERS = part(0, 60), part(60, 300)
 CERTAIN = 1 - 1e-6

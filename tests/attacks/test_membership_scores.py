@@ -5,13 +5,13 @@ from decimal import Decimal, getcontext
 import pytest
 import torch
 import torch.nn.functional as F
-from membership_worlds import game, part, task_of
 
 from attacks.auxiliary import Records
 from attacks.membership_game import membership_game
 from attacks.membership_scores import Models, correct, logit_confidence, losses, true_log_probability
 from privfl.errors import ConfigError
 from privfl.parameters import flatten
+from tests.attacks.membership_worlds import game, part, task_of
 
 
 def test_the_logit_confidence_is_exact_where_probabilities_round_to_one():

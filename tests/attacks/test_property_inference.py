@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from labelled_batches import batch, drawn_labels, halves, untrained
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
@@ -11,6 +10,7 @@ from attacks.auxiliary import Auxiliary, Records
 from attacks.property_inference import PropertyInference, dark, fit, simulated_updates
 from privfl.errors import ConfigError
 from privfl.privacy.plans import LocalTraining
+from tests.attacks.labelled_batches import batch, drawn_labels, halves, untrained
 
 DATA = halves()
 TRAINING = LocalTraining(learning_rate=0.05, batch_size=10, epochs=1)

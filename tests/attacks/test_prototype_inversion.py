@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from federations import DIGITS, public, rows_by_client, run_of
 
 import privfl as pf
 from attacks.auxiliary import Auxiliary, Records
@@ -10,6 +9,7 @@ from attacks.pixels import Pixels
 from attacks.prototype_inversion import OTHERS, PrototypeInversion, nearest_of_class, public_prototypes
 from attacks.prototype_messages import message_of
 from privfl.errors import ConfigError
+from tests.attacks.federations import DIGITS, public, rows_by_client, run_of
 
 ROWS = rows_by_client((12, 60), classes=(0, 1, 4))
 PUBLIC, PIXELS = public(ROWS), Pixels.of("digits")

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from federations import DIGITS, public, rows_by_client, run_of
 
 import privfl as pf
 from attacks.auxiliary import Auxiliary, Records
@@ -10,6 +9,7 @@ from attacks.prototype_membership import PrototypeTracing, traced
 from attacks.prototype_messages import message_of
 from attacks.prototype_tracing import PublicReference
 from privfl.errors import ConfigError
+from tests.attacks.federations import DIGITS, public, rows_by_client, run_of
 
 ROWS = rows_by_client((40, 60))
 PUBLIC = public(ROWS)

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federations import DIGITS, rows_by_client, run_of
 
 import privfl as pf
 from attacks.prototype_messages import message_of, prototype_messages
 from privfl.errors import ConfigError
+from tests.attacks.federations import DIGITS, rows_by_client, run_of
 
 ROWS = rows_by_client((30, 50))
 TRAINING = pf.LocalTraining(learning_rate=0.05, batch_size=10)

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from membership_worlds import game, part, task_of, watch
 
 from attacks.rmia import RMIA, best_offline_a, relative, rmia
 from attacks.shadows import ShadowTraining
 from privfl.errors import ConfigError
+from tests.attacks.membership_worlds import game, part, task_of, watch
 
 
 def probabilities(seed: int = 0, models: int = 5, records: int = 9):

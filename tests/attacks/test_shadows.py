@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from membership_worlds import part, task_of, watch
 
 from attacks.auxiliary import Records
 from attacks.shadows import ShadowTraining, join, shares, train_shadows
 from privfl.errors import ConfigError
+from tests.attacks.membership_worlds import part, task_of, watch
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from labelled_batches import CLASSES, batch, counts, drawn_labels, halves, head_gradient, untrained
 from torch import nn
 
 import privfl as pf
@@ -16,6 +15,7 @@ from attacks.size_from_updates import (
 )
 from privfl.errors import ConfigError
 from privfl.parameters import Layout
+from tests.attacks.labelled_batches import CLASSES, batch, counts, drawn_labels, halves, head_gradient, untrained
 
 DATA = halves()
 K = 512

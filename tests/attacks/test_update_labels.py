@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from labelled_batches import CLASSES, batch, counts, drawn_labels, halves, untrained
 
 from attacks.gradients import local_update
 from attacks.head_gradients import HeadGradient, class_gradients, predictions
@@ -16,6 +15,7 @@ from attacks.update_labels import (
 from privfl.errors import ConfigError
 from privfl.parameters import FlatNetwork, Layout
 from privfl.privacy.plans import LocalTraining
+from tests.attacks.labelled_batches import CLASSES, batch, counts, drawn_labels, halves, untrained
 
 DATA = halves()
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import dp_accounting as dp
 import numpy as np
 import pytest
-from accounting_oracles import ADD_REMOVE, ORACLES, REPLACE, ZERO_OUT, poisson, rows, sampled, values
 from dp_accounting.dp_event import DiscreteLaplaceDpEvent
 from scipy import optimize
 
@@ -24,6 +23,16 @@ from privfl.privacy.accounting.accountant import (
 from privfl.privacy.accounting.composition import compose
 from privfl.privacy.accounting.events import EpsilonDeltaDpEvent
 from privfl.privacy.accounting.renyi import renyi_epsilon
+from tests.privacy.accounting.accounting_oracles import (
+    ADD_REMOVE,
+    ORACLES,
+    REPLACE,
+    ZERO_OUT,
+    poisson,
+    rows,
+    sampled,
+    values,
+)
 
 
 def claim(history, delta):

@@ -2,12 +2,12 @@
 
 import dp_accounting as dp
 import pytest
-from accounting_oracles import ADD_REMOVE, ORACLES, REPLACE, poisson, rows, sampled
 from opacus.accountants.utils import get_noise_multiplier
 
 from privfl.errors import PrivacyError
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.calibration import noise_multiplier_for, steps_within
+from tests.privacy.accounting.accounting_oracles import ADD_REMOVE, ORACLES, REPLACE, poisson, rows, sampled
 
 SETTINGS = [
     (1.0, 1e-5, 0.01, 1000),

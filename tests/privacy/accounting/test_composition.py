@@ -5,7 +5,6 @@ import math
 import dp_accounting as dp
 import numpy as np
 import pytest
-from accounting_oracles import ADD_REMOVE, REPLACE, ZERO_OUT, sampled
 from dp_accounting.dp_event import DiscreteLaplaceDpEvent
 from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld
@@ -14,6 +13,7 @@ from scipy import fft
 from privfl.privacy.accounting import composition
 from privfl.privacy.accounting.composition import compose
 from privfl.privacy.accounting.loss import losses
+from tests.privacy.accounting.accounting_oracles import ADD_REMOVE, REPLACE, ZERO_OUT, sampled
 
 RR = dp.RandomizedResponseDpEvent(0.5, 10)
 

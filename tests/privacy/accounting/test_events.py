@@ -5,7 +5,6 @@ import math
 
 import dp_accounting as dp
 import pytest
-from accounting_oracles import ADD_REMOVE, REPLACE, ZERO_OUT, poisson, rows
 from dp_accounting.dp_event import DiscreteLaplaceDpEvent
 
 from privfl.errors import PrivacyError
@@ -20,6 +19,7 @@ from privfl.privacy.accounting.events import (
     encode,
     fixed_size_cohort,
 )
+from tests.privacy.accounting.accounting_oracles import ADD_REMOVE, REPLACE, ZERO_OUT, poisson, rows
 
 EVERY_EVENT = [
     dp.NoOpDpEvent(),

@@ -5,11 +5,11 @@ import json
 import dp_accounting as dp
 import numpy as np
 import pytest
-from accounting_oracles import REPLACE, poisson
 
 from privfl.errors import ConfigError, DataError, PrivacyError
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import Cost, Release, everywhere, unprotected
+from tests.privacy.accounting.accounting_oracles import REPLACE, poisson
 
 UPDATE = everywhere("update", Cost(poisson(0.1, 1.0)))
 SIZE = Release.of("size", {("client", "server"): Cost(dp.RandomizedResponseDpEvent(0.5, 10), REPLACE)})

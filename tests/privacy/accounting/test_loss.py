@@ -5,12 +5,12 @@ import math
 import dp_accounting as dp
 import numpy as np
 import pytest
-from accounting_oracles import ADD_REMOVE, REPLACE, ZERO_OUT, sampled
 from dp_accounting.dp_event import DiscreteLaplaceDpEvent
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 from privfl.privacy.accounting import loss
 from privfl.privacy.accounting.events import EpsilonDeltaDpEvent
+from tests.privacy.accounting.accounting_oracles import ADD_REMOVE, REPLACE, ZERO_OUT, sampled
 
 RR = dp.RandomizedResponseDpEvent(0.5, 10)
 

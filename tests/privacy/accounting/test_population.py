@@ -3,13 +3,13 @@
 import dp_accounting as dp
 import numpy as np
 import pytest
-from accounting_oracles import ADD_REMOVE, REPLACE, sampled
 from scipy import sparse
 
 from privfl.privacy.accounting import population
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.grouping import distinct_rows, fewer_rates, join
 from privfl.privacy.accounting.population import account, exceeds, rounded_up
+from tests.privacy.accounting.accounting_oracles import ADD_REMOVE, REPLACE, sampled
 
 RR = (dp.RandomizedResponseDpEvent(0.5, 10), REPLACE)
 DELTA = 1e-5

@@ -5,7 +5,6 @@ import math
 import dp_accounting as dp
 import numpy as np
 import pytest
-from accounting_oracles import ADD_REMOVE, REPLACE, ZERO_OUT
 from dp_accounting.rdp import compute_epsilon
 from scipy import sparse, special, stats
 
@@ -13,6 +12,7 @@ from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.events import SkellamDpEvent
 from privfl.privacy.accounting.population import account
 from privfl.privacy.accounting.renyi import ORDERS, renyi_epsilon, skellam_curve
+from tests.privacy.accounting.accounting_oracles import ADD_REMOVE, REPLACE, ZERO_OUT
 
 WHOLE = np.array([2.0, 3.0, 5.0, 16.0, 64.0])
 

@@ -7,7 +7,6 @@ from decimal import Decimal
 import dp_accounting as dp
 import numpy as np
 import pytest
-from accounting_oracles import ADD_REMOVE, REPLACE, ZERO_OUT, poisson, sampled
 from scipy import stats
 
 from privfl.errors import PrivacyError
@@ -16,6 +15,7 @@ from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import OBSERVERS, UNITS, Cost, Release, everywhere, unprotected
 from privfl.privacy.accounting.rendering import round_up
 from privfl.privacy.accounting.statement import NOTHING, Statement, make_statement
+from tests.privacy.accounting.accounting_oracles import ADD_REMOVE, REPLACE, ZERO_OUT, poisson, sampled
 
 DELTA = 1e-5
 TRAINING = Cost(poisson(0.1, 1.0))

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import dp_accounting as dp
 import numpy as np
 import pytest
-from accounting_oracles import REPLACE, poisson
 
 from privfl.errors import PrivacyError
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import Cost, Release, everywhere, unprotected
 from privfl.privacy.accounting.statement import make_statement
 from privfl.privacy.accounting.tracker import EpsilonTracker
+from tests.privacy.accounting.accounting_oracles import REPLACE, poisson
 
 DELTA = 1e-5
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from staging import Stage, a_session
 
 from privfl.errors import ConfigError
 from privfl.privacy.secagg import errors
@@ -18,6 +17,7 @@ from privfl.privacy.secagg.bodies import (
 from privfl.privacy.secagg.client import Client
 from privfl.privacy.secagg.messages import Kind, Phase, unpack
 from privfl.privacy.secagg.server import Server
+from tests.privacy.secagg.staging import Stage, a_session
 
 CLIENT = 0
 SESSIONS = {"semi-honest": a_session(), "active": a_session(adversary="active")}

@@ -3,8 +3,6 @@
 import itertools
 
 import pytest
-from eavesdropper import Eavesdropper
-from staging import Stage, a_session, twin
 
 from privfl.privacy.secagg import errors, shamir
 from privfl.privacy.secagg.bodies import MASK_KEY, Request, Shares, numbers
@@ -12,6 +10,8 @@ from privfl.privacy.secagg.client import Client
 from privfl.privacy.secagg.messages import SERVER, Kind, Phase, unpack
 from privfl.privacy.secagg.primitives import AgreementKey
 from privfl.privacy.secagg.session import Session
+from tests.privacy.secagg.eavesdropper import Eavesdropper
+from tests.privacy.secagg.staging import Stage, a_session, twin
 
 PRIME = shamir.PRIME
 VICTIM = 0

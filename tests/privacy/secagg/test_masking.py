@@ -5,11 +5,11 @@ import itertools
 
 import numpy as np
 import pytest
-from staging import a_session, entropy_of
 
 from privfl.privacy.secagg import masking
 from privfl.privacy.secagg.errors import BadKey
 from privfl.privacy.secagg.primitives import AgreementKey
+from tests.privacy.secagg.staging import a_session, entropy_of
 
 SESSION = a_session()
 OTHERS = [

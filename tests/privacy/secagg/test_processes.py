@@ -3,12 +3,12 @@
 import multiprocessing
 
 import pytest
-from staging import ANSWERS, Stage, a_session, sum_of, vectors_for
 
 from privfl.privacy.secagg.client import Client
 from privfl.privacy.secagg.messages import Phase
 from privfl.privacy.secagg.server import Server
 from privfl.privacy.secagg.session import Session
+from tests.privacy.secagg.staging import ANSWERS, Stage, a_session, sum_of, vectors_for
 
 
 def be_client(pipe, member, keys, vector):

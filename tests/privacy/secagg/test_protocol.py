@@ -4,10 +4,10 @@ import itertools
 import random
 
 import pytest
-from staging import Stage, a_session, sum_of, vectors_for
 
 from privfl.privacy.secagg.errors import AbortedSession, TooFewClients
 from privfl.privacy.secagg.messages import Phase
+from tests.privacy.secagg.staging import Stage, a_session, sum_of, vectors_for
 
 PHASES = {
     "semi-honest": (Phase.ADVERTISE, Phase.SHARE, Phase.MASK, Phase.UNMASK),

@@ -4,13 +4,13 @@ import threading
 
 import numpy as np
 import pytest
-from staging import a_session, sum_of, vectors_for
 
 from privfl.errors import ConfigError
 from privfl.privacy.secagg import errors
 from privfl.privacy.secagg.messages import Phase
 from privfl.privacy.secagg.rehearsal import Rehearsal, aggregate
 from privfl.privacy.secagg.session import Session
+from tests.privacy.secagg.staging import a_session, sum_of, vectors_for
 
 
 @pytest.mark.parametrize("workers", [1, 3])

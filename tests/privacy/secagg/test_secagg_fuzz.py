@@ -7,11 +7,11 @@ import random
 from collections import Counter
 
 import pytest
-from staging import SERVER_SENDS, Stage, a_session, sum_of, twin
 
 from privfl.privacy.secagg import errors
 from privfl.privacy.secagg.bodies import MASK_KEY, SELF_MASK, parse_answer
 from privfl.privacy.secagg.messages import SENT_IN, SERVER, Kind, Phase, pack, unpack
+from tests.privacy.secagg.staging import SERVER_SENDS, Stage, a_session, sum_of, twin
 
 HEADER = 58
 CASES = 4000

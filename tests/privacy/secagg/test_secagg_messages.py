@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-from staging import Stage, a_session
 
 from privfl.privacy.secagg.bodies import (
     MASK_KEY,
@@ -33,6 +32,7 @@ from privfl.privacy.secagg.errors import (
 )
 from privfl.privacy.secagg.messages import SERVER, Kind, pack, unpack
 from privfl.privacy.secagg.shamir import SHARE_BYTES
+from tests.privacy.secagg.staging import Stage, a_session
 
 SESSION = a_session()
 ACTIVE = a_session(adversary="active")

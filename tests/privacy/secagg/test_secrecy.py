@@ -11,9 +11,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from eavesdropper import Eavesdropper
 from scipy.stats import chi2_contingency, chisquare
-from staging import Stage, a_session, twin
 
 from privfl.privacy.secagg import errors, shamir
 from privfl.privacy.secagg.bodies import Request, Shares, parse_masked, parse_roster
@@ -21,6 +19,8 @@ from privfl.privacy.secagg.client import Client
 from privfl.privacy.secagg.masking import on_threads
 from privfl.privacy.secagg.messages import SERVER, Kind, Phase, unpack
 from privfl.privacy.secagg.primitives import derive
+from tests.privacy.secagg.eavesdropper import Eavesdropper
+from tests.privacy.secagg.staging import Stage, a_session, twin
 
 HONEST = (0, 1)
 ACCOMPLICE = 2

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from staging import Stage, a_session, sum_of
 
 from privfl.privacy.secagg import errors
 from privfl.privacy.secagg.bodies import (
@@ -18,6 +17,7 @@ from privfl.privacy.secagg.bodies import (
 )
 from privfl.privacy.secagg.messages import SENT_IN, SERVER, Kind, Phase, pack, unpack
 from privfl.privacy.secagg.shamir import PRIME, SHARE_BYTES
+from tests.privacy.secagg.staging import Stage, a_session, sum_of
 
 SESSIONS = {"semi-honest": a_session(), "active": a_session(adversary="active")}
 SHARE_OF_ZERO = bytes(SHARE_BYTES)

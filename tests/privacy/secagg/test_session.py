@@ -3,12 +3,12 @@
 import dataclasses
 
 import pytest
-from staging import a_session
 
 from privfl.errors import ConfigError
 from privfl.privacy.secagg.errors import MalformedMessage, UnsupportedVersion
 from privfl.privacy.secagg.parameters import ThreatModel
 from privfl.privacy.secagg.session import SERVER, Session
+from tests.privacy.secagg.staging import a_session
 
 SESSIONS = [
     a_session(),
