@@ -17,7 +17,7 @@ from torch import Tensor
 from attacks.auxiliary import Records
 from attacks.membership_scores import Factory, Models
 from privfl.algorithms.base import Tensors
-from privfl.algorithms.reference import Local
+from privfl.algorithms.references import Local
 from privfl.engine.choice import EngineName
 from privfl.errors import ConfigError
 from privfl.privacy.plans import LocalTraining

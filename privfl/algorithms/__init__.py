@@ -29,7 +29,7 @@ from privfl.algorithms.pfedme import PFedMe
 from privfl.algorithms.propfair import PropFair
 from privfl.algorithms.q_fedavg import QFedAvg
 from privfl.algorithms.rebafl import ReBaFL
-from privfl.algorithms.reference import Centralized, Local
+from privfl.algorithms.references import Centralized, Local
 from privfl.algorithms.scaffold import Scaffold
 from privfl.algorithms.server_optimisers import FedAdagrad, FedAdam, FedYogi
 from privfl.algorithms.superfed import SuPerFed

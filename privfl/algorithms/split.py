@@ -70,7 +70,7 @@ class Split(PartialUpload):
     A client begins with the received shared part and its own private one; both start at the common initial model. It
     keeps its whole vector, so a client's own model is the server's shared part with its own private one. The global
     test averages the soft-max outputs of the own models of all clients that have trained, because the server has no
-    private part that was ever trained. That test costs as much as for :class:`~privfl.algorithms.reference.Local`: one
+    private part that was ever trained. That test costs as much as for :class:`~privfl.algorithms.references.Local`: one
     forward pass over the test data for each client that has trained.
 
     The private part shapes later uploads, so noise has to reach it too. Under DP-SGD it does: both parts are functions

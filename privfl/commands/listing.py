@@ -137,7 +137,7 @@ def _rows(kind: Kind) -> list[dict[str, Any]]:
         return [{"name": n, "summary": summary(part), "settings": defaults(part)} for n, part in known.AUDITS.items()]
     if kind is Kind.algorithms:
         from privfl.algorithms import ALGORITHMS
-        from privfl.algorithms.uploads import declared
+        from privfl.algorithms.declarations import declared
 
         return [
             {"name": name, "summary": summary(part), "settings": defaults(part), **declared(part())}

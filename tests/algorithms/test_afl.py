@@ -10,7 +10,7 @@ from test_baselines import quadratic_task
 
 import privfl as pf
 from privfl.algorithms.base import Round
-from privfl.algorithms.uploads import declared
+from privfl.algorithms.declarations import declared
 from privfl.errors import ConfigError
 from privfl.parameters import flatten
 from privfl.privacy.door import BARE_TOTAL

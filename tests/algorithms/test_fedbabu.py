@@ -9,7 +9,7 @@ from test_split import SHARES, TRAINING, assert_as_by_hand, by_hand, deep, deep_
 from torch import nn
 
 import privfl as pf
-from privfl.algorithms.uploads import declared
+from privfl.algorithms.declarations import declared
 from privfl.parameters import flatten
 from privfl.task import cross_entropy
 

@@ -22,7 +22,7 @@ from test_scaffold import (
 )
 
 import privfl as pf
-from privfl.algorithms.uploads import declared
+from privfl.algorithms.declarations import declared
 from privfl.errors import ConfigError
 from privfl.privacy.door import BARE_TRAINING
 from privfl.task import ClientIndex

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import privfl as pf
+from privfl.algorithms.declarations import declared
 from privfl.algorithms.propfair import slope, surrogate
-from privfl.algorithms.uploads import declared
 from privfl.errors import ConfigError
 from privfl.parameters import flatten
 from privfl.privacy.door import BARE_TOTAL

@@ -8,7 +8,7 @@ import torch
 from test_baselines import quadratic_task
 
 import privfl as pf
-from privfl.algorithms.uploads import declared
+from privfl.algorithms.declarations import declared
 from privfl.errors import ConfigError
 from privfl.privacy.door import BARE_TRAINING, Batch
 from privfl.privacy.plans import Poisson

@@ -4,7 +4,7 @@ import pytest
 
 import privfl as pf
 from privfl.algorithms import ALGORITHMS
-from privfl.algorithms.uploads import declared
+from privfl.algorithms.declarations import declared
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
