@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from privfl.algorithms.aaggff import AAggFFD, AAggFFS, FairAggregation
 from privfl.algorithms.base import Round, Tensors
+from privfl.algorithms.fair.aaggff import AAggFFD, AAggFFS, FairAggregation
 from privfl.algorithms.setting import Setting
 from privfl.parameters import FlatNetwork
 

@@ -28,7 +28,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 import privfl as pf
-from privfl.algorithms.decisions import relative_losses, respond
+from privfl.algorithms.fair.online_decisions import relative_losses, respond
 from privfl.data.dataset import Dataset
 from privfl.metrics.fairness import fairness
 

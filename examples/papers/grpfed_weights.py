@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 import privfl as pf
-from privfl.algorithms.adaptive_weights import capped, loss_weights
 from privfl.algorithms.base import Algorithm, Round, Tensors
+from privfl.algorithms.fair.adaptive_weights import capped, loss_weights
 from privfl.metrics.classification import classification
 from privfl.privacy.door import Batch, Door
 from privfl.privacy.plans import LocalTraining

@@ -1,12 +1,17 @@
 """The federated algorithms, one short file each."""
 
-from privfl.algorithms.aaggff import AAggFFD, AAggFFS
-from privfl.algorithms.aaggff_sums import AAggFFDSums
-from privfl.algorithms.afl import AFL
 from privfl.algorithms.apfl import APFL
 from privfl.algorithms.base import Algorithm, Round
 from privfl.algorithms.bsm_fedavg import BalancedFedAvg
 from privfl.algorithms.ditto import Ditto
+from privfl.algorithms.fair.aaggff import AAggFFD, AAggFFS
+from privfl.algorithms.fair.aaggff_sums import AAggFFDSums
+from privfl.algorithms.fair.afl import AFL
+from privfl.algorithms.fair.fedmgda import FedMGDA
+from privfl.algorithms.fair.grpfed import GRPFed
+from privfl.algorithms.fair.propfair import PropFair
+from privfl.algorithms.fair.q_fedavg import QFedAvg
+from privfl.algorithms.fair.term import TERM, RunningTERM
 from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.fedavg_ft import FedAvgFT
 from privfl.algorithms.fedbabu import FedBABU
@@ -15,25 +20,20 @@ from privfl.algorithms.fedcvae import FedCVAE
 from privfl.algorithms.feddyn import FedDyn
 from privfl.algorithms.fedevg import FedEvg
 from privfl.algorithms.fedlc import FedLC
-from privfl.algorithms.fedmgda import FedMGDA
 from privfl.algorithms.fedper import FedPer
 from privfl.algorithms.fedprox import FedProx
 from privfl.algorithms.fedrep import FedRep
 from privfl.algorithms.fedrs import FedRS
 from privfl.algorithms.fedsampling import FedSampling, NaiveFedSampling
-from privfl.algorithms.grpfed import GRPFed
 from privfl.algorithms.lg_fedavg import LGFedAvg
 from privfl.algorithms.moon import MOON
 from privfl.algorithms.per_fedavg import PerFedAvg
 from privfl.algorithms.pfedme import PFedMe
-from privfl.algorithms.propfair import PropFair
-from privfl.algorithms.q_fedavg import QFedAvg
 from privfl.algorithms.rebafl import ReBaFL
 from privfl.algorithms.references import Centralized, Local
 from privfl.algorithms.scaffold import Scaffold
 from privfl.algorithms.server_optimisers import FedAdagrad, FedAdam, FedYogi
 from privfl.algorithms.superfed import SuPerFed
-from privfl.algorithms.term import TERM, RunningTERM
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     algorithm.name: algorithm

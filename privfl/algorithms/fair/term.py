@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Round, Tensors
-from privfl.algorithms.loss_shares import LossShares, check_loss_bound
-from privfl.algorithms.loss_survey import LossSurvey
+from privfl.algorithms.fair.loss_shares import LossShares, check_loss_bound
+from privfl.algorithms.fair.loss_survey import LossSurvey
 from privfl.data.ranges import check_number
 from privfl.privacy.plans import LocalTraining
 
@@ -27,7 +27,7 @@ class TERM(LossShares):
     alone, t → −∞ to the smallest.
 
     The weights sum to 1 exactly, from two sums in units of the public level of
-    :class:`privfl.algorithms.loss_shares.LossShares`, which is here t times the objective of the last round:
+    :class:`privfl.algorithms.fair.loss_shares.LossShares`, which is here t times the objective of the last round:
     exponents t·F_k further above it than ``reach`` count as that far. Differs from the authors' code, which is
     :class:`RunningTERM`.
 
@@ -35,7 +35,7 @@ class TERM(LossShares):
         weighting: ``"size"``: p_k = n_k/n; ``"uniform"``: p_k = 1/m.
         t: the tilt, any finite number. The authors' federated run has 0.1, other code 0.01.
 
-    Other arguments: :class:`privfl.algorithms.loss_shares.LossShares`.
+    Other arguments: :class:`privfl.algorithms.fair.loss_shares.LossShares`.
     """
 
     name: ClassVar[str] = "term"
@@ -63,7 +63,7 @@ class RunningTERM(Algorithm):
     Args:
         t: the tilt, any finite number.
         server_learning_rate: η_g > 0.
-        loss_bound: as for :class:`privfl.algorithms.loss_shares.LossShares`.
+        loss_bound: as for :class:`privfl.algorithms.fair.loss_shares.LossShares`.
     """
 
     name: ClassVar[str] = "term-running"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Round, Tensors
-from privfl.algorithms.simplex import Vector, minimise_quadratic
+from privfl.algorithms.fair.simplex import Vector, minimise_quadratic
 from privfl.data.ranges import check_number
 from privfl.privacy.field import Field
 from privfl.privacy.plans import LocalTraining

@@ -12,9 +12,9 @@ from dp_accounting.pld import PLDAccountant
 from torch import nn
 
 import privfl as pf
-from privfl.algorithms.adaptive_weights import loss_weights
 from privfl.algorithms.base import Algorithm
-from privfl.algorithms.grpfed import GRPFed
+from privfl.algorithms.fair.adaptive_weights import loss_weights
+from privfl.algorithms.fair.grpfed import GRPFed
 from privfl.data.availability import Bernoulli
 from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine

@@ -13,12 +13,12 @@ from scipy.optimize import minimize
 from torch import nn
 
 import privfl as pf
-from privfl.algorithms.aaggff import AAggFFD, AAggFFS
-from privfl.algorithms.aaggff_sums import AAggFFDSums
 from privfl.algorithms.base import Round
+from privfl.algorithms.fair.aaggff import AAggFFD, AAggFFS
+from privfl.algorithms.fair.aaggff_sums import AAggFFDSums
+from privfl.algorithms.fair.loss_survey import LossSurvey, counted, mean_loss
 from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.fedprox import FedProx
-from privfl.algorithms.loss_survey import LossSurvey, counted, mean_loss
 from privfl.algorithms.server_optimisers import FedAdagrad, FedAdam, FedYogi
 from privfl.data.availability import Bernoulli
 from privfl.errors import ConfigError

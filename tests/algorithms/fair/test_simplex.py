@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq, minimize
 
-from privfl.algorithms.simplex import minimise_quadratic, project, residual
+from privfl.algorithms.fair.simplex import minimise_quadratic, project, residual
 
 CAPS = [(0.0, 1.0), (0.0, 0.25), (0.05, 1.0), (0.1, 0.2), (1 / 7 - 1e-9, 1 / 7 + 1e-9)]
 

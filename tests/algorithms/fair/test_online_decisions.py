@@ -12,7 +12,7 @@ from scipy import stats
 from scipy.integrate import quad
 from scipy.optimize import minimize
 
-from privfl.algorithms.decisions import (
+from privfl.algorithms.fair.online_decisions import (
     CDFS,
     QUANTILES,
     best_fixed_decision,
@@ -38,10 +38,10 @@ from privfl.algorithms.decisions import (
     unified_decision,
     visit_gain,
 )
-from privfl.algorithms.simplex import minimise_quadratic, project, residual
+from privfl.algorithms.fair.simplex import minimise_quadratic, project, residual
 from privfl.errors import ConfigError
 
-ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "aaggff.json").read_text())
+ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "aaggff.json").read_text())
 
 
 def double(values):
@@ -167,7 +167,7 @@ def test_a_quadratic_without_meaning_is_an_error():
 
 
 def test_an_accelerated_step_that_does_not_arrive_is_an_error(monkeypatch):
-    monkeypatch.setattr("privfl.algorithms.simplex.MAX_STEPS", 16)
+    monkeypatch.setattr("privfl.algorithms.fair.simplex.MAX_STEPS", 16)
     draws = np.random.default_rng(0)
     root = draws.normal(size=(30, 30)) * np.logspace(0, 4, 30)
     with pytest.raises(ArithmeticError, match="no minimum on the simplex was found: the residual is"):

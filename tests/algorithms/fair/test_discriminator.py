@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from privfl.algorithms.discriminator import (
+from privfl.algorithms.fair.discriminator import (
     LOSSES,
     discriminator_logits,
     discriminator_size,
@@ -18,7 +18,7 @@ from privfl.algorithms.discriminator import (
     regulariser_terms,
 )
 
-ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "grpfed.json").read_text())["discriminator"]
+ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "grpfed.json").read_text())["discriminator"]
 WIDTH, HIDDEN = 6, 16
 LOGITS = torch.linspace(-9, 9, 37, dtype=torch.float64)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Round, Tensors
-from privfl.algorithms.loss_survey import LOSS, counted, mean_loss
+from privfl.algorithms.fair.loss_survey import LOSS, counted, mean_loss
 from privfl.data.ranges import check_choice, check_number
 from privfl.errors import ConfigError
 from privfl.privacy.door import Batch, Door

@@ -12,10 +12,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from privfl.algorithms.aaggff import FairAggregation
 from privfl.algorithms.base import Algorithm, Round, Survey, Tensors
-from privfl.algorithms.decisions import entropy_scale, relative_to, respond, sampled_lipschitz, visit_gain
-from privfl.algorithms.loss_survey import LOSS, LossSurvey
+from privfl.algorithms.fair.aaggff import FairAggregation
+from privfl.algorithms.fair.loss_survey import LOSS, LossSurvey
+from privfl.algorithms.fair.online_decisions import entropy_scale, relative_to, respond, sampled_lipschitz, visit_gain
 from privfl.errors import ConfigError
 from privfl.privacy.field import Field
 from privfl.privacy.plans import LocalTraining

@@ -1,7 +1,7 @@
 """AAggFF: the server decides aggregation weights online, so that clients with large losses gain weight over time.
 
 Hahn, Kim and Lee, "Pursuing Overall Welfare in Federated Learning through Sequential Decision Making", ICML 2024. The
-decisions themselves, and what differs from the authors' code, are in :mod:`privfl.algorithms.decisions`.
+decisions themselves, and what differs from the authors' code, are in :mod:`privfl.algorithms.fair.online_decisions`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Round, Tensors
-from privfl.algorithms.decisions import (
+from privfl.algorithms.fair.loss_survey import REFERENCE, LossSurvey, ResponseSurvey
+from privfl.algorithms.fair.online_decisions import (
     decision_gradient,
     entropy_decision,
     entropy_scale,
@@ -29,7 +30,6 @@ from privfl.algorithms.decisions import (
     sampled_lipschitz,
     visit_gain,
 )
-from privfl.algorithms.loss_survey import REFERENCE, LossSurvey, ResponseSurvey
 from privfl.algorithms.server_optimisers import ServerOptimiser
 from privfl.errors import ConfigError
 from privfl.metrics.fairness import effective_clients
@@ -61,7 +61,7 @@ class FairAggregation(Algorithm):
             clipped, and one release covers the sum and the count that its mean is made of.
         response_epsilon: ε per round of a randomised report: clients send ρ(F_i/F̄) with Laplace noise, and not their
             loss. F̄ is then a public reference that starts at log(classes) and follows the reports
-            (:func:`privfl.algorithms.decisions.next_reference`); not in the paper.
+            (:func:`privfl.algorithms.fair.online_decisions.next_reference`); not in the paper.
         mu: μ ≥ 0 of FedProx.
         server_optimiser: ``sgd`` adds the mean update times ``server_learning_rate``.
         server_learning_rate: γ_s > 0.
@@ -182,10 +182,10 @@ class AAggFFS(FairAggregation):
     """AAggFF-S, for few clients that all take part: the online Newton step on the reported losses.
 
     Every round all clients report their mean training loss F_i at the received model, the server responds
-    ``r_i = C1 + (C2 − C1)·ρ(F_i/F̄)`` and decides ``p`` (:func:`privfl.algorithms.decisions.newton_step`), and this
+    ``r_i = C1 + (C2 − C1)·ρ(F_i/F̄)`` and decides ``p`` (:func:`privfl.algorithms.fair.online_decisions.newton_step`), and this
     round's updates are averaged with the p of those that arrive.
 
-    Differs from the paper, besides what :mod:`privfl.algorithms.decisions` lists: β is min(½, 1/(4L∞)), which its
+    Differs from the paper, besides what :mod:`privfl.algorithms.fair.online_decisions` lists: β is min(½, 1/(4L∞)), which its
     proof covers; a client whose report is missing counts with the mean response, which does not move its weight
     against the average. The server needs every single response, so secure aggregation cannot hide the losses.
 
@@ -269,7 +269,7 @@ class AAggFFD(FairAggregation):
     exactly the paper's decision (equation (16) of the specification). When everybody reports, the accumulators take the
     exact gradient instead (Theorem 2). Weights move slowly: |u_i| grows by at most 1 a visit.
 
-    The server sees every loss; :class:`privfl.algorithms.aaggff_sums.AAggFFDSums` is the form that needs only sums.
+    The server sees every loss; :class:`privfl.algorithms.fair.aaggff_sums.AAggFFDSums` is the form that needs only sums.
     Arguments: :class:`FairAggregation`.
     """
 

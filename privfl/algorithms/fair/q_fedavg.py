@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from privfl.algorithms.loss_shares import LossShares
+from privfl.algorithms.fair.loss_shares import LossShares
 from privfl.data.ranges import check_number
 from privfl.privacy.plans import LocalTraining
 
@@ -24,7 +24,7 @@ class QFedAvg(LossShares):
         w ← w + η_g·Σ F_k^q·L·Δ_k / Σ h_k,    h_k = q·F_k^{q−1}·‖L·Δ_k‖² + L·F_k^q
 
     which are two sums: a client sends ``a_k·Δ_k`` and ``h_k/L``, both in units of the public level of
-    :class:`privfl.algorithms.loss_shares.LossShares`, so that nothing overflows where F_k^q would. The weights of the
+    :class:`privfl.algorithms.fair.loss_shares.LossShares`, so that nothing overflows where F_k^q would. The weights of the
     Δ_k sum to at most 1: to 1 at q = 0, which is FedAvg, and the longer the updates, the less. One full-batch step
     makes it q-FedSGD.
 
@@ -35,7 +35,7 @@ class QFedAvg(LossShares):
     Args:
         q: q ≥ 0; the paper has 0.001 to 15, by data set.
 
-    Other arguments: :class:`privfl.algorithms.loss_shares.LossShares`.
+    Other arguments: :class:`privfl.algorithms.fair.loss_shares.LossShares`.
     """
 
     name: ClassVar[str] = "q-fedavg"

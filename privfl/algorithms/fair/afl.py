@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Round, Tensors
-from privfl.algorithms.loss_shares import check_loss_bound
-from privfl.algorithms.loss_survey import LossSurvey
-from privfl.algorithms.simplex import project
+from privfl.algorithms.fair.loss_shares import check_loss_bound
+from privfl.algorithms.fair.loss_survey import LossSurvey
+from privfl.algorithms.fair.simplex import project
 from privfl.data.ranges import check_number
 from privfl.metrics.fairness import effective_clients
 from privfl.privacy.plans import LocalTraining

@@ -8,12 +8,12 @@ from torch import nn
 
 import privfl as pf
 from privfl.algorithms.declarations import declared
-from privfl.algorithms.propfair import slope, surrogate
+from privfl.algorithms.fair.propfair import slope, surrogate
 from privfl.errors import ConfigError
 from privfl.parameters import flatten
 from privfl.privacy.door import BARE_TOTAL
 from privfl.randomness import torch_stream
-from tests.algorithms.fair_rounds import (
+from tests.algorithms.fair.fair_rounds import (
     NOISY_LOSS,
     PRIVATE,
     SIZES,

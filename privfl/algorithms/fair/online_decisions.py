@@ -2,7 +2,7 @@
 
 Equation numbers (1) to (17) are those of the specification, which follows Hahn, Kim and Lee, "Pursuing Overall Welfare
 in Federated Learning through Sequential Decision Making", ICML 2024. Pure functions on float64 tensors; the algorithm
-that calls them is :mod:`privfl.algorithms.aaggff`.
+that calls them is :mod:`privfl.algorithms.fair.aaggff`.
 
 Differences from the authors' code, each of which changes results: the Normal distribution function is Φ itself (the
 code has 3/2 − Φ, which falls with the loss); the Newton step keeps its cross term −β⟨g_τ, p_τ⟩g_τ and counts α once
@@ -18,7 +18,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from privfl.algorithms.simplex import minimise, minimise_quadratic
+from privfl.algorithms.fair.simplex import minimise, minimise_quadratic
 from privfl.errors import ConfigError
 
 Function = Callable[[Tensor], Tensor]

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from privfl.algorithms.base import Tensors, descend
+from privfl.algorithms.fair.loss_shares import check_loss_bound
+from privfl.algorithms.fair.loss_survey import LOSS, counted, mean_loss
 from privfl.algorithms.fedavg import FedAvg
-from privfl.algorithms.loss_shares import check_loss_bound
-from privfl.algorithms.loss_survey import LOSS, counted, mean_loss
 from privfl.data.ranges import check_choice, check_number
 from privfl.errors import ConfigError
 from privfl.privacy.door import Batch, Door, Loss, coupled

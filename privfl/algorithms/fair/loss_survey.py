@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from privfl.algorithms.base import Round, Survey, Tensors
-from privfl.algorithms.decisions import CDFS, relative_to
+from privfl.algorithms.fair.online_decisions import CDFS, relative_to
 from privfl.privacy.door import Batch, Door, Loss
 from privfl.privacy.field import Field
 from privfl.privacy.plans import LocalTraining

@@ -10,8 +10,8 @@ import torch
 from test_grpfed import SIZES, clients_of, two_layer_head
 
 import privfl as pf
-from privfl.algorithms.discriminator import discriminator_logits, judged_terms, personal_terms
-from privfl.algorithms.grpfed import GRPFed
+from privfl.algorithms.fair.discriminator import discriminator_logits, judged_terms, personal_terms
+from privfl.algorithms.fair.grpfed import GRPFed
 from privfl.parameters import flatten
 from tests.algorithms.federation import digits_task
 

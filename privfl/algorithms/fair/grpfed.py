@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from privfl.algorithms.adaptive_weights import (
+from privfl.algorithms.base import Algorithm, Round, Survey, Tensors, descend
+from privfl.algorithms.fair.adaptive_weights import (
     capped,
     effective_clients,
     loss_weights,
@@ -20,15 +21,14 @@ from privfl.algorithms.adaptive_weights import (
     spread,
     spread_from_sums,
 )
-from privfl.algorithms.base import Algorithm, Round, Survey, Tensors, descend
-from privfl.algorithms.discriminator import (
+from privfl.algorithms.fair.discriminator import (
     LOSSES,
     DiscriminatorLoss,
     judged_terms,
     new_discriminator,
     personal_terms,
 )
-from privfl.algorithms.loss_survey import LOSS, counted, mean_loss
+from privfl.algorithms.fair.loss_survey import LOSS, counted, mean_loss
 from privfl.data.ranges import check_choice, check_count, check_number
 from privfl.errors import ConfigError
 from privfl.parameters import flatten
@@ -75,7 +75,7 @@ class GRPFed(Algorithm):
         sigma_scope: σ over this round's ``participants``, or over the ``last_known`` loss of every client.
         form: ``each``: the server sees every client's update and loss. ``sums``: two passes of sums, of (L, L², 1) and
             of ((L/s)^q·update, (L/s)^q), which is all that secure aggregation shows; needs ``pre_eval``.
-        disc_loss: see :mod:`privfl.algorithms.discriminator`.
+        disc_loss: see :mod:`privfl.algorithms.fair.discriminator`.
         disc_ref: global features come from the ``broadcast`` extractor, or from the ``current`` one in training.
         personal_head: a client's own model reads its features with the head it trained with (``paired``), or with the
             server's ``latest``. Clients that never trained use the global model.
@@ -254,7 +254,7 @@ class GRPFed(Algorithm):
         return {"sigma": sigma, "q": power}
 
     def losses(self, parameters: Tensor, batch: Batch, client: Door, name: str) -> Tensor:
-        """Σ over ``batch`` of (loss, 1), [2], scaled as :func:`privfl.algorithms.loss_survey.counted` says."""
+        """Σ over ``batch`` of (loss, 1), [2], scaled as :func:`privfl.algorithms.fair.loss_survey.counted` says."""
         return client.total(counted(client.loss, self.loss_bound), parameters, batch, name=name)
 
     def measures(self, server: Tensors) -> dict[str, float]:

@@ -14,7 +14,7 @@ from privfl.algorithms.declarations import declared
 from privfl.errors import ConfigError
 from privfl.parameters import flatten
 from privfl.privacy.door import BARE_TOTAL
-from tests.algorithms.fair_rounds import (
+from tests.algorithms.fair.fair_rounds import (
     NOISY_LOSS,
     PRIVATE,
     SIZES,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.optimize import brentq
 
-from privfl.algorithms.adaptive_weights import (
+from privfl.algorithms.fair.adaptive_weights import (
     capped,
     effective_clients,
     loss_weights,
@@ -18,7 +18,7 @@ from privfl.algorithms.adaptive_weights import (
     spread_from_sums,
 )
 
-ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "grpfed.json").read_text())
+ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "grpfed.json").read_text())
 LOSSES = torch.tensor([0.3, 0.9, 0.45, 2.0, 0.9], dtype=torch.float64)
 
 

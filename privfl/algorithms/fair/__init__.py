@@ -1,0 +1,1 @@
+"""Algorithms that weigh clients by how badly the model serves them."""
