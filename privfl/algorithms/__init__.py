@@ -15,16 +15,16 @@ from privfl.algorithms.fair.term import TERM, RunningTERM
 from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.fedavg_ft import FedAvgFT
 from privfl.algorithms.fedbabu import FedBABU
-from privfl.algorithms.fedcgan import FedCGAN
-from privfl.algorithms.fedcvae import FedCVAE
 from privfl.algorithms.feddyn import FedDyn
-from privfl.algorithms.fedevg import FedEvg
 from privfl.algorithms.fedlc import FedLC
 from privfl.algorithms.fedper import FedPer
 from privfl.algorithms.fedprox import FedProx
 from privfl.algorithms.fedrep import FedRep
 from privfl.algorithms.fedrs import FedRS
 from privfl.algorithms.fedsampling import FedSampling, NaiveFedSampling
+from privfl.algorithms.generative.fedcgan import FedCGAN
+from privfl.algorithms.generative.fedcvae import FedCVAE
+from privfl.algorithms.generative.fedevg import FedEvg
 from privfl.algorithms.lg_fedavg import LGFedAvg
 from privfl.algorithms.moon import MOON
 from privfl.algorithms.per_fedavg import PerFedAvg

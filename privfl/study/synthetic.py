@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from privfl.algorithms.server_training import train_classifier
+from privfl.algorithms.generative.server_training import train_classifier
 from privfl.errors import DataError
 from privfl.metrics.classification import classification
 from privfl.metrics.generative import frechet_distance, kernel_distance

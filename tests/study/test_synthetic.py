@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import privfl as pf
-from privfl.algorithms.server_training import train_classifier
+from privfl.algorithms.generative.server_training import train_classifier
 from privfl.errors import DataError
 from privfl.models import build
 from privfl.parameters import flatten

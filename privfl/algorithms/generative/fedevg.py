@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Round, Tensors
-from privfl.algorithms.energies import (
+from privfl.algorithms.generative.energy import (
     Schedule,
     Weighting,
     chain_step,
@@ -26,7 +26,7 @@ from privfl.algorithms.energies import (
     strengths,
     synthetic_loss,
 )
-from privfl.algorithms.server_training import train_classifier
+from privfl.algorithms.generative.server_training import train_classifier
 from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
 from privfl.privacy.door import Batch, Door
@@ -62,11 +62,11 @@ class FedEvg(Algorithm):
 
     Args:
         samples_per_class: synthetic images of each class.
-        weighting: ``"signed"`` (the paper's), ``"exact"`` or ``"size"``: :func:`privfl.algorithms.energies.shares`.
+        weighting: ``"signed"`` (the paper's), ``"exact"`` or ``"size"``: :func:`privfl.algorithms.generative.energy.shares`.
         client_weights: π_k of the participants: ``"size"``, or ``"uniform"``, which reveals no size.
         step_size: β_1 of the server.
         last_step_size: β_R.
-        schedule: ``"as-coded"`` or ``"cosine"``: :func:`privfl.algorithms.energies.step_sizes`.
+        schedule: ``"as-coded"`` or ``"cosine"``: :func:`privfl.algorithms.generative.energy.step_sizes`.
         noise: standard deviation of the server's Langevin noise.
         chain_steps: J, Langevin steps of a client's chain for each batch.
         chain_step_size: α.

@@ -11,7 +11,7 @@ import torch
 import privfl as pf
 from privfl.errors import ConfigError
 from privfl.study.synthetic import Gallery
-from tests.algorithms.evg_federation import TRAINING, Watched, sent, settings_of, small, task_of
+from tests.algorithms.generative.evg_federation import TRAINING, Watched, sent, settings_of, small, task_of
 
 
 def test_a_client_whose_data_is_not_finite_is_dropped_and_the_others_go_on() -> None:

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 import privfl as pf
 from privfl.algorithms import fedevg
-from privfl.algorithms.fedevg import FedEvg
+from privfl.algorithms.generative.fedevg import FedEvg
 from privfl.errors import ConfigError
 from privfl.models import build
 from privfl.privacy.draws import Draws
 from privfl.randomness import torch_stream
 from privfl.study.synthetic import Gallery
 from privfl.task import ClientIndex, Task
-from tests.algorithms.evg_federation import SIZES, TRAINING, Watched, sent, settings_of, small, task_of
+from tests.algorithms.generative.evg_federation import SIZES, TRAINING, Watched, sent, settings_of, small, task_of
 
 
 def trained_alone(task: Task, algorithm: FedEvg, server: dict[str, Tensor], client: int) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from privfl.algorithms.base import Round, Tensors
 from privfl.algorithms.fedavg import FedAvg
-from privfl.algorithms.fedevg import adam
-from privfl.algorithms.server_training import train_classifier
+from privfl.algorithms.generative.fedevg import adam
+from privfl.algorithms.generative.server_training import train_classifier
 from privfl.data.ranges import check_count, check_number
 from privfl.errors import ConfigError
 from privfl.models.conditional import Generator
@@ -153,6 +153,6 @@ def with_moments(name: str, parameters: Tensor) -> Tensors:
 
 
 def adam_step(local: Tensors, name: str, gradient: Tensor, training: LocalTraining) -> None:
-    """One step of Adam (:func:`privfl.algorithms.fedevg.adam`) in place on the tensor of ``local`` called ``name``."""
+    """One step of Adam (:func:`privfl.algorithms.generative.fedevg.adam`) in place on the tensor of ``local`` called ``name``."""
     moments = {kind: local[f"{name}_{kind}"] for kind in ("first_moment", "second_moment", "steps")}
     adam({"parameters": local[name], **moments}, gradient, training)

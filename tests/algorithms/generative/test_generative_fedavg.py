@@ -8,12 +8,21 @@ import pytest
 import torch
 
 import privfl as pf
-from privfl.algorithms.generative_fedavg import GenerativeFedAvg
-from privfl.algorithms.server_training import train_classifier
+from privfl.algorithms.generative.generative_fedavg import GenerativeFedAvg
+from privfl.algorithms.generative.server_training import train_classifier
 from privfl.errors import ConfigError
 from privfl.privacy.door import BARE_TRAINING
 from privfl.study.synthetic import Gallery
-from tests.algorithms.generative_federation import CLASSES, HIDDEN, LATENT, PIXELS, SMALL, TRAINING, sent, task_of
+from tests.algorithms.generative.generative_federation import (
+    CLASSES,
+    HIDDEN,
+    LATENT,
+    PIXELS,
+    SMALL,
+    TRAINING,
+    sent,
+    task_of,
+)
 
 ALGORITHMS: dict[str, type[GenerativeFedAvg]] = {"fedcvae": pf.FedCVAE, "fedcgan": pf.FedCGAN}
 DECODER = (LATENT + CLASSES + 1) * HIDDEN + (HIDDEN + 1) * PIXELS

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Normal, kl_divergence
 
 import privfl as pf
-from privfl.algorithms.fedcvae import divergence, reconstruction_terms
+from privfl.algorithms.generative.fedcvae import divergence, reconstruction_terms
 from privfl.errors import ConfigError
 from privfl.task import Task
-from tests.algorithms.generative_federation import (
+from tests.algorithms.generative.generative_federation import (
     CLASSES,
     LATENT,
     PIXELS,

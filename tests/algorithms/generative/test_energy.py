@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from privfl.algorithms.energies import (
+from privfl.algorithms.generative.energy import (
     chain_step,
     cosine_decay,
     from_sums,
@@ -28,7 +28,7 @@ from privfl.algorithms.energies import (
 )
 from privfl.errors import ConfigError
 
-ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "fedevg.json").read_text())
+ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "fedevg.json").read_text())
 GOLDEN = ORACLES["mixture"]
 WEIGHTINGS = ("signed", "exact", "size")
 

@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from privfl.algorithms.base import Tensors
-from privfl.algorithms.generative_fedavg import NOISE_ROWS, GenerativeFedAvg, adam_step, noise_of, with_moments
+from privfl.algorithms.generative.generative_fedavg import (
+    NOISE_ROWS,
+    GenerativeFedAvg,
+    adam_step,
+    noise_of,
+    with_moments,
+)
 from privfl.models.conditional import ConditionalAdversaries
 from privfl.privacy.door import Batch, Door
 from privfl.privacy.plans import LocalTraining
@@ -40,7 +46,7 @@ class FedCGAN(GenerativeFedAvg):
     discriminator's gradients alone would not do. A generator can memorise what it was trained on.
 
     Args:
-        latent: width of z; the others are those of :class:`privfl.algorithms.generative_fedavg.GenerativeFedAvg`.
+        latent: width of z; the others are those of :class:`privfl.algorithms.generative.generative_fedavg.GenerativeFedAvg`.
     """
 
     name: ClassVar[str] = "fedcgan"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import privfl as pf
-from privfl.algorithms.fedevg import FedEvg
+from privfl.algorithms.generative.fedevg import FedEvg
 from privfl.engine.loop import ClientResult, LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.models import build

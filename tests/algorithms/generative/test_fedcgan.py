@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import privfl as pf
 from privfl.task import Task
-from tests.algorithms.generative_federation import (
+from tests.algorithms.generative.generative_federation import (
     CLASSES,
     HIDDEN,
     LATENT,

@@ -10,7 +10,13 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from privfl.algorithms.base import Tensors
-from privfl.algorithms.generative_fedavg import NOISE_ROWS, GenerativeFedAvg, adam_step, noise_of, with_moments
+from privfl.algorithms.generative.generative_fedavg import (
+    NOISE_ROWS,
+    GenerativeFedAvg,
+    adam_step,
+    noise_of,
+    with_moments,
+)
 from privfl.data.ranges import check_choice, check_number
 from privfl.models.conditional import ConditionalAutoencoder
 from privfl.privacy.door import Batch, Door
@@ -41,7 +47,7 @@ class FedCVAE(GenerativeFedAvg):
 
     Args:
         beta: β ≥ 0, weight of the KL; the others are
-            :class:`privfl.algorithms.generative_fedavg.GenerativeFedAvg`'s.
+            :class:`privfl.algorithms.generative.generative_fedavg.GenerativeFedAvg`'s.
         reconstruction: ``"bce"`` or ``"mse"``: :func:`reconstruction_terms`.
     """
 
