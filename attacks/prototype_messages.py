@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attacks.messages import updates
-from privfl.algorithms.prototypes import means
+from privfl.algorithms.label_skew.prototypes import means
 from privfl.errors import ConfigError
 from privfl.models import Network
 from privfl.transcript import Transcript

@@ -2,7 +2,6 @@
 
 from privfl.algorithms.apfl import APFL
 from privfl.algorithms.base import Algorithm, Round
-from privfl.algorithms.bsm_fedavg import BalancedFedAvg
 from privfl.algorithms.ditto import Ditto
 from privfl.algorithms.fair.aaggff import AAggFFD, AAggFFS
 from privfl.algorithms.fair.aaggff_sums import AAggFFDSums
@@ -13,23 +12,24 @@ from privfl.algorithms.fair.propfair import PropFair
 from privfl.algorithms.fair.q_fedavg import QFedAvg
 from privfl.algorithms.fair.term import TERM, RunningTERM
 from privfl.algorithms.fedavg import FedAvg
-from privfl.algorithms.fedavg_ft import FedAvgFT
 from privfl.algorithms.fedbabu import FedBABU
 from privfl.algorithms.feddyn import FedDyn
-from privfl.algorithms.fedlc import FedLC
 from privfl.algorithms.fedper import FedPer
 from privfl.algorithms.fedprox import FedProx
 from privfl.algorithms.fedrep import FedRep
-from privfl.algorithms.fedrs import FedRS
 from privfl.algorithms.fedsampling import FedSampling, NaiveFedSampling
 from privfl.algorithms.generative.fedcgan import FedCGAN
 from privfl.algorithms.generative.fedcvae import FedCVAE
 from privfl.algorithms.generative.fedevg import FedEvg
+from privfl.algorithms.label_skew.bsm_fedavg import BalancedFedAvg
+from privfl.algorithms.label_skew.fedavg_ft import FedAvgFT
+from privfl.algorithms.label_skew.fedlc import FedLC
+from privfl.algorithms.label_skew.fedrs import FedRS
+from privfl.algorithms.label_skew.moon import MOON
+from privfl.algorithms.label_skew.rebafl import ReBaFL
 from privfl.algorithms.lg_fedavg import LGFedAvg
-from privfl.algorithms.moon import MOON
 from privfl.algorithms.per_fedavg import PerFedAvg
 from privfl.algorithms.pfedme import PFedMe
-from privfl.algorithms.rebafl import ReBaFL
 from privfl.algorithms.references import Centralized, Local
 from privfl.algorithms.scaffold import Scaffold
 from privfl.algorithms.server_optimisers import FedAdagrad, FedAdam, FedYogi

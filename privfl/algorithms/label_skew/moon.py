@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from privfl.algorithms.base import Tensors, descend
-from privfl.algorithms.calibrated_logits import rewritten
 from privfl.algorithms.fedavg import FedAvg
+from privfl.algorithms.label_skew.calibrated_logits import rewritten
 from privfl.algorithms.setting import Setting
 from privfl.data.ranges import check_choice, check_number
 from privfl.parameters import flatten

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import privfl as pf
-from privfl.algorithms.moon import MOON, contrastive_terms
+from privfl.algorithms.label_skew.moon import MOON, contrastive_terms
 from privfl.engine.loop import LoopEngine
 from privfl.errors import ConfigError
 from privfl.models import Network
@@ -21,7 +21,7 @@ from privfl.privacy.plans import Poisson
 from privfl.randomness import torch_stream
 from privfl.task import ClientIndex, Task
 from tests.algorithms.federation import digits_task, layered_task, uploads
-from tests.algorithms.label_skew import of_equal_classes
+from tests.algorithms.label_skew.federation import of_equal_classes
 
 SIZES = (12, 20, 9, 1, 15)
 TRAINING = pf.LocalTraining(learning_rate=0.1, batch_size=6, epochs=2, momentum=0.9, weight_decay=0.01)

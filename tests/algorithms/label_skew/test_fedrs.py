@@ -9,12 +9,12 @@ from dp_accounting.pld import PLDAccountant
 from torch import nn
 
 import privfl as pf
-from privfl.algorithms.calibrated_logits import calibrated_loss
-from privfl.algorithms.fedrs import FedRS
+from privfl.algorithms.label_skew.calibrated_logits import calibrated_loss
+from privfl.algorithms.label_skew.fedrs import FedRS
 from privfl.errors import ConfigError
 from privfl.task import cross_entropy
 from tests.algorithms.federation import initial, uploads
-from tests.algorithms.label_skew import HELD, counts_of, permuted, run, skewed_task, twin
+from tests.algorithms.label_skew.federation import HELD, counts_of, permuted, run, skewed_task, twin
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from privfl.algorithms.balanced_softmax import balanced_cross_entropy, label_counts, smoothed_prior
+from privfl.algorithms.label_skew.balanced_softmax import balanced_cross_entropy, label_counts, smoothed_prior
 
-ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "rebafl.json").read_text())
+ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "rebafl.json").read_text())
 COUNTS = torch.tensor([3.0, 0.0, 7.0, 11.0, 0.0])
 
 

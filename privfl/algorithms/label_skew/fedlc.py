@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from privfl.algorithms.calibrated_logits import CalibratedFedAvg
+from privfl.algorithms.label_skew.calibrated_logits import CalibratedFedAvg
 from privfl.data.ranges import check_number
 
 

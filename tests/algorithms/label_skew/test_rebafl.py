@@ -13,8 +13,8 @@ from dp_accounting.pld import PLDAccountant
 from torch import nn
 
 import privfl as pf
-from privfl.algorithms.bsm_fedavg import BalancedFedAvg
-from privfl.algorithms.rebafl import ReBaFL
+from privfl.algorithms.label_skew.bsm_fedavg import BalancedFedAvg
+from privfl.algorithms.label_skew.rebafl import ReBaFL
 from privfl.data.catalog import load_dataset
 from privfl.errors import ConfigError
 from privfl.models import Network

@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from privfl.algorithms.balanced_softmax import label_counts
 from privfl.algorithms.base import Tensors, descend
 from privfl.algorithms.fedavg import FedAvg
+from privfl.algorithms.label_skew.balanced_softmax import label_counts
 from privfl.privacy.door import Batch, Door, Loss, coupled, is_coupled
 from privfl.privacy.plans import LocalTraining
 

@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from privfl.algorithms.balanced_softmax import balanced_loss, label_counts, smoothed_prior
 from privfl.algorithms.base import Tensors, descend
 from privfl.algorithms.fedavg import FedAvg
+from privfl.algorithms.label_skew.balanced_softmax import balanced_loss, label_counts, smoothed_prior
 from privfl.privacy.door import Batch, Door
 from privfl.privacy.plans import LocalTraining
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from privfl.algorithms.balanced_softmax import smoothed_prior
+from privfl.algorithms.label_skew.balanced_softmax import smoothed_prior
 
 Missing = Literal["keep", "drop", "cycle_available"]
 """What becomes of a feature whose target class (or whose own class) has no prototype; see :func:`augment`."""

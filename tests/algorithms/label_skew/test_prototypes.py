@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from privfl.algorithms.prototypes import (
+from privfl.algorithms.label_skew.prototypes import (
     aggregated,
     augment,
     augmented_prior,

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import privfl as pf
-from privfl.algorithms.fedavg_ft import FedAvgFT
+from privfl.algorithms.label_skew.fedavg_ft import FedAvgFT
 from privfl.config import Experiment
 from privfl.data.catalog import load_dataset
 from privfl.data.set_aside import set_aside

@@ -10,15 +10,15 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from privfl.algorithms.balanced_softmax import (
+from privfl.algorithms.base import Round, Tensors, descend
+from privfl.algorithms.fedavg import FedAvg
+from privfl.algorithms.label_skew.balanced_softmax import (
     balanced_cross_entropy,
     balanced_loss,
     label_counts,
     smoothed_prior,
 )
-from privfl.algorithms.base import Round, Tensors, descend
-from privfl.algorithms.fedavg import FedAvg
-from privfl.algorithms.prototypes import (
+from privfl.algorithms.label_skew.prototypes import (
     Memory,
     Missing,
     aggregated,
@@ -66,7 +66,7 @@ class ReBaFL(FedAvg):
         mu: μ ≥ 0, weight of the augmented loss.
         lam: λ ≥ 0, scale of the translated residual; the paper always has 1.
         aug_missing: what becomes of a feature without a prototype to go to: see
-            :func:`privfl.algorithms.prototypes.augment`. ``"keep"`` is the released code.
+            :func:`privfl.algorithms.label_skew.prototypes.augment`. ``"keep"`` is the released code.
         proto_source: ``"paper"``: the received prototypes, overridden by the client's own for its own classes, computed
             with the received extractor, equation (10). ``"global_only"``: the received ones alone. ``"code"``: as
             ``"global_only"``, and clients with a single class send no prototype, as the released code has it.

@@ -1,0 +1,1 @@
+"""Algorithms for clients whose classes differ: calibrated losses, prototypes, contrasts."""
