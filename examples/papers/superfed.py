@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 import privfl as pf
-from privfl.algorithms.mixing import mix
+from privfl.algorithms.personal.interpolation import mix
 from privfl.metrics.calibration import expected_calibration_error, maximum_calibration_error
 from privfl.models.dense import two_nn
 from privfl.simulation import Simulation

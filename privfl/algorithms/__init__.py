@@ -1,8 +1,6 @@
 """The federated algorithms, one short file each."""
 
-from privfl.algorithms.apfl import APFL
 from privfl.algorithms.base import Algorithm, Round
-from privfl.algorithms.ditto import Ditto
 from privfl.algorithms.fair.aaggff import AAggFFD, AAggFFS
 from privfl.algorithms.fair.aaggff_sums import AAggFFDSums
 from privfl.algorithms.fair.afl import AFL
@@ -12,11 +10,8 @@ from privfl.algorithms.fair.propfair import PropFair
 from privfl.algorithms.fair.q_fedavg import QFedAvg
 from privfl.algorithms.fair.term import TERM, RunningTERM
 from privfl.algorithms.fedavg import FedAvg
-from privfl.algorithms.fedbabu import FedBABU
 from privfl.algorithms.feddyn import FedDyn
-from privfl.algorithms.fedper import FedPer
 from privfl.algorithms.fedprox import FedProx
-from privfl.algorithms.fedrep import FedRep
 from privfl.algorithms.fedsampling import FedSampling, NaiveFedSampling
 from privfl.algorithms.generative.fedcgan import FedCGAN
 from privfl.algorithms.generative.fedcvae import FedCVAE
@@ -27,13 +22,18 @@ from privfl.algorithms.label_skew.fedlc import FedLC
 from privfl.algorithms.label_skew.fedrs import FedRS
 from privfl.algorithms.label_skew.moon import MOON
 from privfl.algorithms.label_skew.rebafl import ReBaFL
-from privfl.algorithms.lg_fedavg import LGFedAvg
-from privfl.algorithms.per_fedavg import PerFedAvg
-from privfl.algorithms.pfedme import PFedMe
+from privfl.algorithms.personal.apfl import APFL
+from privfl.algorithms.personal.ditto import Ditto
+from privfl.algorithms.personal.fedbabu import FedBABU
+from privfl.algorithms.personal.fedper import FedPer
+from privfl.algorithms.personal.fedrep import FedRep
+from privfl.algorithms.personal.lg_fedavg import LGFedAvg
+from privfl.algorithms.personal.per_fedavg import PerFedAvg
+from privfl.algorithms.personal.pfedme import PFedMe
+from privfl.algorithms.personal.superfed import SuPerFed
 from privfl.algorithms.references import Centralized, Local
 from privfl.algorithms.scaffold import Scaffold
 from privfl.algorithms.server_optimisers import FedAdagrad, FedAdam, FedYogi
-from privfl.algorithms.superfed import SuPerFed
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     algorithm.name: algorithm

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call
 
-from privfl.algorithms.mixing import mix
+from privfl.algorithms.personal.interpolation import mix
 from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
 from privfl.parameters import Layout

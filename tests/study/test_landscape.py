@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import privfl as pf
-from privfl.algorithms.mixing import alignment
+from privfl.algorithms.personal.interpolation import alignment
 from privfl.data.catalog import load_dataset
 from privfl.errors import ConfigError
 from privfl.models.dense import two_nn

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Tensors
-from privfl.algorithms.end_points import Pull, Regularisers, descend_both, mixture
 from privfl.algorithms.fedavg import FedAvg
-from privfl.algorithms.mixing import mix, norm_proximity_gradient, random_parameters
+from privfl.algorithms.personal.interpolation import mix, norm_proximity_gradient, random_parameters
+from privfl.algorithms.personal.superfed_steps import Pull, Regularisers, descend_both, mixture
 from privfl.algorithms.setting import Setting
 from privfl.data.ranges import check_choice, check_number
 from privfl.privacy.door import Batch, Door

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from privfl.algorithms.split import Split, check_layers, last_layers
+from privfl.algorithms.personal.partial_sharing import Split, check_layers, last_layers
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class FedPer(Split):
     ``w_k = (base, head_k)``: the server averages the bases (FedAvg's weights), the heads stay where they are. With
     nothing private it is FedAvg, with nothing shared training alone. An upload holds the base and nothing else, and
     heads start at the common initial model. For what is claimed, and how models are tested, see
-    :class:`~privfl.algorithms.split.Split`.
+    :class:`~privfl.algorithms.personal.partial_sharing.Split`.
 
     Args:
         weighting, server_learning_rate: as for :class:`~privfl.algorithms.fedavg.FedAvg`.

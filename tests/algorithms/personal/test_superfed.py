@@ -15,8 +15,8 @@ from torch import nn
 from torch.func import functional_call
 
 import privfl as pf
-from privfl.algorithms.mixing import alignment
-from privfl.algorithms.superfed import LAMBDAS, SuPerFed
+from privfl.algorithms.personal.interpolation import alignment
+from privfl.algorithms.personal.superfed import LAMBDAS, SuPerFed
 from privfl.engine.loop import LoopEngine
 from privfl.errors import ConfigError
 from privfl.models import Network, build
@@ -26,7 +26,7 @@ from privfl.privacy.noise import NoiseSource
 from privfl.randomness import torch_stream
 from tests.algorithms.federation import digits_task, task_of
 
-ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "superfed.json").read_text())
+ORACLE = json.loads((Path(__file__).parents[2] / "oracles" / "superfed.json").read_text())
 SIZES = (12, 20, 9, 15)
 TRAINING = pf.LocalTraining(
     learning_rate=0.1, batch_size=6, epochs=2, momentum=0.9, weight_decay=0.01, learning_rate_decay=0.9

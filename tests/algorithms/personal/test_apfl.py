@@ -7,7 +7,7 @@ from torch.func import functional_call
 import privfl as pf
 from privfl.errors import ConfigError
 from tests.algorithms.federation import digits_task, initial, uploads
-from tests.algorithms.personal_twins import drawn
+from tests.algorithms.personal.personal_twins import drawn
 
 SIZES = (7, 20, 13)
 TRAINING = pf.LocalTraining(learning_rate=0.2, batch_size=5, epochs=2, momentum=0.5, weight_decay=0.01)

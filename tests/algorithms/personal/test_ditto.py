@@ -10,7 +10,7 @@ import privfl as pf
 from privfl.errors import ConfigError
 from privfl.models import Network
 from tests.algorithms.federation import digits_task, initial
-from tests.algorithms.personal_twins import drawn, pulled, quadratics, slope
+from tests.algorithms.personal.personal_twins import drawn, pulled, quadratics, slope
 
 SIZES = (7, 20, 13)
 TRAINING = pf.LocalTraining(learning_rate=0.2, batch_size=5, epochs=2, momentum=0.5, weight_decay=0.01)

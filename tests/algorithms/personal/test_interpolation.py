@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from privfl.algorithms.mixing import (
+from privfl.algorithms.personal.interpolation import (
     alignment,
     keep_apart_,
     mix,
@@ -20,7 +20,7 @@ from privfl.algorithms.mixing import (
 from privfl.models import build
 from privfl.parameters import Layout, flatten
 
-ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "superfed.json").read_text())
+ORACLE = json.loads((Path(__file__).parents[2] / "oracles" / "superfed.json").read_text())
 SIZES = (12, 5, 30, 3)
 
 

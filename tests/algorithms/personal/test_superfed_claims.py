@@ -12,7 +12,7 @@ import torch
 from test_superfed import MODES, TRAINING, bound, simulate, small, trained
 
 import privfl as pf
-from privfl.algorithms.superfed import SuPerFed
+from privfl.algorithms.personal.superfed import SuPerFed
 from privfl.errors import ConfigError
 from privfl.parameters import flatten
 from privfl.privacy.door import BARE_TRAINING, Batch

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Tensors
-from privfl.algorithms.split import Split, check_layers, descend_part, last_layers
+from privfl.algorithms.personal.partial_sharing import Split, check_layers, descend_part, last_layers
 from privfl.data.ranges import check_count
 from privfl.privacy.door import Batch, Door
 from privfl.privacy.plans import Epochs, LocalTraining, Plan, Poisson
@@ -27,7 +27,7 @@ class FedRep(Split):
 
     Under DP-SGD a step passes one noisy gradient of all parameters, clipped over all of them, and the frozen part's is
     thrown away: the claim holds, and the noise is what joint training would need. The head's steps count in full,
-    ⌈τ_h/rate⌉ of them, because later uploads depend on the head. See also :class:`~privfl.algorithms.split.Split`.
+    ⌈τ_h/rate⌉ of them, because later uploads depend on the head. See also :class:`~privfl.algorithms.personal.partial_sharing.Split`.
 
     Args:
         weighting, server_learning_rate: as for :class:`~privfl.algorithms.fedavg.FedAvg`.

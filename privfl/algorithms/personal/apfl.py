@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Tensors
-from privfl.algorithms.mixing import mix
-from privfl.algorithms.own_model import WithOwnModel
+from privfl.algorithms.personal.interpolation import mix
+from privfl.algorithms.personal.own_model import WithOwnModel
 from privfl.data.ranges import check_number
 from privfl.privacy.door import Batch, Door
 from privfl.privacy.plans import LocalTraining

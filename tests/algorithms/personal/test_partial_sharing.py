@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import privfl as pf
-from privfl.algorithms.split import PartialUpload, descend_part
+from privfl.algorithms.personal.partial_sharing import PartialUpload, descend_part
 from privfl.errors import ConfigError
 from privfl.models import Network
 from privfl.parameters import flatten

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from privfl.algorithms.split import Split, check_layers, last_layers
+from privfl.algorithms.personal.partial_sharing import Split, check_layers, last_layers
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class LGFedAvg(Split):
     The mirror image of FedPer. Clients train all layers jointly and upload the top ones, of which the server takes the
     plain mean, as the authors' code does. For a new device, and in the global test, the soft-max outputs of all
     clients' models are averaged. With nothing private it is FedAvg with uniform weights, with nothing shared training
-    alone. For what is claimed see :class:`~privfl.algorithms.split.Split`.
+    alone. For what is claimed see :class:`~privfl.algorithms.personal.partial_sharing.Split`.
 
     The authors start all clients from a model that FedAvg has trained: a task whose ``model`` builds that network does
     the same here. Their code reports each client's best accuracy on test data over all rounds, which is not done here.

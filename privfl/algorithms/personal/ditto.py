@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from privfl.algorithms.base import Tensors
-from privfl.algorithms.own_model import WithOwnModel
+from privfl.algorithms.personal.own_model import WithOwnModel
 from privfl.data.ranges import check_number
 from privfl.privacy.door import Batch, Door
 from privfl.privacy.plans import LocalTraining

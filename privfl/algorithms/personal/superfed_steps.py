@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Tensors, descend
-from privfl.algorithms.mixing import Alignment, aligned, keep_apart_, mix, spread
+from privfl.algorithms.personal.interpolation import Alignment, aligned, keep_apart_, mix, spread
 from privfl.privacy.plans import LocalTraining
 
 NEAR_AN_END = 1 / 256

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Tensors
-from privfl.algorithms.split import PartialUpload, descend_part
+from privfl.algorithms.personal.partial_sharing import PartialUpload, descend_part
 from privfl.data.ranges import check_choice, check_count
 from privfl.privacy.door import Batch, Door
 from privfl.privacy.plans import LocalTraining

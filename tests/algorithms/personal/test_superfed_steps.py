@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from privfl.algorithms.end_points import NEAR_AN_END, Pull, Regularisers, descend_both, mixture
+from privfl.algorithms.personal.superfed_steps import NEAR_AN_END, Pull, Regularisers, descend_both, mixture
 from privfl.privacy.plans import LocalTraining
 
 SIZES = (40, 7, 25)

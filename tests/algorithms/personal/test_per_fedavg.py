@@ -14,7 +14,7 @@ from privfl.privacy.plans import Epochs, Poisson
 from tests.algorithms.contracts import SIZES as LAYERED_SIZES
 from tests.algorithms.contracts import both
 from tests.algorithms.federation import digits_task, initial, layered_task, task_of, uploads
-from tests.algorithms.personal_twins import drawn, quadratics, slope
+from tests.algorithms.personal.personal_twins import drawn, quadratics, slope
 
 SIZES = (7, 20, 13)
 TRAINING = pf.LocalTraining(learning_rate=0.2, batch_size=5, epochs=2)

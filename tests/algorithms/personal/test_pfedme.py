@@ -8,7 +8,7 @@ import torch
 import privfl as pf
 from privfl.errors import ConfigError
 from tests.algorithms.federation import digits_task, initial, uploads
-from tests.algorithms.personal_twins import drawn, pulled, quadratics, slope
+from tests.algorithms.personal.personal_twins import drawn, pulled, quadratics, slope
 
 SIZES = (7, 20, 13)
 TRAINING = pf.LocalTraining(learning_rate=0.05, batch_size=5, epochs=2)

@@ -1,0 +1,1 @@
+"""Algorithms that give every client a model of its own."""
