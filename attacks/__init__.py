@@ -12,7 +12,7 @@ name, and ``privfl attack`` runs them from a file.
 from attacks.attack import Attack
 from attacks.auxiliary import Auxiliary, Records
 from attacks.federated_membership import GradientAlignment, GradientDifference, LossDrop, LossTrajectory
-from attacks.gradient_inversion import GradientInversion
+from attacks.gradient_inversion.inversion import GradientInversion
 from attacks.label_inference import LLG, DisclosedCounts, LabelCounts
 from attacks.lira import LiRA
 from attacks.loss_threshold import LossThreshold

@@ -9,7 +9,7 @@ from typing import Any
 
 from attacks.attack import Attack
 from attacks.federated_membership import GradientAlignment, GradientDifference, LossDrop, LossTrajectory
-from attacks.gradient_inversion import GradientInversion
+from attacks.gradient_inversion.inversion import GradientInversion
 from attacks.label_inference import LLG, DisclosedCounts, LabelCounts
 from attacks.lira import LiRA
 from attacks.loss_threshold import LossThreshold

@@ -22,9 +22,9 @@ from matplotlib.figure import Figure
 
 import privfl as pf
 from attacks.auxiliary import Auxiliary, Records
-from attacks.gradient_inversion import OTHERS, GradientInversion
+from attacks.gradient_inversion.inversion import OTHERS, GradientInversion
+from attacks.gradient_inversion.sigmoid_lenet import sigmoid_lenet
 from attacks.pixels import Pixels
-from attacks.sigmoid_lenet import sigmoid_lenet
 from privfl.models import Network
 
 PUBLIC = 2000

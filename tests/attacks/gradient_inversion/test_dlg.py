@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from attacks.dlg import dlg, idlg, revealed_label
+from attacks.gradient_inversion.dlg import dlg, idlg, revealed_label
+from attacks.gradient_inversion.sigmoid_lenet import sigmoid_lenet
 from attacks.gradients import batch_gradient
 from attacks.pixels import Pixels
-from attacks.sigmoid_lenet import sigmoid_lenet
 from privfl.data.catalog import load_dataset
 from privfl.errors import ConfigError
 

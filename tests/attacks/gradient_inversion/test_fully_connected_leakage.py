@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from attacks.fully_connected_leakage import leaked_head_input, leaked_input, leaked_rows
+from attacks.gradient_inversion.fully_connected_leakage import leaked_head_input, leaked_input, leaked_rows
 from attacks.gradients import batch_gradient
 from privfl.data.catalog import load_dataset
 from privfl.errors import ConfigError

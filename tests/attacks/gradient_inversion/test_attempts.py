@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from attacks.reconstruction import NoReconstruction, Reconstruction, best_of
+from attacks.gradient_inversion.attempts import NoReconstruction, Reconstruction, best_of
 
 
 def attempts(*objectives):

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from attacks.attack import Attack
 from attacks.auxiliary import Auxiliary, Records
-from attacks.dlg import dlg, revealed_label
-from attacks.fully_connected_leakage import leaked_input
+from attacks.gradient_inversion.dlg import dlg, revealed_label
+from attacks.gradient_inversion.fully_connected_leakage import leaked_input
+from attacks.gradient_inversion.gradinversion import gradinversion, revealed_labels
+from attacks.gradient_inversion.inverting_gradients import inverting_gradients
 from attacks.gradients import Gradient, as_gradient, local_update
-from attacks.gradinversion import gradinversion, revealed_labels
 from attacks.head_gradients import HeadGradient
-from attacks.inverting_gradients import inverting_gradients
 from attacks.messages import training_of, updates
 from attacks.nulls import image_nulls
 from attacks.pixels import Pixels
@@ -59,9 +59,9 @@ class GradientInversion(Attack):
 
     Args:
         client: whose update is attacked; ``None`` for the mean update of a secure sum.
-        method: ``analytic`` (:mod:`attacks.fully_connected_leakage`; one image, a first layer that is fully connected),
-            ``dlg`` or ``idlg`` (:mod:`attacks.dlg`), ``inverting-gradients`` (:mod:`attacks.inverting_gradients`) or
-            ``gradinversion`` (:mod:`attacks.gradinversion`).
+        method: ``analytic`` (:mod:`attacks.gradient_inversion.fully_connected_leakage`; one image, a first layer that is fully connected),
+            ``dlg`` or ``idlg`` (:mod:`attacks.gradient_inversion.dlg`), ``inverting-gradients`` (:mod:`attacks.gradient_inversion.inverting_gradients`) or
+            ``gradinversion`` (:mod:`attacks.gradient_inversion.gradinversion`).
         batch: B, how many images the update is of.
         round: which round, from 0.
         iterations: of a search; ``None`` is the method's own default.

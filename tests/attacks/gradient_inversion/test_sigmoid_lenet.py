@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attacks.sigmoid_lenet import sigmoid_lenet
+from attacks.gradient_inversion.sigmoid_lenet import sigmoid_lenet
 
 
 def made(seed=0, spread=0.5, shape=(3, 32, 32)):

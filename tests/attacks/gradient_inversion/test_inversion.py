@@ -5,10 +5,10 @@ import torch
 
 import privfl as pf
 from attacks.auxiliary import Auxiliary
-from attacks.gradient_inversion import OTHERS, GradientInversion, leaked_image, local_steps, mean_gradient
+from attacks.gradient_inversion.inversion import OTHERS, GradientInversion, leaked_image, local_steps, mean_gradient
+from attacks.gradient_inversion.sigmoid_lenet import sigmoid_lenet
 from attacks.gradients import batch_gradient
 from attacks.pixels import Pixels
-from attacks.sigmoid_lenet import sigmoid_lenet
 from privfl.errors import ConfigError
 from tests.attacks.federations import DIGITS, public, rows_by_client, run_of
 

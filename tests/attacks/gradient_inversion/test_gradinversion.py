@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
+from attacks.gradient_inversion.gradinversion import gradinversion, revealed_labels, scheduled
+from attacks.gradient_inversion.sigmoid_lenet import sigmoid_lenet
 from attacks.gradients import batch_gradient
-from attacks.gradinversion import gradinversion, revealed_labels, scheduled
 from attacks.pixels import Pixels
-from attacks.sigmoid_lenet import sigmoid_lenet
 from privfl.data.catalog import load_dataset
 from privfl.errors import ConfigError
 

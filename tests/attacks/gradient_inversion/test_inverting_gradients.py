@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from attacks.gradient_inversion.inverting_gradients import inverting_gradients
+from attacks.gradient_inversion.sigmoid_lenet import sigmoid_lenet
 from attacks.gradients import batch_gradient, local_update
-from attacks.inverting_gradients import inverting_gradients
 from attacks.pixels import Pixels
-from attacks.sigmoid_lenet import sigmoid_lenet
 from privfl.data.catalog import load_dataset
 from privfl.data.images import read_webp_strips
 from privfl.errors import ConfigError

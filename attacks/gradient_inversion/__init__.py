@@ -1,0 +1,1 @@
+"""Reconstruction of inputs from gradients and updates."""
