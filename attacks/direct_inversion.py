@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attacks.image_priors import sixth_power, total_variation
+from attacks.images.priors import sixth_power, total_variation
 from privfl.errors import ConfigError
 from privfl.models.base import Shape
 
@@ -26,7 +26,7 @@ def direct_inversion(
     """Images that minimise ‖f(x) − P̂‖²/‖P̂‖² + λ_α·mean (x − ½)⁶ + λ_TV·TV(x), by Adam on pixels in [0, 1].
 
     Mahendran and Vedaldi, "Understanding Deep Image Representations by Inverting Them" (CVPR 2015), with
-    :func:`attacks.image_priors.sixth_power` and the anisotropic :func:`attacks.image_priors.total_variation` where they
+    :func:`attacks.images.priors.sixth_power` and the anisotropic :func:`attacks.images.priors.total_variation` where they
     have a power β of the isotropic one, and pixels clamped after every step.
 
     Args:

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attacks.decoders import doublings
-from attacks.fitting import drawn_from
-from attacks.image_priors import squared_variation
+from attacks.images.decoders import doublings
+from attacks.images.fitting import drawn_from
+from attacks.images.priors import squared_variation
 from privfl.errors import ConfigError
 from privfl.models.base import Shape
 
@@ -90,7 +90,7 @@ def grnn_inversion(
         target: one feature or prototype P̂ [d].
         generator: decides the initial weights and v.
         images: b ≥ 1, how many images share the prototype; 1 seeks a mode.
-        variation: λ of :func:`attacks.image_priors.squared_variation`; 1e-3 for LeNet and 1e-6 for ResNet-18 in the
+        variation: λ of :func:`attacks.images.priors.squared_variation`; 1e-3 for LeNet and 1e-6 for ResNet-18 in the
             paper.
 
     Returns:

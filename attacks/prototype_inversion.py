@@ -13,11 +13,11 @@ from attacks.attack import Attack
 from attacks.auxiliary import Auxiliary, Records
 from attacks.direct_inversion import direct_inversion
 from attacks.grnn import grnn_inversion
+from attacks.images.nulls import image_nulls
+from attacks.images.pixels import Pixels
+from attacks.images.result import ReconstructionResult, image_measures
 from attacks.metrics.images import pairwise_mse
-from attacks.nulls import image_nulls
-from attacks.pixels import Pixels
 from attacks.prototype_messages import PrototypeMessage, message_of
-from attacks.reconstruction_result import ReconstructionResult, image_measures
 from attacks.upcnn import decoded, train_upcnn
 from attacks.vae_inversion import search_latents, train_feature_vae, train_image_vae
 from privfl.data.ranges import check_choice, check_count

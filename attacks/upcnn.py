@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attacks.decoders import Standardised, up_decoder
-from attacks.fitting import drawn_from, fit
-from attacks.pixels import checked_images
+from attacks.images.decoders import Standardised, up_decoder
+from attacks.images.fitting import drawn_from, fit
+from attacks.images.pixels import checked_images
 from privfl.errors import ConfigError
 
 
@@ -28,7 +28,7 @@ def train_upcnn(
 
     Dosovitskiy and Brox, "Inverting Visual Representations with Convolutional Networks" (CVPR 2016). There AlexNet's
     features go through three layers of 4096 units and five 5x5 up-convolutions; here
-    :func:`attacks.decoders.up_decoder` behind standardised features, for images of 28 or 32 pixels. Attack a prototype
+    :func:`attacks.images.decoders.up_decoder` behind standardised features, for images of 28 or 32 pixels. Attack a prototype
     P̂ by ``decoded(decoder, P̂[None])``.
 
     Args:

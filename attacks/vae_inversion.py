@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from attacks.decoders import Standardised, channels_innermost, doublings, up_decoder
-from attacks.fitting import drawn_from, fit
-from attacks.pixels import checked_images
+from attacks.images.decoders import Standardised, channels_innermost, doublings, up_decoder
+from attacks.images.fitting import drawn_from, fit
+from attacks.images.pixels import checked_images
 from privfl.errors import ConfigError
 
 

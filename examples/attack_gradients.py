@@ -24,7 +24,7 @@ import privfl as pf
 from attacks.auxiliary import Auxiliary, Records
 from attacks.gradient_inversion.inversion import OTHERS, GradientInversion
 from attacks.gradient_inversion.sigmoid_lenet import sigmoid_lenet
-from attacks.pixels import Pixels
+from attacks.images.pixels import Pixels
 from privfl.models import Network
 
 PUBLIC = 2000

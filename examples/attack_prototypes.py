@@ -29,11 +29,11 @@ import privfl as pf
 from attacks.auxiliary import Auxiliary, Records
 from attacks.direct_inversion import direct_inversion
 from attacks.grnn import grnn_inversion
+from attacks.images.nulls import image_nulls
+from attacks.images.pixels import Pixels
 from attacks.membership_result import membership_result
 from attacks.metrics.images import identifiability, psnr
 from attacks.metrics.measure import mean_of
-from attacks.nulls import image_nulls
-from attacks.pixels import Pixels
 from attacks.prototype_inversion import (
     OTHERS,
     PrototypeGuess,

@@ -18,10 +18,10 @@ from attacks.gradient_inversion.gradinversion import gradinversion, revealed_lab
 from attacks.gradient_inversion.inverting_gradients import inverting_gradients
 from attacks.gradients import Gradient, as_gradient, local_update
 from attacks.head_gradients import HeadGradient
+from attacks.images.nulls import image_nulls
+from attacks.images.pixels import Pixels
+from attacks.images.result import ReconstructionResult, reconstruction_result
 from attacks.messages import training_of, updates
-from attacks.nulls import image_nulls
-from attacks.pixels import Pixels
-from attacks.reconstruction_result import ReconstructionResult, reconstruction_result
 from attacks.update_labels import effective_steps
 from privfl.data.ranges import check_choice, check_count
 from privfl.errors import ConfigError

@@ -10,8 +10,8 @@ from torch.optim.lr_scheduler import MultiStepLR
 
 from attacks.gradient_inversion.attempts import Reconstruction, best_of
 from attacks.gradients import Gradient, batch_gradient, check_gradient, cosine_distance, local_update
-from attacks.image_priors import total_variation
-from attacks.pixels import Pixels
+from attacks.images.pixels import Pixels
+from attacks.images.priors import total_variation
 from privfl.errors import ConfigError
 from privfl.models.base import Shape
 from privfl.privacy.plans import LocalTraining

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from attacks.fitting import drawn_from
+from attacks.images.fitting import drawn_from
 from privfl.models.base import Network, Shape, flat_size
 
 

@@ -107,7 +107,7 @@ class Judge:
                 f"the attacked update is of {len(held)} images, and {attack.name} looks for batch = {batch}; set the "
                 "client and its number of images"
             )
-        pixels = importlib.import_module("attacks.pixels").Pixels.of(self.task.name)
+        pixels = importlib.import_module("attacks.images.pixels").Pixels.of(self.task.name)
         images: Tensor = pixels.images(held.inputs)
         return images
 

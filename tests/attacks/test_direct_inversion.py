@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attacks.direct_inversion import direct_inversion
-from attacks.pixels import Pixels
+from attacks.images.pixels import Pixels
 from privfl.data.catalog import load_dataset
 from privfl.errors import ConfigError
 from privfl.models import build

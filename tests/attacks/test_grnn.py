@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from attacks.grnn import NOISE, generator_network, grnn_inversion
-from attacks.pixels import Pixels
+from attacks.images.pixels import Pixels
 from privfl.data.catalog import load_dataset
 from privfl.errors import ConfigError
 

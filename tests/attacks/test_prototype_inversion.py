@@ -5,7 +5,7 @@ import torch
 
 import privfl as pf
 from attacks.auxiliary import Auxiliary, Records
-from attacks.pixels import Pixels
+from attacks.images.pixels import Pixels
 from attacks.prototype_inversion import OTHERS, PrototypeInversion, nearest_of_class, public_prototypes
 from attacks.prototype_messages import message_of
 from privfl.errors import ConfigError

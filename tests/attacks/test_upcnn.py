@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attacks.pixels import Pixels
+from attacks.images.pixels import Pixels
 from attacks.upcnn import decoded, train_upcnn
 from privfl.data.catalog import load_dataset
 from privfl.errors import ConfigError

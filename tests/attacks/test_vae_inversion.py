@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
-from attacks.pixels import Pixels
+from attacks.images.pixels import Pixels
 from attacks.vae_inversion import VariationalDecoder, divergence, search_latents, train_feature_vae, train_image_vae
 from privfl.data.catalog import load_dataset
 from privfl.errors import ConfigError

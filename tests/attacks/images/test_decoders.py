@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.decoders import Standardised, channels_innermost, doublings, up_decoder
+from attacks.images.decoders import Standardised, channels_innermost, doublings, up_decoder
 from privfl.errors import ConfigError
 
 

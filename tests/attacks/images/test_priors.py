@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from attacks.image_priors import sixth_power, squared_variation, total_variation
+from attacks.images.priors import sixth_power, squared_variation, total_variation
 
 IMAGES = np.random.default_rng(0).uniform(size=(3, 2, 4, 5))
 

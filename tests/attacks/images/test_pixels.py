@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attacks.pixels import Pixels, checked_images
+from attacks.images.pixels import Pixels, checked_images
 from privfl.data.catalog import info
 from privfl.errors import ConfigError
 

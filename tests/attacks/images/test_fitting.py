@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from attacks.fitting import drawn_from, fit
+from attacks.images.fitting import drawn_from, fit
 from privfl.errors import ConfigError
 
 

@@ -1,0 +1,1 @@
+"""What attacks on images share: priors, decoders, controls, and the result beside them."""
