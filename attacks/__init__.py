@@ -13,7 +13,7 @@ from attacks.attack import Attack
 from attacks.auxiliary import Auxiliary, Records
 from attacks.federated_membership import GradientAlignment, GradientDifference, LossDrop, LossTrajectory
 from attacks.gradient_inversion.inversion import GradientInversion
-from attacks.label_inference import LLG, DisclosedCounts, LabelCounts
+from attacks.labels.inference import LLG, DisclosedCounts, LabelCounts
 from attacks.lira import LiRA
 from attacks.loss_threshold import LossThreshold
 from attacks.membership_game import membership_game

@@ -10,7 +10,7 @@ from typing import Any
 from attacks.attack import Attack
 from attacks.federated_membership import GradientAlignment, GradientDifference, LossDrop, LossTrajectory
 from attacks.gradient_inversion.inversion import GradientInversion
-from attacks.label_inference import LLG, DisclosedCounts, LabelCounts
+from attacks.labels.inference import LLG, DisclosedCounts, LabelCounts
 from attacks.lira import LiRA
 from attacks.loss_threshold import LossThreshold
 from attacks.property_inference import PropertyInference

@@ -13,7 +13,7 @@ from attacks.attack import Attack
 from attacks.auxiliary import Auxiliary
 from attacks.head_gradients import predictions
 from attacks.label_counts import counts_by_regression, total_variance
-from attacks.label_inference import PublicKnowledge
+from attacks.labels.inference import PublicKnowledge
 from attacks.messages import head_observations
 from attacks.metrics.measure import Measure, mean_of, proportion
 from attacks.result import AttackResult

@@ -2,7 +2,7 @@
 
 import pytest
 
-from attacks.label_inference import LLG
+from attacks.labels.inference import LLG
 from attacks.lira import LiRA
 from attacks.registry import ATTACKS
 from attacks.schema import attack_from

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from attacks.attack import Attack
 from attacks.auxiliary import Auxiliary, Records
-from attacks.calibration_batches import Dummy, DummyBatches, PureBatches
 from attacks.head_gradients import ClassGradients, HeadGradient, class_gradients, predictions
 from attacks.label_counts import counts_by_regression, integer_counts
-from attacks.llg import calibrate, llg, row_sums
+from attacks.labels.calibration_batches import Dummy, DummyBatches, PureBatches
+from attacks.labels.llg import calibrate, llg, row_sums
 from attacks.messages import HeadObservation, head_observations
 from attacks.metrics.counts import exact_match, l1_error, multiset_accuracy
 from attacks.metrics.measure import Measure, mean_of

@@ -6,7 +6,7 @@ import torch
 
 import privfl as pf
 from attacks.auxiliary import Auxiliary, Records
-from attacks.label_inference import LLG, DisclosedCounts, LabelCounts, LabelGuess
+from attacks.labels.inference import LLG, DisclosedCounts, LabelCounts, LabelGuess
 from privfl.errors import ConfigError
 
 TASK = pf.load("digits", partition=pf.Dirichlet(clients=8, alpha=0.3), model="two-nn")

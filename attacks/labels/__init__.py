@@ -1,0 +1,1 @@
+"""Which labels a client holds, and how many of each."""
