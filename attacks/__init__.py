@@ -11,19 +11,19 @@ name, and ``privfl attack`` runs them from a file.
 
 from attacks.attack import Attack
 from attacks.auxiliary import Auxiliary, Records
-from attacks.federated_membership import GradientAlignment, GradientDifference, LossDrop, LossTrajectory
 from attacks.gradient_inversion.inversion import GradientInversion
 from attacks.labels.inference import LLG, DisclosedCounts, LabelCounts
-from attacks.lira import LiRA
-from attacks.loss_threshold import LossThreshold
-from attacks.membership_game import membership_game
+from attacks.membership.game import membership_game
+from attacks.membership.lira import LiRA
+from attacks.membership.loss_threshold import LossThreshold
+from attacks.membership.rmia import RMIA
+from attacks.membership.shadow_models import ShadowTraining
+from attacks.membership.update_attacks import GradientAlignment, GradientDifference, LossDrop, LossTrajectory
 from attacks.property_inference import PropertyInference
 from attacks.prototype_inversion import PrototypeInversion
 from attacks.prototype_membership import PrototypeTracing
 from attacks.registry import ATTACKS, NEEDS
 from attacks.result import AttackResult
-from attacks.rmia import RMIA
-from attacks.shadows import ShadowTraining
 from attacks.size_inference import SizeFromResponses, SizeFromUpdates
 
 __all__ = [

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from attacks.attack import Attack
 from attacks.auxiliary import Auxiliary, Records
 from attacks.gradients import local_update
-from attacks.membership_result import membership_result
+from attacks.membership.result import membership_result
 from attacks.messages import GRADIENTS, SHIFTED, training_of, updates
 from attacks.result import AttackResult
 from privfl.data.ranges import check_count, check_number

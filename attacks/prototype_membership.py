@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attacks.attack import Attack
 from attacks.auxiliary import Auxiliary, Records
-from attacks.membership_result import MembershipResult, membership_result
+from attacks.membership.result import MembershipResult, membership_result
 from attacks.prototype_messages import PrototypeMessage, message_of
 from attacks.prototype_tracing import PublicReference, expected_auc
 from privfl.errors import ConfigError

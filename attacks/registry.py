@@ -8,15 +8,15 @@ from types import MappingProxyType
 from typing import Any
 
 from attacks.attack import Attack
-from attacks.federated_membership import GradientAlignment, GradientDifference, LossDrop, LossTrajectory
 from attacks.gradient_inversion.inversion import GradientInversion
 from attacks.labels.inference import LLG, DisclosedCounts, LabelCounts
-from attacks.lira import LiRA
-from attacks.loss_threshold import LossThreshold
+from attacks.membership.lira import LiRA
+from attacks.membership.loss_threshold import LossThreshold
+from attacks.membership.rmia import RMIA
+from attacks.membership.update_attacks import GradientAlignment, GradientDifference, LossDrop, LossTrajectory
 from attacks.property_inference import PropertyInference
 from attacks.prototype_inversion import PrototypeInversion
 from attacks.prototype_membership import PrototypeTracing
-from attacks.rmia import RMIA
 from attacks.size_inference import SizeFromResponses, SizeFromUpdates
 
 

@@ -25,8 +25,8 @@ import torch
 import attacks
 import privfl as pf
 from attacks.images.pixels import Pixels
+from attacks.membership.shadow_models import ShadowTraining
 from attacks.metrics.distinguishing import auc_ceiling
-from attacks.shadows import ShadowTraining
 
 EPSILONS = {"ε = 8": 8.0, "ε = 3": 3.0, "ε = 1": 1.0}
 DEFENCES = ("none", "larger batch", "minimum count", "secure sum", *EPSILONS)

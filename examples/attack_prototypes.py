@@ -31,7 +31,7 @@ from attacks.direct_inversion import direct_inversion
 from attacks.grnn import grnn_inversion
 from attacks.images.nulls import image_nulls
 from attacks.images.pixels import Pixels
-from attacks.membership_result import membership_result
+from attacks.membership.result import membership_result
 from attacks.metrics.images import identifiability, psnr
 from attacks.metrics.measure import mean_of
 from attacks.prototype_inversion import (

@@ -23,23 +23,23 @@ import torch
 from matplotlib.figure import Figure
 
 import privfl as pf
-from attacks.active_server import ascending
 from attacks.auxiliary import Auxiliary, Records
-from attacks.federated_membership import (
+from attacks.membership.active_server import ascending
+from attacks.membership.game import membership_game
+from attacks.membership.lira import LiRA
+from attacks.membership.loss_threshold import LossThreshold
+from attacks.membership.result import MembershipResult, membership_result
+from attacks.membership.rmia import RMIA
+from attacks.membership.scores import Models
+from attacks.membership.shadow_models import Shadows, ShadowTraining, join, train_shadows
+from attacks.membership.update_attacks import (
     FederatedMembership,
     GradientAlignment,
     GradientDifference,
     LossDrop,
     LossTrajectory,
 )
-from attacks.lira import LiRA
-from attacks.loss_threshold import LossThreshold
-from attacks.membership_game import membership_game
-from attacks.membership_result import MembershipResult, membership_result
-from attacks.membership_scores import Models
 from attacks.metrics.distinguishing import auc_ceiling, roc, tpr_ceiling
-from attacks.rmia import RMIA
-from attacks.shadows import Shadows, ShadowTraining, join, train_shadows
 from privfl.run_directory import write_whole
 
 CENTRAL, FEDERATED, PRIVATE = "central", "federated", "DP-SGD"

@@ -14,7 +14,7 @@ from attacks.attack import Attack
 from attacks.auxiliary import Auxiliary, Records
 from attacks.images.nulls import image_nulls
 from attacks.images.result import reconstruction_result
-from attacks.membership_result import MembershipResult, membership_result
+from attacks.membership.result import MembershipResult, membership_result
 from attacks.metrics.measure import Measure
 from attacks.result import AttackResult
 from privfl.errors import ConfigError

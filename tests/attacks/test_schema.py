@@ -3,10 +3,10 @@
 import pytest
 
 from attacks.labels.inference import LLG
-from attacks.lira import LiRA
+from attacks.membership.lira import LiRA
+from attacks.membership.shadow_models import ShadowTraining
 from attacks.registry import ATTACKS
 from attacks.schema import attack_from
-from attacks.shadows import ShadowTraining
 from privfl.errors import ConfigError
 
 

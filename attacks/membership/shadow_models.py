@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attacks.auxiliary import Records
-from attacks.membership_scores import Factory, Models
+from attacks.membership.scores import Factory, Models
 from privfl.algorithms.base import Tensors
 from privfl.algorithms.references import Local
 from privfl.engine.choice import EngineName

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from attacks.auxiliary import Records
-from attacks.shadows import ShadowTraining, join, shares, train_shadows
+from attacks.membership.shadow_models import ShadowTraining, join, shares, train_shadows
 from privfl.errors import ConfigError
-from tests.attacks.membership_worlds import part, task_of, watch
+from tests.attacks.membership.worlds import part, task_of, watch
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from attacks.lira import LiRA, augmented, confidences, lira_offline, lira_online
+from attacks.membership.lira import LiRA, augmented, confidences, lira_offline, lira_online
+from attacks.membership.shadow_models import ShadowTraining, train_shadows
 from attacks.metrics.distinguishing import auc
-from attacks.shadows import ShadowTraining, train_shadows
 from privfl.errors import ConfigError
-from tests.attacks.membership_worlds import game, part, task_of, watch
+from tests.attacks.membership.worlds import game, part, task_of, watch
 
 
 def world(shadows: int, records: int, queries: int = 1, seed: int = 0):

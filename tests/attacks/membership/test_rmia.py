@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from attacks.rmia import RMIA, best_offline_a, relative, rmia
-from attacks.shadows import ShadowTraining
+from attacks.membership.rmia import RMIA, best_offline_a, relative, rmia
+from attacks.membership.shadow_models import ShadowTraining
 from privfl.errors import ConfigError
-from tests.attacks.membership_worlds import game, part, task_of, watch
+from tests.attacks.membership.worlds import game, part, task_of, watch
 
 
 def probabilities(seed: int = 0, models: int = 5, records: int = 9):

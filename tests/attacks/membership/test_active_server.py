@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 
 import privfl as pf
-from attacks.active_server import ascending
 from attacks.auxiliary import Auxiliary
-from attacks.federated_membership import LossDrop
+from attacks.membership.active_server import ascending
+from attacks.membership.update_attacks import LossDrop
 from privfl.errors import ConfigError
-from tests.attacks.membership_worlds import game, part, task_of, watch
+from tests.attacks.membership.worlds import game, part, task_of, watch
 
 CLIENTS = [part(0, 40), part(40, 80), part(80, 120)]
 ASKED = game(CLIENTS[0], part(240, 420))

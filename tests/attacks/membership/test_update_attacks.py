@@ -9,7 +9,7 @@ from torch import Tensor
 
 import privfl as pf
 from attacks.auxiliary import Auxiliary
-from attacks.federated_membership import (
+from attacks.membership.update_attacks import (
     ANOTHER,
     UNTRAINED,
     GradientAlignment,
@@ -18,7 +18,7 @@ from attacks.federated_membership import (
     LossTrajectory,
 )
 from privfl.errors import ConfigError
-from tests.attacks.membership_worlds import game, part, task_of, watch
+from tests.attacks.membership.worlds import game, part, task_of, watch
 
 CLIENTS = [part(0, 60), part(60, 120), part(120, 180), part(180, 240)]
 OTHERS = part(240, 420)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attacks.attack import Attack
 from attacks.auxiliary import Auxiliary, Records
-from attacks.membership_result import MembershipResult, membership_result
+from attacks.membership.result import MembershipResult, membership_result
 from attacks.metrics.distinguishing import Scores
 from privfl.description import describe
 from privfl.errors import ConfigError

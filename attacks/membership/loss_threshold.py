@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 import torch
 
 from attacks.auxiliary import Auxiliary
-from attacks.membership_game import Guess, MembershipAttack
-from attacks.membership_scores import Models, correct, losses
+from attacks.membership.game import Guess, MembershipAttack
+from attacks.membership.scores import Models, correct, losses
 from privfl.parameters import flatten
 from privfl.transcript import Transcript
 

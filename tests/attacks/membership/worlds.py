@@ -9,7 +9,7 @@ import torch
 
 import privfl as pf
 from attacks.auxiliary import Auxiliary, Records
-from attacks.membership_game import membership_game
+from attacks.membership.game import membership_game
 from privfl.transcript import Transcript
 
 

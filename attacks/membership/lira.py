@@ -12,10 +12,10 @@ from scipy.special import log_ndtr
 from torch import Tensor
 
 from attacks.auxiliary import Auxiliary, Records
-from attacks.membership_game import Guess, MembershipAttack
-from attacks.membership_scores import logit_confidence
+from attacks.membership.game import Guess, MembershipAttack
+from attacks.membership.scores import logit_confidence
+from attacks.membership.shadow_models import Shadows, ShadowTraining, join, train_shadows
 from attacks.metrics.distinguishing import Scores
-from attacks.shadows import Shadows, ShadowTraining, join, train_shadows
 from privfl.errors import ConfigError, unknown
 from privfl.transcript import Transcript
 

@@ -2,7 +2,7 @@
 
 Every attack asks about one ``client``; with ``client=None`` it attacks the average update of everybody who took part,
 which is what secure aggregation leaves. Non-members must have the classes of the client
-(:func:`attacks.membership_game.membership_game` sees to that), because an update always tells which classes it knows.
+(:func:`attacks.membership.game.membership_game` sees to that), because an update always tells which classes it knows.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from attacks.auxiliary import Auxiliary, Records
-from attacks.membership_game import Guess, MembershipAttack
-from attacks.membership_scores import Models, logit_confidence, losses
+from attacks.membership.game import Guess, MembershipAttack
+from attacks.membership.scores import Models, logit_confidence, losses
 from attacks.messages import whole
 from attacks.metrics.distinguishing import Scores
 from privfl.errors import ConfigError
@@ -167,7 +167,7 @@ class LossDrop(FederatedMembership):
     """Score Σ_t (ℓ(w_t; x) − ℓ(w_t + Δ_t; x)): by how much the client's training brings the loss of x down.
 
     Against a server that only watches it is a weak attack. Against one that ascends the candidates' losses before it
-    sends the model out (:func:`attacks.active_server.ascending`) it is the active attack of Nasr, Shokri and Houmansadr
+    sends the model out (:func:`attacks.membership.active_server.ascending`) it is the active attack of Nasr, Shokri and Houmansadr
     (S&P 2019): only who trains on x brings its loss back down.
     """
 

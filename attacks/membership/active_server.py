@@ -21,7 +21,7 @@ def ascending(algorithm: Algorithm, targets: Records, *, step: float, ascents: i
     summed cross-entropy of ``targets``. All else is the algorithm's own: clients cannot tell, updates are added to the
     server's honest parameters, and a mechanism that protects the clients protects them as before. Run it with
     ``pf.simulate(task, ascending(pf.FedAvg(), targets, step=0.5), …, record=True)`` and read the transcript with
-    :class:`attacks.federated_membership.LossDrop`.
+    :class:`attacks.membership.update_attacks.LossDrop`.
 
     The paper ascends with a step proportional to the gradient and goes on from the ascended model; here the length is
     fixed, so that it does not fade as the model converges, and the server's own model stays honest. Several records

@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 
 import privfl as pf
-from attacks.lira import LiRA
-from attacks.loss_threshold import LossThreshold
+from attacks.membership.lira import LiRA
+from attacks.membership.loss_threshold import LossThreshold
+from attacks.membership.rmia import RMIA
+from attacks.membership.shadow_models import ShadowTraining
 from attacks.metrics.distinguishing import advantage, advantage_ceiling, auc, auc_ceiling
-from attacks.rmia import RMIA
-from attacks.shadows import ShadowTraining
-from tests.attacks.membership_worlds import game, part, task_of, watch
+from tests.attacks.membership.worlds import game, part, task_of, watch
 
 MEMBERS, OTHERS = part(0, 60), part(60, 300)
 CERTAIN = 1 - 1e-6

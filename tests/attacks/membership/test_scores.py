@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from attacks.auxiliary import Records
-from attacks.membership_game import membership_game
-from attacks.membership_scores import Models, correct, logit_confidence, losses, true_log_probability
+from attacks.membership.game import membership_game
+from attacks.membership.scores import Models, correct, logit_confidence, losses, true_log_probability
 from privfl.errors import ConfigError
 from privfl.parameters import flatten
-from tests.attacks.membership_worlds import game, part, task_of
+from tests.attacks.membership.worlds import game, part, task_of
 
 
 def test_the_logit_confidence_is_exact_where_probabilities_round_to_one():
@@ -38,7 +38,7 @@ def test_losses_and_hits_are_those_of_torch_for_one_model_and_for_many():
 def test_gradients_are_autograds_record_by_record_in_chunks(monkeypatch):
     task = task_of([part(0, 9)], hidden=6)
     models, records = Models(task.model), part(0, 9)
-    monkeypatch.setattr("attacks.membership_scores.GRADIENT_VALUES", 4 * models.layout.size)
+    monkeypatch.setattr("attacks.membership.scores.GRADIENT_VALUES", 4 * models.layout.size)
     parameters = flatten(task.model(3))
     chunks = list(models.gradients(parameters, records))
     assert [len(chunk) for chunk in chunks] == [4, 4, 1]

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attacks.auxiliary import Auxiliary, Records
-from attacks.membership_game import Guess, MembershipAttack
-from attacks.membership_scores import true_log_probability
+from attacks.membership.game import Guess, MembershipAttack
+from attacks.membership.scores import true_log_probability
+from attacks.membership.shadow_models import Shadows, ShadowTraining, join, train_shadows
 from attacks.metrics.distinguishing import Scores, auc
-from attacks.shadows import Shadows, ShadowTraining, join, train_shadows
 from privfl.errors import ConfigError
 from privfl.transcript import Transcript
 
