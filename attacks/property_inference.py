@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from attacks.attack import Attack
 from attacks.auxiliary import Auxiliary, Records
-from attacks.gradients import local_update
 from attacks.membership.result import membership_result
-from attacks.messages import GRADIENTS, SHIFTED, training_of, updates
+from attacks.observations.gradients import local_update
+from attacks.observations.messages import GRADIENTS, SHIFTED, training_of, updates
 from attacks.result import AttackResult
 from privfl.data.ranges import check_count, check_number
 from privfl.errors import ConfigError, unknown

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from attacks.messages import updates
+from attacks.observations.messages import updates
 from privfl.algorithms.label_skew.prototypes import means
 from privfl.errors import ConfigError
 from privfl.models import Network

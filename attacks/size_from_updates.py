@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attacks.head_gradients import ClassGradients
-from attacks.label_counts import counts_by_regression
+from attacks.observations.head_gradients import ClassGradients
+from attacks.observations.label_counts import counts_by_regression
 from privfl.data.ranges import check_number
 from privfl.errors import ConfigError
 
@@ -44,7 +44,7 @@ def chosen_by_shares(bias_gradient: Tensor, probabilities: Tensor, shares: Tenso
     Args:
         bias_gradient: the head's bias part [C] of Δ_u.
         probabilities: p̄ [C].
-        shares: q [C], the client's label distribution, for instance from :mod:`attacks.update_labels`.
+        shares: q [C], the client's label distribution, for instance from :mod:`attacks.observations.update_labels`.
         samples_per_round: K ≥ 1.
 
     Raises:

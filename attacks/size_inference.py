@@ -11,11 +11,11 @@ import numpy as np
 
 from attacks.attack import Attack
 from attacks.auxiliary import Auxiliary
-from attacks.head_gradients import predictions
-from attacks.label_counts import counts_by_regression, total_variance
 from attacks.labels.inference import PublicKnowledge
-from attacks.messages import head_observations
 from attacks.metrics.measure import Measure, mean_of, proportion
+from attacks.observations.head_gradients import predictions
+from attacks.observations.label_counts import counts_by_regression, total_variance
+from attacks.observations.messages import head_observations
 from attacks.result import AttackResult
 from attacks.size_from_responses import most_likely, posterior
 from attacks.size_from_updates import size_from_chosen

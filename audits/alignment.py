@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call, jvp
 
-from attacks.messages import GRADIENTS, training_of
+from attacks.observations.messages import GRADIENTS, training_of
 from audits.canaries import Canaries
 from audits.seen import View
 from privfl.errors import ConfigError

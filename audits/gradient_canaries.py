@@ -17,7 +17,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from attacks.messages import training_of
+from attacks.observations.messages import training_of
 from audits.alignment import Alignment, Statistics, sample_alignment
 from audits.audit import AuditResult
 from audits.bound import LowerBound, error_level

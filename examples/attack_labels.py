@@ -23,11 +23,16 @@ from torch import Tensor
 
 import attacks
 import privfl as pf
-from attacks.head_gradients import HeadGradient, class_gradients
-from attacks.label_counts import counts_by_regression, counts_from_bias, counts_from_weights, integer_counts
 from attacks.labels.calibration_batches import PureBatches
 from attacks.labels.llg import calibrate, llg, row_sums
 from attacks.metrics.counts import exact_match, multiset_accuracy
+from attacks.observations.head_gradients import HeadGradient, class_gradients
+from attacks.observations.label_counts import (
+    counts_by_regression,
+    counts_from_bias,
+    counts_from_weights,
+    integer_counts,
+)
 from privfl.models import Network, build
 from privfl.randomness import numpy_stream
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from attacks.gradient_inversion.attempts import Reconstruction, best_of
-from attacks.gradients import Gradient, batch_gradient, check_gradient, squared_distance
-from attacks.head_gradients import HeadGradient
 from attacks.images.pixels import Pixels
+from attacks.observations.gradients import Gradient, batch_gradient, check_gradient, squared_distance
+from attacks.observations.head_gradients import HeadGradient
 from privfl.errors import ConfigError
 from privfl.models.base import Shape
 from privfl.parameters import Layout

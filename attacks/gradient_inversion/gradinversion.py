@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from attacks.gradient_inversion.attempts import Reconstruction, best_of
-from attacks.gradients import Gradient, batch_gradient, check_gradient, squared_distance
 from attacks.images.pixels import Pixels
 from attacks.images.priors import total_variation
+from attacks.observations.gradients import Gradient, batch_gradient, check_gradient, squared_distance
 from privfl.errors import ConfigError
 from privfl.models.base import Shape
 

@@ -16,13 +16,13 @@ from attacks.gradient_inversion.dlg import dlg, revealed_label
 from attacks.gradient_inversion.fully_connected_leakage import leaked_input
 from attacks.gradient_inversion.gradinversion import gradinversion, revealed_labels
 from attacks.gradient_inversion.inverting_gradients import inverting_gradients
-from attacks.gradients import Gradient, as_gradient, local_update
-from attacks.head_gradients import HeadGradient
 from attacks.images.nulls import image_nulls
 from attacks.images.pixels import Pixels
 from attacks.images.result import ReconstructionResult, reconstruction_result
-from attacks.messages import training_of, updates
-from attacks.update_labels import effective_steps
+from attacks.observations.gradients import Gradient, as_gradient, local_update
+from attacks.observations.head_gradients import HeadGradient
+from attacks.observations.messages import training_of, updates
+from attacks.observations.update_labels import effective_steps
 from privfl.data.ranges import check_choice, check_count
 from privfl.errors import ConfigError
 from privfl.parameters import Layout

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import MultiStepLR
 
 from attacks.gradient_inversion.attempts import Reconstruction, best_of
-from attacks.gradients import Gradient, batch_gradient, check_gradient, cosine_distance, local_update
 from attacks.images.pixels import Pixels
 from attacks.images.priors import total_variation
+from attacks.observations.gradients import Gradient, batch_gradient, check_gradient, cosine_distance, local_update
 from privfl.errors import ConfigError
 from privfl.models.base import Shape
 from privfl.privacy.plans import LocalTraining
@@ -47,7 +47,7 @@ def inverting_gradients(
         generator: decides the starts, N(0, 1) in the network's inputs.
         pixels: how the network's inputs are normalised; [0, 1] as they are by default.
         training: the client's local training, if ``observed`` is an update: its steps are unrolled and differentiated
-            (:func:`attacks.gradients.local_update`), the FedAvg version of the attack.
+            (:func:`attacks.observations.gradients.local_update`), the FedAvg version of the attack.
         variation: τ of the mean absolute differences.
         restarts: how many starts are tried.
 

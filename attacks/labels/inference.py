@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from attacks.attack import Attack
 from attacks.auxiliary import Auxiliary, Records
-from attacks.head_gradients import ClassGradients, HeadGradient, class_gradients, predictions
-from attacks.label_counts import counts_by_regression, integer_counts
 from attacks.labels.calibration_batches import Dummy, DummyBatches, PureBatches
 from attacks.labels.llg import calibrate, llg, row_sums
-from attacks.messages import HeadObservation, head_observations
 from attacks.metrics.counts import exact_match, l1_error, multiset_accuracy
 from attacks.metrics.measure import Measure, mean_of
+from attacks.observations.head_gradients import ClassGradients, HeadGradient, class_gradients, predictions
+from attacks.observations.label_counts import counts_by_regression, integer_counts
+from attacks.observations.messages import HeadObservation, head_observations
+from attacks.observations.update_labels import label_shares, shares_by_regression
 from attacks.result import AttackResult
-from attacks.update_labels import label_shares, shares_by_regression
 from privfl.data.ranges import check_choice, check_count
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer

@@ -18,8 +18,8 @@ from torch import Tensor
 from attacks.auxiliary import Auxiliary, Records
 from attacks.membership.game import Guess, MembershipAttack
 from attacks.membership.scores import Models, logit_confidence, losses
-from attacks.messages import whole
 from attacks.metrics.distinguishing import Scores
+from attacks.observations.messages import whole
 from privfl.errors import ConfigError
 from privfl.parameters import flatten
 from privfl.privacy.accounting.release import Observer

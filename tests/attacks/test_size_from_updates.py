@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import privfl as pf
-from attacks.head_gradients import ClassGradients, HeadGradient, class_gradients
-from attacks.label_counts import counts_by_regression, total_variance
+from attacks.observations.head_gradients import ClassGradients, HeadGradient, class_gradients
+from attacks.observations.label_counts import counts_by_regression, total_variance
 from attacks.size_from_updates import (
     chosen_by_regression,
     chosen_by_shares,

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from attacks.gradient_inversion.fully_connected_leakage import leaked_head_input, leaked_input, leaked_rows
-from attacks.gradients import batch_gradient
+from attacks.observations.gradients import batch_gradient
 from privfl.data.catalog import load_dataset
 from privfl.errors import ConfigError
 from privfl.models import Network, build

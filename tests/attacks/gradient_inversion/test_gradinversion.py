@@ -7,8 +7,8 @@ import torch
 
 from attacks.gradient_inversion.gradinversion import gradinversion, revealed_labels, scheduled
 from attacks.gradient_inversion.sigmoid_lenet import sigmoid_lenet
-from attacks.gradients import batch_gradient
 from attacks.images.pixels import Pixels
+from attacks.observations.gradients import batch_gradient
 from privfl.data.catalog import load_dataset
 from privfl.errors import ConfigError
 

@@ -7,8 +7,8 @@ import privfl as pf
 from attacks.auxiliary import Auxiliary
 from attacks.gradient_inversion.inversion import OTHERS, GradientInversion, leaked_image, local_steps, mean_gradient
 from attacks.gradient_inversion.sigmoid_lenet import sigmoid_lenet
-from attacks.gradients import batch_gradient
 from attacks.images.pixels import Pixels
+from attacks.observations.gradients import batch_gradient
 from privfl.errors import ConfigError
 from tests.attacks.federations import DIGITS, public, rows_by_client, run_of
 

@@ -6,8 +6,8 @@ import torch
 
 from attacks.gradient_inversion.inverting_gradients import inverting_gradients
 from attacks.gradient_inversion.sigmoid_lenet import sigmoid_lenet
-from attacks.gradients import batch_gradient, local_update
 from attacks.images.pixels import Pixels
+from attacks.observations.gradients import batch_gradient, local_update
 from privfl.data.catalog import load_dataset
 from privfl.data.images import read_webp_strips
 from privfl.errors import ConfigError

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.label_counts import on_simplex
 from attacks.labels.llg import Calibration, calibrate, llg, own_impact, row_sums
+from attacks.observations.label_counts import on_simplex
 from privfl.errors import ConfigError
 from privfl.models.base import Network
 from tests.attacks.labelled_batches import CLASSES, batch, counts, drawn_labels, halves, head_gradient, untrained

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from attacks.head_gradients import HeadGradient
-from attacks.update_labels import effective_steps, steps_of
+from attacks.observations.head_gradients import HeadGradient
+from attacks.observations.update_labels import effective_steps, steps_of
 from privfl.errors import ConfigError
 from privfl.parameters import Layout
 from privfl.privacy.plans import LocalTraining

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from attacks.gradients import local_update
-from attacks.head_gradients import HeadGradient, class_gradients, predictions
-from attacks.update_labels import (
+from attacks.observations.gradients import local_update
+from attacks.observations.head_gradients import HeadGradient, class_gradients, predictions
+from attacks.observations.update_labels import (
     averaged_gradient,
     effective_steps,
     label_shares,

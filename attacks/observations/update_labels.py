@@ -1,15 +1,15 @@
 """The label distribution of a client from its whole update: many local steps, with momentum.
 
 Over K steps of plain SGD an update is −η times the sum of the gradients, so ``−Δ/(ηK)`` is their mean and the identity
-of :mod:`attacks.label_counts` holds for it on average. Momentum makes the steps longer than K.
+of :mod:`attacks.observations.label_counts` holds for it on average. Momentum makes the steps longer than K.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from attacks.head_gradients import ClassGradients, HeadGradient
-from attacks.label_counts import counts_by_regression, on_simplex
+from attacks.observations.head_gradients import ClassGradients, HeadGradient
+from attacks.observations.label_counts import counts_by_regression, on_simplex
 from privfl.data.ranges import check_count, check_number
 from privfl.errors import ConfigError
 

@@ -16,7 +16,7 @@ from scipy.linalg import lstsq
 from scipy.optimize import nnls
 from torch import Tensor
 
-from attacks.head_gradients import ClassGradients
+from attacks.observations.head_gradients import ClassGradients
 from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
 

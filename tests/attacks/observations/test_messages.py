@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import privfl as pf
-from attacks.head_gradients import HeadGradient
-from attacks.messages import exact_sizes, head_observations, training_of, updates
+from attacks.observations.head_gradients import HeadGradient
+from attacks.observations.messages import exact_sizes, head_observations, training_of, updates
 from privfl.errors import ConfigError
 from privfl.parameters import Layout
 

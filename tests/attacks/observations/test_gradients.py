@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from attacks.gradients import (
+from attacks.observations.gradients import (
     as_gradient,
     batch_gradient,
     check_gradient,

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.head_gradients import HeadGradient, class_gradients, predictions
-from attacks.label_counts import (
+from attacks.observations.head_gradients import HeadGradient, class_gradients, predictions
+from attacks.observations.label_counts import (
     counts_by_regression,
     counts_from_bias,
     counts_from_weights,
