@@ -20,8 +20,8 @@ from attacks.membership.rmia import RMIA
 from attacks.membership.shadow_models import ShadowTraining
 from attacks.membership.update_attacks import GradientAlignment, GradientDifference, LossDrop, LossTrajectory
 from attacks.property_inference import PropertyInference
-from attacks.prototype_inversion import PrototypeInversion
-from attacks.prototype_membership import PrototypeTracing
+from attacks.prototypes.inversion import PrototypeInversion
+from attacks.prototypes.membership import PrototypeTracing
 from attacks.registry import ATTACKS, NEEDS
 from attacks.result import AttackResult
 from attacks.size_inference import SizeFromResponses, SizeFromUpdates

@@ -27,24 +27,24 @@ from torch import Tensor
 
 import privfl as pf
 from attacks.auxiliary import Auxiliary, Records
-from attacks.direct_inversion import direct_inversion
-from attacks.grnn import grnn_inversion
 from attacks.images.nulls import image_nulls
 from attacks.images.pixels import Pixels
 from attacks.membership.result import membership_result
 from attacks.metrics.images import identifiability, psnr
 from attacks.metrics.measure import mean_of
-from attacks.prototype_inversion import (
+from attacks.prototypes.direct_inversion import direct_inversion
+from attacks.prototypes.grnn import grnn_inversion
+from attacks.prototypes.inversion import (
     OTHERS,
     PrototypeGuess,
     PrototypeInversion,
     nearest_of_class,
     public_prototypes,
 )
-from attacks.prototype_membership import TracingGuess, traced
-from attacks.prototype_messages import PrototypeMessage, message_of
-from attacks.upcnn import decoded, train_upcnn
-from attacks.vae_inversion import search_latents, train_feature_vae, train_image_vae
+from attacks.prototypes.membership import TracingGuess, traced
+from attacks.prototypes.messages import PrototypeMessage, message_of
+from attacks.prototypes.upcnn import decoded, train_upcnn
+from attacks.prototypes.vae_inversion import search_latents, train_feature_vae, train_image_vae
 from privfl.randomness import torch_stream
 
 METHODS = ("upcnn", "vae", "vae-search", "grnn", "direct")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from attacks.prototype_inversion import OTHERS
+from attacks.prototypes.inversion import OTHERS
 from privfl.study.plots import COLOURS, DASHES
 
 METHODS = {"upcnn": "UpCNN", "vae": "VAE", "vae-search": "VAE, search", "grnn": "GRNN", "direct": "direct"}

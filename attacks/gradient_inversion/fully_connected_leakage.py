@@ -36,7 +36,7 @@ def leaked_input(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
     """The input [inputs] of a layer with a bias, from the gradient of one sample: exact up to rounding.
 
     Takes the neuron with the largest bias gradient, where rounding does least. Applied to a classifier's head the input
-    is the feature vector, and :mod:`attacks.upcnn` and its kin go on from there.
+    is the feature vector, and :mod:`attacks.prototypes.upcnn` and its kin go on from there.
 
     Raises:
         ConfigError: the shapes do not belong to one layer, or no neuron has a bias gradient.

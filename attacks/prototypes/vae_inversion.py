@@ -74,7 +74,7 @@ def train_feature_vae(
     """A VAE from features f(x) [N, d] to their images [N, C, H, W]; attack a prototype by ``vae(P̂[None])``.
 
     The encoder is the attacked extractor with two linear heads behind its (standardised) features. ``start`` is trained
-    further in place, as in :func:`attacks.upcnn.train_upcnn`.
+    further in place, as in :func:`attacks.prototypes.upcnn.train_upcnn`.
 
     Raises:
         ConfigError: features are not [N, d], images are not in [0, 1], or their numbers differ.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import privfl as pf
-from attacks.prototype_messages import message_of, prototype_messages
+from attacks.prototypes.messages import message_of, prototype_messages
 from privfl.errors import ConfigError
 from tests.attacks.federations import DIGITS, rows_by_client, run_of
 

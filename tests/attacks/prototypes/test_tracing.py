@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import rankdata
 
-from attacks.prototype_tracing import (
+from attacks.prototypes.tracing import (
     PublicReference,
     difference_feature,
     expected_auc,
@@ -18,7 +18,7 @@ from attacks.prototype_tracing import (
 )
 from privfl.errors import ConfigError
 
-SPECIFIED = json.loads((Path(__file__).parents[1] / "oracles" / "prototype_tracing.json").read_text())
+SPECIFIED = json.loads((Path(__file__).parents[2] / "oracles" / "prototype_tracing.json").read_text())
 WIDTH = SPECIFIED["dimension"]
 
 

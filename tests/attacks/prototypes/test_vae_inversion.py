@@ -7,7 +7,13 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 from attacks.images.pixels import Pixels
-from attacks.vae_inversion import VariationalDecoder, divergence, search_latents, train_feature_vae, train_image_vae
+from attacks.prototypes.vae_inversion import (
+    VariationalDecoder,
+    divergence,
+    search_latents,
+    train_feature_vae,
+    train_image_vae,
+)
 from privfl.data.catalog import load_dataset
 from privfl.errors import ConfigError
 from privfl.models import build

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from attacks.attack import Attack
 from attacks.auxiliary import Auxiliary, Records
-from attacks.direct_inversion import direct_inversion
-from attacks.grnn import grnn_inversion
 from attacks.images.nulls import image_nulls
 from attacks.images.pixels import Pixels
 from attacks.images.result import ReconstructionResult, image_measures
 from attacks.metrics.images import pairwise_mse
-from attacks.prototype_messages import PrototypeMessage, message_of
-from attacks.upcnn import decoded, train_upcnn
-from attacks.vae_inversion import search_latents, train_feature_vae, train_image_vae
+from attacks.prototypes.direct_inversion import direct_inversion
+from attacks.prototypes.grnn import grnn_inversion
+from attacks.prototypes.messages import PrototypeMessage, message_of
+from attacks.prototypes.upcnn import decoded, train_upcnn
+from attacks.prototypes.vae_inversion import search_latents, train_feature_vae, train_image_vae
 from privfl.data.ranges import check_choice, check_count
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer
@@ -54,9 +54,9 @@ class PrototypeInversion(Attack):
 
     Args:
         client: whose prototypes are attacked; ``None`` for those of a secure sum.
-        method: ``upcnn`` (:mod:`attacks.upcnn`), ``vae`` and ``vae-search`` (:mod:`attacks.vae_inversion`: decoder on
-            features, and search through the latents of a VAE on images), ``grnn`` (:mod:`attacks.grnn`) or ``direct``
-            (:mod:`attacks.direct_inversion`).
+        method: ``upcnn`` (:mod:`attacks.prototypes.upcnn`), ``vae`` and ``vae-search`` (:mod:`attacks.prototypes.vae_inversion`: decoder on
+            features, and search through the latents of a VAE on images), ``grnn`` (:mod:`attacks.prototypes.grnn`) or ``direct``
+            (:mod:`attacks.prototypes.direct_inversion`).
         round: which round, −1 for the last.
         epochs: of the decoder's or VAE's training on the public images.
         iterations: of a search; ``None`` is the method's own default.

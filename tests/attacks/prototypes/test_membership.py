@@ -5,9 +5,9 @@ import torch
 
 import privfl as pf
 from attacks.auxiliary import Auxiliary, Records
-from attacks.prototype_membership import PrototypeTracing, traced
-from attacks.prototype_messages import message_of
-from attacks.prototype_tracing import PublicReference
+from attacks.prototypes.membership import PrototypeTracing, traced
+from attacks.prototypes.messages import message_of
+from attacks.prototypes.tracing import PublicReference
 from privfl.errors import ConfigError
 from tests.attacks.federations import DIGITS, public, rows_by_client, run_of
 

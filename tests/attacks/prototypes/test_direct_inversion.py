@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from attacks.direct_inversion import direct_inversion
 from attacks.images.pixels import Pixels
+from attacks.prototypes.direct_inversion import direct_inversion
 from privfl.data.catalog import load_dataset
 from privfl.errors import ConfigError
 from privfl.models import build

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attacks.images.pixels import Pixels
-from attacks.upcnn import decoded, train_upcnn
+from attacks.prototypes.upcnn import decoded, train_upcnn
 from privfl.data.catalog import load_dataset
 from privfl.errors import ConfigError
 from privfl.models import build

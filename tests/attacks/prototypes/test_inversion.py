@@ -6,8 +6,8 @@ import torch
 import privfl as pf
 from attacks.auxiliary import Auxiliary, Records
 from attacks.images.pixels import Pixels
-from attacks.prototype_inversion import OTHERS, PrototypeInversion, nearest_of_class, public_prototypes
-from attacks.prototype_messages import message_of
+from attacks.prototypes.inversion import OTHERS, PrototypeInversion, nearest_of_class, public_prototypes
+from attacks.prototypes.messages import message_of
 from privfl.errors import ConfigError
 from tests.attacks.federations import DIGITS, public, rows_by_client, run_of
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from attacks.attack import Attack
 from attacks.auxiliary import Auxiliary, Records
 from attacks.membership.result import MembershipResult, membership_result
-from attacks.prototype_messages import PrototypeMessage, message_of
-from attacks.prototype_tracing import PublicReference, expected_auc
+from attacks.prototypes.messages import PrototypeMessage, message_of
+from attacks.prototypes.tracing import PublicReference, expected_auc
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer
 from privfl.transcript import Transcript
@@ -35,7 +35,7 @@ class TracingGuess:
 class PrototypeTracing(Attack):
     """Scores every candidate by its whitened inner product with the prototype of its class.
 
-    See :mod:`attacks.prototype_tracing` for the statistic and its theory. T is divided by its standard deviation over
+    See :mod:`attacks.prototypes.tracing` for the statistic and its theory. T is divided by its standard deviation over
     non-members, √((P̂ − μ₀)ᵀΣ₀⁻¹(P̂ − μ₀)), so that the scores of different classes compare. A candidate whose class has
     no prototype scores 0. The null runs the same attack against a prototype of equally many public samples, in which
     no candidate is. The judge needs ``truth["members"]``, bool, of the candidates; members should be those of the

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attacks.grnn import NOISE, generator_network, grnn_inversion
 from attacks.images.pixels import Pixels
+from attacks.prototypes.grnn import NOISE, generator_network, grnn_inversion
 from privfl.data.catalog import load_dataset
 from privfl.errors import ConfigError
 

@@ -1,0 +1,1 @@
+"""Reconstruction and membership from averages of features."""
