@@ -24,7 +24,7 @@ from attacks.prototypes.inversion import PrototypeInversion
 from attacks.prototypes.membership import PrototypeTracing
 from attacks.registry import ATTACKS, NEEDS
 from attacks.result import AttackResult
-from attacks.size_inference import SizeFromResponses, SizeFromUpdates
+from attacks.sizes.inference import SizeFromResponses, SizeFromUpdates
 
 __all__ = [
     "ATTACKS",

@@ -17,7 +17,7 @@ from attacks.membership.update_attacks import GradientAlignment, GradientDiffere
 from attacks.property_inference import PropertyInference
 from attacks.prototypes.inversion import PrototypeInversion
 from attacks.prototypes.membership import PrototypeTracing
-from attacks.size_inference import SizeFromResponses, SizeFromUpdates
+from attacks.sizes.inference import SizeFromResponses, SizeFromUpdates
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from attacks.size_from_responses import most_likely, posterior, single_answer_success
+from attacks.sizes.from_responses import most_likely, posterior, single_answer_success
 from privfl.errors import ConfigError
 from privfl.privacy.local_randomizers import DuchiSize, LaplaceSize, PiecewiseSize
 from privfl.privacy.noise import NoiseSource
 from privfl.privacy.randomized_response import RandomizedResponse
 
-ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "size_responses.json").read_text())["rows"]
+ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "size_responses.json").read_text())["rows"]
 
 
 def answers(mechanism, size, count, number):

@@ -7,7 +7,7 @@ from torch import nn
 import privfl as pf
 from attacks.observations.head_gradients import ClassGradients, HeadGradient, class_gradients
 from attacks.observations.label_counts import counts_by_regression, total_variance
-from attacks.size_from_updates import (
+from attacks.sizes.from_updates import (
     chosen_by_regression,
     chosen_by_shares,
     chosen_from_absent_class,

@@ -17,8 +17,8 @@ from attacks.observations.head_gradients import predictions
 from attacks.observations.label_counts import counts_by_regression, total_variance
 from attacks.observations.messages import head_observations
 from attacks.result import AttackResult
-from attacks.size_from_responses import most_likely, posterior
-from attacks.size_from_updates import size_from_chosen
+from attacks.sizes.from_responses import most_likely, posterior
+from attacks.sizes.from_updates import size_from_chosen
 from privfl.data.ranges import check_choice, check_count
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer

@@ -5,7 +5,7 @@ import torch
 
 import privfl as pf
 from attacks.auxiliary import Auxiliary, Records
-from attacks.size_inference import SizeFromResponses, SizeFromUpdates
+from attacks.sizes.inference import SizeFromResponses, SizeFromUpdates
 from privfl.errors import ConfigError
 
 DATA = pf.load_dataset("digits")

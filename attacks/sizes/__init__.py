@@ -1,0 +1,1 @@
+"""How many examples a client holds."""
