@@ -8,7 +8,6 @@ Every :class:`LowerBound` holds with its confidence whatever was looked at on th
 advance, chosen on other trials, or paid for. What an :class:`Estimate` says holds with none.
 """
 
-from audits.audit import AuditResult
 from audits.bound import Estimate, LowerBound
 from audits.canaries import Canaries, noise_canaries, rare_token_canaries, rare_token_task
 from audits.client_canaries import audit_clients
@@ -21,6 +20,7 @@ from audits.one_run_f_dp import epsilon_one_run_f_dp
 from audits.one_shot import cosines, epsilon_one_shot
 from audits.poisoning import epsilon_from_poisoning
 from audits.rates import clopper_pearson_lower, clopper_pearson_upper
+from audits.result import AuditResult
 from audits.scores import epsilon_from_scores
 from audits.siege import audit_noise
 

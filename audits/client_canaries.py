@@ -20,13 +20,13 @@ import torch
 from numpy.typing import NDArray
 
 from audits.alignment import client_alignment
-from audits.audit import AuditResult
 from audits.bound import Estimate, LowerBound
 from audits.canaries import Canaries
 from audits.gaussian import GaussianFamily
 from audits.guesses import planned_guesses
 from audits.one_run import epsilon_one_run_from_scores
 from audits.one_shot import epsilon_one_shot
+from audits.result import AuditResult
 from audits.scores import epsilon_from_scores
 from audits.seen import seen_by
 from privfl.cohort import Clients, Cohort, Everyone, Selection

@@ -19,13 +19,13 @@ from numpy.typing import ArrayLike
 
 from attacks.observations.messages import training_of
 from audits.alignment import Alignment, Statistics, sample_alignment
-from audits.audit import AuditResult
 from audits.bound import LowerBound, error_level
 from audits.canaries import Canaries, Coins, Train, plant
 from audits.gaussian import GaussianFamily
 from audits.guesses import planned_guesses
 from audits.law import Law
 from audits.one_run import epsilon_one_run_from_scores
+from audits.result import AuditResult
 from audits.scores import epsilon_from_scores
 from audits.seen import View, seen_by
 from privfl.errors import ConfigError

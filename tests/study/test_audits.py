@@ -7,7 +7,7 @@ import pytest
 
 import audits
 import privfl as pf
-from audits.audit import AuditResult
+from audits.result import AuditResult
 from privfl.errors import DataError
 from privfl.study.audits import read_audits
 

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from audits.audit import AuditResult
 from audits.bound import Estimate, LowerBound
+from audits.result import AuditResult
 from privfl.errors import ConfigError
 
 
