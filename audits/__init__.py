@@ -8,20 +8,20 @@ Every :class:`LowerBound` holds with its confidence whatever was looked at on th
 advance, chosen on other trials, or paid for. What an :class:`Estimate` says holds with none.
 """
 
-from audits.bound import Estimate, LowerBound
+from audits.bounds.bound import Estimate, LowerBound
+from audits.bounds.counts import epsilon_from_counts, perfect_attack_ceiling
+from audits.bounds.gaussian_family import GaussianFamily
+from audits.bounds.one_run import epsilon_one_run, epsilon_one_run_from_scores, one_run_p_value
+from audits.bounds.one_run_f_dp import epsilon_one_run_f_dp
+from audits.bounds.one_shot import cosines, epsilon_one_shot
+from audits.bounds.poisoning import epsilon_from_poisoning
+from audits.bounds.rates import clopper_pearson_lower, clopper_pearson_upper
+from audits.bounds.scores import epsilon_from_scores
 from audits.canaries import Canaries, noise_canaries, rare_token_canaries, rare_token_task
 from audits.client_canaries import audit_clients
-from audits.counts import epsilon_from_counts, perfect_attack_ceiling
-from audits.gaussian import GaussianFamily
 from audits.gradient_canaries import audit_one_run, audit_two_worlds
 from audits.local_randomizers import audit_repeated_answers, audit_size_mechanism
-from audits.one_run import epsilon_one_run, epsilon_one_run_from_scores, one_run_p_value
-from audits.one_run_f_dp import epsilon_one_run_f_dp
-from audits.one_shot import cosines, epsilon_one_shot
-from audits.poisoning import epsilon_from_poisoning
-from audits.rates import clopper_pearson_lower, clopper_pearson_upper
 from audits.result import AuditResult
-from audits.scores import epsilon_from_scores
 from audits.siege import audit_noise
 
 __all__ = [

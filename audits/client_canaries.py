@@ -20,14 +20,14 @@ import torch
 from numpy.typing import NDArray
 
 from audits.alignment import client_alignment
-from audits.bound import Estimate, LowerBound
+from audits.bounds.bound import Estimate, LowerBound
+from audits.bounds.gaussian_family import GaussianFamily
+from audits.bounds.guess_budget import planned_guesses
+from audits.bounds.one_run import epsilon_one_run_from_scores
+from audits.bounds.one_shot import epsilon_one_shot
+from audits.bounds.scores import epsilon_from_scores
 from audits.canaries import Canaries
-from audits.gaussian import GaussianFamily
-from audits.guesses import planned_guesses
-from audits.one_run import epsilon_one_run_from_scores
-from audits.one_shot import epsilon_one_shot
 from audits.result import AuditResult
-from audits.scores import epsilon_from_scores
 from audits.seen import seen_by
 from privfl.cohort import Clients, Cohort, Everyone, Selection
 from privfl.errors import ConfigError

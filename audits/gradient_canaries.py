@@ -19,14 +19,14 @@ from numpy.typing import ArrayLike
 
 from attacks.observations.messages import training_of
 from audits.alignment import Alignment, Statistics, sample_alignment
-from audits.bound import LowerBound, error_level
+from audits.bounds.bound import LowerBound, error_level
+from audits.bounds.gaussian_family import GaussianFamily
+from audits.bounds.guess_budget import planned_guesses
+from audits.bounds.one_run import epsilon_one_run_from_scores
+from audits.bounds.scores import epsilon_from_scores
 from audits.canaries import Canaries, Coins, Train, plant
-from audits.gaussian import GaussianFamily
-from audits.guesses import planned_guesses
 from audits.law import Law
-from audits.one_run import epsilon_one_run_from_scores
 from audits.result import AuditResult
-from audits.scores import epsilon_from_scores
 from audits.seen import View, seen_by
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer

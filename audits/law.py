@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from audits.alignment import Statistics
-from audits.gaussian import GaussianFamily
-from audits.rates import ErrorRates
+from audits.bounds.gaussian_family import GaussianFamily
+from audits.bounds.rates import ErrorRates
 from privfl.randomness import numpy_stream
 
 DRAWS = 20_000

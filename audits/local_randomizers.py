@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from audits.bound import LowerBound, error_level
-from audits.counts import log_ratio
-from audits.events import epsilon_from_answers
-from audits.rates import clopper_pearson_lower, clopper_pearson_upper
+from audits.bounds.bound import LowerBound, error_level
+from audits.bounds.counts import log_ratio
+from audits.bounds.output_events import epsilon_from_answers
+from audits.bounds.rates import clopper_pearson_lower, clopper_pearson_upper
 from audits.result import AuditResult
 from privfl.description import describe
 from privfl.errors import ConfigError

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from audits.bound import Estimate, LowerBound
+from audits.bounds.bound import Estimate, LowerBound
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer, Unit
 

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 from sklearn.tree import DecisionTreeClassifier
 
-from audits.bound import error_level
-from audits.counts import log_ratio
-from audits.guesses import gaussian_strength
-from audits.rates import clopper_pearson_lower, clopper_pearson_upper
+from audits.bounds.bound import error_level
+from audits.bounds.counts import log_ratio
+from audits.bounds.guess_budget import gaussian_strength
+from audits.bounds.rates import clopper_pearson_lower, clopper_pearson_upper
 from privfl.errors import ConfigError
 
 Values = NDArray[np.float64]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from audits.counts import epsilon_from_counts
-from audits.events import epsilon_from_answers
+from audits.bounds.counts import epsilon_from_counts
+from audits.bounds.output_events import epsilon_from_answers
 from audits.local_randomizers import (
     audit_repeated_answers,
     audit_size_mechanism,

@@ -7,9 +7,9 @@ import pytest
 
 import privfl as pf
 from audits.alignment import client_alignment
+from audits.bounds.gaussian_family import GaussianFamily
 from audits.canaries import noise_canaries, rare_token_canaries, rare_token_task
 from audits.client_canaries import Without, audit_clients, with_canary_clients
-from audits.gaussian import GaussianFamily
 from audits.seen import seen_by
 from privfl.errors import ConfigError
 from privfl.privacy.noise import NoiseSource

@@ -11,9 +11,9 @@ from torch.func import functional_call, grad, vmap
 
 import privfl as pf
 from audits.alignment import sample_alignment
+from audits.bounds.guess_budget import gaussian_strength, planned_guesses
 from audits.canaries import noise_canaries, plant, rare_token_canaries, rare_token_task
 from audits.gradient_canaries import audit_one_run, audit_two_worlds, gaussian_family, summary
-from audits.guesses import gaussian_strength, planned_guesses
 from audits.seen import seen_by
 from privfl.errors import ConfigError
 

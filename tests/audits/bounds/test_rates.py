@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, binomtest
 
-from audits.rates import ErrorRates, clopper_pearson_lower, clopper_pearson_upper
+from audits.bounds.rates import ErrorRates, clopper_pearson_lower, clopper_pearson_upper
 from privfl.errors import ConfigError
 
 

@@ -17,7 +17,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 from numpy.typing import NDArray
 from scipy import special
 
-from audits.rates import ErrorRates, Rates
+from audits.bounds.rates import ErrorRates, Rates
 from privfl.errors import ConfigError
 from privfl.privacy.accounting import accountant
 from privfl.privacy.accounting.composition import Sum, compose

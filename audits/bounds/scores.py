@@ -9,10 +9,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from audits.bound import LowerBound, error_level
-from audits.counts import bound_in_family, epsilon_of
-from audits.gaussian import GaussianFamily
-from audits.rates import ErrorRates, Rates
+from audits.bounds.bound import LowerBound, error_level
+from audits.bounds.counts import bound_in_family, epsilon_of
+from audits.bounds.gaussian_family import GaussianFamily
+from audits.bounds.rates import ErrorRates, Rates
 from privfl.errors import ConfigError
 from privfl.randomness import numpy_stream
 
@@ -80,7 +80,7 @@ def epsilon_from_scores(
     ``dkw``          rates ± √(ln(2/(1 − confidence))/(2n)), at all thresholds at once; blind to rates near 0
     ===============  ==================================================================================================
 
-    With a ``family``, ε is read off the family's trade-off curve (see :func:`audits.counts.epsilon_from_counts`).
+    With a ``family``, ε is read off the family's trade-off curve (see :func:`audits.bounds.counts.epsilon_from_counts`).
 
     Args:
         seed: which halves ``split`` draws. Keeping the best of several seeds is a choice that nobody paid for.

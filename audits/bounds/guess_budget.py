@@ -7,7 +7,7 @@ import math
 import numpy as np
 from scipy import optimize, special
 
-from audits.one_run import epsilon_one_run, guess_pairs
+from audits.bounds.one_run import epsilon_one_run, guess_pairs
 
 
 def planned_guesses(canaries: int, claim: float, *, delta: float, confidence: float) -> tuple[int, int]:

@@ -10,11 +10,11 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.stats import binom, norm
 
-from audits.gaussian import GaussianFamily
-from audits.rates import ErrorRates
+from audits.bounds.gaussian_family import GaussianFamily
+from audits.bounds.rates import ErrorRates
 from privfl.errors import ConfigError
 
-FOLDER = Path(__file__).parents[1] / "oracles"
+FOLDER = Path(__file__).parents[2] / "oracles"
 ORACLES = json.loads((FOLDER / "audits.json").read_text())
 ACCOUNTING = json.loads((FOLDER / "accounting.json").read_text())
 

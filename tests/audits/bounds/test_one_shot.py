@@ -8,8 +8,8 @@ from dp_accounting import get_epsilon_gaussian
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from audits.bound import Estimate, LowerBound
-from audits.one_shot import cosines, epsilon_one_shot, normal_pair_delta, normal_pair_epsilon
+from audits.bounds.bound import Estimate, LowerBound
+from audits.bounds.one_shot import cosines, epsilon_one_shot, normal_pair_delta, normal_pair_epsilon
 from privfl.errors import ConfigError
 
 

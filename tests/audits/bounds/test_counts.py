@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from audits.counts import epsilon_from_counts, perfect_attack_ceiling
-from audits.gaussian import GaussianFamily
+from audits.bounds.counts import epsilon_from_counts, perfect_attack_ceiling
+from audits.bounds.gaussian_family import GaussianFamily
 from privfl.errors import ConfigError
 
-ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "audits.json").read_text())
+ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "audits.json").read_text())
 
 
 @pytest.mark.parametrize("row", ORACLES["clopper_pearson_epsilon"]["rows"])

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from audits.bound import Estimate, error_level
-from audits.rates import Rates
+from audits.bounds.bound import Estimate, error_level
+from audits.bounds.rates import Rates
 from privfl.errors import ConfigError
 
 _LARGEST = 700.0

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from audits.bound import Estimate, LowerBound
+from audits.bounds.bound import Estimate, LowerBound
 from privfl.errors import ConfigError
 
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-from audits.bound import LowerBound, error_level
-from audits.gaussian import GaussianFamily
-from audits.rates import ErrorRates
+from audits.bounds.bound import LowerBound, error_level
+from audits.bounds.gaussian_family import GaussianFamily
+from audits.bounds.rates import ErrorRates
 from privfl.errors import ConfigError
 
 Sides = Literal["both", "tpr_only"]
@@ -36,7 +36,7 @@ def epsilon_from_counts(
     larger, and worth as much as the assumption that the mechanism's trade-off curve is a member's.
 
     The trials of each world must be independent, and the decision fixed before they are seen; see
-    :func:`audits.scores.epsilon_from_scores` for decisions that are chosen on scores.
+    :func:`audits.bounds.scores.epsilon_from_scores` for decisions that are chosen on scores.
 
     Raises:
         ConfigError: the counts are impossible, or ``delta``, ``confidence`` or ``sides`` is not as said.

@@ -10,11 +10,11 @@ import pytest
 from scipy.special import expit
 from scipy.stats import binom
 
-from audits.gaussian import GaussianFamily
-from audits.one_run import epsilon_one_run, epsilon_one_run_from_scores, guess_pairs, one_run_p_value
+from audits.bounds.gaussian_family import GaussianFamily
+from audits.bounds.one_run import epsilon_one_run, epsilon_one_run_from_scores, guess_pairs, one_run_p_value
 from privfl.errors import ConfigError
 
-ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "audits.json").read_text())
+ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "audits.json").read_text())
 
 
 @pytest.mark.parametrize("row", ORACLES["one_run"]["eps_rows"])

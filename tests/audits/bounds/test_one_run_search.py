@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from audits.one_run_search import largest_refuted
+from audits.bounds.one_run_search import largest_refuted
 
 
 @pytest.mark.parametrize("limit", [1e-9, 0.3, 1.0, 17.0, 600.0])

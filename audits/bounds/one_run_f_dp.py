@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from audits.bound import LowerBound, error_level
-from audits.gaussian import GaussianFamily
-from audits.one_run_search import check_guesses, largest_refuted
+from audits.bounds.bound import LowerBound, error_level
+from audits.bounds.gaussian_family import GaussianFamily
+from audits.bounds.one_run_search import check_guesses, largest_refuted
 
 Missed = Callable[[float], float]
 """Caught with probability r → the least probability of the same guess in the other world: f̄⁻¹, with f̄ = 1 − f."""

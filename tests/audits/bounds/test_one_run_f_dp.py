@@ -9,12 +9,12 @@ import pytest
 from scipy.optimize import linprog
 from scipy.stats import binom, norm
 
-from audits.gaussian import GaussianFamily
-from audits.one_run import epsilon_one_run
-from audits.one_run_f_dp import approximate_dp_missed, epsilon_one_run_f_dp, f_dp_refuted
+from audits.bounds.gaussian_family import GaussianFamily
+from audits.bounds.one_run import epsilon_one_run
+from audits.bounds.one_run_f_dp import approximate_dp_missed, epsilon_one_run_f_dp, f_dp_refuted
 from privfl.errors import ConfigError
 
-ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "audits.json").read_text())
+ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "audits.json").read_text())
 
 
 @pytest.mark.parametrize("row", ORACLES["one_run"]["eps_rows"])

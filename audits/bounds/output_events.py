@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from audits.bound import LowerBound, error_level
-from audits.counts import epsilon_from_counts
-from audits.rates import clopper_pearson_lower, clopper_pearson_upper
+from audits.bounds.bound import LowerBound, error_level
+from audits.bounds.counts import epsilon_from_counts
+from audits.bounds.rates import clopper_pearson_lower, clopper_pearson_upper
 from privfl.errors import ConfigError
 
 Answers = NDArray[np.float64]

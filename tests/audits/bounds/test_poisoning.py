@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from audits.counts import epsilon_from_counts
-from audits.poisoning import epsilon_from_poisoning
+from audits.bounds.counts import epsilon_from_counts
+from audits.bounds.poisoning import epsilon_from_poisoning
 from privfl.errors import ConfigError
 
-PINS = json.loads((Path(__file__).parents[1] / "oracles" / "audits.json").read_text())["clopper_pearson_tf_pins"]
+PINS = json.loads((Path(__file__).parents[2] / "oracles" / "audits.json").read_text())["clopper_pearson_tf_pins"]
 
 
 @pytest.mark.parametrize("row", PINS["rows"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from audits.bound import LowerBound, error_level
-from audits.one_run_search import largest_refuted
-from audits.rates import ErrorRates
+from audits.bounds.bound import LowerBound, error_level
+from audits.bounds.one_run_search import largest_refuted
+from audits.bounds.rates import ErrorRates
 from privfl.errors import ConfigError
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from audits.counts import epsilon_from_counts
-from audits.gaussian import GaussianFamily
-from audits.scores import epsilon_from_scores
+from audits.bounds.counts import epsilon_from_counts
+from audits.bounds.gaussian_family import GaussianFamily
+from audits.bounds.scores import epsilon_from_scores
 from privfl.errors import ConfigError
 
-ROWS = json.loads((Path(__file__).parents[1] / "oracles" / "audits.json").read_text())["one_run_score_based"]["rows"]
+ROWS = json.loads((Path(__file__).parents[2] / "oracles" / "audits.json").read_text())["one_run_score_based"]["rows"]
 CHOICES = ("split", "bonferroni", "dkw")
 
 

@@ -10,10 +10,10 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 from scipy.stats import binom
 
-from audits.bound import LowerBound, error_level
-from audits.gaussian import GaussianFamily
-from audits.one_run_f_dp import epsilon_one_run_f_dp
-from audits.one_run_search import check_guesses, largest_refuted
+from audits.bounds.bound import LowerBound, error_level
+from audits.bounds.gaussian_family import GaussianFamily
+from audits.bounds.one_run_f_dp import epsilon_one_run_f_dp
+from audits.bounds.one_run_search import check_guesses, largest_refuted
 from privfl.errors import ConfigError
 from privfl.randomness import numpy_stream
 
@@ -97,7 +97,7 @@ def epsilon_one_run_from_scores(
     Args:
         included: which canaries took part; tossed independently with probability ½ each. Exactly half of them, drawn
             at random, is another law, for which the bound is not proved.
-        method: ``steinke`` (:func:`epsilon_one_run`), ``f-dp`` (:func:`audits.one_run_f_dp.epsilon_one_run_f_dp`), or
+        method: ``steinke`` (:func:`epsilon_one_run`), ``f-dp`` (:func:`audits.bounds.one_run_f_dp.epsilon_one_run_f_dp`), or
             the larger of both, ``best``. That choice costs nothing: both refute a claim if and only if the number of
             right guesses reaches a limit, and each limit alone is reached with probability below 1 − confidence.
         family: the family of trade-off curves to read ε from; then the method is ``f-dp``.

@@ -1,0 +1,1 @@
+"""Certified lower bounds on ε: from counts, scores, guesses and Gaussian families."""
