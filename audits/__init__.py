@@ -17,9 +17,9 @@ from audits.bounds.one_shot import cosines, epsilon_one_shot
 from audits.bounds.poisoning import epsilon_from_poisoning
 from audits.bounds.rates import clopper_pearson_lower, clopper_pearson_upper
 from audits.bounds.scores import epsilon_from_scores
-from audits.canaries import Canaries, noise_canaries, rare_token_canaries, rare_token_task
-from audits.client_canaries import audit_clients
-from audits.gradient_canaries import audit_one_run, audit_two_worlds
+from audits.canaries.canaries import Canaries, noise_canaries, rare_token_canaries, rare_token_task
+from audits.canaries.client_canaries import audit_clients
+from audits.canaries.gradient_canaries import audit_one_run, audit_two_worlds
 from audits.local_randomizers import audit_repeated_answers, audit_size_mechanism
 from audits.result import AuditResult
 from audits.siege import audit_noise

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import privfl as pf
-from audits.canaries import rare_token_canaries, rare_token_task
-from audits.gradient_canaries import audit_one_run, audit_two_worlds
+from audits.canaries.canaries import rare_token_canaries, rare_token_task
+from audits.canaries.gradient_canaries import audit_one_run, audit_two_worlds
 from audits.result import AuditResult
 from privfl.privacy.noise import NoiseStream
 from privfl.run import Run

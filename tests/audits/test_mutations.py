@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import privfl as pf
-from audits.canaries import rare_token_canaries, rare_token_task
-from audits.gradient_canaries import audit_one_run
+from audits.canaries.canaries import rare_token_canaries, rare_token_task
+from audits.canaries.gradient_canaries import audit_one_run
 from privfl.privacy.accounting.statement import make_statement
 from privfl.privacy.noise import NoiseSource, NoiseStream
 from privfl.privacy.per_sample import PerSampleGradients

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.func import functional_call, jvp
 
 from attacks.observations.messages import GRADIENTS, training_of
-from audits.canaries import Canaries
-from audits.seen import View
+from audits.canaries.canaries import Canaries
+from audits.canaries.views import View
 from privfl.errors import ConfigError
 from privfl.parameters import FlatNetwork
 from privfl.privacy.per_sample import LossModule, PerSampleGradients

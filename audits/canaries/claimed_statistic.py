@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from audits.alignment import Statistics
 from audits.bounds.gaussian_family import GaussianFamily
 from audits.bounds.rates import ErrorRates
+from audits.canaries.alignment import Statistics
 from privfl.randomness import numpy_stream
 
 DRAWS = 20_000

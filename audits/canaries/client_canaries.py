@@ -19,16 +19,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from audits.alignment import client_alignment
 from audits.bounds.bound import Estimate, LowerBound
 from audits.bounds.gaussian_family import GaussianFamily
 from audits.bounds.guess_budget import planned_guesses
 from audits.bounds.one_run import epsilon_one_run_from_scores
 from audits.bounds.one_shot import epsilon_one_shot
 from audits.bounds.scores import epsilon_from_scores
-from audits.canaries import Canaries
+from audits.canaries.alignment import client_alignment
+from audits.canaries.canaries import Canaries
+from audits.canaries.views import seen_by
 from audits.result import AuditResult
-from audits.seen import seen_by
 from privfl.cohort import Clients, Cohort, Everyone, Selection
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer

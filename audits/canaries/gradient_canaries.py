@@ -18,16 +18,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from attacks.observations.messages import training_of
-from audits.alignment import Alignment, Statistics, sample_alignment
 from audits.bounds.bound import LowerBound, error_level
 from audits.bounds.gaussian_family import GaussianFamily
 from audits.bounds.guess_budget import planned_guesses
 from audits.bounds.one_run import epsilon_one_run_from_scores
 from audits.bounds.scores import epsilon_from_scores
-from audits.canaries import Canaries, Coins, Train, plant
-from audits.law import Law
+from audits.canaries.alignment import Alignment, Statistics, sample_alignment
+from audits.canaries.canaries import Canaries, Coins, Train, plant
+from audits.canaries.claimed_statistic import Law
+from audits.canaries.views import View, seen_by
 from audits.result import AuditResult
-from audits.seen import View, seen_by
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer
 from privfl.privacy.accounting.statement import Cell
@@ -118,7 +118,7 @@ def audit_two_worlds(
     Poisson-subsampled Gaussian mechanisms, composed over the whole run, so it is the scale of the noise and the
     sampling that are audited, and rounds that share their noise escape ``per_round``.
 
-    Args and Raises: as :func:`audit_one_run`. The canaries must be :attr:`~audits.canaries.Canaries.apart`.
+    Args and Raises: as :func:`audit_one_run`. The canaries must be :attr:`~audits.canaries.canaries.Canaries.apart`.
 
     Source: Nasr et al., "Tight auditing of differentially private machine learning", USENIX Security 2023.
     """

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import privfl as pf
-from audits.alignment import client_alignment
 from audits.bounds.gaussian_family import GaussianFamily
-from audits.canaries import noise_canaries, rare_token_canaries, rare_token_task
-from audits.client_canaries import Without, audit_clients, with_canary_clients
-from audits.seen import seen_by
+from audits.canaries.alignment import client_alignment
+from audits.canaries.canaries import noise_canaries, rare_token_canaries, rare_token_task
+from audits.canaries.client_canaries import Without, audit_clients, with_canary_clients
+from audits.canaries.views import seen_by
 from privfl.errors import ConfigError
 from privfl.privacy.noise import NoiseSource
 

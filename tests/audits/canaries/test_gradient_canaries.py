@@ -10,14 +10,14 @@ import torch
 from torch.func import functional_call, grad, vmap
 
 import privfl as pf
-from audits.alignment import sample_alignment
 from audits.bounds.guess_budget import gaussian_strength, planned_guesses
-from audits.canaries import noise_canaries, plant, rare_token_canaries, rare_token_task
-from audits.gradient_canaries import audit_one_run, audit_two_worlds, gaussian_family, summary
-from audits.seen import seen_by
+from audits.canaries.alignment import sample_alignment
+from audits.canaries.canaries import noise_canaries, plant, rare_token_canaries, rare_token_task
+from audits.canaries.gradient_canaries import audit_one_run, audit_two_worlds, gaussian_family, summary
+from audits.canaries.views import seen_by
 from privfl.errors import ConfigError
 
-ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "audit_targets.json").read_text())
+ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "audit_targets.json").read_text())
 TARGETS = ORACLES["one_run_white_box_targets"]["rows"]
 SURE = 1 - 1e-6  # the false-alarm rate of every verdict here
 
@@ -269,8 +269,8 @@ def test_what_cannot_be_audited_says_why(tokens):
 
 
 def test_the_summary_of_rounds_is_what_it_says():
-    from audits.alignment import Alignment
-    from audits.law import Law
+    from audits.canaries.alignment import Alignment
+    from audits.canaries.claimed_statistic import Law
 
     seen = Alignment(np.array([[1.0, 0.0], [3.0, -2.0]]), np.ones((2, 2)))
     assert summary(seen, "sum").tolist() == [4.0, -2.0]

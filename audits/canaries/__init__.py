@@ -1,0 +1,1 @@
+"""Rows and clients that an auditor plants, and what an observer saw of them."""
