@@ -20,9 +20,9 @@ from audits.bounds.scores import epsilon_from_scores
 from audits.canaries.canaries import Canaries, noise_canaries, rare_token_canaries, rare_token_task
 from audits.canaries.client_canaries import audit_clients
 from audits.canaries.gradient_canaries import audit_one_run, audit_two_worlds
-from audits.local_randomizers import audit_repeated_answers, audit_size_mechanism
+from audits.mechanisms.local_randomizers import audit_repeated_answers, audit_size_mechanism
+from audits.mechanisms.noise import audit_noise
 from audits.result import AuditResult
-from audits.siege import audit_noise
 
 __all__ = [
     "AuditResult",

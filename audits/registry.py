@@ -18,7 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from audits.canaries.canaries import noise_canaries, rare_token_canaries, rare_token_task
 from audits.canaries.client_canaries import audit_clients
 from audits.canaries.gradient_canaries import audit_one_run
-from audits.local_randomizers import audit_repeated_answers, audit_size_mechanism
+from audits.mechanisms.local_randomizers import audit_repeated_answers, audit_size_mechanism
 from audits.result import AuditResult
 from privfl.cohort import Cohort
 from privfl.config import Experiment

@@ -23,7 +23,7 @@ import audits
 from audits.bounds.one_run import guess_pairs
 from audits.bounds.output_events import epsilon_from_answers
 from audits.bounds.rates import clopper_pearson_lower, clopper_pearson_upper
-from audits.local_randomizers import epsilon_from_table
+from audits.mechanisms.local_randomizers import epsilon_from_table
 from privfl.randomness import numpy_stream
 
 CONFIDENCE, TRIALS, CANARIES, ANSWERS, DOMAIN = 0.95, 200, 200, 2000, 20

@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import brentq
 from scipy.stats import laplace, norm
 
-from audits.siege import audit_noise, largest_scale
+from audits.mechanisms.noise import audit_noise, largest_scale
 from privfl.errors import ConfigError
 from privfl.privacy.noise import NoiseSource, round_to_grid
 

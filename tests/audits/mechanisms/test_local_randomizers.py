@@ -11,7 +11,7 @@ from scipy.stats import beta
 
 from audits.bounds.counts import epsilon_from_counts
 from audits.bounds.output_events import epsilon_from_answers
-from audits.local_randomizers import (
+from audits.mechanisms.local_randomizers import (
     audit_repeated_answers,
     audit_size_mechanism,
     claimed_epsilon,
@@ -24,7 +24,7 @@ from privfl.privacy.local_randomizers import SIZE_MECHANISMS, DuchiSize, Laplace
 from privfl.privacy.noise import NoiseSource
 from privfl.privacy.randomized_response import RandomizedResponse
 
-ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "audit_targets.json").read_text())
+ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "audit_targets.json").read_text())
 SURE = 1 - 1e-6  # the false-alarm rate of every verdict here is 1e-6
 GRR = RandomizedResponse(epsilon=3.0, bound=99)
 
@@ -105,7 +105,7 @@ def test_fresh_answers_that_were_charged_once_are_refuted(monkeypatch):
     def lazy(cost_of):
         return lambda mechanism, unit, answers=1, delta=0.0: cost_of(mechanism, unit, 1, delta)
 
-    monkeypatch.setattr("audits.local_randomizers.claimed_epsilon", lazy(claimed_epsilon))
+    monkeypatch.setattr("audits.mechanisms.local_randomizers.claimed_epsilon", lazy(claimed_epsilon))
     often = replace(GRR, refresh="every_round")
     result = audit_repeated_answers(often, rounds=8, confidence=SURE, source=NoiseSource.from_key(8))
     assert result.claim == pytest.approx(3.0)

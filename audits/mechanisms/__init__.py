@@ -1,0 +1,1 @@
+"""Audits of one mechanism by itself: local randomisers, and the raw noise."""
