@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from numpy.typing import NDArray
 from workload import ratio
 
-from privfl.privacy.discrete_noise import discrete_gaussian, skellam
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.discrete import discrete_gaussian, skellam
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.secagg.encoding import Encoding, FieldRange
 from privfl.privacy.secagg.messages import Phase
 from privfl.privacy.secagg.parameters import ThreatModel

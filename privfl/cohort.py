@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import numpy_stream
 
 Clients = NDArray[np.int64]

@@ -20,7 +20,7 @@ from privfl.engine.workspace import Phase
 from privfl.errors import ConfigError
 from privfl.planning import RoundCosts
 from privfl.privacy.channel import CLIP_NORM, Channel
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
 from privfl.recorder import Recorder
 from privfl.sizes import Sizes

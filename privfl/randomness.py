@@ -3,7 +3,7 @@
 A stream is keyed by (root seed, name, keys…), for instance ``(seed, "batches", round, client)``. Two streams with
 different keys are independent; the number of workers, the order of clients and a resumed run change nothing.
 These streams decide what an *experiment* does. Privacy noise, response coins and the coins of a sampler whose
-amplification is claimed never come from here, but from :mod:`privfl.privacy.noise`.
+amplification is claimed never come from here, but from :mod:`privfl.privacy.noise.source`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import pytest
 
 import privfl as pf
 from privfl.errors import ConfigError
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 
 AVAILABLE = np.array([2, 3, 5, 8, 13, 21])
 SIZES = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 5.0])

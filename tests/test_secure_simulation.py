@@ -13,7 +13,7 @@ from privfl.privacy.channel import Channel
 from privfl.privacy.correlated_noise import Pattern
 from privfl.privacy.distributed_noise import SharedSum
 from privfl.privacy.field import Field
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 
 CLIENTS = 6
 IDEAL, PROTOCOL = pf.SecureSum(mode="ideal"), pf.SecureSum()

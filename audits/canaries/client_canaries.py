@@ -32,7 +32,7 @@ from audits.result import AuditResult
 from privfl.cohort import Clients, Cohort, Everyone, Selection
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.run import Run
 from privfl.task import ClientIndex, Task
 from privfl.transcript import PublicFacts

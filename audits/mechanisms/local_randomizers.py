@@ -24,7 +24,7 @@ from privfl.errors import ConfigError
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.release import Unit
 from privfl.privacy.local_randomizers import DuchiSize
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.randomized_response import RandomizedResponse
 from privfl.privacy.size import SizeMechanism
 from privfl.privacy.size_responses import SizeResponses

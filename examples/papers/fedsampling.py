@@ -29,7 +29,7 @@ import privfl as pf
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.statement import make_statement
 from privfl.privacy.local_randomizers import SIZE_MECHANISMS
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.size import SizeMechanism
 from privfl.sizes import SIZE_RESPONSE
 from privfl.study.plots import COLOURS, DASHES, MARKERS, curves

@@ -21,7 +21,7 @@ from privfl.engine.workspace import ClientResult, Phase, Workspace, cores, send
 from privfl.privacy.channel import Channel
 from privfl.privacy.client_door import ClientDoor
 from privfl.privacy.door import is_coupled
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.per_sample import Way, sums_directly
 from privfl.privacy.plans import LocalTraining, private_plan
 from privfl.privacy.precision import Precision, matrix_products

@@ -10,7 +10,7 @@ from privfl.algorithms.base import Tensors
 from privfl.engine.aggregation import Sums
 from privfl.engine.workspace import Phase, cores
 from privfl.privacy.channel import WEIGHT
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.secagg.errors import BadShare, BadVector, TooFewClients
 
 OUT_OF_RANGE = "sent a number beyond the range of the secure sum"

@@ -22,7 +22,7 @@ from privfl.engine.workspace import ClientResult, Phase, Workspace, send
 from privfl.errors import ConfigError
 from privfl.privacy.cohort_door import CohortDoor, Visitor
 from privfl.privacy.door import Batch, Door
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.per_sample import Way
 from privfl.privacy.plans import LocalTraining, private_plan
 from privfl.privacy.stacked_gradients import StackedGradients

@@ -18,7 +18,7 @@ from privfl.parameters import FlatNetwork
 from privfl.privacy.channel import Channel
 from privfl.privacy.door import DoorLog
 from privfl.privacy.draws import Draws
-from privfl.privacy.noise import NoiseSource, NoiseStream
+from privfl.privacy.noise.source import NoiseSource, NoiseStream
 from privfl.privacy.noisy_total import Totals
 from privfl.privacy.per_sample import PerSampleGradients, Way
 from privfl.randomness import torch_stream

@@ -12,7 +12,7 @@ import torch
 from privfl.data.ranges import check_count
 from privfl.errors import ConfigError, unknown
 from privfl.privacy.correlated_noise import Array, CorrelatedPlan, Pattern, check_multiplier
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.toeplitz import Objective, column_norms, optimised, prefix_variances
 
 

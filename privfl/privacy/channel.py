@@ -28,7 +28,7 @@ from privfl.privacy.door import DoorLog
 from privfl.privacy.dpsgd import DPSGD
 from privfl.privacy.field import Field
 from privfl.privacy.gaussian_noise import GaussianNoise
-from privfl.privacy.noise import NoiseSource, NoiseStream
+from privfl.privacy.noise.source import NoiseSource, NoiseStream
 from privfl.privacy.noisy_total import NoisyTotal
 from privfl.privacy.secagg.encoding import FieldRange
 from privfl.privacy.summation import Summation, longest

@@ -28,7 +28,7 @@ from privfl.privacy.door import (
 )
 from privfl.privacy.dpsgd import DPSGD
 from privfl.privacy.draws import Draws
-from privfl.privacy.noise import NoiseStream
+from privfl.privacy.noise.source import NoiseStream
 from privfl.privacy.noisy_total import Totals
 from privfl.privacy.per_sample import PerSampleGradients
 from privfl.privacy.plans import Epochs, Plan

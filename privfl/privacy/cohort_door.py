@@ -33,7 +33,7 @@ from privfl.privacy.door import (
 )
 from privfl.privacy.dpsgd import DPSGD
 from privfl.privacy.draws import Draws
-from privfl.privacy.noise import NoiseStream, add_gaussian_rows_
+from privfl.privacy.noise.source import NoiseStream, add_gaussian_rows_
 from privfl.privacy.noisy_total import Totals
 from privfl.privacy.plans import Epochs, Plan
 from privfl.privacy.precision import Precision, in_precision

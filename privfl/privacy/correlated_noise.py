@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privfl.errors import ConfigError
-from privfl.privacy.noise import NoiseSource, release_grid
+from privfl.privacy.noise.source import NoiseSource, release_grid
 
 Array = NDArray[np.float64]
 

@@ -29,14 +29,14 @@ from privfl.privacy.accounting.accountant import check_delta, epsilon
 from privfl.privacy.accounting.events import ADD_REMOVE, REPLACE, SkellamDpEvent
 from privfl.privacy.accounting.release import Cost, Unit, unprotected
 from privfl.privacy.accounting.summed_gaussian import summed_gaussian_event
-from privfl.privacy.discrete_noise import (
+from privfl.privacy.noise.discrete import (
     LARGEST_GAUSSIAN_VARIANCE,
     LARGEST_SKELLAM_VARIANCE,
     SMALLEST_VARIANCE,
     discrete_gaussian,
     skellam,
 )
-from privfl.privacy.noise import NoiseStream
+from privfl.privacy.noise.source import NoiseStream
 from privfl.privacy.secagg.rounding import DEFAULT_BETA, rounded_norm_bound
 
 _UP = 1 + 2.0**-30  # what float64 may lose in norms and variances is charged, not ignored

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from privfl.errors import ConfigError
-from privfl.privacy.noise import NoiseStream, round_to_grid
+from privfl.privacy.noise.source import NoiseStream, round_to_grid
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 All four answer with an unbiased estimate of the clipped size itself. The last three work on x ∈ [−1, 1] (the range
 mapped affinely) and follow Wang et al., "Collecting and Analyzing Multidimensional Data with Local Differential
 Privacy", ICDE 2019; the one bit is Duchi, Jordan and Wainwright's (JASA 2018). Continuous answers are rounded to a grid
-of 2⁻²⁰ of their scale, which removes the low bits that would tell the truth (see :mod:`privfl.privacy.noise`).
+of 2⁻²⁰ of their scale, which removes the low bits that would tell the truth (see :mod:`privfl.privacy.noise.source`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dp_accounting import LaplaceDpEvent, NeighboringRelation
 from numpy.typing import NDArray
 
 from privfl.privacy.accounting.release import Cost, pure_cost
-from privfl.privacy.noise import NoiseStream, round_to_grid
+from privfl.privacy.noise.source import NoiseStream, round_to_grid
 from privfl.privacy.randomized_response import RandomizedResponse
 from privfl.privacy.size import SizeMechanism, Values
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from privfl.errors import ConfigError
 from privfl.privacy.dpsgd import DPSGD
-from privfl.privacy.noise import NoiseStream
+from privfl.privacy.noise.source import NoiseStream
 
 
 @dataclass(frozen=True)

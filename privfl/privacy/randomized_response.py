@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Cost
-from privfl.privacy.noise import NoiseStream
+from privfl.privacy.noise.source import NoiseStream
 from privfl.privacy.size import SizeMechanism, Values
 
 

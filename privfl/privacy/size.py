@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from privfl.errors import ConfigError, DataError, unknown
 from privfl.privacy.accounting.release import OBSERVERS, Cost, Observer, Release, Unit, everywhere, unprotected
-from privfl.privacy.noise import NoiseStream
+from privfl.privacy.noise.source import NoiseStream
 from privfl.privacy.size_estimate import SizeEstimate
 
 Convention = Literal["paper", "code"]
@@ -144,7 +144,7 @@ class SizeMechanism(ABC):
 
         Args:
             sizes: the true sizes, non-negative integers, shape (clients,).
-            stream: the coins of these answers, from :class:`privfl.privacy.noise.NoiseSource`.
+            stream: the coins of these answers, from :class:`privfl.privacy.noise.source.NoiseSource`.
 
         Returns:
             Answers, shape (clients,): int64 for randomised response, float64 otherwise.

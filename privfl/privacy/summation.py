@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from privfl.errors import ConfigError
 from privfl.privacy.distributed_noise import SharedNoise, SharedSum
-from privfl.privacy.noise import NoiseStream
+from privfl.privacy.noise.source import NoiseStream
 from privfl.privacy.secagg.encoding import Encoding, FieldRange, Values, Words
 from privfl.privacy.secagg.rounding import rounded_norm_bound
 

@@ -12,7 +12,7 @@ from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.privacy.channel import Channel
 from privfl.privacy.field import Field
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.plans import LocalTraining
 from tests.algorithms.federation import initial
 

@@ -18,7 +18,7 @@ from privfl.models import Network
 from privfl.parameters import flatten
 from privfl.privacy.channel import Channel
 from privfl.privacy.dpsgd import DPSGD
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.plans import LocalTraining
 from privfl.task import ClientIndex, Task, cross_entropy
 

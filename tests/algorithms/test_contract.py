@@ -17,7 +17,7 @@ from privfl.privacy.accounting.release import pure_cost
 from privfl.privacy.channel import Channel
 from privfl.privacy.door import BARE_GRADIENT, BARE_SIZE, BARE_TOTAL, coupled
 from privfl.privacy.field import Field
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.plans import LocalTraining
 from privfl.randomness import torch_stream
 from privfl.task import cross_entropy

@@ -118,7 +118,7 @@ def test_the_same_selection_gives_the_same_trajectory_however_samples_are_spread
 def test_clipping_makes_the_estimate_depend_on_how_samples_are_spread():
     sizes = [3, 5, 2, 90, 400, 500]
     exact = pf.RandomizedResponse(epsilon=math.inf, bound=100)
-    stream = __import__("privfl.privacy.noise", fromlist=["NoiseSource"]).NoiseSource.from_key(1).stream("x")
+    stream = __import__("privfl.privacy.noise.source", fromlist=["NoiseSource"]).NoiseSource.from_key(1).stream("x")
     assert exact.estimate(exact.respond(np.array(sizes), stream)).value == 300
     assert exact.estimate(exact.respond(np.array([1000]), stream)).value == 100
 

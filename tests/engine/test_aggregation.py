@@ -11,7 +11,7 @@ from privfl.engine.workspace import Phase
 from privfl.privacy.channel import Channel
 from privfl.privacy.correlated_noise import Pattern
 from privfl.privacy.field import Field
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 
 MANY = 2000
 TINY = 2.0**-26

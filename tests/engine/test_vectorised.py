@@ -26,7 +26,7 @@ from privfl.parameters import FlatNetwork, flatten
 from privfl.privacy.channel import Channel
 from privfl.privacy.door import BARE_SIZE, BARE_TOTAL
 from privfl.privacy.field import Field
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.per_sample import check_per_sample
 from privfl.privacy.plans import LocalTraining
 from privfl.task import ClientIndex, Task

@@ -16,7 +16,7 @@ from privfl.privacy.accounting.accountant import composed_kinds, epsilon
 from privfl.privacy.accounting.events import fixed_size_cohort
 from privfl.privacy.accounting.renyi import renyi_epsilon
 from privfl.privacy.adaptive_clip import AdaptiveClip, split_noise
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 
 FOLDER = Path(__file__).parents[1] / "oracles"
 SPLIT = json.loads((FOLDER / "adaptive_clip.json").read_text())["noise_split"]["rows"]

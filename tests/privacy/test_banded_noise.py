@@ -10,7 +10,7 @@ from scipy.linalg import toeplitz
 from privfl.errors import ConfigError
 from privfl.privacy.banded_noise import BandedNoise
 from privfl.privacy.correlated_noise import Pattern
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 
 SOURCE = NoiseSource.from_key(21)
 

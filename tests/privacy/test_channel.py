@@ -13,7 +13,7 @@ from privfl.privacy.accounting.release import OBSERVERS, UNITS
 from privfl.privacy.channel import Channel
 from privfl.privacy.door import DoorLog
 from privfl.privacy.field import Field
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 
 BARE = DoorLog(bare={"gradients are computed without a mechanism (no DP-SGD)": None})
 LOCAL = pf.DPSGD(noise_multiplier=2.0)

@@ -15,7 +15,7 @@ from privfl.errors import ConfigError
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.banded_noise import BandedNoise
 from privfl.privacy.correlated_noise import Pattern
-from privfl.privacy.noise import NoiseSource, release_grid
+from privfl.privacy.noise.source import NoiseSource, release_grid
 from privfl.privacy.tree_noise import TreeNoise
 
 ADD_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE

@@ -13,9 +13,9 @@ from scipy import stats
 from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.events import ADD_REMOVE, REPLACE, SkellamDpEvent
-from privfl.privacy.discrete_noise import discrete_gaussian, skellam
 from privfl.privacy.distributed_noise import DiscreteGaussianNoise, SharedSum, SkellamNoise
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.discrete import discrete_gaussian, skellam
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.secagg.rounding import round_within
 
 BOTH = [DiscreteGaussianNoise, SkellamNoise]

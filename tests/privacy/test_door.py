@@ -11,7 +11,7 @@ import privfl as pf
 from privfl.errors import ConfigError
 from privfl.parameters import FlatNetwork
 from privfl.privacy.client_door import ClientDoor
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.per_sample import PerSampleGradients
 from privfl.privacy.plans import Epochs, LocalTraining, Poisson, private_plan
 from privfl.randomness import torch_stream

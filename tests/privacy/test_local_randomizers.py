@@ -17,7 +17,7 @@ from scipy import integrate, stats
 
 from privfl.privacy.accounting.release import OBSERVERS, UNITS
 from privfl.privacy.local_randomizers import SIZE_MECHANISMS, DuchiSize, HybridSize, LaplaceSize, PiecewiseSize
-from privfl.privacy.noise import NoiseSource, release_grid
+from privfl.privacy.noise.source import NoiseSource, release_grid
 
 ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "local_randomizers.json").read_text())
 FALSE_ALARM = 1e-6

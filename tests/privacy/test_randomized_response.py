@@ -14,7 +14,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy import stats
 
 from privfl.errors import ConfigError
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.randomized_response import RandomizedResponse, response_epsilon, truth_probability
 
 ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "local_randomizers.json").read_text())

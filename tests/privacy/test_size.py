@@ -7,7 +7,7 @@ import pytest
 
 from privfl.errors import ConfigError, DataError
 from privfl.privacy.local_randomizers import SIZE_MECHANISMS, LaplaceSize, PiecewiseSize
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.randomized_response import RandomizedResponse
 from privfl.privacy.size_estimate import Rate, sampling_rate
 

@@ -7,7 +7,7 @@ import pytest
 
 from privfl.errors import DataError, PrivacyError
 from privfl.privacy.local_randomizers import SIZE_MECHANISMS, PiecewiseSize
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.randomized_response import RandomizedResponse
 from privfl.privacy.size_responses import SizeResponses
 

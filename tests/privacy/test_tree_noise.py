@@ -12,7 +12,7 @@ from dp_accounting import GaussianDpEvent, NeighboringRelation, SingleEpochTreeA
 
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.correlated_noise import Pattern
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.tree_noise import TreeNoise
 
 SOURCE = NoiseSource.from_key(31)

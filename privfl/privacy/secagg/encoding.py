@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privfl.errors import ConfigError
-from privfl.privacy.noise import NoiseStream
+from privfl.privacy.noise.source import NoiseStream
 from privfl.privacy.secagg.errors import BadVector
 from privfl.privacy.secagg.rounding import round_within, stochastic_round
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from privfl.errors import ConfigError
-from privfl.privacy.noise import NoiseStream
+from privfl.privacy.noise.source import NoiseStream
 
 SEED_BYTES = 32
 

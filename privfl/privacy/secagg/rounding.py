@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privfl.errors import ConfigError
-from privfl.privacy.noise import NoiseStream
+from privfl.privacy.noise.source import NoiseStream
 from privfl.privacy.secagg.errors import BadVector
 
 DEFAULT_BETA = math.exp(-0.5)

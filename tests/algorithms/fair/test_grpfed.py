@@ -23,7 +23,7 @@ from privfl.models import Network
 from privfl.parameters import flatten
 from privfl.privacy.channel import Channel
 from privfl.privacy.door import BARE_TOTAL
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.noisy_total import NoisyTotal
 from privfl.randomness import torch_stream
 from tests.algorithms.federation import digits_task

@@ -16,7 +16,7 @@ from privfl.engine.loop import ClientResult, LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.models import build
 from privfl.privacy.channel import Channel
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.task import ClientIndex, Task
 
 TRAINING = pf.LocalTraining(learning_rate=1e-3, batch_size=8, epochs=2, weight_decay=1e-4)

@@ -17,7 +17,7 @@ from privfl.engine.vectorised import VectorisedEngine
 from privfl.models import build
 from privfl.privacy.channel import Channel
 from privfl.privacy.draws import Draws
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
 from privfl.task import ClientIndex, Task
 

@@ -16,7 +16,7 @@ from privfl.models import Network
 from privfl.parameters import flatten
 from privfl.privacy.channel import Channel
 from privfl.privacy.door import BARE_TRAINING, Batch
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.plans import Poisson
 from privfl.randomness import torch_stream
 from privfl.task import ClientIndex, Task

@@ -12,7 +12,7 @@ import privfl as pf
 from privfl.engine.loop import LoopEngine
 from privfl.privacy.channel import Channel
 from privfl.privacy.door import Batch
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.plans import private_plan
 from privfl.task import ClientIndex, Task
 from tests.algorithms.federation import digits_task, initial

@@ -18,7 +18,7 @@ from privfl.errors import ConfigError
 from privfl.parameters import flatten
 from privfl.privacy.channel import Channel
 from privfl.privacy.door import BARE_TRAINING, Batch
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.plans import Poisson, private_plan
 from privfl.task import ClientIndex
 

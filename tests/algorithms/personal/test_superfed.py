@@ -22,7 +22,7 @@ from privfl.errors import ConfigError
 from privfl.models import Network, build
 from privfl.parameters import flatten
 from privfl.privacy.channel import Channel
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
 from tests.algorithms.federation import digits_task, task_of
 

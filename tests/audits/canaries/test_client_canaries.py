@@ -12,7 +12,7 @@ from audits.canaries.canaries import noise_canaries, rare_token_canaries, rare_t
 from audits.canaries.client_canaries import Without, audit_clients, with_canary_clients
 from audits.canaries.views import seen_by
 from privfl.errors import ConfigError
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 
 SURE = 1 - 1e-6  # the false-alarm rate of every verdict here
 CLIP = 0.02
@@ -81,7 +81,7 @@ def audit(tokens, noise, confidence=0.95, **more):
 def test_a_quarter_of_the_noise_on_the_sum_is_refuted(tokens, monkeypatch):
     family = GaussianFamily(steps=2, observed_steps=2)
     assert not audit(tokens, 2.0, SURE, trials=family).refuted
-    from privfl.privacy.noise import NoiseStream
+    from privfl.privacy.noise.source import NoiseStream
 
     right = NoiseStream.add_gaussian_
     monkeypatch.setattr(NoiseStream, "add_gaussian_", lambda self, tensor, sd: right(self, tensor, sd / 4))

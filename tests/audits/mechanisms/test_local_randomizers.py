@@ -21,7 +21,7 @@ from audits.mechanisms.local_randomizers import (
 )
 from privfl.errors import ConfigError
 from privfl.privacy.local_randomizers import SIZE_MECHANISMS, DuchiSize, LaplaceSize, PiecewiseSize
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.randomized_response import RandomizedResponse
 
 ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "audit_targets.json").read_text())

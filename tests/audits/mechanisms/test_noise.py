@@ -10,7 +10,7 @@ from scipy.stats import laplace, norm
 
 from audits.mechanisms.noise import audit_noise, largest_scale
 from privfl.errors import ConfigError
-from privfl.privacy.noise import NoiseSource, round_to_grid
+from privfl.privacy.noise.source import NoiseSource, round_to_grid
 
 SURE = 1 - 1e-6  # the false-alarm rate of every verdict here
 

@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 
 from privfl.errors import ConfigError
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.secagg.encoding import Encoding, FieldRange
 from privfl.privacy.secagg.errors import BadVector
 from privfl.privacy.secagg.rounding import rounded_norm_bound

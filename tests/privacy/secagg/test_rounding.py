@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from privfl.errors import ConfigError
-from privfl.privacy.noise import NoiseSource
+from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.secagg.errors import BadVector
 from privfl.privacy.secagg.rounding import round_within, rounded_norm_bound, stochastic_round
 

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privfl.errors import ConfigError
-from privfl.privacy.noise import NoiseStream
+from privfl.privacy.noise.source import NoiseStream
 
 SMALLEST_VARIANCE = 2.0**-40
 LARGEST_GAUSSIAN_VARIANCE = 2.0**80

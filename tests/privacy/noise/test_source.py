@@ -17,7 +17,7 @@ import torch
 from scipy import stats
 
 from privfl.errors import ConfigError
-from privfl.privacy.noise import (
+from privfl.privacy.noise.source import (
     NoiseSource,
     NoiseStream,
     _log_uniform,
@@ -26,7 +26,7 @@ from privfl.privacy.noise import (
     round_to_grid,
 )
 
-ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "local_randomizers.json").read_text())
+ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "local_randomizers.json").read_text())
 FALSE_ALARM = 1e-6
 
 

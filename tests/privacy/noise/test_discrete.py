@@ -14,13 +14,13 @@ import pytest
 from scipy import stats
 
 from privfl.errors import ConfigError
-from privfl.privacy.discrete_noise import (
+from privfl.privacy.noise.discrete import (
     _gaussian_table,
     _poisson_table,
     discrete_gaussian,
     skellam,
 )
-from privfl.privacy.noise import NoiseSource, NoiseStream
+from privfl.privacy.noise.source import NoiseSource, NoiseStream
 
 FALSE_ALARM = 1e-6
 TABLES = {

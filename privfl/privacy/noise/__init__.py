@@ -1,0 +1,1 @@
+"""Where noise comes from: the key stream, and exact integer noise."""
