@@ -11,10 +11,10 @@ from privfl.cohort import Cohort
 from privfl.errors import ConfigError, unknown
 from privfl.parameters import FlatNetwork
 from privfl.privacy.channel import Channel
+from privfl.privacy.clipping.opacus_hooks import check_opacus
+from privfl.privacy.clipping.per_sample import Way, check_per_sample, unknown_layers
 from privfl.privacy.door import refuse_coupled
 from privfl.privacy.dpsgd import PerSample
-from privfl.privacy.opacus_reference import check_opacus
-from privfl.privacy.per_sample import Way, check_per_sample, unknown_layers
 from privfl.privacy.settings import Privacy
 from privfl.task import Task
 

@@ -32,9 +32,9 @@ from privfl.privacy.accounting.release import Observer as Onlooker
 from privfl.privacy.accounting.statement import make_statement
 from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.channel import Channel
+from privfl.privacy.clipping.per_sample import Way
 from privfl.privacy.correlated_noise import Pattern
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.per_sample import Way
 from privfl.privacy.plans import LocalTraining
 from privfl.privacy.precision import Precision
 from privfl.privacy.settings import Privacy

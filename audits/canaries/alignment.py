@@ -20,7 +20,7 @@ from audits.canaries.canaries import Canaries
 from audits.canaries.views import View
 from privfl.errors import ConfigError
 from privfl.parameters import FlatNetwork
-from privfl.privacy.per_sample import LossModule, PerSampleGradients
+from privfl.privacy.clipping.per_sample import LossModule, PerSampleGradients
 from privfl.task import Loss
 from privfl.transcript import Transcript
 

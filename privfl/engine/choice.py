@@ -24,8 +24,8 @@ from privfl.engine.memory import largest_chunk
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.engine.workspace import ClientResult
 from privfl.errors import PrivflError
+from privfl.privacy.clipping.per_sample import Way
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.per_sample import Way
 from privfl.privacy.plans import private_plan
 from privfl.task import ClientIndex, Task
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import Workspace
+from privfl.privacy.clipping.per_sample import Way
 from privfl.privacy.door import ROWS_AT_ONCE
-from privfl.privacy.per_sample import Way
 
 SHARE = 0.25
 """Share of the free memory that a chunk may take by the estimate; the rest is for what the estimate leaves out."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from privfl.data.mapped import Rows
 from privfl.errors import ConfigError
 from privfl.parameters import FlatNetwork
+from privfl.privacy.clipping.per_sample import PerSampleGradients
 from privfl.privacy.door import (
     BARE_GRADIENT,
     BARE_SIZE,
@@ -30,7 +31,6 @@ from privfl.privacy.dpsgd import DPSGD
 from privfl.privacy.draws import Draws
 from privfl.privacy.noise.source import NoiseStream
 from privfl.privacy.noisy_total import Totals
-from privfl.privacy.per_sample import PerSampleGradients
 from privfl.privacy.plans import Epochs, Plan
 from privfl.privacy.precision import Precision, in_precision
 

@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from privfl.data.mapped import Rows
 from privfl.errors import ConfigError
+from privfl.privacy.clipping.stacked import Given, StackedGradients
 from privfl.privacy.door import (
     BARE_GRADIENT,
     BARE_SIZE,
@@ -37,7 +38,6 @@ from privfl.privacy.noise.source import NoiseStream, add_gaussian_rows_
 from privfl.privacy.noisy_total import Totals
 from privfl.privacy.plans import Epochs, Plan
 from privfl.privacy.precision import Precision, in_precision
-from privfl.privacy.stacked_gradients import Given, StackedGradients
 
 Draw = Callable[[Sequence[int]], None]
 """Told how many rows of each client the next forward pass holds, so that drop-out draws for these and no others."""

@@ -23,8 +23,8 @@ from privfl.errors import ConfigError
 from privfl.models import build, models
 from privfl.parameters import FlatNetwork, flatten
 from privfl.privacy.channel import Channel
-from privfl.privacy.opacus_reference import check_opacus
-from privfl.privacy.per_sample import PerSampleGradients
+from privfl.privacy.clipping.opacus_hooks import check_opacus
+from privfl.privacy.clipping.per_sample import PerSampleGradients
 
 TARGETS = torch.tensor([0, 3, 1, 2])
 

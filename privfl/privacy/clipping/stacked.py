@@ -1,7 +1,7 @@
 """Gradients of many clients' models in one kernel: parameters [clients, size], batches [clients, B, ...].
 
 The forward pass of one client is stacked over the cohort by ``torch.func.vmap``; the backward pass is ordinary
-autograd outside of it. Clipped sums go the same two ways as for one client (:mod:`privfl.privacy.per_sample`) and by
+autograd outside of it. Clipped sums go the same two ways as for one client (:mod:`privfl.privacy.clipping.per_sample`) and by
 the same rules: what a layer received and what arrived at its output are shown by :class:`_Shown` as they lie in memory,
 so that a cohort is to a rule only a longer batch.
 
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from privfl.parameters import FlatNetwork
+from privfl.privacy.clipping.layer_rules import Places, Rule, factors_for, rule_for
+from privfl.privacy.clipping.per_sample import FunctionModule, LossModule, Way, trained_parameters, widened
 from privfl.privacy.door import Loss
-from privfl.privacy.layer_rules import Places, Rule, factors_for, rule_for
-from privfl.privacy.per_sample import FunctionModule, LossModule, Way, trained_parameters, widened
 
 Given = dict[str, tuple[Tensor, int | None]]
 """What a loss takes besides the batch: a tensor and the dimension of the clients in it, ``None`` if all share it."""

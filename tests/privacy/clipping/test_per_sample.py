@@ -10,7 +10,7 @@ from torch import nn
 from privfl.errors import ConfigError
 from privfl.models import build, models
 from privfl.parameters import FlatNetwork
-from privfl.privacy.per_sample import PerSampleGradients, check_per_sample, unknown_layers
+from privfl.privacy.clipping.per_sample import PerSampleGradients, check_per_sample, unknown_layers
 
 SMALL = {
     "resnet10": {"width": 16},

@@ -7,7 +7,7 @@ Three ways, with the same result up to rounding:
   clipped sum (Goodfellow 2015; Li et al. 2022; "book-keeping" of Bu et al. 2023). Linear layers never form per-sample
   gradients; a convolution forms them with one grouped convolution.
 * ``vmap``: ``torch.func.vmap(grad)``, for models with parameters outside the layers that the first way knows.
-* ``opacus``: the hooks of Opacus (:mod:`privfl.privacy.opacus_reference`), the reference to compare with.
+* ``opacus``: the hooks of Opacus (:mod:`privfl.privacy.clipping.opacus_hooks`), the reference to compare with.
 
 A per-sample gradient that is not finite counts as zero: one sample must not poison the sum, and leaving it out keeps
 the sensitivity.
@@ -24,8 +24,8 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from privfl.errors import ConfigError
 from privfl.parameters import FlatNetwork
-from privfl.privacy.layer_rules import Calls, Places, Rule, SumRule, factors_for, rule_for
-from privfl.privacy.opacus_reference import OpacusHooks
+from privfl.privacy.clipping.layer_rules import Calls, Places, Rule, SumRule, factors_for, rule_for
+from privfl.privacy.clipping.opacus_hooks import OpacusHooks
 
 Way = Literal["layers", "vmap", "opacus"]
 Loss = Callable[..., Tensor]

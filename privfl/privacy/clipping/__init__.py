@@ -1,0 +1,1 @@
+"""Per-sample gradients, clipped: by layer rules, by vmap, or by Opacus."""
