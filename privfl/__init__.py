@@ -79,19 +79,19 @@ if TYPE_CHECKING:
     )
     from privfl.errors import ConfigError, DataError, PrivacyError, PrivflError
     from privfl.privacy.accounting.statement import Statement
-    from privfl.privacy.adaptive_clip import AdaptiveClip
-    from privfl.privacy.banded_noise import BandedNoise
-    from privfl.privacy.clip import Clip
-    from privfl.privacy.distributed_noise import DiscreteGaussianNoise, SkellamNoise
     from privfl.privacy.dpsgd import DPSGD
-    from privfl.privacy.gaussian_noise import GaussianNoise
     from privfl.privacy.local_randomizers import DuchiSize, HybridSize, LaplaceSize, PiecewiseSize
+    from privfl.privacy.mechanisms.adaptive_clip import AdaptiveClip
+    from privfl.privacy.mechanisms.banded import BandedNoise
+    from privfl.privacy.mechanisms.clip import Clip
+    from privfl.privacy.mechanisms.distributed import DiscreteGaussianNoise, SkellamNoise
+    from privfl.privacy.mechanisms.gaussian import GaussianNoise
+    from privfl.privacy.mechanisms.secure_sum import SecureSum
+    from privfl.privacy.mechanisms.tree import TreeNoise
     from privfl.privacy.noisy_total import NoisyTotal
     from privfl.privacy.plans import LocalTraining
     from privfl.privacy.randomized_response import RandomizedResponse
-    from privfl.privacy.secure_sum import SecureSum
     from privfl.privacy.settings import Budget, Privacy
-    from privfl.privacy.tree_noise import TreeNoise
     from privfl.run import Run
     from privfl.simulation import simulate
     from privfl.task import Task, load
@@ -158,13 +158,13 @@ _HOMES = {
     ),
     "privfl.errors": ("ConfigError", "DataError", "PrivacyError", "PrivflError"),
     "privfl.privacy.accounting.statement": ("Statement",),
-    "privfl.privacy.adaptive_clip": ("AdaptiveClip",),
-    "privfl.privacy.banded_noise": ("BandedNoise",),
-    "privfl.privacy.clip": ("Clip",),
-    "privfl.privacy.distributed_noise": ("DiscreteGaussianNoise", "SkellamNoise"),
-    "privfl.privacy.gaussian_noise": ("GaussianNoise",),
-    "privfl.privacy.secure_sum": ("SecureSum",),
-    "privfl.privacy.tree_noise": ("TreeNoise",),
+    "privfl.privacy.mechanisms.adaptive_clip": ("AdaptiveClip",),
+    "privfl.privacy.mechanisms.banded": ("BandedNoise",),
+    "privfl.privacy.mechanisms.clip": ("Clip",),
+    "privfl.privacy.mechanisms.distributed": ("DiscreteGaussianNoise", "SkellamNoise"),
+    "privfl.privacy.mechanisms.gaussian": ("GaussianNoise",),
+    "privfl.privacy.mechanisms.secure_sum": ("SecureSum",),
+    "privfl.privacy.mechanisms.tree": ("TreeNoise",),
     "privfl.privacy.noisy_total": ("NoisyTotal",),
     "privfl.privacy.plans": ("LocalTraining",),
     "privfl.privacy.dpsgd": ("DPSGD",),

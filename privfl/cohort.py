@@ -166,7 +166,7 @@ class Rotation(Cohort):
     consecutive client numbers are a random permutation, so that all rounds have as many clients up to one.
 
     The order is drawn from the experiment's seed and no amplification is claimed; noise that is correlated over the
-    rounds (:mod:`privfl.privacy.correlated_noise`) uses the separation instead.
+    rounds (:mod:`privfl.privacy.mechanisms.correlated`) uses the separation instead.
     """
 
     period: int

@@ -45,20 +45,20 @@ from privfl.data.partitions import PARTITIONS, Partition
 from privfl.engine.choice import EngineName
 from privfl.errors import ConfigError, unknown
 from privfl.privacy.accounting.release import Observer as Onlooker
-from privfl.privacy.adaptive_clip import AdaptiveClip
-from privfl.privacy.banded_noise import BandedNoise
 from privfl.privacy.chain import Mechanism
-from privfl.privacy.clip import Clip
-from privfl.privacy.distributed_noise import DiscreteGaussianNoise, SkellamNoise
 from privfl.privacy.dpsgd import DPSGD
-from privfl.privacy.gaussian_noise import GaussianNoise
 from privfl.privacy.local_randomizers import SIZE_MECHANISMS
+from privfl.privacy.mechanisms.adaptive_clip import AdaptiveClip
+from privfl.privacy.mechanisms.banded import BandedNoise
+from privfl.privacy.mechanisms.clip import Clip
+from privfl.privacy.mechanisms.distributed import DiscreteGaussianNoise, SkellamNoise
+from privfl.privacy.mechanisms.gaussian import GaussianNoise
+from privfl.privacy.mechanisms.secure_sum import SecureSum
+from privfl.privacy.mechanisms.tree import TreeNoise
 from privfl.privacy.noisy_total import NoisyTotal
 from privfl.privacy.plans import LocalTraining
 from privfl.privacy.precision import Precision
-from privfl.privacy.secure_sum import SecureSum
 from privfl.privacy.settings import Budget, Privacy
-from privfl.privacy.tree_noise import TreeNoise
 from privfl.run import Run
 from privfl.simulation import Observer, simulate
 from privfl.task import Task, load

@@ -9,7 +9,7 @@ from typing import Any
 def describe(value: Any) -> Any:
     """``value`` as JSON-able data: a dataclass becomes its class name and its fields, the rest stays as it is.
 
-    >>> from privfl.privacy.clip import Clip
+    >>> from privfl.privacy.mechanisms.clip import Clip
     >>> describe([Clip(max_norm=1.0)])
     [{'name': 'Clip', 'max_norm': 1.0}]
     """

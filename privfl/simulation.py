@@ -33,7 +33,7 @@ from privfl.privacy.accounting.statement import make_statement
 from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.channel import Channel
 from privfl.privacy.clipping.per_sample import Way
-from privfl.privacy.correlated_noise import Pattern
+from privfl.privacy.mechanisms.correlated import Pattern
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.plans import LocalTraining
 from privfl.privacy.precision import Precision

@@ -10,9 +10,9 @@ from dp_accounting.rdp import RdpAccountant
 import privfl as pf
 from privfl.errors import ConfigError
 from privfl.privacy.channel import Channel
-from privfl.privacy.correlated_noise import Pattern
-from privfl.privacy.distributed_noise import SharedSum
 from privfl.privacy.field import Field
+from privfl.privacy.mechanisms.correlated import Pattern
+from privfl.privacy.mechanisms.distributed import SharedSum
 from privfl.privacy.noise.source import NoiseSource
 
 CLIENTS = 6

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from privfl.errors import ConfigError
-from privfl.privacy.adaptive_clip import AdaptiveClip
-from privfl.privacy.banded_noise import BandedNoise
-from privfl.privacy.clip import Clip
-from privfl.privacy.distributed_noise import DiscreteGaussianNoise, SharedNoise, SkellamNoise
 from privfl.privacy.dpsgd import DPSGD
 from privfl.privacy.field import Field
-from privfl.privacy.gaussian_noise import GaussianNoise
-from privfl.privacy.secure_sum import SecureSum
-from privfl.privacy.tree_noise import TreeNoise
+from privfl.privacy.mechanisms.adaptive_clip import AdaptiveClip
+from privfl.privacy.mechanisms.banded import BandedNoise
+from privfl.privacy.mechanisms.clip import Clip
+from privfl.privacy.mechanisms.distributed import DiscreteGaussianNoise, SharedNoise, SkellamNoise
+from privfl.privacy.mechanisms.gaussian import GaussianNoise
+from privfl.privacy.mechanisms.secure_sum import SecureSum
+from privfl.privacy.mechanisms.tree import TreeNoise
 
 Noise = GaussianNoise | TreeNoise | BandedNoise | DiscreteGaussianNoise | SkellamNoise
 Mechanism = Clip | AdaptiveClip | Noise | SecureSum

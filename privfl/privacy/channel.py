@@ -17,22 +17,22 @@ from torch import Tensor
 
 from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.accounting.release import OBSERVERS, Cost, Observer, Release, unprotected
-from privfl.privacy.adaptive_clip import AdaptiveClip
-from privfl.privacy.banded_noise import BandedNoise
 from privfl.privacy.chain import Chain, Mechanism
 from privfl.privacy.charges import Charges, Cover
-from privfl.privacy.clip import Clip
-from privfl.privacy.correlated_noise import CorrelatedPlan, Pattern
-from privfl.privacy.distributed_noise import SharedNoise
 from privfl.privacy.door import DoorLog
 from privfl.privacy.dpsgd import DPSGD
 from privfl.privacy.field import Field
-from privfl.privacy.gaussian_noise import GaussianNoise
+from privfl.privacy.mechanisms.adaptive_clip import AdaptiveClip
+from privfl.privacy.mechanisms.banded import BandedNoise
+from privfl.privacy.mechanisms.clip import Clip
+from privfl.privacy.mechanisms.correlated import CorrelatedPlan, Pattern
+from privfl.privacy.mechanisms.distributed import SharedNoise
+from privfl.privacy.mechanisms.gaussian import GaussianNoise
+from privfl.privacy.mechanisms.tree import TreeNoise
 from privfl.privacy.noise.source import NoiseSource, NoiseStream
 from privfl.privacy.noisy_total import NoisyTotal
 from privfl.privacy.secagg.encoding import FieldRange
 from privfl.privacy.summation import Summation, longest
-from privfl.privacy.tree_noise import TreeNoise
 
 Tensors = dict[str, Tensor]
 UNCLIPPED = Field("unclipped", shape=(), weighted=False)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privfl.errors import ConfigError
-from privfl.privacy.distributed_noise import SharedNoise, SharedSum
+from privfl.privacy.mechanisms.distributed import SharedNoise, SharedSum
 from privfl.privacy.noise.source import NoiseStream
 from privfl.privacy.secagg.encoding import Encoding, FieldRange, Values, Words
 from privfl.privacy.secagg.rounding import rounded_norm_bound
@@ -68,7 +68,7 @@ class Summation:
 
         Raises:
             ConfigError: the ring is too small for the cohort and its noise.
-            PrivacyError: see :class:`~privfl.privacy.distributed_noise.SharedNoise`.
+            PrivacyError: see :class:`~privfl.privacy.mechanisms.distributed.SharedNoise`.
         """
         step = grid(max_norm)
         terms = SharedSum(dimension=size, levels=max_norm / step, cohort=cohort, survivors=honest)

@@ -15,10 +15,10 @@ from privfl.errors import ConfigError
 from privfl.privacy.accounting.accountant import composed_kinds, epsilon
 from privfl.privacy.accounting.events import fixed_size_cohort
 from privfl.privacy.accounting.renyi import renyi_epsilon
-from privfl.privacy.adaptive_clip import AdaptiveClip, split_noise
+from privfl.privacy.mechanisms.adaptive_clip import AdaptiveClip, split_noise
 from privfl.privacy.noise.source import NoiseSource
 
-FOLDER = Path(__file__).parents[1] / "oracles"
+FOLDER = Path(__file__).parents[2] / "oracles"
 SPLIT = json.loads((FOLDER / "adaptive_clip.json").read_text())["noise_split"]["rows"]
 ACCOUNTING = json.loads((FOLDER / "accounting.json").read_text())
 ADD_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE

@@ -13,13 +13,13 @@ from dp_accounting import NeighboringRelation
 from privfl.cohort import Everyone, FixedCohort, Rotation
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.accountant import epsilon
-from privfl.privacy.banded_noise import BandedNoise
-from privfl.privacy.correlated_noise import Pattern
+from privfl.privacy.mechanisms.banded import BandedNoise
+from privfl.privacy.mechanisms.correlated import Pattern
+from privfl.privacy.mechanisms.tree import TreeNoise
 from privfl.privacy.noise.source import NoiseSource, release_grid
-from privfl.privacy.tree_noise import TreeNoise
 
 ADD_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
-ACCOUNTING = json.loads((Path(__file__).parents[1] / "oracles" / "accounting.json").read_text())
+ACCOUNTING = json.loads((Path(__file__).parents[2] / "oracles" / "accounting.json").read_text())
 SOURCE = NoiseSource.from_key(11)
 MECHANISMS = [BandedNoise(1.5), BandedNoise(1.5, objective="max"), TreeNoise(1.5)]
 each_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)

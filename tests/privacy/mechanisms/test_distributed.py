@@ -13,7 +13,7 @@ from scipy import stats
 from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.events import ADD_REMOVE, REPLACE, SkellamDpEvent
-from privfl.privacy.distributed_noise import DiscreteGaussianNoise, SharedSum, SkellamNoise
+from privfl.privacy.mechanisms.distributed import DiscreteGaussianNoise, SharedSum, SkellamNoise
 from privfl.privacy.noise.discrete import discrete_gaussian, skellam
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.secagg.rounding import round_within

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from privfl.data.ranges import check_number
 from privfl.errors import ConfigError
-from privfl.privacy.clip import Clip
+from privfl.privacy.mechanisms.clip import Clip
 
 _FARTHEST = 1e6
 """The bound stays within this factor of the first one, on either side, whatever the noise does."""

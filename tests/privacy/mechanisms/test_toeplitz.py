@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy.linalg import toeplitz
 
-from privfl.privacy.toeplitz import column_norms, optimised, prefix_variances, solve, square_root
+from privfl.privacy.mechanisms.toeplitz import column_norms, optimised, prefix_variances, solve, square_root
 
-ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "correlated_noise.json").read_text())
+ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "correlated_noise.json").read_text())
 
 
 def rows(section):

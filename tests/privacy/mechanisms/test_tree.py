@@ -11,12 +11,12 @@ import torch
 from dp_accounting import GaussianDpEvent, NeighboringRelation, SingleEpochTreeAggregationDpEvent
 
 from privfl.privacy.accounting.accountant import epsilon
-from privfl.privacy.correlated_noise import Pattern
+from privfl.privacy.mechanisms.correlated import Pattern
+from privfl.privacy.mechanisms.tree import TreeNoise
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.tree_noise import TreeNoise
 
 SOURCE = NoiseSource.from_key(31)
-ACCOUNTING = json.loads((Path(__file__).parents[1] / "oracles" / "accounting.json").read_text())
+ACCOUNTING = json.loads((Path(__file__).parents[2] / "oracles" / "accounting.json").read_text())
 
 
 @cache

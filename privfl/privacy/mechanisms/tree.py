@@ -9,7 +9,7 @@ import numpy as np
 
 from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
-from privfl.privacy.correlated_noise import Array, CorrelatedPlan, Pattern, check_multiplier
+from privfl.privacy.mechanisms.correlated import Array, CorrelatedPlan, Pattern, check_multiplier
 from privfl.privacy.noise.source import NoiseSource
 
 

@@ -8,8 +8,8 @@ import torch
 from scipy.linalg import toeplitz
 
 from privfl.errors import ConfigError
-from privfl.privacy.banded_noise import BandedNoise
-from privfl.privacy.correlated_noise import Pattern
+from privfl.privacy.mechanisms.banded import BandedNoise
+from privfl.privacy.mechanisms.correlated import Pattern
 from privfl.privacy.noise.source import NoiseSource
 
 SOURCE = NoiseSource.from_key(21)

@@ -1,0 +1,1 @@
+"""The mechanisms of an upload: bounds, noise, secure sums."""
