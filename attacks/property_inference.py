@@ -27,7 +27,7 @@ from attacks.result import AttackResult
 from privfl.data.ranges import check_count, check_number
 from privfl.errors import ConfigError, unknown
 from privfl.privacy.accounting.release import Observer
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.transcript import Transcript
 
 Holds = Callable[[Records], Tensor]

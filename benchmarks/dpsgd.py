@@ -12,7 +12,7 @@ from opacus import PrivacyEngine
 from torch.utils.data import DataLoader, TensorDataset
 from workload import SAMPLES, EngineRound, StepTimer, interleaved, make_task, milliseconds, ratio
 
-from privfl.privacy.dpsgd import DPSGD
+from privfl.privacy.door.dpsgd import DPSGD
 from privfl.task import Task
 
 MODES = ("hooks", "functorch", "ew", "ghost")

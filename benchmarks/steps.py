@@ -21,8 +21,8 @@ from privfl.data.partitions import IID
 from privfl.engine.loop import LoopEngine
 from privfl.parameters import flatten
 from privfl.privacy.channel import Channel
+from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.plans import LocalTraining
 from privfl.task import Task
 
 SAMPLES = 300

@@ -17,9 +17,9 @@ from privfl.engine.loop import LoopEngine
 from privfl.parameters import FlatNetwork, flatten
 from privfl.privacy.channel import Channel
 from privfl.privacy.clipping.per_sample import PerSampleGradients, check_per_sample
-from privfl.privacy.dpsgd import DPSGD
+from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.plans import LocalTraining
 from privfl.randomness import torch_stream
 from privfl.task import Task
 

@@ -79,7 +79,9 @@ if TYPE_CHECKING:
     )
     from privfl.errors import ConfigError, DataError, PrivacyError, PrivflError
     from privfl.privacy.accounting.statement import Statement
-    from privfl.privacy.dpsgd import DPSGD
+    from privfl.privacy.door.batch_plans import LocalTraining
+    from privfl.privacy.door.dpsgd import DPSGD
+    from privfl.privacy.door.noisy_total import NoisyTotal
     from privfl.privacy.local_randomizers import DuchiSize, HybridSize, LaplaceSize, PiecewiseSize
     from privfl.privacy.mechanisms.adaptive_clip import AdaptiveClip
     from privfl.privacy.mechanisms.banded import BandedNoise
@@ -88,8 +90,6 @@ if TYPE_CHECKING:
     from privfl.privacy.mechanisms.gaussian import GaussianNoise
     from privfl.privacy.mechanisms.secure_sum import SecureSum
     from privfl.privacy.mechanisms.tree import TreeNoise
-    from privfl.privacy.noisy_total import NoisyTotal
-    from privfl.privacy.plans import LocalTraining
     from privfl.privacy.randomized_response import RandomizedResponse
     from privfl.privacy.settings import Budget, Privacy
     from privfl.run import Run
@@ -165,9 +165,9 @@ _HOMES = {
     "privfl.privacy.mechanisms.gaussian": ("GaussianNoise",),
     "privfl.privacy.mechanisms.secure_sum": ("SecureSum",),
     "privfl.privacy.mechanisms.tree": ("TreeNoise",),
-    "privfl.privacy.noisy_total": ("NoisyTotal",),
-    "privfl.privacy.plans": ("LocalTraining",),
-    "privfl.privacy.dpsgd": ("DPSGD",),
+    "privfl.privacy.door.noisy_total": ("NoisyTotal",),
+    "privfl.privacy.door.batch_plans": ("LocalTraining",),
+    "privfl.privacy.door.dpsgd": ("DPSGD",),
     "privfl.privacy.local_randomizers": ("DuchiSize", "HybridSize", "LaplaceSize", "PiecewiseSize"),
     "privfl.privacy.randomized_response": ("RandomizedResponse",),
     "privfl.privacy.settings": ("Budget", "Privacy"),

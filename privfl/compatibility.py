@@ -13,8 +13,8 @@ from privfl.parameters import FlatNetwork
 from privfl.privacy.channel import Channel
 from privfl.privacy.clipping.opacus_hooks import check_opacus
 from privfl.privacy.clipping.per_sample import Way, check_per_sample, unknown_layers
-from privfl.privacy.door import refuse_coupled
-from privfl.privacy.dpsgd import PerSample
+from privfl.privacy.door.contract import refuse_coupled
+from privfl.privacy.door.dpsgd import PerSample
 from privfl.privacy.settings import Privacy
 from privfl.task import Task
 

@@ -46,7 +46,10 @@ from privfl.engine.choice import EngineName
 from privfl.errors import ConfigError, unknown
 from privfl.privacy.accounting.release import Observer as Onlooker
 from privfl.privacy.chain import Mechanism
-from privfl.privacy.dpsgd import DPSGD
+from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.dpsgd import DPSGD
+from privfl.privacy.door.noisy_total import NoisyTotal
+from privfl.privacy.door.precision import Precision
 from privfl.privacy.local_randomizers import SIZE_MECHANISMS
 from privfl.privacy.mechanisms.adaptive_clip import AdaptiveClip
 from privfl.privacy.mechanisms.banded import BandedNoise
@@ -55,9 +58,6 @@ from privfl.privacy.mechanisms.distributed import DiscreteGaussianNoise, Skellam
 from privfl.privacy.mechanisms.gaussian import GaussianNoise
 from privfl.privacy.mechanisms.secure_sum import SecureSum
 from privfl.privacy.mechanisms.tree import TreeNoise
-from privfl.privacy.noisy_total import NoisyTotal
-from privfl.privacy.plans import LocalTraining
-from privfl.privacy.precision import Precision
 from privfl.privacy.settings import Budget, Privacy
 from privfl.run import Run
 from privfl.simulation import Observer, simulate

@@ -18,9 +18,9 @@ from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.release import Release, pure_cost
 from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.channel import Channel
-from privfl.privacy.door import BARE_TOTAL, BARE_TRAINING, NO_NOISE, DoorLog
-from privfl.privacy.dpsgd import DPSGD
-from privfl.privacy.plans import Epochs, LocalTraining, Poisson, private_plan
+from privfl.privacy.door.batch_plans import Epochs, LocalTraining, Poisson, private_plan
+from privfl.privacy.door.contract import BARE_TOTAL, BARE_TRAINING, NO_NOISE, DoorLog
+from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.settings import Budget
 
 Spent = tuple[DpEvent, NeighboringRelation]

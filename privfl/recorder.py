@@ -18,7 +18,7 @@ from privfl.engine.workspace import ClientResult, Phase
 from privfl.errors import ConfigError
 from privfl.models import NamedModel
 from privfl.privacy.accounting.release import OBSERVERS, Observer
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.settings import Privacy
 from privfl.run_directory import write_whole
 from privfl.task import Task

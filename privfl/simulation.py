@@ -33,10 +33,10 @@ from privfl.privacy.accounting.statement import make_statement
 from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.channel import Channel
 from privfl.privacy.clipping.per_sample import Way
+from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.precision import Precision
 from privfl.privacy.mechanisms.correlated import Pattern
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.plans import LocalTraining
-from privfl.privacy.precision import Precision
 from privfl.privacy.settings import Privacy
 from privfl.privacy.size_responses import SizeResponses
 from privfl.recorder import Recorder, public_facts, recorded_observers

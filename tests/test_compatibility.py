@@ -10,7 +10,7 @@ from privfl.caveats import SECRET_DRAW
 from privfl.engine.loop import DIRECT_FROM
 from privfl.errors import ConfigError
 from privfl.parameters import flatten
-from privfl.privacy.door import coupled
+from privfl.privacy.door.contract import coupled
 
 CENTRAL = (pf.Clip(1.0), pf.GaussianNoise(1.0))
 

@@ -27,7 +27,7 @@ from privfl.data.ranges import check_choice, check_count
 from privfl.errors import ConfigError
 from privfl.parameters import Layout
 from privfl.privacy.accounting.release import Observer
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.randomness import torch_stream
 from privfl.transcript import Transcript
 

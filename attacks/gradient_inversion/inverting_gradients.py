@@ -14,7 +14,7 @@ from attacks.images.priors import total_variation
 from attacks.observations.gradients import Gradient, batch_gradient, check_gradient, cosine_distance, local_update
 from privfl.errors import ConfigError
 from privfl.models.base import Shape
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
 
 
 def inverting_gradients(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from privfl.errors import ConfigError
 from privfl.parameters import Layout
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
 
 Gradient = Sequence[Tensor]
 """One tensor per parameter, in the order of ``named_parameters()``."""

@@ -10,7 +10,7 @@ from attacks.observations.head_gradients import HeadGradient
 from attacks.observations.update_labels import effective_steps, steps_of
 from privfl.errors import ConfigError
 from privfl.parameters import Layout
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.transcript import PublicFacts, SeenRound, Transcript
 
 SHIFTED = frozenset({"rebafl", "bsm-fedavg", "fedlc", "fedrs"})

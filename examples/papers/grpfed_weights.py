@@ -27,8 +27,8 @@ import privfl as pf
 from privfl.algorithms.base import Algorithm, Round, Tensors
 from privfl.algorithms.fair.adaptive_weights import capped, loss_weights
 from privfl.metrics.classification import classification
-from privfl.privacy.door import Batch, Door
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.contract import Batch, Door
 from privfl.simulation import Simulation
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from privfl.algorithms.base import Algorithm, Round, Tensors
 from privfl.errors import ConfigError
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
 
 
 @dataclass(frozen=True)

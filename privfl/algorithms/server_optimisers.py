@@ -17,7 +17,7 @@ from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Round, Tensors
 from privfl.errors import ConfigError
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
 
 MOMENT, SPREAD = "server_first_moment", "server_second_moment"
 """Where the server keeps m and v [size]."""

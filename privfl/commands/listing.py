@@ -149,7 +149,7 @@ def _rows(kind: Kind) -> list[dict[str, Any]]:
         registry = PARTITIONS
     else:
         from privfl.config import UPDATE_MECHANISMS
-        from privfl.privacy.dpsgd import DPSGD
+        from privfl.privacy.door.dpsgd import DPSGD
         from privfl.privacy.local_randomizers import SIZE_MECHANISMS
 
         registry = {"dpsgd": DPSGD, **UPDATE_MECHANISMS, **{f"size: {name}": m for name, m in SIZE_MECHANISMS.items()}}

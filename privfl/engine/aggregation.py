@@ -15,7 +15,7 @@ from torch import Tensor
 
 from privfl.algorithms.base import Tensors
 from privfl.engine.workspace import ClientResult
-from privfl.privacy.door import DoorLog
+from privfl.privacy.door.contract import DoorLog
 from privfl.privacy.field import Field
 
 

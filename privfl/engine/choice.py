@@ -25,8 +25,8 @@ from privfl.engine.vectorised import VectorisedEngine
 from privfl.engine.workspace import ClientResult
 from privfl.errors import PrivflError
 from privfl.privacy.clipping.per_sample import Way
+from privfl.privacy.door.batch_plans import private_plan
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.plans import private_plan
 from privfl.task import ClientIndex, Task
 
 EngineName = Literal["auto", "loop", "vectorised"]

@@ -19,12 +19,12 @@ from torch import Tensor
 from privfl.algorithms.base import Algorithm, Tensors, overrides
 from privfl.engine.workspace import ClientResult, Phase, Workspace, cores, send
 from privfl.privacy.channel import Channel
-from privfl.privacy.client_door import ClientDoor
 from privfl.privacy.clipping.per_sample import Way, sums_directly
-from privfl.privacy.door import is_coupled
+from privfl.privacy.door.batch_plans import LocalTraining, private_plan
+from privfl.privacy.door.client_door import ClientDoor
+from privfl.privacy.door.contract import is_coupled
+from privfl.privacy.door.precision import Precision, matrix_products
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.plans import LocalTraining, private_plan
-from privfl.privacy.precision import Precision, matrix_products
 from privfl.randomness import torch_stream
 from privfl.task import Task
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import Workspace
 from privfl.privacy.clipping.per_sample import Way
-from privfl.privacy.door import ROWS_AT_ONCE
+from privfl.privacy.door.contract import ROWS_AT_ONCE
 
 SHARE = 0.25
 """Share of the free memory that a chunk may take by the estimate; the rest is for what the estimate leaves out."""

@@ -22,10 +22,10 @@ from privfl.engine.workspace import ClientResult, Phase, Workspace, send
 from privfl.errors import ConfigError
 from privfl.privacy.clipping.per_sample import Way
 from privfl.privacy.clipping.stacked import StackedGradients
-from privfl.privacy.cohort_door import CohortDoor, Visitor
-from privfl.privacy.door import Batch, Door
+from privfl.privacy.door.batch_plans import LocalTraining, private_plan
+from privfl.privacy.door.cohort_door import CohortDoor, Visitor
+from privfl.privacy.door.contract import Batch, Door
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.plans import LocalTraining, private_plan
 from privfl.randomness import torch_stream
 
 Work = Callable[[Tensors, Tensors, Batch, Door, LocalTraining], None]

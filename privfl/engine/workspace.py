@@ -17,10 +17,10 @@ from privfl.engine.layouts import lay_channels_innermost
 from privfl.parameters import FlatNetwork
 from privfl.privacy.channel import Channel
 from privfl.privacy.clipping.per_sample import PerSampleGradients, Way
-from privfl.privacy.door import DoorLog
-from privfl.privacy.draws import Draws
+from privfl.privacy.door.contract import DoorLog
+from privfl.privacy.door.noisy_total import Totals
+from privfl.privacy.door.step_draws import Draws
 from privfl.privacy.noise.source import NoiseSource, NoiseStream
-from privfl.privacy.noisy_total import Totals
 from privfl.randomness import torch_stream
 
 

@@ -19,8 +19,9 @@ from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.accounting.release import OBSERVERS, Cost, Observer, Release, unprotected
 from privfl.privacy.chain import Chain, Mechanism
 from privfl.privacy.charges import Charges, Cover
-from privfl.privacy.door import DoorLog
-from privfl.privacy.dpsgd import DPSGD
+from privfl.privacy.door.contract import DoorLog
+from privfl.privacy.door.dpsgd import DPSGD
+from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.field import Field
 from privfl.privacy.mechanisms.adaptive_clip import AdaptiveClip
 from privfl.privacy.mechanisms.banded import BandedNoise
@@ -30,7 +31,6 @@ from privfl.privacy.mechanisms.distributed import SharedNoise
 from privfl.privacy.mechanisms.gaussian import GaussianNoise
 from privfl.privacy.mechanisms.tree import TreeNoise
 from privfl.privacy.noise.source import NoiseSource, NoiseStream
-from privfl.privacy.noisy_total import NoisyTotal
 from privfl.privacy.secagg.encoding import FieldRange
 from privfl.privacy.summation import Summation, longest
 

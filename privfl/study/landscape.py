@@ -22,7 +22,7 @@ from privfl.algorithms.personal.interpolation import mix
 from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
 from privfl.parameters import Layout
-from privfl.privacy.door import ROWS_AT_ONCE
+from privfl.privacy.door.contract import ROWS_AT_ONCE
 from privfl.simulation import Simulation
 from privfl.study.plots import COLOURS, DASHES
 from privfl.task import ClientIndex, Task

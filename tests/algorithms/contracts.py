@@ -11,9 +11,9 @@ from privfl.algorithms.base import Survey
 from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.privacy.channel import Channel
+from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.field import Field
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.plans import LocalTraining
 from tests.algorithms.federation import initial
 
 SIZES = (7, 20, 1, 13)

@@ -17,9 +17,9 @@ from privfl.engine.loop import ClientResult, LoopEngine
 from privfl.models import Network
 from privfl.parameters import flatten
 from privfl.privacy.channel import Channel
-from privfl.privacy.dpsgd import DPSGD
+from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.plans import LocalTraining
 from privfl.task import ClientIndex, Task, cross_entropy
 
 

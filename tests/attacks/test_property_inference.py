@@ -9,7 +9,7 @@ import privfl as pf
 from attacks.auxiliary import Auxiliary, Records
 from attacks.property_inference import PropertyInference, dark, fit, simulated_updates
 from privfl.errors import ConfigError
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
 from tests.attacks.labelled_batches import batch, drawn_labels, halves, untrained
 
 DATA = halves()

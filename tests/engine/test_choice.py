@@ -17,8 +17,8 @@ from privfl.engine.memory import bytes_per_client, largest_chunk
 from privfl.errors import ConfigError
 from privfl.parameters import flatten
 from privfl.privacy.channel import Channel
-from privfl.privacy.plans import LocalTraining
-from privfl.privacy.precision import matrix_products
+from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.precision import matrix_products
 
 
 class Branching(nn.Module):

@@ -13,8 +13,8 @@ from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.engine.loop import LoopEngine
 from privfl.parameters import flatten
 from privfl.privacy.channel import Channel
+from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.plans import LocalTraining
 
 TRAINING = LocalTraining(batch_size=16, momentum=0.5)
 

@@ -25,10 +25,10 @@ from privfl.models import Network, build, models
 from privfl.parameters import FlatNetwork, flatten
 from privfl.privacy.channel import Channel
 from privfl.privacy.clipping.per_sample import check_per_sample
-from privfl.privacy.door import BARE_SIZE, BARE_TOTAL
+from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.contract import BARE_SIZE, BARE_TOTAL
 from privfl.privacy.field import Field
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.plans import LocalTraining
 from privfl.task import ClientIndex, Task
 
 SIZES = (1, 30, 7, 12, 2, 19, 8)

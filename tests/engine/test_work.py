@@ -17,8 +17,8 @@ from privfl.engine.vectorised import VectorisedEngine
 from privfl.models import Network
 from privfl.parameters import flatten
 from privfl.privacy.channel import Channel
+from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.plans import LocalTraining
 
 CLIENTS = 8
 BUDGETS = {

@@ -11,7 +11,7 @@ import privfl as pf
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import OBSERVERS, UNITS
 from privfl.privacy.channel import Channel
-from privfl.privacy.door import DoorLog
+from privfl.privacy.door.contract import DoorLog
 from privfl.privacy.field import Field
 from privfl.privacy.noise.source import NoiseSource
 

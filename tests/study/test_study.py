@@ -203,7 +203,7 @@ def _releases():
     from dp_accounting import NeighboringRelation
 
     from privfl.privacy.accounting.release import Cost, Release
-    from privfl.privacy.dpsgd import DPSGD
+    from privfl.privacy.door.dpsgd import DPSGD
 
     event = DPSGD(noise_multiplier=2.0).event(2.0, 0.1)
     yield Release.of("update", {("sample", "public"): Cost(event, NeighboringRelation.ADD_OR_REMOVE_ONE)})

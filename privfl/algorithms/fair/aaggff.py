@@ -33,7 +33,7 @@ from privfl.algorithms.fair.online_decisions import (
 from privfl.algorithms.server_optimisers import ServerOptimiser
 from privfl.errors import ConfigError
 from privfl.metrics.fairness import effective_clients
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
 
 Cdf = Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"]
 Rule = Literal["sgd", "fedadam", "fedyogi", "fedadagrad"]
@@ -50,7 +50,7 @@ class FairAggregation(Algorithm):
     rate 0.01; their code forgets the optimiser's moments after every round, this one keeps them.
 
     A loss report is a release of its own, made before training and in addition to the update: without a noisy total
-    for ``loss`` (:class:`privfl.privacy.noisy_total.NoisyTotal`) the statement is ∞, DP-SGD or not.
+    for ``loss`` (:class:`privfl.privacy.door.noisy_total.NoisyTotal`) the statement is ∞, DP-SGD or not.
 
     Args:
         cdf: ρ, which turns relative losses into responses.

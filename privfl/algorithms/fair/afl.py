@@ -15,7 +15,7 @@ from privfl.algorithms.fair.loss_survey import LossSurvey
 from privfl.algorithms.fair.simplex import project
 from privfl.data.ranges import check_number
 from privfl.metrics.fairness import effective_clients
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
 
 MIXTURE, MEAN, AVERAGED = "mixture", "mean_parameters", "averaged"
 
@@ -32,7 +32,7 @@ class AFL(Algorithm):
     those that do, which moves its λ against their average by nothing, and λ is renormalised over those whose updates
     arrive (uniform if it is 0 for all that were asked; no step if only updates of λ = 0 arrive). The server needs
     every client's loss, so secure aggregation cannot hide them. A loss is a release of its own: DP-SGD needs a noisy
-    total for ``loss`` beside it (:class:`privfl.privacy.noisy_total.NoisyTotal`), or the statement is ∞.
+    total for ``loss`` beside it (:class:`privfl.privacy.door.noisy_total.NoisyTotal`), or the statement is ∞.
 
     Args:
         step_size: γ ≥ 0 of λ.

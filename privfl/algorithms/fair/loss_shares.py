@@ -18,9 +18,9 @@ from privfl.algorithms.base import Algorithm, Round, Tensors
 from privfl.algorithms.fair.loss_survey import LOSS, counted, mean_loss
 from privfl.data.ranges import check_choice, check_number
 from privfl.errors import ConfigError
-from privfl.privacy.door import Batch, Door
+from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.contract import Batch, Door
 from privfl.privacy.field import Field
-from privfl.privacy.plans import LocalTraining
 
 NORMALISER, LEVEL, LOST = "normaliser", "level", "lost"
 LARGEST_REACH = 60.0
@@ -46,7 +46,7 @@ class LossShares(Algorithm):
     it; larger clients that are weighed by size need a smaller reach, or a larger ``largest``.
 
     The loss is a release of its own: a function of all of a client's examples. Under DP-SGD it needs a noisy total for
-    ``loss`` (:class:`privfl.privacy.noisy_total.NoisyTotal`), else the statement is ∞. With both, all that a client
+    ``loss`` (:class:`privfl.privacy.door.noisy_total.NoisyTotal`), else the statement is ∞. With both, all that a client
     sends is computed from the noisy loss and the noisy gradients.
 
     Args:

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from privfl.algorithms.base import Round, Survey, Tensors
 from privfl.algorithms.fair.online_decisions import CDFS, relative_to
-from privfl.privacy.door import Batch, Door, Loss
+from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.contract import Batch, Door, Loss
 from privfl.privacy.field import Field
-from privfl.privacy.plans import LocalTraining
 
 LOSS, REFERENCE = "loss", "reference"
-"""Names of the total that a report is made of (for a :class:`privfl.privacy.noisy_total.NoisyTotal`), and of F̄."""
+"""Names of the total that a report is made of (for a :class:`privfl.privacy.door.noisy_total.NoisyTotal`), and of F̄."""
 
 Listener = Callable[[Tensors, Tensor, Round], Tensors]
 """``listener(server, total, round)``: the server's state once it knows the losses of the round's members."""

@@ -19,8 +19,8 @@ from privfl.algorithms.generative.generative_fedavg import (
     with_moments,
 )
 from privfl.models.conditional import ConditionalAdversaries
-from privfl.privacy.door import Batch, Door
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.contract import Batch, Door
 
 
 @dataclass(frozen=True)

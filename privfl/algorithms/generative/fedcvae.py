@@ -19,8 +19,8 @@ from privfl.algorithms.generative.generative_fedavg import (
 )
 from privfl.data.ranges import check_choice, check_number
 from privfl.models.conditional import ConditionalAutoencoder
-from privfl.privacy.door import Batch, Door
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.contract import Batch, Door
 
 Reconstruction = Literal["bce", "mse"]
 """How far a decoded input is from the real one; see :func:`reconstruction_terms`."""

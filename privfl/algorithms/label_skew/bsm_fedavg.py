@@ -12,8 +12,8 @@ from torch import Tensor
 from privfl.algorithms.base import Tensors, descend
 from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.label_skew.balanced_softmax import balanced_loss, label_counts, smoothed_prior
-from privfl.privacy.door import Batch, Door
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.contract import Batch, Door
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from privfl.algorithms.setting import Setting
 from privfl.data.ranges import check_count, check_number
 from privfl.errors import ConfigError
 from privfl.parameters import flatten
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
 
 
 @dataclass(frozen=True)

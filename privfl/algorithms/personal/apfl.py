@@ -12,8 +12,8 @@ from privfl.algorithms.base import Tensors
 from privfl.algorithms.personal.interpolation import mix
 from privfl.algorithms.personal.own_model import WithOwnModel
 from privfl.data.ranges import check_number
-from privfl.privacy.door import Batch, Door
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.contract import Batch, Door
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import ClassVar
 from privfl.algorithms.base import Tensors
 from privfl.algorithms.personal.own_model import WithOwnModel
 from privfl.data.ranges import check_number
-from privfl.privacy.door import Batch, Door
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.contract import Batch, Door
 
 
 @dataclass(frozen=True)

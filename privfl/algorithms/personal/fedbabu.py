@@ -11,8 +11,8 @@ from torch import Tensor
 from privfl.algorithms.base import Tensors
 from privfl.algorithms.personal.partial_sharing import PartialUpload, descend_part
 from privfl.data.ranges import check_choice, check_count
-from privfl.privacy.door import Batch, Door
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.contract import Batch, Door
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from torch import Tensor
 from privfl.algorithms.base import Tensors
 from privfl.algorithms.personal.partial_sharing import Split, check_layers, descend_part, last_layers
 from privfl.data.ranges import check_count
-from privfl.privacy.door import Batch, Door
-from privfl.privacy.plans import Epochs, LocalTraining, Plan, Poisson
+from privfl.privacy.door.batch_plans import Epochs, LocalTraining, Plan, Poisson
+from privfl.privacy.door.contract import Batch, Door
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class FedRep(Split):
 
 @dataclass(frozen=True)
 class HeadThenBaseEpochs(Epochs):
-    """``head_epochs`` passes before those of :class:`~privfl.privacy.plans.Epochs`, which alone count as the last."""
+    """``head_epochs`` passes before those of :class:`~privfl.privacy.door.batch_plans.Epochs`, which alone count as the last."""
 
     head_epochs: int = 0
 

@@ -13,8 +13,8 @@ from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.setting import Setting
 from privfl.data.ranges import check_choice, check_count, check_number
 from privfl.errors import ConfigError
-from privfl.privacy.door import Batch, Door
-from privfl.privacy.plans import LocalTraining, Plan, Poisson
+from privfl.privacy.door.batch_plans import LocalTraining, Plan, Poisson
+from privfl.privacy.door.contract import Batch, Door
 
 FORMS = ("first-order", "hessian-free")
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from privfl.algorithms.base import Tensors, descend
 from privfl.algorithms.personal.interpolation import Alignment, aligned, keep_apart_, mix, spread
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
 
 NEAR_AN_END = 1 / 256
 """Distance of λ from 0 or 1 below which H would cost more than eight bits of the pull of the other end point."""

@@ -21,7 +21,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from privfl.parameters import FlatNetwork
 from privfl.privacy.clipping.layer_rules import Places, Rule, factors_for, rule_for
 from privfl.privacy.clipping.per_sample import FunctionModule, LossModule, Way, trained_parameters, widened
-from privfl.privacy.door import Loss
+from privfl.privacy.door.contract import Loss
 
 Given = dict[str, tuple[Tensor, int | None]]
 """What a loss takes besides the batch: a tensor and the dimension of the clients in it, ``None`` if all share it."""

@@ -22,9 +22,9 @@ from privfl.errors import ConfigError
 from privfl.models import Network
 from privfl.parameters import flatten
 from privfl.privacy.channel import Channel
-from privfl.privacy.door import BARE_TOTAL
+from privfl.privacy.door.contract import BARE_TOTAL
+from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.noisy_total import NoisyTotal
 from privfl.randomness import torch_stream
 from tests.algorithms.federation import digits_task
 

@@ -16,7 +16,7 @@ from privfl.engine.loop import ClientResult, LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.models import build
 from privfl.privacy.channel import Channel
-from privfl.privacy.draws import Draws
+from privfl.privacy.door.step_draws import Draws
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
 from privfl.task import ClientIndex, Task

@@ -17,7 +17,7 @@ from privfl.algorithms import fedevg
 from privfl.algorithms.generative.fedevg import FedEvg
 from privfl.errors import ConfigError
 from privfl.models import build
-from privfl.privacy.draws import Draws
+from privfl.privacy.door.step_draws import Draws
 from privfl.randomness import torch_stream
 from privfl.study.synthetic import Gallery
 from privfl.task import ClientIndex, Task

@@ -15,9 +15,9 @@ from privfl.errors import ConfigError
 from privfl.models import Network
 from privfl.parameters import flatten
 from privfl.privacy.channel import Channel
-from privfl.privacy.door import BARE_TRAINING, Batch
+from privfl.privacy.door.batch_plans import Poisson
+from privfl.privacy.door.contract import BARE_TRAINING, Batch
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.plans import Poisson
 from privfl.randomness import torch_stream
 from privfl.task import ClientIndex, Task
 from tests.algorithms.federation import digits_task, layered_task, uploads

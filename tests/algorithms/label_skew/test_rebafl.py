@@ -19,7 +19,7 @@ from privfl.data.catalog import load_dataset
 from privfl.errors import ConfigError
 from privfl.models import Network
 from privfl.parameters import flatten
-from privfl.privacy.noisy_total import NoisyTotal
+from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.randomness import torch_stream
 from privfl.task import ClientIndex, Task
 

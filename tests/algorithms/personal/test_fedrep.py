@@ -13,8 +13,8 @@ from privfl.engine.vectorised import VectorisedEngine
 from privfl.parameters import flatten
 from privfl.planning import planned_gradients
 from privfl.privacy.channel import Channel
+from privfl.privacy.door.batch_plans import Epochs, Poisson
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.plans import Epochs, Poisson
 
 BODY = ("body.",)
 LOWEST = ("body.0.",)

@@ -11,9 +11,9 @@ import torch
 import privfl as pf
 from privfl.engine.loop import LoopEngine
 from privfl.privacy.channel import Channel
-from privfl.privacy.door import Batch
+from privfl.privacy.door.batch_plans import private_plan
+from privfl.privacy.door.contract import Batch
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.plans import private_plan
 from privfl.task import ClientIndex, Task
 from tests.algorithms.federation import digits_task, initial
 

@@ -17,9 +17,9 @@ from privfl.engine.loop import LoopEngine
 from privfl.errors import ConfigError
 from privfl.parameters import flatten
 from privfl.privacy.channel import Channel
-from privfl.privacy.door import BARE_TRAINING, Batch
+from privfl.privacy.door.batch_plans import Poisson, private_plan
+from privfl.privacy.door.contract import BARE_TRAINING, Batch
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.plans import Poisson, private_plan
 from privfl.task import ClientIndex
 
 

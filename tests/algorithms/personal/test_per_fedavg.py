@@ -10,7 +10,7 @@ from torch.func import functional_call
 import privfl as pf
 from privfl.errors import ConfigError
 from privfl.models import Network
-from privfl.privacy.plans import Epochs, Poisson
+from privfl.privacy.door.batch_plans import Epochs, Poisson
 from tests.algorithms.contracts import SIZES as LAYERED_SIZES
 from tests.algorithms.contracts import both
 from tests.algorithms.federation import digits_task, initial, layered_task, task_of, uploads

@@ -15,8 +15,8 @@ import privfl as pf
 from privfl.algorithms.personal.superfed import SuPerFed
 from privfl.errors import ConfigError
 from privfl.parameters import flatten
-from privfl.privacy.door import BARE_TRAINING, Batch
-from privfl.privacy.plans import Poisson
+from privfl.privacy.door.batch_plans import Poisson
+from privfl.privacy.door.contract import BARE_TRAINING, Batch
 from tests.algorithms.federation import digits_task
 
 SIZES = (30, 30, 30, 30)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import vmap
 
 from privfl.algorithms.personal.superfed_steps import NEAR_AN_END, Pull, Regularisers, descend_both, mixture
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
 
 SIZES = (40, 7, 25)
 TRAINING = LocalTraining(learning_rate=0.3, momentum=0.9, weight_decay=0.02)

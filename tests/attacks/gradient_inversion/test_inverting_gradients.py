@@ -11,7 +11,7 @@ from attacks.observations.gradients import batch_gradient, local_update
 from privfl.data.catalog import load_dataset
 from privfl.data.images import read_webp_strips
 from privfl.errors import ConfigError
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
 
 
 def psnr(found, truth):

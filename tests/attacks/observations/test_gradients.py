@@ -15,7 +15,7 @@ from attacks.observations.gradients import (
 )
 from privfl.errors import ConfigError
 from privfl.models import Network
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
 
 GENERATOR = torch.Generator().manual_seed(0)
 INPUTS = torch.randn(6, 4, generator=GENERATOR, dtype=torch.float64)

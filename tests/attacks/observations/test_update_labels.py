@@ -14,7 +14,7 @@ from attacks.observations.update_labels import (
 )
 from privfl.errors import ConfigError
 from privfl.parameters import FlatNetwork, Layout
-from privfl.privacy.plans import LocalTraining
+from privfl.privacy.door.batch_plans import LocalTraining
 from tests.attacks.labelled_batches import CLASSES, batch, counts, drawn_labels, halves, untrained
 
 DATA = halves()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from privfl.errors import ConfigError
-from privfl.privacy.dpsgd import DPSGD
+from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.noise.source import NoiseStream
 
 

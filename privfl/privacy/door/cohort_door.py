@@ -19,7 +19,8 @@ from torch.nn.utils.rnn import pad_sequence
 from privfl.data.mapped import Rows
 from privfl.errors import ConfigError
 from privfl.privacy.clipping.stacked import Given, StackedGradients
-from privfl.privacy.door import (
+from privfl.privacy.door.batch_plans import Epochs, Plan
+from privfl.privacy.door.contract import (
     BARE_GRADIENT,
     BARE_SIZE,
     ROWS_AT_ONCE,
@@ -32,12 +33,11 @@ from privfl.privacy.door import (
     public_plan,
     refuse_coupled,
 )
-from privfl.privacy.dpsgd import DPSGD
-from privfl.privacy.draws import Draws
+from privfl.privacy.door.dpsgd import DPSGD
+from privfl.privacy.door.noisy_total import Totals
+from privfl.privacy.door.precision import Precision, in_precision
+from privfl.privacy.door.step_draws import Draws
 from privfl.privacy.noise.source import NoiseStream, add_gaussian_rows_
-from privfl.privacy.noisy_total import Totals
-from privfl.privacy.plans import Epochs, Plan
-from privfl.privacy.precision import Precision, in_precision
 
 Draw = Callable[[Sequence[int]], None]
 """Told how many rows of each client the next forward pass holds, so that drop-out draws for these and no others."""
@@ -62,7 +62,7 @@ class Visitor:
 
 
 class CohortDoor:
-    """The data of several clients during one round; see :class:`privfl.privacy.door.Door` for what it promises.
+    """The data of several clients during one round; see :class:`privfl.privacy.door.contract.Door` for what it promises.
 
     Args:
         visitors: the clients, those with more steps first.
@@ -150,7 +150,7 @@ class CohortDoor:
             visitor.log.bare[BARE_SIZE] = None
 
     def gradient(self, loss: Loss, parameters: Tensor, batch: Batch, given: dict[str, Tensor] | None = None) -> Tensor:
-        """See :meth:`privfl.privacy.door.Door.gradient`."""
+        """See :meth:`privfl.privacy.door.contract.Door.gradient`."""
         return self._outside(self._gradient, loss, parameters, given or {})
 
     def total(
@@ -161,7 +161,7 @@ class CohortDoor:
         given: dict[str, Tensor] | None = None,
         name: str | None = None,
     ) -> Tensor:
-        """See :meth:`privfl.privacy.door.Door.total`."""
+        """See :meth:`privfl.privacy.door.contract.Door.total`."""
         return self._outside(partial(self._total, name), statistic, parameters, given or {})
 
     def kept_gradient(
@@ -172,7 +172,7 @@ class CohortDoor:
         given: dict[str, Tensor] | None = None,
         wrt: str = "parameters",
     ) -> Tensor:
-        """See :meth:`privfl.privacy.door.Door.kept_gradient`."""
+        """See :meth:`privfl.privacy.door.contract.Door.kept_gradient`."""
         return self._outside(partial(self._kept_gradient, wrt), loss, parameters, given or {})
 
     def free_gradient(
@@ -182,17 +182,17 @@ class CohortDoor:
         given: dict[str, Tensor] | None = None,
         wrt: str = "parameters",
     ) -> Tensor:
-        """See :meth:`privfl.privacy.door.Door.free_gradient`."""
+        """See :meth:`privfl.privacy.door.contract.Door.free_gradient`."""
         return self._outside(partial(self._free_gradient, wrt), function, parameters, given or {})
 
     def free_value(
         self, function: Callable[..., Tensor], parameters: Tensor, given: dict[str, Tensor] | None = None
     ) -> Tensor:
-        """See :meth:`privfl.privacy.door.Door.free_value`."""
+        """See :meth:`privfl.privacy.door.contract.Door.free_value`."""
         return self._outside(self._free_value, function, parameters, given or {})
 
     def size(self) -> Tensor:
-        """See :meth:`privfl.privacy.door.Door.size`."""
+        """See :meth:`privfl.privacy.door.contract.Door.size`."""
         answer: Tensor = _Outside.apply(self._sizes, self._count, self._count)  # type: ignore[no-untyped-call]
         return answer
 

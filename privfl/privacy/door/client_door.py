@@ -13,7 +13,8 @@ from privfl.data.mapped import Rows
 from privfl.errors import ConfigError
 from privfl.parameters import FlatNetwork
 from privfl.privacy.clipping.per_sample import PerSampleGradients
-from privfl.privacy.door import (
+from privfl.privacy.door.batch_plans import Epochs, Plan
+from privfl.privacy.door.contract import (
     BARE_GRADIENT,
     BARE_SIZE,
     ROWS_AT_ONCE,
@@ -27,16 +28,15 @@ from privfl.privacy.door import (
     public_plan,
     refuse_coupled,
 )
-from privfl.privacy.dpsgd import DPSGD
-from privfl.privacy.draws import Draws
+from privfl.privacy.door.dpsgd import DPSGD
+from privfl.privacy.door.noisy_total import Totals
+from privfl.privacy.door.precision import Precision, in_precision
+from privfl.privacy.door.step_draws import Draws
 from privfl.privacy.noise.source import NoiseStream
-from privfl.privacy.noisy_total import Totals
-from privfl.privacy.plans import Epochs, Plan
-from privfl.privacy.precision import Precision, in_precision
 
 
 class ClientDoor:
-    """One client's data during one round; see :class:`privfl.privacy.door.Door` for what it promises."""
+    """One client's data during one round; see :class:`privfl.privacy.door.contract.Door` for what it promises."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class ClientDoor:
         self.log.bare[BARE_SIZE] = None
 
     def gradient(self, loss: Loss, parameters: Tensor, batch: Batch, given: dict[str, Tensor] | None = None) -> Tensor:
-        """See :meth:`privfl.privacy.door.Door.gradient`. The result is the workspace's own buffer."""
+        """See :meth:`privfl.privacy.door.contract.Door.gradient`. The result is the workspace's own buffer."""
         assert isinstance(batch, DrawnBatch)
         if self._dpsgd is not None:
             refuse_coupled(loss)
@@ -101,7 +101,7 @@ class ClientDoor:
         given: dict[str, Tensor] | None = None,
         name: str | None = None,
     ) -> Tensor:
-        """See :meth:`privfl.privacy.door.Door.total`."""
+        """See :meth:`privfl.privacy.door.contract.Door.total`."""
         assert isinstance(batch, DrawnBatch)
         noisy = self._totals.mechanism(name)
         if noisy is not None:
@@ -122,7 +122,7 @@ class ClientDoor:
         given: dict[str, Tensor] | None = None,
         wrt: str = "parameters",
     ) -> Tensor:
-        """See :meth:`privfl.privacy.door.Door.kept_gradient`."""
+        """See :meth:`privfl.privacy.door.contract.Door.kept_gradient`."""
         assert isinstance(batch, DrawnBatch)
         if wrt == "parameters":
             with self._network.at(parameters):
@@ -143,7 +143,7 @@ class ClientDoor:
         given: dict[str, Tensor] | None = None,
         wrt: str = "parameters",
     ) -> Tensor:
-        """See :meth:`privfl.privacy.door.Door.free_gradient`."""
+        """See :meth:`privfl.privacy.door.contract.Door.free_gradient`."""
         values = dict(given or {})
         with self._evaluating(parameters):
             if wrt != "parameters":
@@ -157,12 +157,12 @@ class ClientDoor:
     def free_value(
         self, function: Callable[..., Tensor], parameters: Tensor, given: dict[str, Tensor] | None = None
     ) -> Tensor:
-        """See :meth:`privfl.privacy.door.Door.free_value`."""
+        """See :meth:`privfl.privacy.door.contract.Door.free_value`."""
         with self._evaluating(parameters), torch.no_grad():
             return function(self._network.module, **(given or {})).clone()
 
     def size(self) -> Tensor:
-        """See :meth:`privfl.privacy.door.Door.size`."""
+        """See :meth:`privfl.privacy.door.contract.Door.size`."""
         self._note_size()
         return torch.tensor(float(len(self._rows)), dtype=torch.float64, device=self._rows.device)
 

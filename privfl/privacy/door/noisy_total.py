@@ -10,7 +10,7 @@ from dp_accounting import GaussianDpEvent
 from torch import Tensor
 
 from privfl.errors import ConfigError
-from privfl.privacy.door import BARE_TOTAL, NO_NOISE_ON_TOTAL, DoorLog
+from privfl.privacy.door.contract import BARE_TOTAL, NO_NOISE_ON_TOTAL, DoorLog
 from privfl.privacy.noise.source import NoiseStream
 
 

@@ -10,10 +10,10 @@ from torch import nn
 import privfl as pf
 from privfl.errors import ConfigError
 from privfl.parameters import FlatNetwork
-from privfl.privacy.client_door import ClientDoor
 from privfl.privacy.clipping.per_sample import PerSampleGradients
+from privfl.privacy.door.batch_plans import Epochs, LocalTraining, Poisson, private_plan
+from privfl.privacy.door.client_door import ClientDoor
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.plans import Epochs, LocalTraining, Poisson, private_plan
 from privfl.randomness import torch_stream
 from privfl.task import cross_entropy
 

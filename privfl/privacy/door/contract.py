@@ -2,7 +2,7 @@
 
 With nothing on, a value passes and the door notes why the upload that follows is unprotected. With DP-SGD on,
 ``gradient`` clips, adds noise, divides by a public number and notes the event. One client's door and a cohort's
-(:mod:`privfl.privacy.client_door`, :mod:`privfl.privacy.cohort_door`) share this contract, and what they note.
+(:mod:`privfl.privacy.door.client_door`, :mod:`privfl.privacy.door.cohort_door`) share this contract, and what they note.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dp_accounting import DpEvent
 from torch import Tensor
 
 from privfl.errors import ConfigError
-from privfl.privacy.dpsgd import DPSGD
-from privfl.privacy.plans import Plan, Poisson
+from privfl.privacy.door.batch_plans import Plan, Poisson
+from privfl.privacy.door.dpsgd import DPSGD
 
 Loss = Callable[..., Tensor]
 """``loss(network, inputs [B, ...], targets [B], **given) -> [B]``: one term per sample."""
@@ -128,7 +128,7 @@ class Door(Protocol):
         """Sum over ``batch`` of ``statistic(network, inputs, targets, **given) -> [B, ...]``; no gradient is taken.
 
         For losses, label counts, prototypes. The network is in evaluation mode. If the run has a noisy total
-        (:class:`privfl.privacy.noisy_total.NoisyTotal`) for ``name``, one of the algorithm's ``statistics``, the sum
+        (:class:`privfl.privacy.door.noisy_total.NoisyTotal`) for ``name``, one of the algorithm's ``statistics``, the sum
         leaves clipped and with noise; otherwise it is noted as unprotected.
         """
 
