@@ -20,7 +20,7 @@ from privfl.data.dataset import Dataset
 from privfl.data.partitions import IID
 from privfl.engine.loop import LoopEngine
 from privfl.parameters import flatten
-from privfl.privacy.channel import Channel
+from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.noise.source import NoiseSource
 from privfl.task import Task

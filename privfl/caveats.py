@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from privfl.algorithms.base import Algorithm, Tensors
-from privfl.privacy.channel import Channel
+from privfl.privacy.channel.channel import Channel
 from privfl.privacy.settings import Privacy
 from privfl.task import Task
 

@@ -45,7 +45,7 @@ from privfl.data.partitions import PARTITIONS, Partition
 from privfl.engine.choice import EngineName
 from privfl.errors import ConfigError, unknown
 from privfl.privacy.accounting.release import Observer as Onlooker
-from privfl.privacy.chain import Mechanism
+from privfl.privacy.channel.chain import Mechanism
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.door.noisy_total import NoisyTotal

@@ -19,7 +19,7 @@ from privfl.engine.secure_aggregation import SecureAdder
 from privfl.engine.workspace import Phase
 from privfl.errors import ConfigError
 from privfl.planning import RoundCosts
-from privfl.privacy.channel import CLIP_NORM, Channel
+from privfl.privacy.channel.channel import CLIP_NORM, Channel
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
 from privfl.recorder import Recorder

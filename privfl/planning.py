@@ -17,7 +17,7 @@ from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.release import Release, pure_cost
 from privfl.privacy.accounting.tracker import EpsilonTracker
-from privfl.privacy.channel import Channel
+from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.batch_plans import Epochs, LocalTraining, Poisson, private_plan
 from privfl.privacy.door.contract import BARE_TOTAL, BARE_TRAINING, NO_NOISE, DoorLog
 from privfl.privacy.door.dpsgd import DPSGD

@@ -31,7 +31,7 @@ from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import Observer as Onlooker
 from privfl.privacy.accounting.statement import make_statement
 from privfl.privacy.accounting.tracker import EpsilonTracker
-from privfl.privacy.channel import Channel
+from privfl.privacy.channel.channel import Channel
 from privfl.privacy.clipping.per_sample import Way
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.precision import Precision

@@ -9,8 +9,8 @@ from dp_accounting.rdp import RdpAccountant
 
 import privfl as pf
 from privfl.errors import ConfigError
-from privfl.privacy.channel import Channel
-from privfl.privacy.field import Field
+from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.field import Field
 from privfl.privacy.mechanisms.correlated import Pattern
 from privfl.privacy.mechanisms.distributed import SharedSum
 from privfl.privacy.noise.source import NoiseSource

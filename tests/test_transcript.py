@@ -11,8 +11,8 @@ import privfl as pf
 from privfl.config import Experiment
 from privfl.engine.aggregation import Sums
 from privfl.engine.workspace import Phase
-from privfl.privacy.channel import Channel
-from privfl.privacy.field import Field
+from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.field import Field
 from privfl.recorder import Recorder, recorded_observers
 from privfl.simulation import simulate
 

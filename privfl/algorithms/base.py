@@ -23,9 +23,9 @@ from torch import Tensor
 
 from privfl.algorithms.setting import Setting
 from privfl.errors import ConfigError
+from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import Epochs, LocalTraining, Plan
 from privfl.privacy.door.contract import Batch, Door
-from privfl.privacy.field import Field
 
 Tensors = dict[str, Tensor]
 """Named tensors: server state, a broadcast, a client's local state, an upload."""

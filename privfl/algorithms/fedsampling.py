@@ -12,9 +12,9 @@ from torch import Tensor
 from privfl.algorithms.base import Algorithm, Round, Tensors, server_step
 from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
+from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining, Plan, Poisson
 from privfl.privacy.door.contract import Batch, Door
-from privfl.privacy.field import Field
 from privfl.privacy.size_estimate import sampling_rate
 
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Round, Tensors
+from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.field import Field
 
 
 @dataclass(frozen=True)

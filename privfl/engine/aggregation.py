@@ -15,8 +15,8 @@ from torch import Tensor
 
 from privfl.algorithms.base import Tensors
 from privfl.engine.workspace import ClientResult
+from privfl.privacy.channel.field import Field
 from privfl.privacy.door.contract import DoorLog
-from privfl.privacy.field import Field
 
 
 @dataclass

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Tensors, overrides
 from privfl.engine.workspace import ClientResult, Phase, Workspace, cores, send
-from privfl.privacy.channel import Channel
+from privfl.privacy.channel.channel import Channel
 from privfl.privacy.clipping.per_sample import Way, sums_directly
 from privfl.privacy.door.batch_plans import LocalTraining, private_plan
 from privfl.privacy.door.client_door import ClientDoor

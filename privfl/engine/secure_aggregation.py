@@ -9,7 +9,7 @@ from torch import Tensor
 from privfl.algorithms.base import Tensors
 from privfl.engine.aggregation import Sums
 from privfl.engine.workspace import Phase, cores
-from privfl.privacy.channel import WEIGHT
+from privfl.privacy.channel.channel import WEIGHT
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.secagg.errors import BadShare, BadVector, TooFewClients
 

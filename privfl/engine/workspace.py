@@ -15,7 +15,7 @@ from privfl.algorithms.base import Algorithm, Tensors, overrides
 from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.engine.layouts import lay_channels_innermost
 from privfl.parameters import FlatNetwork
-from privfl.privacy.channel import Channel
+from privfl.privacy.channel.channel import Channel
 from privfl.privacy.clipping.per_sample import PerSampleGradients, Way
 from privfl.privacy.door.contract import DoorLog
 from privfl.privacy.door.noisy_total import Totals

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer, Unit
-from privfl.privacy.chain import Mechanism
+from privfl.privacy.channel.chain import Mechanism
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.size import SizeMechanism

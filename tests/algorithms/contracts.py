@@ -10,9 +10,9 @@ import privfl as pf
 from privfl.algorithms.base import Survey
 from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
-from privfl.privacy.channel import Channel
+from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.field import Field
 from privfl.privacy.noise.source import NoiseSource
 from tests.algorithms.federation import initial
 

@@ -14,10 +14,10 @@ import privfl as pf
 from privfl.algorithms.base import Algorithm, Survey
 from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.accounting.release import pure_cost
-from privfl.privacy.channel import Channel
+from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import BARE_GRADIENT, BARE_SIZE, BARE_TOTAL, coupled
-from privfl.privacy.field import Field
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
 from privfl.task import cross_entropy

@@ -13,9 +13,9 @@ from dp_accounting import GaussianDpEvent
 import privfl as pf
 from privfl.algorithms.base import Survey
 from privfl.errors import ConfigError, PrivacyError
-from privfl.privacy.channel import Channel
+from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.field import Field
 from privfl.privacy.door.contract import BARE_SIZE, BARE_TOTAL, DoorLog
-from privfl.privacy.field import Field
 from tests.algorithms.contracts import SIZES, TRAINING, LossOnly, Voiced, one_hot, results
 from tests.algorithms.federation import layered_task
 

@@ -8,8 +8,8 @@ from privfl.algorithms import FedAvg
 from privfl.engine.aggregation import PlainAdder, Sums
 from privfl.engine.secure_aggregation import SecureAdder
 from privfl.engine.workspace import Phase
-from privfl.privacy.channel import Channel
-from privfl.privacy.field import Field
+from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.field import Field
 from privfl.privacy.mechanisms.correlated import Pattern
 from privfl.privacy.noise.source import NoiseSource
 

@@ -23,11 +23,11 @@ from privfl.engine.vectorised import VectorisedEngine
 from privfl.errors import ConfigError
 from privfl.models import Network, build, models
 from privfl.parameters import FlatNetwork, flatten
-from privfl.privacy.channel import Channel
+from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.field import Field
 from privfl.privacy.clipping.per_sample import check_per_sample
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import BARE_SIZE, BARE_TOTAL
-from privfl.privacy.field import Field
 from privfl.privacy.noise.source import NoiseSource
 from privfl.task import ClientIndex, Task
 

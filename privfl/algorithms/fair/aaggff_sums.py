@@ -17,8 +17,8 @@ from privfl.algorithms.fair.aaggff import FairAggregation
 from privfl.algorithms.fair.loss_survey import LOSS, LossSurvey
 from privfl.algorithms.fair.online_decisions import entropy_scale, relative_to, respond, sampled_lipschitz, visit_gain
 from privfl.errors import ConfigError
+from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.field import Field
 
 RESPONSE, ACCUMULATOR, SHARE = "response", "accumulator", "share"
 LARGEST_EXPONENT = 30.0

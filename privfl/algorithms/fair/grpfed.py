@@ -32,9 +32,9 @@ from privfl.algorithms.fair.loss_survey import LOSS, counted, mean_loss
 from privfl.data.ranges import check_choice, check_count, check_number
 from privfl.errors import ConfigError
 from privfl.parameters import flatten
+from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
-from privfl.privacy.field import Field
 from privfl.randomness import torch_stream
 
 CHOICES = {

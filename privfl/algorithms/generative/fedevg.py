@@ -29,9 +29,9 @@ from privfl.algorithms.generative.energy import (
 from privfl.algorithms.generative.server_training import train_classifier
 from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
+from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
-from privfl.privacy.field import Field
 from privfl.randomness import torch_stream
 
 BETAS = (0.5, 0.999)

@@ -16,8 +16,8 @@ from privfl.algorithms.generative.server_training import train_classifier
 from privfl.data.ranges import check_count, check_number
 from privfl.errors import ConfigError
 from privfl.models.conditional import Generator
+from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.field import Field
 from privfl.randomness import torch_stream
 
 NOISE_ROWS = 256

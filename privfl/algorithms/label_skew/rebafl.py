@@ -32,9 +32,9 @@ from privfl.algorithms.label_skew.prototypes import (
 )
 from privfl.data.ranges import check_choice, check_count, check_number
 from privfl.errors import ConfigError
+from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door, Loss, coupled
-from privfl.privacy.field import Field
 
 Source = Literal["paper", "code", "global_only"]
 

@@ -19,8 +19,8 @@ from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.setting import Setting
 from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
+from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.field import Field
 
 
 @dataclass(frozen=True)

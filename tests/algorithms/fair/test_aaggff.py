@@ -23,7 +23,7 @@ from privfl.algorithms.server_optimisers import FedAdagrad, FedAdam, FedYogi
 from privfl.data.availability import Bernoulli
 from privfl.errors import ConfigError
 from privfl.phases import phases_of
-from privfl.privacy.channel import Channel
+from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.task import ClientIndex, Task
 from tests.algorithms.federation import digits_task, initial, task_of, uploads

@@ -15,7 +15,7 @@ from privfl.algorithms.generative.fedevg import FedEvg
 from privfl.engine.loop import ClientResult, LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.models import build
-from privfl.privacy.channel import Channel
+from privfl.privacy.channel.channel import Channel
 from privfl.privacy.noise.source import NoiseSource
 from privfl.task import ClientIndex, Task
 

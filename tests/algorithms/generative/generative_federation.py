@@ -15,7 +15,7 @@ from privfl.algorithms.generative.generative_fedavg import NOISE_ROWS, Generativ
 from privfl.engine.loop import ClientResult, LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.models import build
-from privfl.privacy.channel import Channel
+from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.step_draws import Draws
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream

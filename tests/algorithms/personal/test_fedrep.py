@@ -12,7 +12,7 @@ from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.parameters import flatten
 from privfl.planning import planned_gradients
-from privfl.privacy.channel import Channel
+from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.batch_plans import Epochs, Poisson
 from privfl.privacy.noise.source import NoiseSource
 

@@ -10,7 +10,7 @@ import torch
 
 import privfl as pf
 from privfl.engine.loop import LoopEngine
-from privfl.privacy.channel import Channel
+from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.batch_plans import private_plan
 from privfl.privacy.door.contract import Batch
 from privfl.privacy.noise.source import NoiseSource

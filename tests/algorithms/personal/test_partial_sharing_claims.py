@@ -16,7 +16,7 @@ import privfl as pf
 from privfl.engine.loop import LoopEngine
 from privfl.errors import ConfigError
 from privfl.parameters import flatten
-from privfl.privacy.channel import Channel
+from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.batch_plans import Poisson, private_plan
 from privfl.privacy.door.contract import BARE_TRAINING, Batch
 from privfl.privacy.noise.source import NoiseSource

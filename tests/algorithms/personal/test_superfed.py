@@ -21,7 +21,7 @@ from privfl.engine.loop import LoopEngine
 from privfl.errors import ConfigError
 from privfl.models import Network, build
 from privfl.parameters import flatten
-from privfl.privacy.channel import Channel
+from privfl.privacy.channel.channel import Channel
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
 from tests.algorithms.federation import digits_task, task_of

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from privfl.errors import ConfigError
+from privfl.privacy.channel.field import Field
 from privfl.privacy.door.dpsgd import DPSGD
-from privfl.privacy.field import Field
 from privfl.privacy.mechanisms.adaptive_clip import AdaptiveClip
 from privfl.privacy.mechanisms.banded import BandedNoise
 from privfl.privacy.mechanisms.clip import Clip

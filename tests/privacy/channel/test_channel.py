@@ -10,9 +10,9 @@ from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDp
 import privfl as pf
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import OBSERVERS, UNITS
-from privfl.privacy.channel import Channel
+from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.field import Field
 from privfl.privacy.door.contract import DoorLog
-from privfl.privacy.field import Field
 from privfl.privacy.noise.source import NoiseSource
 
 BARE = DoorLog(bare={"gradients are computed without a mechanism (no DP-SGD)": None})

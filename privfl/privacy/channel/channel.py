@@ -17,12 +17,13 @@ from torch import Tensor
 
 from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.accounting.release import OBSERVERS, Cost, Observer, Release, unprotected
-from privfl.privacy.chain import Chain, Mechanism
-from privfl.privacy.charges import Charges, Cover
+from privfl.privacy.channel.chain import Chain, Mechanism
+from privfl.privacy.channel.costs import Charges, Cover
+from privfl.privacy.channel.field import Field
+from privfl.privacy.channel.secure_encoding import Summation, longest
 from privfl.privacy.door.contract import DoorLog
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.door.noisy_total import NoisyTotal
-from privfl.privacy.field import Field
 from privfl.privacy.mechanisms.adaptive_clip import AdaptiveClip
 from privfl.privacy.mechanisms.banded import BandedNoise
 from privfl.privacy.mechanisms.clip import Clip
@@ -32,7 +33,6 @@ from privfl.privacy.mechanisms.gaussian import GaussianNoise
 from privfl.privacy.mechanisms.tree import TreeNoise
 from privfl.privacy.noise.source import NoiseSource, NoiseStream
 from privfl.privacy.secagg.encoding import FieldRange
-from privfl.privacy.summation import Summation, longest
 
 Tensors = dict[str, Tensor]
 UNCLIPPED = Field("unclipped", shape=(), weighted=False)

@@ -1,0 +1,1 @@
+"""What an upload passes: its fields, the chain of mechanisms, and what each release costs."""
