@@ -24,7 +24,7 @@ from privfl.cohort import Cohort
 from privfl.config import Experiment
 from privfl.errors import ConfigError, unknown
 from privfl.privacy.accounting.release import Observer, Unit
-from privfl.privacy.size import SizeMechanism
+from privfl.privacy.sizes.mechanism import SizeMechanism
 from privfl.run import Run
 from privfl.simulation import simulate
 from privfl.task import Task

@@ -82,7 +82,6 @@ if TYPE_CHECKING:
     from privfl.privacy.door.batch_plans import LocalTraining
     from privfl.privacy.door.dpsgd import DPSGD
     from privfl.privacy.door.noisy_total import NoisyTotal
-    from privfl.privacy.local_randomizers import DuchiSize, HybridSize, LaplaceSize, PiecewiseSize
     from privfl.privacy.mechanisms.adaptive_clip import AdaptiveClip
     from privfl.privacy.mechanisms.banded import BandedNoise
     from privfl.privacy.mechanisms.clip import Clip
@@ -90,8 +89,9 @@ if TYPE_CHECKING:
     from privfl.privacy.mechanisms.gaussian import GaussianNoise
     from privfl.privacy.mechanisms.secure_sum import SecureSum
     from privfl.privacy.mechanisms.tree import TreeNoise
-    from privfl.privacy.randomized_response import RandomizedResponse
     from privfl.privacy.settings import Budget, Privacy
+    from privfl.privacy.sizes.local_randomizers import DuchiSize, HybridSize, LaplaceSize, PiecewiseSize
+    from privfl.privacy.sizes.randomized_response import RandomizedResponse
     from privfl.run import Run
     from privfl.simulation import simulate
     from privfl.task import Task, load
@@ -168,8 +168,8 @@ _HOMES = {
     "privfl.privacy.door.noisy_total": ("NoisyTotal",),
     "privfl.privacy.door.batch_plans": ("LocalTraining",),
     "privfl.privacy.door.dpsgd": ("DPSGD",),
-    "privfl.privacy.local_randomizers": ("DuchiSize", "HybridSize", "LaplaceSize", "PiecewiseSize"),
-    "privfl.privacy.randomized_response": ("RandomizedResponse",),
+    "privfl.privacy.sizes.local_randomizers": ("DuchiSize", "HybridSize", "LaplaceSize", "PiecewiseSize"),
+    "privfl.privacy.sizes.randomized_response": ("RandomizedResponse",),
     "privfl.privacy.settings": ("Budget", "Privacy"),
     "privfl.run": ("Run",),
     "privfl.simulation": ("simulate",),

@@ -50,7 +50,6 @@ from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.door.precision import Precision
-from privfl.privacy.local_randomizers import SIZE_MECHANISMS
 from privfl.privacy.mechanisms.adaptive_clip import AdaptiveClip
 from privfl.privacy.mechanisms.banded import BandedNoise
 from privfl.privacy.mechanisms.clip import Clip
@@ -59,6 +58,7 @@ from privfl.privacy.mechanisms.gaussian import GaussianNoise
 from privfl.privacy.mechanisms.secure_sum import SecureSum
 from privfl.privacy.mechanisms.tree import TreeNoise
 from privfl.privacy.settings import Budget, Privacy
+from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
 from privfl.run import Run
 from privfl.simulation import Observer, simulate
 from privfl.task import Task, load

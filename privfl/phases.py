@@ -21,9 +21,9 @@ from privfl.errors import ConfigError
 from privfl.planning import RoundCosts
 from privfl.privacy.channel.channel import CLIP_NORM, Channel
 from privfl.privacy.noise.source import NoiseSource
+from privfl.privacy.sizes.known_sizes import Sizes
 from privfl.randomness import torch_stream
 from privfl.recorder import Recorder
-from privfl.sizes import Sizes
 
 
 @dataclass(frozen=True)

@@ -38,11 +38,11 @@ from privfl.privacy.door.precision import Precision
 from privfl.privacy.mechanisms.correlated import Pattern
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.settings import Privacy
-from privfl.privacy.size_responses import SizeResponses
+from privfl.privacy.sizes.known_sizes import SIZE, SIZE_RESPONSE, Sizes
+from privfl.privacy.sizes.responses import SizeResponses
 from privfl.recorder import Recorder, public_facts, recorded_observers
 from privfl.run import Run
 from privfl.run_directory import Checkpoint, Metrics, RunDirectory, fingerprint, split_state, state_tensors, write_whole
-from privfl.sizes import SIZE, SIZE_RESPONSE, Sizes
 from privfl.task import Task
 
 SETTINGS = ("algorithm", "rounds", "training", "privacy", "cohort", "availability", "seed", "evaluate_every", "record")

@@ -93,7 +93,7 @@ def test_a_run_is_audited_by_its_own_settings_and_a_false_claim_exits_with_1(her
     listed = 'confidence = 0.999999\n[[audit]]\nname = "size-response"\nanswers = 5000'
     assert audited(here, listed, 'run = "run"')[0] == 0
     assert (here / "run" / "audits" / "size-response.json").exists()
-    from privfl.privacy.size import ResponseRange
+    from privfl.privacy.sizes.mechanism import ResponseRange
 
     monkeypatch.setattr(ResponseRange, "clip", lambda self, sizes: sizes)
     code, out, _ = audited(here, listed, 'run = "run"')

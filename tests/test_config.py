@@ -12,7 +12,7 @@ from privfl.data.catalog import datasets
 from privfl.data.label_noise import LABEL_NOISE
 from privfl.data.partitions import PARTITIONS
 from privfl.errors import ConfigError
-from privfl.privacy.local_randomizers import SIZE_MECHANISMS
+from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
 
 REQUIRED = {
     "iid": {"clients": 4},

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privfl.errors import ConfigError
-from privfl.privacy.local_randomizers import DuchiSize, LaplaceSize
-from privfl.privacy.randomized_response import RandomizedResponse
-from privfl.privacy.size import SizeMechanism
+from privfl.privacy.sizes.local_randomizers import DuchiSize, LaplaceSize
+from privfl.privacy.sizes.mechanism import SizeMechanism
+from privfl.privacy.sizes.randomized_response import RandomizedResponse
 
 
 def posterior(

@@ -22,8 +22,8 @@ from attacks.sizes.from_updates import size_from_chosen
 from privfl.data.ranges import check_choice, check_count
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer
-from privfl.privacy.local_randomizers import SIZE_MECHANISMS
-from privfl.privacy.size import SizeMechanism
+from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
+from privfl.privacy.sizes.mechanism import SizeMechanism
 from privfl.transcript import PublicFacts, Transcript
 
 Method = Literal["regression", "absent-class"]

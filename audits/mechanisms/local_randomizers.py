@@ -23,11 +23,11 @@ from privfl.description import describe
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.release import Unit
-from privfl.privacy.local_randomizers import DuchiSize
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.randomized_response import RandomizedResponse
-from privfl.privacy.size import SizeMechanism
-from privfl.privacy.size_responses import SizeResponses
+from privfl.privacy.sizes.local_randomizers import DuchiSize
+from privfl.privacy.sizes.mechanism import SizeMechanism
+from privfl.privacy.sizes.randomized_response import RandomizedResponse
+from privfl.privacy.sizes.responses import SizeResponses
 
 Counts = NDArray[np.int64]
 Pairs = NDArray[np.bool_]

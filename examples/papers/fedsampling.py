@@ -28,10 +28,10 @@ from torch import nn
 import privfl as pf
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.statement import make_statement
-from privfl.privacy.local_randomizers import SIZE_MECHANISMS
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.size import SizeMechanism
-from privfl.sizes import SIZE_RESPONSE
+from privfl.privacy.sizes.known_sizes import SIZE_RESPONSE
+from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
+from privfl.privacy.sizes.mechanism import SizeMechanism
 from privfl.study.plots import COLOURS, DASHES, MARKERS, curves
 
 SIGMAS = (0.0, 1.0, 2.0, 3.0)

@@ -15,7 +15,7 @@ from privfl.errors import ConfigError
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining, Plan, Poisson
 from privfl.privacy.door.contract import Batch, Door
-from privfl.privacy.size_estimate import sampling_rate
+from privfl.privacy.sizes.estimate import sampling_rate
 
 
 @dataclass(frozen=True)

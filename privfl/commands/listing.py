@@ -150,7 +150,7 @@ def _rows(kind: Kind) -> list[dict[str, Any]]:
     else:
         from privfl.config import UPDATE_MECHANISMS
         from privfl.privacy.door.dpsgd import DPSGD
-        from privfl.privacy.local_randomizers import SIZE_MECHANISMS
+        from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
 
         registry = {"dpsgd": DPSGD, **UPDATE_MECHANISMS, **{f"size: {name}": m for name, m in SIZE_MECHANISMS.items()}}
     return [{"name": name, "summary": summary(part), "settings": defaults(part)} for name, part in registry.items()]

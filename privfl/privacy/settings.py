@@ -9,7 +9,7 @@ from privfl.privacy.accounting.release import Observer, Unit
 from privfl.privacy.channel.chain import Mechanism
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.door.noisy_total import NoisyTotal
-from privfl.privacy.size import SizeMechanism
+from privfl.privacy.sizes.mechanism import SizeMechanism
 
 
 @dataclass(frozen=True)

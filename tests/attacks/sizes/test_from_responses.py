@@ -10,9 +10,9 @@ from scipy.stats import binom
 
 from attacks.sizes.from_responses import most_likely, posterior, single_answer_success
 from privfl.errors import ConfigError
-from privfl.privacy.local_randomizers import DuchiSize, LaplaceSize, PiecewiseSize
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.randomized_response import RandomizedResponse
+from privfl.privacy.sizes.local_randomizers import DuchiSize, LaplaceSize, PiecewiseSize
+from privfl.privacy.sizes.randomized_response import RandomizedResponse
 
 ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "size_responses.json").read_text())["rows"]
 

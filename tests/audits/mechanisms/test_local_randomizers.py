@@ -20,9 +20,9 @@ from audits.mechanisms.local_randomizers import (
     neighbours,
 )
 from privfl.errors import ConfigError
-from privfl.privacy.local_randomizers import SIZE_MECHANISMS, DuchiSize, LaplaceSize, PiecewiseSize
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.randomized_response import RandomizedResponse
+from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS, DuchiSize, LaplaceSize, PiecewiseSize
+from privfl.privacy.sizes.randomized_response import RandomizedResponse
 
 ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "audit_targets.json").read_text())
 SURE = 1 - 1e-6  # the false-alarm rate of every verdict here is 1e-6

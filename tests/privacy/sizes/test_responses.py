@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from privfl.errors import DataError, PrivacyError
-from privfl.privacy.local_randomizers import SIZE_MECHANISMS, PiecewiseSize
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.randomized_response import RandomizedResponse
-from privfl.privacy.size_responses import SizeResponses
+from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS, PiecewiseSize
+from privfl.privacy.sizes.randomized_response import RandomizedResponse
+from privfl.privacy.sizes.responses import SizeResponses
 
 SOURCE = NoiseSource.from_key(11)
 CLIENTS = list(range(20))

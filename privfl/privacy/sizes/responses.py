@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from privfl.errors import DataError, PrivacyError
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.size import SizeMechanism
+from privfl.privacy.sizes.mechanism import SizeMechanism
 
 Integers = NDArray[np.int64]
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from privfl.privacy.accounting.release import Cost, pure_cost
 from privfl.privacy.noise.source import NoiseStream, round_to_grid
-from privfl.privacy.randomized_response import RandomizedResponse
-from privfl.privacy.size import SizeMechanism, Values
+from privfl.privacy.sizes.mechanism import SizeMechanism, Values
+from privfl.privacy.sizes.randomized_response import RandomizedResponse
 
 HYBRID_THRESHOLD = 0.61  # Wang et al. 2019, §III-C: below it Duchi's bit is better for every truth
 

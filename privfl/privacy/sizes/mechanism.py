@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from privfl.errors import ConfigError, DataError, unknown
 from privfl.privacy.accounting.release import OBSERVERS, Cost, Observer, Release, Unit, everywhere, unprotected
 from privfl.privacy.noise.source import NoiseStream
-from privfl.privacy.size_estimate import SizeEstimate
+from privfl.privacy.sizes.estimate import SizeEstimate
 
 Convention = Literal["paper", "code"]
 Refresh = Literal["once", "every_round"] | int
@@ -84,7 +84,7 @@ class SizeMechanism(ABC):
         lower: the smallest size, 1 as in the paper; 0 if clients without samples exist.
         convention: ``paper`` answers in {lower, …, M}, ``code`` in {lower, …, M−1} like the authors' programme.
         refresh: when a client answers afresh: ``once`` and never again (the answer is memoised), ``every_round``, or
-            every k rounds. Each fresh answer costs ε again; see :class:`privfl.privacy.size_responses.SizeResponses`.
+            every k rounds. Each fresh answer costs ε again; see :class:`privfl.privacy.sizes.responses.SizeResponses`.
 
     ============================  =====================================================================
     ``epsilon``                   what happens

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import Release, everywhere, unprotected
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.size import SizeMechanism
-from privfl.privacy.size_responses import SizeResponses
+from privfl.privacy.sizes.mechanism import SizeMechanism
+from privfl.privacy.sizes.responses import SizeResponses
 
 SIZE = "size"
 SIZE_RESPONSE = "size response"

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from privfl.errors import ConfigError, DataError
-from privfl.privacy.local_randomizers import SIZE_MECHANISMS, LaplaceSize, PiecewiseSize
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.randomized_response import RandomizedResponse
-from privfl.privacy.size_estimate import Rate, sampling_rate
+from privfl.privacy.sizes.estimate import Rate, sampling_rate
+from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS, LaplaceSize, PiecewiseSize
+from privfl.privacy.sizes.randomized_response import RandomizedResponse
 
 STREAM = NoiseSource.from_key(1).stream("test")
 

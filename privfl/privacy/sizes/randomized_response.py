@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Cost
 from privfl.privacy.noise.source import NoiseStream
-from privfl.privacy.size import SizeMechanism, Values
+from privfl.privacy.sizes.mechanism import SizeMechanism, Values
 
 
 def truth_probability(epsilon: float, domain: int) -> float:

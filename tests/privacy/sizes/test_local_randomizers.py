@@ -16,10 +16,10 @@ from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from scipy import integrate, stats
 
 from privfl.privacy.accounting.release import OBSERVERS, UNITS
-from privfl.privacy.local_randomizers import SIZE_MECHANISMS, DuchiSize, HybridSize, LaplaceSize, PiecewiseSize
 from privfl.privacy.noise.source import NoiseSource, release_grid
+from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS, DuchiSize, HybridSize, LaplaceSize, PiecewiseSize
 
-ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "local_randomizers.json").read_text())
+ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "local_randomizers.json").read_text())
 FALSE_ALARM = 1e-6
 SIZES = np.array([1, 1, 1, 2, 2, 3, 5, 8, 13, 30, 60, 80, 99, 100, 100, 400])
 

@@ -15,9 +15,9 @@ from scipy import stats
 
 from privfl.errors import ConfigError
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.randomized_response import RandomizedResponse, response_epsilon, truth_probability
+from privfl.privacy.sizes.randomized_response import RandomizedResponse, response_epsilon, truth_probability
 
-ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "local_randomizers.json").read_text())
+ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "local_randomizers.json").read_text())
 GAMMA = 1e-6
 
 

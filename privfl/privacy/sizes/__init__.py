@@ -1,0 +1,1 @@
+"""Sizes of clients under local differential privacy."""
