@@ -19,7 +19,7 @@ from privfl.algorithms.base import Tensors
 from privfl.data.dataset import Dataset
 from privfl.data.partitions import IID
 from privfl.engine.loop import LoopEngine
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.noise.source import NoiseSource

@@ -14,7 +14,7 @@ from privfl.algorithms import FedAvg
 from privfl.data.dataset import Dataset
 from privfl.data.partitions import IID
 from privfl.engine.loop import LoopEngine
-from privfl.parameters import FlatNetwork, flatten
+from privfl.models.flat_network import FlatNetwork, flatten
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.clipping.per_sample import PerSampleGradients, check_per_sample
 from privfl.privacy.door.batch_plans import LocalTraining

@@ -9,7 +9,7 @@ import torch
 from privfl.algorithms.base import Algorithm
 from privfl.cohort import Cohort
 from privfl.errors import ConfigError, unknown
-from privfl.parameters import FlatNetwork
+from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.clipping.opacus_hooks import check_opacus
 from privfl.privacy.clipping.per_sample import Way, check_per_sample, unknown_layers

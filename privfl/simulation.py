@@ -24,7 +24,7 @@ from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import Phase
 from privfl.errors import ConfigError
 from privfl.evaluation import evaluate, storable
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.phases import Moment, aggregate, collect, phases_of
 from privfl.planning import RoundCosts, calibrate, exceeds, planned_gradients, planned_totals, refuse_hopeless
 from privfl.privacy.accounting.ledger import Ledger

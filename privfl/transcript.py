@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from privfl.errors import ConfigError, DataError
 from privfl.models import NamedModel
-from privfl.parameters import FlatNetwork
+from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.accounting.release import OBSERVERS, Observer
 
 Tensors = dict[str, Tensor]

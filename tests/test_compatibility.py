@@ -9,7 +9,7 @@ import privfl as pf
 from privfl.caveats import SECRET_DRAW
 from privfl.engine.loop import DIRECT_FROM
 from privfl.errors import ConfigError
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.privacy.door.contract import coupled
 
 CENTRAL = (pf.Clip(1.0), pf.GaussianNoise(1.0))

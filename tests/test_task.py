@@ -7,7 +7,7 @@ from torch import nn
 
 import privfl as pf
 from privfl.errors import ConfigError, DataError, unknown
-from privfl.parameters import FlatNetwork, Layout, flatten
+from privfl.models.flat_network import FlatNetwork, Layout, flatten
 from privfl.randomness import numpy_stream, stream_seed, torch_stream
 from privfl.task import ClientIndex
 

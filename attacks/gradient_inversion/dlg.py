@@ -14,7 +14,7 @@ from attacks.observations.gradients import Gradient, batch_gradient, check_gradi
 from attacks.observations.head_gradients import HeadGradient
 from privfl.errors import ConfigError
 from privfl.models.base import Shape
-from privfl.parameters import Layout
+from privfl.models.flat_network import Layout
 
 
 def revealed_label(head_weight_gradient: Tensor) -> int:

@@ -25,7 +25,7 @@ from attacks.observations.messages import training_of, updates
 from attacks.observations.update_labels import effective_steps
 from privfl.data.ranges import check_choice, check_count
 from privfl.errors import ConfigError
-from privfl.parameters import Layout
+from privfl.models.flat_network import Layout
 from privfl.privacy.accounting.release import Observer
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.randomness import torch_stream

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from attacks.auxiliary import Records
 from privfl.algorithms.base import Algorithm, Tensors
 from privfl.errors import ConfigError
-from privfl.parameters import FlatNetwork
+from privfl.models.flat_network import FlatNetwork
 
 
 def ascending(algorithm: Algorithm, targets: Records, *, step: float, ascents: int = 1) -> Algorithm:

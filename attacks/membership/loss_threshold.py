@@ -10,7 +10,7 @@ import torch
 from attacks.auxiliary import Auxiliary
 from attacks.membership.game import Guess, MembershipAttack
 from attacks.membership.scores import Models, correct, losses
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.transcript import Transcript
 
 

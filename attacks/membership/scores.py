@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from attacks.auxiliary import Records
-from privfl.parameters import FlatNetwork, Layout
+from privfl.models.flat_network import FlatNetwork, Layout
 
 Factory = Callable[[int], nn.Module]
 ROWS = 1000

@@ -21,7 +21,7 @@ from attacks.membership.scores import Models, logit_confidence, losses
 from attacks.metrics.distinguishing import Scores
 from attacks.observations.messages import whole
 from privfl.errors import ConfigError
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.privacy.accounting.release import Observer
 from privfl.transcript import SeenRound, Transcript
 

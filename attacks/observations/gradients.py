@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from privfl.errors import ConfigError
-from privfl.parameters import Layout
+from privfl.models.flat_network import Layout
 from privfl.privacy.door.batch_plans import LocalTraining
 
 Gradient = Sequence[Tensor]

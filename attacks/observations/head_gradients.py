@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from privfl.errors import ConfigError
-from privfl.parameters import Layout
+from privfl.models.flat_network import Layout
 
 CHUNK = 1024
 """Auxiliary examples that are evaluated together."""

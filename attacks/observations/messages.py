@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from attacks.observations.head_gradients import HeadGradient
 from attacks.observations.update_labels import effective_steps, steps_of
 from privfl.errors import ConfigError
-from privfl.parameters import Layout
+from privfl.models.flat_network import Layout
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.transcript import PublicFacts, SeenRound, Transcript
 

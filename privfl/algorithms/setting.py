@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from privfl.errors import ConfigError
-from privfl.parameters import Layout, flatten
+from privfl.models.flat_network import Layout, flatten
 from privfl.randomness import stream_seed
 
 _BUILDING = Lock()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from privfl.algorithms.base import Algorithm, Tensors, overrides
 from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.engine.layouts import lay_channels_innermost
-from privfl.parameters import FlatNetwork
+from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.clipping.per_sample import PerSampleGradients, Way
 from privfl.privacy.door.contract import DoorLog

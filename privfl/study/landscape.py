@@ -21,7 +21,7 @@ from torch.func import functional_call
 from privfl.algorithms.personal.interpolation import mix
 from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
-from privfl.parameters import Layout
+from privfl.models.flat_network import Layout
 from privfl.privacy.door.contract import ROWS_AT_ONCE
 from privfl.simulation import Simulation
 from privfl.study.plots import COLOURS, DASHES

@@ -16,7 +16,7 @@ from privfl.errors import DataError
 from privfl.metrics.classification import classification
 from privfl.metrics.generative import frechet_distance, kernel_distance
 from privfl.models import Network, build
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.run_directory import Metrics
 from privfl.simulation import Simulation
 from privfl.task import Task

@@ -15,7 +15,7 @@ from privfl.algorithms.base import Tensors
 from privfl.data.catalog import load_dataset
 from privfl.engine.loop import ClientResult, LoopEngine
 from privfl.models import Network
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.dpsgd import DPSGD

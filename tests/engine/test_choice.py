@@ -15,7 +15,7 @@ from privfl.engine.choice import choose, why_not_stacked
 from privfl.engine.loop import LoopEngine
 from privfl.engine.memory import bytes_per_client, largest_chunk
 from privfl.errors import ConfigError
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.precision import matrix_products

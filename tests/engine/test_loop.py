@@ -11,7 +11,7 @@ from privfl.algorithms import FedAvg
 from privfl.engine import workspace
 from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.engine.loop import LoopEngine
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.noise.source import NoiseSource

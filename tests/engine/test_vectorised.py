@@ -22,7 +22,7 @@ from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.errors import ConfigError
 from privfl.models import Network, build, models
-from privfl.parameters import FlatNetwork, flatten
+from privfl.models.flat_network import FlatNetwork, flatten
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.channel.field import Field
 from privfl.privacy.clipping.per_sample import check_per_sample

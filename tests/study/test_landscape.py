@@ -16,7 +16,7 @@ from privfl.algorithms.personal.interpolation import alignment
 from privfl.data.catalog import load_dataset
 from privfl.errors import ConfigError
 from privfl.models.dense import two_nn
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.study.landscape import (
     LAMBDAS,
     Plane,

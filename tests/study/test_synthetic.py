@@ -13,7 +13,7 @@ import privfl as pf
 from privfl.algorithms.generative.server_training import train_classifier
 from privfl.errors import DataError
 from privfl.models import build
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.study.synthetic import (
     Gallery,
     SyntheticSet,

@@ -31,7 +31,7 @@ from privfl.algorithms.fair.discriminator import (
 from privfl.algorithms.fair.loss_survey import LOSS, counted, mean_loss
 from privfl.data.ranges import check_choice, check_count, check_number
 from privfl.errors import ConfigError
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door

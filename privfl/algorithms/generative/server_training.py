@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.randomness import torch_stream
 
 SHIFT = 1

@@ -17,7 +17,7 @@ from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.setting import Setting
 from privfl.data.ranges import check_count, check_number
 from privfl.errors import ConfigError
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.privacy.door.batch_plans import LocalTraining
 
 

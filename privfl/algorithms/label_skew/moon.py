@@ -17,7 +17,7 @@ from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.label_skew.calibrated_logits import rewritten
 from privfl.algorithms.setting import Setting
 from privfl.data.ranges import check_choice, check_number
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door, Loss
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from privfl.parameters import Layout
+from privfl.models.flat_network import Layout
 
 
 def mix(federated: Tensor, personal: Tensor, lam: Tensor | float) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from privfl.algorithms.base import Tensors, descend
 from privfl.algorithms.fedavg import FedAvg
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
 

@@ -17,7 +17,7 @@ from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 
 from privfl.errors import ConfigError
-from privfl.parameters import FlatNetwork
+from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.layer_rules import factors_for
 from privfl.privacy.door.contract import Loss
 

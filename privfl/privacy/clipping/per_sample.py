@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from privfl.errors import ConfigError
-from privfl.parameters import FlatNetwork
+from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.layer_rules import Calls, Places, Rule, SumRule, factors_for, rule_for
 from privfl.privacy.clipping.opacus_hooks import OpacusHooks
 

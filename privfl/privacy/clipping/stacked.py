@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from privfl.parameters import FlatNetwork
+from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.layer_rules import Places, Rule, factors_for, rule_for
 from privfl.privacy.clipping.per_sample import FunctionModule, LossModule, Way, trained_parameters, widened
 from privfl.privacy.door.contract import Loss

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from privfl.data.mapped import Rows
 from privfl.errors import ConfigError
-from privfl.parameters import FlatNetwork
+from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.per_sample import PerSampleGradients
 from privfl.privacy.door.batch_plans import Epochs, Plan
 from privfl.privacy.door.contract import (

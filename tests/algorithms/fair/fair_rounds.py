@@ -10,7 +10,7 @@ from dp_accounting.pld import PLDAccountant
 from test_baselines import trained_alone
 
 import privfl as pf
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.task import cross_entropy
 from tests.algorithms.federation import layered_task
 

@@ -12,7 +12,7 @@ from privfl.algorithms.base import Round
 from privfl.algorithms.declarations import declared
 from privfl.algorithms.fair.fedmgda import common_descent, gram
 from privfl.errors import ConfigError
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from tests.algorithms.fair.fair_rounds import PRIVATE, SIZES, STEPS, cell, fair_task, replay, simulated
 from tests.algorithms.federation import uploads
 

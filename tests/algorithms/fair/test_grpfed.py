@@ -20,7 +20,7 @@ from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.errors import ConfigError
 from privfl.models import Network
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.contract import BARE_TOTAL
 from privfl.privacy.door.noisy_total import NoisyTotal

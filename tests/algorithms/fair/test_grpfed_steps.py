@@ -12,7 +12,7 @@ from test_grpfed import SIZES, clients_of, two_layer_head
 import privfl as pf
 from privfl.algorithms.fair.discriminator import discriminator_logits, judged_terms, personal_terms
 from privfl.algorithms.fair.grpfed import GRPFed
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from tests.algorithms.federation import digits_task
 
 HIDDEN = 6

@@ -7,7 +7,7 @@ import torch
 
 import privfl as pf
 from privfl.errors import ConfigError
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from tests.algorithms.fair.fair_rounds import SIZES, TRAINING, fair_task, losses_at, replay, sent, simulated
 from tests.algorithms.federation import full_gradient, uploads
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import privfl as pf
 from privfl.data.catalog import load_dataset
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.privacy.door.contract import coupled
 from privfl.randomness import torch_stream
 from privfl.task import ClientIndex, Task

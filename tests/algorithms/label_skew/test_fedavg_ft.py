@@ -16,7 +16,7 @@ from privfl.data.catalog import load_dataset
 from privfl.data.set_aside import set_aside
 from privfl.errors import ConfigError
 from privfl.models import Network
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.randomness import torch_stream
 from tests.algorithms.federation import digits_task, initial, layered_task, uploads
 

@@ -13,7 +13,7 @@ from privfl.algorithms.label_skew.moon import MOON, contrastive_terms
 from privfl.engine.loop import LoopEngine
 from privfl.errors import ConfigError
 from privfl.models import Network
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.batch_plans import Poisson
 from privfl.privacy.door.contract import BARE_TRAINING, Batch

@@ -18,7 +18,7 @@ from privfl.algorithms.label_skew.rebafl import ReBaFL
 from privfl.data.catalog import load_dataset
 from privfl.errors import ConfigError
 from privfl.models import Network
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.randomness import torch_stream
 from privfl.task import ClientIndex, Task

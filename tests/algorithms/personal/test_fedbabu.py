@@ -10,7 +10,7 @@ from torch import nn
 
 import privfl as pf
 from privfl.algorithms.declarations import declared
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.task import cross_entropy
 
 BODY = ("body.",)

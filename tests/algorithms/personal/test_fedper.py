@@ -7,7 +7,7 @@ import torch
 from test_split import EVERYTHING, HEAD, SHARES, TOP_TWO, assert_as_by_hand, by_hand, deep_task, simulate
 
 import privfl as pf
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from test_split import HEAD, SIZES, TOP_TWO, TRAINING, assert_as_by_hand, bound,
 import privfl as pf
 from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.planning import planned_gradients
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.batch_plans import Epochs, Poisson

@@ -18,7 +18,7 @@ from privfl.algorithms.personal.interpolation import (
     spread,
 )
 from privfl.models import build
-from privfl.parameters import Layout, flatten
+from privfl.models.flat_network import Layout, flatten
 
 ORACLE = json.loads((Path(__file__).parents[2] / "oracles" / "superfed.json").read_text())
 SIZES = (12, 5, 30, 3)

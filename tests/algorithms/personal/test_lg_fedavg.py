@@ -8,7 +8,7 @@ from test_split import EVERYTHING, assert_as_by_hand, by_hand, deep, deep_task, 
 from torch import nn
 
 import privfl as pf
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 
 ALIKE = [1 / 3] * 3
 LOWER_TWO = ("body.",)

@@ -15,7 +15,7 @@ from test_split import ONE_OF_EACH, TRAINING, bound, deep, deep_task, named, sim
 import privfl as pf
 from privfl.engine.loop import LoopEngine
 from privfl.errors import ConfigError
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.batch_plans import Poisson, private_plan
 from privfl.privacy.door.contract import BARE_TRAINING, Batch

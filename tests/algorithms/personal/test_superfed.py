@@ -20,7 +20,7 @@ from privfl.algorithms.personal.superfed import LAMBDAS, SuPerFed
 from privfl.engine.loop import LoopEngine
 from privfl.errors import ConfigError
 from privfl.models import Network, build
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream

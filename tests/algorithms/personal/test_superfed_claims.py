@@ -14,7 +14,7 @@ from test_superfed import MODES, TRAINING, bound, simulate, small, trained
 import privfl as pf
 from privfl.algorithms.personal.superfed import SuPerFed
 from privfl.errors import ConfigError
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from privfl.privacy.door.batch_plans import Poisson
 from privfl.privacy.door.contract import BARE_TRAINING, Batch
 from tests.algorithms.federation import digits_task

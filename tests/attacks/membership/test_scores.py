@@ -10,7 +10,7 @@ from attacks.auxiliary import Records
 from attacks.membership.game import membership_game
 from attacks.membership.scores import Models, correct, logit_confidence, losses, true_log_probability
 from privfl.errors import ConfigError
-from privfl.parameters import flatten
+from privfl.models.flat_network import flatten
 from tests.attacks.membership.worlds import game, part, task_of
 
 

@@ -16,7 +16,7 @@ from attacks.observations.label_counts import (
 )
 from privfl.errors import ConfigError
 from privfl.models.base import Network
-from privfl.parameters import Layout
+from privfl.models.flat_network import Layout
 from tests.attacks.labelled_batches import CLASSES, batch, counts, drawn_labels, halves, head_gradient, untrained
 
 DATA = halves()

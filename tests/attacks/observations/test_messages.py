@@ -8,7 +8,7 @@ import privfl as pf
 from attacks.observations.head_gradients import HeadGradient
 from attacks.observations.messages import exact_sizes, head_observations, training_of, updates
 from privfl.errors import ConfigError
-from privfl.parameters import Layout
+from privfl.models.flat_network import Layout
 
 TASK = pf.load("digits", partition=pf.GivenSizes(sizes=(20, 35, 50)), model="two-nn")
 

@@ -13,7 +13,7 @@ from attacks.observations.update_labels import (
     steps_of,
 )
 from privfl.errors import ConfigError
-from privfl.parameters import FlatNetwork, Layout
+from privfl.models.flat_network import FlatNetwork, Layout
 from privfl.privacy.door.batch_plans import LocalTraining
 from tests.attacks.labelled_batches import CLASSES, batch, counts, drawn_labels, halves, untrained
 

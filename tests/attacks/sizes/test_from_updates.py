@@ -14,7 +14,7 @@ from attacks.sizes.from_updates import (
     size_from_chosen,
 )
 from privfl.errors import ConfigError
-from privfl.parameters import Layout
+from privfl.models.flat_network import Layout
 from tests.attacks.labelled_batches import CLASSES, batch, counts, drawn_labels, halves, head_gradient, untrained
 
 DATA = halves()

@@ -21,7 +21,7 @@ from privfl.engine.layouts import lay_channels_innermost
 from privfl.engine.loop import LoopEngine
 from privfl.errors import ConfigError
 from privfl.models import build, models
-from privfl.parameters import FlatNetwork, flatten
+from privfl.models.flat_network import FlatNetwork, flatten
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.clipping.opacus_hooks import check_opacus
 from privfl.privacy.clipping.per_sample import PerSampleGradients

@@ -9,7 +9,7 @@ from torch import nn
 
 from privfl.errors import ConfigError
 from privfl.models import build, models
-from privfl.parameters import FlatNetwork
+from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.per_sample import PerSampleGradients, check_per_sample, unknown_layers
 
 SMALL = {

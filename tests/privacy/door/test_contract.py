@@ -9,7 +9,7 @@ from torch import nn
 
 import privfl as pf
 from privfl.errors import ConfigError
-from privfl.parameters import FlatNetwork
+from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.per_sample import PerSampleGradients
 from privfl.privacy.door.batch_plans import Epochs, LocalTraining, Poisson, private_plan
 from privfl.privacy.door.client_door import ClientDoor

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from privfl.parameters import FlatNetwork
+from privfl.models.flat_network import FlatNetwork
 
 
 @pytest.fixture
