@@ -20,14 +20,14 @@ from audits.canaries.client_canaries import audit_clients
 from audits.canaries.gradient_canaries import audit_one_run
 from audits.mechanisms.local_randomizers import audit_repeated_answers, audit_size_mechanism
 from audits.result import AuditResult
-from privfl.cohort import Cohort
 from privfl.config import Experiment
 from privfl.errors import ConfigError, unknown
+from privfl.federation.cohorts import Cohort
+from privfl.federation.task import Task
 from privfl.privacy.accounting.release import Observer, Unit
 from privfl.privacy.sizes.mechanism import SizeMechanism
 from privfl.run import Run
 from privfl.simulation import simulate
-from privfl.task import Task
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 
 from privfl.algorithms.base import Round, Tensors
 from privfl.algorithms.fair.aaggff import AAggFFD, AAggFFS, FairAggregation
-from privfl.algorithms.setting import Setting
+from privfl.federation.context import Setting
 from privfl.models.flat_network import FlatNetwork
 
 MANY, FEW, SAMPLED = 1_000_000, 1_000, 1_000

@@ -12,8 +12,8 @@ from opacus import PrivacyEngine
 from torch.utils.data import DataLoader, TensorDataset
 from workload import SAMPLES, EngineRound, StepTimer, interleaved, make_task, milliseconds, ratio
 
+from privfl.federation.task import Task
 from privfl.privacy.door.dpsgd import DPSGD
-from privfl.task import Task
 
 MODES = ("hooks", "functorch", "ew", "ghost")
 

@@ -18,7 +18,7 @@ from networks import WORKS
 from rounds import BATCH_SIZE, LEARNING_RATE, NEVER, timed_gaps
 
 import privfl as pf
-from privfl.cohort import Selection
+from privfl.federation.cohorts import Selection
 
 CLIENTS, SAMPLES, COHORTS = 100_000, 20, (1000, 500)
 ROUNDS, WARMUP, EARLY = 10, 2, 2

@@ -19,11 +19,11 @@ from privfl.algorithms.base import Tensors
 from privfl.data.dataset import Dataset
 from privfl.data.partitions import IID
 from privfl.engine.loop import LoopEngine
+from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.noise.source import NoiseSource
-from privfl.task import Task
 
 SAMPLES = 300
 """Images of the client that trains."""

@@ -14,6 +14,7 @@ from privfl.algorithms import FedAvg
 from privfl.data.dataset import Dataset
 from privfl.data.partitions import IID
 from privfl.engine.loop import LoopEngine
+from privfl.federation.task import Task
 from privfl.models.flat_network import FlatNetwork, flatten
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.clipping.per_sample import PerSampleGradients, check_per_sample
@@ -21,7 +22,6 @@ from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
-from privfl.task import Task
 
 CLIENTS, SAMPLES, COHORT = 100, 300, 10
 Seconds = dict[str, list[float]]

@@ -26,10 +26,10 @@ import privfl as pf
 from audits.canaries.canaries import rare_token_canaries, rare_token_task
 from audits.canaries.gradient_canaries import audit_one_run, audit_two_worlds
 from audits.result import AuditResult
+from privfl.federation.task import Task
 from privfl.privacy.noise.source import NoiseStream
 from privfl.run import Run
 from privfl.run_directory import write_whole
-from privfl.task import Task
 
 CLIP = 0.5
 

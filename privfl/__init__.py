@@ -60,8 +60,6 @@ if TYPE_CHECKING:
         Scaffold,
         SuPerFed,
     )
-    from privfl.cohort import Everyone, FixedCohort, PoissonCohort, Rotation, SizeWeightedCohort
-    from privfl.data.availability import Always, Bernoulli, FixedFraction, Markov, PerCluster, Persistent
     from privfl.data.catalog import load_dataset
     from privfl.data.dataset import Dataset
     from privfl.data.label_noise import PairFlip, SymmetricFlip
@@ -78,6 +76,9 @@ if TYPE_CHECKING:
         Pathological,
     )
     from privfl.errors import ConfigError, DataError, PrivacyError, PrivflError
+    from privfl.federation.availability import Always, Bernoulli, FixedFraction, Markov, PerCluster, Persistent
+    from privfl.federation.cohorts import Everyone, FixedCohort, PoissonCohort, Rotation, SizeWeightedCohort
+    from privfl.federation.task import Task, load
     from privfl.privacy.accounting.statement import Statement
     from privfl.privacy.door.batch_plans import LocalTraining
     from privfl.privacy.door.dpsgd import DPSGD
@@ -94,7 +95,6 @@ if TYPE_CHECKING:
     from privfl.privacy.sizes.randomized_response import RandomizedResponse
     from privfl.run import Run
     from privfl.simulation import simulate
-    from privfl.task import Task, load
     from privfl.transcript import Transcript
 
 _HOMES = {
@@ -139,8 +139,8 @@ _HOMES = {
         "PerFedAvg",
         "SuPerFed",
     ),
-    "privfl.cohort": ("Everyone", "FixedCohort", "PoissonCohort", "Rotation", "SizeWeightedCohort"),
-    "privfl.data.availability": ("Always", "Bernoulli", "FixedFraction", "Markov", "PerCluster", "Persistent"),
+    "privfl.federation.cohorts": ("Everyone", "FixedCohort", "PoissonCohort", "Rotation", "SizeWeightedCohort"),
+    "privfl.federation.availability": ("Always", "Bernoulli", "FixedFraction", "Markov", "PerCluster", "Persistent"),
     "privfl.data.catalog": ("load_dataset",),
     "privfl.data.dataset": ("Dataset",),
     "privfl.data.label_noise": ("PairFlip", "SymmetricFlip"),
@@ -174,7 +174,7 @@ _HOMES = {
     "privfl.run": ("Run",),
     "privfl.simulation": ("simulate",),
     "privfl.transcript": ("Transcript",),
-    "privfl.task": ("Task", "load"),
+    "privfl.federation.task": ("Task", "load"),
 }
 
 __all__ = [

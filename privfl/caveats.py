@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from privfl.algorithms.base import Algorithm, Tensors
+from privfl.federation.task import Task
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.settings import Privacy
-from privfl.task import Task
 
 SHARED = "{} samples are held by more than one client; every claim is about one client's copy."
 SECRET_DRAW = (

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from privfl.algorithms.base import Algorithm
-from privfl.cohort import Cohort
 from privfl.errors import ConfigError, unknown
+from privfl.federation.cohorts import Cohort
+from privfl.federation.task import Task
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.clipping.opacus_hooks import check_opacus
@@ -16,7 +17,6 @@ from privfl.privacy.clipping.per_sample import Way, check_per_sample, unknown_la
 from privfl.privacy.door.contract import refuse_coupled
 from privfl.privacy.door.dpsgd import PerSample
 from privfl.privacy.settings import Privacy
-from privfl.task import Task
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,6 @@ import tomli_w
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from privfl.algorithms import ALGORITHMS, Algorithm
-from privfl.cohort import COHORTS, Cohort, Everyone
-from privfl.data.availability import AVAILABILITY, Always, Availability
 from privfl.data.catalog import info
 from privfl.data.catalog import options as dataset_options
 from privfl.data.label_noise import LABEL_NOISE, LabelNoise
@@ -44,6 +42,9 @@ from privfl.data.local_tests import LocalTests
 from privfl.data.partitions import PARTITIONS, Partition
 from privfl.engine.choice import EngineName
 from privfl.errors import ConfigError, unknown
+from privfl.federation.availability import AVAILABILITY, Always, Availability
+from privfl.federation.cohorts import COHORTS, Cohort, Everyone
+from privfl.federation.task import Task, load
 from privfl.privacy.accounting.release import Observer as Onlooker
 from privfl.privacy.channel.chain import Mechanism
 from privfl.privacy.door.batch_plans import LocalTraining
@@ -61,7 +62,6 @@ from privfl.privacy.settings import Budget, Privacy
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
 from privfl.run import Run
 from privfl.simulation import Observer, simulate
-from privfl.task import Task, load
 
 UPDATE_MECHANISMS: dict[str, type[Mechanism]] = {
     "adaptive-clip": AdaptiveClip,

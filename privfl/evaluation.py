@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Tensors
+from privfl.federation.task import ClientIndex, Task
 from privfl.metrics.calibration import expected_calibration_error, maximum_calibration_error
 from privfl.metrics.classification import classification
 from privfl.metrics.fairness import fairness
 from privfl.metrics.personalisation import macro_f1
 from privfl.metrics.ranking import auroc, top_k_accuracy
-from privfl.task import ClientIndex, Task
 
 MOST_OF_FEW = 5
 """Top-5 accuracy says something where there are more classes than that."""

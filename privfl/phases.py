@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Round, Tensors
-from privfl.cohort import Selection
 from privfl.engine.aggregation import Adder, PlainAdder, Sums, add_up
 from privfl.engine.choice import Engine
 from privfl.engine.secure_aggregation import SecureAdder
 from privfl.engine.workspace import Phase
 from privfl.errors import ConfigError
+from privfl.federation.cohorts import Selection
 from privfl.planning import RoundCosts
 from privfl.privacy.channel.channel import CLIP_NORM, Channel
 from privfl.privacy.noise.source import NoiseSource

@@ -10,18 +10,18 @@ from typing import get_args
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm
-from privfl.cohort import Cohort
-from privfl.data.availability import Availability
 from privfl.description import describe
 from privfl.engine.aggregation import Sums
 from privfl.engine.workspace import ClientResult, Phase
 from privfl.errors import ConfigError
+from privfl.federation.availability import Availability
+from privfl.federation.cohorts import Cohort
+from privfl.federation.task import Task
 from privfl.models import NamedModel
 from privfl.privacy.accounting.release import OBSERVERS, Observer
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.settings import Privacy
 from privfl.run_directory import write_whole
-from privfl.task import Task
 from privfl.transcript import FOLDER, Exchange, PublicFacts, SeenRound, Tensors, Transcript, encode_facts, encode_round
 
 SERVERS_VIEW = "The run directory holds the server's transcript: whoever gets the folder sees what the server saw."

@@ -15,15 +15,16 @@ import torch
 
 from privfl.algorithms.base import Algorithm, Tensors
 from privfl.caveats import caveats
-from privfl.cohort import Cohort, Everyone, Selection
 from privfl.compatibility import check_name, check_settings, pick_device
-from privfl.data.availability import Always, Availability
 from privfl.description import describe
 from privfl.engine.choice import Choice, Engine, EngineName, choose
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import Phase
 from privfl.errors import ConfigError
 from privfl.evaluation import evaluate, storable
+from privfl.federation.availability import Always, Availability
+from privfl.federation.cohorts import Cohort, Everyone, Selection
+from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
 from privfl.phases import Moment, aggregate, collect, phases_of
 from privfl.planning import RoundCosts, calibrate, exceeds, planned_gradients, planned_totals, refuse_hopeless
@@ -43,7 +44,6 @@ from privfl.privacy.sizes.responses import SizeResponses
 from privfl.recorder import Recorder, public_facts, recorded_observers
 from privfl.run import Run
 from privfl.run_directory import Checkpoint, Metrics, RunDirectory, fingerprint, split_state, state_tensors, write_whole
-from privfl.task import Task
 
 SETTINGS = ("algorithm", "rounds", "training", "privacy", "cohort", "availability", "seed", "evaluate_every", "record")
 Observer = Callable[["Simulation", Metrics], None]

@@ -20,9 +20,9 @@ from privfl.algorithms.base import Tensors
 from privfl.algorithms.references import Local
 from privfl.engine.choice import EngineName
 from privfl.errors import ConfigError
+from privfl.federation.task import ClientIndex, Task
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.simulation import simulate
-from privfl.task import ClientIndex, Task
 from privfl.transcript import Transcript
 
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from privfl.errors import ConfigError
+from privfl.federation.task import ClientIndex, Task
 from privfl.randomness import numpy_stream, torch_stream
 from privfl.run import Run
-from privfl.task import ClientIndex, Task
 
 Coins = NDArray[np.bool_]
 Train = Callable[[Task], Run]

@@ -29,12 +29,12 @@ from audits.canaries.alignment import client_alignment
 from audits.canaries.canaries import Canaries
 from audits.canaries.views import seen_by
 from audits.result import AuditResult
-from privfl.cohort import Clients, Cohort, Everyone, Selection
 from privfl.errors import ConfigError
+from privfl.federation.cohorts import Clients, Cohort, Everyone, Selection
+from privfl.federation.task import ClientIndex, Task
 from privfl.privacy.accounting.release import Observer
 from privfl.privacy.noise.source import NoiseSource
 from privfl.run import Run
-from privfl.task import ClientIndex, Task
 from privfl.transcript import PublicFacts
 
 TrainClients = Callable[[Task, Cohort], Run]
@@ -62,7 +62,7 @@ class Without(Cohort):
         return self.cohort.rate
 
     def min_separation(self, clients: int) -> int:
-        """See :meth:`privfl.cohort.Cohort.min_separation`."""
+        """See :meth:`privfl.federation.cohorts.Cohort.min_separation`."""
         return self.cohort.min_separation(clients)
 
     def expected(self, available: int) -> float:

@@ -29,10 +29,10 @@ from audits.canaries.claimed_statistic import Law
 from audits.canaries.views import View, seen_by
 from audits.result import AuditResult
 from privfl.errors import ConfigError
+from privfl.federation.task import Task
 from privfl.privacy.accounting.release import Observer
 from privfl.privacy.accounting.statement import Cell
 from privfl.run import Run
-from privfl.task import Task
 from privfl.transcript import PublicFacts
 
 Score = Literal["likelihood", "sum", "largest", "smallest", "spread"]

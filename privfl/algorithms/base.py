@@ -21,8 +21,8 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from privfl.algorithms.setting import Setting
 from privfl.errors import ConfigError
+from privfl.federation.context import Setting
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import Epochs, LocalTraining, Plan
 from privfl.privacy.door.contract import Batch, Door

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from privfl.algorithms.base import Algorithm
-from privfl.algorithms.setting import Setting
+from privfl.federation.context import Setting
 from privfl.models.base import Network
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from privfl.config import Experiment
 from privfl.errors import ConfigError
+from privfl.federation.task import Task
 from privfl.randomness import torch_stream
-from privfl.task import Task
 
 
 @dataclass(frozen=True)

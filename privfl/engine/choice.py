@@ -24,10 +24,10 @@ from privfl.engine.memory import largest_chunk
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.engine.workspace import ClientResult
 from privfl.errors import PrivflError
+from privfl.federation.task import ClientIndex, Task
 from privfl.privacy.clipping.per_sample import Way
 from privfl.privacy.door.batch_plans import private_plan
 from privfl.privacy.noise.source import NoiseSource
-from privfl.task import ClientIndex, Task
 
 EngineName = Literal["auto", "loop", "vectorised"]
 Engine = LoopEngine | VectorisedEngine

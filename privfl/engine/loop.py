@@ -18,6 +18,7 @@ from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Tensors, overrides
 from privfl.engine.workspace import ClientResult, Phase, Workspace, cores, send
+from privfl.federation.task import Task
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.clipping.per_sample import Way, sums_directly
 from privfl.privacy.door.batch_plans import LocalTraining, private_plan
@@ -26,7 +27,6 @@ from privfl.privacy.door.contract import is_coupled
 from privfl.privacy.door.precision import Precision, matrix_products
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
-from privfl.task import Task
 
 ROWS_PER_EVALUATION = 1000
 DIRECT_FROM = 1 << 16

@@ -9,9 +9,9 @@ from typing import Any
 
 from privfl.algorithms import Algorithm
 from privfl.description import describe
+from privfl.federation.task import Task
 from privfl.run import Run
 from privfl.simulation import Observer, simulate
-from privfl.task import Task
 
 
 @dataclass(frozen=True)

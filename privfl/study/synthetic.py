@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from privfl.algorithms.generative.server_training import train_classifier
 from privfl.errors import DataError
+from privfl.federation.task import Task
 from privfl.metrics.classification import classification
 from privfl.metrics.generative import frechet_distance, kernel_distance
 from privfl.models import Network, build
 from privfl.models.flat_network import flatten
 from privfl.run_directory import Metrics
 from privfl.simulation import Simulation
-from privfl.task import Task
 
 ROWS_AT_ONCE = 1000
 GAP = 1

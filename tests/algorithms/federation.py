@@ -14,13 +14,13 @@ from privfl.algorithms import Algorithm
 from privfl.algorithms.base import Tensors
 from privfl.data.catalog import load_dataset
 from privfl.engine.loop import ClientResult, LoopEngine
+from privfl.federation.task import ClientIndex, Task, cross_entropy
 from privfl.models import Network
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.noise.source import NoiseSource
-from privfl.task import ClientIndex, Task, cross_entropy
 
 
 def digits_task(sizes: Sequence[int], *, seed: int = 0, dtype: torch.dtype = torch.float64) -> Task:

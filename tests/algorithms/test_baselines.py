@@ -10,8 +10,8 @@ from torch import nn
 import privfl as pf
 from privfl.algorithms import ALGORITHMS, FedAvg, FedProx
 from privfl.errors import ConfigError, DataError
+from privfl.federation.task import ClientIndex, Task, cross_entropy
 from privfl.randomness import torch_stream
-from privfl.task import ClientIndex, Task, cross_entropy
 from tests.algorithms.federation import digits_task, full_gradient, initial, layered_task, task_of, uploads
 
 SIZES = (7, 20, 13)

@@ -13,6 +13,7 @@ from torch import nn
 import privfl as pf
 from privfl.algorithms.base import Algorithm, Survey
 from privfl.errors import ConfigError, PrivacyError
+from privfl.federation.task import cross_entropy
 from privfl.privacy.accounting.release import pure_cost
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.channel.field import Field
@@ -20,7 +21,6 @@ from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import BARE_GRADIENT, BARE_SIZE, BARE_TOTAL, coupled
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
-from privfl.task import cross_entropy
 from tests.algorithms.contracts import SIZES, TRAINING, LossOnly, Voiced, both, loaded, one_hot, results
 from tests.algorithms.federation import initial, layered_task
 

@@ -24,8 +24,8 @@ from test_scaffold import (
 import privfl as pf
 from privfl.algorithms.declarations import declared
 from privfl.errors import ConfigError
+from privfl.federation.task import ClientIndex
 from privfl.privacy.door.contract import BARE_TRAINING
-from privfl.task import ClientIndex
 from tests.algorithms.federation import digits_task, initial, uploads
 
 

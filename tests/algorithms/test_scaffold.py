@@ -10,10 +10,10 @@ from test_baselines import quadratic_task
 import privfl as pf
 from privfl.algorithms.declarations import declared
 from privfl.errors import ConfigError
+from privfl.federation.task import ClientIndex
 from privfl.privacy.door.batch_plans import Poisson
 from privfl.privacy.door.contract import BARE_TRAINING, Batch
 from privfl.randomness import torch_stream
-from privfl.task import ClientIndex
 from tests.algorithms.federation import digits_task, full_gradient, initial, task_of, uploads
 
 SIZES = (7, 20, 13, 9)

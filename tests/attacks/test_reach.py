@@ -14,7 +14,14 @@ from attacks.auxiliary import Auxiliary
 from privfl.transcript import Transcript
 
 FOLDER = Path(attacks.__file__).parent
-VICTIMS = ("privfl.task", "privfl.simulation", "privfl.engine", "privfl.data.partitions", "privfl.config", "privfl.run")
+VICTIMS = (
+    "privfl.federation.task",
+    "privfl.simulation",
+    "privfl.engine",
+    "privfl.data.partitions",
+    "privfl.config",
+    "privfl.run",
+)
 """Where clients' data can be had, or a run that holds them."""
 SHADOWS = "shadows.py"
 """Trains models on the attacker's own records, and makes a task of these alone."""

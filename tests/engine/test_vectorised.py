@@ -21,6 +21,7 @@ from privfl.algorithms import Algorithm, FedAvg, FedProx, Local, NaiveFedSamplin
 from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.errors import ConfigError
+from privfl.federation.task import ClientIndex, Task
 from privfl.models import Network, build, models
 from privfl.models.flat_network import FlatNetwork, flatten
 from privfl.privacy.channel.channel import Channel
@@ -29,7 +30,6 @@ from privfl.privacy.clipping.per_sample import check_per_sample
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import BARE_SIZE, BARE_TOTAL
 from privfl.privacy.noise.source import NoiseSource
-from privfl.task import ClientIndex, Task
 
 SIZES = (1, 30, 7, 12, 2, 19, 8)
 """Ragged on purpose: one sample, fewer than a batch, exactly a batch, several."""

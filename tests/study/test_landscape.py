@@ -15,6 +15,7 @@ import privfl as pf
 from privfl.algorithms.personal.interpolation import alignment
 from privfl.data.catalog import load_dataset
 from privfl.errors import ConfigError
+from privfl.federation.task import ClientIndex, Task
 from privfl.models.dense import two_nn
 from privfl.models.flat_network import flatten
 from privfl.study.landscape import (
@@ -27,7 +28,6 @@ from privfl.study.landscape import (
     draw_landscapes,
     landscape,
 )
-from privfl.task import ClientIndex, Task
 
 TINY = json.loads((Path(__file__).parents[1] / "oracles" / "superfed.json").read_text())["tiny_runs"]
 

@@ -29,7 +29,7 @@ class QFedAvg(LossShares):
     makes it q-FedSGD.
 
     Differs from the paper: losses below 1e-10 count as 1e-10 (the authors' code adds it). The paper samples clients
-    with probability p_k = n_k/n and does not weigh the sums: take :class:`privfl.cohort.SizeWeightedCohort` for it.
+    with probability p_k = n_k/n and does not weigh the sums: take :class:`privfl.federation.cohorts.SizeWeightedCohort` for it.
     ``weighting="size"`` is for cohorts that are drawn otherwise.
 
     Args:

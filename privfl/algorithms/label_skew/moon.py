@@ -15,8 +15,8 @@ from torch.func import functional_call
 from privfl.algorithms.base import Tensors, descend
 from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.label_skew.calibrated_logits import rewritten
-from privfl.algorithms.setting import Setting
 from privfl.data.ranges import check_choice, check_number
+from privfl.federation.context import Setting
 from privfl.models.flat_network import flatten
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door, Loss

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from privfl.algorithms.base import Tensors, descend
 from privfl.algorithms.fedavg import FedAvg
-from privfl.algorithms.setting import Setting
 from privfl.data.ranges import check_choice, check_count, check_number
 from privfl.errors import ConfigError
+from privfl.federation.context import Setting
 from privfl.privacy.door.batch_plans import LocalTraining, Plan, Poisson
 from privfl.privacy.door.contract import Batch, Door
 

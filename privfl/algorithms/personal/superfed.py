@@ -14,8 +14,8 @@ from privfl.algorithms.base import Tensors
 from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.personal.interpolation import mix, norm_proximity_gradient, random_parameters
 from privfl.algorithms.personal.superfed_steps import Pull, Regularisers, descend_both, mixture
-from privfl.algorithms.setting import Setting
 from privfl.data.ranges import check_choice, check_number
+from privfl.federation.context import Setting
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
 

@@ -52,7 +52,7 @@ class Clustered(Partition):
     """As :class:`Pathological`, with the number of classes of client i given by its cluster, i mod ``clusters``.
 
     The classes themselves are drawn for each client. The defaults are the paper's; its arrival probabilities are
-    ``PerCluster((0.5, 0.5, 0.3, 0.3, 0.2))`` of :mod:`privfl.data.availability`.
+    ``PerCluster((0.5, 0.5, 0.3, 0.3, 0.2))`` of :mod:`privfl.federation.availability`.
     """
 
     clients: int = 20

@@ -10,8 +10,8 @@ from dp_accounting.pld import PLDAccountant
 from test_baselines import trained_alone
 
 import privfl as pf
+from privfl.federation.task import cross_entropy
 from privfl.models.flat_network import flatten
-from privfl.task import cross_entropy
 from tests.algorithms.federation import layered_task
 
 SIZES = (7, 20, 13, 4)

@@ -15,10 +15,10 @@ import privfl as pf
 from privfl.algorithms.base import Algorithm
 from privfl.algorithms.fair.adaptive_weights import loss_weights
 from privfl.algorithms.fair.grpfed import GRPFed
-from privfl.data.availability import Bernoulli
 from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.errors import ConfigError
+from privfl.federation.availability import Bernoulli
 from privfl.models import Network
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import Channel

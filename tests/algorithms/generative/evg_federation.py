@@ -14,10 +14,10 @@ import privfl as pf
 from privfl.algorithms.generative.fedevg import FedEvg
 from privfl.engine.loop import ClientResult, LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
+from privfl.federation.task import ClientIndex, Task
 from privfl.models import build
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.noise.source import NoiseSource
-from privfl.task import ClientIndex, Task
 
 TRAINING = pf.LocalTraining(learning_rate=1e-3, batch_size=8, epochs=2, weight_decay=1e-4)
 SIZES = (20, 5, 11)

@@ -14,12 +14,12 @@ import privfl as pf
 from privfl.algorithms.generative.generative_fedavg import NOISE_ROWS, GenerativeFedAvg
 from privfl.engine.loop import ClientResult, LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
+from privfl.federation.task import ClientIndex, Task
 from privfl.models import build
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.step_draws import Draws
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
-from privfl.task import ClientIndex, Task
 
 TRAINING = pf.LocalTraining(learning_rate=1e-2, batch_size=8, epochs=2, weight_decay=1e-3)
 SIZES = (20, 5, 11)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import privfl as pf
-from privfl.task import Task
+from privfl.federation.task import Task
 from tests.algorithms.generative.generative_federation import (
     CLASSES,
     HIDDEN,

@@ -10,7 +10,7 @@ from torch.distributions import Bernoulli, Normal, kl_divergence
 import privfl as pf
 from privfl.algorithms.generative.fedcvae import divergence, reconstruction_terms
 from privfl.errors import ConfigError
-from privfl.task import Task
+from privfl.federation.task import Task
 from tests.algorithms.generative.generative_federation import (
     CLASSES,
     LATENT,

@@ -16,11 +16,11 @@ import privfl as pf
 from privfl.algorithms import fedevg
 from privfl.algorithms.generative.fedevg import FedEvg
 from privfl.errors import ConfigError
+from privfl.federation.task import ClientIndex, Task
 from privfl.models import build
 from privfl.privacy.door.step_draws import Draws
 from privfl.randomness import torch_stream
 from privfl.study.synthetic import Gallery
-from privfl.task import ClientIndex, Task
 from tests.algorithms.generative.evg_federation import SIZES, TRAINING, Watched, sent, settings_of, small, task_of
 
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import privfl as pf
 from privfl.data.catalog import load_dataset
+from privfl.federation.task import ClientIndex, Task
 from privfl.models.flat_network import flatten
 from privfl.privacy.door.contract import coupled
 from privfl.randomness import torch_stream
-from privfl.task import ClientIndex, Task
 from tests.algorithms.federation import layered_task
 
 HELD = ((0, 1), (2, 3, 8), (1, 4), (9,), (5, 6, 7, 0))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import privfl as pf
 from privfl.algorithms.label_skew.calibrated_logits import CalibratedFedAvg, calibrated_loss
 from privfl.errors import ConfigError
-from privfl.task import cross_entropy
+from privfl.federation.task import cross_entropy
 from tests.algorithms.federation import initial, uploads
 from tests.algorithms.label_skew.federation import TRAINING, of_equal_classes, run, skewed_task, twin
 

@@ -14,7 +14,7 @@ import privfl as pf
 from privfl.algorithms.label_skew.calibrated_logits import calibrated_loss
 from privfl.algorithms.label_skew.fedlc import FedLC
 from privfl.errors import ConfigError
-from privfl.task import ClientIndex, Task, cross_entropy
+from privfl.federation.task import ClientIndex, Task, cross_entropy
 from tests.algorithms.federation import initial, task_of, uploads
 from tests.algorithms.label_skew.federation import HELD, permuted, run, skewed_task, twin
 

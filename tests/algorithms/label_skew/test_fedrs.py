@@ -12,7 +12,7 @@ import privfl as pf
 from privfl.algorithms.label_skew.calibrated_logits import calibrated_loss
 from privfl.algorithms.label_skew.fedrs import FedRS
 from privfl.errors import ConfigError
-from privfl.task import cross_entropy
+from privfl.federation.task import cross_entropy
 from tests.algorithms.federation import initial, uploads
 from tests.algorithms.label_skew.federation import HELD, counts_of, permuted, run, skewed_task, twin
 

@@ -12,6 +12,7 @@ import privfl as pf
 from privfl.algorithms.label_skew.moon import MOON, contrastive_terms
 from privfl.engine.loop import LoopEngine
 from privfl.errors import ConfigError
+from privfl.federation.task import ClientIndex, Task
 from privfl.models import Network
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import Channel
@@ -19,7 +20,6 @@ from privfl.privacy.door.batch_plans import Poisson
 from privfl.privacy.door.contract import BARE_TRAINING, Batch
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
-from privfl.task import ClientIndex, Task
 from tests.algorithms.federation import digits_task, layered_task, uploads
 from tests.algorithms.label_skew.federation import of_equal_classes
 

@@ -17,11 +17,11 @@ from privfl.algorithms.label_skew.bsm_fedavg import BalancedFedAvg
 from privfl.algorithms.label_skew.rebafl import ReBaFL
 from privfl.data.catalog import load_dataset
 from privfl.errors import ConfigError
+from privfl.federation.task import ClientIndex, Task
 from privfl.models import Network
 from privfl.models.flat_network import flatten
 from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.randomness import torch_stream
-from privfl.task import ClientIndex, Task
 
 HELD = ((0, 1), (2, 3), (1, 4), (5, 6), (7, 8), (9,), (3, 8))
 """Classes that each client holds; client 5 has a single one."""

@@ -8,8 +8,8 @@ import torch
 from test_baselines import quadratic_task
 from torch import Tensor
 
+from privfl.federation.task import Task
 from privfl.randomness import torch_stream
-from privfl.task import Task
 from tests.algorithms.federation import full_gradient
 
 

@@ -10,8 +10,8 @@ from torch import nn
 
 import privfl as pf
 from privfl.algorithms.declarations import declared
+from privfl.federation.task import cross_entropy
 from privfl.models.flat_network import flatten
-from privfl.task import cross_entropy
 
 BODY = ("body.",)
 HEAD = ("head.",)

@@ -10,11 +10,11 @@ import torch
 
 import privfl as pf
 from privfl.engine.loop import LoopEngine
+from privfl.federation.task import ClientIndex, Task
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.batch_plans import private_plan
 from privfl.privacy.door.contract import Batch
 from privfl.privacy.noise.source import NoiseSource
-from privfl.task import ClientIndex, Task
 from tests.algorithms.federation import digits_task, initial
 
 SIZES = (7, 20, 13)

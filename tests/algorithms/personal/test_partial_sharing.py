@@ -14,10 +14,10 @@ from torch import nn
 import privfl as pf
 from privfl.algorithms.personal.partial_sharing import PartialUpload, descend_part
 from privfl.errors import ConfigError
+from privfl.federation.task import ClientIndex, cross_entropy
 from privfl.models import Network
 from privfl.models.flat_network import flatten
 from privfl.randomness import torch_stream
-from privfl.task import ClientIndex, cross_entropy
 from tests.algorithms.federation import digits_task, layered_task
 
 SIZES = (7, 20, 13)

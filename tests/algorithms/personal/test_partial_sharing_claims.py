@@ -15,12 +15,12 @@ from test_split import ONE_OF_EACH, TRAINING, bound, deep, deep_task, named, sim
 import privfl as pf
 from privfl.engine.loop import LoopEngine
 from privfl.errors import ConfigError
+from privfl.federation.task import ClientIndex
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.batch_plans import Poisson, private_plan
 from privfl.privacy.door.contract import BARE_TRAINING, Batch
 from privfl.privacy.noise.source import NoiseSource
-from privfl.task import ClientIndex
 
 
 @pytest.fixture(scope="module")

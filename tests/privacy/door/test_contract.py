@@ -9,13 +9,13 @@ from torch import nn
 
 import privfl as pf
 from privfl.errors import ConfigError
+from privfl.federation.task import cross_entropy
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.per_sample import PerSampleGradients
 from privfl.privacy.door.batch_plans import Epochs, LocalTraining, Poisson, private_plan
 from privfl.privacy.door.client_door import ClientDoor
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
-from privfl.task import cross_entropy
 
 
 def door(samples=64, *, dpsgd=None, round=0, client=0, key=1, features=6, inputs=None):

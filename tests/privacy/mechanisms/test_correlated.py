@@ -10,8 +10,8 @@ import pytest
 import torch
 from dp_accounting import NeighboringRelation
 
-from privfl.cohort import Everyone, FixedCohort, Rotation
 from privfl.errors import ConfigError
+from privfl.federation.cohorts import Everyone, FixedCohort, Rotation
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.mechanisms.banded import BandedNoise
 from privfl.privacy.mechanisms.correlated import Pattern

@@ -7,9 +7,9 @@ from torch import nn
 
 import privfl as pf
 from privfl.errors import ConfigError, DataError, unknown
+from privfl.federation.task import ClientIndex
 from privfl.models.flat_network import FlatNetwork, Layout, flatten
 from privfl.randomness import numpy_stream, stream_seed, torch_stream
-from privfl.task import ClientIndex
 
 
 def test_own_arrays_become_a_task_in_one_call():

@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from privfl.algorithms.setting import Setting
 from privfl.data.catalog import load_dataset
 from privfl.data.dataset import Dataset
 from privfl.data.label_noise import LabelNoise
@@ -28,6 +27,7 @@ from privfl.data.local_tests import LocalTests
 from privfl.data.mapped import Rows
 from privfl.data.partitions import Natural, Partition, PartitionReport, describe
 from privfl.errors import ConfigError, DataError
+from privfl.federation.context import Setting
 from privfl.models import InputKind, NamedModel, default_model
 from privfl.randomness import numpy_stream, stream_seed
 

@@ -10,7 +10,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from privfl.data.availability import (
+from privfl.errors import ConfigError
+from privfl.federation.availability import (
     AVAILABILITY,
     Always,
     Bernoulli,
@@ -19,7 +20,6 @@ from privfl.data.availability import (
     PerCluster,
     Persistent,
 )
-from privfl.errors import ConfigError
 from privfl.randomness import numpy_stream
 
 MODELS = [
