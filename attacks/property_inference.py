@@ -24,11 +24,11 @@ from attacks.membership.result import membership_result
 from attacks.observations.gradients import local_update
 from attacks.observations.messages import GRADIENTS, SHIFTED, training_of, updates
 from attacks.result import AttackResult
-from privfl.data.ranges import check_count, check_number
 from privfl.errors import ConfigError, unknown
 from privfl.privacy.accounting.release import Observer
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.transcript import Transcript
+from privfl.validation import check_count, check_number
 
 Holds = Callable[[Records], Tensor]
 """Which of N records have the property, bool [N]."""

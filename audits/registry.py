@@ -20,8 +20,8 @@ from audits.canaries.client_canaries import audit_clients
 from audits.canaries.gradient_canaries import audit_one_run
 from audits.mechanisms.local_randomizers import audit_repeated_answers, audit_size_mechanism
 from audits.result import AuditResult
-from privfl.config import Experiment
 from privfl.errors import ConfigError, unknown
+from privfl.experiment import Experiment
 from privfl.federation.cohorts import Cohort
 from privfl.federation.task import Task
 from privfl.privacy.accounting.release import Observer, Unit

@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from privfl.config import Experiment
+from privfl.experiment import Experiment
 from privfl.study.findings import findings
 from privfl.study.grid import Cell, run_study, summarise
 from privfl.study.report import report_directory

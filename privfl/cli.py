@@ -39,7 +39,7 @@ def run(
 ) -> None:
     """Train one federation and print what may be claimed. Writes to runs/FILE unless --out says otherwise."""
     from privfl.commands.progress import Progress
-    from privfl.config import Experiment
+    from privfl.experiment import Experiment
 
     experiment = Experiment.from_toml(file, set_ or [])
     folder = out or Path("runs") / file.stem

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from privfl.config import Experiment
+from privfl.experiment import Experiment
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import privfl as pf
-from privfl.config import Experiment
 from privfl.engine.aggregation import Sums
 from privfl.engine.workspace import Phase
+from privfl.experiment import Experiment
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.channel.field import Field
 from privfl.recorder import Recorder, recorded_observers

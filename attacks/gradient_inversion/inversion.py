@@ -23,13 +23,13 @@ from attacks.observations.gradients import Gradient, as_gradient, local_update
 from attacks.observations.head_gradients import HeadGradient
 from attacks.observations.messages import training_of, updates
 from attacks.observations.update_labels import effective_steps
-from privfl.data.ranges import check_choice, check_count
 from privfl.errors import ConfigError
 from privfl.models.flat_network import Layout
 from privfl.privacy.accounting.release import Observer
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.randomness import torch_stream
 from privfl.transcript import Transcript
+from privfl.validation import check_choice, check_count
 
 Method = Literal["analytic", "dlg", "idlg", "inverting-gradients", "gradinversion"]
 OTHERS = "others' update"

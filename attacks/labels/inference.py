@@ -21,10 +21,10 @@ from attacks.observations.label_counts import counts_by_regression, integer_coun
 from attacks.observations.messages import HeadObservation, head_observations
 from attacks.observations.update_labels import label_shares, shares_by_regression
 from attacks.result import AttackResult
-from privfl.data.ranges import check_choice, check_count
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer
 from privfl.transcript import Transcript
+from privfl.validation import check_choice, check_count
 
 Method = Literal["regression", "bias"]
 Variant = Literal["plain", "dummy", "auxiliary"]

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
+from privfl.validation import check_count
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """``loss(logits [B, C], labels [B])`` → scalar, the mean over the batch."""

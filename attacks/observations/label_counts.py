@@ -17,8 +17,8 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from attacks.observations.head_gradients import ClassGradients
-from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
+from privfl.validation import check_count
 
 
 def counts_from_bias(gradient: Tensor, probabilities: Tensor, batch_size: int) -> Tensor:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from attacks.observations.head_gradients import ClassGradients, HeadGradient
 from attacks.observations.label_counts import counts_by_regression, on_simplex
-from privfl.data.ranges import check_count, check_number
 from privfl.errors import ConfigError
+from privfl.validation import check_count, check_number
 
 
 def effective_steps(steps: int, momentum: float = 0.0) -> float:

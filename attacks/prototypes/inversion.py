@@ -20,11 +20,11 @@ from attacks.prototypes.grnn import grnn_inversion
 from attacks.prototypes.messages import PrototypeMessage, message_of
 from attacks.prototypes.upcnn import decoded, train_upcnn
 from attacks.prototypes.vae_inversion import search_latents, train_feature_vae, train_image_vae
-from privfl.data.ranges import check_choice, check_count
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer
 from privfl.randomness import torch_stream
 from privfl.transcript import Transcript
+from privfl.validation import check_choice, check_count
 
 Method = Literal["upcnn", "vae", "vae-search", "grnn", "direct"]
 OTHERS = "others' prototype"

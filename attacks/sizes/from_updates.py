@@ -14,8 +14,8 @@ from torch import Tensor
 
 from attacks.observations.head_gradients import ClassGradients
 from attacks.observations.label_counts import counts_by_regression
-from privfl.data.ranges import check_number
 from privfl.errors import ConfigError
+from privfl.validation import check_number
 
 
 def chosen_from_absent_class(bias_gradient: Tensor, probabilities: Tensor, samples_per_round: int) -> float:

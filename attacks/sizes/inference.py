@@ -19,12 +19,12 @@ from attacks.observations.messages import head_observations
 from attacks.result import AttackResult
 from attacks.sizes.from_responses import most_likely, posterior
 from attacks.sizes.from_updates import size_from_chosen
-from privfl.data.ranges import check_choice, check_count
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
 from privfl.privacy.sizes.mechanism import SizeMechanism
 from privfl.transcript import PublicFacts, Transcript
+from privfl.validation import check_choice, check_count
 
 Method = Literal["regression", "absent-class"]
 

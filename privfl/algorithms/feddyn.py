@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Round, Tensors, descend
-from privfl.data.ranges import check_choice, check_number
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
+from privfl.validation import check_choice, check_number
 
 
 @dataclass(frozen=True)

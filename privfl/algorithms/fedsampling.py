@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Round, Tensors, server_step
-from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining, Plan, Poisson
 from privfl.privacy.door.contract import Batch, Door
 from privfl.privacy.sizes.estimate import sampling_rate
+from privfl.validation import check_count
 
 
 @dataclass(frozen=True)

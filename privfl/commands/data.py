@@ -66,8 +66,8 @@ def plot(
     seed: Annotated[int, typer.Option(help="Root seed.")] = 0,
 ) -> None:
     """Draw who holds what: a heat map of clients × classes, with the sizes beside it."""
-    from privfl.config import Experiment, override
     from privfl.data.catalog import load_dataset
+    from privfl.experiment import Experiment, override
 
     settings: dict[str, object] = {"dataset": {"name": name}, "seed": seed}
     if partition is not None:

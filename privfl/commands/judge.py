@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privfl.config import Experiment
 from privfl.errors import ConfigError
+from privfl.experiment import Experiment
 from privfl.federation.task import Task
 from privfl.randomness import torch_stream
 

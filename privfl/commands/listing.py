@@ -148,7 +148,7 @@ def _rows(kind: Kind) -> list[dict[str, Any]]:
 
         registry = PARTITIONS
     else:
-        from privfl.config import UPDATE_MECHANISMS
+        from privfl.experiment import UPDATE_MECHANISMS
         from privfl.privacy.door.dpsgd import DPSGD
         from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
 

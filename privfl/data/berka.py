@@ -16,9 +16,9 @@ from privfl.data.dataset import Dataset
 from privfl.data.entry import DatasetInfo
 from privfl.data.files import Located
 from privfl.data.holdout import stratified_holdout
-from privfl.data.ranges import check_choice
 from privfl.data.tabular import Category, Numeric, encode
 from privfl.errors import ConfigError, DataError
+from privfl.validation import check_choice
 
 # Public constants: round figures for Czech loans, districts and accounts of the 1990s (CZK, days, years, per cent).
 LOAN_FEATURES = (

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from privfl.data.holdout import stratified_holdout
 from privfl.data.mapped import MappedRows, Rows, is_mapped, read
-from privfl.data.ranges import check_number
 from privfl.errors import DataError
+from privfl.validation import check_number
 
 
 @dataclass(frozen=True, eq=False, repr=False)

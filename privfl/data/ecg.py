@@ -15,9 +15,9 @@ from privfl.data.dataset import Dataset
 from privfl.data.entry import DatasetInfo
 from privfl.data.files import Located
 from privfl.data.holdout import stratified_holdout
-from privfl.data.ranges import check_choice
 from privfl.data.wfdb import BEAT_CODES, read_record
 from privfl.errors import DataError
+from privfl.validation import check_choice
 
 SYMBOLS = ("N", "L", "R", "A", "a", "J", "S", "V", "F", "e", "j", "E", "/", "f", "Q")
 AAMI = {"N": "NLRej", "S": "AaJS", "V": "VE", "F": "F", "Q": "/fQ"}

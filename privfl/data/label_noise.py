@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privfl.data.ranges import check_count, check_number
 from privfl.errors import ConfigError, DataError
+from privfl.validation import check_count, check_number
 
 
 @dataclass(frozen=True)

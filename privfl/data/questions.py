@@ -15,8 +15,8 @@ from privfl.data.dataset import Dataset
 from privfl.data.entry import DatasetInfo
 from privfl.data.files import Located
 from privfl.data.holdout import stratified_holdout
-from privfl.data.ranges import check_count
 from privfl.errors import DataError
+from privfl.validation import check_count
 
 PADDING, SEPARATOR, FIRST_WORD = 0, 1, 2
 _WORD = re.compile(r"\w+")

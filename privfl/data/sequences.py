@@ -15,8 +15,8 @@ from torch import Tensor
 from privfl.data.dataset import Dataset
 from privfl.data.entry import DatasetInfo
 from privfl.data.files import Located
-from privfl.data.ranges import check_choice, check_count
 from privfl.errors import DataError
+from privfl.validation import check_choice, check_count
 
 Sequences = dict[str, list[int]]
 

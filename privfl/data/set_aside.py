@@ -10,9 +10,9 @@ import torch
 
 from privfl.data.dataset import Dataset
 from privfl.data.mapped import MappedRows, Rows
-from privfl.data.ranges import check_count
 from privfl.errors import ConfigError, DataError
 from privfl.randomness import numpy_stream
+from privfl.validation import check_count
 
 
 def set_aside(dataset: Dataset, path: Path | str, *, per_class: int = 30, seed: int = 0) -> Dataset:

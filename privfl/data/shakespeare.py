@@ -20,8 +20,8 @@ from torch import Tensor
 from privfl.data.dataset import Dataset
 from privfl.data.entry import DatasetInfo
 from privfl.data.files import Located
-from privfl.data.ranges import check_count
 from privfl.errors import ConfigError, DataError
+from privfl.validation import check_count
 
 # A public alphabet: newline and the 95 printable ASCII characters; id 0 stands for every other character.
 ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privfl.data.ranges import as_tuple, check_count, check_number
 from privfl.errors import ConfigError
 from privfl.randomness import numpy_stream
+from privfl.validation import as_tuple, check_count, check_number
 
 STREAM = "availability"
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import numpy_stream
+from privfl.validation import check_count
 
 Clients = NDArray[np.int64]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
+from privfl.validation import check_count
 
 BINS = 15
 """Bins of the confidence, of equal width."""

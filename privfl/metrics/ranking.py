@@ -8,8 +8,8 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
+from privfl.validation import check_count
 
 
 def top_k_accuracy(scores: Tensor, targets: Tensor, k: int = 5) -> float:

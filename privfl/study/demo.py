@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from privfl.config import Experiment
 from privfl.errors import PrivflError
+from privfl.experiment import Experiment
 from privfl.privacy.accounting.statement import Statement
 from privfl.study.findings import findings, percent
 from privfl.study.grid import Cell, Summary, run_study, summarise

@@ -22,8 +22,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from privfl.config import Experiment
 from privfl.errors import ConfigError, DataError, PrivflError
+from privfl.experiment import Experiment
 from privfl.privacy.accounting.release import OBSERVERS, UNITS
 from privfl.privacy.accounting.statement import Statement
 from privfl.run_directory import RunDirectory, fingerprint, read_lines, write_whole

@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.func import functional_call
 
 from privfl.algorithms.personal.interpolation import mix
-from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
 from privfl.federation.task import ClientIndex, Task
 from privfl.models.flat_network import Layout
 from privfl.privacy.door.contract import ROWS_AT_ONCE
 from privfl.simulation import Simulation
 from privfl.study.plots import COLOURS, DASHES
+from privfl.validation import check_count
 
 LAMBDAS = tuple(step / 10 for step in range(11))
 """The grid of the paper, eq. (10) of the specification."""

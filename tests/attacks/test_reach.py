@@ -19,7 +19,7 @@ VICTIMS = (
     "privfl.simulation",
     "privfl.engine",
     "privfl.data.partitions",
-    "privfl.config",
+    "privfl.experiment",
     "privfl.run",
 )
 """Where clients' data can be had, or a run that holds them."""

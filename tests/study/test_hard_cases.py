@@ -13,8 +13,8 @@ import pytest
 
 import privfl as pf
 from privfl.algorithms import Algorithm
-from privfl.config import Experiment
 from privfl.errors import ConfigError, DataError
+from privfl.experiment import Experiment
 from privfl.study.clients import in_words, read_clients
 from privfl.study.composed import Composed
 from privfl.study.grid import CELLS, Cell, Summary, load_results, read_result, run_study

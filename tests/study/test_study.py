@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from privfl.config import Experiment
 from privfl.errors import ConfigError, DataError, PrivflError
+from privfl.experiment import Experiment
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.rendering import round_up
 from privfl.privacy.accounting.statement import Statement, make_statement

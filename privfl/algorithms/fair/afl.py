@@ -13,9 +13,9 @@ from privfl.algorithms.base import Algorithm, Round, Tensors
 from privfl.algorithms.fair.loss_shares import check_loss_bound
 from privfl.algorithms.fair.loss_survey import LossSurvey
 from privfl.algorithms.fair.simplex import project
-from privfl.data.ranges import check_number
 from privfl.metrics.fairness import effective_clients
 from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.validation import check_number
 
 MIXTURE, MEAN, AVERAGED = "mixture", "mean_parameters", "averaged"
 

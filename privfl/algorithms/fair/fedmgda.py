@@ -13,9 +13,9 @@ from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Round, Tensors
 from privfl.algorithms.fair.simplex import Vector, minimise_quadratic
-from privfl.data.ranges import check_number
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.validation import check_number
 
 RIDGE = 1e-10
 """Added to the diagonal of the Gram matrix, so that equal updates leave one solution."""

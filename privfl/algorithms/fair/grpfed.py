@@ -29,13 +29,13 @@ from privfl.algorithms.fair.discriminator import (
     personal_terms,
 )
 from privfl.algorithms.fair.loss_survey import LOSS, counted, mean_loss
-from privfl.data.ranges import check_choice, check_count, check_number
 from privfl.errors import ConfigError
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
 from privfl.randomness import torch_stream
+from privfl.validation import check_choice, check_count, check_number
 
 CHOICES = {
     "loss_report": ("last_epoch_mean", "post_eval", "pre_eval", "last_batch"),

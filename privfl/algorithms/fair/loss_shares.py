@@ -16,11 +16,11 @@ from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Round, Tensors
 from privfl.algorithms.fair.loss_survey import LOSS, counted, mean_loss
-from privfl.data.ranges import check_choice, check_number
 from privfl.errors import ConfigError
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
+from privfl.validation import check_choice, check_number
 
 NORMALISER, LEVEL, LOST = "normaliser", "level", "lost"
 LARGEST_REACH = 60.0

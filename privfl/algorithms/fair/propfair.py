@@ -14,10 +14,10 @@ from privfl.algorithms.base import Tensors, descend
 from privfl.algorithms.fair.loss_shares import check_loss_bound
 from privfl.algorithms.fair.loss_survey import LOSS, counted, mean_loss
 from privfl.algorithms.fedavg import FedAvg
-from privfl.data.ranges import check_choice, check_number
 from privfl.errors import ConfigError
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door, Loss, coupled
+from privfl.validation import check_choice, check_number
 
 Tail = Literal["linear", "huber", "continuous"]
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from privfl.algorithms.fair.loss_shares import LossShares
-from privfl.data.ranges import check_number
 from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.validation import check_number
 
 SMALLEST_LOSS = 1e-10
 """Losses count as at least this much, as in the authors' code, so that every power of them exists."""

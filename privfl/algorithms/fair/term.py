@@ -12,8 +12,8 @@ from torch import Tensor
 from privfl.algorithms.base import Algorithm, Round, Tensors
 from privfl.algorithms.fair.loss_shares import LossShares, check_loss_bound
 from privfl.algorithms.fair.loss_survey import LossSurvey
-from privfl.data.ranges import check_number
 from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.validation import check_number
 
 SHARES, RUNNING = "shares", "running_mean"
 

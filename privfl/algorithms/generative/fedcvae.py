@@ -17,10 +17,10 @@ from privfl.algorithms.generative.generative_fedavg import (
     noise_of,
     with_moments,
 )
-from privfl.data.ranges import check_choice, check_number
 from privfl.models.conditional import ConditionalAutoencoder
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
+from privfl.validation import check_choice, check_number
 
 Reconstruction = Literal["bce", "mse"]
 """How far a decoded input is from the real one; see :func:`reconstruction_terms`."""

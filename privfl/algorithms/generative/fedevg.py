@@ -27,12 +27,12 @@ from privfl.algorithms.generative.energy import (
     synthetic_loss,
 )
 from privfl.algorithms.generative.server_training import train_classifier
-from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
 from privfl.randomness import torch_stream
+from privfl.validation import check_count
 
 BETAS = (0.5, 0.999)
 """Adam's decay rates at the client, as in the authors' code."""

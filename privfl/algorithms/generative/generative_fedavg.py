@@ -13,12 +13,12 @@ from privfl.algorithms.base import Round, Tensors
 from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.generative.fedevg import adam
 from privfl.algorithms.generative.server_training import train_classifier
-from privfl.data.ranges import check_count, check_number
 from privfl.errors import ConfigError
 from privfl.models.conditional import Generator
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.randomness import torch_stream
+from privfl.validation import check_count, check_number
 
 NOISE_ROWS = 256
 """Rows of z that a step draws; of a larger batch, rows 256 apart share theirs."""

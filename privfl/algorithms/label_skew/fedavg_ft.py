@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from privfl.algorithms.base import Round, Tensors
 from privfl.algorithms.fedavg import FedAvg
-from privfl.data.ranges import check_count, check_number
 from privfl.errors import ConfigError
 from privfl.federation.context import Setting
 from privfl.models.flat_network import flatten
 from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.validation import check_count, check_number
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.label_skew.calibrated_logits import CalibratedFedAvg
-from privfl.data.ranges import check_number
+from privfl.validation import check_number
 
 
 @dataclass(frozen=True)

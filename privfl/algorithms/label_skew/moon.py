@@ -15,11 +15,11 @@ from torch.func import functional_call
 from privfl.algorithms.base import Tensors, descend
 from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.label_skew.calibrated_logits import rewritten
-from privfl.data.ranges import check_choice, check_number
 from privfl.federation.context import Setting
 from privfl.models.flat_network import flatten
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door, Loss
+from privfl.validation import check_choice, check_number
 
 
 @dataclass(frozen=True)

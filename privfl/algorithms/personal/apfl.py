@@ -11,9 +11,9 @@ from torch import Tensor
 from privfl.algorithms.base import Tensors
 from privfl.algorithms.personal.interpolation import mix
 from privfl.algorithms.personal.own_model import WithOwnModel
-from privfl.data.ranges import check_number
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
+from privfl.validation import check_number
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from privfl.algorithms.base import Tensors
 from privfl.algorithms.personal.partial_sharing import PartialUpload, descend_part
-from privfl.data.ranges import check_choice, check_count
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
+from privfl.validation import check_choice, check_count
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from privfl.algorithms.base import Tensors
 from privfl.algorithms.personal.partial_sharing import Split, check_layers, descend_part, last_layers
-from privfl.data.ranges import check_count
 from privfl.privacy.door.batch_plans import Epochs, LocalTraining, Plan, Poisson
 from privfl.privacy.door.contract import Batch, Door
+from privfl.validation import check_count
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from privfl.algorithms.base import Round, Tensors
 from privfl.algorithms.fedavg import FedAvg
-from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
 from privfl.federation.context import Setting
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.validation import check_count
 
 
 @dataclass(frozen=True)

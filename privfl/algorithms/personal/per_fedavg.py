@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from privfl.algorithms.base import Tensors, descend
 from privfl.algorithms.fedavg import FedAvg
-from privfl.data.ranges import check_choice, check_count, check_number
 from privfl.errors import ConfigError
 from privfl.federation.context import Setting
 from privfl.privacy.door.batch_plans import LocalTraining, Plan, Poisson
 from privfl.privacy.door.contract import Batch, Door
+from privfl.validation import check_choice, check_count, check_number
 
 FORMS = ("first-order", "hessian-free")
 

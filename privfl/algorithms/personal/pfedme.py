@@ -9,9 +9,9 @@ from torch import Tensor
 
 from privfl.algorithms.base import Tensors, descend
 from privfl.algorithms.fedavg import FedAvg
-from privfl.data.ranges import check_count, check_number
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
+from privfl.validation import check_count, check_number
 
 
 @dataclass(frozen=True)

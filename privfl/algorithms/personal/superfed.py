@@ -14,10 +14,10 @@ from privfl.algorithms.base import Tensors
 from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.personal.interpolation import mix, norm_proximity_gradient, random_parameters
 from privfl.algorithms.personal.superfed_steps import Pull, Regularisers, descend_both, mixture
-from privfl.data.ranges import check_choice, check_number
 from privfl.federation.context import Setting
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
+from privfl.validation import check_choice, check_number
 
 LAMBDAS = (0.5, 0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Where a client's own models lie on the segment, eq. (10); the middle, which no data chose, comes first."""

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from privfl.data.ranges import check_count
 from privfl.errors import ConfigError, DataError
+from privfl.validation import check_count
 
 
 class Assignment(NamedTuple):

@@ -8,8 +8,8 @@ import numpy as np
 
 from privfl.data.catalog import info, load_dataset
 from privfl.data.partitions.base import Assignment, Partition, consecutive
-from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
+from privfl.validation import check_count
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 
 from privfl.data.partitions.base import Assignment, Partition, check_enough, class_pools
-from privfl.data.ranges import as_tuple, check_choice, check_count, check_number
 from privfl.errors import ConfigError
+from privfl.validation import as_tuple, check_choice, check_count, check_number
 
 Reuse = Literal["wrap", "forbid"]
 """What happens when clients ask for more of a class than there is: samples are shared, or the clients get less."""

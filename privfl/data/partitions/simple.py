@@ -15,8 +15,8 @@ from privfl.data.partitions.base import (
     even_sizes,
     proportional_sizes,
 )
-from privfl.data.ranges import check_count, check_number
 from privfl.errors import ConfigError, DataError
+from privfl.validation import check_count, check_number
 
 
 @dataclass(frozen=True)

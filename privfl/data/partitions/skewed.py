@@ -16,8 +16,8 @@ from privfl.data.partitions.base import (
     even_sizes,
     proportional_sizes,
 )
-from privfl.data.ranges import check_choice, check_count, check_number
 from privfl.errors import ConfigError
+from privfl.validation import check_choice, check_count, check_number
 
 Skew = Literal["label", "label-balanced", "size", "both"]
 

@@ -9,9 +9,9 @@ import torch
 from dp_accounting import GaussianDpEvent
 from torch import Tensor
 
-from privfl.data.ranges import check_number
 from privfl.errors import ConfigError
 from privfl.privacy.mechanisms.clip import Clip
+from privfl.validation import check_number
 
 _FARTHEST = 1e6
 """The bound stays within this factor of the first one, on either side, whatever the noise does."""

@@ -9,11 +9,11 @@ from typing import get_args
 import numpy as np
 import torch
 
-from privfl.data.ranges import check_count
 from privfl.errors import ConfigError, unknown
 from privfl.privacy.mechanisms.correlated import Array, CorrelatedPlan, Pattern, check_multiplier
 from privfl.privacy.mechanisms.toeplitz import Objective, column_norms, optimised, prefix_variances
 from privfl.privacy.noise.source import NoiseSource
+from privfl.validation import check_count
 
 
 @dataclass(frozen=True)

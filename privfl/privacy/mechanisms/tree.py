@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privfl.data.ranges import check_count
 from privfl.errors import ConfigError
 from privfl.privacy.mechanisms.correlated import Array, CorrelatedPlan, Pattern, check_multiplier
 from privfl.privacy.noise.source import NoiseSource
+from privfl.validation import check_count
 
 
 @dataclass(frozen=True)

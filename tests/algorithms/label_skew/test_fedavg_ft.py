@@ -11,10 +11,10 @@ from torch import nn
 
 import privfl as pf
 from privfl.algorithms.label_skew.fedavg_ft import FedAvgFT
-from privfl.config import Experiment
 from privfl.data.catalog import load_dataset
 from privfl.data.set_aside import set_aside
 from privfl.errors import ConfigError
+from privfl.experiment import Experiment
 from privfl.models import Network
 from privfl.models.flat_network import flatten
 from privfl.randomness import torch_stream

@@ -13,12 +13,12 @@ from torch import nn
 import privfl as pf
 from privfl.algorithms import FedAvg, FedSampling
 from privfl.compatibility import check_settings
-from privfl.config import Experiment
 from privfl.engine.choice import choose
 from privfl.engine.dropout import give_dropout_streams
 from privfl.engine.layouts import lay_channels_innermost
 from privfl.engine.loop import LoopEngine
 from privfl.errors import ConfigError
+from privfl.experiment import Experiment
 from privfl.federation.cohorts import Everyone
 from privfl.models import build, models
 from privfl.models.flat_network import FlatNetwork, flatten

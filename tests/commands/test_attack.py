@@ -9,7 +9,7 @@ import torch
 import attacks.attack
 from attacks.registry import ATTACKS, NEEDS
 from privfl.commands.judge import Judge
-from tests.command_line import privfl
+from tests.commands.command_line import privfl
 
 EXPERIMENT = """
 rounds = 2

@@ -7,8 +7,8 @@ from dataclasses import fields
 import pytest
 
 from audits.registry import AUDITS, ExperimentAudit, RareTokens, audit_from
-from privfl.config import Experiment
-from tests.command_line import privfl
+from privfl.experiment import Experiment
+from tests.commands.command_line import privfl
 
 EXPERIMENT = """
 rounds = 2

@@ -5,11 +5,11 @@ import tomllib
 import pytest
 
 from privfl.algorithms import ALGORITHMS
-from privfl.config import UPDATE_MECHANISMS, Experiment
 from privfl.data.catalog import datasets
 from privfl.data.label_noise import LABEL_NOISE
 from privfl.data.partitions import PARTITIONS
 from privfl.errors import ConfigError
+from privfl.experiment import UPDATE_MECHANISMS, Experiment
 from privfl.federation.availability import AVAILABILITY
 from privfl.federation.cohorts import COHORTS
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
