@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from attacks.auxiliary import Auxiliary
 from attacks.result import AttackResult
 from privfl.privacy.accounting.release import Observer
-from privfl.transcript import Transcript
+from privfl.simulation.transcript import Transcript
 
 
 @dataclass(frozen=True)

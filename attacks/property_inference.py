@@ -27,7 +27,7 @@ from attacks.result import AttackResult
 from privfl.errors import ConfigError, unknown
 from privfl.privacy.accounting.release import Observer
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.transcript import Transcript
+from privfl.simulation.transcript import Transcript
 from privfl.validation import check_count, check_number
 
 Holds = Callable[[Records], Tensor]

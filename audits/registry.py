@@ -26,8 +26,8 @@ from privfl.federation.cohorts import Cohort
 from privfl.federation.task import Task
 from privfl.privacy.accounting.release import Observer, Unit
 from privfl.privacy.sizes.mechanism import SizeMechanism
-from privfl.run import Run
-from privfl.simulation import simulate
+from privfl.simulation.result import Run
+from privfl.simulation.simulation import simulate
 
 
 @dataclass(frozen=True)

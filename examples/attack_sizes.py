@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 import attacks
 import privfl as pf
 from privfl.randomness import numpy_stream
-from privfl.transcript import Transcript
+from privfl.simulation.transcript import Transcript
 
 BOUND = 99
 MEASURES = ("relative_error", "exact_match", "auc_twice")

@@ -28,8 +28,8 @@ from audits.canaries.gradient_canaries import audit_one_run, audit_two_worlds
 from audits.result import AuditResult
 from privfl.federation.task import Task
 from privfl.privacy.noise.source import NoiseStream
-from privfl.run import Run
-from privfl.run_directory import write_whole
+from privfl.simulation.result import Run
+from privfl.simulation.run_directory import write_whole
 
 CLIP = 0.5
 

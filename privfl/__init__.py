@@ -93,9 +93,9 @@ if TYPE_CHECKING:
     from privfl.privacy.settings import Budget, Privacy
     from privfl.privacy.sizes.local_randomizers import DuchiSize, HybridSize, LaplaceSize, PiecewiseSize
     from privfl.privacy.sizes.randomized_response import RandomizedResponse
-    from privfl.run import Run
-    from privfl.simulation import simulate
-    from privfl.transcript import Transcript
+    from privfl.simulation.result import Run
+    from privfl.simulation.simulation import simulate
+    from privfl.simulation.transcript import Transcript
 
 _HOMES = {
     "privfl.algorithms": (
@@ -171,9 +171,9 @@ _HOMES = {
     "privfl.privacy.sizes.local_randomizers": ("DuchiSize", "HybridSize", "LaplaceSize", "PiecewiseSize"),
     "privfl.privacy.sizes.randomized_response": ("RandomizedResponse",),
     "privfl.privacy.settings": ("Budget", "Privacy"),
-    "privfl.run": ("Run",),
-    "privfl.simulation": ("simulate",),
-    "privfl.transcript": ("Transcript",),
+    "privfl.simulation.result": ("Run",),
+    "privfl.simulation.simulation": ("simulate",),
+    "privfl.simulation.transcript": ("Transcript",),
     "privfl.federation.task": ("Task", "load"),
 }
 

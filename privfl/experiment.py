@@ -60,8 +60,8 @@ from privfl.privacy.mechanisms.secure_sum import SecureSum
 from privfl.privacy.mechanisms.tree import TreeNoise
 from privfl.privacy.settings import Budget, Privacy
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
-from privfl.run import Run
-from privfl.simulation import Observer, simulate
+from privfl.simulation.result import Run
+from privfl.simulation.simulation import Observer, simulate
 
 UPDATE_MECHANISMS: dict[str, type[Mechanism]] = {
     "adaptive-clip": AdaptiveClip,
@@ -232,7 +232,7 @@ class Experiment:
         )
 
     def run(self, out: Path | str | None = None, *, resume: bool = False, observers: Sequence[Observer] = ()) -> Run:
-        """Run it; see :func:`privfl.simulation.simulate`."""
+        """Run it; see :func:`privfl.simulation.simulation.simulate`."""
         return simulate(
             self.task(),
             self.algorithm,

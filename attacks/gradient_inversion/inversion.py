@@ -28,7 +28,7 @@ from privfl.models.flat_network import Layout
 from privfl.privacy.accounting.release import Observer
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.randomness import torch_stream
-from privfl.transcript import Transcript
+from privfl.simulation.transcript import Transcript
 from privfl.validation import check_choice, check_count
 
 Method = Literal["analytic", "dlg", "idlg", "inverting-gradients", "gradinversion"]

@@ -23,7 +23,7 @@ from attacks.observations.update_labels import label_shares, shares_by_regressio
 from attacks.result import AttackResult
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer
-from privfl.transcript import Transcript
+from privfl.simulation.transcript import Transcript
 from privfl.validation import check_choice, check_count
 
 Method = Literal["regression", "bias"]

@@ -17,7 +17,7 @@ from attacks.membership.scores import logit_confidence
 from attacks.membership.shadow_models import Shadows, ShadowTraining, join, train_shadows
 from attacks.metrics.distinguishing import Scores
 from privfl.errors import ConfigError, unknown
-from privfl.transcript import Transcript
+from privfl.simulation.transcript import Transcript
 
 FEWEST_FOR_OWN_VARIANCE = 64
 """With fewer shadows the variances of all records are taken as one, as the paper does."""

@@ -11,7 +11,7 @@ from attacks.auxiliary import Auxiliary
 from attacks.membership.game import Guess, MembershipAttack
 from attacks.membership.scores import Models, correct, losses
 from privfl.models.flat_network import flatten
-from privfl.transcript import Transcript
+from privfl.simulation.transcript import Transcript
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from attacks.membership.scores import true_log_probability
 from attacks.membership.shadow_models import Shadows, ShadowTraining, join, train_shadows
 from attacks.metrics.distinguishing import Scores, auc
 from privfl.errors import ConfigError
-from privfl.transcript import Transcript
+from privfl.simulation.transcript import Transcript
 
 SMALLEST = 1e-300
 

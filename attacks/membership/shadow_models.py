@@ -22,8 +22,8 @@ from privfl.engine.choice import EngineName
 from privfl.errors import ConfigError
 from privfl.federation.task import ClientIndex, Task
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.simulation import simulate
-from privfl.transcript import Transcript
+from privfl.simulation.simulation import simulate
+from privfl.simulation.transcript import Transcript
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from attacks.observations.messages import whole
 from privfl.errors import ConfigError
 from privfl.models.flat_network import flatten
 from privfl.privacy.accounting.release import Observer
-from privfl.transcript import SeenRound, Transcript
+from privfl.simulation.transcript import SeenRound, Transcript
 
 ANOTHER = "another client's updates"
 UNTRAINED = "untrained network"

@@ -11,7 +11,7 @@ from attacks.observations.update_labels import effective_steps, steps_of
 from privfl.errors import ConfigError
 from privfl.models.flat_network import Layout
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.transcript import PublicFacts, SeenRound, Transcript
+from privfl.simulation.transcript import PublicFacts, SeenRound, Transcript
 
 SHIFTED = frozenset({"rebafl", "bsm-fedavg", "fedlc", "fedrs"})
 """Algorithms whose loss is shifted by the client's own label prior, which the server does not know."""

@@ -23,7 +23,7 @@ from attacks.prototypes.vae_inversion import search_latents, train_feature_vae, 
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer
 from privfl.randomness import torch_stream
-from privfl.transcript import Transcript
+from privfl.simulation.transcript import Transcript
 from privfl.validation import check_choice, check_count
 
 Method = Literal["upcnn", "vae", "vae-search", "grnn", "direct"]

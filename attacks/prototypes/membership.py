@@ -17,7 +17,7 @@ from attacks.prototypes.messages import PrototypeMessage, message_of
 from attacks.prototypes.tracing import PublicReference, expected_auc
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer
-from privfl.transcript import Transcript
+from privfl.simulation.transcript import Transcript
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from attacks.observations.messages import updates
 from privfl.algorithms.label_skew.prototypes import means
 from privfl.errors import ConfigError
 from privfl.models import Network
-from privfl.transcript import Transcript
+from privfl.simulation.transcript import Transcript
 
 CHUNK = 1024
 """Images that an attacker puts through an extractor at a time."""

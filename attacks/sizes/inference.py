@@ -23,7 +23,7 @@ from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
 from privfl.privacy.sizes.mechanism import SizeMechanism
-from privfl.transcript import PublicFacts, Transcript
+from privfl.simulation.transcript import PublicFacts, Transcript
 from privfl.validation import check_choice, check_count
 
 Method = Literal["regression", "absent-class"]

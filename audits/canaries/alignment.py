@@ -22,7 +22,7 @@ from privfl.errors import ConfigError
 from privfl.federation.task import Loss
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.per_sample import LossModule, PerSampleGradients
-from privfl.transcript import Transcript
+from privfl.simulation.transcript import Transcript
 
 Statistics = NDArray[np.float64]
 ROWS_AT_ONCE = 4096

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from privfl.errors import ConfigError
 from privfl.federation.task import ClientIndex, Task
 from privfl.randomness import numpy_stream, torch_stream
-from privfl.run import Run
+from privfl.simulation.result import Run
 
 Coins = NDArray[np.bool_]
 Train = Callable[[Task], Run]

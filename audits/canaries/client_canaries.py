@@ -34,8 +34,8 @@ from privfl.federation.cohorts import Clients, Cohort, Everyone, Selection
 from privfl.federation.task import ClientIndex, Task
 from privfl.privacy.accounting.release import Observer
 from privfl.privacy.noise.source import NoiseSource
-from privfl.run import Run
-from privfl.transcript import PublicFacts
+from privfl.simulation.result import Run
+from privfl.simulation.transcript import PublicFacts
 
 TrainClients = Callable[[Task, Cohort], Run]
 """Trains on a task with the cohort that is given, and records what the observer sees."""

@@ -32,8 +32,8 @@ from privfl.errors import ConfigError
 from privfl.federation.task import Task
 from privfl.privacy.accounting.release import Observer
 from privfl.privacy.accounting.statement import Cell
-from privfl.run import Run
-from privfl.transcript import PublicFacts
+from privfl.simulation.result import Run
+from privfl.simulation.transcript import PublicFacts
 
 Score = Literal["likelihood", "sum", "largest", "smallest", "spread"]
 """What a canary's rounds come to: the logarithm of the likelihood ratio that the claimed noise and sampling give them,

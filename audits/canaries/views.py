@@ -8,8 +8,8 @@ from torch import Tensor
 
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer
-from privfl.run import Run
-from privfl.transcript import Transcript
+from privfl.simulation.result import Run
+from privfl.simulation.transcript import Transcript
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,8 @@ def attack_run(path: Path) -> None:
     registry, schema = (importlib.import_module(f"attacks.{name}") for name in ("registry", "schema"))
     plan = read_plan(path, registry, schema)
     from privfl.commands.judge import Judge
-    from privfl.run_directory import write_whole
-    from privfl.transcript import Transcript
+    from privfl.simulation.run_directory import write_whole
+    from privfl.simulation.transcript import Transcript
 
     judge = Judge.of(plan.run, plan.seed, plan.public_share, plan.candidates)
     folder, used = plan.run / "attacks", Counter[str]()

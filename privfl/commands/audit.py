@@ -87,7 +87,7 @@ def audit_experiment(path: Path) -> bool:
     The confidence is each audit's own: of many audits of true claims, a share of up to 1 − confidence may err.
     """
     from privfl.experiment import Experiment
-    from privfl.run_directory import write_whole
+    from privfl.simulation.run_directory import write_whole
 
     plan = read_plan(path, importlib.import_module("audits.registry"))
     experiment = Experiment.from_toml(plan.config)

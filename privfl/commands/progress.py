@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 if TYPE_CHECKING:
-    from privfl.simulation import Simulation
+    from privfl.simulation.simulation import Simulation
 
 _CELLS = ("sample/server", "sample/public", "client/server", "client/public")
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from privfl.data.partitions import PartitionReport
 from privfl.errors import DataError
-from privfl.run_directory import Metrics
-from privfl.simulation import Simulation
+from privfl.simulation.run_directory import Metrics
+from privfl.simulation.simulation import Simulation
 
 FILE = "clients.json"
 

@@ -10,8 +10,8 @@ from typing import Any
 from privfl.algorithms import Algorithm
 from privfl.description import describe
 from privfl.federation.task import Task
-from privfl.run import Run
-from privfl.simulation import Observer, simulate
+from privfl.simulation.result import Run
+from privfl.simulation.simulation import Observer, simulate
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Composed:
         algorithm: one of privfl's or one's own.
         rounds: number of rounds.
         seed: root of the run's experiment randomness, handed to ``task`` as well.
-        arguments: further arguments of :func:`privfl.simulation.simulate`.
+        arguments: further arguments of :func:`privfl.simulation.simulation.simulate`.
     """
 
     task: Callable[[int], Task]
@@ -38,7 +38,7 @@ class Composed:
         return self._settings(self.task(self.seed))
 
     def run(self, out: Path | str | None = None, *, resume: bool = False, observers: Sequence[Observer] = ()) -> Run:
-        """Run it; see :func:`privfl.simulation.simulate`."""
+        """Run it; see :func:`privfl.simulation.simulation.simulate`."""
         task = self.task(self.seed)
         return simulate(
             task,

@@ -26,7 +26,7 @@ from privfl.errors import ConfigError, DataError, PrivflError
 from privfl.experiment import Experiment
 from privfl.privacy.accounting.release import OBSERVERS, UNITS
 from privfl.privacy.accounting.statement import Statement
-from privfl.run_directory import RunDirectory, fingerprint, read_lines, write_whole
+from privfl.simulation.run_directory import RunDirectory, fingerprint, read_lines, write_whole
 from privfl.study.clients import record_clients
 from privfl.study.composed import Composed
 

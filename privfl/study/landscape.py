@@ -23,7 +23,7 @@ from privfl.errors import ConfigError
 from privfl.federation.task import ClientIndex, Task
 from privfl.models.flat_network import Layout
 from privfl.privacy.door.contract import ROWS_AT_ONCE
-from privfl.simulation import Simulation
+from privfl.simulation.simulation import Simulation
 from privfl.study.plots import COLOURS, DASHES
 from privfl.validation import check_count
 

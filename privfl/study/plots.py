@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from privfl.privacy.accounting.rendering import round_up
-from privfl.run_directory import Metrics
+from privfl.simulation.run_directory import Metrics
 from privfl.study.grid import Summary
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

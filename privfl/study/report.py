@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from privfl.errors import DataError
 from privfl.privacy.accounting.release import OBSERVERS, UNITS
 from privfl.privacy.accounting.statement import Statement
-from privfl.run_directory import Metrics, environment, read_lines, write_whole
+from privfl.simulation.run_directory import Metrics, environment, read_lines, write_whole
 from privfl.study.attacks import read_attacks
 from privfl.study.audits import read_audits
 from privfl.study.clients import in_words, read_clients
@@ -28,7 +28,7 @@ from privfl.study.plots import curves, finite, pareto, run_curves
 from privfl.study.sweep import sweep_statement
 
 if TYPE_CHECKING:
-    from privfl.run import Run
+    from privfl.simulation.result import Run
 
 CAPTIONS = {
     "pareto": "Accuracy against the ε that the statements claim: mean and standard deviation over seeds. "

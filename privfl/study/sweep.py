@@ -12,7 +12,7 @@ from privfl.errors import DataError
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import OBSERVERS, UNITS, Release, unprotected
 from privfl.privacy.accounting.statement import Statement, make_statement
-from privfl.run_directory import RunDirectory
+from privfl.simulation.run_directory import RunDirectory
 from privfl.study.grid import Result
 
 OTHER_CLIENTS = "the runs deal the data to different clients, so what one client holds here is spread over many there"

@@ -18,8 +18,8 @@ from privfl.metrics.classification import classification
 from privfl.metrics.generative import frechet_distance, kernel_distance
 from privfl.models import Network, build
 from privfl.models.flat_network import flatten
-from privfl.run_directory import Metrics
-from privfl.simulation import Simulation
+from privfl.simulation.run_directory import Metrics
+from privfl.simulation.simulation import Simulation
 
 ROWS_AT_ONCE = 1000
 GAP = 1

@@ -11,16 +11,16 @@ import pytest
 import attacks
 from attacks.attack import Attack
 from attacks.auxiliary import Auxiliary
-from privfl.transcript import Transcript
+from privfl.simulation.transcript import Transcript
 
 FOLDER = Path(attacks.__file__).parent
 VICTIMS = (
     "privfl.federation.task",
-    "privfl.simulation",
+    "privfl.simulation.simulation",
     "privfl.engine",
     "privfl.data.partitions",
     "privfl.experiment",
-    "privfl.run",
+    "privfl.simulation.result",
 )
 """Where clients' data can be had, or a run that holds them."""
 SHADOWS = "shadows.py"

@@ -125,7 +125,7 @@ def test_delta_ignored(monkeypatch):
     def careless(ledger, delta, **more):
         return replace(make_statement(ledger, 0.01, **more), delta=delta)
 
-    monkeypatch.setattr("privfl.simulation.make_statement", careless)
+    monkeypatch.setattr("privfl.simulation.simulation.make_statement", careless)
     assert audit(train(noise=1.0)).refuted
 
 

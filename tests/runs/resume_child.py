@@ -3,7 +3,7 @@
 import sys
 
 import privfl as pf
-from privfl.simulation import simulate
+from privfl.simulation.simulation import simulate
 
 ROUNDS = 40
 

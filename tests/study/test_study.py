@@ -19,7 +19,7 @@ from privfl.experiment import Experiment
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.rendering import round_up
 from privfl.privacy.accounting.statement import Statement, make_statement
-from privfl.run_directory import RunDirectory
+from privfl.simulation.run_directory import RunDirectory
 from privfl.study import grid
 from privfl.study.demo import run_demo
 from privfl.study.findings import findings, percent

@@ -11,10 +11,10 @@ import privfl as pf
 from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.models.flat_network import flatten
-from privfl.planning import planned_gradients
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.batch_plans import Epochs, Poisson
 from privfl.privacy.noise.source import NoiseSource
+from privfl.simulation.round_costs import planned_gradients
 
 BODY = ("body.",)
 LOWEST = ("body.0.",)

@@ -10,7 +10,7 @@ import torch
 import privfl as pf
 from attacks.auxiliary import Auxiliary, Records
 from attacks.membership.game import membership_game
-from privfl.transcript import Transcript
+from privfl.simulation.transcript import Transcript
 
 
 @cache

@@ -12,7 +12,6 @@ from torch import nn
 
 import privfl as pf
 from privfl.algorithms import FedAvg, FedSampling
-from privfl.compatibility import check_settings
 from privfl.engine.choice import choose
 from privfl.engine.dropout import give_dropout_streams
 from privfl.engine.layouts import lay_channels_innermost
@@ -25,6 +24,7 @@ from privfl.models.flat_network import FlatNetwork, flatten
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.clipping.opacus_hooks import check_opacus
 from privfl.privacy.clipping.per_sample import PerSampleGradients
+from privfl.simulation.checks import check_settings
 
 TARGETS = torch.tensor([0, 3, 1, 2])
 

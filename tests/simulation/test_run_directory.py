@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from privfl.errors import ConfigError, DataError, PrivflError
-from privfl.run_directory import Checkpoint, RunDirectory, read_lines, write_whole
+from privfl.simulation.run_directory import Checkpoint, RunDirectory, read_lines, write_whole
 
 
 @pytest.fixture

@@ -21,8 +21,17 @@ from privfl.models import NamedModel
 from privfl.privacy.accounting.release import OBSERVERS, Observer
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.settings import Privacy
-from privfl.run_directory import write_whole
-from privfl.transcript import FOLDER, Exchange, PublicFacts, SeenRound, Tensors, Transcript, encode_facts, encode_round
+from privfl.simulation.run_directory import write_whole
+from privfl.simulation.transcript import (
+    FOLDER,
+    Exchange,
+    PublicFacts,
+    SeenRound,
+    Tensors,
+    Transcript,
+    encode_facts,
+    encode_round,
+)
 
 SERVERS_VIEW = "The run directory holds the server's transcript: whoever gets the folder sees what the server saw."
 

@@ -18,12 +18,12 @@ from privfl.engine.secure_aggregation import SecureAdder
 from privfl.engine.workspace import Phase
 from privfl.errors import ConfigError
 from privfl.federation.cohorts import Selection
-from privfl.planning import RoundCosts
 from privfl.privacy.channel.channel import CLIP_NORM, Channel
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.sizes.known_sizes import Sizes
 from privfl.randomness import torch_stream
-from privfl.recorder import Recorder
+from privfl.simulation.recorder import Recorder
+from privfl.simulation.round_costs import RoundCosts
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from sklearn.metrics import f1_score
 from torch import nn
 
 import privfl as pf
-from privfl.evaluation import evaluate, storable
 from privfl.metrics.fairness import gini
+from privfl.simulation.evaluation import evaluate, storable
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Tensors
 from privfl.privacy.accounting.statement import Statement
-from privfl.run_directory import Metrics
-from privfl.transcript import Transcript
+from privfl.simulation.run_directory import Metrics
+from privfl.simulation.transcript import Transcript
 
 
 @dataclass(frozen=True)

@@ -14,20 +14,15 @@ import numpy as np
 import torch
 
 from privfl.algorithms.base import Algorithm, Tensors
-from privfl.caveats import caveats
-from privfl.compatibility import check_name, check_settings, pick_device
 from privfl.description import describe
 from privfl.engine.choice import Choice, Engine, EngineName, choose
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import Phase
 from privfl.errors import ConfigError
-from privfl.evaluation import evaluate, storable
 from privfl.federation.availability import Always, Availability
 from privfl.federation.cohorts import Cohort, Everyone, Selection
 from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
-from privfl.phases import Moment, aggregate, collect, phases_of
-from privfl.planning import RoundCosts, calibrate, exceeds, planned_gradients, planned_totals, refuse_hopeless
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import Observer as Onlooker
 from privfl.privacy.accounting.statement import make_statement
@@ -41,9 +36,29 @@ from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.settings import Privacy
 from privfl.privacy.sizes.known_sizes import SIZE, SIZE_RESPONSE, Sizes
 from privfl.privacy.sizes.responses import SizeResponses
-from privfl.recorder import Recorder, public_facts, recorded_observers
-from privfl.run import Run
-from privfl.run_directory import Checkpoint, Metrics, RunDirectory, fingerprint, split_state, state_tensors, write_whole
+from privfl.simulation.caveats import caveats
+from privfl.simulation.checks import check_name, check_settings, pick_device
+from privfl.simulation.evaluation import evaluate, storable
+from privfl.simulation.recorder import Recorder, public_facts, recorded_observers
+from privfl.simulation.result import Run
+from privfl.simulation.round_costs import (
+    RoundCosts,
+    calibrate,
+    exceeds,
+    planned_gradients,
+    planned_totals,
+    refuse_hopeless,
+)
+from privfl.simulation.rounds import Moment, aggregate, collect, phases_of
+from privfl.simulation.run_directory import (
+    Checkpoint,
+    Metrics,
+    RunDirectory,
+    fingerprint,
+    split_state,
+    state_tensors,
+    write_whole,
+)
 
 SETTINGS = ("algorithm", "rounds", "training", "privacy", "cohort", "availability", "seed", "evaluate_every", "record")
 Observer = Callable[["Simulation", Metrics], None]

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import privfl as pf
-from privfl.caveats import SECRET_DRAW
 from privfl.engine.loop import DIRECT_FROM
 from privfl.errors import ConfigError
 from privfl.models.flat_network import flatten
 from privfl.privacy.door.contract import coupled
+from privfl.simulation.caveats import SECRET_DRAW
 
 CENTRAL = (pf.Clip(1.0), pf.GaussianNoise(1.0))
 

@@ -13,8 +13,8 @@ from privfl.engine.workspace import Phase
 from privfl.experiment import Experiment
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.channel.field import Field
-from privfl.recorder import Recorder, recorded_observers
-from privfl.simulation import simulate
+from privfl.simulation.recorder import Recorder, recorded_observers
+from privfl.simulation.simulation import simulate
 
 
 def digits(**options) -> pf.Task:

@@ -10,8 +10,8 @@ import torch
 
 import privfl as pf
 from privfl.algorithms import FedAvg
-from privfl.compatibility import pick_device
 from privfl.errors import ConfigError
+from privfl.simulation.checks import pick_device
 
 CELLS = [(unit, observer) for unit in ("sample", "client") for observer in ("server", "public")]
 

@@ -4,9 +4,9 @@ import pytest
 
 import privfl as pf
 from privfl.errors import ConfigError
-from privfl.planning import ADD_OR_REMOVE_ONE, calibrate, hardest
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.calibration import noise_multiplier_for
+from privfl.simulation.round_costs import ADD_OR_REMOVE_ONE, calibrate, hardest
 
 DPSGD = pf.DPSGD(target_epsilon=2.0)
 

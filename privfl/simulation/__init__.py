@@ -1,0 +1,1 @@
+"""One run in this process: its rounds, costs, checkpoints, transcript and result."""
