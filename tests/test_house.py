@@ -74,7 +74,8 @@ def tree(path: Path) -> ast.Module:
 
 
 def room(path: Path) -> str:
-    """``privfl/data/files.py`` → ``data``; ``privfl/federation/task.py`` → ``task``; ``privfl/__init__.py`` → the empty string."""
+    """``privfl/data/files.py`` → ``data``; ``privfl/errors.py`` → ``errors``; ``privfl/__init__.py`` → the empty
+    string."""
     parts = path.relative_to(ROOT / "privfl").with_suffix("").parts
     return "" if parts == ("__init__",) else parts[0]
 

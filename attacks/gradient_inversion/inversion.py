@@ -59,9 +59,10 @@ class GradientInversion(Attack):
 
     Args:
         client: whose update is attacked; ``None`` for the mean update of a secure sum.
-        method: ``analytic`` (:mod:`attacks.gradient_inversion.fully_connected_leakage`; one image, a first layer that is fully connected),
-            ``dlg`` or ``idlg`` (:mod:`attacks.gradient_inversion.dlg`), ``inverting-gradients`` (:mod:`attacks.gradient_inversion.inverting_gradients`) or
-            ``gradinversion`` (:mod:`attacks.gradient_inversion.gradinversion`).
+        method: ``analytic`` (:mod:`attacks.gradient_inversion.fully_connected_leakage`; one image, a first layer that
+            is fully connected), ``dlg`` or ``idlg`` (:mod:`attacks.gradient_inversion.dlg`), ``inverting-gradients``
+            (:mod:`attacks.gradient_inversion.inverting_gradients`) or ``gradinversion``
+            (:mod:`attacks.gradient_inversion.gradinversion`).
         batch: B, how many images the update is of.
         round: which round, from 0.
         iterations: of a search; ``None`` is the method's own default.

@@ -26,8 +26,8 @@ def direct_inversion(
     """Images that minimise ‖f(x) − P̂‖²/‖P̂‖² + λ_α·mean (x − ½)⁶ + λ_TV·TV(x), by Adam on pixels in [0, 1].
 
     Mahendran and Vedaldi, "Understanding Deep Image Representations by Inverting Them" (CVPR 2015), with
-    :func:`attacks.images.priors.sixth_power` and the anisotropic :func:`attacks.images.priors.total_variation` where they
-    have a power β of the isotropic one, and pixels clamped after every step.
+    :func:`attacks.images.priors.sixth_power` and the anisotropic :func:`attacks.images.priors.total_variation` where
+    they have a power β of the isotropic one, and pixels clamped after every step.
 
     Args:
         extract: the attacked extractor, from images in [0, 1] to features [P, d]; differentiable.

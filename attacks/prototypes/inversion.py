@@ -54,8 +54,9 @@ class PrototypeInversion(Attack):
 
     Args:
         client: whose prototypes are attacked; ``None`` for those of a secure sum.
-        method: ``upcnn`` (:mod:`attacks.prototypes.upcnn`), ``vae`` and ``vae-search`` (:mod:`attacks.prototypes.vae_inversion`: decoder on
-            features, and search through the latents of a VAE on images), ``grnn`` (:mod:`attacks.prototypes.grnn`) or ``direct``
+        method: ``upcnn`` (:mod:`attacks.prototypes.upcnn`), ``vae`` and ``vae-search``
+            (:mod:`attacks.prototypes.vae_inversion`: decoder on features, and search through the latents of a VAE on
+            images), ``grnn`` (:mod:`attacks.prototypes.grnn`) or ``direct``
             (:mod:`attacks.prototypes.direct_inversion`).
         round: which round, −1 for the last.
         epochs: of the decoder's or VAE's training on the public images.

@@ -28,8 +28,8 @@ def train_upcnn(
 
     Dosovitskiy and Brox, "Inverting Visual Representations with Convolutional Networks" (CVPR 2016). There AlexNet's
     features go through three layers of 4096 units and five 5x5 up-convolutions; here
-    :func:`attacks.images.decoders.up_decoder` behind standardised features, for images of 28 or 32 pixels. Attack a prototype
-    P̂ by ``decoded(decoder, P̂[None])``.
+    :func:`attacks.images.decoders.up_decoder` behind standardised features, for images of 28 or 32 pixels. Attack a
+    prototype P̂ by ``decoded(decoder, P̂[None])``.
 
     Args:
         features: f(x) [N, d] of public images under the extractor that made what is attacked.

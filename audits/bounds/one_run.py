@@ -97,9 +97,10 @@ def epsilon_one_run_from_scores(
     Args:
         included: which canaries took part; tossed independently with probability ½ each. Exactly half of them, drawn
             at random, is another law, for which the bound is not proved.
-        method: ``steinke`` (:func:`epsilon_one_run`), ``f-dp`` (:func:`audits.bounds.one_run_f_dp.epsilon_one_run_f_dp`), or
-            the larger of both, ``best``. That choice costs nothing: both refute a claim if and only if the number of
-            right guesses reaches a limit, and each limit alone is reached with probability below 1 − confidence.
+        method: ``steinke`` (:func:`epsilon_one_run`), ``f-dp``
+            (:func:`audits.bounds.one_run_f_dp.epsilon_one_run_f_dp`), or the larger of both, ``best``. That choice
+            costs nothing: both refute a claim if and only if the number of right guesses reaches a limit, and each
+            limit alone is reached with probability below 1 − confidence.
         family: the family of trade-off curves to read ε from; then the method is ``f-dp``.
         seed: which of several canaries of one score is guessed about.
 

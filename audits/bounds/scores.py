@@ -80,7 +80,8 @@ def epsilon_from_scores(
     ``dkw``          rates ± √(ln(2/(1 − confidence))/(2n)), at all thresholds at once; blind to rates near 0
     ===============  ==================================================================================================
 
-    With a ``family``, ε is read off the family's trade-off curve (see :func:`audits.bounds.counts.epsilon_from_counts`).
+    With a ``family``, ε is read off the family's trade-off curve (see
+    :func:`audits.bounds.counts.epsilon_from_counts`).
 
     Args:
         seed: which halves ``split`` draws. Keeping the best of several seeds is a choice that nobody paid for.

@@ -220,7 +220,7 @@ def read_lines(path: Path) -> list[Metrics]:
 
 def environment() -> dict[str, Any]:
     """Versions and machine, for the record."""
-    versions = {"torch": torch.__version__}  # names the build, such as +cpu, which the package's metadata may not
+    versions = {"torch": str(torch.__version__)}  # names the build, such as +cpu, which the package's metadata may not
     for package in _PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)

@@ -5,8 +5,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
-from test_baselines import quadratic_task
-from test_scaffold import (
+
+import privfl as pf
+from privfl.algorithms.declarations import declared
+from privfl.errors import ConfigError
+from privfl.federation.task import ClientIndex
+from privfl.privacy.door.contract import BARE_TRAINING
+from tests.algorithms.federation import digits_task, initial, uploads
+from tests.algorithms.test_baselines import quadratic_task
+from tests.algorithms.test_scaffold import (
     HEAVY,
     PLAIN,
     SGD_OF_FEW,
@@ -20,13 +27,6 @@ from test_scaffold import (
     two_of_four,
     unequal_quadratics,
 )
-
-import privfl as pf
-from privfl.algorithms.declarations import declared
-from privfl.errors import ConfigError
-from privfl.federation.task import ClientIndex
-from privfl.privacy.door.contract import BARE_TRAINING
-from tests.algorithms.federation import digits_task, initial, uploads
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
-from test_baselines import quadratic_task
 
 import privfl as pf
 from privfl.algorithms.declarations import declared
@@ -15,6 +14,7 @@ from privfl.privacy.door.batch_plans import Poisson
 from privfl.privacy.door.contract import BARE_TRAINING, Batch
 from privfl.randomness import torch_stream
 from tests.algorithms.federation import digits_task, full_gradient, initial, task_of, uploads
+from tests.algorithms.test_baselines import quadratic_task
 
 SIZES = (7, 20, 13, 9)
 PLAIN = pf.LocalTraining(learning_rate=0.2, batch_size=5, epochs=2)

@@ -182,12 +182,12 @@ class AAggFFS(FairAggregation):
     """AAggFF-S, for few clients that all take part: the online Newton step on the reported losses.
 
     Every round all clients report their mean training loss F_i at the received model, the server responds
-    ``r_i = C1 + (C2 − C1)·ρ(F_i/F̄)`` and decides ``p`` (:func:`privfl.algorithms.fair.online_decisions.newton_step`), and this
-    round's updates are averaged with the p of those that arrive.
+    ``r_i = C1 + (C2 − C1)·ρ(F_i/F̄)`` and decides ``p`` (:func:`privfl.algorithms.fair.online_decisions.newton_step`),
+    and this round's updates are averaged with the p of those that arrive.
 
-    Differs from the paper, besides what :mod:`privfl.algorithms.fair.online_decisions` lists: β is min(½, 1/(4L∞)), which its
-    proof covers; a client whose report is missing counts with the mean response, which does not move its weight
-    against the average. The server needs every single response, so secure aggregation cannot hide the losses.
+    Differs from the paper, besides what :mod:`privfl.algorithms.fair.online_decisions` lists: β is min(½, 1/(4L∞)),
+    which its proof covers; a client whose report is missing counts with the mean response, which does not move its
+    weight against the average. The server needs every single response, so secure aggregation cannot hide the losses.
 
     Args:
         paper_constants: β = 1/(4L∞) as in the paper.
@@ -269,7 +269,8 @@ class AAggFFD(FairAggregation):
     exactly the paper's decision (equation (16) of the specification). When everybody reports, the accumulators take the
     exact gradient instead (Theorem 2). Weights move slowly: |u_i| grows by at most 1 a visit.
 
-    The server sees every loss; :class:`privfl.algorithms.fair.aaggff_sums.AAggFFDSums` is the form that needs only sums.
+    The server sees every loss; :class:`privfl.algorithms.fair.aaggff_sums.AAggFFDSums` is the form that needs only
+    sums.
     Arguments: :class:`FairAggregation`.
     """
 

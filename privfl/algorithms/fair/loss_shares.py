@@ -46,8 +46,8 @@ class LossShares(Algorithm):
     it; larger clients that are weighed by size need a smaller reach, or a larger ``largest``.
 
     The loss is a release of its own: a function of all of a client's examples. Under DP-SGD it needs a noisy total for
-    ``loss`` (:class:`privfl.privacy.door.noisy_total.NoisyTotal`), else the statement is ∞. With both, all that a client
-    sends is computed from the noisy loss and the noisy gradients.
+    ``loss`` (:class:`privfl.privacy.door.noisy_total.NoisyTotal`), else the statement is ∞. With both, all that a
+    client sends is computed from the noisy loss and the noisy gradients.
 
     Args:
         weighting: ``"uniform"``: all n_k are 1; ``"size"``: n_k is the client's (reported) size.

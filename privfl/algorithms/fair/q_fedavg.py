@@ -24,13 +24,13 @@ class QFedAvg(LossShares):
         w ← w + η_g·Σ F_k^q·L·Δ_k / Σ h_k,    h_k = q·F_k^{q−1}·‖L·Δ_k‖² + L·F_k^q
 
     which are two sums: a client sends ``a_k·Δ_k`` and ``h_k/L``, both in units of the public level of
-    :class:`privfl.algorithms.fair.loss_shares.LossShares`, so that nothing overflows where F_k^q would. The weights of the
-    Δ_k sum to at most 1: to 1 at q = 0, which is FedAvg, and the longer the updates, the less. One full-batch step
+    :class:`privfl.algorithms.fair.loss_shares.LossShares`, so that nothing overflows where F_k^q would. The weights of
+    the Δ_k sum to at most 1: to 1 at q = 0, which is FedAvg, and the longer the updates, the less. One full-batch step
     makes it q-FedSGD.
 
     Differs from the paper: losses below 1e-10 count as 1e-10 (the authors' code adds it). The paper samples clients
-    with probability p_k = n_k/n and does not weigh the sums: take :class:`privfl.federation.cohorts.SizeWeightedCohort` for it.
-    ``weighting="size"`` is for cohorts that are drawn otherwise.
+    with probability p_k = n_k/n and does not weigh the sums: take :class:`privfl.federation.cohorts.SizeWeightedCohort`
+    for it. ``weighting="size"`` is for cohorts that are drawn otherwise.
 
     Args:
         q: q ≥ 0; the paper has 0.001 to 15, by data set.

@@ -46,7 +46,8 @@ class FedCGAN(GenerativeFedAvg):
     discriminator's gradients alone would not do. A generator can memorise what it was trained on.
 
     Args:
-        latent: width of z; the others are those of :class:`privfl.algorithms.generative.generative_fedavg.GenerativeFedAvg`.
+        latent: width of z; the others are those of
+            :class:`privfl.algorithms.generative.generative_fedavg.GenerativeFedAvg`.
     """
 
     name: ClassVar[str] = "fedcgan"

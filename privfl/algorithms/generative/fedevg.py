@@ -62,7 +62,8 @@ class FedEvg(Algorithm):
 
     Args:
         samples_per_class: synthetic images of each class.
-        weighting: ``"signed"`` (the paper's), ``"exact"`` or ``"size"``: :func:`privfl.algorithms.generative.energy.shares`.
+        weighting: ``"signed"`` (the paper's), ``"exact"`` or ``"size"``:
+            :func:`privfl.algorithms.generative.energy.shares`.
         client_weights: π_k of the participants: ``"size"``, or ``"uniform"``, which reveals no size.
         step_size: β_1 of the server.
         last_step_size: β_R.

@@ -153,6 +153,7 @@ def with_moments(name: str, parameters: Tensor) -> Tensors:
 
 
 def adam_step(local: Tensors, name: str, gradient: Tensor, training: LocalTraining) -> None:
-    """One step of Adam (:func:`privfl.algorithms.generative.fedevg.adam`) in place on the tensor of ``local`` called ``name``."""
+    """One step of Adam (:func:`privfl.algorithms.generative.fedevg.adam`) in place on the tensor of ``local`` called
+    ``name``."""
     moments = {kind: local[f"{name}_{kind}"] for kind in ("first_moment", "second_moment", "steps")}
     adam({"parameters": local[name], **moments}, gradient, training)

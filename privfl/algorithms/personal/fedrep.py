@@ -27,7 +27,8 @@ class FedRep(Split):
 
     Under DP-SGD a step passes one noisy gradient of all parameters, clipped over all of them, and the frozen part's is
     thrown away: the claim holds, and the noise is what joint training would need. The head's steps count in full,
-    ⌈τ_h/rate⌉ of them, because later uploads depend on the head. See also :class:`~privfl.algorithms.personal.partial_sharing.Split`.
+    ⌈τ_h/rate⌉ of them, because later uploads depend on the head. See also
+    :class:`~privfl.algorithms.personal.partial_sharing.Split`.
 
     Args:
         weighting, server_learning_rate: as for :class:`~privfl.algorithms.fedavg.FedAvg`.
@@ -62,7 +63,8 @@ class FedRep(Split):
 
 @dataclass(frozen=True)
 class HeadThenBaseEpochs(Epochs):
-    """``head_epochs`` passes before those of :class:`~privfl.privacy.door.batch_plans.Epochs`, which alone count as the last."""
+    """``head_epochs`` passes before those of :class:`~privfl.privacy.door.batch_plans.Epochs`, which alone count as the
+    last."""
 
     head_epochs: int = 0
 

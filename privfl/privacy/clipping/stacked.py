@@ -1,9 +1,9 @@
 """Gradients of many clients' models in one kernel: parameters [clients, size], batches [clients, B, ...].
 
 The forward pass of one client is stacked over the cohort by ``torch.func.vmap``; the backward pass is ordinary
-autograd outside of it. Clipped sums go the same two ways as for one client (:mod:`privfl.privacy.clipping.per_sample`) and by
-the same rules: what a layer received and what arrived at its output are shown by :class:`_Shown` as they lie in memory,
-so that a cohort is to a rule only a longer batch.
+autograd outside of it. Clipped sums go the same two ways as for one client (:mod:`privfl.privacy.clipping.per_sample`)
+and by the same rules: what a layer received and what arrived at its output are shown by :class:`_Shown` as they lie in
+memory, so that a cohort is to a rule only a longer batch.
 
 Padding never changes a result: padded rows repeat a row of their own client's batch and enter no sum.
 """

@@ -62,7 +62,8 @@ class Visitor:
 
 
 class CohortDoor:
-    """The data of several clients during one round; see :class:`privfl.privacy.door.contract.Door` for what it promises.
+    """The data of several clients during one round; see :class:`privfl.privacy.door.contract.Door` for what it
+    promises.
 
     Args:
         visitors: the clients, those with more steps first.

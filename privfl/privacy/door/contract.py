@@ -2,7 +2,8 @@
 
 With nothing on, a value passes and the door notes why the upload that follows is unprotected. With DP-SGD on,
 ``gradient`` clips, adds noise, divides by a public number and notes the event. One client's door and a cohort's
-(:mod:`privfl.privacy.door.client_door`, :mod:`privfl.privacy.door.cohort_door`) share this contract, and what they note.
+(:mod:`privfl.privacy.door.client_door`, :mod:`privfl.privacy.door.cohort_door`) share this contract, and what they
+note.
 """
 
 from __future__ import annotations
@@ -128,8 +129,8 @@ class Door(Protocol):
         """Sum over ``batch`` of ``statistic(network, inputs, targets, **given) -> [B, ...]``; no gradient is taken.
 
         For losses, label counts, prototypes. The network is in evaluation mode. If the run has a noisy total
-        (:class:`privfl.privacy.door.noisy_total.NoisyTotal`) for ``name``, one of the algorithm's ``statistics``, the sum
-        leaves clipped and with noise; otherwise it is noted as unprotected.
+        (:class:`privfl.privacy.door.noisy_total.NoisyTotal`) for ``name``, one of the algorithm's ``statistics``, the
+        sum leaves clipped and with noise; otherwise it is noted as unprotected.
         """
 
     def kept_gradient(

@@ -7,12 +7,12 @@ from functools import cache
 import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
-from test_baselines import trained_alone
 
 import privfl as pf
 from privfl.federation.task import cross_entropy
 from privfl.models.flat_network import flatten
 from tests.algorithms.federation import layered_task
+from tests.algorithms.test_baselines import trained_alone
 
 SIZES = (7, 20, 13, 4)
 TRAINING = pf.LocalTraining(learning_rate=0.3, batch_size=5, epochs=2, momentum=0.5, learning_rate_decay=0.5)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
-from test_baselines import quadratic_task
 
 import privfl as pf
 from privfl.algorithms.base import Round
@@ -26,6 +25,7 @@ from tests.algorithms.fair.fair_rounds import (
     replay,
     simulated,
 )
+from tests.algorithms.test_baselines import quadratic_task
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from test_grpfed import SIZES, clients_of, two_layer_head
 
 import privfl as pf
 from privfl.algorithms.fair.discriminator import discriminator_logits, judged_terms, personal_terms
 from privfl.algorithms.fair.grpfed import GRPFed
 from privfl.models.flat_network import flatten
+from tests.algorithms.fair.test_grpfed import SIZES, clients_of, two_layer_head
 from tests.algorithms.federation import digits_task
 
 HIDDEN = 6

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import privfl as pf
-from privfl.algorithms import fedevg
+from privfl.algorithms.generative import fedevg
 from privfl.algorithms.generative.fedevg import FedEvg
 from privfl.errors import ConfigError
 from privfl.federation.task import ClientIndex, Task

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from test_baselines import quadratic_task
 from torch import Tensor
 
 from privfl.federation.task import Task
 from privfl.randomness import torch_stream
 from tests.algorithms.federation import full_gradient
+from tests.algorithms.test_baselines import quadratic_task
 
 
 def drawn(task: Task, client: int, size: int, passes: int, *, round: int = 0, seed: int = 0) -> Iterator[Tensor]:

@@ -5,13 +5,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from test_split import SHARES, TRAINING, assert_as_by_hand, by_hand, deep, deep_task, simulate
 from torch import nn
 
 import privfl as pf
 from privfl.algorithms.declarations import declared
 from privfl.federation.task import cross_entropy
 from privfl.models.flat_network import flatten
+from tests.algorithms.personal.test_partial_sharing import (
+    SHARES,
+    TRAINING,
+    assert_as_by_hand,
+    by_hand,
+    deep,
+    deep_task,
+    simulate,
+)
 
 BODY = ("body.",)
 HEAD = ("head.",)

@@ -4,10 +4,19 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from test_split import EVERYTHING, HEAD, SHARES, TOP_TWO, assert_as_by_hand, by_hand, deep_task, simulate
 
 import privfl as pf
 from privfl.models.flat_network import flatten
+from tests.algorithms.personal.test_partial_sharing import (
+    EVERYTHING,
+    HEAD,
+    SHARES,
+    TOP_TWO,
+    assert_as_by_hand,
+    by_hand,
+    deep_task,
+    simulate,
+)
 
 
 @pytest.fixture(scope="module")

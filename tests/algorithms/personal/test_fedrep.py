@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from test_split import HEAD, SIZES, TOP_TWO, TRAINING, assert_as_by_hand, bound, by_hand, deep, deep_task, simulate
 
 import privfl as pf
 from privfl.engine.loop import LoopEngine
@@ -15,6 +14,18 @@ from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.batch_plans import Epochs, Poisson
 from privfl.privacy.noise.source import NoiseSource
 from privfl.simulation.round_costs import planned_gradients
+from tests.algorithms.personal.test_partial_sharing import (
+    HEAD,
+    SIZES,
+    TOP_TWO,
+    TRAINING,
+    assert_as_by_hand,
+    bound,
+    by_hand,
+    deep,
+    deep_task,
+    simulate,
+)
 
 BODY = ("body.",)
 LOWEST = ("body.0.",)

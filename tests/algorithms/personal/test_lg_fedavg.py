@@ -4,11 +4,18 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from test_split import EVERYTHING, assert_as_by_hand, by_hand, deep, deep_task, simulate
 from torch import nn
 
 import privfl as pf
 from privfl.models.flat_network import flatten
+from tests.algorithms.personal.test_partial_sharing import (
+    EVERYTHING,
+    assert_as_by_hand,
+    by_hand,
+    deep,
+    deep_task,
+    simulate,
+)
 
 ALIKE = [1 / 3] * 3
 LOWER_TWO = ("body.",)

@@ -10,7 +10,6 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from test_split import ONE_OF_EACH, TRAINING, bound, deep, deep_task, named, simulate
 
 import privfl as pf
 from privfl.engine.loop import LoopEngine
@@ -21,6 +20,15 @@ from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.batch_plans import Poisson, private_plan
 from privfl.privacy.door.contract import BARE_TRAINING, Batch
 from privfl.privacy.noise.source import NoiseSource
+from tests.algorithms.personal.test_partial_sharing import (
+    ONE_OF_EACH,
+    TRAINING,
+    bound,
+    deep,
+    deep_task,
+    named,
+    simulate,
+)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from test_superfed import MODES, TRAINING, bound, simulate, small, trained
 
 import privfl as pf
 from privfl.algorithms.personal.superfed import SuPerFed
@@ -18,6 +17,7 @@ from privfl.models.flat_network import flatten
 from privfl.privacy.door.batch_plans import Poisson
 from privfl.privacy.door.contract import BARE_TRAINING, Batch
 from tests.algorithms.federation import digits_task
+from tests.algorithms.personal.test_superfed import MODES, TRAINING, bound, simulate, small, trained
 
 SIZES = (30, 30, 30, 30)
 

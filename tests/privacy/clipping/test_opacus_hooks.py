@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from opacus.layers import DPLSTM
-from test_per_sample import LAYERS, OWN_LAYERS, SMALL, Functional, Raw, Repeated, Tied, cross_entropy, one_row_at_a_time
 from torch import nn
 
 import privfl as pf
@@ -25,6 +24,17 @@ from privfl.privacy.channel.channel import Channel
 from privfl.privacy.clipping.opacus_hooks import check_opacus
 from privfl.privacy.clipping.per_sample import PerSampleGradients
 from privfl.simulation.checks import check_settings
+from tests.privacy.clipping.test_per_sample import (
+    LAYERS,
+    OWN_LAYERS,
+    SMALL,
+    Functional,
+    Raw,
+    Repeated,
+    Tied,
+    cross_entropy,
+    one_row_at_a_time,
+)
 
 TARGETS = torch.tensor([0, 3, 1, 2])
 
