@@ -9,9 +9,10 @@ from privfl.data.catalog import datasets
 from privfl.data.label_noise import LABEL_NOISE
 from privfl.data.partitions import PARTITIONS
 from privfl.errors import ConfigError
-from privfl.experiment import UPDATE_MECHANISMS, Experiment
+from privfl.experiment import Experiment
 from privfl.federation.availability import AVAILABILITY
 from privfl.federation.cohorts import COHORTS
+from privfl.privacy.mechanisms.registry import UPDATE_MECHANISMS
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
 
 REQUIRED = {

@@ -19,7 +19,7 @@ from torch import Tensor
 from privfl.algorithms.base import Algorithm, Tensors, overrides
 from privfl.engine.workspace import ClientResult, Phase, Workspace, cores, send
 from privfl.federation.task import Task
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.clipping.per_sample import Way, sums_directly
 from privfl.privacy.door.batch_plans import LocalTraining, private_plan
 from privfl.privacy.door.client_door import ClientDoor
@@ -43,7 +43,7 @@ class LoopEngine:
         task: Task,
         algorithm: Algorithm,
         training: LocalTraining,
-        channel: Channel,
+        channel: RoundChannel,
         *,
         way: Way | None = None,
         workers: int | None = None,

@@ -15,7 +15,8 @@ from privfl.algorithms.base import Algorithm, Tensors, overrides
 from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.engine.layouts import lay_channels_innermost
 from privfl.models.flat_network import FlatNetwork
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
+from privfl.privacy.channel.client_side import BrokenUpload
 from privfl.privacy.clipping.per_sample import PerSampleGradients, Way
 from privfl.privacy.door.contract import DoorLog
 from privfl.privacy.door.noisy_total import Totals
@@ -70,7 +71,7 @@ class Phase:
     """
 
     algorithm: Algorithm
-    channel: Channel
+    channel: RoundChannel
     label: str = ""
 
     def kept(self, client: int, kept: Mapping[int, Tensors]) -> Tensors:
@@ -107,7 +108,7 @@ class ClientResult:
 
 
 def send(
-    channel: Channel, client: int, upload: Any, kept: Tensors, log: DoorLog, noise: NoiseStream, like: Tensor
+    channel: RoundChannel, client: int, upload: Any, kept: Tensors, log: DoorLog, noise: NoiseStream, like: Tensor
 ) -> ClientResult:
     """Pass ``client``'s upload through its side of ``channel``; one that cannot be used is dropped, with the reason.
 
@@ -115,13 +116,20 @@ def send(
     ``like`` [size] has the shape and type that an update must have.
     """
     problem = _problem(channel, upload, like)
-    if problem and not channel.repairs:
+    sent = None
+    if not problem:
+        try:
+            sent = channel.at_client(upload, noise, like=like, broken=False)
+        except BrokenUpload as error:
+            problem = str(error)
+    if problem and not channel.zero_fills_failures:
         return ClientResult(client, None, {}, log, problem)
-    sent = channel.at_client(upload, noise, like=like, broken=bool(problem))
+    if sent is None:
+        sent = channel.at_client({}, noise, like=like, broken=True)
     return ClientResult(client, sent, {} if problem else kept, log)
 
 
-def _problem(channel: Channel, upload: Any, like: Tensor) -> str:
+def _problem(channel: RoundChannel, upload: Any, like: Tensor) -> str:
     """Why this upload cannot be used, in a few words; empty if it can."""
     for field in channel.fields:
         value = upload.get(field.name) if isinstance(upload, dict) else None

@@ -17,7 +17,7 @@ from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.release import Release, pure_cost
 from privfl.privacy.accounting.tracker import EpsilonTracker
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import Epochs, LocalTraining, Poisson, private_plan
 from privfl.privacy.door.contract import BARE_TOTAL, BARE_TRAINING, NO_NOISE, DoorLog
 from privfl.privacy.door.dpsgd import DPSGD
@@ -87,7 +87,7 @@ def planned_totals(phases: Iterable[Phase], rounds: int) -> Counter[Spent]:
     return events
 
 
-def _note_totals(algorithm: Algorithm, channel: Channel, log: DoorLog) -> None:
+def _note_totals(algorithm: Algorithm, channel: RoundChannel, log: DoorLog) -> None:
     mechanisms = {one.statistic: one for one in channel.statistics}
     for name in algorithm.statistics:
         if name in mechanisms:
@@ -97,7 +97,7 @@ def _note_totals(algorithm: Algorithm, channel: Channel, log: DoorLog) -> None:
 
 
 def planned_log(
-    algorithm: Algorithm, training: LocalTraining, channel: Channel, client: int, received: Tensors
+    algorithm: Algorithm, training: LocalTraining, channel: RoundChannel, client: int, received: Tensors
 ) -> DoorLog:
     """What will pass ``client``'s door in one round: the engine's own log must say the same."""
     log = DoorLog()
@@ -120,7 +120,7 @@ def planned_log(
     return log
 
 
-def refuse_hopeless(budget: Budget | None, channel: Channel) -> None:
+def refuse_hopeless(budget: Budget | None, channel: RoundChannel) -> None:
     """Refuse a budget for a cell of the row ``client`` that ``channel``, in a round, does not protect at all.
 
     Raises:
@@ -229,7 +229,7 @@ class RoundCosts:
         self,
         algorithm: Algorithm,
         training: LocalTraining,
-        channel: Channel,
+        channel: RoundChannel,
         received: Tensors,
         *,
         sends: bool = True,
@@ -254,7 +254,7 @@ class RoundCosts:
             holds, log = self.algorithm.pools_data, self.log(clients[0])
             releases = self.channel.releases(log, server_holds_data=holds, remembered=self.remembered)
             costs += [(release, np.array(clients), count) for release, count in releases]
-        return costs + [(release, available, 1) for release in self.channel.spectator_releases()]
+        return costs + [(release, available, 1) for release in self.channel.poisson_cohort_releases()]
 
     def log(self, client: int) -> DoorLog:
         """What will pass ``client``'s door."""

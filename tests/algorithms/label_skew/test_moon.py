@@ -15,7 +15,7 @@ from privfl.errors import ConfigError
 from privfl.federation.task import ClientIndex, Task
 from privfl.models import Network
 from privfl.models.flat_network import flatten
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import Poisson
 from privfl.privacy.door.contract import BARE_TRAINING, Batch
 from privfl.privacy.noise.source import NoiseSource
@@ -264,7 +264,7 @@ class Watched(MOON):
 
 def trained(task, algorithm, client, dpsgd, training, kept):
     algorithm = algorithm.on(task.setting(3, 0))
-    channel, received = Channel((), algorithm.fields(), dpsgd, 1.0), {"parameters": flatten(task.model(0))}
+    channel, received = RoundChannel.bare(algorithm.fields(), dpsgd), {"parameters": flatten(task.model(0))}
     with LoopEngine(task, algorithm, training, channel, way="layers", workers=1) as engine:
         settings = {"round": 1, "seed": 0, "source": NoiseSource.from_key(3)}
         return next(iter(engine.train([client], received, kept, **settings)))
