@@ -72,8 +72,8 @@ def measured(clients: int, cohorts: tuple[int, ...], repeats: int) -> dict[str, 
                 cohort=Watched(cohort),
                 training=pf.LocalTraining(learning_rate=LEARNING_RATE, batch_size=BATCH_SIZE),
                 evaluate_every=NEVER,
-                device="cpu",
-                observers=[after],
+                execution=pf.Execution(device="cpu"),
+                callbacks=[after],
             )
             seconds[cohort].append(statistics.median(timed_gaps(ends, WARMUP)))
     return {

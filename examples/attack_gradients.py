@@ -82,8 +82,7 @@ def recorded(cell: Cell, images: int) -> tuple[pf.Transcript, Auxiliary]:
         pf.FedAvg(),
         rounds=1,
         training=pf.LocalTraining(learning_rate=1.0, batch_size=1),
-        engine="loop",
-        workers=1,
+        execution=pf.Execution(engine="loop", workers=1),
         record=("server",),
     )
     assert run.transcript is not None

@@ -76,7 +76,7 @@ def trainer(setting: Setting, key: int | None) -> Callable[[Task], Run]:
                 noise_key=key,
             ),
             record=["server"],
-            engine="loop",
+            execution=pf.Execution(engine="loop"),
             evaluate_every=setting.rounds,
         )
 

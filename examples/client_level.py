@@ -104,7 +104,7 @@ def simulate(method: str, clients: int, row: str, seed: int, options: argparse.N
         rounds=rounds,
         seed=seed,
         evaluate_every=5,
-        workers=1,
+        execution=pf.Execution(workers=1),
     )
     return {
         "method": method,

@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     from privfl.privacy.sizes.local_randomizers import DuchiSize, HybridSize, LaplaceSize, PiecewiseSize
     from privfl.privacy.sizes.randomized_response import RandomizedResponse
     from privfl.simulation.result import Run
+    from privfl.simulation.settings import Execution, Schedule
     from privfl.simulation.simulation import simulate
     from privfl.simulation.transcript import Transcript
 
@@ -111,6 +112,7 @@ _HOMES = {
         "BalancedFedAvg",
         "ReBaFL",
         "Scaffold",
+        "Schedule",
         "Centralized",
         "FedAdagrad",
         "FedAdam",
@@ -172,6 +174,7 @@ _HOMES = {
     "privfl.privacy.sizes.randomized_response": ("RandomizedResponse",),
     "privfl.privacy.settings": ("Budget", "Privacy"),
     "privfl.simulation.result": ("Run",),
+    "privfl.simulation.settings": ("Execution", "Schedule"),
     "privfl.simulation.simulation": ("simulate",),
     "privfl.simulation.transcript": ("Transcript",),
     "privfl.federation.task": ("Task", "load"),
@@ -204,6 +207,7 @@ __all__ = [
     "Ditto",
     "DuchiSize",
     "Everyone",
+    "Execution",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
@@ -258,6 +262,7 @@ __all__ = [
     "Run",
     "RunningTERM",
     "Scaffold",
+    "Schedule",
     "SecureSum",
     "SizeWeightedCohort",
     "SkellamNoise",

@@ -43,8 +43,8 @@ def run(
 
     experiment = Experiment.from_toml(file, set_ or [])
     folder = out or Path("runs") / file.stem
-    with interruptible("go on with --resume"), Progress(experiment.rounds) as progress:
-        finished = experiment.run(folder, resume=resume, observers=[progress.update])
+    with interruptible("go on with --resume"), Progress(experiment.schedule.rounds) as progress:
+        finished = experiment.run(folder, resume=resume, callbacks=[progress.update])
     for warning in finished.summary["warnings"]:
         typer.echo(f"warning: {warning}", err=True)
     typer.echo(f"\n{finished.statement}\n")

@@ -270,9 +270,8 @@ def run(study: Study, algorithm: Any, seed: int) -> dict[str, Any]:
         cohort=None if study.cohort is None else pf.FixedCohort(study.cohort),
         seed=seed,
         evaluate_every=max(1, study.rounds // 40),
-        engine="loop",
-        workers=1,
-        observers=[watch],
+        execution=pf.Execution(engine="loop", workers=1),
+        callbacks=[watch],
     )
     tracked = ("regret", "regret_bound", "effective_clients", "largest_weight")
     lines = [line for line in done.metrics if "test_loss" in line]

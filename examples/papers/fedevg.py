@@ -150,9 +150,8 @@ def one_run(name: str, images: Pictures, distances: Distances, options: argparse
         training=training,
         seed=options.seed,
         evaluate_every=options.rounds,
-        engine="loop" if way in GENERATORS else "vectorised",
-        workers=1,
-        observers=[gallery],
+        execution=pf.Execution(engine="loop" if way in GENERATORS else "vectorised", workers=1),
+        callbacks=[gallery],
         out=folder / "run",
         resume=(folder / "run").exists(),
     )
@@ -232,8 +231,7 @@ def references(images: Pictures, distances: Distances, options: argparse.Namespa
             training=pf.LocalTraining(learning_rate=0.1, batch_size=64, epochs=options.epochs),
             seed=options.seed,
             evaluate_every=options.reference_rounds,
-            engine="vectorised",
-            workers=1,
+            execution=pf.Execution(engine="vectorised", workers=1),
         )
         found[f"FedAvg {alpha}"] = {"test_accuracy": run.summary["test_accuracy"], "rounds": options.reference_rounds}
     return found

@@ -164,8 +164,7 @@ def train(federation: Federation, method: str, seed: int) -> dict[str, Any]:
         rounds=federation.rounds,
         seed=seed,
         evaluate_every=5,
-        engine="loop",
-        workers=1,
+        execution=pf.Execution(engine="loop", workers=1),
     )
     evaluated = [line for line in run.metrics if "test_accuracy" in line]
     return {

@@ -216,10 +216,8 @@ def run(name: str, method: str, seed: int, options: argparse.Namespace) -> dict[
         cohort=pf.FixedCohort(max(1, round(options.fraction * clients))),
         seed=seed,
         evaluate_every=options.rounds,
-        device="cpu",
-        engine="loop",
-        workers=1,
-        observers=[watch],
+        execution=pf.Execution(device="cpu", engine="loop", workers=1),
+        callbacks=[watch],
     )
     return {
         "dataset": name,

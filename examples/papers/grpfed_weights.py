@@ -111,10 +111,8 @@ def run(name: str, setting: str, fraction: float, seed: int, options: argparse.N
         cohort=pf.FixedCohort(max(1, round(fraction * len(task.clients)))),
         seed=seed,
         evaluate_every=options.rounds,
-        device="cpu",
-        engine="loop",
-        workers=1,
-        observers=[watch],
+        execution=pf.Execution(device="cpu", engine="loop", workers=1),
+        callbacks=[watch],
     )
     if isinstance(algorithm, SharedPath):
         found["effective_clients"] = statistics.median(1 / float(w.square().sum()) for _, w in algorithm.tape)

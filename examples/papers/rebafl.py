@@ -94,11 +94,10 @@ def advance(group: Group, method: str, seed: int, until: int, options: argparse.
             training=TRAINING,
             availability=pf.Bernoulli(group.probability),
             seed=seed,
-            engine="loop",
-            workers=1,
+            execution=pf.Execution(engine="loop", workers=1),
             out=folder,
             resume=folder.exists(),
-            observers=[pause],
+            callbacks=[pause],
         )
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {

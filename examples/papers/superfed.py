@@ -157,11 +157,10 @@ def run(options: argparse.Namespace, clients: int, method: str, seed: int) -> di
             cohort=pf.FixedCohort(options.cohort),
             seed=seed,
             evaluate_every=options.rounds,
-            engine="loop",
-            workers=1,
+            execution=pf.Execution(engine="loop", workers=1),
             out=folder,
             resume=folder.exists(),
-            observers=[watch],
+            callbacks=[watch],
         )
 
     began = time.process_time()

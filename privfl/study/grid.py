@@ -51,7 +51,7 @@ class Cell:
     @property
     def folder(self) -> str:
         """Name of the run's directory."""
-        return slug(f"{self.method}-{self.level}-seed{self.experiment.seed}")
+        return slug(f"{self.method}-{self.level}-seed{self.experiment.schedule.seed}")
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,9 @@ def run_study(
     for cell in cells:
         if cell.folder not in failed:
             try:
-                results.append(read_result(cell.method, cell.level, cell.experiment.seed, out / "runs" / cell.folder))
+                results.append(
+                    read_result(cell.method, cell.level, cell.experiment.schedule.seed, out / "runs" / cell.folder)
+                )
             except DataError as error:
                 failed[cell.folder] = str(error)
     failures = [f"{folder}: {failed[folder]}" for folder in folders if folder in failed]
@@ -173,7 +175,7 @@ def _run_cell(cell: Cell, folder: Path) -> str:
     """Run one cell, unless ``folder`` holds its end already; returns why it failed, or the empty string."""
     try:
         if not _finished(cell, folder):
-            cell.experiment.run(folder, resume=True, observers=[record_clients])
+            cell.experiment.run(folder, resume=True, callbacks=[record_clients])
         (folder / "error.txt").unlink(missing_ok=True)
     except (PrivflError, OSError) as error:
         return str(error)

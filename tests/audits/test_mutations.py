@@ -38,8 +38,7 @@ def train(noise=2.0, rate=1.0, rounds=8, delta=1e-5, learning_rate=0.01, bound=0
                 target_delta=delta,
             ),
             record=["server"],
-            engine="loop",
-            workers=1,
+            execution=pf.Execution(engine="loop", workers=1),
             evaluate_every=1000,
         )
 

@@ -92,7 +92,7 @@ def chosen(task, wanted="auto", *, algorithm=None, cohort=6, rounds=10, dpsgd=No
 )
 def test_a_model_that_cannot_be_stacked_is_trained_by_the_loop_and_one_sentence_says_which_layer(model, sentence):
     task = digits(model)
-    run = pf.simulate(task, FedAvg("uniform"), rounds=1, engine="vectorised")
+    run = pf.simulate(task, FedAvg("uniform"), rounds=1, execution=pf.Execution(engine="vectorised"))
     (warning,) = run.summary["warnings"]
     assert warning.startswith("clients are trained one by one because")
     assert sentence in warning
@@ -115,7 +115,7 @@ class Deciding(FedAvg):
 
 
 def test_a_step_that_branches_on_a_value_is_trained_by_the_loop():
-    run = pf.simulate(digits(), Deciding("uniform"), rounds=1, engine="vectorised")
+    run = pf.simulate(digits(), Deciding("uniform"), rounds=1, execution=pf.Execution(engine="vectorised"))
     (warning,) = run.summary["warnings"]
     assert "a step of deciding cannot be stacked" in warning
 
@@ -149,18 +149,24 @@ def test_a_resumed_run_keeps_its_engine(monkeypatch, tmp_path):
         if line["round"] == 2:
             raise Stop
 
-    settings = {"rounds": 5, "out": tmp_path / "run", "checkpoint_seconds": 0.0}
+    settings = {"rounds": 5, "out": tmp_path / "run"}
     with pytest.raises(Stop):
-        pf.simulate(digits(), FedAvg("uniform"), engine="vectorised", observers=[stop], **settings)
-    run = pf.simulate(digits(), FedAvg("uniform"), engine="loop", resume=True, **settings)
+        pf.simulate(
+            digits(),
+            FedAvg("uniform"),
+            execution=pf.Execution(engine="vectorised", checkpoint_seconds=0.0),
+            callbacks=[stop],
+            **settings,
+        )
+    run = pf.simulate(digits(), FedAvg("uniform"), execution=pf.Execution(engine="loop"), resume=True, **settings)
     assert json.loads((tmp_path / "run" / "engine.json").read_text())["engine"] == "vectorised"
-    straight = pf.simulate(digits(), FedAvg("uniform"), rounds=5, engine="vectorised")
+    straight = pf.simulate(digits(), FedAvg("uniform"), rounds=5, execution=pf.Execution(engine="vectorised"))
     assert torch.equal(run.parameters, straight.parameters)
 
 
 def test_an_unknown_engine_is_one_sentence():
     with pytest.raises(ConfigError, match="unknown engine 'turbo'"):
-        pf.simulate(digits(), FedAvg(), rounds=1, engine="turbo")
+        pf.simulate(digits(), FedAvg(), rounds=1, execution=pf.Execution(engine="turbo"))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +182,14 @@ def test_an_unknown_engine_is_one_sentence():
 def test_whole_runs_agree_in_metrics_model_and_statement(privacy):
     task = digits("two-nn", clients=12)
     runs = [
-        pf.simulate(task, FedAvg("uniform"), rounds=3, privacy=privacy, cohort=pf.FixedCohort(7), engine=engine)
+        pf.simulate(
+            task,
+            FedAvg("uniform"),
+            rounds=3,
+            privacy=privacy,
+            cohort=pf.FixedCohort(7),
+            execution=pf.Execution(engine=engine),
+        )
         for engine in ("loop", "vectorised")
     ]
     torch.testing.assert_close(runs[0].parameters, runs[1].parameters, rtol=0, atol=2e-5)
@@ -217,10 +230,16 @@ def test_bfloat16_gradients_stay_near_float32_ones_and_clipping_holds(engine, dp
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 300), nn.ReLU(), nn.Dropout(0.5), nn.Linear(300, 10))
 
     task = digits(with_dropout)
-    settings = {"rounds": 1, "engine": engine, "privacy": pf.Privacy(training=dpsgd, noise_key=1)}
+    settings = {"rounds": 1, "privacy": pf.Privacy(training=dpsgd, noise_key=1)}
     training = LocalTraining(learning_rate=0.1, batch_size=50, steps=1)
     exact, coarse = (
-        pf.simulate(task, FedAvg("uniform"), training=training, precision=precision, **settings).parameters
+        pf.simulate(
+            task,
+            FedAvg("uniform"),
+            training=training,
+            execution=pf.Execution(engine=engine, precision=precision),
+            **settings,
+        ).parameters
         for precision in ("float32", "bfloat16")
     )
     start = flatten(task.model(0))
@@ -238,4 +257,4 @@ def test_tf32_is_allowed_only_where_it_was_asked_for():
             assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (allowed, allowed)
         assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
     with pytest.raises(ConfigError, match="unknown precision 'float8'"):
-        pf.simulate(digits(), FedAvg(), rounds=1, precision="float8")
+        pf.simulate(digits(), FedAvg(), rounds=1, execution=pf.Execution(precision="float8"))

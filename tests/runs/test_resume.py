@@ -54,7 +54,7 @@ def test_killed_at_five_random_moments_a_run_ends_with_the_same_metrics_weights_
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path):
-    import resume_child
+    from tests.runs import resume_child
 
     resume_child.ROUNDS = 3
     resume_child.main(str(tmp_path / "run"), resume=False)

@@ -252,7 +252,7 @@ def test_every_fresh_size_answer_is_charged_also_when_clients_come_and_go(task, 
     size = pf.LaplaceSize(epsilon=2, bound=500, lower=100, refresh=refresh)
     privacy = pf.Privacy(size=size, max_size_error=50)
     for algorithm in (pf.FedSampling(300), FedAvg(weighting="scheme-2")):
-        pf.simulate(task, algorithm, rounds=9, privacy=privacy, availability=pf.Bernoulli(0.5), observers=[look])
+        pf.simulate(task, algorithm, rounds=9, privacy=privacy, availability=pf.Bernoulli(0.5), callbacks=[look])
         for given, charged in seen.values():
             assert given == charged
         assert (max(seen[8][0].values()) > 1) == (refresh != "once")
@@ -301,7 +301,7 @@ def test_an_unknown_device_is_one_sentence():
 
 def test_thread_settings_are_given_back(task):
     before = torch.get_num_threads()
-    pf.simulate(task, FedAvg(), rounds=1, workers=2)
+    pf.simulate(task, FedAvg(), rounds=1, execution=pf.Execution(workers=2))
     assert torch.get_num_threads() == before
 
 
@@ -373,7 +373,7 @@ def test_no_combination_of_settings_claims_more_than_first_principles_allow(task
                 privacy=privacy,
                 cohort=COHORTS[cohort],
                 evaluate_every=2,
-                workers=1,
+                execution=pf.Execution(workers=1),
             )
         except ConfigError:
             continue

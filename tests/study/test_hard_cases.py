@@ -230,9 +230,9 @@ def composed(algorithm: Algorithm, seed: int = 0, task=digits, rounds: int = 2) 
     arguments = {
         "training": pf.LocalTraining(steps=1),
         "privacy": pf.Privacy(training=dpsgd, noise_key=7),
-        "workers": 1,
+        "execution": pf.Execution(workers=1),
     }
-    return Composed(task, algorithm, rounds, seed, arguments)
+    return Composed(task, algorithm, pf.Schedule(rounds, seed), arguments)
 
 
 def test_a_study_takes_algorithms_of_ones_own_and_does_not_repeat_them(tmp_path):

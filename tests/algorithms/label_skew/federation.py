@@ -42,7 +42,12 @@ def skewed_task() -> Task:
 
 def run(task, algorithm, rounds=3, **options):
     """The run of ``algorithm``, with clients that come and go."""
-    options = {"training": TRAINING, "availability": HALF, "workers": 1, "engine": "loop", **options}
+    options = {
+        "training": TRAINING,
+        "availability": HALF,
+        "execution": pf.Execution(workers=1, engine="loop"),
+        **options,
+    }
     return pf.simulate(task, algorithm, rounds=rounds, **options)
 
 

@@ -131,7 +131,9 @@ def test_a_row_that_is_not_finite_does_not_end_an_own_model_where_noise_lets_its
     inputs[task.clients[1][0]] = torch.inf
     broken, training = replace(task, inputs=inputs), replace(TRAINING, steps=2)
     for privacy in (pf.Privacy(training=NOISY), pf.Privacy(update=[pf.Clip(0.5), pf.GaussianNoise(1.0, at="client")])):
-        run = pf.simulate(broken, METHODS[name], rounds=4, training=training, privacy=privacy, engine=engine)
+        run = pf.simulate(
+            broken, METHODS[name], rounds=4, training=training, privacy=privacy, execution=pf.Execution(engine=engine)
+        )
         assert not run.summary["dropped"]
         assert all(bool(value.isfinite().all()) for value in run.kept[1].values())
         assert bool(run.kept[1]["personal"].any())
