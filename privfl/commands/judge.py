@@ -63,7 +63,7 @@ class Judge:
         held = names.Records(self.task.inputs[rows], self.task.targets[rows])
         own = names.Records(self.task.test_inputs[public], self.task.test_targets[public])
         if needs.candidates:
-            game = importlib.import_module("attacks.membership_game").membership_game
+            game = importlib.import_module("attacks.membership.game").membership_game
             chosen = torch.randperm(len(rows), generator=torch_stream(self.seed, "attack-members"))
             inside = held[chosen[: self.candidates // 2]]
             outside = names.Records(self.task.test_inputs[others], self.task.test_targets[others])
