@@ -20,11 +20,11 @@ from privfl.algorithms.base import Algorithm, Tensors, overrides
 from privfl.engine.workspace import ClientResult, Phase, Workspace, cores, send
 from privfl.federation.task import Task
 from privfl.privacy.channel.channel import Channel
-from privfl.privacy.clipping.per_sample import Way, sums_directly
+from privfl.privacy.clipping.per_sample import GradSampleMode, sums_directly
 from privfl.privacy.door.batch_plans import LocalTraining, private_plan
 from privfl.privacy.door.client_door import ClientDoor
-from privfl.privacy.door.contract import is_coupled
 from privfl.privacy.door.precision import Precision, matrix_products
+from privfl.privacy.loss import is_coupled
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
 
@@ -45,7 +45,7 @@ class LoopEngine:
         training: LocalTraining,
         channel: Channel,
         *,
-        way: Way | None = None,
+        way: GradSampleMode | None = None,
         workers: int | None = None,
         precision: Precision = "float32",
     ) -> None:

@@ -20,7 +20,7 @@ from privfl.engine.dropout import StreamDropout
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import ClientResult, Phase, Workspace, send
 from privfl.errors import ConfigError
-from privfl.privacy.clipping.per_sample import Way
+from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.clipping.stacked import StackedGradients
 from privfl.privacy.door.batch_plans import LocalTraining, private_plan
 from privfl.privacy.door.cohort_door import CohortDoor, Visitor
@@ -47,7 +47,7 @@ class VectorisedEngine:
     chunk is trained anew in halves, later chunks are as small, and ``notes`` says so.
     """
 
-    def __init__(self, loop: LoopEngine, chunk: int, way: Way | None = None) -> None:
+    def __init__(self, loop: LoopEngine, chunk: int, way: GradSampleMode | None = None) -> None:
         """``way`` forms per-sample gradients, ``None`` without DP-SGD."""
         self.loop, self.chunk, self.way = loop, chunk, way
         self.notes: list[str] = []

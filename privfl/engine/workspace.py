@@ -16,7 +16,7 @@ from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.engine.layouts import lay_channels_innermost
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.channel.channel import Channel
-from privfl.privacy.clipping.per_sample import PerSampleGradients, Way
+from privfl.privacy.clipping.per_sample import GradSampleMode, PerSampleGradients
 from privfl.privacy.door.contract import DoorLog
 from privfl.privacy.door.noisy_total import Totals
 from privfl.privacy.door.step_draws import Draws
@@ -43,7 +43,9 @@ class Workspace:
     dropout: list[StreamDropout]
 
     @classmethod
-    def build(cls, module: nn.Module, device: torch.device, way: Way | None, *, innermost: bool = False) -> Workspace:
+    def build(
+        cls, module: nn.Module, device: torch.device, way: GradSampleMode | None, *, innermost: bool = False
+    ) -> Workspace:
         """A workspace around ``module``.
 
         ``way`` forms per-sample gradients, or plain sums; ``innermost`` lays the channels of images out innermost.

@@ -20,8 +20,8 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.layer_rules import Places, Rule, factors_for, rule_for
-from privfl.privacy.clipping.per_sample import FunctionModule, LossModule, Way, trained_parameters, widened
-from privfl.privacy.door.contract import Loss
+from privfl.privacy.clipping.per_sample import FunctionModule, GradSampleMode, LossModule, trained_parameters, widened
+from privfl.privacy.loss import Loss
 
 Given = dict[str, tuple[Tensor, int | None]]
 """What a loss takes besides the batch: a tensor and the dimension of the clients in it, ``None`` if all share it."""
@@ -37,7 +37,7 @@ class _Calls:
 class StackedGradients:
     """Gradients, clipped sums and statistics of stacked copies of one network."""
 
-    def __init__(self, network: FlatNetwork, way: Way | None) -> None:
+    def __init__(self, network: FlatNetwork, way: GradSampleMode | None) -> None:
         """``way`` forms per-sample gradients, ``None`` without DP-SGD; ``network`` serves as the template."""
         self.module, self.layout, self.way = network.module, network.layout, way
         self._trained = [parameter.requires_grad for parameter in network.parameters]

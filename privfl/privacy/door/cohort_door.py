@@ -28,15 +28,13 @@ from privfl.privacy.door.contract import (
     Batch,
     DoorLog,
     DrawnBatch,
-    Loss,
-    is_coupled,
     public_plan,
-    refuse_coupled,
 )
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.door.noisy_total import Totals
 from privfl.privacy.door.precision import Precision, in_precision
 from privfl.privacy.door.step_draws import Draws
+from privfl.privacy.loss import Loss, is_coupled, refuse_coupled
 from privfl.privacy.noise.source import NoiseStream, add_gaussian_rows_
 
 Draw = Callable[[Sequence[int]], None]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from dp_accounting import DpEvent
 from torch import Tensor
@@ -19,10 +19,8 @@ from torch import Tensor
 from privfl.errors import ConfigError
 from privfl.privacy.door.batch_plans import Plan, Poisson
 from privfl.privacy.door.dpsgd import DPSGD
+from privfl.privacy.loss import Loss
 
-Loss = Callable[..., Tensor]
-"""``loss(network, inputs [B, ...], targets [B], **given) -> [B]``: one term per sample."""
-CoupledLoss = TypeVar("CoupledLoss", bound=Loss)
 ROWS_AT_ONCE = 512
 """Rows of one forward pass; larger batches are summed in pieces, so memory does not grow with a client's size."""
 BARE_GRADIENT = "gradients are computed without a mechanism (no DP-SGD)"
@@ -76,30 +74,6 @@ class DrawnBatch(Batch):
     inputs: Tensor
     targets: Tensor
     mask: Tensor | None = None
-
-
-def coupled(loss: CoupledLoss) -> CoupledLoss:
-    """Mark a loss whose terms depend on the other rows of the batch.
-
-    It is called with the whole batch and one more keyword, ``present`` [B] bool: rows that are not present are padding
-    at the end, must not influence the other terms, and their own terms are ignored. DP-SGD refuses such a loss.
-    """
-    loss.coupled = True  # type: ignore[attr-defined]
-    return loss
-
-
-def is_coupled(loss: Loss) -> bool:
-    """Whether ``loss`` was marked by :func:`coupled`."""
-    return getattr(loss, "coupled", False)
-
-
-def refuse_coupled(loss: Loss) -> None:
-    """Raise a :class:`ConfigError` if DP-SGD would have to clip the terms of a loss that couples samples."""
-    if is_coupled(loss):
-        raise ConfigError(
-            f"the loss {getattr(loss, '__name__', 'given')} couples the samples of a batch, so clipping per sample "
-            "would protect nothing; use the algorithm's per-sample form, or train without DP-SGD"
-        )
 
 
 class Door(Protocol):
