@@ -157,28 +157,15 @@ class PerSampleGradients:
 
 
 class LossModule(nn.Module):
-    """A loss and its network as one module, so that ``functional_call`` reaches every way the loss uses the network."""
+    """A function and its network as one module, so that ``functional_call`` reaches every way it uses the network."""
 
     def __init__(self, network: nn.Module, loss: Loss) -> None:
         super().__init__()
         self.network, self.loss = network, loss
 
-    def forward(self, inputs: Tensor, targets: Tensor, **given: Tensor) -> Tensor:
-        """The loss of every sample [B]."""
-        return self.loss(self.network, inputs, targets, **given)
-
-
-class FunctionModule(nn.Module):
-    """A function of a network and no data, and that network, as one module."""
-
-    def __init__(self, network: nn.Module, function: Loss) -> None:
-        super().__init__()
-        self.network, self.function = network, function
-
-    def forward(self, **given: Tensor) -> Tensor:
-        """The function's value."""
-        value: Tensor = self.function(self.network, **given)
-        return value
+    def forward(self, *batch: Tensor, **given: Tensor) -> Tensor:
+        """The loss of every sample [B] of ``batch``, inputs and targets; of a function without data its value."""
+        return self.loss(self.network, *batch, **given)
 
 
 def widened(values: Tensor, dtype: torch.dtype) -> Tensor:
