@@ -19,8 +19,8 @@ from privfl.privacy.accounting.release import Release, pure_cost
 from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.door.batch_plans import Epochs, LocalTraining, Poisson, private_plan
-from privfl.privacy.door.contract import BARE_TOTAL, BARE_TRAINING, NO_NOISE, DoorLog
 from privfl.privacy.door.dpsgd import DPSGD
+from privfl.privacy.door.log import BARE_TRAINING, DoorLog
 from privfl.privacy.settings import Budget
 
 Spent = tuple[DpEvent, NeighboringRelation]
@@ -90,10 +90,7 @@ def planned_totals(phases: Iterable[Phase], rounds: int) -> Counter[Spent]:
 def _note_totals(algorithm: Algorithm, channel: Channel, log: DoorLog) -> None:
     mechanisms = {one.statistic: one for one in channel.statistics}
     for name in algorithm.statistics:
-        if name in mechanisms:
-            mechanisms[name].note(log)
-        else:
-            log.bare[BARE_TOTAL] = None
+        log.note_total(mechanisms.get(name))
 
 
 def planned_log(
@@ -108,15 +105,8 @@ def planned_log(
             log.bare[BARE_TRAINING] = None
         return log
     rate, count = planned_gradients(algorithm, training, dpsgd, client, received)
-    multiplier = dpsgd.noise(client)
-    if count == 0:
-        return log
-    if dpsgd.noise_at == "server":
-        log.clipped[rate] = count
-    elif multiplier == 0:
-        log.bare[NO_NOISE] = None
-    else:
-        log.noisy[dpsgd.event(multiplier, rate)] += count
+    if count > 0:
+        log.note_private(dpsgd, client, rate, count)
     return log
 
 

@@ -27,7 +27,7 @@ from privfl.privacy.accounting.release import Observer
 from privfl.privacy.accounting.statement import make_statement
 from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.channel.channel import Channel
-from privfl.privacy.clipping.per_sample import Way
+from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.mechanisms.correlated import Pattern
 from privfl.privacy.noise.source import NoiseSource
@@ -178,7 +178,7 @@ class Simulation:
             self.train()
             return self.conclude()
 
-    def pick_engine(self, loop: LoopEngine, way: Way | None) -> Engine:
+    def pick_engine(self, loop: LoopEngine, way: GradSampleMode | None) -> Engine:
         """The engine that was asked for or measured to be fastest; a resumed run keeps the one it began with."""
         recorded = None if self.directory is None else self.directory.read_json("engine.json")
         if recorded is None:
@@ -193,7 +193,7 @@ class Simulation:
             self.directory.write_json("engine.json", choice.to_dict())
         return choice.build(loop, way)
 
-    def prepare(self) -> Way | None:
+    def prepare(self) -> GradSampleMode | None:
         """Check the settings and build what the rounds need; returns how per-sample gradients are formed."""
         self.algorithm = self.algorithm.on(self.task.setting(self.schedule.rounds, self.schedule.seed))
         checked = check_settings(self.task, self.algorithm, self.privacy, self.cohort, self.device)

@@ -17,7 +17,8 @@ from privfl.algorithms.base import Round, Survey, Tensors
 from privfl.algorithms.fair.online_decisions import CDFS, relative_to
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.door.contract import Batch, Door, Loss
+from privfl.privacy.door.contract import Batch, Door
+from privfl.privacy.loss import Loss
 
 LOSS, REFERENCE = "loss", "reference"
 """Names of the total that a report is made of (for a :class:`privfl.privacy.door.noisy_total.NoisyTotal`), and of F̄."""

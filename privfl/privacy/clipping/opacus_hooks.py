@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from privfl.errors import ConfigError
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.layer_rules import factors_for
-from privfl.privacy.door.contract import Loss
+from privfl.privacy.loss import Loss
 
 TOLERANCE = 1e-3
 """Largest difference from autograd's gradient, relative to its largest value: rounding of float32 sums."""

@@ -129,6 +129,19 @@ class Epochs:
 Plan = Epochs | Poisson
 
 
+def public_plan(plan: Plan) -> tuple[float, float]:
+    """Rate and divisor of a plan that DP-SGD may use.
+
+    Raises:
+        ConfigError: the plan is not Poisson, or its divisor is the private number of rows.
+    """
+    if not isinstance(plan, Poisson) or plan.divisor is None:
+        raise ConfigError(
+            "DP-SGD needs Poisson batches with a public divisor; let the algorithm keep the plan it is given"
+        )
+    return plan.rate, plan.divisor
+
+
 def private_plan(training: LocalTraining, dpsgd: DPSGD | None, client: int) -> Plan:
     """How ``client`` draws its batches: shuffled epochs, or with DP-SGD Poisson batches of the public rate."""
     if dpsgd is None:
