@@ -11,10 +11,10 @@ from scipy import stats
 
 from privfl.errors import PrivacyError
 from privfl.privacy.accounting.accountant import epsilon
+from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import OBSERVERS, UNITS, Cost, Release, everywhere, unprotected
-from privfl.privacy.accounting.rendering import round_up
-from privfl.privacy.accounting.statement import NOTHING, Statement, make_statement
+from privfl.privacy.accounting.statement import NOTHING, Statement, round_up
 from tests.privacy.accounting.accounting_oracles import ADD_REMOVE, REPLACE, ZERO_OUT, poisson, sampled
 
 DELTA = 1e-5
@@ -155,7 +155,7 @@ def test_a_statement_goes_through_json():
         (everywhere("update", TRAINING), [0], 3),
         (Release.of("x", {("client", "server"): CLEAR}), [1], 1),
         caveats=["!"],
-    ).with_sweep([Ledger(2), Ledger(2)])
+    )
     assert Statement.from_json(statement.to_json()) == statement
     assert json.loads(statement.to_json())["cells"][2]["bound"]["epsilon"] == "inf"
 
@@ -164,20 +164,6 @@ def test_a_statement_goes_through_json():
 def test_other_json_is_no_statement(text):
     with pytest.raises(PrivacyError, match="not a privacy statement"):
         Statement.from_json(text)
-
-
-def test_a_sweep_spends_more_than_its_winner():
-    ledgers = []
-    for noise in (1.0, 2.0):
-        ledger = Ledger(2, ["update"])
-        ledger.record(everywhere("update", Cost(poisson(0.1, noise))), None, 100)
-        ledgers.append(ledger)
-    statement = make_statement(ledgers[1], DELTA, reproducible_noise=False).with_sweep(ledgers)
-    together = epsilon({sampled(0.1, 1.0): 100, sampled(0.1, 2.0): 100}, DELTA).epsilon
-    assert statement.sweep.runs == 2
-    assert {spent for _, _, spent in statement.sweep.epsilons} == {together}
-    assert together > statement.cell("sample", "public").epsilon
-    assert "All 2 runs together, sample/server: ε =" in str(statement)
 
 
 @pytest.mark.parametrize("delta", [-1.0, 1.0, math.nan])
