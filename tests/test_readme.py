@@ -62,18 +62,18 @@ def test_every_command_runs(body, reason, copy, record_property):
     for line in body.strip().splitlines():
         program, *arguments = shlex.split(line, comments=True)
         assert program == "privfl", f"say why this is not run: {line}"
-        done = run([sys.executable, "-m", "privfl.cli", *arguments], copy)
+        done = run([sys.executable, "-m", "privfl", *arguments], copy)
         assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
 def test_every_example_experiment_runs(path, copy):
-    command = [sys.executable, "-m", "privfl.cli", "run", str(path), "--set", "rounds=3", "--out", "out"]
+    command = [sys.executable, "-m", "privfl", "run", str(path), "--set", "rounds=3", "--out", "out"]
     done = run(command, copy)
     assert done.returncode == 0, done.stderr
     assert "Privacy statement" in done.stdout
-    report = run([sys.executable, "-m", "privfl.cli", "report", "out"], copy)
+    report = run([sys.executable, "-m", "privfl", "report", "out"], copy)
     assert report.returncode == 0, report.stderr
 
 

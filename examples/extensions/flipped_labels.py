@@ -11,7 +11,7 @@ from audits.registry import ExperimentAudit, retrain
 
 @dataclass(frozen=True)
 class FlippedLabels(ExperimentAudit):
-    """Canaries are test rows with the next class's label, dealt to all clients in turn; what is claimed for one example.
+    """Canaries are test rows with the next class's label, dealt to all clients in turn: is one example protected?
 
     Args:
         canaries: how many rows, at most as many as the test data have.
@@ -25,6 +25,4 @@ class FlippedLabels(ExperimentAudit):
         rows = np.random.default_rng(seed).permutation(len(task.test_targets))[: self.canaries]
         wrong = (task.test_targets[rows] + 1) % task.classes
         planted = Canaries(task.test_inputs[rows], wrong, np.arange(len(rows)) % len(task.clients))
-        return audit_one_run(
-            task, lambda task: retrain(experiment, task), planted, confidence=confidence, seed=seed
-        )
+        return audit_one_run(task, lambda task: retrain(experiment, task), planted, confidence=confidence, seed=seed)

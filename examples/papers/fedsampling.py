@@ -26,8 +26,8 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import privfl as pf
+from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.ledger import Ledger
-from privfl.privacy.accounting.statement import make_statement
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.sizes.known_sizes import SIZE_RESPONSE
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS

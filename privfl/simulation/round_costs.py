@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from privfl.algorithms.base import Algorithm, Tensors
 from privfl.engine.workspace import Phase
 from privfl.errors import ConfigError, PrivacyError
-from privfl.privacy.accounting.accountant import epsilon
+from privfl.privacy.accounting.calibration import noise_multiplier_for
 from privfl.privacy.accounting.release import Release, pure_cost
 from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.channel.channel import Channel
@@ -141,7 +140,8 @@ def calibrate(
     gives one noise multiplier, that of the client who needs most; a list gives each client its own.
 
     Raises:
-        ConfigError: the size response alone exceeds the target.
+        ConfigError: sizes are sent exactly.
+        PrivacyError: a target is out of reach, for instance because the size response alone exceeds it.
     """
     if dpsgd.target_epsilon is None:
         return dpsgd
@@ -152,7 +152,8 @@ def calibrate(
         extra[cost.event, cost.relation] = extra.get((cost.event, cost.relation), 0) + 1
 
     def solve(target: float, counts: Mapping[float, int]) -> float:
-        return noise_multiplier_for(dpsgd, target, target_delta, counts, extra)
+        # Who takes no gradient needs no noise; 1 keeps the settings valid.
+        return noise_multiplier_for(target, target_delta, counts, besides=extra) if sum(counts.values()) else 1.0
 
     if not isinstance(dpsgd.target_epsilon, tuple):
         noise: float | tuple[float, ...] = max(solve(dpsgd.target_epsilon, counts) for counts in hardest(gradients))
@@ -180,36 +181,6 @@ def hardest(gradients: Sequence[Mapping[float, int]]) -> list[dict[float, int]]:
             front.append({rate: count})
             most = count
     return front
-
-
-def noise_multiplier_for(
-    dpsgd: DPSGD, target_epsilon: float, target_delta: float, gradients: Mapping[float, int], besides: History
-) -> float:
-    """The smallest noise multiplier, to 0.1 %, with which ``gradients`` and ``besides`` stay within the target ε."""
-    if not sum(gradients.values()):
-        return 1.0
-
-    def spent(multiplier: float) -> float:
-        history = Counter(besides)
-        for rate, count in gradients.items():
-            history[dpsgd.event(multiplier, rate), ADD_OR_REMOVE_ONE] += count
-        return epsilon(history, target_delta, interval=False).epsilon
-
-    alone = epsilon(besides, target_delta, interval=False).epsilon
-    if alone >= target_epsilon:
-        raise ConfigError(
-            f"target_epsilon is {target_epsilon:g}, but what is sent besides gradients alone costs {alone:.4g} for one "
-            "example; raise the target, or choose a size mechanism that costs less (laplace charges an example least)"
-        )
-    low, high = 0.0, 1.0
-    while spent(high) > target_epsilon:
-        low, high = high, 2 * high
-        if high > 1e6:
-            raise ConfigError(f"target_epsilon {target_epsilon:g} needs a noise multiplier above a million; raise it")
-    while high - low > 1e-3 * high and high > 1e-3:
-        middle = math.sqrt(low * high) if low > 0 else high / 2
-        low, high = (low, middle) if spent(middle) <= target_epsilon else (middle, high)
-    return high
 
 
 class RoundCosts:

@@ -22,9 +22,9 @@ from privfl.federation.availability import Always, Availability
 from privfl.federation.cohorts import Cohort, Everyone, Selection
 from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
+from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import Observer
-from privfl.privacy.accounting.statement import make_statement
 from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.clipping.per_sample import GradSampleMode

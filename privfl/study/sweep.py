@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from privfl.errors import DataError
+from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import OBSERVERS, UNITS, Release, unprotected
-from privfl.privacy.accounting.statement import Statement, make_statement
+from privfl.privacy.accounting.statement import Statement
 from privfl.simulation.run_directory import RunDirectory
 from privfl.study.grid import Result
 

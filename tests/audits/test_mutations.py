@@ -14,7 +14,7 @@ import torch
 import privfl as pf
 from audits.canaries.canaries import rare_token_canaries, rare_token_task
 from audits.canaries.gradient_canaries import audit_one_run
-from privfl.privacy.accounting.statement import make_statement
+from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.clipping.per_sample import PerSampleGradients
 from privfl.privacy.door.batch_plans import Poisson
 from privfl.privacy.noise.source import NoiseSource, NoiseStream, add_gaussian_rows_

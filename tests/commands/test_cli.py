@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from importlib.metadata import version
 from unittest.mock import patch
 
 import pytest
@@ -159,7 +160,7 @@ def test_debug_shows_where_an_error_came_from(tmp_path):
 @pytest.mark.slow
 def test_an_interrupt_says_how_to_go_on_and_the_run_goes_on(experiment, tmp_path):
     settings = ["--set", "rounds=400", "--set", "checkpoint_seconds=0.0", "--out", "out"]
-    command = [sys.executable, "-m", "privfl.cli", "run", str(experiment), *settings]
+    command = [sys.executable, "-m", "privfl", "run", str(experiment), *settings]
     process = subprocess.Popen(
         command,
         cwd=tmp_path,
@@ -241,3 +242,17 @@ def test_data_commands(tmp_path):
     done = privfl("data", "plot", "digits", *arguments, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "p.png").stat().st_size > 5000
+
+
+def test_python_m_privfl_and_the_version():
+    done = subprocess.run([sys.executable, "-m", "privfl", "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"privfl {version('privfl')}\n")
+    assert privfl("--version").stdout == done.stdout
+
+
+def test_flags_take_no_value_in_the_help():
+    for arguments, flags in ((["list"], ["--json"]), (["run"], ["--resume"]), (["account", "epsilon"], ["--json"])):
+        lines = privfl(*arguments, "--help", COLUMNS="200").stdout.splitlines()
+        shown = [line for line in lines if any(flag in line for flag in flags)]
+        assert shown
+        assert not any("<bool>" in line for line in shown)

@@ -33,7 +33,7 @@ def filed(run, name, audit):
 
 def test_a_page_without_audits_has_no_such_section(run):
     assert read_audits(run.path) is None
-    run.report(run.path / "report.html")
+    pf.write_report(run, run.path / "report.html")
     assert "<h2>Audits</h2>" not in (run.path / "report.html").read_text()
 
 
@@ -47,7 +47,7 @@ def test_a_page_names_claim_bound_and_verdict_of_every_audit(run):
     assert told["rows"][0] == first
     assert told["rows"][1][2] == "∞"
     assert "Claims were refuted by broken." in told["sentence"]
-    run.report(run.path / "report.html")
+    pf.write_report(run, run.path / "report.html")
     page = (run.path / "report.html").read_text()
     assert "<h2>Audits</h2>" in page
     assert broken.verdict in page

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
+import privfl as pf
 from privfl.errors import ConfigError, DataError, PrivflError
 from privfl.experiment import Experiment
+from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.ledger import Ledger
-from privfl.privacy.accounting.rendering import round_up
-from privfl.privacy.accounting.statement import Statement, make_statement
+from privfl.privacy.accounting.statement import Statement, round_up
 from privfl.simulation.run_directory import RunDirectory
 from privfl.study import grid
 from privfl.study.demo import run_demo
@@ -238,11 +239,18 @@ def test_no_epsilon_on_a_runs_page_is_missing_from_its_statement(study):
 def test_a_run_in_memory_has_a_page_that_escapes_what_it_shows(tmp_path):
     run = experiment(2.0).run()
     run.summary["warnings"].append("<img src=x onerror=alert(1)>")
-    run.report(tmp_path / "run.html")
+    pf.write_report(run, tmp_path / "run.html")
     page = (tmp_path / "run.html").read_text()
     assert "&lt;img src=x onerror=alert(1)&gt;" in page
     assert "<img src=x" not in page
     assert round_up(run.statement.cell("sample", "server").epsilon) in page
+
+
+def test_the_page_of_a_run_whose_directory_is_damaged_is_one_sentence(tmp_path):
+    run = experiment(2.0).run(tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(DataError, match=r"summary\.json.* repeat the run, or restore the file"):
+        pf.write_report(run, tmp_path / "run.html")
 
 
 @pytest.mark.parametrize("name", ["statement.json", "summary.json", "environment.json", "config.toml"])
