@@ -220,7 +220,8 @@ def read_lines(path: Path) -> list[Metrics]:
 
 def environment() -> dict[str, Any]:
     """Versions and machine, for the record."""
-    versions = {"torch": torch.__version__}  # names the build, such as +cpu, which the package's metadata may not
+    # torch's own version names the build, such as +cpu, which the package's metadata may not
+    versions: dict[str, str] = {"torch": torch.__version__}
     for package in _PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)
