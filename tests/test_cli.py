@@ -48,7 +48,7 @@ def privfl(*arguments, folder=None, **environment):
     out, err = io.StringIO(), io.StringIO()
     with (
         patch.object(sys, "argv", ["privfl", *map(str, arguments)]),
-        patch.dict(os.environ, environment),
+        patch.dict(os.environ, {"COLUMNS": "200"} | environment),
         contextlib.chdir(folder or "."),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
@@ -227,6 +227,13 @@ def test_the_accounts_agree_with_published_and_cross_computed_values():
     noise = account("noise", "--target-epsilon", 3, "--sample-rate", 0.01, "--steps", 1000, "--delta", 1e-5)
     spent = account("epsilon", "--noise-multiplier", noise["noise_multiplier"], "--sample-rate", 0.01, "--steps", 1000)
     assert 2.98 < spent["epsilon"] <= 3.0
+
+
+def test_a_terminal_that_has_no_epsilon_still_gets_its_answer():
+    command = [sys.executable, "-m", "privfl.cli", "account", "epsilon", "--noise-multiplier", "1", "--steps", "10"]
+    done = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "latin-1"}, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert rb"\u03b5" in done.stdout
 
 
 def test_impossible_accounts_are_one_sentence():
