@@ -122,7 +122,8 @@ def test_a_step_that_branches_on_a_value_is_trained_by_the_loop():
 
 def test_auto_measures_long_runs_and_both_engines_are_in_the_record(monkeypatch, tmp_path):
     monkeypatch.setattr(choice, "SHORT_RUN_SECONDS", 0.0)
-    run = pf.simulate(digits(clients=40), FedAvg("uniform"), rounds=40, out=tmp_path / "run", evaluate_every=40)
+    settings = {"rounds": 40, "evaluate_every": 40, "workers": 2}  # many workers would leave no eight clients to each
+    run = pf.simulate(digits(clients=40), FedAvg("uniform"), out=tmp_path / "run", **settings)
     record = json.loads((tmp_path / "run" / "engine.json").read_text())
     assert record["engine"] in ("loop", "vectorised")
     assert record["reason"] == "faster, as measured"
