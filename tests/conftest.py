@@ -37,8 +37,9 @@ if missing_datasets:  # some tests would fail for want of a file, others would d
 
 @pytest.fixture(autouse=True, scope="session")
 def _plain_text() -> Iterator[None]:
-    """What commands print has no colours, in this process and in those that tests start."""
+    """What commands print has no colours, and in processes that tests start no character that stops them."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONIOENCODING", ":backslashreplace")  # the encoding stays the user's
         for name in COLOURS:
             patch.delenv(name, raising=False)
         yield

@@ -97,7 +97,7 @@ def test_a_run_prints_its_statement_and_fills_its_directory(experiment, tmp_path
     assert files == expected | {"checkpoints/latest.npz"}
     assert "seed = 3" in (folder / "config.toml").read_text()
     assert privfl("report", folder).returncode == 0
-    assert "<table" in (folder / "report.html").read_text()
+    assert "<table" in (folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_same_run_again_needs_resume_or_another_folder(experiment, tmp_path):
