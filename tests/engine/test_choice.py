@@ -13,7 +13,7 @@ from privfl.algorithms import FedAvg
 from privfl.engine import choice
 from privfl.engine.choice import choose, why_not_stacked
 from privfl.engine.loop import LoopEngine
-from privfl.engine.memory import bytes_per_client, largest_chunk
+from privfl.engine.memory import bytes_per_client, free_bytes, largest_chunk
 from privfl.errors import ConfigError
 from privfl.parameters import flatten
 from privfl.privacy.channel import Channel
@@ -199,6 +199,14 @@ def test_the_largest_chunk_follows_from_free_memory(monkeypatch):
         assert largest_chunk(loop, None) == 10
         monkeypatch.setattr("privfl.engine.memory.free_bytes", lambda device: 1.0)
         assert largest_chunk(loop, None) == 0
+
+
+def test_free_memory_is_known_with_and_without_linux(monkeypatch):
+    assert free_bytes(torch.device("cpu")) > 0
+    monkeypatch.setattr("privfl.engine.memory.Path.read_text", lambda path, encoding: "MemAvailable:  2048 kB\n")
+    assert free_bytes(torch.device("cpu")) == 2 << 20
+    monkeypatch.setattr("privfl.engine.memory.Path.read_text", lambda path, encoding: "MemFree:  2048 kB\n")
+    assert free_bytes(torch.device("cpu")) > 0
 
 
 def test_what_can_be_stacked_has_no_excuse():
