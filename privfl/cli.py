@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -145,6 +146,8 @@ def interruptible(mend: str) -> Iterator[None]:
 
 def main() -> None:
     """Entry point: a user's error is one sentence and exit code 2; PRIVFL_DEBUG=1 shows where it came from."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # not every terminal's encoding has an ε
     try:
         app()
     except PrivflError as error:

@@ -339,6 +339,17 @@ def test_no_file_names_a_path_of_one_machine() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_text_files_have_the_same_encoding_on_every_machine() -> None:
+    wrong = []
+    for path in [path for path in MODULES + SCRIPTS if not relative(path).startswith("tests/")]:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                appended = node.func.attr == "open" and [getattr(a, "value", "") for a in node.args] in (["a"], ["w"])
+                if (appended or node.func.attr in ("read_text", "write_text")) and keyword(node, "encoding") != "utf-8":
+                    wrong.append(f"{relative(path)}:{node.lineno} takes the encoding of the user's locale")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_every_public_name_says_what_it_is() -> None:
     assert len(set(privfl.__all__)) == len(privfl.__all__)
     silent = []

@@ -20,7 +20,7 @@ BLOCK = re.compile(r"(?:<!-- not run: (?P<reason>[^>]*?) -->\s*)?```(?P<language
 def blocks(language):
     found = []
     for page in PAGES:
-        for number, match in enumerate(BLOCK.finditer(page.read_text())):
+        for number, match in enumerate(BLOCK.finditer(page.read_text(encoding="utf-8"))):
             if match["language"] == language:
                 name = f"{page.relative_to(ROOT)}-{number}"
                 found.append(pytest.param(match["body"], match["reason"], id=name))
@@ -42,7 +42,7 @@ def test_every_python_block_runs(body, reason, tmp_path, record_property):
     if reason:
         record_property("not run", reason)
         return
-    (tmp_path / "snippet.py").write_text(body)
+    (tmp_path / "snippet.py").write_text(body, encoding="utf-8")
     done = run([sys.executable, "snippet.py"], tmp_path)
     assert done.returncode == 0, done.stderr
 
@@ -89,12 +89,12 @@ def test_the_fedsampling_example_runs_in_small_form(private, copy, data_folder):
 
 def test_pictures_that_pages_show_exist():
     for page in PAGES:
-        for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text()):
+        for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} shows {target}"
 
 
 def test_links_between_pages_lead_somewhere():
     for page in PAGES:
-        for target in re.findall(r"(?<!!)\[[^]]*\]\(([^)#]+)\)", page.read_text()):
+        for target in re.findall(r"(?<!!)\[[^]]*\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"

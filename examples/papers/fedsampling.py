@@ -352,10 +352,12 @@ def main() -> None:
     path = options.out / "fedsampling.json"
     figures = [options.only] if options.only else list(FIGURES)
     chosen = federations(options.small)
-    stored: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"settings": {}, "runs": {}}
+    stored: dict[str, Any] = (
+        json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"settings": {}, "runs": {}}
+    )
 
     def write() -> None:
-        path.with_suffix(".part").write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
+        path.with_suffix(".part").write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         path.with_suffix(".part").replace(path)
 
     for name, federation in chosen.items():

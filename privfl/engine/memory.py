@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -53,6 +54,11 @@ def free_bytes(device: torch.device) -> float:
     """Bytes of memory that are free on ``device``."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
+    try:  # Linux fills memory with copies of files, and gives them up when it is asked: they count as free
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        return 1024 * next(float(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        pass
     try:
         return float(os.sysconf("SC_AVPHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):  # not every system tells; two GiB are there

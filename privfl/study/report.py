@@ -96,7 +96,7 @@ def _read_run(path: Path) -> str:
         raise DataError(
             f"{path / 'metrics.jsonl'} holds {len(metrics)} sound lines for {summary['rounds']} rounds; repeat the run"
         )
-    settings = [{"name": "config.toml", "text": (path / "config.toml").read_text()}]
+    settings = [{"name": "config.toml", "text": (path / "config.toml").read_text(encoding="utf-8")}]
     figure = run_curves(metrics)
     _save(figure, path / "figures" / "curves.png")
     people = _clients(path, path / "figures", "")
@@ -117,7 +117,7 @@ def _clients(folder: Path, figures: Path, note: str) -> dict[str, Any] | None:
 def _json(path: Path) -> dict[str, Any]:
     """The JSON object in ``path``; a sentence that names the file if it is damaged."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{path} is damaged ({error}); repeat the run, or restore the file") from error
     if not isinstance(content, dict):
@@ -127,7 +127,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _statement(folder: Path) -> Statement:
     try:
-        return Statement.from_json((folder / "statement.json").read_text())
+        return Statement.from_json((folder / "statement.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{folder / 'statement.json'}: {error}") from error
 
@@ -200,7 +200,7 @@ def _study(path: Path) -> Path:
         name = f"{row.method}, {row.level} (seed {worst.seed}{', no other claims less' if len(members) > 1 else ''})"
         statements.append({"name": name, "html": Markup(_statement(path / "runs" / worst.folder).to_html())})
         config = path / "runs" / worst.folder / "config.toml"
-        settings.append({"name": str(config.relative_to(path)), "text": config.read_text()})
+        settings.append({"name": str(config.relative_to(path)), "text": config.read_text(encoding="utf-8")})
         for result in members:
             warnings.update(_problems(_json(path / "runs" / result.folder / "summary.json")))
     first = results[0]

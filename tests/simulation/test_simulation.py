@@ -391,4 +391,4 @@ def test_a_run_that_diverges_is_recorded_as_such_and_can_be_reported(task, tmp_p
     assert run.metrics[-1]["test_loss"] is None
     assert run.metrics[-1]["dropped"] == {"sent a non-finite 'update'": 6}
     pf.write_report(run, tmp_path / "page.html")
-    assert "not finite" in (tmp_path / "page.html").read_text()
+    assert "not finite" in (tmp_path / "page.html").read_text(encoding="utf-8")
