@@ -14,6 +14,8 @@ from sphinx.ext.napoleon.docstring import GoogleDocstring
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "scripts")]
 
+from generated import filled
+
 project = "privfl"
 copyright = "the authors of privfl, Apache-2.0"
 extensions = [
@@ -82,6 +84,12 @@ def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: TextEl
     return domain.resolve_xref(env, node["refdoc"], app.builder, node["reftype"], node["reftarget"], node, text)
 
 
+def fill(app: Sphinx, page: str, source: list[str]) -> None:
+    """Put the parts that are generated from the code into a page."""
+    source[0] = filled(source[0])
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("source-read", fill)
     app.connect("doctree-read", annotations_by_full_name)
     app.connect("missing-reference", resolve)
