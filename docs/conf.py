@@ -14,7 +14,7 @@ from sphinx.ext.napoleon.docstring import GoogleDocstring
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "scripts")]
 
-from generated import filled
+from generated import filled  # noqa: E402  (its folder is on the path by now)
 
 project = "privfl"
 copyright = "the authors of privfl, Apache-2.0"
