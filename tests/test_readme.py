@@ -1,4 +1,8 @@
-"""Every command and snippet of README, docs and examples runs."""
+"""Every command and snippet of README, docs and examples runs, and prints what the page shows.
+
+A comment right before a block says what is special about it: ``not run: REASON``; ``continues``, for Python that goes on
+where the page's last program ended; ``printed``, for text that the last program prints.
+"""
 
 import re
 import shlex
@@ -6,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -14,7 +19,18 @@ from privfl.experiment import Experiment
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"(?:<!-- not run: (?P<reason>[^>]*?) -->\s*)?```(?P<language>\w+)\n(?P<body>.*?)```", re.S)
+BLOCK = re.compile(
+    r"(?:<!-- (?:not run: (?P<reason>[^>]*?)|(?P<mark>continues|printed)) -->\s*)?"
+    r"```(?P<language>\w+)\n(?P<body>.*?)```",
+    re.S,
+)
+
+
+@dataclass
+class Program:
+    name: str
+    code: str
+    printed: list[str] = field(default_factory=list)
 
 
 def blocks(language):
@@ -22,8 +38,23 @@ def blocks(language):
     for page in PAGES:
         for number, match in enumerate(BLOCK.finditer(page.read_text(encoding="utf-8"))):
             if match["language"] == language:
-                name = f"{page.relative_to(ROOT)}-{number}"
+                name = f"{page.relative_to(ROOT).as_posix()}-{number}"
                 found.append(pytest.param(match["body"], match["reason"], id=name))
+    return found
+
+
+def programs():
+    found = []
+    for page in PAGES:
+        here = []
+        for number, match in enumerate(BLOCK.finditer(page.read_text(encoding="utf-8"))):
+            if match["mark"] == "printed":
+                here[-1].printed.append(match["body"])
+            elif match["language"] == "python" and match["mark"] == "continues":
+                here[-1].code += match["body"]
+            elif match["language"] == "python" and not match["reason"]:
+                here.append(Program(f"{page.relative_to(ROOT).as_posix()}-{number}", match["body"]))
+        found += here
     return found
 
 
@@ -34,17 +65,16 @@ def copy(tmp_path):
 
 
 def run(command, folder):
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, encoding="utf-8", timeout=300)
 
 
-@pytest.mark.parametrize(("body", "reason"), blocks("python"))
-def test_every_python_block_runs(body, reason, tmp_path, record_property):
-    if reason:
-        record_property("not run", reason)
-        return
-    (tmp_path / "snippet.py").write_text(body, encoding="utf-8")
-    done = run([sys.executable, "snippet.py"], tmp_path)
+@pytest.mark.parametrize("program", programs(), ids=lambda program: program.name)
+def test_every_program_runs_and_prints_what_its_page_shows(program, tmp_path):
+    (tmp_path / "snippet.py").write_text(program.code, encoding="utf-8")
+    done = run([sys.executable, "-X", "utf8", "snippet.py"], tmp_path)
     assert done.returncode == 0, done.stderr
+    for shown in program.printed:
+        assert shown in done.stdout, f"the page shows\n{shown}\nand the program prints\n{done.stdout}"
 
 
 @pytest.mark.parametrize(("body", "reason"), blocks("toml"))

@@ -69,7 +69,7 @@ class ResponseSurvey(LossSurvey):
     """Every client reports ρ(F_i/F̄) in [0, 1] with Laplace noise of scale 1/ε, clipped again, and not its loss.
 
     Guarantee: ε-DP for everything that the client holds, towards the server and the public, in every round anew
-    (:class:`privfl.privacy.channel.channel.Field`). It rests on F̄ being public: the server makes it from earlier
+    (:class:`~privfl.privacy.channel.field.Field`). It rests on F̄ being public: the server makes it from earlier
     reports.
 
     Args:

@@ -65,7 +65,7 @@ class OpacusHooks:
         return squares.sqrt()
 
     def backward(self, loss: Loss, inputs: Tensor, targets: Tensor) -> list[tuple[Tensor | None, Tensor | None]]:
-        """For every parameter Opacus' gradient of each sample [B, *shape] and autograd's of their sum [*shape].
+        """For every parameter Opacus' gradient of each sample ``[B, *shape]`` and autograd's of their sum ``[*shape]``.
 
         Both are of ``loss``, added up, and ``None`` for a frozen parameter and for one that the loss does not reach.
 
