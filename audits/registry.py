@@ -27,7 +27,6 @@ from privfl.federation.task import Task
 from privfl.privacy.accounting.release import Observer, Unit
 from privfl.privacy.sizes.mechanism import SizeMechanism
 from privfl.simulation.result import Run
-from privfl.simulation.simulation import simulate
 
 
 @dataclass(frozen=True)
@@ -174,7 +173,7 @@ class RepeatedSizeResponses(ExperimentAudit):
     rounds: int | None = None
 
     def run(self, experiment: Experiment, confidence: float, seed: int) -> AuditResult:
-        rounds = experiment.rounds if self.rounds is None else self.rounds
+        rounds = experiment.schedule.rounds if self.rounds is None else self.rounds
         delta = experiment.privacy.target_delta
         return audit_repeated_answers(
             size_mechanism(experiment), rounds=rounds, clients=self.clients, delta=delta, confidence=confidence
@@ -189,22 +188,13 @@ AUDITS: Mapping[str, type[ExperimentAudit]] = MappingProxyType(
 
 def retrain(experiment: Experiment, task: Task, cohort: Cohort | None = None) -> Run:
     """``experiment`` on another ``task``, with fresh noise and both observers' views kept."""
-    return simulate(
-        task,
-        experiment.algorithm,
-        rounds=experiment.rounds,
-        training=experiment.training,
-        privacy=replace(experiment.privacy, noise_key=None),
+    again = replace(
+        experiment,
         cohort=cohort or experiment.cohort,
-        availability=experiment.availability,
-        seed=experiment.seed,
-        evaluate_every=experiment.rounds,
-        device=experiment.device,
-        engine=experiment.engine,
-        precision=experiment.precision,
-        workers=experiment.workers,
-        record=True,
+        privacy=replace(experiment.privacy, noise_key=None),
+        schedule=replace(experiment.schedule, evaluate_every=experiment.schedule.rounds),
     )
+    return again.run_on(task, record=True)
 
 
 def size_mechanism(experiment: Experiment) -> SizeMechanism:

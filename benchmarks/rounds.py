@@ -74,10 +74,8 @@ def simulated(
         training=pf.LocalTraining(learning_rate=LEARNING_RATE, batch_size=BATCH_SIZE),
         privacy=privacy,
         evaluate_every=NEVER,
-        device="cpu",
-        engine=engine,
-        workers=workers,
-        observers=[after],
+        execution=pf.Execution(device="cpu", engine=engine, workers=workers),
+        callbacks=[after],
     )
     return Timed(timed_gaps(ends, warmup), trained_by[0], float(run.summary["test_accuracy"]))
 

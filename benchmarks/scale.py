@@ -36,7 +36,7 @@ class Watched(pf.FixedCohort):
 
 def resident(key: str) -> float:
     """MiB of resident memory of this process: ``VmRSS`` now, ``VmHWM`` at its peak."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return int(next(line for line in lines if line.startswith(key)).split()[1]) / 1024
 
 
@@ -72,8 +72,8 @@ def measured(clients: int, cohorts: tuple[int, ...], repeats: int) -> dict[str, 
                 cohort=Watched(cohort),
                 training=pf.LocalTraining(learning_rate=LEARNING_RATE, batch_size=BATCH_SIZE),
                 evaluate_every=NEVER,
-                device="cpu",
-                observers=[after],
+                execution=pf.Execution(device="cpu"),
+                callbacks=[after],
             )
             seconds[cohort].append(statistics.median(timed_gaps(ends, WARMUP)))
     return {

@@ -82,8 +82,7 @@ def recorded(cell: Cell, images: int) -> tuple[pf.Transcript, Auxiliary]:
         pf.FedAvg(),
         rounds=1,
         training=pf.LocalTraining(learning_rate=1.0, batch_size=1),
-        engine="loop",
-        workers=1,
+        execution=pf.Execution(engine="loop", workers=1),
         record=("server",),
     )
     assert run.transcript is not None
@@ -144,12 +143,12 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     store = options.out / "gradients.json"
-    results: dict[str, Any] = json.loads(store.read_text()) if store.exists() else {}
+    results: dict[str, Any] = json.loads(store.read_text(encoding="utf-8")) if store.exists() else {}
     cells, images = (SMALL, 2) if options.small else (FULL, options.images)
     for cell in cells:
         if cell.name not in results:
             results[cell.name] = attacked(cell, images)
-            store.write_text(json.dumps(results) + "\n")
+            store.write_text(json.dumps(results) + "\n", encoding="utf-8")
         row = results[cell.name]
         nulls = {name: float(np.mean(values)) for name, values in row["nulls"].items()}
         print(

@@ -77,7 +77,9 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "results.json"
-        self.content: dict[str, Any] = json.loads(self.file.read_text()) if self.file.exists() else {"rows": []}
+        self.content: dict[str, Any] = (
+            json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {"rows": []}
+        )
 
     def has(self, victim: str, attack: str) -> bool:
         """Whether this attack on this victim is finished."""
@@ -129,9 +131,7 @@ def victim(name: str, scale: Scale, task: pf.Task, out: Path) -> pf.Run:
         record=True,
         out=out / name,
         resume=(out / name).exists(),
-        engine="loop",
-        workers=1,
-        checkpoint_seconds=30.0,
+        execution=pf.Execution(engine="loop", workers=1, checkpoint_seconds=30.0),
     )
 
 
@@ -217,8 +217,7 @@ def attack_actively(run: pf.Run, scale: Scale, task: pf.Task, asked: Auxiliary, 
             evaluate_every=scale.rounds,
             training=pf.LocalTraining(learning_rate=0.1, batch_size=scale.batch, epochs=2),
             record=True,
-            engine="loop",
-            workers=1,
+            execution=pf.Execution(engine="loop", workers=1),
         )
         assert attacked.transcript is not None
         guess = attack.guess(attacked.transcript, group)

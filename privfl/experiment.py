@@ -29,7 +29,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import tomli_w
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -40,33 +40,25 @@ from privfl.data.catalog import options as dataset_options
 from privfl.data.label_noise import LABEL_NOISE, LabelNoise
 from privfl.data.local_tests import LocalTests
 from privfl.data.partitions import PARTITIONS, Partition
-from privfl.engine.choice import EngineName
 from privfl.errors import ConfigError, unknown
 from privfl.federation.availability import AVAILABILITY, Always, Availability
 from privfl.federation.cohorts import COHORTS, Cohort, Everyone
 from privfl.federation.task import Task, load
-from privfl.privacy.accounting.release import Observer as Onlooker
+from privfl.privacy.accounting.release import Observer
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.door.noisy_total import NoisyTotal
-from privfl.privacy.door.precision import Precision
 from privfl.privacy.mechanisms.registry import update_mechanisms
 from privfl.privacy.settings import Budget, Privacy
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
 from privfl.simulation.result import Run
-from privfl.simulation.simulation import Observer, simulate
+from privfl.simulation.settings import Execution, Schedule
+from privfl.simulation.simulation import Callback, simulate
 
-_PLAIN = {
-    "rounds": (int, 50),
-    "seed": (int, 0),
-    "evaluate_every": (int, 1),
-    "device": (str, "auto"),
-    "engine": (EngineName, "auto"),
-    "precision": (Precision, "float32"),
-    "workers": (int | None, None),
-    "checkpoint_seconds": (float, 10.0),
-    "record": (bool | tuple[Onlooker, ...], False),
-}
+S = TypeVar("S", Schedule, Execution)
+
+_RUN_SETTINGS = (Schedule, Execution)
+"""Whose fields stand at the top of a file, before its sections."""
 _SECTIONS = (
     "dataset",
     "partition",
@@ -97,15 +89,9 @@ class Experiment:
     privacy: Privacy
     cohort: Cohort
     availability: Availability
-    rounds: int
-    seed: int
-    evaluate_every: int
-    device: str
-    engine: EngineName
-    precision: Precision
-    workers: int | None
-    checkpoint_seconds: float
-    record: bool | tuple[Onlooker, ...]
+    schedule: Schedule
+    execution: Execution
+    record: bool | tuple[Observer, ...]
 
     @classmethod
     def from_toml(cls, path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
@@ -132,13 +118,10 @@ class Experiment:
         Raises:
             ConfigError: a setting is unknown or impossible.
         """
+        plain = [item.name for kind in _RUN_SETTINGS for item in fields(kind)]
         for key in settings:
-            if key not in _PLAIN and key not in _SECTIONS:
-                raise unknown("key", key, [*_PLAIN, *_SECTIONS])
-        plain = {name: _value(kind, settings.get(name, default), name) for name, (kind, default) in _PLAIN.items()}
-        for name in ("rounds", "evaluate_every"):
-            if plain[name] < 1:
-                raise ConfigError(f"{name} is {plain[name]}; give an integer ≥ 1")
+            if key not in plain and key not in _SECTIONS and key != "record":
+                raise unknown("key", key, [*plain, "record", *_SECTIONS])
         dataset, options = _named_options(settings, "dataset", "digits")
         valid = dataset_options(info(dataset).name)
         for key in options:
@@ -160,12 +143,14 @@ class Experiment:
             privacy=_privacy(_section(settings, "privacy")),
             cohort=_from_registry(COHORTS, settings, "cohort", Everyone()),
             availability=_from_registry(AVAILABILITY, settings, "availability", Always()),
-            **plain,
+            schedule=_run_settings(Schedule, settings),
+            execution=_run_settings(Execution, settings),
+            record=_value(bool | tuple[Observer, ...], settings.get("record", False), "record"),
         )
 
     def to_dict(self) -> dict[str, Any]:
         """All settings as resolved, defaults included; :meth:`from_dict` gives the same experiment back."""
-        sections: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
+        sections: dict[str, Any] = {**vars(self.schedule), **vars(self.execution), "record": self.record}
         sections["dataset"] = {"name": self.dataset, **self.dataset_options}
         if self.model is not None:
             sections["model"] = {"name": self.model, **self.model_options}
@@ -208,33 +193,33 @@ class Experiment:
             model_options=self.model_options,
             label_noise=self.label_noise,
             local_tests=self.local_tests,
-            seed=self.seed,
+            seed=self.schedule.seed,
             **self.dataset_options,
         )
 
-    def run(self, out: Path | str | None = None, *, resume: bool = False, observers: Sequence[Observer] = ()) -> Run:
+    def run(self, out: Path | str | None = None, *, resume: bool = False, callbacks: Sequence[Callback] = ()) -> Run:
         """Run it; see :func:`privfl.simulation.simulation.simulate`."""
+        return self.run_on(self.task(), out, resume=resume, callbacks=callbacks, settings=self.to_dict())
+
+    def run_on(self, task: Task, out: Path | str | None = None, **options: Any) -> Run:
+        """Run it on another task, such as one with planted rows; ``options`` go to ``simulate`` as they are."""
         return simulate(
-            self.task(),
+            task,
             self.algorithm,
-            rounds=self.rounds,
+            **vars(self.schedule),
             training=self.training,
             privacy=self.privacy,
             cohort=self.cohort,
             availability=self.availability,
-            seed=self.seed,
-            evaluate_every=self.evaluate_every,
+            execution=self.execution,
             out=out,
-            resume=resume,
-            device=self.device,
-            engine=self.engine,
-            precision=self.precision,
-            workers=self.workers,
-            settings=self.to_dict(),
-            checkpoint_seconds=self.checkpoint_seconds,
-            observers=observers,
-            record=self.record,
+            **{"record": self.record, **options},
         )
+
+
+def _run_settings(kind: type[S], settings: Mapping[str, Any]) -> S:
+    hints = get_type_hints(kind)
+    return kind(**{name: _value(hints[name], settings[name], name) for name in hints if name in settings})
 
 
 def _privacy(section: Mapping[str, Any]) -> Privacy:

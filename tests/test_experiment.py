@@ -149,7 +149,7 @@ def test_a_mistake_is_one_sentence_that_names_the_key(settings, message):
 @pytest.mark.parametrize("text", ["rounds = ", "[a", "\x00"])
 def test_what_is_not_toml_is_one_sentence(tmp_path, text):
     path = tmp_path / "e.toml"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match="is not a TOML file"):
         Experiment.from_toml(path)
 

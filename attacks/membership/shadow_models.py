@@ -22,6 +22,7 @@ from privfl.engine.choice import EngineName
 from privfl.errors import ConfigError
 from privfl.federation.task import ClientIndex, Task
 from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.simulation.settings import Execution
 from privfl.simulation.simulation import simulate
 from privfl.simulation.transcript import Transcript
 
@@ -47,7 +48,7 @@ class ShadowTraining:
         share: of the pool that each shadow trains on, in (0, 1); in exactly ``round(share · count)`` of the shadows
             every record takes part.
         seed: of the shadows' initialisations, batches and shares.
-        engine: see :func:`privfl.simulate`.
+        engine: see :func:`~privfl.simulation.simulation.simulate`.
     """
 
     count: int = 64
@@ -157,8 +158,7 @@ def train_shadows(seen: Transcript, pool: Records, training: ShadowTraining) -> 
         rounds=1,
         training=plan,
         seed=training.seed,
-        device="cpu",
-        engine=training.engine,
+        execution=Execution(device="cpu", engine=training.engine),
     )
     parameters = torch.stack([run.kept[client]["parameters"] for client in range(training.count)])
     if not bool(torch.isfinite(parameters).all()):

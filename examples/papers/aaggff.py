@@ -270,9 +270,8 @@ def run(study: Study, algorithm: Any, seed: int) -> dict[str, Any]:
         cohort=None if study.cohort is None else pf.FixedCohort(study.cohort),
         seed=seed,
         evaluate_every=max(1, study.rounds // 40),
-        engine="loop",
-        workers=1,
-        observers=[watch],
+        execution=pf.Execution(engine="loop", workers=1),
+        callbacks=[watch],
     )
     tracked = ("regret", "regret_bound", "effective_clients", "largest_weight")
     lines = [line for line in done.metrics if "test_loss" in line]
@@ -340,7 +339,7 @@ def main() -> None:
     studies, seeds = (SMALL, [2]) if options.small else (FULL, options.seeds)
     options.out.mkdir(parents=True, exist_ok=True)
     store = options.out / "results.json"
-    rows = json.loads(store.read_text())["rows"] if store.exists() else []
+    rows = json.loads(store.read_text(encoding="utf-8"))["rows"] if store.exists() else []
     finished = {(row["study"], row["method"], row["seed"]) for row in rows}
     for name, study in studies.items():
         for seed in seeds:
@@ -349,7 +348,7 @@ def main() -> None:
                     continue
                 began = time.perf_counter()
                 rows.append({"study": name, "method": label, "seed": seed, **run(study, algorithm, seed)})
-                store.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+                store.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
                 end = {column: round(100 * rows[-1]["curve"][-1][column], 2) for column in COLUMNS}
                 print(f"{name} seed {seed} {label}: {end} in {time.perf_counter() - began:.0f} s", flush=True)
     for name in dict.fromkeys(row["study"] for row in rows):

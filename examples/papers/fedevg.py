@@ -150,9 +150,8 @@ def one_run(name: str, images: Pictures, distances: Distances, options: argparse
         training=training,
         seed=options.seed,
         evaluate_every=options.rounds,
-        engine="loop" if way in GENERATORS else "vectorised",
-        workers=1,
-        observers=[gallery],
+        execution=pf.Execution(engine="loop" if way in GENERATORS else "vectorised", workers=1),
+        callbacks=[gallery],
         out=folder / "run",
         resume=(folder / "run").exists(),
     )
@@ -232,8 +231,7 @@ def references(images: Pictures, distances: Distances, options: argparse.Namespa
             training=pf.LocalTraining(learning_rate=0.1, batch_size=64, epochs=options.epochs),
             seed=options.seed,
             evaluate_every=options.reference_rounds,
-            engine="vectorised",
-            workers=1,
+            execution=pf.Execution(engine="vectorised", workers=1),
         )
         found[f"FedAvg {alpha}"] = {"test_accuracy": run.summary["test_accuracy"], "rounds": options.reference_rounds}
     return found
@@ -325,7 +323,9 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "results.json"
     settings = {name: value for name, value in vars(options).items() if name != "out"}
-    store: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"settings": settings, "rows": []}
+    store: dict[str, Any] = (
+        json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"settings": settings, "rows": []}
+    )
     missing = [name for name in options.run if all(row["name"] != name for row in store["rows"])]
     if missing:
         images = pictures(options)
@@ -337,10 +337,10 @@ def main() -> None:
         store["features"] = features.name
         if "references" not in store:
             store["references"] = references(images, distances, options)
-            path.write_text(json.dumps(store, indent=1) + "\n")
+            path.write_text(json.dumps(store, indent=1) + "\n", encoding="utf-8")
     for name in missing:
         store["rows"].append(one_run(name, images, distances, options))
-        path.write_text(json.dumps(store, indent=1) + "\n")
+        path.write_text(json.dumps(store, indent=1) + "\n", encoding="utf-8")
         row = store["rows"][-1]
         print(f"{name}: accuracy {row['test_accuracy']:.3f}  FID {row['fid']:.2f}  KID {row['kid']:.3f}", flush=True)
     draw(store, options.out)

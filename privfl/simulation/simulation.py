@@ -8,14 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from privfl.algorithms.base import Algorithm, Tensors
 from privfl.description import describe
-from privfl.engine.choice import Choice, Engine, EngineName, choose
+from privfl.engine.choice import Choice, Engine, choose
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import Phase
 from privfl.errors import ConfigError
@@ -23,21 +22,20 @@ from privfl.federation.availability import Always, Availability
 from privfl.federation.cohorts import Cohort, Everyone, Selection
 from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
+from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.ledger import Ledger
-from privfl.privacy.accounting.release import Observer as Onlooker
-from privfl.privacy.accounting.statement import make_statement
+from privfl.privacy.accounting.release import Observer
 from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.channel.channel import ChannelSpec, RunChannel
-from privfl.privacy.clipping.per_sample import Way
+from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.door.precision import Precision
 from privfl.privacy.mechanisms.participation import ParticipationPattern
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.settings import Privacy
 from privfl.privacy.sizes.known_sizes import SIZE, SIZE_RESPONSE, Sizes
 from privfl.privacy.sizes.responses import SizeResponses
 from privfl.simulation.caveats import caveats
-from privfl.simulation.checks import check_name, check_settings, pick_device
+from privfl.simulation.checks import check_settings, pick_device
 from privfl.simulation.evaluation import evaluate, storable
 from privfl.simulation.recorder import Recorder, public_facts, recorded_observers
 from privfl.simulation.result import Run
@@ -59,9 +57,10 @@ from privfl.simulation.run_directory import (
     state_tensors,
     write_whole,
 )
+from privfl.simulation.settings import Execution, Schedule
 
-SETTINGS = ("algorithm", "rounds", "training", "privacy", "cohort", "availability", "seed", "evaluate_every", "record")
-Observer = Callable[["Simulation", Metrics], None]
+SETTINGS = ("algorithm", "training", "privacy", "cohort", "availability", "record")
+Callback = Callable[["Simulation", Metrics], None]
 """Called after every round with the simulation and the round's metrics; the progress bar is one."""
 
 
@@ -70,68 +69,48 @@ def simulate(
     algorithm: Algorithm,
     *,
     rounds: int,
+    seed: int = 0,
+    evaluate_every: int = 1,
     training: LocalTraining | None = None,
     privacy: Privacy | None = None,
     cohort: Cohort | None = None,
     availability: Availability | None = None,
-    seed: int = 0,
-    evaluate_every: int = 1,
+    execution: Execution | None = None,
+    record: bool | Sequence[Observer] = False,
     out: Path | str | None = None,
     resume: bool = False,
-    device: str = "auto",
-    engine: EngineName = "auto",
-    precision: Precision = "float32",
-    workers: int | None = None,
+    callbacks: Sequence[Callback] = (),
     settings: Mapping[str, Any] | None = None,
-    checkpoint_seconds: float = 10.0,
-    observers: Sequence[Observer] = (),
-    record: bool | Sequence[Onlooker] = False,
 ) -> Run:
     """Train ``algorithm`` on ``task`` for ``rounds`` rounds and say what may be claimed.
 
     Args:
+        rounds, seed, evaluate_every: the :class:`~privfl.simulation.settings.Schedule`.
         training: local SGD; default :class:`LocalTraining`.
         privacy: mechanisms; the default is none, and then every cell of the statement is ∞.
         cohort: who trains in a round; default everyone who can be reached.
         availability: who can be reached; default everyone, always.
-        seed: root of all experiment randomness; never of privacy noise.
-        evaluate_every: rounds between evaluations on the held-out data; the last round is always evaluated.
+        execution: device, engine, precision, workers, checkpoints; see :class:`~privfl.simulation.settings.Execution`.
+        record: whose view of the run is kept as its transcript: ``"server"``, ``"public"``, both (true) or nobody's.
         out: run directory; ``None`` keeps everything in memory.
         resume: go on with an interrupted run in ``out``.
-        device: ``auto`` (CUDA if there is one), ``cpu``, ``cuda``, …
-        engine: ``loop`` trains clients one by one on every core, ``vectorised`` stacks them into one kernel, ``auto``
-            measures which is faster. They agree up to the rounding of sums.
-        precision: of gradients: ``float32``; ``tf32`` (CUDA) or ``bfloat16`` for speed.
-        workers: clients side by side; default all cores. The loop gives the same bits for any number of them, the
-            vectorised engine for the same number and chunk (``engine.json`` in the run directory says which).
+        callbacks: called after every round with the simulation and the round's metrics.
         settings: what ``config.toml`` records; default a description of the arguments.
-        checkpoint_seconds: seconds between checkpoints.
-        record: whose view of the run is kept as its transcript: ``"server"``, ``"public"``, both (true) or nobody's.
 
     Raises:
         ConfigError: a setting is impossible; nothing has been trained or sent then.
     """
-    if rounds < 1 or evaluate_every < 1:
-        raise ConfigError(f"rounds is {rounds} and evaluate_every is {evaluate_every}; give integers ≥ 1")
-    check_name("engine", engine, get_args(EngineName))
-    check_name("precision", precision, get_args(Precision))
     simulation = Simulation(
         task=task,
         algorithm=algorithm,
-        rounds=rounds,
+        schedule=Schedule(rounds, seed, evaluate_every),
         training=training or LocalTraining(),
         privacy=privacy or Privacy(),
         cohort=cohort or Everyone(),
         availability=availability or Always(),
-        seed=seed,
-        evaluate_every=evaluate_every,
+        execution=execution or Execution(),
         directory=None if out is None else RunDirectory(Path(out)),
-        device=pick_device(device),
-        engine_name=engine,
-        precision=precision,
-        workers=workers,
-        checkpoint_seconds=checkpoint_seconds,
-        observers=tuple(observers),
+        callbacks=tuple(callbacks),
         record=recorded_observers(record),
     )
     return simulation.run(dict(settings) if settings is not None else None, resume)
@@ -143,21 +122,15 @@ class Simulation:
 
     task: Task
     algorithm: Algorithm
-    rounds: int
+    schedule: Schedule
     training: LocalTraining
     privacy: Privacy
     cohort: Cohort
     availability: Availability
-    seed: int
-    evaluate_every: int
+    execution: Execution
     directory: RunDirectory | None
-    device: torch.device
-    engine_name: EngineName
-    precision: Precision
-    workers: int | None
-    checkpoint_seconds: float
-    observers: tuple[Observer, ...]
-    record: tuple[Onlooker, ...]
+    callbacks: tuple[Callback, ...]
+    record: tuple[Observer, ...]
     round: int = 0
     server: Tensors = field(default_factory=dict)
     kept: dict[int, Tensors] = field(default_factory=dict)
@@ -170,11 +143,14 @@ class Simulation:
         """Prepare, train, conclude."""
         settings = settings or {
             "task": self.task.describe(),
-            **{name: describe(getattr(self, name)) for name in (*SETTINGS, "precision")},
+            **{name: describe(getattr(self, name)) for name in SETTINGS},
+            **vars(self.schedule),
+            "precision": self.execution.precision,
         }
         if self.algorithm.pools_data:
             self.task = self.task.pooled()
             self.cohort, self.availability = Everyone(), Always()
+        self.device = pick_device(self.execution.device)
         self.task = self.task.to(self.device)
         self.dpsgd = self.privacy.training
         way = self.prepare()
@@ -195,20 +171,20 @@ class Simulation:
             self.training,
             self.channel.usual,
             way=way,
-            workers=self.workers,
-            precision=self.precision,
+            workers=self.execution.workers,
+            precision=self.execution.precision,
         ) as loop:
             self.engine = self.pick_engine(loop, way)
             self.train()
             return self.conclude()
 
-    def pick_engine(self, loop: LoopEngine, way: Way | None) -> Engine:
+    def pick_engine(self, loop: LoopEngine, way: GradSampleMode | None) -> Engine:
         """The engine that was asked for or measured to be fastest; a resumed run keeps the one it began with."""
         recorded = None if self.directory is None else self.directory.read_json("engine.json")
         if recorded is None:
             received = self.algorithm.broadcast(self.algorithm.turn(self.server, self.round))
             cohort = math.ceil(self.cohort.expected(len(self.task.clients)))
-            choice = choose(self.engine_name, loop, way, received, cohort=cohort, rounds=self.rounds)
+            choice = choose(self.execution.engine, loop, way, received, cohort=cohort, rounds=self.schedule.rounds)
         else:
             choice = Choice(**recorded)
         if choice.refused:
@@ -217,13 +193,13 @@ class Simulation:
             self.directory.write_json("engine.json", choice.to_dict())
         return choice.build(loop, way)
 
-    def prepare(self) -> Way | None:
+    def prepare(self) -> GradSampleMode | None:
         """Check the settings and build what the rounds need; returns how per-sample gradients are formed."""
-        self.algorithm = self.algorithm.on(self.task.setting(self.rounds, self.seed))
+        self.algorithm = self.algorithm.on(self.task.setting(self.schedule.rounds, self.schedule.seed))
         checked = check_settings(self.task, self.algorithm, self.privacy, self.cohort, self.device)
         self.needs_sizes, self.hides_weights = checked.needs_sizes, checked.hides_weights
         self.warnings += checked.warnings
-        parameters = flatten(self.task.model(self.seed).to(self.device))
+        parameters = flatten(self.task.model(self.schedule.seed).to(self.device))
         self.channel = self.for_this_run(checked.channel, parameters.numel())
         phases_of(self.algorithm, self.channel.usual)  # what a survey's channel refuses is refused before any work
         refuse_hopeless(self.privacy.budget, self.channel.usual)
@@ -233,7 +209,7 @@ class Simulation:
 
     def for_this_run(self, channel: ChannelSpec, size: int) -> RunChannel:
         """``channel`` with what it must know of this run, whose model has ``size`` parameters."""
-        returns = ParticipationPattern.of(self.cohort, clients := len(self.task.clients), self.rounds)
+        returns = ParticipationPattern.of(self.cohort, clients := len(self.task.clients), self.schedule.rounds)
         return channel.for_run(size, self.cohort.expected(clients), returns, self.hides_weights)
 
     def keep_accounts(self, ledger: Ledger) -> None:
@@ -246,7 +222,7 @@ class Simulation:
         """What writes the transcript, from the current round on."""
         privacy = replace(self.privacy, training=self.dpsgd)
         facts = public_facts(
-            self.task, self.algorithm, self.training, privacy, self.cohort, self.availability, self.rounds
+            self.task, self.algorithm, self.training, privacy, self.cohort, self.availability, self.schedule.rounds
         )
         folder = None if self.directory is None else self.directory.path
         return Recorder(self.record, facts, folder, self.round, self.task)
@@ -263,13 +239,13 @@ class Simulation:
         if self.needs_sizes and self.refreshes:
             raise ConfigError("target_epsilon needs sampling rates known before training; use refresh = 'once'")
         gradients: list[Counter[float]] = [Counter() for _ in range(len(self.task.clients))]
-        for selection, server in map(self.meet, range(self.rounds)):
+        for selection, server in map(self.meet, range(self.schedule.rounds)):
             received = self.algorithm.broadcast(server)
             for client in selection.clients.tolist():
                 rate, count = planned_gradients(self.algorithm, self.training, self.dpsgd, client, received)
                 gradients[client][rate] += count
         besides = self.sizes.cost if self.needs_sizes or self.sizes.hidden else None
-        totals = planned_totals(phases_of(self.algorithm, self.channel.usual), self.rounds)
+        totals = planned_totals(phases_of(self.algorithm, self.channel.usual), self.schedule.rounds)
         self.dpsgd = calibrate(self.dpsgd, gradients, besides, self.privacy.target_delta, totals)
         channel = ChannelSpec.of(
             self.privacy.update, self.algorithm.fields(), self.dpsgd, self.cohort.rate, self.privacy.statistics
@@ -278,9 +254,9 @@ class Simulation:
 
     def meet(self, round: int) -> tuple[Selection, Tensors]:
         """Who trains in ``round``, and the server's state once it knows the sizes of those who could."""
-        available = self.availability.active(round, len(self.task.clients), self.seed)
+        available = self.availability.active(round, len(self.task.clients), self.schedule.seed)
         known = self.sizes.weights(available) if self.cohort.needs_sizes else np.ones(len(available))
-        selection = self.cohort.draw(available, round, self.seed, self.source, known)
+        selection = self.cohort.draw(available, round, self.schedule.seed, self.source, known)
         server = self.algorithm.turn(self.server, round)
         if not self.needs_sizes:
             return selection, server
@@ -290,7 +266,7 @@ class Simulation:
     def train(self) -> None:
         """Run the remaining rounds, within the budget."""
         saved = time.monotonic()
-        while self.round < self.rounds:
+        while self.round < self.schedule.rounds:
             began = time.perf_counter()
             if not self.train_round():
                 self.stopped = "budget"
@@ -299,16 +275,16 @@ class Simulation:
             if self.directory is not None:
                 self.directory.append("metrics.jsonl", line)
                 self.directory.append("timing.jsonl", {"round": line["round"], "seconds": time.perf_counter() - began})
-                if time.monotonic() - saved >= self.checkpoint_seconds:
+                if time.monotonic() - saved >= self.execution.checkpoint_seconds:
                     self.save()
                     saved = time.monotonic()
-            for observer in self.observers:
-                observer(self, line)
+            for callback in self.callbacks:
+                callback(self, line)
 
     def train_round(self) -> bool:
         """One round; False if it would exceed the budget, and then nothing has happened."""
         round, budget = self.round, self.privacy.budget
-        available = self.availability.active(round, len(self.task.clients), self.seed)
+        available = self.availability.active(round, len(self.task.clients), self.schedule.seed)
         if self.needs_sizes and self.refreshes:
             if exceeds(budget, self.tracker, [(self.sizes.cost, self.sizes.due(round, available), 1)], round):
                 return False
@@ -324,7 +300,7 @@ class Simulation:
         samples = self.sizes.total(everyone) if self.needs_sizes else None
         weight = self.cohort.expected(len(available))
         asked = int(selection.times.sum())
-        moment = Moment(round, self.seed, self.source, weight, len(everyone), asked, samples, self.recorder)
+        moment = Moment(round, self.schedule.seed, self.source, weight, len(everyone), asked, samples, self.recorder)
         problems: Counter[str] = Counter()
         for phase, costs in priced:
             sums = collect(phase, self.engine, selection, server, self.kept, self.sizes, costs, moment)
@@ -352,7 +328,7 @@ class Simulation:
         if problems:
             line["dropped"] = dict(problems)
         line |= storable(self.algorithm.measures(self.server))
-        if (round + 1) % self.evaluate_every == 0 or round + 1 == self.rounds:
+        if (round + 1) % self.schedule.evaluate_every == 0 or round + 1 == self.schedule.rounds:
             line |= storable(evaluate(self.task, self.algorithm, self.engine, self.server, self.kept))
         line["epsilon"] = self.tracker.so_far()
         return line

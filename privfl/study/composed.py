@@ -11,7 +11,8 @@ from privfl.algorithms import Algorithm
 from privfl.description import describe
 from privfl.federation.task import Task
 from privfl.simulation.result import Run
-from privfl.simulation.simulation import Observer, simulate
+from privfl.simulation.settings import Schedule
+from privfl.simulation.simulation import Callback, simulate
 
 
 @dataclass(frozen=True)
@@ -22,37 +23,33 @@ class Composed:
         task: builds the task from the seed. For runs in processes of their own it is a function at the top of a module,
             or a ``functools.partial`` of one.
         algorithm: one of privfl's or one's own.
-        rounds: number of rounds.
-        seed: root of the run's experiment randomness, handed to ``task`` as well.
+        schedule: rounds, seed and evaluations; the seed is handed to ``task`` as well.
         arguments: further arguments of :func:`privfl.simulation.simulation.simulate`.
     """
 
     task: Callable[[int], Task]
     algorithm: Algorithm
-    rounds: int
-    seed: int = 0
+    schedule: Schedule
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """What tells this run apart from another one; builds the task, to know who holds which rows."""
-        return self._settings(self.task(self.seed))
+        return self._settings(self.task(self.schedule.seed))
 
-    def run(self, out: Path | str | None = None, *, resume: bool = False, observers: Sequence[Observer] = ()) -> Run:
+    def run(self, out: Path | str | None = None, *, resume: bool = False, callbacks: Sequence[Callback] = ()) -> Run:
         """Run it; see :func:`privfl.simulation.simulation.simulate`."""
-        task = self.task(self.seed)
+        task = self.task(self.schedule.seed)
         return simulate(
             task,
             self.algorithm,
-            rounds=self.rounds,
-            seed=self.seed,
+            **vars(self.schedule),
             out=out,
             resume=resume,
-            observers=observers,
+            callbacks=callbacks,
             settings=self._settings(task),
             **self.arguments,
         )
 
     def _settings(self, task: Task) -> dict[str, Any]:
         given = {name: describe(value) for name, value in self.arguments.items()}
-        named = {"algorithm": describe(self.algorithm), "rounds": self.rounds, "seed": self.seed}
-        return {"task": task.describe(), **named, **given}
+        return {"task": task.describe(), "algorithm": describe(self.algorithm), **vars(self.schedule), **given}

@@ -51,7 +51,7 @@ class Cell:
     @property
     def folder(self) -> str:
         """Name of the run's directory."""
-        return slug(f"{self.method}-{self.level}-seed{self.experiment.seed}")
+        return slug(f"{self.method}-{self.level}-seed{self.experiment.schedule.seed}")
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,9 @@ def run_study(
     for cell in cells:
         if cell.folder not in failed:
             try:
-                results.append(read_result(cell.method, cell.level, cell.experiment.seed, out / "runs" / cell.folder))
+                results.append(
+                    read_result(cell.method, cell.level, cell.experiment.schedule.seed, out / "runs" / cell.folder)
+                )
             except DataError as error:
                 failed[cell.folder] = str(error)
     failures = [f"{folder}: {failed[folder]}" for folder in folders if folder in failed]
@@ -173,7 +175,7 @@ def _run_cell(cell: Cell, folder: Path) -> str:
     """Run one cell, unless ``folder`` holds its end already; returns why it failed, or the empty string."""
     try:
         if not _finished(cell, folder):
-            cell.experiment.run(folder, resume=True, observers=[record_clients])
+            cell.experiment.run(folder, resume=True, callbacks=[record_clients])
         (folder / "error.txt").unlink(missing_ok=True)
     except (PrivflError, OSError) as error:
         return str(error)
@@ -186,7 +188,7 @@ def _run_cell(cell: Cell, folder: Path) -> str:
 def _finished(cell: Cell, folder: Path) -> bool:
     if not ((folder / "summary.json").exists() and (folder / "statement.json").exists()):
         return False
-    began_with = json.loads((folder / "environment.json").read_text())["fingerprint"]
+    began_with = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["fingerprint"]
     return bool(began_with == fingerprint(cell.experiment.to_dict()))
 
 
@@ -198,13 +200,13 @@ def read_result(method: str, level: str, seed: int, folder: Path) -> Result:
     """
     try:
         accuracies = [line["test_accuracy"] for line in RunDirectory(folder).metrics() if "test_accuracy" in line]
-        summary = json.loads((folder / "summary.json").read_text())
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         if not accuracies:
             raise DataError(
                 f"the run ended after {summary['rounds']} rounds ({summary['stopped']}), before its first evaluation; "
                 "set a smaller evaluate_every"
             )
-        statement = Statement.from_json((folder / "statement.json").read_text())
+        statement = Statement.from_json((folder / "statement.json").read_text(encoding="utf-8"))
         epsilons = {f"{one.unit}/{one.observer}": one.epsilon for one in statement.cells}
         return Result(
             method=method,
@@ -256,7 +258,7 @@ def load_results(out: Path) -> list[Result]:
 
 
 def _rows(out: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads((out / "results.json").read_text())
+    rows: list[dict[str, Any]] = json.loads((out / "results.json").read_text(encoding="utf-8"))
     return rows
 
 

@@ -183,7 +183,12 @@ def corners(simulation: Simulation, client: int) -> tuple[Tensor, Tensor, Tensor
     """
     received = simulation.algorithm.broadcast(simulation.algorithm.turn(simulation.server, simulation.round))
     (result,) = simulation.engine.train(
-        [client], received, simulation.kept, round=simulation.round, seed=simulation.seed, source=simulation.source
+        [client],
+        received,
+        simulation.kept,
+        round=simulation.round,
+        seed=simulation.schedule.seed,
+        source=simulation.source,
     )
     if result.upload is None:
         raise ConfigError(f"client {client} could not be trained ({result.dropped}); choose another one")

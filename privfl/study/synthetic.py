@@ -78,7 +78,7 @@ class Gallery:
 
     def __call__(self, simulation: Simulation, line: Metrics) -> None:
         done = simulation.round
-        if done == 1 or done % self.every == 0 or done == simulation.rounds:
+        if done == 1 or done % self.every == 0 or done == simulation.schedule.rounds:
             server = simulation.server
             self.sets[done] = SyntheticSet(server["images"].cpu().clone(), server["labels"].cpu().clone())
             if self.folder is not None:

@@ -73,8 +73,7 @@ def mean_over_cohorts(task, algorithm, cohort, draws):
                 training=training,
                 cohort=cohort,
                 seed=seed,
-                workers=1,
-                engine="loop",
+                execution=pf.Execution(workers=1, engine="loop"),
                 evaluate_every=10,
             ).parameters
             for seed in range(draws)
@@ -165,7 +164,7 @@ def quadratic_task(seed=0, clients=4, dimension=3):
 
 def test_on_quadratics_one_local_step_finds_the_optimum_and_many_do_not():
     task, optimum = quadratic_task()
-    settings = {"evaluate_every": 400, "engine": "loop", "workers": 1}
+    settings = {"evaluate_every": 400, "execution": pf.Execution(engine="loop", workers=1)}
     one = pf.simulate(task, FedAvg(), rounds=400, training=pf.LocalTraining(learning_rate=0.1), **settings)
     many = pf.simulate(task, FedAvg(), rounds=200, training=pf.LocalTraining(learning_rate=0.1, epochs=10), **settings)
     assert float((one.parameters - optimum).norm()) < 1e-9
@@ -232,7 +231,10 @@ def test_an_upload_holds_what_the_algorithm_declares_and_nothing_else(name):
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_results_do_not_depend_on_the_number_of_workers(name):
     task = layered_task(SIZES, dtype=torch.float32)
-    runs = [pf.simulate(task, ALGORITHMS[name](), rounds=2, training=TRAINING, workers=n) for n in (1, 2, 3)]
+    runs = [
+        pf.simulate(task, ALGORITHMS[name](), rounds=2, training=TRAINING, execution=pf.Execution(workers=n))
+        for n in (1, 2, 3)
+    ]
     assert runs[0].metrics == runs[1].metrics == runs[2].metrics
     assert all(torch.equal(runs[0].parameters, other.parameters) for other in runs[1:])
 

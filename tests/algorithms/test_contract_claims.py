@@ -15,7 +15,7 @@ from privfl.algorithms.base import Survey
 from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.channel.field import Field
-from privfl.privacy.door.contract import BARE_SIZE, BARE_TOTAL, DoorLog
+from privfl.privacy.door.log import BARE_SIZE, BARE_TOTAL, DoorLog
 from tests.algorithms.contracts import SIZES, TRAINING, LossOnly, Voiced, one_hot, results
 from tests.algorithms.federation import layered_task
 
@@ -217,7 +217,10 @@ def test_an_upload_may_be_the_parameters_themselves_whatever_the_number_of_worke
         def aggregate(self, server, total, round, training):
             return {**server, "parameters": total["update"] / round.weight}
 
-    runs = [pf.simulate(task, Whole("uniform"), rounds=2, workers=workers, engine="loop") for workers in (1, 2, 4)]
+    runs = [
+        pf.simulate(task, Whole("uniform"), rounds=2, execution=pf.Execution(workers=workers, engine="loop"))
+        for workers in (1, 2, 4)
+    ]
     assert all(torch.equal(runs[0].parameters, run.parameters) for run in runs[1:])
 
 
@@ -274,7 +277,13 @@ def test_state_that_the_server_dropped_stays_dropped_when_a_run_is_resumed(task,
     for stopping, resume in ((True, False), (False, True)):
         try:
             run = pf.simulate(
-                task, Once(), rounds=3, out=tmp_path, resume=resume, observers=[stop], checkpoint_seconds=0.0
+                task,
+                Once(),
+                rounds=3,
+                out=tmp_path,
+                resume=resume,
+                callbacks=[stop],
+                execution=pf.Execution(checkpoint_seconds=0.0),
             )
         except KeyboardInterrupt:
             assert stopping

@@ -10,7 +10,7 @@ import privfl as pf
 from privfl.algorithms.declarations import declared
 from privfl.errors import ConfigError
 from privfl.federation.task import ClientIndex
-from privfl.privacy.door.contract import BARE_TRAINING
+from privfl.privacy.door.log import BARE_TRAINING
 from tests.algorithms.federation import digits_task, initial, uploads
 from tests.algorithms.test_baselines import quadratic_task
 from tests.algorithms.test_scaffold import (
@@ -58,7 +58,13 @@ def test_rounds_of_a_part_of_the_federation_are_the_papers(task, training):
         average = sum(found.values()) / len(found)
         w = average - h / alpha
     run = pf.simulate(
-        task, pf.FedDyn(alpha), rounds=4, training=training, cohort=pf.FixedCohort(2), evaluate_every=4, engine="loop"
+        task,
+        pf.FedDyn(alpha),
+        rounds=4,
+        training=training,
+        cohort=pf.FixedCohort(2),
+        evaluate_every=4,
+        execution=pf.Execution(engine="loop"),
     )
     torch.testing.assert_close(run.parameters, average, rtol=0, atol=1e-12)
     torch.testing.assert_close(run.server["parameters"], w, rtol=0, atol=1e-12)
@@ -83,7 +89,13 @@ def test_with_a_mean_size_every_client_has_the_authors_alpha(task):
     algorithm = pf.FedDyn(alpha, "server", mean_size=float(sizes.mean()))
     for engine in ("loop", "vectorised"):
         run = pf.simulate(
-            task, algorithm, rounds=3, training=PLAIN, cohort=pf.FixedCohort(2), evaluate_every=3, engine=engine
+            task,
+            algorithm,
+            rounds=3,
+            training=PLAIN,
+            cohort=pf.FixedCohort(2),
+            evaluate_every=3,
+            execution=pf.Execution(engine=engine),
         )
         torch.testing.assert_close(run.parameters, w, rtol=0, atol=1e-11)
 
@@ -95,7 +107,13 @@ def test_on_quadratics_both_models_find_the_optimum(clients, cohort, rounds):
     task, optimum = quadratic_task(clients=clients)  # FedAvg with several local steps misses it: test_scaffold.py
     training = pf.LocalTraining(learning_rate=0.2, epochs=5)
     run = pf.simulate(
-        task, pf.FedDyn(2.0), rounds=rounds, training=training, cohort=cohort, evaluate_every=rounds, engine="loop"
+        task,
+        pf.FedDyn(2.0),
+        rounds=rounds,
+        training=training,
+        cohort=cohort,
+        evaluate_every=rounds,
+        execution=pf.Execution(engine="loop"),
     )
     for found in (run.parameters, run.server["average"], run.server["parameters"]):
         assert float((found - optimum).norm()) < 1e-8
@@ -106,7 +124,13 @@ def test_a_bound_that_bites_parts_the_servers_dual_from_the_clients_and_shifts_t
     training = pf.LocalTraining(learning_rate=0.2, epochs=5)
     for bound, bites in ((0.05, True), (100.0, False)):
         privacy = pf.Privacy(update=[pf.Clip(bound)])
-        settings = {"rounds": 30, "training": training, "privacy": privacy, "evaluate_every": 30, "engine": "loop"}
+        settings = {
+            "rounds": 30,
+            "training": training,
+            "privacy": privacy,
+            "evaluate_every": 30,
+            "execution": pf.Execution(engine="loop"),
+        }
         run = pf.simulate(task, pf.FedDyn(2.0), **settings)
         apart = run.server["dual"] - sum(kept["dual"] for kept in run.kept.values()) / 4
         assert (float(apart.norm()) > 1e-2) == bites
@@ -118,7 +142,9 @@ def test_with_unequal_sizes_only_an_alpha_for_each_client_finds_the_weighted_opt
     task, optimum = unequal_quadratics()
     training = pf.LocalTraining(learning_rate=0.15, batch_size=10, epochs=5)
     algorithm = pf.FedDyn(2.0, mean_size=mean_size)
-    run = pf.simulate(task, algorithm, rounds=50, training=training, evaluate_every=50, engine="loop")
+    run = pf.simulate(
+        task, algorithm, rounds=50, training=training, evaluate_every=50, execution=pf.Execution(engine="loop")
+    )
     distance = float((run.parameters - optimum).norm())
     assert distance > 1e-2 if mean_size is None else distance < 1e-8
 
@@ -131,7 +157,15 @@ def test_with_the_sub_problem_solved_the_dual_is_the_gradient_at_the_clients_mod
     def keep(simulation, line):
         points.append((simulation.server["parameters"], {k: one["dual"] for k, one in simulation.kept.items()}))
 
-    pf.simulate(task, pf.FedDyn(1.0), rounds=3, training=training, observers=(keep,), evaluate_every=3, engine="loop")
+    pf.simulate(
+        task,
+        pf.FedDyn(1.0),
+        rounds=3,
+        training=training,
+        callbacks=(keep,),
+        evaluate_every=3,
+        execution=pf.Execution(engine="loop"),
+    )
     (w, before), (_, after) = points[1:]
     for client, row in enumerate(task.inputs):
         v = w + after[client] - before[client]
@@ -160,7 +194,7 @@ def test_the_servers_dual_is_the_mean_of_all_clients_whoever_drops_out_when(task
         "cohort": pf.FixedCohort(2),
         "availability": pf.Bernoulli(0.7),
         "evaluate_every": 24,
-        "engine": "loop",
+        "execution": pf.Execution(engine="loop", checkpoint_seconds=0),
     }
     check = Invariant("dual", 1e-12)
 
@@ -169,10 +203,8 @@ def test_the_servers_dual_is_the_mean_of_all_clients_whoever_drops_out_when(task
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pf.simulate(
-            one_bad_row(task), pf.FedDyn(), out=tmp_path, checkpoint_seconds=0, observers=(check, killed), **settings
-        )
-    resumed = pf.simulate(one_bad_row(task), pf.FedDyn(), out=tmp_path, resume=True, observers=(check,), **settings)
+        pf.simulate(one_bad_row(task), pf.FedDyn(), out=tmp_path, callbacks=(check, killed), **settings)
+    resumed = pf.simulate(one_bad_row(task), pf.FedDyn(), out=tmp_path, resume=True, callbacks=(check,), **settings)
     whole = pf.simulate(one_bad_row(task), pf.FedDyn(), **settings)
     assert torch.equal(resumed.parameters, whole.parameters)
     assert len(check.moved) == 24
@@ -185,9 +217,9 @@ def test_a_client_whose_broken_upload_counts_as_zeros_keeps_its_dual(task):
     """Noise at clients hides who failed; what is added here, 20 deviations in 1e-6, is less than the tolerance."""
     check = Invariant("dual", 1e-6)
     privacy = pf.Privacy(update=[pf.Clip(100.0), pf.GaussianNoise(1e-9, at="client")])
-    settings = {"rounds": 8, "training": SGD_OF_FEW, "privacy": privacy, "observers": (check,), "evaluate_every": 8}
+    settings = {"rounds": 8, "training": SGD_OF_FEW, "privacy": privacy, "callbacks": (check,), "evaluate_every": 8}
     for engine in ("loop", "vectorised"):
-        run = pf.simulate(one_bad_row(task), pf.FedDyn(), engine=engine, **settings)
+        run = pf.simulate(one_bad_row(task), pf.FedDyn(), execution=pf.Execution(engine=engine), **settings)
         assert not run.summary["dropped"]
         assert all(0 < float(kept["dual"].norm()) < 100 for kept in run.kept.values())
 
@@ -195,7 +227,7 @@ def test_a_client_whose_broken_upload_counts_as_zeros_keeps_its_dual(task):
 def test_a_client_that_is_drawn_twice_counts_once(task):
     """In the mean as in the dual: with nobody's dual from before, w⁺ − v̄ = (m/N)·(v̄ − w)."""
     check, start = Invariant("dual", 1e-12), initial(task)
-    settings = {"training": SGD_OF_FEW, "cohort": pf.SizeWeightedCohort(4), "observers": (check,)}
+    settings = {"training": SGD_OF_FEW, "cohort": pf.SizeWeightedCohort(4), "callbacks": (check,)}
     run = pf.simulate(task, pf.FedDyn(), rounds=6, **settings)
     assert any(line["clients"] < 4 for line in run.metrics)
     first = pf.simulate(task, pf.FedDyn(), rounds=1, **settings)
@@ -209,7 +241,7 @@ def test_under_secure_sums_the_servers_dual_is_the_mean_up_to_the_grid(task):
     check = Invariant("dual", 1e-9)
     private = pf.Privacy(update=[pf.SecureSum(mode="ideal")])
     runs = [
-        pf.simulate(task, pf.FedDyn(), rounds=3, training=PLAIN, privacy=privacy, observers=(check,))
+        pf.simulate(task, pf.FedDyn(), rounds=3, training=PLAIN, privacy=privacy, callbacks=(check,))
         for privacy in (private, pf.Privacy())
     ]
     torch.testing.assert_close(runs[0].parameters, runs[1].parameters, rtol=0, atol=1e-9)

@@ -10,8 +10,8 @@ import privfl as pf
 from privfl.algorithms.declarations import declared
 from privfl.errors import ConfigError
 from privfl.federation.task import ClientIndex
-from privfl.privacy.door.batch_plans import Poisson
-from privfl.privacy.door.contract import BARE_TRAINING, Batch
+from privfl.privacy.door.contract import Batch
+from privfl.privacy.door.log import BARE_TRAINING
 from privfl.randomness import torch_stream
 from tests.algorithms.federation import digits_task, full_gradient, initial, task_of, uploads
 from tests.algorithms.test_baselines import quadratic_task
@@ -87,7 +87,13 @@ def twin(task, rounds, training, *, option="II", weighting="uniform", server_lea
 def test_rounds_of_a_part_of_the_federation_are_the_papers(task, settings, training):
     algorithm = pf.Scaffold(**settings)
     run = pf.simulate(
-        task, algorithm, rounds=4, training=training, cohort=pf.FixedCohort(2), evaluate_every=4, engine="loop"
+        task,
+        algorithm,
+        rounds=4,
+        training=training,
+        cohort=pf.FixedCohort(2),
+        evaluate_every=4,
+        execution=pf.Execution(engine="loop"),
     )
     w, c, controls = twin(task, 4, training, **settings)
     scale = task.clients.sizes.mean() if algorithm.weighting == "size" else 1.0  # ours has no constant N/n
@@ -100,7 +106,14 @@ def test_rounds_of_a_part_of_the_federation_are_the_papers(task, settings, train
 
 def test_stacked_clients_take_the_same_rounds(task):
     runs = [
-        pf.simulate(task, pf.Scaffold(weighting="size"), rounds=3, training=HEAVY, engine=engine, evaluate_every=3)
+        pf.simulate(
+            task,
+            pf.Scaffold(weighting="size"),
+            rounds=3,
+            training=HEAVY,
+            execution=pf.Execution(engine=engine),
+            evaluate_every=3,
+        )
         for engine in ("loop", "vectorised")
     ]
     torch.testing.assert_close(runs[0].parameters, runs[1].parameters, rtol=0, atol=1e-11)
@@ -151,7 +164,13 @@ def test_on_quadratics_it_finds_the_optimum(algorithm, clients, cohort, rounds):
     task, optimum = quadratic_task(clients=clients)
     training = pf.LocalTraining(learning_rate=0.2, epochs=3)
     found = pf.simulate(
-        task, algorithm, rounds=rounds, training=training, cohort=cohort, evaluate_every=rounds, engine="loop"
+        task,
+        algorithm,
+        rounds=rounds,
+        training=training,
+        cohort=cohort,
+        evaluate_every=rounds,
+        execution=pf.Execution(engine="loop"),
     )
     assert float((found.parameters - optimum).norm()) < 1e-8
 
@@ -159,7 +178,14 @@ def test_on_quadratics_it_finds_the_optimum(algorithm, clients, cohort, rounds):
 def test_on_quadratics_fedavg_misses_the_optimum():
     task, optimum = quadratic_task()
     training = pf.LocalTraining(learning_rate=0.2, epochs=3)
-    run = pf.simulate(task, pf.FedAvg("uniform"), rounds=30, training=training, evaluate_every=30, engine="loop")
+    run = pf.simulate(
+        task,
+        pf.FedAvg("uniform"),
+        rounds=30,
+        training=training,
+        evaluate_every=30,
+        execution=pf.Execution(engine="loop"),
+    )
     assert float((run.parameters - optimum).norm()) > 1e-2
 
 
@@ -170,7 +196,14 @@ def test_with_many_steps_on_unlike_curvatures_option_one_diverges_and_two_does_n
     rows = [torch.cat([torch.full((3,), a), A * torch.eye(3).flatten()]) for a, A in ((1.0, 0.1), (-1.0, 1.9))]
     task = replace(task, inputs=torch.stack(rows).double())
     training = pf.LocalTraining(learning_rate=0.5, epochs=steps)
-    run = pf.simulate(task, pf.Scaffold(option), rounds=40, training=training, evaluate_every=40, engine="loop")
+    run = pf.simulate(
+        task,
+        pf.Scaffold(option),
+        rounds=40,
+        training=training,
+        evaluate_every=40,
+        execution=pf.Execution(engine="loop"),
+    )
     assert float((run.parameters + 0.9).abs().max()) < 1e-6 if ends else float(run.parameters.abs().max()) > 100
 
 
@@ -200,7 +233,9 @@ def test_with_unequal_sizes_only_the_weighted_form_finds_the_weighted_optimum(we
     task, optimum = unequal_quadratics()
     training = pf.LocalTraining(learning_rate=0.2, batch_size=10, epochs=3)
     algorithm = pf.Scaffold(weighting=weighting)
-    run = pf.simulate(task, algorithm, rounds=35, training=training, evaluate_every=35, engine="loop")
+    run = pf.simulate(
+        task, algorithm, rounds=35, training=training, evaluate_every=35, execution=pf.Execution(engine="loop")
+    )
     distance = float((run.parameters - optimum).norm())
     assert distance < 1e-8 if weighting == "size" else distance > 1e-2
 
@@ -241,7 +276,7 @@ def test_the_servers_control_is_the_mean_of_all_clients_whoever_drops_out_when(t
         "cohort": pf.FixedCohort(2),
         "availability": pf.Bernoulli(0.7),
         "evaluate_every": 24,
-        "engine": "loop",
+        "execution": pf.Execution(engine="loop", checkpoint_seconds=0),
     }
     check = Invariant("control", 1e-12, weights)
 
@@ -250,10 +285,8 @@ def test_the_servers_control_is_the_mean_of_all_clients_whoever_drops_out_when(t
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pf.simulate(
-            one_bad_row(task), algorithm, out=tmp_path, checkpoint_seconds=0, observers=(check, killed), **settings
-        )
-    resumed = pf.simulate(one_bad_row(task), algorithm, out=tmp_path, resume=True, observers=(check,), **settings)
+        pf.simulate(one_bad_row(task), algorithm, out=tmp_path, callbacks=(check, killed), **settings)
+    resumed = pf.simulate(one_bad_row(task), algorithm, out=tmp_path, resume=True, callbacks=(check,), **settings)
     whole = pf.simulate(one_bad_row(task), algorithm, **settings)
     assert torch.equal(resumed.parameters, whole.parameters)
     assert len(check.moved) == 24
@@ -265,7 +298,7 @@ def test_the_servers_control_is_the_mean_of_all_clients_whoever_drops_out_when(t
 def test_a_client_that_is_drawn_twice_moves_the_servers_control_once(task):
     check = Invariant("control", 1e-12)
     run = pf.simulate(
-        task, pf.Scaffold(), rounds=6, training=SGD_OF_FEW, cohort=pf.SizeWeightedCohort(4), observers=(check,)
+        task, pf.Scaffold(), rounds=6, training=SGD_OF_FEW, cohort=pf.SizeWeightedCohort(4), callbacks=(check,)
     )
     assert any(line["clients"] < 4 for line in run.metrics)
 
@@ -274,7 +307,7 @@ def test_under_secure_sums_the_servers_control_is_the_mean_up_to_the_grid(task):
     check = Invariant("control", 1e-9)
     private = pf.Privacy(update=[pf.SecureSum(mode="ideal")])
     runs = [
-        pf.simulate(task, pf.Scaffold(), rounds=3, training=PLAIN, privacy=privacy, observers=(check,))
+        pf.simulate(task, pf.Scaffold(), rounds=3, training=PLAIN, privacy=privacy, callbacks=(check,))
         for privacy in (private, pf.Privacy())
     ]
     torch.testing.assert_close(runs[0].parameters, runs[1].parameters, rtol=0, atol=1e-9)
@@ -323,7 +356,7 @@ def replayed(algorithm, received, tape, training):
     local = algorithm.begin(received, {}, training)
     local["parameters"] = local["parameters"].clone()
     nothing, door = torch.empty(0), Taped(None, list(tape))
-    batch = Batch(Poisson(0.3), nothing, nothing, nothing, nothing, lambda: pytest.fail("a batch was counted"))
+    batch = Batch(nothing, nothing, nothing, nothing, lambda: pytest.fail("a batch was counted"))
     for _ in tape:
         algorithm.step(local, received, batch, door, training)
     return algorithm.finish(local, received, training), {name: local[name] for name in algorithm.keeps}

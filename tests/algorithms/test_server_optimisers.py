@@ -103,7 +103,7 @@ def test_the_moments_live_on_from_round_to_round(algorithm, weighting):
         chosen,
         rounds=rounds,
         training=TRAINING,
-        observers=[lambda simulation, line: seen.append(dict(simulation.server))],
+        callbacks=[lambda simulation, line: seen.append(dict(simulation.server))],
     )
     start = chosen.start(torch.zeros(650, dtype=torch.float64))
     for before, after in zip([start, *seen[:-1]], seen, strict=True):

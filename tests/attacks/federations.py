@@ -25,7 +25,13 @@ def run_of(rows, algorithm, training, rounds=1, model="two-nn", **more):
     )
     task = pf.Task.from_dataset(held, partition=pf.Natural(), model=model)
     return pf.simulate(
-        task, algorithm, rounds=rounds, training=training, record=True, engine="loop", workers=1, **more
+        task,
+        algorithm,
+        rounds=rounds,
+        training=training,
+        record=True,
+        execution=pf.Execution(engine="loop", workers=1),
+        **more,
     ).transcript
 
 

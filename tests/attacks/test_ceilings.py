@@ -43,7 +43,7 @@ def observed(noise_multiplier):
         training=pf.LocalTraining(learning_rate=1.0, batch_size=1, steps=1),
         privacy=pf.Privacy(training=mechanism, target_delta=DELTA, noise_key=11),
         record=("server",),
-        workers=1,
+        execution=pf.Execution(workers=1),
     )
     seen = run.transcript[0]
     weight = torch.zeros(2, 2)

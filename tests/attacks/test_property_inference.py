@@ -80,7 +80,7 @@ def test_the_server_of_a_run_learns_which_clients_have_dark_images():
     owners = torch.arange(16).repeat_interleave(40).numpy()
     public = tuple(part.numpy() for part in DATA.public)
     task = pf.Task.from_arrays(inputs[rows].numpy(), targets[rows].numpy(), clients=owners, test=public, model="two-nn")
-    run = pf.simulate(task, pf.FedAvg(), rounds=1, training=TRAINING, record=True, workers=1)
+    run = pf.simulate(task, pf.FedAvg(), rounds=1, training=TRAINING, record=True, execution=pf.Execution(workers=1))
     held = torch.arange(16) < 8
     auxiliary = Auxiliary(public=Records(*DATA.public), truth={"property": held})
     result = PropertyInference(size=40, simulated=30).run(run.transcript, auxiliary)
@@ -98,7 +98,7 @@ def test_the_server_of_a_run_learns_which_clients_have_dark_images():
 
 def test_what_does_not_train_by_plain_cross_entropy_is_refused():
     task = pf.load("digits", partition=pf.IID(clients=4), model="logistic")
-    run = pf.simulate(task, pf.BalancedFedAvg(), rounds=1, record=True, workers=1)
+    run = pf.simulate(task, pf.BalancedFedAvg(), rounds=1, record=True, execution=pf.Execution(workers=1))
     with pytest.raises(ConfigError, match="bsm-fedavg"):
         PropertyInference().run(run.transcript, Auxiliary(public=Records(*DATA.public)))
     with pytest.raises(ConfigError, match="bright"):

@@ -46,7 +46,13 @@ def test_a_mapped_task_trains_to_the_same_bits_as_the_array_in_memory(tmp_path, 
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             task = pf.Task.from_arrays(inputs, LABELS, clients=OWNERS, scale=1 / 255, model="logistic")
-            run = pf.simulate(task, pf.FedAvg(weighting="uniform"), rounds=3, privacy=privacy, device="cpu", workers=2)
+            run = pf.simulate(
+                task,
+                pf.FedAvg(weighting="uniform"),
+                rounds=3,
+                privacy=privacy,
+                execution=pf.Execution(device="cpu", workers=2),
+            )
         trained.append((run.parameters, run.metrics))
     assert torch.equal(trained[0][0], trained[1][0])
     assert trained[0][1] == trained[1][1]

@@ -13,7 +13,7 @@ from privfl.algorithms import FedAvg
 from privfl.engine import choice
 from privfl.engine.choice import choose, why_not_stacked
 from privfl.engine.loop import LoopEngine
-from privfl.engine.memory import bytes_per_client, largest_chunk
+from privfl.engine.memory import bytes_per_client, free_bytes, largest_chunk
 from privfl.errors import ConfigError
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import RoundChannel
@@ -92,7 +92,7 @@ def chosen(task, wanted="auto", *, algorithm=None, cohort=6, rounds=10, dpsgd=No
 )
 def test_a_model_that_cannot_be_stacked_is_trained_by_the_loop_and_one_sentence_says_which_layer(model, sentence):
     task = digits(model)
-    run = pf.simulate(task, FedAvg("uniform"), rounds=1, engine="vectorised")
+    run = pf.simulate(task, FedAvg("uniform"), rounds=1, execution=pf.Execution(engine="vectorised"))
     (warning,) = run.summary["warnings"]
     assert warning.startswith("clients are trained one by one because")
     assert sentence in warning
@@ -115,14 +115,15 @@ class Deciding(FedAvg):
 
 
 def test_a_step_that_branches_on_a_value_is_trained_by_the_loop():
-    run = pf.simulate(digits(), Deciding("uniform"), rounds=1, engine="vectorised")
+    run = pf.simulate(digits(), Deciding("uniform"), rounds=1, execution=pf.Execution(engine="vectorised"))
     (warning,) = run.summary["warnings"]
     assert "a step of deciding cannot be stacked" in warning
 
 
 def test_auto_measures_long_runs_and_both_engines_are_in_the_record(monkeypatch, tmp_path):
     monkeypatch.setattr(choice, "SHORT_RUN_SECONDS", 0.0)
-    run = pf.simulate(digits(clients=40), FedAvg("uniform"), rounds=40, out=tmp_path / "run", evaluate_every=40)
+    settings = {"rounds": 40, "evaluate_every": 40, "workers": 2}  # many workers would leave no eight clients to each
+    run = pf.simulate(digits(clients=40), FedAvg("uniform"), out=tmp_path / "run", **settings)
     record = json.loads((tmp_path / "run" / "engine.json").read_text())
     assert record["engine"] in ("loop", "vectorised")
     assert record["reason"] == "faster, as measured"
@@ -149,18 +150,24 @@ def test_a_resumed_run_keeps_its_engine(monkeypatch, tmp_path):
         if line["round"] == 2:
             raise Stop
 
-    settings = {"rounds": 5, "out": tmp_path / "run", "checkpoint_seconds": 0.0}
+    settings = {"rounds": 5, "out": tmp_path / "run"}
     with pytest.raises(Stop):
-        pf.simulate(digits(), FedAvg("uniform"), engine="vectorised", observers=[stop], **settings)
-    run = pf.simulate(digits(), FedAvg("uniform"), engine="loop", resume=True, **settings)
+        pf.simulate(
+            digits(),
+            FedAvg("uniform"),
+            execution=pf.Execution(engine="vectorised", checkpoint_seconds=0.0),
+            callbacks=[stop],
+            **settings,
+        )
+    run = pf.simulate(digits(), FedAvg("uniform"), execution=pf.Execution(engine="loop"), resume=True, **settings)
     assert json.loads((tmp_path / "run" / "engine.json").read_text())["engine"] == "vectorised"
-    straight = pf.simulate(digits(), FedAvg("uniform"), rounds=5, engine="vectorised")
+    straight = pf.simulate(digits(), FedAvg("uniform"), rounds=5, execution=pf.Execution(engine="vectorised"))
     assert torch.equal(run.parameters, straight.parameters)
 
 
 def test_an_unknown_engine_is_one_sentence():
     with pytest.raises(ConfigError, match="unknown engine 'turbo'"):
-        pf.simulate(digits(), FedAvg(), rounds=1, engine="turbo")
+        pf.simulate(digits(), FedAvg(), rounds=1, execution=pf.Execution(engine="turbo"))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +183,14 @@ def test_an_unknown_engine_is_one_sentence():
 def test_whole_runs_agree_in_metrics_model_and_statement(privacy):
     task = digits("two-nn", clients=12)
     runs = [
-        pf.simulate(task, FedAvg("uniform"), rounds=3, privacy=privacy, cohort=pf.FixedCohort(7), engine=engine)
+        pf.simulate(
+            task,
+            FedAvg("uniform"),
+            rounds=3,
+            privacy=privacy,
+            cohort=pf.FixedCohort(7),
+            execution=pf.Execution(engine=engine),
+        )
         for engine in ("loop", "vectorised")
     ]
     torch.testing.assert_close(runs[0].parameters, runs[1].parameters, rtol=0, atol=2e-5)
@@ -200,6 +214,14 @@ def test_the_largest_chunk_follows_from_free_memory(monkeypatch):
         assert largest_chunk(loop, None) == 0
 
 
+def test_free_memory_is_known_with_and_without_linux(monkeypatch):
+    assert free_bytes(torch.device("cpu")) > 0
+    monkeypatch.setattr("privfl.engine.memory.Path.read_text", lambda path, encoding: "MemAvailable:  2048 kB\n")
+    assert free_bytes(torch.device("cpu")) == 2 << 20
+    monkeypatch.setattr("privfl.engine.memory.Path.read_text", lambda path, encoding: "MemFree:  2048 kB\n")
+    assert free_bytes(torch.device("cpu")) > 0
+
+
 def test_what_can_be_stacked_has_no_excuse():
     task = digits("two-nn")
     for dpsgd, way in ((None, None), (pf.DPSGD(noise_multiplier=1.0), "layers")):
@@ -217,10 +239,16 @@ def test_bfloat16_gradients_stay_near_float32_ones_and_clipping_holds(engine, dp
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 300), nn.ReLU(), nn.Dropout(0.5), nn.Linear(300, 10))
 
     task = digits(with_dropout)
-    settings = {"rounds": 1, "engine": engine, "privacy": pf.Privacy(training=dpsgd, noise_key=1)}
+    settings = {"rounds": 1, "privacy": pf.Privacy(training=dpsgd, noise_key=1)}
     training = LocalTraining(learning_rate=0.1, batch_size=50, steps=1)
     exact, coarse = (
-        pf.simulate(task, FedAvg("uniform"), training=training, precision=precision, **settings).parameters
+        pf.simulate(
+            task,
+            FedAvg("uniform"),
+            training=training,
+            execution=pf.Execution(engine=engine, precision=precision),
+            **settings,
+        ).parameters
         for precision in ("float32", "bfloat16")
     )
     start = flatten(task.model(0))
@@ -238,4 +266,4 @@ def test_tf32_is_allowed_only_where_it_was_asked_for():
             assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (allowed, allowed)
         assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
     with pytest.raises(ConfigError, match="unknown precision 'float8'"):
-        pf.simulate(digits(), FedAvg(), rounds=1, precision="float8")
+        pf.simulate(digits(), FedAvg(), rounds=1, execution=pf.Execution(precision="float8"))

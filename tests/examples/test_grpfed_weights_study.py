@@ -31,7 +31,12 @@ def study():
 @pytest.mark.parametrize("report", ["last_epoch_mean", "last_batch", "pre_eval", "post_eval"])
 def test_without_what_stays_with_a_client_the_shared_model_is_the_same_bit_for_bit(study, report):
     task = study.FEDERATIONS["digits"](Namespace(), 0).task
-    settings = {"rounds": 2, "training": TRAINING, "cohort": pf.FixedCohort(3), "engine": "loop", "workers": 1}
+    settings = {
+        "rounds": 2,
+        "training": TRAINING,
+        "cohort": pf.FixedCohort(3),
+        "execution": pf.Execution(engine="loop", workers=1),
+    }
     short = study.SharedPath(loss_report=report, lambda_max=0.6)
     whole = pf.simulate(task, pf.GRPFed(loss_report=report, lambda_max=0.6), **settings)
     assert torch.equal(pf.simulate(task, short, **settings).parameters, whole.parameters)

@@ -28,9 +28,9 @@ def main(out: str, resume: bool) -> None:
         availability=pf.Bernoulli(0.8),
         out=out,
         resume=resume,
-        checkpoint_seconds=0.0,
-        workers=1,
-        engine="loop",  # a busy machine could measure otherwise in one of the two runs that are compared bit by bit
+        execution=pf.Execution(
+            checkpoint_seconds=0.0, workers=1, engine="loop"
+        ),  # a busy machine could measure otherwise in one of the two runs that are compared bit by bit
     )
 
 

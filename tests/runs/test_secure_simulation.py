@@ -37,7 +37,7 @@ def task():
 
 
 def train(task, algorithm, *chain, rounds=2, **settings):
-    settings = {"training": TRAINING, "seed": 3, "engine": "loop", "workers": 1, **settings}
+    settings = {"training": TRAINING, "seed": 3, "execution": pf.Execution(engine="loop", workers=1), **settings}
     privacy = settings.pop("privacy", pf.Privacy(noise_key=1))
     return pf.simulate(task, algorithm, rounds=rounds, privacy=replace(privacy, update=chain), **settings)
 
@@ -202,7 +202,7 @@ def test_where_clients_add_noise_a_broken_upload_counts_as_zeros(task):
 def test_a_client_whose_upload_counts_as_zeros_keeps_what_it_had(task):
     """MOON's client 0 fails in both rounds: it never took part, so it has nothing, and the others have their models."""
     privacy = pf.Privacy(update=[pf.Clip(1.0), pf.GaussianNoise(1.0, at="client")])
-    run = pf.simulate(poison(task, 0), pf.MOON("uniform"), rounds=2, privacy=privacy, workers=1)
+    run = pf.simulate(poison(task, 0), pf.MOON("uniform"), rounds=2, privacy=privacy, execution=pf.Execution(workers=1))
     assert run.summary["dropped"] == {}
     assert sorted(run.kept) == list(range(1, CLIENTS))
     assert all(bool(value.isfinite().all()) for kept in run.kept.values() for value in kept.values())
@@ -211,7 +211,8 @@ def test_a_client_whose_upload_counts_as_zeros_keeps_what_it_had(task):
 def test_both_engines_submit_the_same_integers_up_to_float_rounding(task):
     chain = (pf.Clip(0.5), pf.SecureSum(mode="ideal"), pf.GaussianNoise(0.1))
     loop, stacked = (
-        train(task, pf.FedAvg(weighting="uniform"), *chain, engine=engine) for engine in ("loop", "vectorised")
+        train(task, pf.FedAvg(weighting="uniform"), *chain, execution=pf.Execution(engine=engine))
+        for engine in ("loop", "vectorised")
     )
     assert torch.allclose(loop.parameters, stacked.parameters, atol=1e-4)
 
@@ -275,8 +276,8 @@ def test_an_interrupted_run_resumes_to_the_same_numbers(task, tmp_path, name):
             *CHAINS[name],
             rounds=4,
             out=tmp_path / name,
-            checkpoint_seconds=0.0,
-            observers=[kill],
+            execution=pf.Execution(checkpoint_seconds=0.0),
+            callbacks=[kill],
         )
     resumed = train(task, pf.FedAvg(weighting="uniform"), *CHAINS[name], rounds=4, out=tmp_path / name, resume=True)
     assert torch.equal(whole.parameters, resumed.parameters)

@@ -9,7 +9,7 @@ import privfl as pf
 from privfl.engine.loop import DIRECT_FROM
 from privfl.errors import ConfigError
 from privfl.models.flat_network import flatten
-from privfl.privacy.door.contract import coupled
+from privfl.privacy.loss import coupled
 from privfl.simulation.caveats import SECRET_DRAW
 
 CENTRAL = (pf.Clip(1.0), pf.GaussianNoise(1.0))
@@ -88,7 +88,7 @@ def test_a_large_model_trains_on_a_loss_that_couples_the_samples_of_a_batch():
     task, training = replace(task, loss=batch_mean), pf.LocalTraining(learning_rate=0.1, batch_size=10_000)
     start = flatten(task.model(0))
     assert len(start) >= DIRECT_FROM
-    run = pf.simulate(task, pf.FedAvg(), rounds=1, training=training, engine="loop", workers=1)
+    run = pf.simulate(task, pf.FedAvg(), rounds=1, training=training, execution=pf.Execution(engine="loop", workers=1))
     expected = torch.zeros_like(start)
     for client in range(2):
         network, rows = task.model(0), task.clients[client]

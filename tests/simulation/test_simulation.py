@@ -167,7 +167,7 @@ def test_a_target_below_what_the_size_answer_costs_is_refused(task):
         size=pf.RandomizedResponse(epsilon=2, bound=500, lower=100),
         max_size_error=50,
     )
-    with pytest.raises(ConfigError, match="what is sent besides gradients alone costs"):
+    with pytest.raises(pf.PrivacyError, match="what is sent besides gradients alone costs"):
         pf.simulate(task, pf.FedSampling(300), rounds=2, privacy=privacy)
 
 
@@ -252,7 +252,7 @@ def test_every_fresh_size_answer_is_charged_also_when_clients_come_and_go(task, 
     size = pf.LaplaceSize(epsilon=2, bound=500, lower=100, refresh=refresh)
     privacy = pf.Privacy(size=size, max_size_error=50)
     for algorithm in (pf.FedSampling(300), FedAvg(weighting="scheme-2")):
-        pf.simulate(task, algorithm, rounds=9, privacy=privacy, availability=pf.Bernoulli(0.5), observers=[look])
+        pf.simulate(task, algorithm, rounds=9, privacy=privacy, availability=pf.Bernoulli(0.5), callbacks=[look])
         for given, charged in seen.values():
             assert given == charged
         assert (max(seen[8][0].values()) > 1) == (refresh != "once")
@@ -301,7 +301,7 @@ def test_an_unknown_device_is_one_sentence():
 
 def test_thread_settings_are_given_back(task):
     before = torch.get_num_threads()
-    pf.simulate(task, FedAvg(), rounds=1, workers=2)
+    pf.simulate(task, FedAvg(), rounds=1, execution=pf.Execution(workers=2))
     assert torch.get_num_threads() == before
 
 
@@ -373,7 +373,7 @@ def test_no_combination_of_settings_claims_more_than_first_principles_allow(task
                 privacy=privacy,
                 cohort=COHORTS[cohort],
                 evaluate_every=2,
-                workers=1,
+                execution=pf.Execution(workers=1),
             )
         except ConfigError:
             continue
@@ -390,5 +390,5 @@ def test_a_run_that_diverges_is_recorded_as_such_and_can_be_reported(task, tmp_p
     run = pf.simulate(task, pf.FedSampling(300), rounds=6, training=training, out=tmp_path / "run")
     assert run.metrics[-1]["test_loss"] is None
     assert run.metrics[-1]["dropped"] == {"sent a non-finite 'update'": 6}
-    run.report(tmp_path / "page.html")
-    assert "not finite" in (tmp_path / "page.html").read_text()
+    pf.write_report(run, tmp_path / "page.html")
+    assert "not finite" in (tmp_path / "page.html").read_text(encoding="utf-8")

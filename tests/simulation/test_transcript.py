@@ -28,7 +28,12 @@ def digits(**options) -> pf.Task:
 
 
 def record(task: pf.Task | None = None, algorithm=None, rounds: int = 3, **options):
-    given = {"record": True, "engine": "loop", "workers": 1, "training": pf.LocalTraining(steps=3), **options}
+    given = {
+        "record": True,
+        "execution": pf.Execution(engine="loop", workers=1),
+        "training": pf.LocalTraining(steps=3),
+        **options,
+    }
     return simulate(task or digits(), algorithm or pf.FedAvg(), rounds=rounds, **given)
 
 
@@ -80,7 +85,7 @@ def test_an_interrupted_run_ends_with_the_same_transcript(plain, tmp_path):
 
     options = {"cohort": pf.FixedCohort(4), "availability": pf.Bernoulli(0.8), "out": tmp_path}
     with pytest.raises(KeyboardInterrupt):
-        record(observers=[die], checkpoint_seconds=100.0, **options)
+        record(callbacks=[die], execution=pf.Execution(checkpoint_seconds=100.0), **options)
     assert len(files(tmp_path)) == 3
     (tmp_path / "transcript" / "round-000001.npz").write_bytes(b"half a round")
     run = record(resume=True, **options)
@@ -96,7 +101,7 @@ def test_a_resumed_run_keeps_the_rounds_before_its_checkpoint(plain, tmp_path):
 
     options = {"cohort": pf.FixedCohort(4), "availability": pf.Bernoulli(0.8), "out": tmp_path}
     with pytest.raises(KeyboardInterrupt):
-        record(observers=[die], checkpoint_seconds=0.0, **options)
+        record(callbacks=[die], execution=pf.Execution(checkpoint_seconds=0.0), **options)
     first = (tmp_path / "transcript" / "round-000000.npz").stat().st_mtime_ns
     record(resume=True, **options)
     assert files(tmp_path) == files(out)

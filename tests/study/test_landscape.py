@@ -178,7 +178,14 @@ class TinyRuns:
                     left["corners"] = corners(simulation, min(kept))
 
         options = {"cohort": pf.FixedCohort(5), "training": self.training, "evaluate_every": rounds}
-        pf.simulate(self.task, algorithm, rounds=rounds, workers=1, engine="loop", observers=[watch], **options)
+        pf.simulate(
+            self.task,
+            algorithm,
+            rounds=rounds,
+            execution=pf.Execution(workers=1, engine="loop"),
+            callbacks=[watch],
+            **options,
+        )
         return left
 
 

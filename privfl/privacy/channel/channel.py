@@ -22,8 +22,8 @@ from privfl.privacy.channel.client_side import pass_links
 from privfl.privacy.channel.costs import Charges
 from privfl.privacy.channel.field import Field
 from privfl.privacy.channel.secure_encoding import SecureEncoding, longest
-from privfl.privacy.door.contract import DoorLog
 from privfl.privacy.door.dpsgd import DPSGD
+from privfl.privacy.door.log import DoorLog
 from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.mechanisms.mechanism import ChannelRound, ChannelRun, Cover, Mechanism, ServerNoise, Tensors
 from privfl.privacy.mechanisms.participation import ParticipationPattern

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from privfl.privacy.accounting.release import OBSERVERS, UNITS, Cost, Observer, Release, pure_cost, unprotected
-from privfl.privacy.door.contract import DoorLog
 from privfl.privacy.door.dpsgd import DPSGD
+from privfl.privacy.door.log import DoorLog
 from privfl.privacy.mechanisms.mechanism import Cover
 
 POOLED = "whoever trains on pooled data holds the data"

@@ -219,6 +219,9 @@ class DiscreteGaussianNoise(DistributedNoise):
     one survivor guaranteed          no sum is needed: every share is the whole noise (local noise), of any deviation
     the sum wraps modulo 2^b         the claim stays; the result is garbage, so leave :meth:`reach`
     ===============================  ==================================================================================
+
+    Args:
+        noise_multiplier: z ≥ 0, the standard deviation of the noise on a sum divided by the clipping bound.
     """
 
     def cover(self, round: ChannelRound) -> Cover:
@@ -264,6 +267,9 @@ class SkellamNoise(DistributedNoise):
     a share's variance > 2^48     :class:`~privfl.errors.PrivacyError`: beyond the exact sampler; take a coarser grid
     the sum wraps modulo 2^b      the claim stays; the result is garbage, so leave :meth:`reach`
     ============================  =====================================================================================
+
+    Args:
+        noise_multiplier: z ≥ 0, the standard deviation of the noise on a sum divided by the clipping bound.
     """
 
     def cover(self, round: ChannelRound) -> Cover:

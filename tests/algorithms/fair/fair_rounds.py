@@ -60,7 +60,9 @@ def replay(task, rounds, server_step, training=TRAINING):
 
 def simulated(task, algorithm, *, rounds=2, training=TRAINING, **settings):
     """A run of ``algorithm`` from the same initial model."""
-    return pf.simulate(task, algorithm, rounds=rounds, training=training, workers=1, engine="loop", **settings)
+    return pf.simulate(
+        task, algorithm, rounds=rounds, training=training, execution=pf.Execution(workers=1, engine="loop"), **settings
+    )
 
 
 def cell(run, unit="sample", observer="server"):

@@ -64,7 +64,7 @@ def watched(task, algorithm, rounds, **settings):
         states.append(dict(simulation.server))
         kept.append({client: dict(tensors) for client, tensors in simulation.kept.items()})
 
-    run = pf.simulate(task, algorithm, rounds=rounds, training=TRAINING, observers=[watch], **settings)
+    run = pf.simulate(task, algorithm, rounds=rounds, training=TRAINING, callbacks=[watch], **settings)
     return run, states, kept
 
 
@@ -174,7 +174,10 @@ def test_below_the_minimum_number_of_reports_no_sum_is_used_and_the_mean_is_plai
 
 @pytest.mark.parametrize("algorithm", [*BOTH, AAggFFDSums()], ids=lambda one: one.name)
 def test_the_engines_agree(task, algorithm):
-    runs = [pf.simulate(task, algorithm, rounds=3, training=TRAINING, engine=name) for name in ("loop", "vectorised")]
+    runs = [
+        pf.simulate(task, algorithm, rounds=3, training=TRAINING, execution=pf.Execution(engine=name))
+        for name in ("loop", "vectorised")
+    ]
     torch.testing.assert_close(runs[0].parameters, runs[1].parameters, rtol=0, atol=1e-12)
     assert runs[0].summary["warnings"] == runs[1].summary["warnings"] == []
 
@@ -185,10 +188,10 @@ def test_an_interrupted_run_resumes_to_the_same_bits(task, algorithm, tmp_path):
         if line["round"] == 2:
             raise KeyboardInterrupt
 
-    settings = {"rounds": 5, "training": TRAINING, "checkpoint_seconds": 0.0}
+    settings = {"rounds": 5, "training": TRAINING, "execution": pf.Execution(checkpoint_seconds=0.0)}
     whole = pf.simulate(task, algorithm, **settings)
     with pytest.raises(KeyboardInterrupt):
-        pf.simulate(task, algorithm, out=tmp_path / "run", observers=[stop], **settings)
+        pf.simulate(task, algorithm, out=tmp_path / "run", callbacks=[stop], **settings)
     resumed = pf.simulate(task, algorithm, out=tmp_path / "run", resume=True, **settings)
     assert torch.equal(whole.parameters, resumed.parameters)
     assert whole.metrics == resumed.metrics
@@ -261,7 +264,7 @@ def test_the_servers_rate_can_rise_as_the_clients_decays(task, optimiser):
         AAggFFS(rising_server_rate=True, **flat),
         rounds=3,
         training=decaying,
-        observers=[lambda simulation, line: states.append(dict(simulation.server))],
+        callbacks=[lambda simulation, line: states.append(dict(simulation.server))],
     )
     parameters, v = initial(task), torch.full((650,), 1e-8, dtype=torch.float64)
     for number, state in enumerate(states):
@@ -281,7 +284,7 @@ def test_a_permutation_of_the_clients_permutes_their_weights(task, algorithm):
     full = pf.LocalTraining(learning_rate=0.2, batch_size=10**6)
     states = []
     for one in (task, permuted):
-        pf.simulate(one, algorithm, rounds=4, training=full, observers=[lambda s, line: states.append(s.server)])
+        pf.simulate(one, algorithm, rounds=4, training=full, callbacks=[lambda s, line: states.append(s.server)])
     for before, after in zip(states[:4], states[4:], strict=True):
         name = "decision" if "decision" in before else "accumulators"
         torch.testing.assert_close(before[name][order], after[name], rtol=0, atol=1e-9)

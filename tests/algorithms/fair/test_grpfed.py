@@ -22,7 +22,7 @@ from privfl.federation.availability import Bernoulli
 from privfl.models import Network
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import RoundChannel
-from privfl.privacy.door.contract import BARE_TOTAL
+from privfl.privacy.door.log import BARE_TOTAL
 from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
@@ -318,7 +318,7 @@ def test_a_cap_on_the_weights_keeps_many_clients_in_the_mean(task):
 def test_stacked_clients_run_as_they_do_one_by_one(task):
     for algorithm in (GRPFed(), GRPFed(loss_report="pre_eval", form="sums"), GRPFed(loss_report="post_eval")):
         runs = [
-            pf.simulate(task, algorithm, rounds=3, training=TRAINING, engine=engine)
+            pf.simulate(task, algorithm, rounds=3, training=TRAINING, execution=pf.Execution(engine=engine))
             for engine in ("loop", "vectorised")
         ]
         torch.testing.assert_close(runs[0].parameters, runs[1].parameters, rtol=0, atol=1e-9)
@@ -367,7 +367,12 @@ def test_a_client_whose_data_is_broken_is_left_out_and_the_others_decide(task):
     "algorithm", [GRPFed(sigma_scope="last_known"), GRPFed(form="sums", loss_report="pre_eval")], ids=["each", "sums"]
 )
 def test_an_interrupted_run_goes_on_to_the_same_model_and_power(task, algorithm, tmp_path):
-    settings = {"rounds": 4, "training": TRAINING, "cohort": pf.FixedCohort(3), "checkpoint_seconds": 0.0}
+    settings = {
+        "rounds": 4,
+        "training": TRAINING,
+        "cohort": pf.FixedCohort(3),
+        "execution": pf.Execution(checkpoint_seconds=0.0),
+    }
 
     def stop(simulation, line):
         if line["round"] == 1:
@@ -375,7 +380,7 @@ def test_an_interrupted_run_goes_on_to_the_same_model_and_power(task, algorithm,
 
     whole = pf.simulate(task, algorithm, **settings)
     with pytest.raises(InterruptedError):
-        pf.simulate(task, algorithm, **settings, out=tmp_path / "run", observers=[stop])
+        pf.simulate(task, algorithm, **settings, out=tmp_path / "run", callbacks=[stop])
     resumed = pf.simulate(task, algorithm, **settings, out=tmp_path / "run", resume=True)
     assert torch.equal(resumed.parameters, whole.parameters)
     assert resumed.metrics == whole.metrics

@@ -11,7 +11,7 @@ from privfl.algorithms.declarations import declared
 from privfl.algorithms.fair.propfair import slope, surrogate
 from privfl.errors import ConfigError
 from privfl.models.flat_network import flatten
-from privfl.privacy.door.contract import BARE_TOTAL
+from privfl.privacy.door.log import BARE_TOTAL
 from privfl.randomness import torch_stream
 from tests.algorithms.fair.fair_rounds import (
     NOISY_LOSS,
@@ -126,7 +126,10 @@ def test_the_tails_that_differ_in_value_alone_train_alike(task):
 def test_padding_of_stacked_clients_enters_no_mean(task):
     """Clients of 4 to 20 rows in batches of 5 have different numbers of rows in their last batches."""
     settings = {"rounds": 1, "training": TRAINING}
-    runs = [pf.simulate(task, pf.PropFair(base=2.0), engine=one, **settings) for one in ("loop", "vectorised")]
+    runs = [
+        pf.simulate(task, pf.PropFair(base=2.0), execution=pf.Execution(engine=one), **settings)
+        for one in ("loop", "vectorised")
+    ]
     torch.testing.assert_close(runs[0].parameters, runs[1].parameters, rtol=0, atol=1e-12)
 
 

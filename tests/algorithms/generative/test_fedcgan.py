@@ -79,7 +79,9 @@ def test_a_client_trains_as_two_torch_adams_that_take_turns_do(stacked: bool) ->
 
 def test_with_one_client_it_is_a_centralised_gan_whose_adams_begin_anew_in_every_round() -> None:
     task = task_of((20,))
-    run = pf.simulate(task, pf.FedCGAN(**SMALL), rounds=3, training=TRAINING, engine="loop", workers=1)
+    run = pf.simulate(
+        task, pf.FedCGAN(**SMALL), rounds=3, training=TRAINING, execution=pf.Execution(engine="loop", workers=1)
+    )
     parameters = sent(task, pf.FedCGAN(**SMALL))[0]["generator"]
     for round in range(3):
         parameters = trained(task, 0, parameters, round=round)
@@ -88,7 +90,9 @@ def test_with_one_client_it_is_a_centralised_gan_whose_adams_begin_anew_in_every
 
 def test_both_networks_are_averaged_in_proportion_to_the_clients_sizes() -> None:
     task = task_of()
-    run = pf.simulate(task, pf.FedCGAN(**SMALL), rounds=1, training=TRAINING, engine="loop", workers=1)
+    run = pf.simulate(
+        task, pf.FedCGAN(**SMALL), rounds=1, training=TRAINING, execution=pf.Execution(engine="loop", workers=1)
+    )
     start = sent(task, pf.FedCGAN(**SMALL))[0]["generator"]
     parts = [size / sum(SIZES) * trained(task, client, start) for client, size in enumerate(SIZES)]
     torch.testing.assert_close(run.server["generator"], torch.stack(parts).sum(0), rtol=0, atol=1e-10)
@@ -101,7 +105,9 @@ def test_the_generator_follows_the_discriminator_to_a_fixed_picture() -> None:
     task.inputs.copy_(picture.view(1, 2, 3).expand_as(task.inputs))
     algorithm = pf.FedCGAN(hidden=16, latent=4, classifier_epochs=1)
     training = pf.LocalTraining(learning_rate=5e-3, batch_size=15, epochs=2)
-    run = pf.simulate(task, algorithm, rounds=40, training=training, evaluate_every=40, workers=1)
+    run = pf.simulate(
+        task, algorithm, rounds=40, training=training, evaluate_every=40, execution=pf.Execution(workers=1)
+    )
     before = run.algorithm.start(torch.zeros(1))["images"].flatten(1)
     after = run.server["images"].flatten(1)
     for label in range(CLASSES):

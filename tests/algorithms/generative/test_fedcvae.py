@@ -107,7 +107,9 @@ def test_a_batch_of_more_rows_than_a_step_draws_uses_them_again() -> None:
 
 def test_with_one_client_it_is_a_centralised_vae_whose_adam_begins_anew_in_every_round() -> None:
     task = task_of((20,))
-    run = pf.simulate(task, pf.FedCVAE(**SMALL), rounds=3, training=TRAINING, engine="loop", workers=1)
+    run = pf.simulate(
+        task, pf.FedCVAE(**SMALL), rounds=3, training=TRAINING, execution=pf.Execution(engine="loop", workers=1)
+    )
     parameters = sent(task, pf.FedCVAE(**SMALL))[0]["generator"]
     for round in range(3):
         parameters = trained(task, 0, parameters, round=round)
@@ -120,7 +122,7 @@ def test_a_round_is_the_weighted_mean_of_what_the_clients_trained_alone(
 ) -> None:
     task = task_of()
     algorithm = pf.FedCVAE(weighting=weighting, **SMALL)  # type: ignore[arg-type]
-    run = pf.simulate(task, algorithm, rounds=1, training=TRAINING, engine="loop", workers=1)
+    run = pf.simulate(task, algorithm, rounds=1, training=TRAINING, execution=pf.Execution(engine="loop", workers=1))
     start = sent(task, algorithm)[0]["generator"]
     parts = [count / sum(counts) * trained(task, client, start) for client, count in enumerate(counts)]
     torch.testing.assert_close(run.server["generator"], torch.stack(parts).sum(0), rtol=0, atol=1e-10)
@@ -135,7 +137,9 @@ def test_training_on_two_distinct_classes_makes_the_server_draw_them() -> None:
     task.inputs[40:, :, :, 2] += 0.8
     algorithm = pf.FedCVAE(hidden=16, latent=2, classifier_epochs=1)
     training = pf.LocalTraining(learning_rate=3e-2, batch_size=20, epochs=2)
-    run = pf.simulate(task, algorithm, rounds=40, training=training, evaluate_every=40, workers=1)
+    run = pf.simulate(
+        task, algorithm, rounds=40, training=training, evaluate_every=40, execution=pf.Execution(workers=1)
+    )
     drawn = run.algorithm.synthesise(run.server, torch.tensor([0, 1]).repeat_interleave(100))  # type: ignore[attr-defined]
     for label, bright, dark in ((0, 0, 2), (1, 2, 0)):
         images = drawn[100 * label : 100 * label + 100, 0]

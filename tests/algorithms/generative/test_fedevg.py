@@ -99,7 +99,15 @@ def test_check_14_a_round_is_equations_5_and_6_of_what_the_clients_sent(weightin
     omega = sizes * factor[weighting]
     pull = ((omega / omega.sum(0))[:, :, None] * g).sum(0).view_as(server["images"])
     gallery = Gallery(every=1)
-    pf.simulate(task, algorithm, rounds=1, training=TRAINING, observers=[gallery], engine="loop", evaluate_every=5)
+    pf.simulate(
+        task,
+        algorithm,
+        rounds=1,
+        training=TRAINING,
+        callbacks=[gallery],
+        execution=pf.Execution(engine="loop"),
+        evaluate_every=5,
+    )
     expected = (server["images"] - 0.3 * pull).clamp(0, 1)
     torch.testing.assert_close(gallery.sets[1].images, expected, rtol=0, atol=1e-9)
 
@@ -108,7 +116,7 @@ def test_check_2_with_one_client_all_weightings_are_the_same() -> None:
     task, found = task_of((12,)), []
     for weighting in ("signed", "exact", "size"):
         gallery = Gallery()
-        run = pf.simulate(task, small(weighting=weighting), rounds=2, training=TRAINING, observers=[gallery])
+        run = pf.simulate(task, small(weighting=weighting), rounds=2, training=TRAINING, callbacks=[gallery])
         found.append(gallery.last.images)
         assert run.metrics[-1]["clients"] == 1
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-12)
@@ -118,7 +126,7 @@ def test_check_2_with_one_client_all_weightings_are_the_same() -> None:
 def test_check_4_images_are_pixels_after_every_round_and_labels_never_change() -> None:
     gallery = Gallery(every=1)
     algorithm = small(step_size=10.0, samples_per_class=3)
-    run = pf.simulate(task_of(), algorithm, rounds=4, training=TRAINING, observers=[gallery])
+    run = pf.simulate(task_of(), algorithm, rounds=4, training=TRAINING, callbacks=[gallery])
     assert list(gallery.sets) == [1, 2, 3, 4]
     for number, found in gallery.sets.items():
         assert found.images.shape == (9, 1, 6, 6)
@@ -133,7 +141,7 @@ def test_check_4_images_are_pixels_after_every_round_and_labels_never_change() -
 def test_other_pixel_bounds_are_kept_too() -> None:
     gallery = Gallery()
     algorithm = small(low=-0.5, high=2.5, step_size=30.0)
-    pf.simulate(task_of(), algorithm, rounds=1, training=TRAINING, observers=[gallery])
+    pf.simulate(task_of(), algorithm, rounds=1, training=TRAINING, callbacks=[gallery])
     assert float(gallery.last.images.min()) == -0.5
     assert float(gallery.last.images.max()) == 2.5
 
@@ -155,14 +163,22 @@ def test_check_6_seeds_decide_everything_and_without_step_and_noise_images_are_o
     task, found = task_of(), []
     for seed in (1, 1, 2):
         gallery = Gallery()
-        run = pf.simulate(task, small(), rounds=2, training=TRAINING, seed=seed, observers=[gallery], engine="loop")
+        run = pf.simulate(
+            task,
+            small(),
+            rounds=2,
+            training=TRAINING,
+            seed=seed,
+            callbacks=[gallery],
+            execution=pf.Execution(engine="loop"),
+        )
         found.append((gallery.last.images, run.metrics[-1]["test_loss"]))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
     assert not torch.equal(found[0][0], found[2][0])
     gallery = Gallery(every=1)
     still = small(step_size=0.0, last_step_size=0.0, noise=0.0)
-    pf.simulate(task, still, rounds=2, training=TRAINING, observers=[gallery])
+    pf.simulate(task, still, rounds=2, training=TRAINING, callbacks=[gallery])
     start = still.on(task.setting(2, 0)).start(torch.zeros(1, dtype=torch.float64))["images"]
     assert torch.equal(gallery.sets[1].images, start.clamp(0, 1))
     assert torch.equal(gallery.sets[2].images, gallery.sets[1].images)
@@ -296,7 +312,12 @@ def test_check_12_the_images_come_to_look_like_the_classes_and_teach_a_classifie
         samples_per_class=5, weighting=weighting, step_size=1.0, last_step_size=0.1, clip=1.0, classifier_epochs=100
     )
     training = pf.LocalTraining(learning_rate=1e-3, batch_size=20, epochs=2)
-    arguments: dict[str, Any] = {"training": training, "observers": [gallery], "engine": "loop", "evaluate_every": 60}
+    arguments: dict[str, Any] = {
+        "training": training,
+        "callbacks": [gallery],
+        "execution": pf.Execution(engine="loop"),
+        "evaluate_every": 60,
+    }
     run = pf.simulate(task, algorithm, rounds=60, **arguments)
     assert run.summary["test_accuracy"] > 0.9
     for label in (0, 1):

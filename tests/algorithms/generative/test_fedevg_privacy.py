@@ -70,7 +70,7 @@ def test_client_level_noise_covers_strengths_and_gradients_and_keeps_the_images_
     task, gallery = task_of(), Gallery()
     privacy = pf.Privacy(update=[pf.Clip(2.0), pf.GaussianNoise(5.0, at=at)])  # type: ignore[arg-type]
     run = pf.simulate(
-        task, small(client_weights="uniform"), rounds=2, training=TRAINING, privacy=privacy, observers=[gallery]
+        task, small(client_weights="uniform"), rounds=2, training=TRAINING, privacy=privacy, callbacks=[gallery]
     )
     assert run.statement.cell("client", "public").epsilon < math.inf
     assert gallery.last.images.isfinite().all()

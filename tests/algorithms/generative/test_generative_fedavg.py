@@ -11,7 +11,7 @@ import privfl as pf
 from privfl.algorithms.generative.generative_fedavg import GenerativeFedAvg
 from privfl.algorithms.generative.server_training import train_classifier
 from privfl.errors import ConfigError
-from privfl.privacy.door.contract import BARE_TRAINING
+from privfl.privacy.door.log import BARE_TRAINING
 from privfl.study.synthetic import Gallery
 from tests.algorithms.generative.generative_federation import (
     CLASSES,
@@ -36,7 +36,9 @@ both = pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_server_keeps_a_labelled_set_of_pixels_that_its_generator_draws_anew_after_every_round(name: str) -> None:
     gallery = Gallery(every=1)
     algorithm = ALGORITHMS[name](low=-0.5, high=2.5, **SMALL)
-    run = pf.simulate(task_of(), algorithm, rounds=2, training=TRAINING, observers=[gallery], workers=1)
+    run = pf.simulate(
+        task_of(), algorithm, rounds=2, training=TRAINING, callbacks=[gallery], execution=pf.Execution(workers=1)
+    )
     for found in gallery.sets.values():
         assert found.images.shape == (6, 1, 2, 3)
         assert -0.5 < float(found.images.min()) < float(found.images.max()) < 2.5
@@ -51,7 +53,9 @@ def test_the_server_keeps_a_labelled_set_of_pixels_that_its_generator_draws_anew
 
 @both
 def test_more_can_be_drawn_of_any_classes_the_same_for_the_same_seed(name: str) -> None:
-    run = pf.simulate(task_of(), ALGORITHMS[name](**SMALL), rounds=1, training=TRAINING, workers=1)
+    run = pf.simulate(
+        task_of(), ALGORITHMS[name](**SMALL), rounds=1, training=TRAINING, execution=pf.Execution(workers=1)
+    )
     assert isinstance(run.algorithm, GenerativeFedAvg)
     labels = torch.tensor([2, 0, 0, 1])
     one, again, other = (run.algorithm.synthesise(run.server, labels, seed) for seed in (1, 1, 2))
@@ -100,7 +104,7 @@ def test_pixels_beyond_the_bounds_count_as_the_bounds(name: str) -> None:
 def test_a_client_whose_data_is_not_finite_is_dropped_and_the_others_go_on(name: str) -> None:
     task = task_of()
     task.inputs[task.clients[1][0]] = math.nan
-    run = pf.simulate(task, ALGORITHMS[name](**SMALL), rounds=2, training=TRAINING, workers=1)
+    run = pf.simulate(task, ALGORITHMS[name](**SMALL), rounds=2, training=TRAINING, execution=pf.Execution(workers=1))
     assert run.summary["dropped"] == {"sent a non-finite 'update'": 2}
     assert bool(run.server["generator"].isfinite().all())
 
@@ -137,7 +141,9 @@ def test_client_level_noise_claims_for_it_what_it_claims_for_fedavg(name: str, a
     privacy = pf.Privacy(update=[pf.Clip(0.5), pf.GaussianNoise(2.0, at=at)])  # type: ignore[arg-type]
     cells = []
     for algorithm in (ALGORITHMS[name](weighting="uniform", **SMALL), pf.FedAvg(weighting="uniform")):
-        run = pf.simulate(task_of(), algorithm, rounds=2, training=TRAINING, privacy=privacy, workers=1)
+        run = pf.simulate(
+            task_of(), algorithm, rounds=2, training=TRAINING, privacy=privacy, execution=pf.Execution(workers=1)
+        )
         cells.append({unit: run.statement.cell(unit, "public").epsilon for unit in ("client", "sample")})
     assert cells[0] == cells[1]
     assert all(0 < epsilon < math.inf for epsilon in cells[0].values())

@@ -15,7 +15,7 @@ import privfl as pf
 from privfl.data.catalog import load_dataset
 from privfl.federation.task import ClientIndex, Task
 from privfl.models.flat_network import flatten
-from privfl.privacy.door.contract import coupled
+from privfl.privacy.loss import coupled
 from privfl.randomness import torch_stream
 from tests.algorithms.federation import layered_task
 
@@ -42,7 +42,12 @@ def skewed_task() -> Task:
 
 def run(task, algorithm, rounds=3, **options):
     """The run of ``algorithm``, with clients that come and go."""
-    options = {"training": TRAINING, "availability": HALF, "workers": 1, "engine": "loop", **options}
+    options = {
+        "training": TRAINING,
+        "availability": HALF,
+        "execution": pf.Execution(workers=1, engine="loop"),
+        **options,
+    }
     return pf.simulate(task, algorithm, rounds=rounds, **options)
 
 

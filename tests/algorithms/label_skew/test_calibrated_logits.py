@@ -40,7 +40,7 @@ CASES = {"fedrs": (pf.FedRS(), halved), "fedlc": (pf.FedLC(), shifted)}
 @pytest.mark.parametrize("engine", ["loop", "vectorised"])
 def test_a_loss_that_couples_the_rows_of_a_batch_may_be_the_tasks(algorithm, rewrite, engine):
     task = skewed_task()
-    found = run(replace(task, loss=of_equal_classes), algorithm, 2, engine=engine).parameters
+    found = run(replace(task, loss=of_equal_classes), algorithm, 2, execution=pf.Execution(engine=engine)).parameters
     torch.testing.assert_close(found, twin(task, of_equal_classes_by_hand(rewrite), 2), rtol=0, atol=1e-10)
     assert float((found - run(task, algorithm, 2).parameters).abs().max()) > 1e-3
 

@@ -39,7 +39,7 @@ def own(tmp_path_factory):
 
 
 def run(task, algorithm, rounds=2, **options):
-    options = {"training": TRAINING, "workers": 1, "engine": "loop", **options}
+    options = {"training": TRAINING, "execution": pf.Execution(workers=1, engine="loop"), **options}
     return pf.simulate(task, algorithm, rounds=rounds, **options)
 
 
@@ -176,7 +176,7 @@ def test_a_resumed_run_goes_on_with_the_same_images_and_refuses_others(task, tmp
     algorithm = FedAvgFT(images=str(path))
     whole = run(task, algorithm)
     with pytest.raises(KeyboardInterrupt):
-        run(task, algorithm, out=out, observers=[stop])
+        run(task, algorithm, out=out, callbacks=[stop])
     for others, labels in ((1 - images, np.arange(20) % 10), (images, np.arange(1, 21) % 10)):
         np.savez(path, images=others, labels=labels)
         with pytest.raises(ConfigError, match="holds other images than when this run began"):

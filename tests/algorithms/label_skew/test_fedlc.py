@@ -48,7 +48,7 @@ VARIANTS = {
 @pytest.mark.parametrize(("fedlc", "objective"), VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize("engine", ["loop", "vectorised"])
 def test_three_rounds_with_clients_that_come_and_go_are_those_of_a_plain_twin(task, fedlc, objective, engine):
-    found = run(task, fedlc, engine=engine).parameters
+    found = run(task, fedlc, execution=pf.Execution(engine=engine)).parameters
     torch.testing.assert_close(found, twin(task, objective), rtol=0, atol=1e-10)
 
 

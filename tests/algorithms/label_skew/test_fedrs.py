@@ -48,7 +48,7 @@ VARIANTS = {
 @pytest.mark.parametrize("fedrs", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize("engine", ["loop", "vectorised"])
 def test_three_rounds_with_clients_that_come_and_go_are_those_of_a_plain_twin(task, fedrs, engine):
-    found = run(task, fedrs, engine=engine).parameters
+    found = run(task, fedrs, execution=pf.Execution(engine=engine)).parameters
     torch.testing.assert_close(found, twin(task, restricted(fedrs)), rtol=0, atol=1e-10)
 
 
@@ -95,7 +95,7 @@ def test_noisy_counts_give_factors_between_alpha_and_1():
 @pytest.mark.parametrize("engine", ["loop", "vectorised"])
 def test_a_test_sees_the_plain_logits(task, engine):
     fedrs = FedRS(alpha=0.1)
-    found = run(task, fedrs, 1, engine=engine)
+    found = run(task, fedrs, 1, execution=pf.Execution(engine=engine))
     network = task.model(0)
     nn.utils.vector_to_parameters(found.parameters, network.parameters())
     right = (network(task.test_inputs).argmax(1) == task.test_targets).double().mean()
@@ -152,7 +152,10 @@ def test_with_dp_sgd_one_sample_pays_for_gradients_and_noisy_labels(task):
 def test_the_private_form_is_the_same_one_by_one_and_stacked(task):
     """The noise is the same too; it is rounded to a grid of σ·2⁻²⁰, so sums may land one step apart."""
     fedrs, noisy = FedRS(form="graded", weighting="uniform"), [pf.NoisyTotal("label_prior", 1.0, 1.0)]
-    one, stacked = (private(task, fedrs, noisy, engine=engine).parameters for engine in ("loop", "vectorised"))
+    one, stacked = (
+        private(task, fedrs, noisy, execution=pf.Execution(engine=engine)).parameters
+        for engine in ("loop", "vectorised")
+    )
     torch.testing.assert_close(one, stacked, rtol=0, atol=1e-5)
 
 

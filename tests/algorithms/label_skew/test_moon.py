@@ -16,8 +16,8 @@ from privfl.federation.task import ClientIndex, Task
 from privfl.models import Network
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import RoundChannel
-from privfl.privacy.door.batch_plans import Poisson
-from privfl.privacy.door.contract import BARE_TRAINING, Batch
+from privfl.privacy.door.contract import Batch
+from privfl.privacy.door.log import BARE_TRAINING
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
 from tests.algorithms.federation import digits_task, layered_task, uploads
@@ -34,7 +34,12 @@ def task():
 
 
 def run(task, algorithm, rounds=4, **options):
-    options = {"training": TRAINING, "availability": HALF, "workers": 1, "engine": "loop", **options}
+    options = {
+        "training": TRAINING,
+        "availability": HALF,
+        "execution": pf.Execution(workers=1, engine="loop"),
+        **options,
+    }
     return pf.simulate(task, algorithm, rounds=rounds, **options)
 
 
@@ -88,7 +93,12 @@ VARIANTS = {"none": MOON(mu=5.0), "initial": MOON(mu=5.0, first="initial"), "war
 def test_four_rounds_with_clients_that_come_and_go_are_those_of_a_plain_twin(task, moon, engine):
     expected, previous = twin(task, moon, 4)
     kept = {}
-    found = run(task, moon, engine=engine, observers=[lambda simulation, line: kept.update(simulation.kept)])
+    found = run(
+        task,
+        moon,
+        execution=pf.Execution(engine=engine),
+        callbacks=[lambda simulation, line: kept.update(simulation.kept)],
+    )
     torch.testing.assert_close(found.parameters, expected, rtol=0, atol=1e-10)
     assert kept.keys() == previous.keys()
     for client, tensors in kept.items():
@@ -105,7 +115,7 @@ def of_equal_classes_by_hand(logits, targets):
 def test_a_loss_that_couples_the_rows_of_a_batch_may_be_the_tasks(task, engine):
     coupled = replace(task, loss=of_equal_classes)
     expected, _ = twin(task, MOON(mu=5.0), 3, objective=of_equal_classes_by_hand)
-    found = run(coupled, MOON(mu=5.0), 3, engine=engine).parameters
+    found = run(coupled, MOON(mu=5.0), 3, execution=pf.Execution(engine=engine)).parameters
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
     assert float((found - run(task, MOON(mu=5.0), 3).parameters).abs().max()) > 1e-3
 
@@ -208,7 +218,7 @@ def test_an_interrupted_run_goes_on_with_the_same_previous_models(task, tmp_path
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(task, MOON(mu=5.0), out=tmp_path / "run", observers=[stop])
+        run(task, MOON(mu=5.0), out=tmp_path / "run", callbacks=[stop])
     resumed = run(task, MOON(mu=5.0), out=tmp_path / "run", resume=True)
     assert torch.equal(resumed.parameters, run(task, MOON(mu=5.0)).parameters)
 
@@ -282,7 +292,7 @@ def test_update_and_kept_model_are_a_function_of_noisy_gradients_and_public_valu
     local["parameters"] = local["parameters"].clone()
     door = Replaying(watched.tape)
     for _ in list(watched.tape):
-        batch = Batch(Poisson(0.3), nothing, nothing, nothing, nothing, lambda: pytest.fail("a batch was counted"))
+        batch = Batch(nothing, nothing, nothing, nothing, lambda: pytest.fail("a batch was counted"))
         moon.step(local, received, batch, door, training)
     assert torch.equal(moon.finish(local, received, training)["update"], result.upload["update"])
     assert torch.equal(local["parameters"], result.kept["parameters"])

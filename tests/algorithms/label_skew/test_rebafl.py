@@ -50,7 +50,12 @@ def task():
 
 
 def run(task, algorithm, rounds=4, **options):
-    options = {"training": TRAINING, "availability": HALF, "workers": 1, "engine": "loop", **options}
+    options = {
+        "training": TRAINING,
+        "availability": HALF,
+        "execution": pf.Execution(workers=1, engine="loop"),
+        **options,
+    }
     return pf.simulate(task, algorithm, rounds=rounds, **options)
 
 
@@ -142,7 +147,7 @@ VARIANTS = {
 @pytest.mark.parametrize("engine", ["loop", "vectorised"])
 def test_four_rounds_under_drop_out_are_those_of_a_plain_twin(task, rebafl, engine):
     expected, prototypes = twin(task, rebafl, 4)
-    found = run(task, rebafl, engine=engine)
+    found = run(task, rebafl, execution=pf.Execution(engine=engine))
     torch.testing.assert_close(found.parameters, expected, rtol=0, atol=1e-10)
     known = [line["known_prototypes"] for line in found.metrics if "known_prototypes" in line]
     assert known[-1:] == ([len(prototypes)] if rebafl.mu else [])
@@ -241,7 +246,7 @@ def test_classes_below_the_minimum_count_send_zeros(task):
     def watch(simulation, line):
         sent.append(simulation.server["known"].tolist())
 
-    pf.simulate(task, ReBaFL(n_min=10**6), rounds=2, training=TRAINING, observers=[watch])
+    pf.simulate(task, ReBaFL(n_min=10**6), rounds=2, training=TRAINING, callbacks=[watch])
     assert sent == [[False] * 10] * 2
 
 
@@ -252,7 +257,7 @@ def test_an_interrupted_run_goes_on_with_the_same_prototypes(task, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(task, ReBaFL(), out=tmp_path / "run", observers=[stop])
+        run(task, ReBaFL(), out=tmp_path / "run", callbacks=[stop])
     resumed = run(task, ReBaFL(), out=tmp_path / "run", resume=True)
     whole = run(task, ReBaFL())
     assert torch.equal(resumed.parameters, whole.parameters)
@@ -296,7 +301,9 @@ def test_with_noise_at_every_door_one_sample_pays_for_gradients_labels_and_proto
 def test_the_private_form_is_the_same_one_by_one_and_stacked(task):
     """The noise is the same too; it is rounded to a grid of σ·2⁻²⁰, so sums may land one step apart."""
     privacy = pf.Privacy(training=DPSGD, statistics=[LABELS, FEATURES], noise_key=1)
-    one, stacked = (private_run(task, PRIVATE, privacy, engine=engine) for engine in ("loop", "vectorised"))
+    one, stacked = (
+        private_run(task, PRIVATE, privacy, execution=pf.Execution(engine=engine)) for engine in ("loop", "vectorised")
+    )
     torch.testing.assert_close(one.parameters, stacked.parameters, rtol=0, atol=1e-5)
     assert [line["known_prototypes"] for line in one.metrics] == [line["known_prototypes"] for line in stacked.metrics]
 
@@ -339,7 +346,7 @@ def test_without_noise_the_private_form_is_plain_descent_on_its_loss(task):
         training=training,
         privacy=pf.Privacy(training=dpsgd),
         availability=None,
-        observers=[lambda simulation, line: states.append(simulation.server)],
+        callbacks=[lambda simulation, line: states.append(simulation.server)],
     )
     model, rows = network(0), task.clients[1]
     nn.utils.vector_to_parameters(states[0]["parameters"].clone(), model.parameters())

@@ -40,7 +40,7 @@ def twin(task, **settings):
 
 @pytest.mark.parametrize("engine", ["loop", "vectorised"])
 def test_two_rounds_are_those_of_the_twin(task, engine):
-    run = simulate(task, pf.FedBABU(), engine=engine)
+    run = simulate(task, pf.FedBABU(), execution=pf.Execution(engine=engine))
     assert_as_by_hand(task, run, (twin(task), [{}] * 3))
     assert run.kept == {}
 
@@ -94,7 +94,7 @@ def tuned_by_hand(task, received, client, part, steps):
 @pytest.mark.parametrize("part", TUNED)
 def test_a_client_fine_tunes_the_model_it_receives(task, part, engine):
     algorithm = pf.FedBABU(finetune_steps=3, finetune=part)
-    run = simulate(task, algorithm, engine=engine, record=True)
+    run = simulate(task, algorithm, execution=pf.Execution(engine=engine), record=True)
     received = run.transcript[1].broadcast["parameters"]
     for client in range(len(SHARES)):
         own = run.kept[client]["personal"]
@@ -122,7 +122,7 @@ def test_personal_metrics_are_those_of_the_fine_tuned_models(task):
 @pytest.mark.parametrize("engine", ["loop", "vectorised"])
 def test_fine_tuning_changes_no_bit_of_any_message_and_no_claim(task, privacy, engine):
     runs = [
-        simulate(task, algorithm, privacy=privacy, engine=engine, record=True, evaluate_every=2)
+        simulate(task, algorithm, privacy=privacy, execution=pf.Execution(engine=engine), record=True, evaluate_every=2)
         for algorithm in (pf.FedBABU(), pf.FedBABU(finetune_steps=3), pf.FedBABU(finetune_steps=2, finetune="head"))
     ]
     assert [len(run.kept) for run in runs] == [0, 3, 3]

@@ -27,7 +27,7 @@ def task():
 @pytest.mark.parametrize("engine", ["loop", "vectorised"])
 @pytest.mark.parametrize(("layers", "private"), [(None, HEAD), (1, HEAD), (2, TOP_TWO)])
 def test_two_rounds_are_those_of_the_twin(task, layers, private, engine):
-    run = simulate(task, pf.FedPer(personal_layers=layers), engine=engine)
+    run = simulate(task, pf.FedPer(personal_layers=layers), execution=pf.Execution(engine=engine))
     assert_as_by_hand(task, run, by_hand(task, private, [(EVERYTHING, 2)]))
 
 

@@ -40,7 +40,7 @@ def task():
 @pytest.mark.parametrize(("head_epochs", "base_epochs"), [(3, 1), (1, 2), (0, 2)])
 def test_two_rounds_are_those_of_the_twin(task, head_epochs, base_epochs, engine):
     training = replace(TRAINING, epochs=base_epochs)
-    run = simulate(task, pf.FedRep(head_epochs=head_epochs), training=training, engine=engine)
+    run = simulate(task, pf.FedRep(head_epochs=head_epochs), training=training, execution=pf.Execution(engine=engine))
     assert_as_by_hand(task, run, by_hand(task, HEAD, [(HEAD, head_epochs), (BODY, base_epochs)]))
 
 

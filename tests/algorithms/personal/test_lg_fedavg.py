@@ -30,7 +30,7 @@ def task():
 @pytest.mark.parametrize("engine", ["loop", "vectorised"])
 @pytest.mark.parametrize(("layers", "private"), [(None, LOWER_TWO), (1, LOWER_TWO), (2, LOWEST)])
 def test_two_rounds_are_those_of_the_twin_with_equal_weights(task, layers, private, engine):
-    run = simulate(task, pf.LGFedAvg(shared_layers=layers), engine=engine)
+    run = simulate(task, pf.LGFedAvg(shared_layers=layers), execution=pf.Execution(engine=engine))
     assert_as_by_hand(task, run, by_hand(task, private, [(EVERYTHING, 2)], weights=ALIKE))
 
 

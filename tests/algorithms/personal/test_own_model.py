@@ -114,8 +114,7 @@ def test_under_dp_sgd_an_upload_is_a_function_of_one_noisy_gradient_of_each_batc
         assert not result.log.bare
         door, local = Replaying(tape[client * steps : (client + 1) * steps]), algorithm.begin(received, {}, TRAINING)
         local["parameters"] = local["parameters"].clone()
-        plan = private_plan(TRAINING, NOISY, client)
-        batch = Batch(plan, nothing, nothing, nothing, nothing, lambda: pytest.fail("a batch was counted"))
+        batch = Batch(nothing, nothing, nothing, nothing, lambda: pytest.fail("a batch was counted"))
         for _ in range(steps):
             algorithm.step(local, received, batch, door, TRAINING)
         algorithm.conclude(local, received, batch, door, TRAINING)
@@ -131,7 +130,9 @@ def test_a_row_that_is_not_finite_does_not_end_an_own_model_where_noise_lets_its
     inputs[task.clients[1][0]] = torch.inf
     broken, training = replace(task, inputs=inputs), replace(TRAINING, steps=2)
     for privacy in (pf.Privacy(training=NOISY), pf.Privacy(update=[pf.Clip(0.5), pf.GaussianNoise(1.0, at="client")])):
-        run = pf.simulate(broken, METHODS[name], rounds=4, training=training, privacy=privacy, engine=engine)
+        run = pf.simulate(
+            broken, METHODS[name], rounds=4, training=training, privacy=privacy, execution=pf.Execution(engine=engine)
+        )
         assert not run.summary["dropped"]
         assert all(bool(value.isfinite().all()) for value in run.kept[1].values())
         assert bool(run.kept[1]["personal"].any())

@@ -46,7 +46,9 @@ def task():
 
 
 def simulate(task, algorithm, **settings):
-    return pf.simulate(task, algorithm, **{"rounds": 2, "training": TRAINING, "workers": 1, **settings})
+    return pf.simulate(
+        task, algorithm, **{"rounds": 2, "training": TRAINING, "execution": pf.Execution(workers=1), **settings}
+    )
 
 
 def bound(task, algorithm):
@@ -169,7 +171,7 @@ def test_private_parameters_differ_from_client_to_client_unless_their_data_are_t
 def test_whoever_is_not_asked_keeps_its_private_part_as_it_was(task, algorithm):
     states = []
     cohort = pf.FixedCohort(1)
-    run = simulate(task, algorithm, rounds=6, cohort=cohort, observers=[lambda one, _: states.append(dict(one.kept))])
+    run = simulate(task, algorithm, rounds=6, cohort=cohort, callbacks=[lambda one, _: states.append(dict(one.kept))])
     private, trained = ~bound(task, algorithm).shared, []
     for before, after in zip([{}, *states], states, strict=False):
         changed = [client for client in after if client not in before or after[client] is not before[client]]

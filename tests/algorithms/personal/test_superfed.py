@@ -62,8 +62,14 @@ def simulate(task, algorithm, rounds=4, **options):
         kept = {client: tensors["personal"].clone() for client, tensors in simulation.kept.items() if tensors}
         seen.append((line, kept, simulation.server["parameters"].clone()))
 
-    options = {"training": TRAINING, "workers": 1, "engine": "loop", "cohort": PAIR, "seed": 1, **options}
-    return pf.simulate(task, algorithm, rounds=rounds, observers=[watch], **options), seen
+    options = {
+        "training": TRAINING,
+        "execution": pf.Execution(workers=1, engine="loop"),
+        "cohort": PAIR,
+        "seed": 1,
+        **options,
+    }
+    return pf.simulate(task, algorithm, rounds=rounds, callbacks=[watch], **options), seen
 
 
 def bound(task, algorithm, rounds=10, seed=0):

@@ -23,7 +23,14 @@ AUXILIARY = Auxiliary(public=Records(TASK.test_inputs, TASK.test_targets), truth
 
 def transcript(algorithm=None, training=ONE_STEP, **more):
     run = pf.simulate(
-        TASK, algorithm or pf.FedAvg(), rounds=1, training=training, record=True, evaluate_every=5, workers=1, **more
+        TASK,
+        algorithm or pf.FedAvg(),
+        rounds=1,
+        training=training,
+        record=True,
+        evaluate_every=5,
+        execution=pf.Execution(workers=1),
+        **more,
     )
     return run.transcript
 

@@ -39,7 +39,13 @@ def watch(task: pf.Task, rounds: int = 1, algorithm=None, privacy=None, **traini
     """What the server saw of a run."""
     given = pf.LocalTraining(**{"learning_rate": 0.2, "batch_size": 20, **training})
     run = pf.simulate(
-        task, algorithm or pf.FedAvg(), rounds=rounds, training=given, privacy=privacy, record=True, engine="loop"
+        task,
+        algorithm or pf.FedAvg(),
+        rounds=rounds,
+        training=given,
+        privacy=privacy,
+        record=True,
+        execution=pf.Execution(engine="loop"),
     )
     return run.transcript
 

@@ -17,7 +17,14 @@ def transcript(algorithm=None, training=None, rounds=1, **more):
     training = training or pf.LocalTraining(learning_rate=0.1, batch_size=1000)
     algorithm = algorithm or pf.FedAvg()
     run = pf.simulate(
-        TASK, algorithm, rounds=rounds, training=training, record=True, workers=1, evaluate_every=9, **more
+        TASK,
+        algorithm,
+        rounds=rounds,
+        training=training,
+        record=True,
+        execution=pf.Execution(workers=1),
+        evaluate_every=9,
+        **more,
     )
     return run.transcript
 

@@ -35,7 +35,7 @@ def transcript(size=SIZE, rounds=20, update=(), **more):
         privacy=pf.Privacy(size=size, update=update, max_size_error=1e6, noise_key=5),
         record=True,
         evaluate_every=50,
-        workers=1,
+        execution=pf.Execution(workers=1),
         **more,
     )
     return run.transcript
@@ -91,7 +91,7 @@ def test_auc_of_twice_the_size_counts_pairs_by_brute_force(memoised):
 
 
 def test_what_cannot_be_attacked_is_refused(memoised):
-    other = pf.simulate(TASK, pf.FedAvg(), rounds=1, record=True, workers=1).transcript
+    other = pf.simulate(TASK, pf.FedAvg(), rounds=1, record=True, execution=pf.Execution(workers=1)).transcript
     with pytest.raises(ConfigError, match="fedsampling"):
         SizeFromUpdates().run(other, AUXILIARY)
     with pytest.raises(ConfigError, match="not randomised"):

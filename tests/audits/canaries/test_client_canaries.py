@@ -30,8 +30,7 @@ def trainer(noise, rounds=2, *, record=("server", "public"), update=None, delta=
             ),
             cohort=cohort,
             record=list(record),
-            engine="vectorised",
-            workers=1,
+            execution=pf.Execution(engine="vectorised", workers=1),
             evaluate_every=1000,
         )
 

@@ -35,8 +35,7 @@ def trainer(noise, rate=1.0, rounds=8, *, record=("server",), key=0, bound=0.5, 
                 training=pf.DPSGD(noise_multiplier=noise, max_grad_norm=bound, sample_rate=rate), noise_key=key
             ),
             record=list(record),
-            engine="loop",
-            workers=1,
+            execution=pf.Execution(engine="loop", workers=1),
             evaluate_every=1000,
             **more,
         )

@@ -12,7 +12,7 @@ from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import OBSERVERS, UNITS
 from privfl.privacy.channel.channel import ChannelSpec, RoundChannel
 from privfl.privacy.channel.field import Field
-from privfl.privacy.door.contract import DoorLog
+from privfl.privacy.door.log import DoorLog
 from privfl.privacy.mechanisms.clip import scale_to_norm
 from privfl.privacy.mechanisms.participation import ParticipationPattern
 from privfl.privacy.noise.source import NoiseSource

@@ -393,7 +393,16 @@ def test_a_whole_run_comes_out_the_same_and_claims_the_same(algorithm, dpsgd):
             noise_key=7,
         )
         steps = pf.LocalTraining(steps=2)
-        runs.append(pf.simulate(task, algorithm, rounds=2, privacy=privacy, training=steps, workers=2, engine=engine))
+        runs.append(
+            pf.simulate(
+                task,
+                algorithm,
+                rounds=2,
+                privacy=privacy,
+                training=steps,
+                execution=pf.Execution(workers=2, engine=engine),
+            )
+        )
     auto, opacus = runs
     assert "Opacus' hooks cannot be stacked" in opacus.summary["warnings"]
     assert float((auto.parameters - opacus.parameters).abs().max()) < 1e-6
