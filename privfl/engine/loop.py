@@ -7,7 +7,7 @@ of workers and memory does not grow with the cohort.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from types import TracebackType
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Tensors, overrides
-from privfl.engine.workspace import ClientResult, Phase, Workspace, cores, send
+from privfl.engine.workspace import ClientResult, Phase, RoundContext, Workspace, cores, send
 from privfl.federation.task import Task
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.clipping.per_sample import Way, sums_directly
@@ -25,8 +25,6 @@ from privfl.privacy.door.batch_plans import LocalTraining, private_plan
 from privfl.privacy.door.client_door import ClientDoor
 from privfl.privacy.door.contract import is_coupled
 from privfl.privacy.door.precision import Precision, matrix_products
-from privfl.privacy.noise.source import NoiseSource
-from privfl.randomness import torch_stream
 
 ROWS_PER_EVALUATION = 1000
 DIRECT_FROM = 1 << 16
@@ -85,21 +83,13 @@ class LoopEngine:
         self._products.__exit__(kind, error, trace)
 
     def train(
-        self,
-        cohort: Iterable[int],
-        received: Tensors,
-        kept: Mapping[int, Tensors],
-        *,
-        round: int,
-        seed: int,
-        source: NoiseSource,
-        phase: Phase | None = None,
+        self, cohort: Iterable[int], received: Tensors, context: RoundContext, phase: Phase | None = None
     ) -> Iterator[ClientResult]:
         """The results of ``cohort``, in its order; ``phase`` is the algorithm itself unless a survey is given."""
         does = phase or self.phase
 
         def one(space: Workspace, client: int) -> ClientResult:
-            return self._train_one(space, client, does, received, kept, round, seed, source)
+            return self._train_one(space, client, does, received, context)
 
         return self._with_space(one, cohort)
 
@@ -139,18 +129,10 @@ class LoopEngine:
         return self.in_order(with_space, items)
 
     def _train_one(
-        self,
-        space: Workspace,
-        client: int,
-        phase: Phase,
-        received: Tensors,
-        kept: Mapping[int, Tensors],
-        round: int,
-        seed: int,
-        source: NoiseSource,
+        self, space: Workspace, client: int, phase: Phase, received: Tensors, context: RoundContext
     ) -> ClientResult:
         task, algorithm, channel = self.task, phase.algorithm, phase.channel
-        training, dpsgd = self.training.in_round(round), channel.dpsgd
+        training, dpsgd = self.training.in_round(context.number), channel.dpsgd
         door = ClientDoor(
             client,
             task.clients[client],
@@ -160,15 +142,15 @@ class LoopEngine:
             space.clipper,
             task.loss,
             dpsgd,
-            torch_stream(seed, "batches", round, client),
-            None if dpsgd is None else source.stream("door" + phase.label, round, client),
+            context.stream("batches", client),
+            None if dpsgd is None else context.noise("door" + phase.label, client),
             self.precision,
-            draws=phase.draws(seed, round, client),
-            totals=phase.totals(source, round, client),
+            draws=phase.draws(client, context),
+            totals=phase.totals(client, context),
         )
-        space.start(torch_stream(seed, "dropout", round, client, device=self.device))
+        space.start(context.stream("dropout", client, self.device))
         with torch.no_grad():
-            local = algorithm.begin(received, phase.kept(client, kept), training)
+            local = algorithm.begin(received, phase.kept(client, context.kept), training)
             space.own.load(local["parameters"])
             local["parameters"] = space.own.flat
             if overrides(algorithm, "prepare"):
@@ -179,7 +161,7 @@ class LoopEngine:
                 algorithm.conclude(local, received, door.everything(), door, training)
             upload = _apart(algorithm.finish(local, received, training), space.own.flat)
         keeps = {name: local[name].clone() for name in algorithm.keeps}
-        noise = source.stream("channel" + phase.label, round, client)
+        noise = context.noise("channel" + phase.label, client)
         return send(channel, client, upload, keeps, door.log, noise, received["parameters"])
 
 

@@ -63,6 +63,31 @@ class Workspace:
 
 
 @dataclass(frozen=True)
+class RoundContext:
+    """The round that is going on, as everybody sees it who trains for it.
+
+    Args:
+        number: of the round, from 0.
+        seed: root of the experiment's randomness.
+        source: of privacy noise.
+        kept: what clients keep between rounds, by client; who has kept nothing yet is missing.
+    """
+
+    number: int
+    seed: int
+    source: NoiseSource
+    kept: dict[int, Tensors]
+
+    def stream(self, use: str, client: int, device: torch.device | str = "cpu") -> torch.Generator:
+        """Random numbers of the experiment for ``client`` in this round."""
+        return torch_stream(self.seed, use, self.number, client, device=device)
+
+    def noise(self, use: str, client: int) -> NoiseStream:
+        """Privacy noise for ``client`` in this round."""
+        return self.source.stream(use, self.number, client)
+
+
+@dataclass(frozen=True)
 class Phase:
     """What a cohort does in one go: an algorithm (or its survey), and the channel that its uploads pass.
 
@@ -81,18 +106,27 @@ class Phase:
             return own
         return {**self.algorithm.initial_kept(client), **own}
 
-    def draws(self, seed: int, round: int, client: int) -> Draws:
+    def draws(self, client: int, context: RoundContext) -> Draws:
         """The random numbers of ``client``'s steps."""
         uniform, normal = self.algorithm.draws()
         if not uniform and not normal:
             return Draws()
-        return Draws(uniform, normal, torch_stream(seed, "algorithm", round, client))
+        return Draws(uniform, normal, context.stream("algorithm", client))
 
-    def totals(self, source: NoiseSource, round: int, client: int) -> Totals:
+    def totals(self, client: int, context: RoundContext) -> Totals:
         """The mechanisms of ``client``'s totals."""
         if not self.channel.statistics:
             return Totals()
-        return Totals(self.channel.statistics, source.stream("totals" + self.label, round, client))
+        return Totals(self.channel.statistics, context.noise("totals" + self.label, client))
+
+
+def phases_of(algorithm: Algorithm, channel: Channel, label: str = "") -> list[Phase]:
+    """What a round consists of, in order, a survey's own survey first; ``channel`` is that of the training phase."""
+    phase = Phase(algorithm, channel, label)
+    survey = algorithm.survey()
+    if survey is None:
+        return [phase]
+    return [*phases_of(survey.on(algorithm.setting), channel.survey(survey.fields()), label + " survey"), phase]
 
 
 @dataclass(frozen=True)
