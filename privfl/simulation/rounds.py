@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -33,19 +33,13 @@ class ServerContext(RoundContext):
         engine: trains the cohort.
         recorder: writes down what observers see.
         sizes: what clients answered about their sizes.
-        clients: of the whole federation.
-        asked: clients that were asked in this round, each as often as it counts.
-        samples: of the whole federation, exact or estimated; ``None`` if nobody asked.
-        public_weight: divides the sums if the channel hides clients.
+        facts: what the server knows before uploads arrive; the weight is the public one.
     """
 
     engine: Engine
     recorder: Recorder
     sizes: Sizes
-    clients: int
-    asked: int
-    samples: float | None
-    public_weight: float
+    facts: Round
 
 
 def collect(costs: RoundCosts, selection: Selection, server: Tensors, context: ServerContext) -> CohortSums:
@@ -73,17 +67,14 @@ def aggregate(costs: RoundCosts, sums: CohortSums, server: Tensors, context: Ser
     hidden = channel.hides_clients or channel.noises_sums
     if sums.aborted or (not hidden and not sums.members):
         return server
-    facts = Round(
-        weight=context.public_weight if channel.hides_clients else sums.weight,
-        cohort=context.asked,
-        clients=context.clients,
-        samples=context.samples,
-        number=context.number,
+    facts = replace(
+        context.facts,
+        weight=context.facts.weight if channel.hides_clients else sums.weight,
         members=torch.tensor(sums.members, dtype=torch.int64),
         factors=torch.tensor(sums.factors, dtype=torch.float64),
         generator=torch_stream(context.seed, "server" + phase.label, context.number),
     )
-    total = channel.at_server(sums.total, context.source, phase.label, context.public_weight)
+    total = channel.at_server(sums.total, context.source, phase.label, context.facts.weight)
     norm = total.pop(CLIP_NORM, None)
     if channel.noises_sums or channel.secure is not None:
         total = {name: value.to(costs.received["parameters"].dtype) for name, value in total.items()}
@@ -104,26 +95,24 @@ def _aggregator(phase: Phase, selection: Selection, like: Tensor, source: NoiseS
 
 
 def _weights(algorithm: Algorithm, selection: Selection, server: Tensors, sizes: Sizes) -> NDArray[np.float64]:
-    """The weight of each upload of the cohort."""
-    times = selection.times.astype(np.float64)
-    if algorithm.weights() == "size":
-        return times * sizes.weights(selection.clients)
-    return times * _decided(algorithm, server, selection) if algorithm.weights() == "server" else times
-
-
-def _decided(algorithm: Algorithm, server: Tensors, selection: Selection) -> NDArray[np.float64]:
-    """The server's weights of the cohort.
+    """The weight of each upload of the cohort.
 
     Raises:
-        ConfigError: they are no weights.
+        ConfigError: what the server decided are no weights.
     """
+    times = selection.times.astype(np.float64)
+    if algorithm.weights() == "uniform":
+        return times
+    if algorithm.weights() == "size":
+        return times * sizes.weights(selection.clients)
     decided = algorithm.decided(server, torch.from_numpy(selection.clients)).double().cpu().numpy()
     if decided.shape != selection.clients.shape or not (np.isfinite(decided).all() and (decided >= 0).all()):
         raise ConfigError(
             f"{algorithm.name} decided the weights {decided}; give one finite number ≥ 0 for each of "
             f"{len(selection.clients)} clients"
         )
-    return decided
+    weights: NDArray[np.float64] = times * decided
+    return weights
 
 
 def _nothing(shape: tuple[int, ...] | None, like: Tensor) -> Tensor:

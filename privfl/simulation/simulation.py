@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from privfl.algorithms.base import Algorithm
+from privfl.algorithms.base import Algorithm, Round
 from privfl.description import describe
 from privfl.engine.choice import Choice, Engine, choose
 from privfl.engine.loop import LoopEngine
@@ -162,19 +162,14 @@ def run(
             stopped = "budget"
             break
 
-        context = ServerContext(
-            number=round,
-            seed=plan.schedule.seed,
-            source=plan.source,
-            kept=state.kept,
-            engine=engine,
-            recorder=recorder,
-            sizes=sizes,
+        facts = Round(
+            weight=plan.cohort.expected(len(available)),
+            cohort=int(selection.times.sum()),
             clients=len(everyone),
-            asked=int(selection.times.sum()),
             samples=sizes.total(everyone) if plan.needs_sizes else None,
-            public_weight=plan.cohort.expected(len(available)),
+            number=round,
         )
+        context = ServerContext(round, plan.schedule.seed, plan.source, state.kept, engine, recorder, sizes, facts)
         problems: Counter[str] = Counter()
         for costs in priced:
             sums = collect(costs, selection, server, context)
