@@ -55,6 +55,7 @@ from .data.partitions import LogNormal as LogNormal
 from .data.partitions import LongTail as LongTail
 from .data.partitions import Natural as Natural
 from .data.partitions import Pathological as Pathological
+from .data.set_aside import set_aside as set_aside
 from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError
 from .errors import PrivacyError as PrivacyError

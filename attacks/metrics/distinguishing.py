@@ -66,16 +66,6 @@ def tpr_at_fpr(members: ArrayLike, others: ArrayLike, target: float, confidence:
     return proportion(int((ins > _cut(outs, target)).sum()), len(ins), confidence)
 
 
-def fpr_at(others: ArrayLike, target: float, confidence: float = CONFIDENCE) -> Measure:
-    """The empirical FPR at the threshold of :func:`tpr_at_fpr`.
-
-    Its upper end is exact although the threshold comes from the same scores: the true rate above the (k+1)-th largest
-    of n0 scores has the law Beta(k+1, n0−k) that Clopper and Pearson take the quantile of (smaller with ties).
-    """
-    outs = _checked([0.0], others)[1]
-    return proportion(int((outs > _cut(outs, target)).sum()), len(outs), confidence)
-
-
 def roc(members: ArrayLike, others: ArrayLike) -> tuple[Scores, Scores]:
     """FPR and TPR at all thresholds, from +∞ (0, 0) down to the smallest score (1, 1); both ascending."""
     ins, outs = _checked(members, others)

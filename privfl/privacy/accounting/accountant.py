@@ -27,7 +27,6 @@ from dataclasses import dataclass, replace
 
 import dp_accounting as dp
 import numpy as np
-from dp_accounting import DpEvent, NeighboringRelation
 from opacus.accountants.prv import PRVAccountant
 
 from privfl.errors import PrivacyError
@@ -58,17 +57,6 @@ class Bound:
     estimate: float
     upper: float
     interval_source: str
-
-
-def supports(event: DpEvent, relation: NeighboringRelation) -> str | None:
-    """``None`` if ``event`` can be accounted under ``relation``, otherwise the sentence that names the sub-event."""
-    try:
-        elementary(event, relation)
-    except InfiniteLoss:
-        return None
-    except PrivacyError as refusal:
-        return str(refusal)
-    return None
 
 
 def epsilon(

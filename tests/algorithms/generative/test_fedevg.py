@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from synthetic import Gallery
 from torch import Tensor, nn
 
 import privfl as pf
@@ -20,7 +21,6 @@ from privfl.federation.task import ClientIndex, Task
 from privfl.models import build
 from privfl.privacy.door.step_draws import Draws
 from privfl.randomness import torch_stream
-from privfl.study.synthetic import Gallery
 from tests.algorithms.generative.evg_federation import SIZES, TRAINING, Watched, sent, settings_of, small, task_of
 
 
