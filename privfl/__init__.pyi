@@ -97,6 +97,7 @@ from .privacy.sizes.randomized_response import RandomizedResponse as RandomizedR
 from .simulation.result import Run as Run
 from .simulation.simulation import simulate as simulate
 from .simulation.transcript import Transcript as Transcript
+from .study.composed import PythonRun as PythonRun
 from .study.grid import run_study as run_study
 from .study.report import write_report as write_report
 
