@@ -55,6 +55,7 @@ from .data.partitions import LogNormal as LogNormal
 from .data.partitions import LongTail as LongTail
 from .data.partitions import Natural as Natural
 from .data.partitions import Pathological as Pathological
+from .data.set_aside import set_aside as set_aside
 from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError
 from .errors import PrivacyError as PrivacyError
@@ -98,6 +99,7 @@ from .simulation.settings import Execution as Execution
 from .simulation.settings import Schedule as Schedule
 from .simulation.simulation import simulate as simulate
 from .simulation.transcript import Transcript as Transcript
+from .study.composed import PythonRun as PythonRun
 from .study.grid import run_study as run_study
 from .study.report import write_report as write_report
 

@@ -85,7 +85,7 @@ TESTED_ELSEWHERE = {
     "attacks/images": "nulls result",
     "attacks/labels": "calibration_batches",
     "attacks/membership": "game result",
-    "attacks/metrics": "counts measure perceptual",
+    "attacks/metrics": "measure perceptual",
     "attacks/observations": "head_gradients",
     "audits/bounds": "guess_budget output_events",
     "audits/canaries": "alignment canaries claimed_statistic views",

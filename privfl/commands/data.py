@@ -44,6 +44,7 @@ def info(name: Name) -> None:
         if entry.rows
         else "depends on options",
         "natural clients": entry.client_id or "none: choose a partition",
+        "files": "\n".join(address for address, _ in entry.downloads) or "none",
         "licence": entry.licence,
         "citation": entry.citation,
         "notes": entry.notes,

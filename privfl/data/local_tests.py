@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from privfl.data.holdout import stratified_holdout
 from privfl.errors import ConfigError
+from privfl.validation import check_number
 
 Rows = Sequence[NDArray[np.int64]]
 
@@ -31,10 +32,8 @@ class LocalTests:
     global_test: Literal["official", "union"] = "official"
 
     def __post_init__(self) -> None:
-        if not 0 < self.fraction < 1:
-            raise ConfigError(f"local_tests.fraction is {self.fraction!r}; give a number strictly between 0 and 1")
-        if not 0 <= self.validation < 1:
-            raise ConfigError(f"local_tests.validation is {self.validation!r}; give a number in [0, 1)")
+        check_number("local_tests.fraction", self.fraction, 0, 1, above=True, below=True)
+        check_number("local_tests.validation", self.validation, 0, 1, below=True)
         if self.global_test not in ("official", "union"):
             raise ConfigError(f"local_tests.global_test is '{self.global_test}'; choose 'official' or 'union'")
 

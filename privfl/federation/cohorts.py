@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from privfl.errors import ConfigError
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import numpy_stream
-from privfl.validation import check_count
+from privfl.validation import check_count, check_number
 
 Clients = NDArray[np.int64]
 
@@ -119,8 +118,7 @@ class PoissonCohort(Cohort):
     probability: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.probability <= 1:
-            raise ConfigError(f"the cohort's probability is {self.probability!r}; give a number in (0, 1]")
+        check_number("the cohort's probability", self.probability, 0, 1, above=True)
 
     @property
     def rate(self) -> float:

@@ -17,7 +17,7 @@ from privfl.simulation.simulation import simulate
 
 
 @dataclass(frozen=True)
-class Composed:
+class PythonRun:
     """One run put together in code; a study takes it wherever it takes an experiment.
 
     Args:

@@ -28,7 +28,7 @@ from privfl.privacy.accounting.release import OBSERVERS, UNITS
 from privfl.privacy.accounting.statement import Statement
 from privfl.simulation.run_directory import RunDirectory, fingerprint, read_lines, write_whole
 from privfl.study.clients import record_clients
-from privfl.study.composed import Composed
+from privfl.study.composed import PythonRun
 
 CELLS = tuple(f"{unit}/{observer}" for unit in UNITS for observer in OBSERVERS)
 DAMAGED = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError)
@@ -46,7 +46,7 @@ class Cell:
 
     method: str
     level: str
-    experiment: Experiment | Composed
+    experiment: Experiment | PythonRun
 
     @property
     def folder(self) -> str:

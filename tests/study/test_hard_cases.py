@@ -16,7 +16,7 @@ from privfl.algorithms import Algorithm
 from privfl.errors import ConfigError, DataError
 from privfl.experiment import Experiment
 from privfl.study.clients import in_words, read_clients
-from privfl.study.composed import Composed
+from privfl.study.composed import PythonRun
 from privfl.study.grid import CELLS, Cell, Summary, load_results, read_result, run_study
 from privfl.study.plots import finite, pareto
 from privfl.study.report import report_directory
@@ -227,14 +227,14 @@ def digits(seed: int) -> pf.Task:
     return pf.load("digits", partition=pf.IID(clients=4), model="logistic", seed=seed)
 
 
-def composed(algorithm: Algorithm, seed: int = 0, task=digits, rounds: int = 2) -> Composed:
+def composed(algorithm: Algorithm, seed: int = 0, task=digits, rounds: int = 2) -> PythonRun:
     dpsgd = pf.DPSGD(noise_multiplier=2.0, sample_rate=0.1)
     arguments = {
         "training": pf.LocalTraining(steps=1),
         "privacy": pf.Privacy(training=dpsgd, noise_key=7),
         "execution": pf.Execution(workers=1),
     }
-    return Composed(task, algorithm, pf.Schedule(rounds, seed), arguments)
+    return PythonRun(task, algorithm, pf.Schedule(rounds, seed), arguments)
 
 
 def test_a_study_takes_algorithms_of_ones_own_and_does_not_repeat_them(tmp_path):
