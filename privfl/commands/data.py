@@ -67,7 +67,8 @@ def plot(
 ) -> None:
     """Draw who holds what: a heat map of clients × classes, with the sizes beside it."""
     from privfl.data.catalog import load_dataset
-    from privfl.experiment import Experiment, override
+    from privfl.experiment import Experiment
+    from privfl.schema import override
 
     settings: dict[str, object] = {"dataset": {"name": name}, "seed": seed}
     if partition is not None:

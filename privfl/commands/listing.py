@@ -148,11 +148,12 @@ def _rows(kind: Kind) -> list[dict[str, Any]]:
 
         registry = PARTITIONS
     else:
-        from privfl.experiment import UPDATE_MECHANISMS
         from privfl.privacy.door.dpsgd import DPSGD
+        from privfl.privacy.mechanisms.registry import update_mechanisms
         from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
 
-        registry = {"dpsgd": DPSGD, **UPDATE_MECHANISMS, **{f"size: {name}": m for name, m in SIZE_MECHANISMS.items()}}
+        sizes = {f"size: {name}": mechanism for name, mechanism in SIZE_MECHANISMS.items()}
+        registry = {"dpsgd": DPSGD, **update_mechanisms(), **sizes}
     return [{"name": name, "summary": summary(part), "settings": defaults(part)} for name, part in registry.items()]
 
 

@@ -10,7 +10,6 @@ from typing import get_args
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm
-from privfl.description import describe
 from privfl.engine.aggregation import Sums
 from privfl.engine.workspace import ClientResult, Phase
 from privfl.errors import ConfigError
@@ -21,7 +20,9 @@ from privfl.models import NamedModel
 from privfl.privacy.accounting.release import OBSERVERS, Observer
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.settings import Privacy
+from privfl.schema import plain
 from privfl.simulation.run_directory import write_whole
+from privfl.simulation.settings import registries
 from privfl.simulation.transcript import (
     FOLDER,
     Exchange,
@@ -60,14 +61,14 @@ def public_facts(
     rounds: int,
 ) -> PublicFacts:
     """What everybody knows of a run with these settings; the key that fixes its noise is not told."""
-    factory = task.model
+    factory, known = task.model, registries()
     return PublicFacts(
         dataset=task.name,
-        algorithm={**describe(algorithm), "name": algorithm.name},
-        training=describe(training),
-        privacy=describe(replace(privacy, noise_key=None)),
-        cohort=describe(cohort),
-        availability=describe(availability),
+        algorithm={**plain(algorithm, known), "name": algorithm.name},
+        training=plain(training, known),
+        privacy=plain(replace(privacy, noise_key=None), known),
+        cohort=plain(cohort, known, Cohort),
+        availability=plain(availability, known, Availability),
         model=task.model_name,
         model_options=dict(factory.options) if isinstance(factory, NamedModel) else None,
         input_shape=tuple(task.inputs.shape[1:]),

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from privfl.algorithms.base import Algorithm, Tensors
-from privfl.description import describe
 from privfl.engine.choice import Choice, Engine, choose
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import Phase
@@ -52,14 +51,12 @@ from privfl.simulation.run_directory import (
     Checkpoint,
     Metrics,
     RunDirectory,
-    fingerprint,
     split_state,
     state_tensors,
     write_whole,
 )
-from privfl.simulation.settings import Execution, Schedule
+from privfl.simulation.settings import Execution, RunSettings, Schedule
 
-SETTINGS = ("algorithm", "training", "privacy", "cohort", "availability", "record")
 Callback = Callable[["Simulation", Metrics], None]
 """Called after every round with the simulation and the round's metrics; the progress bar is one."""
 
@@ -80,7 +77,6 @@ def simulate(
     out: Path | str | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
-    settings: Mapping[str, Any] | None = None,
 ) -> Run:
     """Train ``algorithm`` on ``task`` for ``rounds`` rounds and say what may be claimed.
 
@@ -95,7 +91,6 @@ def simulate(
         out: run directory; ``None`` keeps everything in memory.
         resume: go on with an interrupted run in ``out``.
         callbacks: called after every round with the simulation and the round's metrics.
-        settings: what ``config.toml`` records; default a description of the arguments.
 
     Raises:
         ConfigError: a setting is impossible; nothing has been trained or sent then.
@@ -113,7 +108,7 @@ def simulate(
         callbacks=tuple(callbacks),
         record=recorded_observers(record),
     )
-    return simulation.run(dict(settings) if settings is not None else None, resume)
+    return simulation.run(resume)
 
 
 @dataclass
@@ -139,14 +134,9 @@ class Simulation:
     warnings: list[str] = field(default_factory=list)
     stopped: Literal["finished", "budget"] = "finished"
 
-    def run(self, settings: dict[str, Any] | None, resume: bool) -> Run:
+    def run(self, resume: bool) -> Run:
         """Prepare, train, conclude."""
-        settings = settings or {
-            "task": self.task.describe(),
-            **{name: describe(getattr(self, name)) for name in SETTINGS},
-            **vars(self.schedule),
-            "precision": self.execution.precision,
-        }
+        config = {} if self.directory is None else self.settings().on(self.task).to_dict()
         if self.algorithm.pools_data:
             self.task = self.task.pooled()
             self.cohort, self.availability = Everyone(), Always()
@@ -157,7 +147,7 @@ class Simulation:
         key = self.privacy.noise_key
         self.source = NoiseSource.from_os() if key is None else NoiseSource.from_key(key)
         if self.directory is not None:
-            checkpoint = self.directory.begin(settings, fingerprint(settings), resume=resume)
+            checkpoint = self.directory.begin(config, resume=resume)
             self.source = NoiseSource(self.directory.noise_key(self.source.key), self.source.reproducible)
             if checkpoint is not None:
                 self.restore(checkpoint)
@@ -177,6 +167,11 @@ class Simulation:
             self.engine = self.pick_engine(loop, way)
             self.train()
             return self.conclude()
+
+    def settings(self) -> RunSettings:
+        """What ``config.toml`` holds of this run, besides its task."""
+        chosen = {item.name: getattr(self, item.name) for item in fields(RunSettings) if item.name != "recipe"}
+        return RunSettings(**chosen)
 
     def pick_engine(self, loop: LoopEngine, way: Way | None) -> Engine:
         """The engine that was asked for or measured to be fastest; a resumed run keeps the one it began with."""

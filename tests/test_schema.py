@@ -1,4 +1,4 @@
-"""An attack from plain data: unknown keys, wrong types and missing names are one sentence each."""
+"""Settings from plain data and back: unknown keys, wrong types and missing names are one sentence each."""
 
 import pytest
 
@@ -6,8 +6,13 @@ from attacks.labels.inference import LLG
 from attacks.membership.lira import LiRA
 from attacks.membership.shadow_models import ShadowTraining
 from attacks.registry import ATTACKS
-from attacks.schema import attack_from
 from privfl.errors import ConfigError
+from privfl.schema import choose_each
+
+
+def attack_from(table, registry):
+    (attack,) = choose_each(registry, [table], "attack")
+    return attack
 
 
 def test_settings_become_fields_and_tables_become_parts():
@@ -25,13 +30,13 @@ def test_every_attack_can_be_had_by_its_name_alone(name):
     ("settings", "sentence"),
     [
         ({}, "has no name"),
-        ({"name": 3}, "has no name"),
+        ({"name": 3}, "attack.name is 3; give a name in quotes, see `privfl list attacks`"),
         ({"name": "lirra"}, "did you mean 'lira'"),
         ({"name": "lira", "shadow": {}}, "did you mean 'lira.shadows'"),
         ({"name": "lira", "shadows": 4}, "write a table"),
         ({"name": "lira", "shadows": {"counts": 4}}, "did you mean 'lira.shadows.count'"),
         ({"name": "lira", "shadows": {"count": "four"}}, "lira.shadows.count is 'four'"),
-        ({"name": "lira", "round": 1.5}, "should be integer"),
+        ({"name": "lira", "round": 1.5}, "lira.round is 1.5; give an integer"),
         ({"name": "llg", "variant": "star"}, "'plain', 'dummy' or 'auxiliary'"),
         ({"name": "llg", "rounds": True}, "llg.rounds is True"),
     ],
