@@ -2,7 +2,7 @@
 
 import contextlib
 import tomllib
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from types import UnionType
 from typing import Literal, Union, get_args, get_origin, get_type_hints
 
@@ -20,8 +20,7 @@ from privfl.federation.availability import AVAILABILITY
 from privfl.federation.cohorts import COHORTS
 from privfl.privacy.mechanisms.registry import UPDATE_MECHANISMS
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
-from privfl.schema import BESIDE, Named, build, choose, plain
-from privfl.simulation.run_directory import RunDirectory
+from privfl.schema import Named, build, choose, plain
 from privfl.simulation.settings import Execution, Schedule
 
 REQUIRED = {
@@ -135,45 +134,6 @@ def told(part, key):
     return {name: value for name, value in plain(part, registries).items() if value is not None}
 
 
-@dataclass(frozen=True)
-class Longer(Schedule):
-    """A schedule with a setting more: one line."""
-
-    warm_up: int = 0
-
-
-@dataclass(frozen=True)
-class Patient(Execution):
-    """An execution with a setting more."""
-
-    patience: tuple[float, ...] = (1.0,)
-
-
-def test_a_new_plain_setting_is_one_line_in_one_file(tmp_path, monkeypatch):
-    """A field stands at the top of the file, is checked, written, read back, and tells two runs apart."""
-
-    @dataclass(frozen=True)
-    class Extended(Experiment):
-        schedule: Longer = field(default_factory=Longer, metadata=BESIDE)
-        execution: Patient = field(default_factory=Patient, metadata=BESIDE)
-
-    monkeypatch.setattr(Extended, "__annotations__", {"schedule": Longer, "execution": Patient})
-    path = tmp_path / "e.toml"
-    path.write_text("rounds = 3\nwarm_up = 2\npatience = [1, 2]\n", encoding="utf-8")
-    experiment = Extended.from_toml(path)
-    assert (experiment.schedule.warm_up, experiment.execution.patience) == (2, (1.0, 2.0))
-    assert experiment.to_dict()["warm_up"] == 2
-    assert Extended.from_dict(tomllib.loads(experiment.to_toml())) == experiment
-    with pytest.raises(ConfigError, match="warm_up is 'x'; give an integer"):
-        Extended.from_toml(path, ["warm_up=x"])
-    with pytest.raises(ConfigError, match="unknown key 'warmup': did you mean 'warm_up'"):
-        Extended.from_toml(path, ["warmup=1"])
-    directory = RunDirectory(tmp_path / "run")
-    directory.begin(experiment.to_dict(), resume=False)
-    with pytest.raises(ConfigError, match="warm_up is 2 there and 3 here"):
-        directory.begin(Extended.from_toml(path, ["warm_up=3"]).to_dict(), resume=True)
-
-
 @pytest.mark.parametrize("name", SIZE_MECHANISMS)
 def test_every_privacy_setting_survives_the_round_trip(name):
     privacy = {
@@ -261,7 +221,7 @@ def test_a_mistake_is_one_sentence_that_names_the_key(settings, message):
 @pytest.mark.parametrize("text", ["rounds = ", "[a", "\x00"])
 def test_what_is_not_toml_is_one_sentence(tmp_path, text):
     path = tmp_path / "e.toml"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match="is not a TOML file"):
         Experiment.from_toml(path)
 

@@ -17,7 +17,6 @@ Results are written to the run directory: ``attacks/NAME.json`` and ``attacks/NA
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections import Counter
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from typing import Any
 
 import typer
 
+from privfl.companions import companion
 from privfl.errors import ConfigError
 from privfl.schema import build, choose_each, read_toml
 
@@ -52,7 +52,7 @@ class Plan:
 
 def attack_run(path: Path) -> None:
     """Run every attack of the file ``path``; print the results and write them beside the run."""
-    registry = importlib.import_module("attacks.registry")
+    registry = companion("attacks.registry")
     plan = build(Plan, read_toml(path, "an attack file"))
     attacks: tuple[Any, ...] = choose_each(registry.ATTACKS, plan.attack, "attack")
     run = Path(plan.run)

@@ -15,7 +15,6 @@ Results are written to ``audits/NAME.json`` in the run's directory, or in ``runs
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections import Counter
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from typing import Any
 
 import typer
 
+from privfl.companions import companion
 from privfl.errors import ConfigError
 from privfl.schema import build, choose_each, read_toml
 
@@ -61,7 +61,7 @@ def audit_experiment(path: Path) -> bool:
     from privfl.experiment import Experiment
     from privfl.simulation.run_directory import write_whole
 
-    registry = importlib.import_module("audits.registry")
+    registry = companion("audits.registry")
     plan = build(Plan, read_toml(path, "an audit file"))
     audits: tuple[Any, ...] = choose_each(registry.AUDITS, plan.audit, "audit", registry.ExperimentAudit)
     overrides = [] if plan.task is None else [f"task={plan.task}"]

@@ -16,9 +16,10 @@ from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.engine.layouts import lay_channels_innermost
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.channel.channel import Channel
-from privfl.privacy.clipping.per_sample import PerSampleGradients, Way
-from privfl.privacy.door.contract import DoorLog
-from privfl.privacy.door.noisy_total import Totals
+from privfl.privacy.clipping.per_sample import GradSampleMode, PerSampleGradients
+from privfl.privacy.door.batch_plans import LocalTraining, private_plan
+from privfl.privacy.door.contract import ClientSlot
+from privfl.privacy.door.log import DoorLog
 from privfl.privacy.door.step_draws import Draws
 from privfl.privacy.noise.source import NoiseSource, NoiseStream
 from privfl.randomness import torch_stream
@@ -43,7 +44,9 @@ class Workspace:
     dropout: list[StreamDropout]
 
     @classmethod
-    def build(cls, module: nn.Module, device: torch.device, way: Way | None, *, innermost: bool = False) -> Workspace:
+    def build(
+        cls, module: nn.Module, device: torch.device, way: GradSampleMode | None, *, innermost: bool = False
+    ) -> Workspace:
         """A workspace around ``module``.
 
         ``way`` forms per-sample gradients, or plain sums; ``innermost`` lays the channels of images out innermost.
@@ -81,18 +84,29 @@ class Phase:
             return own
         return {**self.algorithm.initial_kept(client), **own}
 
-    def draws(self, seed: int, round: int, client: int) -> Draws:
-        """The random numbers of ``client``'s steps."""
-        uniform, normal = self.algorithm.draws()
-        if not uniform and not normal:
-            return Draws()
-        return Draws(uniform, normal, torch_stream(seed, "algorithm", round, client))
-
-    def totals(self, source: NoiseSource, round: int, client: int) -> Totals:
-        """The mechanisms of ``client``'s totals."""
-        if not self.channel.statistics:
-            return Totals()
-        return Totals(self.channel.statistics, source.stream("totals" + self.label, round, client))
+    def slot(
+        self,
+        client: int,
+        rows: Tensor,
+        training: LocalTraining,
+        received: Tensors,
+        *,
+        round: int,
+        seed: int,
+        source: NoiseSource,
+    ) -> ClientSlot:
+        """``client``'s place at a door: its ``rows``, its plan and its streams of this round."""
+        algorithm, private, draws, totals = self.algorithm, None, Draws(), None
+        if self.channel.dpsgd is not None:
+            private = source.stream("door" + self.label, round, client)
+        if self.channel.statistics:
+            totals = source.stream("totals" + self.label, round, client)
+        uniform, normal = algorithm.draws()
+        if uniform or normal:
+            draws = Draws(uniform, normal, torch_stream(seed, "algorithm", round, client))
+        plan = algorithm.plan(private_plan(training, self.channel.dpsgd, client), received)
+        shuffle = torch_stream(seed, "batches", round, client)
+        return ClientSlot(client, rows, plan, shuffle, private, draws, totals)
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,10 @@ from privfl.errors import ConfigError, DataError
 from privfl.federation.context import Setting
 from privfl.federation.recipe import Recipe, content_hash
 from privfl.models import InputKind, NamedModel, OwnModel, default_model
+from privfl.privacy.loss import Loss
 from privfl.randomness import numpy_stream
 from privfl.schema import Named, plain
 
-Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
-"""``loss(network, inputs [B, ...], targets [B]) -> [B]``: one term per sample."""
 ModelFactory = Callable[[int], nn.Module]
 """Builds the model from a seed; the same seed gives the same initial parameters."""
 

@@ -14,7 +14,13 @@ from privfl.privacy.sizes.mechanism import SizeMechanism
 
 @dataclass(frozen=True)
 class Budget:
-    """Stop before the round in which the claim of one cell of the statement would exceed ``epsilon``."""
+    """Stop before the round in which the claim of one cell of the statement would exceed ``epsilon``.
+
+    Args:
+        epsilon: largest ε that the cell may reach, > 0.
+        unit: row of the statement: ``sample`` or ``client``.
+        observer: column of the statement: ``server`` or ``public``.
+    """
 
     epsilon: float
     unit: Unit = "sample"

@@ -13,9 +13,9 @@ from privfl.federation.task import Task
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.clipping.opacus_hooks import check_opacus
-from privfl.privacy.clipping.per_sample import Way, check_per_sample, unknown_layers
-from privfl.privacy.door.contract import refuse_coupled
+from privfl.privacy.clipping.per_sample import GradSampleMode, check_per_sample, unknown_layers
 from privfl.privacy.door.dpsgd import PerSample
+from privfl.privacy.loss import refuse_coupled
 from privfl.privacy.settings import Privacy
 
 
@@ -28,7 +28,7 @@ class Checked:
     """
 
     channel: Channel
-    way: Way | None
+    way: GradSampleMode | None
     needs_sizes: bool
     warnings: list[str]
     hides_weights: bool
@@ -42,7 +42,7 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
     """
     dpsgd, clients = privacy.training, len(task.clients)
     network = FlatNetwork(task.model(0), device)
-    way: Way | None = None
+    way: GradSampleMode | None = None
     if dpsgd is not None:
         if algorithm.dpsgd_refusal():
             raise ConfigError(f"DP-SGD cannot protect this run: {algorithm.dpsgd_refusal()}")
@@ -110,7 +110,7 @@ def _check_statistics(algorithm: Algorithm, privacy: Privacy) -> None:
             raise ConfigError(f"{algorithm.name} takes no total named '{one.statistic}' ({known}); leave it out")
 
 
-def _way(wanted: PerSample, network: FlatNetwork, task: Task) -> Way:
+def _way(wanted: PerSample, network: FlatNetwork, task: Task) -> GradSampleMode:
     """How per-sample gradients of ``network`` are formed if ``wanted`` is asked for; refused if that cannot be."""
     refuse_coupled(task.loss)
     probe = task.probe(4)

@@ -21,12 +21,12 @@ from privfl.federation.availability import Always, Availability
 from privfl.federation.cohorts import Cohort, Everyone, Selection
 from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
+from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import Observer
-from privfl.privacy.accounting.statement import make_statement
 from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.channel.channel import Channel
-from privfl.privacy.clipping.per_sample import Way
+from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.mechanisms.correlated import Pattern
 from privfl.privacy.noise.source import NoiseSource
@@ -173,7 +173,7 @@ class Simulation:
         chosen = {item.name: getattr(self, item.name) for item in fields(RunSettings) if item.name != "recipe"}
         return RunSettings(**chosen)
 
-    def pick_engine(self, loop: LoopEngine, way: Way | None) -> Engine:
+    def pick_engine(self, loop: LoopEngine, way: GradSampleMode | None) -> Engine:
         """The engine that was asked for or measured to be fastest; a resumed run keeps the one it began with."""
         recorded = None if self.directory is None else self.directory.read_json("engine.json")
         if recorded is None:
@@ -188,7 +188,7 @@ class Simulation:
             self.directory.write_json("engine.json", choice.to_dict())
         return choice.build(loop, way)
 
-    def prepare(self) -> Way | None:
+    def prepare(self) -> GradSampleMode | None:
         """Check the settings and build what the rounds need; returns how per-sample gradients are formed."""
         self.algorithm = self.algorithm.on(self.task.setting(self.schedule.rounds, self.schedule.seed))
         checked = check_settings(self.task, self.algorithm, self.privacy, self.cohort, self.device)

@@ -18,7 +18,8 @@ from privfl.privacy.accounting.release import pure_cost
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.door.contract import BARE_GRADIENT, BARE_SIZE, BARE_TOTAL, coupled
+from privfl.privacy.door.log import BARE_GRADIENT, BARE_SIZE, BARE_TOTAL
+from privfl.privacy.loss import coupled
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
 from tests.algorithms.contracts import SIZES, TRAINING, LossOnly, Voiced, both, loaded, one_hot, results

@@ -15,7 +15,7 @@ from privfl.algorithms.base import Survey
 from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.channel.field import Field
-from privfl.privacy.door.contract import BARE_SIZE, BARE_TOTAL, DoorLog
+from privfl.privacy.door.log import BARE_SIZE, BARE_TOTAL, DoorLog
 from tests.algorithms.contracts import SIZES, TRAINING, LossOnly, Voiced, one_hot, results
 from tests.algorithms.federation import layered_task
 

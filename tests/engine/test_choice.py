@@ -13,7 +13,7 @@ from privfl.algorithms import FedAvg
 from privfl.engine import choice
 from privfl.engine.choice import choose, why_not_stacked
 from privfl.engine.loop import LoopEngine
-from privfl.engine.memory import bytes_per_client, largest_chunk
+from privfl.engine.memory import bytes_per_client, free_bytes, largest_chunk
 from privfl.errors import ConfigError
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import Channel
@@ -122,7 +122,8 @@ def test_a_step_that_branches_on_a_value_is_trained_by_the_loop():
 
 def test_auto_measures_long_runs_and_both_engines_are_in_the_record(monkeypatch, tmp_path):
     monkeypatch.setattr(choice, "SHORT_RUN_SECONDS", 0.0)
-    run = pf.simulate(digits(clients=40), FedAvg("uniform"), rounds=40, out=tmp_path / "run", evaluate_every=40)
+    settings = {"rounds": 40, "evaluate_every": 40, "workers": 2}  # many workers would leave no eight clients to each
+    run = pf.simulate(digits(clients=40), FedAvg("uniform"), out=tmp_path / "run", **settings)
     record = json.loads((tmp_path / "run" / "engine.json").read_text())
     assert record["engine"] in ("loop", "vectorised")
     assert record["reason"] == "faster, as measured"
@@ -211,6 +212,14 @@ def test_the_largest_chunk_follows_from_free_memory(monkeypatch):
         assert largest_chunk(loop, None) == 10
         monkeypatch.setattr("privfl.engine.memory.free_bytes", lambda device: 1.0)
         assert largest_chunk(loop, None) == 0
+
+
+def test_free_memory_is_known_with_and_without_linux(monkeypatch):
+    assert free_bytes(torch.device("cpu")) > 0
+    monkeypatch.setattr("privfl.engine.memory.Path.read_text", lambda path, encoding: "MemAvailable:  2048 kB\n")
+    assert free_bytes(torch.device("cpu")) == 2 << 20
+    monkeypatch.setattr("privfl.engine.memory.Path.read_text", lambda path, encoding: "MemFree:  2048 kB\n")
+    assert free_bytes(torch.device("cpu")) > 0
 
 
 def test_what_can_be_stacked_has_no_excuse():

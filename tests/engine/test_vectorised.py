@@ -28,7 +28,7 @@ from privfl.privacy.channel.channel import Channel
 from privfl.privacy.channel.field import Field
 from privfl.privacy.clipping.per_sample import check_per_sample
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.door.contract import BARE_SIZE, BARE_TOTAL
+from privfl.privacy.door.log import BARE_SIZE, BARE_TOTAL
 from privfl.privacy.noise.source import NoiseSource
 
 SIZES = (1, 30, 7, 12, 2, 19, 8)

@@ -12,7 +12,7 @@ import privfl as pf
 from privfl.data.label_noise import LABEL_NOISE
 from privfl.errors import ConfigError
 from privfl.experiment import Experiment
-from privfl.federation.task import ClientIndex, call_for_task
+from privfl.federation.task import ClientIndex
 from privfl.simulation.settings import Schedule
 from privfl.study.composed import Composed
 from privfl.study.grid import Cell, run_study
@@ -23,14 +23,12 @@ from tests.own_parts import (
     FirstHalf,
     Gentle,
     Halved,
-    NoDataclass,
     Odd,
     OwnGaussian,
     OwnLaplace,
     Small,
     Smoothed,
     Striped,
-    Undescribed,
     focal,
     hospitals,
     hospitals_of,
@@ -97,18 +95,6 @@ def test_shipped_parts_give_the_same_file_from_python_and_from_toml(tmp_path):
     assert Experiment.of_run(tmp_path / "python") == experiment
     metrics = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("toml", "python")]
     assert metrics[0] == metrics[1]
-
-
-def test_a_task_that_was_changed_after_loading_is_not_taken_for_the_loaded_one(tmp_path):
-    loaded = pf.load("digits", partition=pf.IID(3), model="logistic")
-    assert loaded.to(torch.device("cpu")).recipe == loaded.recipe is not None
-    changed = replace(loaded, targets=(loaded.targets + 1) % 10)
-    assert changed.recipe is None
-    simulate(changed, out=tmp_path / "run")
-    assert "dataset" not in written(tmp_path / "run")
-    assert written(tmp_path / "run")["data"] == changed.describe() != loaded.describe()
-    with pytest.raises(ConfigError, match=r"data of this run \(digits\) were handed over in Python; name a function"):
-        Experiment.of_run(tmp_path / "run").task()
 
 
 def test_data_dealt_by_another_seed_than_the_runs_say_so(tmp_path):
@@ -183,33 +169,6 @@ def test_settings_that_are_no_plain_data_are_written_as_far_as_toml_can_hold_the
         Experiment.from_dict({"algorithm": section})
 
 
-def test_what_no_file_can_name_is_refused_on_reading_with_what_to_do():
-    class Local(pf.FedAvg):
-        pass
-
-    script = type("Script", (pf.FedAvg,), {"__module__": "__main__", "__qualname__": "Script"})
-    for part, sentence in (
-        (
-            {"algorithm": Local()},
-            "defined inside a function, which cannot be imported; define it with a name at the top",
-        ),
-        ({"algorithm": script()}, "defined in the script that was run, which cannot be imported; move it to a module"),
-        ({"algorithm": NoDataclass()}, "cannot be built from its fields"),
-    ):
-        settings = replace(Experiment.from_dict({}), **part).to_dict()
-        with pytest.raises(ConfigError, match=sentence) as caught:
-            Experiment.from_dict(settings)
-        assert "\n" not in str(caught.value)
-    for options, sentence in (
-        ({"model": lambda: Small()}, "a lambda or defined inside a function"),
-        ({"loss": Undescribed()}, "an object that cannot be written down; make its class a dataclass"),
-    ):
-        task = pf.load("digits", partition=pf.IID(3), **options)
-        settings = Experiment.from_dict({}).on(task).to_dict()
-        with pytest.raises(ConfigError, match=sentence):
-            Experiment.from_dict(settings).task()
-
-
 def test_a_run_on_arrays_names_its_data_and_goes_on_when_they_are_handed_over(tmp_path):
     folder = tmp_path / "run"
     privacy = pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0), noise_key=1)
@@ -264,43 +223,6 @@ def test_an_experiment_file_names_the_function_that_makes_its_task(tmp_path):
         Experiment.from_dict({"task": "tests.own_parts:no_task"}).task()
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"task": "tests.own_parts:hospitals", "model": {"name": "logistic"}}, r"\[model\] stands beside task"),
-        ({"task": "tests.own_parts:hospitals", "dataset": {"name": "digits"}}, "keep one"),
-        ({"task": "hospitals"}, "task is 'hospitals'; name it as 'module:Name'"),
-        ({"task": "nowhere_at_all:hospitals"}, "importing the module nowhere_at_all fails"),
-        ({"task": "tests.own_parts:hospital"}, "tests.own_parts has no 'hospital'"),
-        (
-            {"algorithm": {"name": "tests.own_parts:Small"}},
-            "algorithm.name is 'tests.own_parts:Small', which is no Algorithm",
-        ),
-        ({"algorithm": {"name": "tests.own_parts:Halved", "factr": 1}}, "did you mean 'algorithm.factor'"),
-        ({"algorithm": {"name": "tests.own_parts:Halved", "factor": "x"}}, "algorithm.factor is 'x'; give a number"),
-        ({"loss": {"name": "tests.own_parts:arrays"}, "partition": {"name": "iid", "clients": 2}}, None),
-    ],
-)
-def test_a_name_that_leads_nowhere_is_one_sentence(settings, sentence):
-    if sentence is None:
-        assert Experiment.from_dict(settings).recipe.loss.name == "tests.own_parts:arrays"
-        return
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        Experiment.from_dict(settings).task()
-    assert "\n" not in str(caught.value)
-
-
-def test_a_module_in_the_working_directory_is_found_and_its_own_errors_are_told(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "beside_the_file.py").write_text(
-        "from tests.own_parts import *\nclass Third(Halved):\n    pass\n", encoding="utf-8"
-    )
-    (tmp_path / "broken_beside.py").write_text("1 / 0\n", encoding="utf-8")
-    assert Experiment.from_dict({"algorithm": {"name": "beside_the_file:Third"}}).algorithm.factor == 0.5
-    with pytest.raises(ConfigError, match=r"importing the module broken_beside fails \(ZeroDivisionError"):
-        Experiment.from_dict({"algorithm": {"name": "broken_beside:Third"}})
-
-
 def test_a_study_of_runs_from_python_reads_back(tmp_path):
     arguments = {"training": pf.LocalTraining(steps=1), "execution": EXECUTION}
     cell = Cell("halved", "l", Composed(hospitals_of, Halved(), Schedule(2, seed=2), arguments))
@@ -313,8 +235,3 @@ def test_a_study_of_runs_from_python_reads_back(tmp_path):
     before = (folder / "summary.json").stat().st_mtime_ns
     run_study([cell], tmp_path, title="t", processes=1)
     assert (folder / "summary.json").stat().st_mtime_ns == before
-
-
-def test_a_function_makes_its_task_with_or_without_the_seed():
-    assert call_for_task(hospitals, 7).describe() == hospitals().describe()
-    assert call_for_task(hospitals_of, 7).describe() == hospitals_of(7).describe() != hospitals_of(8).describe()

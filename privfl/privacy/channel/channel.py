@@ -21,8 +21,8 @@ from privfl.privacy.channel.chain import Chain, Mechanism
 from privfl.privacy.channel.costs import Charges, Cover
 from privfl.privacy.channel.field import Field
 from privfl.privacy.channel.secure_encoding import Summation, longest
-from privfl.privacy.door.contract import DoorLog
 from privfl.privacy.door.dpsgd import DPSGD
+from privfl.privacy.door.log import DoorLog
 from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.mechanisms.adaptive_clip import AdaptiveClip
 from privfl.privacy.mechanisms.banded import BandedNoise

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from dp_accounting import DpEvent
 
 from privfl.privacy.accounting.release import OBSERVERS, UNITS, Cost, Observer, Release, pure_cost, unprotected
-from privfl.privacy.door.contract import DoorLog
 from privfl.privacy.door.dpsgd import DPSGD
+from privfl.privacy.door.log import DoorLog
 
 POOLED = "whoever trains on pooled data holds the data"
 NO_CLIENT_NOISE = "updates carry no noise that covers everything one client holds"

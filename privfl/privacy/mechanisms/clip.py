@@ -16,6 +16,9 @@ class Clip:
     """Scale a client's update to L2 norm at most ``max_norm`` > 0, before its weight is applied.
 
     A bound, not yet protection: one client then moves the sum by at most ``max_norm`` (zero-out relation).
+
+    Args:
+        max_norm: largest L2 norm of an update, > 0.
     """
 
     max_norm: float

@@ -266,6 +266,9 @@ class DiscreteGaussianNoise(SharedNoise):
     one survivor guaranteed          no sum is needed: every share is the whole noise (local noise), of any deviation
     the sum wraps modulo 2^b         the claim stays; the result is garbage, so leave :meth:`reach`
     ===============================  ==================================================================================
+
+    Args:
+        noise_multiplier: z ≥ 0, the standard deviation of the noise on a sum divided by the clipping bound.
     """
 
     def reach(self, terms: SharedSum, failure: float = 2.0**-40) -> int:
@@ -307,6 +310,9 @@ class SkellamNoise(SharedNoise):
     a share's variance > 2^48     :class:`~privfl.errors.PrivacyError`: beyond the exact sampler; take a coarser grid
     the sum wraps modulo 2^b      the claim stays; the result is garbage, so leave :meth:`reach`
     ============================  =====================================================================================
+
+    Args:
+        noise_multiplier: z ≥ 0, the standard deviation of the noise on a sum divided by the clipping bound.
     """
 
     def reach(self, terms: SharedSum, failure: float = 2.0**-40) -> int:

@@ -26,6 +26,10 @@ class GaussianNoise:
     a client's upload is NaN    it counts as zero in the sum; the public divisor does not change
     NaN, negative, infinite     :class:`~privfl.errors.ConfigError`
     ==========================  ========================================================================
+
+    Args:
+        noise_multiplier: z ≥ 0, the standard deviation of the noise divided by the clipping bound.
+        at: who adds it: the ``server``, once to the sum, or every ``client`` to its own update.
     """
 
     noise_multiplier: float

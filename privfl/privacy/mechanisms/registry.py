@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from privfl.privacy.channel.chain import Mechanism
+from typing import Any
+
 from privfl.privacy.mechanisms.adaptive_clip import AdaptiveClip
 from privfl.privacy.mechanisms.banded import BandedNoise
 from privfl.privacy.mechanisms.clip import Clip
@@ -11,7 +12,7 @@ from privfl.privacy.mechanisms.gaussian import GaussianNoise
 from privfl.privacy.mechanisms.secure_sum import SecureSum
 from privfl.privacy.mechanisms.tree import TreeNoise
 
-UPDATE_MECHANISMS: dict[str, type[Mechanism]] = {
+UPDATE_MECHANISMS: dict[str, type[Any]] = {
     "adaptive-clip": AdaptiveClip,
     "banded-noise": BandedNoise,
     "clip": Clip,
@@ -24,6 +25,6 @@ UPDATE_MECHANISMS: dict[str, type[Mechanism]] = {
 """privfl's own mechanisms of an upload's chain, by the name that configuration files use."""
 
 
-def update_mechanisms() -> dict[str, type[Mechanism]]:
+def update_mechanisms() -> dict[str, type[Any]]:
     """Every mechanism of an upload's chain that a file can name, by its name."""
     return dict(UPDATE_MECHANISMS)

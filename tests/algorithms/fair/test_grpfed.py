@@ -22,7 +22,7 @@ from privfl.federation.availability import Bernoulli
 from privfl.models import Network
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import Channel
-from privfl.privacy.door.contract import BARE_TOTAL
+from privfl.privacy.door.log import BARE_TOTAL
 from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream

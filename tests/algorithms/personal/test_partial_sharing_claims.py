@@ -17,8 +17,9 @@ from privfl.errors import ConfigError
 from privfl.federation.task import ClientIndex
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import Channel
-from privfl.privacy.door.batch_plans import Poisson, private_plan
-from privfl.privacy.door.contract import BARE_TRAINING, Batch
+from privfl.privacy.door.batch_plans import private_plan
+from privfl.privacy.door.contract import Batch
+from privfl.privacy.door.log import BARE_TRAINING
 from privfl.privacy.noise.source import NoiseSource
 from tests.algorithms.personal.test_partial_sharing import (
     ONE_OF_EACH,
@@ -94,7 +95,7 @@ def test_under_dp_sgd_upload_and_private_part_are_functions_of_the_noisy_gradien
     local["parameters"] = local["parameters"].clone()
     nothing, door = torch.empty(0), Replaying(list(tape))
     for _, last in tape:
-        unread = Batch(Poisson(0.5), nothing, last, nothing, nothing, lambda: pytest.fail("a batch was counted"))
+        unread = Batch(nothing, last, nothing, nothing, lambda: pytest.fail("a batch was counted"))
         plain.step(local, received, unread, door, training)
     assert torch.equal(plain.finish(local, received, training)["update"], result.upload["update"])
     if algorithm.keeps:

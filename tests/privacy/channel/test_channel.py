@@ -12,7 +12,7 @@ from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import OBSERVERS, UNITS
 from privfl.privacy.channel.channel import Channel
 from privfl.privacy.channel.field import Field
-from privfl.privacy.door.contract import DoorLog
+from privfl.privacy.door.log import DoorLog
 from privfl.privacy.noise.source import NoiseSource
 
 BARE = DoorLog(bare={"gradients are computed without a mechanism (no DP-SGD)": None})
