@@ -38,13 +38,14 @@ from privfl.errors import ConfigError
 from privfl.federation.task import Task, call_for_task, cross_entropy, load
 from privfl.references import imported
 from privfl.schema import build, override, read_toml
+from privfl.simulation.callbacks import Callback
 from privfl.simulation.result import Run
-from privfl.simulation.settings import RunSettings, registries
-from privfl.simulation.simulation import Callback, simulate
+from privfl.simulation.settings import RunConfig, registries
+from privfl.simulation.simulation import simulate
 
 
 @dataclass(frozen=True)
-class Experiment(RunSettings):
+class Experiment(RunConfig):
     """One run, from its data to its privacy; build it with :meth:`from_toml` or :meth:`from_dict`."""
 
     @classmethod

@@ -182,7 +182,7 @@ def plain(component: Any, registries: Registries = NONE, base: Any = None) -> di
     named = [name for registry in registries.values() for name, member in registry.items() if member is kind]
     found = {"name": named[0] if named else reference(kind)} if named or base not in (None, kind) else {}
     if not is_dataclass(component):
-        own = {name: value for name, value in vars(component).items() if not name.startswith("_")}
+        own = {name: value for name, value in getattr(component, "__dict__", {}).items() if not name.startswith("_")}
         return found | {name: _write(Any, value, registries) for name, value in own.items()}
     hints = _hints(kind)
     for item in _settable(kind):
@@ -204,6 +204,8 @@ def _read(hint: Any, value: Any, key: str, registries: Registries) -> Any:
             return build(arm, value, key, registries)
         if get_origin(arm) is Mapping:
             return {name: _tuples(item) for name, item in _table(value, key).items()}
+        if get_origin(arm) in (set, frozenset) and isinstance(value, list | tuple):
+            value = get_origin(arm)(value)
         if get_origin(arm) is CallableType and isinstance(value, str) and ":" in value:
             return imported(value, key)
         inside = get_args(arm)[0] if get_origin(arm) is tuple else None
@@ -224,6 +226,8 @@ def _read(hint: Any, value: Any, key: str, registries: Registries) -> Any:
 def _write(hint: Any, value: Any, registries: Registries) -> Any:
     if hasattr(value, "tolist"):  # an array or a number of NumPy or torch
         value = value.tolist()
+    if isinstance(value, set | frozenset):
+        value = sorted(value)
     if isinstance(value, Mapping):
         return {str(name): _write(Any, item, registries) for name, item in value.items()}
     arms = _arms(hint, registries)

@@ -1,4 +1,4 @@
-"""``privfl data``: fetch datasets, tell about them, draw partitions."""
+"""``privfl data``: fetch datasets, describe them, draw partitions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Fetch a dataset, tell about it, or draw a partition of it.", no_args_is_help=True)
+app = typer.Typer(help="Fetch a dataset, describe it, or draw a partition of it.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Dataset; see `privfl list datasets`.", show_default=False)]
 

@@ -15,7 +15,8 @@ from privfl.algorithms.base import Algorithm, Tensors, overrides
 from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.engine.layouts import lay_channels_innermost
 from privfl.models.flat_network import FlatNetwork
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
+from privfl.privacy.channel.client_side import BrokenUpload
 from privfl.privacy.clipping.per_sample import GradSampleMode, PerSampleGradients
 from privfl.privacy.door.batch_plans import LocalTraining, private_plan
 from privfl.privacy.door.contract import ClientSlot
@@ -66,6 +67,31 @@ class Workspace:
 
 
 @dataclass(frozen=True)
+class RoundContext:
+    """The round that is going on, as everybody sees it who trains for it.
+
+    Args:
+        number: of the round, from 0.
+        seed: root of the experiment's randomness.
+        source: of privacy noise.
+        kept: what clients keep between rounds, by client; who has kept nothing yet is missing.
+    """
+
+    number: int
+    seed: int
+    source: NoiseSource
+    kept: dict[int, Tensors]
+
+    def stream(self, use: str, client: int, device: torch.device | str = "cpu") -> torch.Generator:
+        """Random numbers of the experiment for ``client`` in this round."""
+        return torch_stream(self.seed, use, self.number, client, device=device)
+
+    def noise(self, use: str, client: int) -> NoiseStream:
+        """Privacy noise for ``client`` in this round."""
+        return self.source.stream(use, self.number, client)
+
+
+@dataclass(frozen=True)
 class Phase:
     """What a cohort does in one go: an algorithm (or its survey), and the channel that its uploads pass.
 
@@ -73,7 +99,7 @@ class Phase:
     """
 
     algorithm: Algorithm
-    channel: Channel
+    channel: RoundChannel
     label: str = ""
 
     def kept(self, client: int, kept: Mapping[int, Tensors]) -> Tensors:
@@ -85,28 +111,28 @@ class Phase:
         return {**self.algorithm.initial_kept(client), **own}
 
     def slot(
-        self,
-        client: int,
-        rows: Tensor,
-        training: LocalTraining,
-        received: Tensors,
-        *,
-        round: int,
-        seed: int,
-        source: NoiseSource,
+        self, client: int, rows: Tensor, training: LocalTraining, received: Tensors, context: RoundContext
     ) -> ClientSlot:
         """``client``'s place at a door: its ``rows``, its plan and its streams of this round."""
         algorithm, private, draws, totals = self.algorithm, None, Draws(), None
         if self.channel.dpsgd is not None:
-            private = source.stream("door" + self.label, round, client)
+            private = context.noise("door" + self.label, client)
         if self.channel.statistics:
-            totals = source.stream("totals" + self.label, round, client)
+            totals = context.noise("totals" + self.label, client)
         uniform, normal = algorithm.draws()
         if uniform or normal:
-            draws = Draws(uniform, normal, torch_stream(seed, "algorithm", round, client))
+            draws = Draws(uniform, normal, context.stream("algorithm", client))
         plan = algorithm.plan(private_plan(training, self.channel.dpsgd, client), received)
-        shuffle = torch_stream(seed, "batches", round, client)
-        return ClientSlot(client, rows, plan, shuffle, private, draws, totals)
+        return ClientSlot(client, rows, plan, context.stream("batches", client), private, draws, totals)
+
+
+def phases_of(algorithm: Algorithm, channel: RoundChannel, label: str = "") -> list[Phase]:
+    """What a round consists of, in order, a survey's own survey first; ``channel`` is that of the training phase."""
+    phase = Phase(algorithm, channel, label)
+    survey = algorithm.survey()
+    if survey is None:
+        return [phase]
+    return [*phases_of(survey.on(algorithm.setting), channel.survey(survey.fields()), label + " survey"), phase]
 
 
 @dataclass(frozen=True)
@@ -121,7 +147,7 @@ class ClientResult:
 
 
 def send(
-    channel: Channel, client: int, upload: Any, kept: Tensors, log: DoorLog, noise: NoiseStream, like: Tensor
+    channel: RoundChannel, client: int, upload: Any, kept: Tensors, log: DoorLog, noise: NoiseStream, like: Tensor
 ) -> ClientResult:
     """Pass ``client``'s upload through its side of ``channel``; one that cannot be used is dropped, with the reason.
 
@@ -129,13 +155,20 @@ def send(
     ``like`` [size] has the shape and type that an update must have.
     """
     problem = _problem(channel, upload, like)
-    if problem and not channel.repairs:
+    sent = None
+    if not problem:
+        try:
+            sent = channel.at_client(upload, noise, like=like, broken=False)
+        except BrokenUpload as error:
+            problem = str(error)
+    if problem and not channel.zero_fills_failures:
         return ClientResult(client, None, {}, log, problem)
-    sent = channel.at_client(upload, noise, like=like, broken=bool(problem))
+    if sent is None:
+        sent = channel.at_client({}, noise, like=like, broken=True)
     return ClientResult(client, sent, {} if problem else kept, log)
 
 
-def _problem(channel: Channel, upload: Any, like: Tensor) -> str:
+def _problem(channel: RoundChannel, upload: Any, like: Tensor) -> str:
     """Why this upload cannot be used, in a few words; empty if it can."""
     for field in channel.fields:
         value = upload.get(field.name) if isinstance(upload, dict) else None

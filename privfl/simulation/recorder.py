@@ -9,8 +9,7 @@ from typing import get_args
 
 from torch import Tensor
 
-from privfl.algorithms.base import Algorithm
-from privfl.engine.aggregation import Sums
+from privfl.engine.aggregation import CohortSums
 from privfl.engine.workspace import ClientResult, Phase
 from privfl.errors import ConfigError
 from privfl.federation.availability import Availability
@@ -18,9 +17,8 @@ from privfl.federation.cohorts import Cohort
 from privfl.federation.task import Task
 from privfl.models import NamedModel
 from privfl.privacy.accounting.release import OBSERVERS, Observer
-from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.settings import Privacy
 from privfl.schema import plain
+from privfl.simulation.plan import RunSettings
 from privfl.simulation.run_directory import write_whole
 from privfl.simulation.settings import registries
 from privfl.simulation.transcript import (
@@ -51,30 +49,22 @@ def recorded_observers(record: bool | Sequence[Observer]) -> tuple[Observer, ...
     return tuple(name for name in OBSERVERS if name in record)
 
 
-def public_facts(
-    task: Task,
-    algorithm: Algorithm,
-    training: LocalTraining,
-    privacy: Privacy,
-    cohort: Cohort,
-    availability: Availability,
-    rounds: int,
-) -> PublicFacts:
+def public_facts(run: RunSettings) -> PublicFacts:
     """What everybody knows of a run with these settings; the key that fixes its noise is not told."""
-    factory, known = task.model, registries()
+    task, algorithm, factory, known = run.task, run.algorithm, run.task.model, registries()
     return PublicFacts(
         dataset=task.name,
         algorithm={**plain(algorithm, known), "name": algorithm.name},
-        training=plain(training, known),
-        privacy=plain(replace(privacy, noise_key=None), known),
-        cohort=plain(cohort, known, Cohort),
-        availability=plain(availability, known, Availability),
+        training=plain(run.training, known),
+        privacy=plain(replace(run.privacy, noise_key=None), known),
+        cohort=plain(run.cohort, known, Cohort),
+        availability=plain(run.availability, known, Availability),
         model=task.model_name,
         model_options=dict(factory.options) if isinstance(factory, NamedModel) else None,
         input_shape=tuple(task.inputs.shape[1:]),
         classes=task.classes,
         clients=len(task.clients),
-        rounds=rounds,
+        rounds=run.schedule.rounds,
         vocabulary=task.vocabulary,
         loss=getattr(task.loss, "__name__", type(task.loss).__name__),
     )
@@ -120,7 +110,7 @@ class Recorder:
                 self._uploads[result.client] = _copies(result.upload)
             yield result
 
-    def exchanged(self, phase: Phase, received: Tensors, factors: Mapping[int, float], sums: Sums) -> None:
+    def exchanged(self, phase: Phase, received: Tensors, factors: Mapping[int, float], sums: CohortSums) -> None:
         """Note a phase whose clients ``received`` a broadcast and were weighted by ``factors``: it came to ``sums``."""
         if "server" not in self.observers:
             return

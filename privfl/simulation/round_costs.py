@@ -16,7 +16,7 @@ from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.accounting.calibration import noise_multiplier_for
 from privfl.privacy.accounting.release import Release, pure_cost
 from privfl.privacy.accounting.tracker import EpsilonTracker
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import Epochs, LocalTraining, Poisson, private_plan
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.door.log import BARE_TRAINING, DoorLog
@@ -86,14 +86,14 @@ def planned_totals(phases: Iterable[Phase], rounds: int) -> Counter[Spent]:
     return events
 
 
-def _note_totals(algorithm: Algorithm, channel: Channel, log: DoorLog) -> None:
+def _note_totals(algorithm: Algorithm, channel: RoundChannel, log: DoorLog) -> None:
     mechanisms = {one.statistic: one for one in channel.statistics}
     for name in algorithm.statistics:
         log.note_total(mechanisms.get(name))
 
 
 def planned_log(
-    algorithm: Algorithm, training: LocalTraining, channel: Channel, client: int, received: Tensors
+    algorithm: Algorithm, training: LocalTraining, channel: RoundChannel, client: int, received: Tensors
 ) -> DoorLog:
     """What will pass ``client``'s door in one round: the engine's own log must say the same."""
     log = DoorLog()
@@ -109,7 +109,7 @@ def planned_log(
     return log
 
 
-def refuse_hopeless(budget: Budget | None, channel: Channel) -> None:
+def refuse_hopeless(budget: Budget | None, channel: RoundChannel) -> None:
     """Refuse a budget for a cell of the row ``client`` that ``channel``, in a round, does not protect at all.
 
     Raises:
@@ -184,20 +184,13 @@ def hardest(gradients: Sequence[Mapping[float, int]]) -> list[dict[float, int]]:
 
 
 class RoundCosts:
-    """What the uploads of one round cost, known before the round runs; the doors' own logs are held to it."""
+    """What the uploads of a phase cost, known before the round runs; the doors' own logs are held to it."""
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        training: LocalTraining,
-        channel: Channel,
-        received: Tensors,
-        *,
-        sends: bool = True,
-    ) -> None:
-        """``sends``: whether any phase of the round sends something."""
-        self.remembered = sends and bool(algorithm.keeps)
-        self.algorithm, self.training, self.channel, self.received = algorithm, training, channel, received
+    def __init__(self, phase: Phase, training: LocalTraining, received: Tensors, *, sends: bool = True) -> None:
+        """``phase`` as its clients ``received`` their orders; ``sends``: whether any phase of the round sends."""
+        self.phase, self.training, self.received = phase, training, received
+        self.algorithm, self.channel = phase.algorithm, phase.channel
+        self.remembered = sends and bool(phase.algorithm.keeps)
         self._logs: dict[tuple[float, float], DoorLog] = {}
 
     def of(
@@ -215,7 +208,7 @@ class RoundCosts:
             holds, log = self.algorithm.pools_data, self.log(clients[0])
             releases = self.channel.releases(log, server_holds_data=holds, remembered=self.remembered)
             costs += [(release, np.array(clients), count) for release, count in releases]
-        return costs + [(release, available, 1) for release in self.channel.spectator_releases()]
+        return costs + [(release, available, 1) for release in self.channel.poisson_cohort_releases()]
 
     def log(self, client: int) -> DoorLog:
         """What will pass ``client``'s door."""

@@ -15,9 +15,9 @@ from privfl.federation.cohorts import COHORTS, Cohort, Everyone
 from privfl.federation.recipe import REGISTRIES, Recipe
 from privfl.federation.task import Task
 from privfl.privacy.accounting.release import Observer
-from privfl.privacy.channel.chain import Mechanism
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.precision import Precision
+from privfl.privacy.mechanisms.mechanism import Mechanism
 from privfl.privacy.mechanisms.registry import update_mechanisms
 from privfl.privacy.settings import Privacy
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
@@ -84,7 +84,7 @@ def registries() -> Registries:
 
 
 @dataclass(frozen=True)
-class RunSettings:
+class RunConfig:
     """Everything that decides a run, as its ``config.toml`` holds it: the fields are the keys of the file."""
 
     schedule: Schedule = field(default_factory=Schedule, metadata=BESIDE)
@@ -110,7 +110,7 @@ class RunSettings:
         """The settings as the text of a TOML file."""
         return tomli_w.dumps(self.to_dict())
 
-    def on(self, task: Task) -> RunSettings:
+    def on(self, task: Task) -> RunConfig:
         """These settings for a run on ``task``; where it is not known how to load that, its data are hashed."""
         recipe = task.recipe or Recipe()
         if recipe.dataset is None:

@@ -11,9 +11,10 @@ from privfl.algorithms import Algorithm
 from privfl.federation.recipe import Recipe
 from privfl.federation.task import Task, call_for_task
 from privfl.references import reference
+from privfl.simulation.callbacks import Callback
 from privfl.simulation.result import Run
-from privfl.simulation.settings import RunSettings, Schedule
-from privfl.simulation.simulation import Callback, simulate
+from privfl.simulation.settings import RunConfig, Schedule
+from privfl.simulation.simulation import simulate
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Composed:
     def to_dict(self) -> dict[str, Any]:
         """What tells this run apart from another one; builds the task, to know who holds which rows."""
         chosen = {name: value for name, value in self.arguments.items() if value is not None}
-        return RunSettings(schedule=self.schedule, algorithm=self.algorithm, **chosen).on(self._task()).to_dict()
+        return RunConfig(schedule=self.schedule, algorithm=self.algorithm, **chosen).on(self._task()).to_dict()
 
     def run(self, out: Path | str | None = None, *, resume: bool = False, callbacks: Sequence[Callback] = ()) -> Run:
         """Run it; see :func:`privfl.simulation.simulation.simulate`."""

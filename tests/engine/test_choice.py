@@ -16,7 +16,7 @@ from privfl.engine.loop import LoopEngine
 from privfl.engine.memory import bytes_per_client, free_bytes, largest_chunk
 from privfl.errors import ConfigError
 from privfl.models.flat_network import flatten
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.precision import matrix_products
 
@@ -76,7 +76,7 @@ def digits(model="logistic", clients=6):
 
 def chosen(task, wanted="auto", *, algorithm=None, cohort=6, rounds=10, dpsgd=None):
     algorithm = algorithm or FedAvg("uniform")
-    channel = Channel((), algorithm.fields(), dpsgd, 1.0)
+    channel = RoundChannel.bare(algorithm.fields(), dpsgd)
     way = None if dpsgd is None else "layers"
     received = algorithm.broadcast(algorithm.start(flatten(task.model(0))))
     with LoopEngine(task, algorithm, LocalTraining(), channel, way=way, workers=1) as loop:
@@ -202,7 +202,7 @@ def test_whole_runs_agree_in_metrics_model_and_statement(privacy):
 
 def test_the_largest_chunk_follows_from_free_memory(monkeypatch):
     task = digits("two-nn")
-    channel = Channel((), FedAvg("uniform").fields(), None, 1.0)
+    channel = RoundChannel.bare(FedAvg("uniform").fields())
     with LoopEngine(task, FedAvg("uniform"), LocalTraining(), channel, workers=1) as loop:
         need = bytes_per_client(loop, None)
         values = flatten(task.model(0)).numel()
@@ -226,7 +226,7 @@ def test_what_can_be_stacked_has_no_excuse():
     task = digits("two-nn")
     for dpsgd, way in ((None, None), (pf.DPSGD(noise_multiplier=1.0), "layers")):
         algorithm = FedAvg("uniform")
-        channel = Channel((), algorithm.fields(), dpsgd, 1.0)
+        channel = RoundChannel.bare(algorithm.fields(), dpsgd)
         received = algorithm.broadcast(algorithm.start(flatten(task.model(0))))
         with LoopEngine(task, algorithm, LocalTraining(), channel, way=way, workers=1) as loop:
             assert why_not_stacked(loop, way, received) == ""

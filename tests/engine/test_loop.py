@@ -11,8 +11,9 @@ from privfl.algorithms import FedAvg
 from privfl.engine import workspace
 from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.engine.loop import LoopEngine
+from privfl.engine.workspace import RoundContext
 from privfl.models.flat_network import flatten
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.noise.source import NoiseSource
 
@@ -30,14 +31,14 @@ def task():
 
 def engine(task, workers, dpsgd=None, algorithm=None):
     algorithm = algorithm or FedAvg()
-    channel = Channel((), algorithm.fields(), dpsgd, 1.0)
+    channel = RoundChannel.bare(algorithm.fields(), dpsgd)
     return LoopEngine(task, algorithm, TRAINING, channel, way=None if dpsgd is None else "layers", workers=workers)
 
 
 def results(task, workers, dpsgd=None, cohort=range(9), algorithm=None):
     received = {"parameters": flatten(task.model(0))}
     with engine(task, workers, dpsgd, algorithm) as running:
-        return list(running.train(cohort, received, {}, round=2, seed=1, source=NoiseSource.from_key(4)))
+        return list(running.train(cohort, received, RoundContext(2, 1, NoiseSource.from_key(4), {})))
 
 
 @pytest.mark.parametrize("dpsgd", [None, pf.DPSGD(noise_multiplier=1.0, sample_rate=0.3)], ids=["plain", "private"])

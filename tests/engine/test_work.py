@@ -14,9 +14,10 @@ from privfl.algorithms import FedAvg
 from privfl.engine.layouts import lay_channels_innermost
 from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
+from privfl.engine.workspace import RoundContext
 from privfl.models import Network
 from privfl.models.flat_network import flatten
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.noise.source import NoiseSource
 
@@ -48,7 +49,7 @@ def operators(kind, privacy):
     dpsgd = None if privacy == "plain" else pf.DPSGD(noise_multiplier=1.0, sample_rate=0.25)
     way = None if dpsgd is None else "layers"
     algorithm = FedAvg("uniform")
-    channel = Channel((), algorithm.fields(), dpsgd, 1.0)
+    channel = RoundChannel.bare(algorithm.fields(), dpsgd)
     received = algorithm.broadcast(algorithm.start(flatten(task.model(0))))
     with LoopEngine(task, algorithm, LocalTraining(steps=4), channel, way=way, workers=1) as loop:
         engine = loop if kind == "loop" else VectorisedEngine(loop, CLIENTS, way)
@@ -63,7 +64,7 @@ def operators(kind, privacy):
 
         submit = loop._pool.submit
         loop._pool.submit = lambda work, *items: submit(on_the_worker(work), *items)
-        list(engine.train(range(CLIENTS), received, {}, round=0, seed=0, source=NoiseSource.from_key(1)))
+        list(engine.train(range(CLIENTS), received, RoundContext(0, 0, NoiseSource.from_key(1), {})))
     return counter.operators / (CLIENTS * 4)
 
 

@@ -10,7 +10,7 @@ from privfl.experiment import Experiment
 from privfl.privacy.accounting.release import OBSERVERS
 from privfl.schema import BESIDE
 from privfl.simulation.run_directory import RunDirectory
-from privfl.simulation.settings import Execution, RunSettings, Schedule
+from privfl.simulation.settings import Execution, RunConfig, Schedule
 
 
 @dataclass(frozen=True)
@@ -54,4 +54,4 @@ def test_a_new_plain_setting_is_one_line_in_one_file(tmp_path, monkeypatch):
 
 def test_who_is_recorded_is_written_in_one_way():
     for given, told in (((), False), (OBSERVERS, True), (("server", "public"), True), (("public",), ("public",))):
-        assert RunSettings(record=given).record == told
+        assert RunConfig(record=given).record == told

@@ -77,7 +77,7 @@ def test_natural_clients_are_the_same_under_every_seed_and_dealt_ones_are_not():
     ledgers = [pf.privacy.accounting.ledger.Ledger(3) for _ in range(2)]
     natural = [{"dataset": {"name": "shakespeare"}, "seed": seed} for seed in (0, 1)]
     dealt = [one | {"partition": {"name": "iid", "clients": 3}} for one in natural]
-    own = [{"task": {"rows": rows}, "seed": seed} for seed, rows in enumerate(("a", "b"))]
+    own = [{"data": {"inputs": "x", "rows": rows}, "seed": seed} for seed, rows in enumerate(("a", "b"))]
     assert _same_clients(ledgers, natural)
     assert not _same_clients(ledgers, dealt)
     assert not _same_clients(ledgers, [natural[0], dealt[1]])

@@ -10,8 +10,9 @@ import torch
 
 import privfl as pf
 from privfl.engine.loop import LoopEngine
+from privfl.engine.workspace import RoundContext
 from privfl.federation.task import ClientIndex, Task
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import private_plan
 from privfl.privacy.door.contract import Batch
 from privfl.privacy.noise.source import NoiseSource
@@ -37,11 +38,11 @@ def task():
 def sent(task, algorithm, *, kept=None, dpsgd=None):
     """What clients send and keep in one round, straight from the engine, with the same noise every time."""
     algorithm = algorithm.on(task.setting(5, 0))
-    channel = Channel((), algorithm.fields(), dpsgd, 1.0)
+    channel = RoundChannel.bare(algorithm.fields(), dpsgd)
     way = None if dpsgd is None else "layers"
     with LoopEngine(task, algorithm, TRAINING, channel, way=way, workers=1) as engine:
-        settings = {"round": 1, "seed": 0, "source": NoiseSource.from_key(3)}
-        return list(engine.train(range(3), {"parameters": initial(task) + 0.01}, kept or {}, **settings))
+        context = RoundContext(1, 0, NoiseSource.from_key(3), kept or {})
+        return list(engine.train(range(3), {"parameters": initial(task) + 0.01}, context))
 
 
 class Guarded:
