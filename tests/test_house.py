@@ -24,7 +24,8 @@ SCRIPTS = sorted(path for folder in ("examples", "benchmarks", "tests") for path
 
 FLOORS: tuple[set[str], ...] = (
     {"privfl.errors", "privfl.randomness"},
-    {"privfl.validation", "privfl.description"},
+    {"privfl.validation", "privfl.references"},
+    {"privfl.schema"},
     {"privfl.models", "privfl.metrics", "privfl.data", "privfl.privacy.noise", "privfl.privacy.accounting"},
     {"privfl.data.partitions", "privfl.privacy.sizes", "privfl.privacy.secagg"},
     {"privfl.privacy.clipping", "privfl.privacy.mechanisms"},
@@ -45,7 +46,7 @@ FLOORS: tuple[set[str], ...] = (
     {"privfl.study", "attacks.result", "audits.bounds"},
     {"attacks.attack", "attacks.images", "audits.result"},
     {"attacks.gradient_inversion", "attacks.labels", "attacks.membership", "audits.canaries", "audits.mechanisms"},
-    {"attacks.property_inference", "attacks.prototypes", "attacks.sizes", "attacks.schema"},
+    {"attacks.property_inference", "attacks.prototypes", "attacks.sizes"},
     {"attacks.registry", "audits.registry"},
     {"privfl.companions"},
     {"privfl.commands"},
@@ -64,7 +65,7 @@ TESTED_ELSEWHERE = {
     "privfl/algorithms/fair": "aaggff_sums loss_survey",
     "privfl/algorithms/generative": "server_training",
     "privfl/algorithms/label_skew": "bsm_fedavg",
-    "privfl": "cli description errors randomness validation",
+    "privfl": "cli errors randomness validation",
     "privfl/commands": "account data judge listing progress",
     "privfl/data": "berka berka_tables checksums entries entry files heart holdout tabular wfdb",
     "privfl/data/partitions": "base given pathological report simple skewed",

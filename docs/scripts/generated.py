@@ -24,13 +24,14 @@ from privfl.data.catalog import datasets, options
 from privfl.data.label_noise import LABEL_NOISE
 from privfl.data.local_tests import LocalTests
 from privfl.data.partitions import PARTITIONS
-from privfl.experiment import UPDATE_MECHANISMS
 from privfl.federation.availability import AVAILABILITY
 from privfl.federation.cohorts import COHORTS
+from privfl.federation.recipe import Recipe
 from privfl.models import models
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.door.noisy_total import NoisyTotal
+from privfl.privacy.mechanisms.registry import update_mechanisms
 from privfl.privacy.settings import Budget, Privacy
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
 from privfl.simulation.settings import Execution, Schedule
@@ -43,7 +44,7 @@ TABLES: Mapping[str, type[Any] | Mapping[str, type[Any]]] = {
     "training": LocalTraining,
     "privacy": Privacy,
     "privacy.training": DPSGD,
-    "[privacy.update]": UPDATE_MECHANISMS,
+    "[privacy.update]": update_mechanisms(),
     "[privacy.statistics]": NoisyTotal,
     "privacy.size": SIZE_MECHANISMS,
     "privacy.budget": Budget,
@@ -134,7 +135,8 @@ def choice(registry: Mapping[str, type[Any]]) -> str:
 
 def settings() -> str:
     """All keys of an experiment file."""
-    parts = ["## At the top of the file", keys(Schedule), keys(Execution)]
+    tables = [item.name for item in fields(Recipe) if item.name != "task"]
+    parts = ["## At the top of the file", keys(Schedule), keys(Execution), keys(Recipe, tables)]
     for name, kind in TABLES.items():
         parts.append(f"## `[{name}]`")
         if isinstance(kind, Mapping):
@@ -147,7 +149,8 @@ def settings() -> str:
     ]
     parts += ["## `[dataset]`", table(("name", "what it is", "further keys"), rows)]
     rows = [(f"`{m.name}`", markdown(m.summary), ", ".join(m.kinds)) for m in models()]
-    return "\n\n".join([*parts, "## `[model]`", table(("name", "what it is", "inputs"), rows)])
+    parts += ["## `[model]`", table(("name", "what it is", "inputs"), rows)]
+    return "\n\n".join([*parts, "## `[loss]`", meanings(Recipe)["loss"]])
 
 
 def algorithms() -> str:

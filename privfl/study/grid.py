@@ -26,7 +26,7 @@ from privfl.errors import ConfigError, DataError, PrivflError
 from privfl.experiment import Experiment
 from privfl.privacy.accounting.release import OBSERVERS, UNITS
 from privfl.privacy.accounting.statement import Statement
-from privfl.simulation.run_directory import RunDirectory, fingerprint, read_lines, write_whole
+from privfl.simulation.run_directory import RunDirectory, read_lines, write_whole
 from privfl.study.clients import record_clients
 from privfl.study.composed import PythonRun
 
@@ -188,8 +188,7 @@ def _run_cell(cell: Cell, folder: Path) -> str:
 def _finished(cell: Cell, folder: Path) -> bool:
     if not ((folder / "summary.json").exists() and (folder / "statement.json").exists()):
         return False
-    began_with = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["fingerprint"]
-    return bool(began_with == fingerprint(cell.experiment.to_dict()))
+    return not RunDirectory(folder).differences(cell.experiment.to_dict())
 
 
 def read_result(method: str, level: str, seed: int, folder: Path) -> Result:

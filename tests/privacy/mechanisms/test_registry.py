@@ -11,6 +11,7 @@ from privfl.experiment import Experiment
 from privfl.privacy.mechanisms import registry
 from privfl.privacy.mechanisms.mechanism import Mechanism
 from privfl.privacy.mechanisms.registry import GROUP, UPDATE_MECHANISMS, update_mechanisms
+from privfl.schema import choose, plain
 
 
 @dataclass(frozen=True)
@@ -63,3 +64,9 @@ def test_an_entry_point_that_cannot_be_used_is_refused_by_name(monkeypatch, poin
     offer(monkeypatch, **points)
     with pytest.raises(ConfigError, match=says):
         update_mechanisms()
+
+
+def test_a_mechanism_is_read_by_the_name_that_it_is_written_with():
+    for mechanism in (pf.Clip(2.0), pf.GaussianNoise(1.5, at="client"), pf.SecureSum(threshold=0.6)):
+        told = plain(mechanism, {pf.Clip | pf.GaussianNoise | pf.SecureSum: update_mechanisms()})
+        assert choose(update_mechanisms(), {k: v for k, v in told.items() if v is not None}, "update") == mechanism
