@@ -29,6 +29,7 @@ exclude_patterns = ["scripts"]
 html_theme = "furo"
 html_title = "privfl"
 myst_heading_anchors = 3
+toc_object_entries = False
 
 # The reference: one page for each package, from the docstrings of every module; an object is described at its home.
 apidoc_modules = [
@@ -64,8 +65,8 @@ GoogleDocstring._consume_inline_attribute = whole_text  # type: ignore[method-as
 def annotations_by_full_name(app: Sphinx, page: document) -> None:
     """Types in signatures come with their full names, so the slow search through all objects is not needed."""
     for reference in page.findall(pending_xref):
-        if not isinstance(reference.children[0], literal):
-            reference["refspecific"] = False
+        if not isinstance(reference.children[0], literal) and "refspecific" in reference:
+            del reference["refspecific"]
 
 
 def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: TextElement) -> Element | None:
