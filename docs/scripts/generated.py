@@ -24,13 +24,13 @@ from privfl.data.catalog import datasets, options
 from privfl.data.label_noise import LABEL_NOISE
 from privfl.data.local_tests import LocalTests
 from privfl.data.partitions import PARTITIONS
-from privfl.experiment import UPDATE_MECHANISMS
 from privfl.federation.availability import AVAILABILITY
 from privfl.federation.cohorts import COHORTS
 from privfl.models import models
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.door.noisy_total import NoisyTotal
+from privfl.privacy.mechanisms.registry import UPDATE_MECHANISMS
 from privfl.privacy.settings import Budget, Privacy
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
 from privfl.simulation.settings import Execution, Schedule
