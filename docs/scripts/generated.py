@@ -72,8 +72,8 @@ def meanings(kind: type[Any]) -> dict[str, str]:
     found = {}
     for base in reversed(kind.__mro__):
         section = re.search(r"^Args:\n((?:    .*\n?|\n)+)", inspect.cleandoc(vars(base).get("__doc__") or ""), re.M)
-        for entry in re.finditer(r"^    (\w+): (.*(?:\n {8,}.*)*)", section[1] if section else "", re.M):
-            found[entry[1]] = markdown(entry[2])
+        for entry in re.finditer(r"^    (\w+(?:, \w+)*): (.*(?:\n {8,}.*)*)", section[1] if section else "", re.M):
+            found |= dict.fromkeys(entry[1].split(", "), markdown(entry[2]))
     return found
 
 
