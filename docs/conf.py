@@ -25,7 +25,7 @@ extensions = [
     "myst_parser",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["scripts"]
+exclude_patterns = ["scripts", "reference/api/*/modules.rst"]
 html_theme = "furo"
 html_title = "privfl"
 myst_heading_anchors = 3
