@@ -63,8 +63,9 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def markdown(text: str) -> str:
-    """Text of a docstring as Markdown: its literals, and its roles as MyST writes them."""
-    return re.sub(r":(\w+):`", r"{py:\1}`", " ".join(text.split()).replace("``", "`"))
+    """Text of a docstring as Markdown: its literals and its references become code."""
+    named = re.sub(r":\w+:`(?:~[\w.]*\.)?([^`]+)`", r"`\1`", " ".join(text.split()))
+    return named.replace("``", "`")
 
 
 def meanings(kind: type[Any]) -> dict[str, str]:
