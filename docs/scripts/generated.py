@@ -172,8 +172,9 @@ def names() -> str:
         for name in sorted(module.__all__, key=str.lower):
             value = getattr(module, name)
             home = getattr(value, "__module__", "")
-            if not home.startswith(package):
-                rows.append((f"`{package}.{name}`", ""))
+            if not home.startswith(package):  # a package, or a constant
+                said = inspect.getdoc(value) if inspect.ismodule(value) else None
+                rows.append((f"`{package}.{name}`", markdown((said or "").split("\n\n")[0])))
                 continue
             role = "class" if inspect.isclass(value) else "func"
             first = inspect.cleandoc(value.__doc__ or "").split("\n\n")[0]
