@@ -85,6 +85,7 @@ from .privacy.mechanisms.clip import Clip as Clip
 from .privacy.mechanisms.distributed import DiscreteGaussianNoise as DiscreteGaussianNoise
 from .privacy.mechanisms.distributed import SkellamNoise as SkellamNoise
 from .privacy.mechanisms.gaussian import GaussianNoise as GaussianNoise
+from .privacy.mechanisms.mechanism import Mechanism as Mechanism
 from .privacy.mechanisms.secure_sum import SecureSum as SecureSum
 from .privacy.mechanisms.tree import TreeNoise as TreeNoise
 from .privacy.settings import Budget as Budget

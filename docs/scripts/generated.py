@@ -64,8 +64,9 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def markdown(text: str) -> str:
-    """Text of a docstring as Markdown: its literals, and its roles as MyST writes them."""
-    return re.sub(r":(\w+):`", r"{py:\1}`", " ".join(text.split()).replace("``", "`"))
+    """Text of a docstring as Markdown: its literals and its references become code."""
+    named = re.sub(r":\w+:`(?:~[\w.]*\.)?([^`]+)`", r"`\1`", " ".join(text.split()))
+    return named.replace("``", "`")
 
 
 def meanings(kind: type[Any]) -> dict[str, str]:
@@ -73,8 +74,8 @@ def meanings(kind: type[Any]) -> dict[str, str]:
     found = {}
     for base in reversed(kind.__mro__):
         section = re.search(r"^Args:\n((?:    .*\n?|\n)+)", inspect.cleandoc(vars(base).get("__doc__") or ""), re.M)
-        for entry in re.finditer(r"^    (\w+): (.*(?:\n {8,}.*)*)", section[1] if section else "", re.M):
-            found[entry[1]] = markdown(entry[2])
+        for entry in re.finditer(r"^    (\w+(?:, \w+)*): (.*(?:\n {8,}.*)*)", section[1] if section else "", re.M):
+            found |= dict.fromkeys(entry[1].split(", "), markdown(entry[2]))
     return found
 
 
@@ -174,8 +175,9 @@ def names() -> str:
         for name in sorted(module.__all__, key=str.lower):
             value = getattr(module, name)
             home = getattr(value, "__module__", "")
-            if not home.startswith(package):
-                rows.append((f"`{package}.{name}`", ""))
+            if not home.startswith(package):  # a package, or a constant
+                said = inspect.getdoc(value) if inspect.ismodule(value) else None
+                rows.append((f"`{package}.{name}`", markdown((said or "").split("\n\n")[0])))
                 continue
             role = "class" if inspect.isclass(value) else "func"
             first = inspect.cleandoc(value.__doc__ or "").split("\n\n")[0]

@@ -125,7 +125,7 @@ class Mechanism(ABC):
             by the ``"server"``; may be a property.
         nonexpansive: whether ‖f(u) − f(v)‖ ≤ ‖u − v‖ for the update that leaves, so that noise sized for what goes in
             covers what comes out.
-        splits_noise: of a noise at the server, whether it uses :meth:`ChannelRound.update_multiplier` and so covers
+        splits_noise: of a noise at the server, whether it uses :meth:`ChannelRun.update_multiplier` and so covers
             what a moving bound learns.
         side_values: of a bound: numbers that clients send beside the update, by name, with their largest magnitude.
         server_state: names under which :meth:`at_server` leaves what later rounds need; clients are told them.
