@@ -128,6 +128,7 @@ class Mechanism(ABC):
         splits_noise: of a noise at the server, whether it uses :meth:`ChannelRun.update_multiplier` and so covers
             what a moving bound learns.
         side_values: of a bound: numbers that clients send beside the update, by name, with their largest magnitude.
+            Nothing is claimed unless the class that sends them says in :meth:`update_multiplier` what covers them.
         server_state: names under which :meth:`at_server` leaves what later rounds need; clients are told them.
     """
 

@@ -209,7 +209,28 @@ def test_noise_adds_what_it_says_to_the_sum(task):
     assert not torch.allclose(stated, train(task, CLIP).parameters, atol=1e-2)
 
 
+@dataclass(frozen=True)
+class CountingClip(pf.Clip):
+    """Counts the updates within the bound, and leaves the count as it is."""
+
+    side_values: ClassVar = {"within": 1.0}
+    server_state: ClassVar = ("share_within",)
+
+    def norm_bound(self, server):
+        return self.max_norm
+
+    def side_report(self, update, round):
+        return {"within": float(update.norm() <= self.max_norm)}
+
+    def at_server(self, total, noise, round):
+        total["share_within"] = total.pop("within") / round.expected
+
+
 UNCLAIMED = {
+    "a bound that sends what no noise covers": (
+        (CountingClip(BOUND), NOISE),
+        "CountingClip states no update_multiplier of its own",
+    ),
     "noise without cover": ((CLIP, UnstatedNoise(2.0)), "UnstatedNoise states no cover of its own"),
     "noise without cover after a secure sum": ((CLIP, SECURE, UnstatedNoise(2.0)), "UnstatedNoise states no cover"),
     "a changed bound": ((Clip1000(BOUND), NOISE), "Clip1000 changes at_client of Clip"),
