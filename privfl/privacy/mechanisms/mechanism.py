@@ -111,9 +111,9 @@ class Mechanism(ABC):
     """One link of ``privacy.update``; a frozen dataclass whose fields are its settings.
 
     To write one, say its ``kind`` and override what it does. At the client the links act in their order; at the server
-    noise comes first, then the others in reverse, so that all they see is noisy. The channel keeps the very tensor that
-    noise is added to within :meth:`norm_bound`, whatever the links before it did, and treats an update that comes back
-    in another shape or not finite as broken.
+    noise comes first, then the bound, then transforms in reverse, so that all they see is noisy. The channel keeps the
+    very tensor that noise is added to within :meth:`norm_bound`, whatever the links before it did, and treats an update
+    that comes back in another shape or not finite as broken.
 
     A claim counts only as its class states it: a subclass that changes anything of the class that states :meth:`cover`
     (of a noise) or :meth:`norm_bound` (of a bound), and does not state it anew, claims nothing; the statement says so.
