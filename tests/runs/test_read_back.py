@@ -14,7 +14,7 @@ from privfl.errors import ConfigError
 from privfl.experiment import Experiment
 from privfl.federation.task import ClientIndex
 from privfl.simulation.settings import Schedule
-from privfl.study.composed import Composed
+from privfl.study.composed import PythonRun
 from privfl.study.grid import Cell, run_study
 from tests import own_parts
 from tests.commands.command_line import privfl
@@ -225,7 +225,7 @@ def test_an_experiment_file_names_the_function_that_makes_its_task(tmp_path):
 
 def test_a_study_of_runs_from_python_reads_back(tmp_path):
     arguments = {"training": pf.LocalTraining(steps=1), "execution": EXECUTION}
-    cell = Cell("halved", "l", Composed(hospitals_of, Halved(), Schedule(2, seed=2), arguments))
+    cell = Cell("halved", "l", PythonRun(hospitals_of, Halved(), Schedule(2, seed=2), arguments))
     results, failures = run_study([cell], tmp_path, title="t", processes=1)
     assert failures == []
     folder = tmp_path / "runs" / results[0].folder
