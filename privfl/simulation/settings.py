@@ -85,7 +85,18 @@ def registries() -> Registries:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides a run, as its ``config.toml`` holds it: the fields are the keys of the file."""
+    """Everything that decides a run, as its ``config.toml`` holds it: the fields are the keys of the file.
+
+    Args:
+        schedule, execution, recipe: their own fields stand at the top of the file.
+        record: whose view of the run is kept as its transcript, for attacks: ``["server"]``, ``["public"]``, both
+            (true) or nobody's.
+        algorithm: how clients train, what they send and what the server makes of it; FedAvg by default.
+        training: how clients train in a round.
+        privacy: the mechanisms of the run; without any, every cell of the statement is ∞.
+        cohort: which of the clients that can be reached take part in a round; all by default.
+        availability: which clients can be reached in a round; all by default.
+    """
 
     schedule: Schedule = field(default_factory=Schedule, metadata=BESIDE)
     execution: Execution = field(default_factory=Execution, metadata=BESIDE)
