@@ -28,8 +28,6 @@ class FedAvg(Algorithm):
     server_learning_rate: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.weighting not in ("size", "uniform", "scheme-2"):
-            raise ConfigError(f"{self.name}'s weighting is '{self.weighting}'; choose 'size', 'uniform' or 'scheme-2'")
         if not 0 < self.server_learning_rate < math.inf:
             raise ConfigError(
                 f"{self.name}'s server_learning_rate is {self.server_learning_rate!r}; give a positive number"

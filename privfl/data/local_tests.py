@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from privfl.data.holdout import stratified_holdout
 from privfl.errors import ConfigError
+from privfl.validation import Settings
 
 Rows = Sequence[NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
-class LocalTests:
+class LocalTests(Settings):
     """How much every client holds back, stratified by class; a client with one row keeps it for training.
 
     Args:
@@ -35,8 +36,6 @@ class LocalTests:
             raise ConfigError(f"local_tests.fraction is {self.fraction!r}; give a number strictly between 0 and 1")
         if not 0 <= self.validation < 1:
             raise ConfigError(f"local_tests.validation is {self.validation!r}; give a number in [0, 1)")
-        if self.global_test not in ("official", "union"):
-            raise ConfigError(f"local_tests.global_test is '{self.global_test}'; choose 'official' or 'union'")
 
     def split(self, parts: Rows, targets: NDArray[np.int64], seed: int) -> tuple[Rows, Rows, Rows]:
         """Every client's rows for training, for testing and for validation, from its rows ``parts``."""

@@ -10,10 +10,11 @@ from privfl.privacy.channel.chain import Mechanism
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.sizes.mechanism import SizeMechanism
+from privfl.validation import Settings
 
 
 @dataclass(frozen=True)
-class Budget:
+class Budget(Settings):
     """Stop before the round in which the claim of one cell of the statement would exceed ``epsilon``."""
 
     epsilon: float
@@ -26,7 +27,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Privacy:
+class Privacy(Settings):
     """The mechanisms of one run; the default is none, and then every cell of the statement is ∞.
 
     Args:
@@ -52,8 +53,6 @@ class Privacy:
     noise_key: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "update", tuple(self.update))
-        object.__setattr__(self, "statistics", tuple(self.statistics))
         names = [one.statistic for one in self.statistics]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)

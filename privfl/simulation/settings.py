@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
 
 from privfl.engine.choice import EngineName
-from privfl.errors import ConfigError
 from privfl.privacy.door.precision import Precision
-from privfl.simulation.checks import check_name
+from privfl.validation import Settings, check_count, check_number
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Settings):
     """How long a run trains and when it is tested: part of the experiment.
 
     Args:
@@ -27,12 +25,11 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name in ("rounds", "evaluate_every"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"{name} is {value}; give an integer ≥ 1")
+            check_count(name, getattr(self, name))
 
 
 @dataclass(frozen=True)
-class Execution:
+class Execution(Settings):
     """How a run is computed: changes its time and the rounding of its sums, never a claim.
 
     Args:
@@ -52,5 +49,6 @@ class Execution:
     checkpoint_seconds: float = 10.0
 
     def __post_init__(self) -> None:
-        check_name("engine", self.engine, get_args(EngineName))
-        check_name("precision", self.precision, get_args(Precision))
+        if self.workers is not None:
+            check_count("workers", self.workers)
+        check_number("checkpoint_seconds", self.checkpoint_seconds, 0)

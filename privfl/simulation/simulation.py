@@ -58,12 +58,14 @@ from privfl.simulation.run_directory import (
     write_whole,
 )
 from privfl.simulation.settings import Execution, Schedule
+from privfl.validation import checked
 
 SETTINGS = ("algorithm", "training", "privacy", "cohort", "availability", "record")
 Callback = Callable[["Simulation", Metrics], None]
 """Called after every round with the simulation and the round's metrics; the progress bar is one."""
 
 
+@checked
 def simulate(
     task: Task,
     algorithm: Algorithm,
@@ -76,7 +78,7 @@ def simulate(
     cohort: Cohort | None = None,
     availability: Availability | None = None,
     execution: Execution | None = None,
-    record: bool | Sequence[Observer] = False,
+    record: bool | Observer | Sequence[Observer] = False,
     out: Path | str | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -86,8 +86,6 @@ class FairAggregation(Algorithm):
     rising_server_rate: bool = False
 
     def __post_init__(self) -> None:
-        if self.cdf not in get_args(Cdf):
-            raise ConfigError(f"{self.name}'s cdf is '{self.cdf}'; choose {', '.join(get_args(Cdf))}")
         if not (0 <= self.lower < math.inf and (self.upper == 0 or self.lower < self.upper < math.inf)):
             raise ConfigError(
                 f"{self.name}'s responses range from {self.lower!r} to {self.upper!r}; give 0 ≤ lower < upper"
@@ -101,10 +99,6 @@ class FairAggregation(Algorithm):
         if not 0 < self.server_learning_rate < math.inf:
             raise ConfigError(
                 f"{self.name}'s server_learning_rate is {self.server_learning_rate!r}; give a positive number"
-            )
-        if self.server_optimiser not in get_args(Rule):
-            raise ConfigError(
-                f"{self.name}'s server_optimiser is '{self.server_optimiser}'; choose {', '.join(get_args(Rule))}"
             )
         self._optimiser()
 
