@@ -112,7 +112,6 @@ _HOMES = {
         "BalancedFedAvg",
         "ReBaFL",
         "Scaffold",
-        "Schedule",
         "Centralized",
         "FedAdagrad",
         "FedAdam",

@@ -148,7 +148,7 @@ def _fitted(value: Any, kind: Any) -> Any:
     elif origin is tuple:
         return _tuple(value, args)
     elif kind is int:
-        fits = isinstance(value, int) and not isinstance(value, bool)
+        fits = isinstance(value, int) and not isinstance(value, bool) and _is_number(value)
     elif kind is float:
         fits = isinstance(value, int | float) and not isinstance(value, bool) and _is_number(value)
     elif origin is Sequence:
