@@ -8,13 +8,12 @@ import math
 import reprlib
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from numbers import Integral, Real
-from types import NoneType, UnionType
+from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
-
-import numpy as np
 
 from privfl.errors import ConfigError, unknown
 
@@ -113,25 +112,38 @@ def _check_fields(settings: Any) -> None:
         if hint is not Any and item.init:
             value = getattr(settings, item.name)
             owner = kind.__name__ + ("'" if kind.__name__.endswith("s") else "'s")
-            typed = _typed(f"{owner} {item.name}", value, hint)
+            typed = _typed(f"{owner} {item.name}", value, hint, kind)
             if typed is not value:
                 object.__setattr__(settings, item.name, typed)
 
 
 @functools.cache
 def _hints(annotated: Any) -> Mapping[str, Any]:
-    """The annotations; none for what is written inside a function and names types that only this function knows."""
-    try:
-        return get_type_hints(annotated)
-    except NameError:
-        return {}
+    """The annotations of a function's parameters, or of a class's fields.
+
+    A class written inside a function may name types that only this function knows: of these only what it inherits.
+    """
+    if not isinstance(annotated, type):
+        parameters = {name: hint for name, hint in annotated.__annotations__.items() if name != "return"}
+        return get_type_hints(SimpleNamespace(__annotations__=parameters), annotated.__globals__)
+    hints: dict[str, Any] = {}
+    for base in reversed(annotated.__mro__):
+        with suppress(NameError):
+            hints |= inspect.get_annotations(base, eval_str=True)
+    return hints
 
 
-def _typed(name: str, value: Any, kind: Any) -> Any:
+def _typed(name: str, value: Any, kind: Any, owner: type | None = None) -> Any:
+    """``value`` as ``kind`` takes it; ``owner`` is the class whose field it is."""
     typed = _fitted(value, kind)
-    if typed is _MISFIT:
-        raise ConfigError(f"{name} is {said(value)}; {_mend(value, kind)}")
-    return typed
+    if typed is not _MISFIT:
+        return typed
+    for one in _kinds(kind):
+        if get_origin(one) in (tuple, Sequence) and isinstance(value, list | tuple):
+            wrong = next((entry for entry in value if _fitted((entry,), one) is _MISFIT), None)
+            for field in _places(wrong, owner) if owner is not None else ():
+                raise ConfigError(f"{name} holds {said(wrong)}, which has a place of its own; give it as {field}")
+    raise ConfigError(f"{name} is {said(value)}; {_mend(value, kind)}")
 
 
 def _fitted(value: Any, kind: Any) -> Any:
@@ -139,7 +151,7 @@ def _fitted(value: Any, kind: Any) -> Any:
     if kind is Any:
         return value
     origin, args = get_origin(kind), get_args(kind)
-    if isinstance(value, np.generic):
+    if _is_numpy(value, "generic"):
         value = value.item()
     if origin in (Union, UnionType):
         return next((found for one in args if (found := _fitted(value, one)) is not _MISFIT), _MISFIT)
@@ -151,6 +163,7 @@ def _fitted(value: Any, kind: Any) -> Any:
         fits = isinstance(value, int) and not isinstance(value, bool) and _is_number(value)
     elif kind is float:
         fits = isinstance(value, int | float) and not isinstance(value, bool) and _is_number(value)
+        value = float(value) if fits and abs(value) > 2**63 else value  # arithmetic of NumPy ends there for integers
     elif origin is Sequence:
         fits = isinstance(value, Sequence) and not isinstance(value, str) and _tuple(tuple(value), args) is not _MISFIT
     else:
@@ -159,13 +172,18 @@ def _fitted(value: Any, kind: Any) -> Any:
     return value if fits else _MISFIT
 
 
+def _is_numpy(value: Any, kind: str) -> bool:
+    """Whether ``value`` is of NumPy's class ``kind``; NumPy is not loaded for the question."""
+    return "numpy" in sys.modules and isinstance(value, getattr(sys.modules["numpy"], kind))
+
+
 def _is_number(value: float) -> bool:
     """Whether it is one that arithmetic can go on with: neither NaN nor an integer beyond all floats."""
     return not math.isnan(value) if isinstance(value, float) else abs(value) <= sys.float_info.max
 
 
 def _tuple(value: Any, kinds: tuple[Any, ...]) -> Any:
-    if not isinstance(value, tuple | list | np.ndarray) or getattr(value, "ndim", 1) == 0:
+    if not (isinstance(value, tuple | list) or _is_numpy(value, "ndarray")) or getattr(value, "ndim", 1) == 0:
         return _MISFIT
     if len(kinds) == 1 or kinds[1] is ...:
         kinds = kinds[:1] * len(value)

@@ -13,14 +13,18 @@ from privfl.data.arrays import (
     are_tokens,
     as_labels,
     as_numbers,
+    check_range,
+    check_values,
     count_classes,
     number_clients,
 )
 from privfl.data.holdout import stratified_holdout
 from privfl.data.mapped import MappedRows, Rows, is_mapped, read
-from privfl.data.values import check_range, check_values
 from privfl.errors import DataError
 from privfl.validation import Settings, check_number, checked
+
+MOST_CLASSES = 10**7
+"""Counts of labels are arrays of this length."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,8 +63,8 @@ class Dataset(Settings):
     vocabulary: int | None = None
 
     def __post_init__(self) -> None:
-        if self.classes < 2:
-            raise DataError(f"{self.name}: classes is {self.classes}; a classification task needs at least 2.")
+        if not 2 <= self.classes <= MOST_CLASSES:
+            raise DataError(f"{self.name}: classes is {self.classes}; give a number from 2 to {MOST_CLASSES:,}.")
         self._check_part("", self.inputs, self.targets, self.clients)
         self._check_part("test_", self.test_inputs, self.test_targets, self.test_clients)
         if self.test_inputs.dtype != self.inputs.dtype or self.test_inputs.shape[1:] != self.inputs.shape[1:]:
@@ -95,6 +99,13 @@ class Dataset(Settings):
                 f"{self.name}: {part}inputs have dtype {inputs.dtype}; use float32 for images, signals and features, "
                 "int64 for token ids."
             )
+        if inputs.ndim < 2:
+            raise DataError(
+                f"{self.name}: {part}inputs have shape {tuple(inputs.shape)}; a row needs at least one dimension, "
+                "for instance inputs.reshape(-1, 1)."
+            )
+        if 0 in inputs.shape:
+            raise DataError(f"{self.name}: {part}inputs are empty {tuple(inputs.shape)}; give at least one row.")
         for label, array in ((f"{part}targets", targets), (f"{part}clients", clients)):
             if array is not None and (array.dtype != torch.int64 or array.ndim != 1):
                 raise DataError(
@@ -104,13 +115,6 @@ class Dataset(Settings):
                 raise DataError(
                     f"{self.name}: {len(inputs)} {part}inputs but {len(array)} {label}; each row needs exactly one."
                 )
-        if 0 in inputs.shape:
-            raise DataError(f"{self.name}: {part}inputs are empty {tuple(inputs.shape)}; give at least one row.")
-        if inputs.ndim < 2:
-            raise DataError(
-                f"{self.name}: {part}inputs have shape {tuple(inputs.shape)}; a row needs at least one dimension, "
-                "for instance inputs.reshape(-1, 1)."
-            )
         check_range(f"{self.name}: {part}targets", targets, self.classes, "classes")
         if inputs.dtype == torch.int64 and self.vocabulary is None:
             raise DataError(f"{self.name}: {part}inputs are token ids, so vocabulary (how many ids) must be given.")

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privfl.data.values import check_values
+from privfl.data.arrays import check_values
 
 _PIECE = 1 << 19
 """Values read at once: a piece stays in memory that is used over and over, which costs less than fresh pages."""
@@ -88,7 +88,7 @@ def is_mapped(values: object) -> bool:
 
 
 def read(array: NDArray[Any], rows: NDArray[np.int64], tokens: bool, scale: float = 1.0) -> Tensor:
-    """A new tensor [*rows.shape, ...] of these rows of ``array``: int64 for ``tokens``, else float32 times ``scale``.
+    """A new tensor ``[*rows.shape, ...]`` of these rows of ``array``: int64 for ``tokens``, else float32 × ``scale``.
 
     Many rows are read piece by piece, so nothing of their size but the tensor is allocated.
     """

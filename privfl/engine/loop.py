@@ -19,12 +19,12 @@ from torch import Tensor
 from privfl.algorithms.base import Algorithm, Tensors, overrides
 from privfl.engine.workspace import ClientResult, Phase, Workspace, cores, send
 from privfl.federation.task import Task
-from privfl.privacy.channel.channel import Channel
-from privfl.privacy.clipping.per_sample import Way, sums_directly
-from privfl.privacy.door.batch_plans import LocalTraining, private_plan
+from privfl.privacy.channel.channel import RoundChannel
+from privfl.privacy.clipping.per_sample import GradSampleMode, sums_directly
+from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.client_door import ClientDoor
-from privfl.privacy.door.contract import is_coupled
 from privfl.privacy.door.precision import Precision, matrix_products
+from privfl.privacy.loss import is_coupled
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
 
@@ -43,9 +43,9 @@ class LoopEngine:
         task: Task,
         algorithm: Algorithm,
         training: LocalTraining,
-        channel: Channel,
+        channel: RoundChannel,
         *,
-        way: Way | None = None,
+        way: GradSampleMode | None = None,
         workers: int | None = None,
         precision: Precision = "float32",
     ) -> None:
@@ -150,21 +150,18 @@ class LoopEngine:
         source: NoiseSource,
     ) -> ClientResult:
         task, algorithm, channel = self.task, phase.algorithm, phase.channel
-        training, dpsgd = self.training.in_round(round), channel.dpsgd
+        training, rows = self.training.in_round(round), task.clients[client]
+        slot = phase.slot(client, rows, training, received, round=round, seed=seed, source=source)
         door = ClientDoor(
-            client,
-            task.clients[client],
+            slot,
             task.inputs,
             task.targets,
             space.own,
             space.clipper,
             task.loss,
-            dpsgd,
-            torch_stream(seed, "batches", round, client),
-            None if dpsgd is None else source.stream("door" + phase.label, round, client),
+            channel.dpsgd,
+            channel.statistics,
             self.precision,
-            draws=phase.draws(seed, round, client),
-            totals=phase.totals(source, round, client),
         )
         space.start(torch_stream(seed, "dropout", round, client, device=self.device))
         with torch.no_grad():
@@ -173,14 +170,14 @@ class LoopEngine:
             local["parameters"] = space.own.flat
             if overrides(algorithm, "prepare"):
                 algorithm.prepare(local, received, door.everything(), door, training)
-            for batch in door.batches(algorithm.plan(private_plan(training, dpsgd, client), received)):
+            for batch in door.batches():
                 algorithm.step(local, received, batch, door, training)
             if overrides(algorithm, "conclude"):
                 algorithm.conclude(local, received, door.everything(), door, training)
             upload = _apart(algorithm.finish(local, received, training), space.own.flat)
         keeps = {name: local[name].clone() for name in algorithm.keeps}
         noise = source.stream("channel" + phase.label, round, client)
-        return send(channel, client, upload, keeps, door.log, noise, received["parameters"])
+        return send(channel, client, upload, keeps, slot.log, noise, received["parameters"])
 
 
 def _apart(upload: Any, buffer: Tensor) -> Any:

@@ -20,11 +20,11 @@ from privfl.engine.dropout import StreamDropout
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import ClientResult, Phase, Workspace, send
 from privfl.errors import ConfigError
-from privfl.privacy.clipping.per_sample import Way
+from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.clipping.stacked import StackedGradients
-from privfl.privacy.door.batch_plans import LocalTraining, private_plan
-from privfl.privacy.door.cohort_door import CohortDoor, Visitor
-from privfl.privacy.door.contract import Batch, Door
+from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.cohort_door import CohortDoor
+from privfl.privacy.door.contract import Batch, ClientSlot, Door
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
 
@@ -47,7 +47,7 @@ class VectorisedEngine:
     chunk is trained anew in halves, later chunks are as small, and ``notes`` says so.
     """
 
-    def __init__(self, loop: LoopEngine, chunk: int, way: Way | None = None) -> None:
+    def __init__(self, loop: LoopEngine, chunk: int, way: GradSampleMode | None = None) -> None:
         """``way`` forms per-sample gradients, ``None`` without DP-SGD."""
         self.loop, self.chunk, self.way = loop, chunk, way
         self.notes: list[str] = []
@@ -79,10 +79,11 @@ class VectorisedEngine:
         """
         does = phase or self.loop.phase
 
-        def visitor(client: int) -> Visitor:
-            return self._visitor(client, does, received, round, seed, source)
+        def slot(client: int) -> ClientSlot:
+            rows, training = self.loop.task.clients[client], self.loop.training
+            return does.slot(client, rows, training, received, round=round, seed=seed, source=source)
 
-        def work(chunk: Sequence[Visitor]) -> list[ClientResult]:
+        def work(chunk: Sequence[ClientSlot]) -> list[ClientResult]:
             stack = self._stacks.get()
             try:
                 return self._train_chunk(stack, chunk, does, received, kept, round, seed, source)
@@ -94,38 +95,24 @@ class VectorisedEngine:
             half = len(chunk) // 2
             self.chunk = min(self.chunk, half)
             self.notes.append(f"memory ran out with {len(chunk)} clients at once; {half} from round {round} on")
-            again = [visitor(one.client) for one in chunk]
+            again = [slot(one.client) for one in chunk]
             return [result for part in (again[:half], again[half:]) for result in work(part)]
 
-        ordered = sorted(map(visitor, cohort), key=lambda one: (-one.steps, -len(one.rows)))
+        ordered = sorted(map(slot, cohort), key=lambda one: (-one.steps, -len(one.rows)))
         for results in self.loop.in_order(work, self._chunks(ordered)):
             yield from results
 
-    def _chunks(self, ordered: list[Visitor]) -> list[list[Visitor]]:
+    def _chunks(self, ordered: list[ClientSlot]) -> list[list[ClientSlot]]:
         """At most ``chunk`` clients each; if one chunk for each worker is enough, all get as much work."""
         workers = self.loop.workers
         if len(ordered) <= self.chunk * workers:
             return [part for first in range(workers) if (part := ordered[first::workers])]
         return [ordered[first : first + self.chunk] for first in range(0, len(ordered), self.chunk)]
 
-    def _visitor(
-        self, client: int, phase: Phase, received: Tensors, round: int, seed: int, source: NoiseSource
-    ) -> Visitor:
-        loop, dpsgd = self.loop, phase.channel.dpsgd
-        return Visitor(
-            client,
-            loop.task.clients[client],
-            phase.algorithm.plan(private_plan(loop.training, dpsgd, client), received),
-            torch_stream(seed, "batches", round, client),
-            None if dpsgd is None else source.stream("door" + phase.label, round, client),
-            phase.draws(seed, round, client),
-            phase.totals(source, round, client),
-        )
-
     def _train_chunk(
         self,
         stack: Stack,
-        visitors: Sequence[Visitor],
+        slots: Sequence[ClientSlot],
         phase: Phase,
         received: Tensors,
         kept: Mapping[int, Tensors],
@@ -137,36 +124,35 @@ class VectorisedEngine:
         streams = []
         if stack.dropout:
             device = loop.device
-            streams = [torch_stream(seed, "dropout", round, visitor.client, device=device) for visitor in visitors]
+            streams = [torch_stream(seed, "dropout", round, slot.client, device=device) for slot in slots]
 
         def announce(counts: Sequence[int]) -> None:
             for layer in stack.dropout:
                 layer.stack, layer.counts = streams[: len(counts)], counts
 
         door = CohortDoor(
-            visitors,
+            slots,
             loop.task.inputs,
             loop.task.targets,
             stack.gradients,
+            announce,
             loop.task.loss,
             phase.channel.dpsgd,
-            announce,
+            phase.channel.statistics,
             loop.precision,
         )
         with torch.no_grad():
-            begun = [algorithm.begin(received, phase.kept(one.client, kept), training) for one in visitors]
+            begun = [algorithm.begin(received, phase.kept(one.client, kept), training) for one in slots]
             local = {name: _stacked([tensors[name] for tensors in begun]) for name in begun[0]}
             del begun
             self._train(door, local, received, algorithm, training)
             uploads = vmap(lambda local: algorithm.finish(local, received, training))(local)
         results = []
-        for place, visitor in enumerate(visitors):
+        for place, slot in enumerate(slots):
             upload = {name: value[place] for name, value in uploads.items()}
             keeps = {name: local[name][place].clone() for name in algorithm.keeps}
-            noise = source.stream("channel" + phase.label, round, visitor.client)
-            results.append(
-                send(phase.channel, visitor.client, upload, keeps, visitor.log, noise, received["parameters"])
-            )
+            noise = source.stream("channel" + phase.label, round, slot.client)
+            results.append(send(phase.channel, slot.client, upload, keeps, slot.log, noise, received["parameters"]))
         return results
 
     def _train(
@@ -176,7 +162,7 @@ class VectorisedEngine:
 
         def together(work: Work, batch: Batch) -> None:
             def one(local: Tensors, *numbers: Tensor) -> Tensors:
-                work(local, received, door.enter(*numbers), door, training)
+                work(local, received, door.client_view(*numbers), door, training)
                 return local
 
             active = {name: value[: len(batch.counted)] for name, value in local.items()}
@@ -196,7 +182,7 @@ class VectorisedEngine:
 
         if overrides(algorithm, "prepare"):
             together(algorithm.prepare, door.everything())
-        while (batch := door.draw()) is not None:
+        for batch in door.batches():
             together(algorithm.step, batch)
         if overrides(algorithm, "conclude"):
             together(algorithm.conclude, door.everything())

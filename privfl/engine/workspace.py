@@ -16,10 +16,12 @@ from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.engine.layouts import lay_channels_innermost
 from privfl.errors import ConfigError, unknown
 from privfl.models.flat_network import FlatNetwork
-from privfl.privacy.channel.channel import Channel
-from privfl.privacy.clipping.per_sample import PerSampleGradients, Way
-from privfl.privacy.door.contract import DoorLog
-from privfl.privacy.door.noisy_total import Totals
+from privfl.privacy.channel.channel import RoundChannel
+from privfl.privacy.channel.client_side import BrokenUpload
+from privfl.privacy.clipping.per_sample import GradSampleMode, PerSampleGradients
+from privfl.privacy.door.batch_plans import LocalTraining, private_plan
+from privfl.privacy.door.contract import ClientSlot
+from privfl.privacy.door.log import DoorLog
 from privfl.privacy.door.step_draws import Draws
 from privfl.privacy.noise.source import NoiseSource, NoiseStream
 from privfl.randomness import torch_stream
@@ -44,7 +46,9 @@ class Workspace:
     dropout: list[StreamDropout]
 
     @classmethod
-    def build(cls, module: nn.Module, device: torch.device, way: Way | None, *, innermost: bool = False) -> Workspace:
+    def build(
+        cls, module: nn.Module, device: torch.device, way: GradSampleMode | None, *, innermost: bool = False
+    ) -> Workspace:
         """A workspace around ``module``.
 
         ``way`` forms per-sample gradients, or plain sums; ``innermost`` lays the channels of images out innermost.
@@ -71,7 +75,7 @@ class Phase:
     """
 
     algorithm: Algorithm
-    channel: Channel
+    channel: RoundChannel
     label: str = ""
 
     def kept(self, client: int, kept: Mapping[int, Tensors]) -> Tensors:
@@ -82,18 +86,29 @@ class Phase:
             return own
         return {**self.algorithm.initial_kept(client), **own}
 
-    def draws(self, seed: int, round: int, client: int) -> Draws:
-        """The random numbers of ``client``'s steps."""
-        uniform, normal = self.algorithm.draws()
-        if not uniform and not normal:
-            return Draws()
-        return Draws(uniform, normal, torch_stream(seed, "algorithm", round, client))
-
-    def totals(self, source: NoiseSource, round: int, client: int) -> Totals:
-        """The mechanisms of ``client``'s totals."""
-        if not self.channel.statistics:
-            return Totals()
-        return Totals(self.channel.statistics, source.stream("totals" + self.label, round, client))
+    def slot(
+        self,
+        client: int,
+        rows: Tensor,
+        training: LocalTraining,
+        received: Tensors,
+        *,
+        round: int,
+        seed: int,
+        source: NoiseSource,
+    ) -> ClientSlot:
+        """``client``'s place at a door: its ``rows``, its plan and its streams of this round."""
+        algorithm, private, draws, totals = self.algorithm, None, Draws(), None
+        if self.channel.dpsgd is not None:
+            private = source.stream("door" + self.label, round, client)
+        if self.channel.statistics:
+            totals = source.stream("totals" + self.label, round, client)
+        uniform, normal = algorithm.draws()
+        if uniform or normal:
+            draws = Draws(uniform, normal, torch_stream(seed, "algorithm", round, client))
+        plan = algorithm.plan(private_plan(training, self.channel.dpsgd, client), received)
+        shuffle = torch_stream(seed, "batches", round, client)
+        return ClientSlot(client, rows, plan, shuffle, private, draws, totals)
 
 
 @dataclass(frozen=True)
@@ -108,7 +123,7 @@ class ClientResult:
 
 
 def send(
-    channel: Channel, client: int, upload: Any, kept: Tensors, log: DoorLog, noise: NoiseStream, like: Tensor
+    channel: RoundChannel, client: int, upload: Any, kept: Tensors, log: DoorLog, noise: NoiseStream, like: Tensor
 ) -> ClientResult:
     """Pass ``client``'s upload through its side of ``channel``; one that cannot be used is dropped, with the reason.
 
@@ -116,13 +131,20 @@ def send(
     ``like`` [size] has the shape and type that an update must have.
     """
     problem = _problem(channel, upload, like)
-    if problem and not channel.repairs:
+    sent = None
+    if not problem:
+        try:
+            sent = channel.at_client(upload, noise, like=like, broken=False)
+        except BrokenUpload as error:
+            problem = str(error)
+    if problem and not channel.zero_fills_failures:
         return ClientResult(client, None, {}, log, problem)
-    sent = channel.at_client(upload, noise, like=like, broken=bool(problem))
+    if sent is None:
+        sent = channel.at_client({}, noise, like=like, broken=True)
     return ClientResult(client, sent, {} if problem else kept, log)
 
 
-def _problem(channel: Channel, upload: Any, like: Tensor) -> str:
+def _problem(channel: RoundChannel, upload: Any, like: Tensor) -> str:
     """Why this upload cannot be used, in a few words; empty if it can.
 
     Raises:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from privfl.errors import ConfigError, PrivflError
-from privfl.privacy.door.contract import Loss, is_coupled
+from privfl.privacy.loss import Loss, is_coupled
 from privfl.validation import said
 
 _LOSS = (

@@ -30,11 +30,10 @@ from privfl.errors import ConfigError, DataError
 from privfl.federation.context import Setting
 from privfl.federation.fit import check_builder, check_fit
 from privfl.models import InputKind, NamedModel, default_model
+from privfl.privacy.loss import Loss
 from privfl.randomness import numpy_stream, stream_seed
 from privfl.validation import Settings, checked, said
 
-Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
-"""``loss(network, inputs [B, ...], targets [B]) -> [B]``: one term per sample."""
 ModelFactory = Callable[[int], nn.Module]
 """Builds the model from a seed; the same seed gives the same initial parameters."""
 

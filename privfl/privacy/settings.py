@@ -6,16 +6,23 @@ from dataclasses import dataclass
 
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer, Unit
-from privfl.privacy.channel.chain import Mechanism
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.door.noisy_total import NoisyTotal
+from privfl.privacy.mechanisms.claims import check_mechanism
+from privfl.privacy.mechanisms.mechanism import Mechanism
 from privfl.privacy.sizes.mechanism import SizeMechanism
 from privfl.validation import Settings
 
 
 @dataclass(frozen=True)
 class Budget(Settings):
-    """Stop before the round in which the claim of one cell of the statement would exceed ``epsilon``."""
+    """Stop before the round in which the claim of one cell of the statement would exceed ``epsilon``.
+
+    Args:
+        epsilon: largest ε that the cell may reach, > 0.
+        unit: row of the statement: ``sample`` or ``client``.
+        observer: column of the statement: ``server`` or ``public``.
+    """
 
     epsilon: float
     unit: Unit = "sample"
@@ -32,7 +39,8 @@ class Privacy(Settings):
 
     Args:
         training: DP-SGD at the door.
-        update: chain of mechanisms for the uploads, in order.
+        update: chain of mechanisms for the uploads, in order: any objects whose classes derive from
+            :class:`~privfl.privacy.mechanisms.mechanism.Mechanism`.
         statistics: noise on the other sums over samples that an algorithm takes, such as prototypes.
         size: how clients report their sizes to algorithms that ask; ``None`` sends them exactly.
         max_size_error: refuse a size mechanism whose estimate of the total may have a larger relative standard
@@ -53,10 +61,13 @@ class Privacy(Settings):
     noise_key: int | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "update", tuple(map(check_mechanism, self.update)))
         names = [one.statistic for one in self.statistics]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ConfigError(f"privacy.statistics names '{twice}' twice; give one mechanism for each statistic")
+        if not self.max_size_error > 0:
+            raise ConfigError(f"privacy.max_size_error is {self.max_size_error!r}; give a positive number, such as 1.0")
         if not 0 < self.target_delta < 1:
             raise ConfigError(f"privacy.target_delta is {self.target_delta!r}; give a number in (0, 1), such as 1e-5")
         if self.noise_key is not None and self.noise_key < 0:

@@ -18,7 +18,7 @@ from privfl.engine.secure_aggregation import SecureAdder
 from privfl.engine.workspace import Phase
 from privfl.errors import ConfigError
 from privfl.federation.cohorts import Selection
-from privfl.privacy.channel.channel import CLIP_NORM, Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.sizes.known_sizes import Sizes
 from privfl.randomness import torch_stream
@@ -51,7 +51,7 @@ class Moment:
     recorder: Recorder
 
 
-def phases_of(algorithm: Algorithm, channel: Channel, label: str = "") -> list[Phase]:
+def phases_of(algorithm: Algorithm, channel: RoundChannel, label: str = "") -> list[Phase]:
     """What a round consists of, in order, a survey's own survey first; ``channel`` is that of the training phase."""
     phase = Phase(algorithm, channel, label)
     survey = algorithm.survey()
@@ -91,18 +91,18 @@ def collect(
     if not sums.members:
         sums.total = {field.name: _nothing(field.shape, received["parameters"]) for field in phase.channel.sent}
     known = dict(zip(clients, selection.times.tolist(), strict=True)) if phase.channel.hides_weights else factors
-    moment.recorder.exchanged(phase, phase.channel.told(received), known, sums)
+    moment.recorder.exchanged(phase, phase.channel.broadcast_to_clients(received), known, sums)
     return sums
 
 
 def aggregate(phase: Phase, sums: Sums, server: Tensors, costs: RoundCosts, moment: Moment) -> Tensors:
     """The server's state after ``phase``; unchanged if nothing arrived, unless noise must hide just that."""
     channel = phase.channel
-    hidden = channel.hides_clients or channel.noises_sums
+    hidden = channel.has_client_level_noise or channel.has_central_noise
     if sums.aborted or (not hidden and not sums.members):
         return server
     facts = Round(
-        weight=moment.public_weight if channel.hides_clients else sums.weight,
+        weight=moment.public_weight if channel.has_client_level_noise else sums.weight,
         cohort=moment.asked,
         clients=moment.clients,
         samples=moment.samples,
@@ -112,17 +112,17 @@ def aggregate(phase: Phase, sums: Sums, server: Tensors, costs: RoundCosts, mome
         generator=torch_stream(moment.seed, "server" + phase.label, moment.number),
     )
     total = channel.at_server(sums.total, moment.source, phase.label, moment.public_weight)
-    norm = total.pop(CLIP_NORM, None)
-    if channel.noises_sums or channel.secure is not None:
+    learnt = {name: total.pop(name) for name in channel.chain.server_state if name in total}
+    if channel.has_central_noise or channel.secure is not None:
         total = {name: value.to(costs.received["parameters"].dtype) for name, value in total.items()}
     after = phase.algorithm.aggregate(server, total, facts, costs.training)
-    return after if norm is None else {**after, CLIP_NORM: norm}
+    return {**after, **learnt}
 
 
 def _adder(phase: Phase, selection: Selection, like: Tensor, moment: Moment) -> Adder | str:
     """What adds the cohort's uploads up, or why their sum cannot be had."""
     if phase.channel.secure is None:
-        return PlainAdder(phase.channel.sent, wide=phase.channel.noises_sums)
+        return PlainAdder(phase.channel.sent, wide=phase.channel.has_central_noise)
     if phase.channel.refusal:
         return phase.channel.refusal
     try:

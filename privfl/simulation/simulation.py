@@ -22,14 +22,14 @@ from privfl.federation.availability import Always, Availability
 from privfl.federation.cohorts import Cohort, Everyone, Selection
 from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
+from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import Observer
-from privfl.privacy.accounting.statement import make_statement
 from privfl.privacy.accounting.tracker import EpsilonTracker
-from privfl.privacy.channel.channel import Channel
-from privfl.privacy.clipping.per_sample import Way
+from privfl.privacy.channel.channel import ChannelSpec, RunChannel
+from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.mechanisms.correlated import Pattern
+from privfl.privacy.mechanisms.participation import ParticipationPattern
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.settings import Privacy
 from privfl.privacy.sizes.known_sizes import SIZE, SIZE_RESPONSE, Sizes
@@ -171,7 +171,7 @@ class Simulation:
             self.task,
             self.algorithm,
             self.training,
-            self.channel,
+            self.channel.usual,
             way=way,
             workers=self.execution.workers,
             precision=self.execution.precision,
@@ -180,7 +180,7 @@ class Simulation:
             self.train()
             return self.conclude()
 
-    def pick_engine(self, loop: LoopEngine, way: Way | None) -> Engine:
+    def pick_engine(self, loop: LoopEngine, way: GradSampleMode | None) -> Engine:
         """The engine that was asked for or measured to be fastest; a resumed run keeps the one it began with."""
         recorded = None if self.directory is None else self.directory.read_json("engine.json")
         if recorded is None:
@@ -195,7 +195,7 @@ class Simulation:
             self.directory.write_json("engine.json", choice.to_dict())
         return choice.build(loop, way)
 
-    def prepare(self) -> Way | None:
+    def prepare(self) -> GradSampleMode | None:
         """Check the settings and build what the rounds need; returns how per-sample gradients are formed."""
         self.algorithm = self.algorithm.on(self.task.setting(self.schedule.rounds, self.schedule.seed))
         checked = check_settings(self.task, self.algorithm, self.privacy, self.cohort, self.device)
@@ -203,15 +203,15 @@ class Simulation:
         self.warnings += checked.warnings
         parameters = flatten(self.task.model(self.schedule.seed).to(self.device))
         self.channel = self.for_this_run(checked.channel, parameters.numel())
-        phases_of(self.algorithm, self.channel)  # what a survey's channel refuses is refused before any work
-        refuse_hopeless(self.privacy.budget, self.channel.in_round(0, int(self.channel.expected), {}))
+        phases_of(self.algorithm, self.channel.usual)  # what a survey's channel refuses is refused before any work
+        refuse_hopeless(self.privacy.budget, self.channel.usual)
         self.server = self.algorithm.start(parameters)
         self.keep_accounts(Ledger(len(self.task.clients), ("update", SIZE, SIZE_RESPONSE)))
         return checked.way
 
-    def for_this_run(self, channel: Channel, size: int) -> Channel:
+    def for_this_run(self, channel: ChannelSpec, size: int) -> RunChannel:
         """``channel`` with what it must know of this run, whose model has ``size`` parameters."""
-        returns = Pattern.of(self.cohort, clients := len(self.task.clients), self.schedule.rounds)
+        returns = ParticipationPattern.of(self.cohort, clients := len(self.task.clients), self.schedule.rounds)
         return channel.for_run(size, self.cohort.expected(clients), returns, self.hides_weights)
 
     def keep_accounts(self, ledger: Ledger) -> None:
@@ -247,9 +247,9 @@ class Simulation:
                 rate, count = planned_gradients(self.algorithm, self.training, self.dpsgd, client, received)
                 gradients[client][rate] += count
         besides = self.sizes.cost if self.needs_sizes or self.sizes.hidden else None
-        totals = planned_totals(phases_of(self.algorithm, self.channel), self.schedule.rounds)
+        totals = planned_totals(phases_of(self.algorithm, self.channel.usual), self.schedule.rounds)
         self.dpsgd = calibrate(self.dpsgd, gradients, besides, self.privacy.target_delta, totals)
-        channel = Channel(
+        channel = ChannelSpec.of(
             self.privacy.update, self.algorithm.fields(), self.dpsgd, self.cohort.rate, self.privacy.statistics
         )
         self.channel = self.for_this_run(channel, self.channel.size)
@@ -389,5 +389,5 @@ class Simulation:
     def noisy(self) -> bool:
         """Whether any mechanism of this run draws from the noise source."""
         answers = self.needs_sizes and self.privacy.size is not None
-        reports = any(phase.channel.reports for phase in phases_of(self.algorithm, self.channel))
-        return self.dpsgd is not None or self.channel.hides_clients or answers or reports
+        reports = any(phase.channel.reports for phase in phases_of(self.algorithm, self.channel.usual))
+        return self.dpsgd is not None or self.channel.has_client_level_noise or answers or reports

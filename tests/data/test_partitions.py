@@ -93,16 +93,16 @@ def test_every_registered_name_makes_a_partition_that_splits(name):
     ("make", "sentence"),
     [
         (lambda: IID(clients=0), "clients is 0: give a whole number of at least 1."),
-        (lambda: IID(clients=True), "clients is True: give a whole number of at least 1."),
-        (lambda: IID(clients=2.5), "clients is 2.5: give a whole number of at least 1."),
+        (lambda: IID(clients=True), "clients is True; give a whole number"),
+        (lambda: IID(clients=2.5), "clients is 2.5; give a whole number"),
         (lambda: Dirichlet(clients=3, alpha=0), "alpha is 0: give a finite number above 0."),
         (lambda: Dirichlet(clients=3, alpha=-1.0), "alpha is -1.0: give a finite number above 0."),
-        (lambda: Dirichlet(clients=3, alpha=float("nan")), "alpha is nan: give a finite number above 0."),
+        (lambda: Dirichlet(clients=3, alpha=float("nan")), "alpha is nan; give a number"),
         (lambda: Dirichlet(clients=3, alpha=1, skew="lable"), "did you mean 'label'?"),
         (lambda: Dirichlet(clients=3, alpha=1, size_alpha=1), "skew 'label' draws no sizes"),
         (lambda: Pathological(clients=3, iid_fraction=1.5), "give a finite number of at least 0 and at most 1."),
-        (lambda: Pathological(clients=3, reuse="never"), "unknown reuse 'never'"),
-        (lambda: Clustered(classes_per_client=2), "classes_per_client is 2: give a list with one entry per cluster."),
+        (lambda: Pathological(clients=3, reuse="never"), "reuse is 'never'; choose 'wrap' or 'forbid'"),
+        (lambda: Clustered(classes_per_client=2), "classes_per_client is 2; give a list, such as [2]"),
         (lambda: Clustered(clusters=3), "classes_per_client has 5 entries for 3 clusters"),
         (lambda: LabelSorted(), "give exactly one of the two"),
         (lambda: LabelSorted(clients=3, block_size=3), "give exactly one of the two"),
@@ -147,9 +147,9 @@ def test_iid_sizes_differ_by_at_most_one_and_use_every_sample():
 
 def test_iid_deals_a_hundred_thousand_clients_in_under_five_seconds():
     targets = np.zeros(2_000_000, dtype=np.int64)
-    start = time.perf_counter()
+    start = time.process_time()
     parts = IID(clients=100_000).split(targets, 1, np.random.default_rng(0))
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert (sizes_of(parts) == 20).all()
 
 

@@ -165,9 +165,9 @@ def test_the_markov_walk_back_agrees_with_a_forward_replay():
 
 
 def test_a_late_markov_round_is_answered_without_replaying_the_run():
-    start = time.perf_counter()
+    start = time.process_time()
     Markov(0.1, 0.2).active(10**9, 1000, seed=0)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_late_markov_round_is_answered_without_replaying_the_run():
         (lambda: Persistent(0.5, period=0), "period is 0: give a whole number of at least 1."),
         (lambda: PerCluster((0.5, -0.1)), "an entry of probabilities is -0.1"),
         (lambda: PerCluster((0.0, 0.0)), "at least one cluster must sometimes be active"),
-        (lambda: PerCluster(0.5), "probabilities is 0.5: give a list with one entry per cluster."),
+        (lambda: PerCluster(0.5), "PerCluster's probabilities is 0.5; give a list, such as [0.5]"),
         (lambda: PerCluster(()), "at least one cluster must sometimes be active"),
         (lambda: PerCluster((0.0, 0.5)).active(0, 1, 0), "none of 1 clients can ever be active"),
         (lambda: FixedFraction(0.0), "fraction is 0.0"),

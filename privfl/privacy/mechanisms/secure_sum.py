@@ -6,10 +6,11 @@ import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from privfl.errors import ConfigError
-from privfl.privacy.secagg.ideal import IdealSum
+from privfl.privacy.mechanisms.mechanism import Kind, Mechanism
+from privfl.privacy.secagg.ideal import IdealSecureSum
 from privfl.privacy.secagg.parameters import ThreatModel
 from privfl.privacy.secagg.rehearsal import Rehearsal
 from privfl.privacy.secagg.session import IDENTITY_BYTES, Session
@@ -20,7 +21,7 @@ SMALLEST = 3
 
 
 @dataclass(frozen=True)
-class SecureSum:
+class SecureSum(Mechanism):
     """Let the server see the sum of a round's uploads, and nothing else of them.
 
     By itself no protection: the sum of a cohort may tell everything about one of its clients, so the statement stays at
@@ -54,6 +55,8 @@ class SecureSum:
     ===============================  ==================================================================
     """
 
+    kind: ClassVar[Kind] = "sum"
+
     threshold: float | None = None
     corrupt: float = 0.1
     dropout: float = 0.3
@@ -70,10 +73,6 @@ class SecureSum:
             raise ConfigError(
                 f"SecureSum's threshold is {self.threshold!r}; give a fraction in (0.5, 1], or leave it out"
             )
-        if self.mode not in ("protocol", "ideal"):
-            raise ConfigError(f"SecureSum's mode is '{self.mode}'; choose 'protocol' or 'ideal'")
-        if self.adversary not in ("semi-honest", "active"):
-            raise ConfigError(f"SecureSum's adversary is '{self.adversary}'; choose 'semi-honest' or 'active'")
         if self.bits is not None and self.bits not in WORDS:
             raise ConfigError(f"SecureSum's bits is {self.bits!r}; choose 32 or 64, or leave it out")
         if not 0 < self.largest < math.inf:
@@ -105,10 +104,10 @@ class SecureSum:
             accomplices=accomplices,
         )
 
-    def open(self, session: Session, workers: int) -> IdealSum | Rehearsal:
+    def open(self, session: Session, workers: int) -> IdealSecureSum | Rehearsal:
         """Begin to add up: keys and shares are exchanged, vectors may be submitted."""
         if self.mode == "ideal":
-            return IdealSum(session)
+            return IdealSecureSum(session)
         rehearsal = Rehearsal(session, workers=workers)
         rehearsal.open()
         return rehearsal

@@ -16,7 +16,7 @@ from privfl.engine.loop import ClientResult, LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.federation.task import ClientIndex, Task
 from privfl.models import build
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.step_draws import Draws
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
@@ -47,7 +47,7 @@ def sent(
     """The server's state at the start of round 0 and what every client sends, by client."""
     bound = algorithm.on(task.setting(10, 0))
     server = bound.start(bound.setting.fresh("initial", 0))
-    with LoopEngine(task, bound, training, Channel((), bound.fields(), None, 1.0), workers=1) as loop:
+    with LoopEngine(task, bound, training, RoundChannel.bare(bound.fields()), workers=1) as loop:
         engine = VectorisedEngine(loop, 3, None) if stacked else loop
         arguments: dict[str, Any] = {"round": 0, "seed": 0, "source": NoiseSource.from_key(1)}
         results = list(engine.train(range(len(task.clients)), bound.broadcast(server), {}, **arguments))
