@@ -19,6 +19,7 @@ from privfl.algorithms.base import Tensors
 from privfl.data.dataset import Dataset
 from privfl.data.partitions import IID
 from privfl.engine.loop import LoopEngine
+from privfl.engine.workspace import RoundContext
 from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import RoundChannel
@@ -85,10 +86,10 @@ def local_training(task: Task, algorithm: Algorithm, training: LocalTraining) ->
     received = algorithm.broadcast(underway(algorithm, algorithm.start(flatten(task.model(0)))))
     channel = RoundChannel.bare(algorithm.fields())
     engine = LoopEngine(task, algorithm, training, channel, workers=1).__enter__()
-    kept, source = {0: algorithm.initial_kept(0)}, NoiseSource.from_os()
+    context = RoundContext(1, 0, NoiseSource.from_os(), {0: algorithm.initial_kept(0)})
 
     def train() -> None:
-        (result,) = engine.train([0], received, kept, round=1, seed=0, source=source)
+        (result,) = engine.train([0], received, context)
         if result.upload is None:
             raise SystemExit(f"{algorithm.name} could not be timed: {result.dropped}")
 

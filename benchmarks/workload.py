@@ -14,6 +14,7 @@ from privfl.algorithms import FedAvg
 from privfl.data.dataset import Dataset
 from privfl.data.partitions import IID
 from privfl.engine.loop import LoopEngine
+from privfl.engine.workspace import RoundContext
 from privfl.federation.task import Task
 from privfl.models.flat_network import FlatNetwork, flatten
 from privfl.privacy.channel.channel import RoundChannel
@@ -84,7 +85,7 @@ class EngineRound:
         received = self.algorithm.broadcast(self.server)
         total = torch.zeros_like(received["parameters"])
         self.number += 1
-        for result in self.engine.train(self.cohort, received, {}, round=self.number, seed=0, source=self.source):
+        for result in self.engine.train(self.cohort, received, RoundContext(self.number, 0, self.source, {})):
             assert result.upload is not None
             total.add_(result.upload["update"])
         self.server = {"parameters": self.server["parameters"] + total / len(self.cohort)}

@@ -51,9 +51,10 @@ from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.mechanisms.registry import update_mechanisms
 from privfl.privacy.settings import Budget, Privacy
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
+from privfl.simulation.callbacks import Callback
 from privfl.simulation.result import Run
 from privfl.simulation.settings import Execution, Schedule
-from privfl.simulation.simulation import Callback, simulate
+from privfl.simulation.simulation import simulate
 
 S = TypeVar("S", Schedule, Execution)
 

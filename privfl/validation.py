@@ -141,7 +141,7 @@ def _typed(name: str, value: Any, kind: Any, owner: type | None = None) -> Any:
     for one in _kinds(kind):
         if get_origin(one) in (tuple, Sequence) and isinstance(value, list | tuple):
             wrong = next((entry for entry in value if _fitted((entry,), one) is _MISFIT), None)
-            for field in _places(wrong, owner) if owner is not None else ():
+            for field, _ in _places(wrong, owner) if owner is not None else ():
                 raise ConfigError(f"{name} holds {said(wrong)}, which has a place of its own; give it as {field}")
     raise ConfigError(f"{name} is {said(value)}; {_mend(value, kind)}")
 
@@ -212,8 +212,8 @@ def _mend(value: Any, kind: Any) -> str:
         near = _nearest(value, one)
         if near:
             return f"give an object, such as {near}(…)"
-        for field in _places(value, one):
-            return f"give {one.__name__}({field}={said(value)})"
+        for field, alone in _places(value, one):
+            return f"give {one.__name__}({field}={said(value) if alone else f'[{said(value)}]'})"
     if all(get_origin(one) is Literal for one in kinds):
         return f"choose {_wanted(kind)}"
     return f"give {_wanted(kind)}"
@@ -240,13 +240,13 @@ def _nearest(value: Any, kind: type) -> str | None:
     return names[near[0]] if near else None
 
 
-def _places(value: Any, kind: type) -> Iterator[str]:
-    """The fields of the dataclass ``kind`` that would take the object ``value``, alone or in a list."""
+def _places(value: Any, kind: type) -> Iterator[tuple[str, bool]]:
+    """The fields of the dataclass ``kind`` that would take the object ``value``, alone (true) or in a list."""
     if is_dataclass(kind) and is_dataclass(value):
         for name, hint in _hints(kind).items():
             alone = any(isinstance(value, one) for one in _kinds(hint) if isinstance(one, type))
             if alone or (get_origin(hint) is tuple and _fitted((value,), hint) is not _MISFIT):
-                yield name
+                yield name, alone
 
 
 def _wanted(kind: Any) -> str:

@@ -1,7 +1,7 @@
 """Every command and snippet of README, docs and examples runs, and prints what the page shows.
 
-A comment right before a block says what is special about it: ``not run: REASON``; ``continues``, for Python that goes on
-where the page's last program ended; ``printed``, for text that the last program prints.
+A comment right before a block says what is special about it: ``not run: REASON``; ``continues``, for Python that goes
+on where the page's last program ended; ``printed``, for text that the last program prints.
 """
 
 import re

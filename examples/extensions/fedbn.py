@@ -29,5 +29,5 @@ class FedBN(Split):
 
 
 if __name__ == "__main__":
-    task = pf.load("digits", partition=pf.Dirichlet(clients=5, alpha=0.5), model="resnet-8")
+    task = pf.load("digits", partition=pf.Dirichlet(clients=5, alpha=0.5), model="resnet8")
     print(pf.simulate(task, FedBN(), rounds=2).summary)

@@ -32,7 +32,7 @@ from privfl.data.holdout import stratified_holdout
 from privfl.metrics.personalisation import personalisation
 from privfl.models import Network
 from privfl.models.residual import resnet1d
-from privfl.simulation.simulation import Simulation
+from privfl.simulation.callbacks import Simulation
 from privfl.study.plots import COLOURS, DASHES
 
 METHODS: dict[str, Any] = {

@@ -29,7 +29,7 @@ from privfl.algorithms.fair.adaptive_weights import capped, loss_weights
 from privfl.metrics.classification import classification
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
-from privfl.simulation.simulation import Simulation
+from privfl.simulation.callbacks import Simulation
 
 sys.path.insert(0, str(Path(__file__).parent))
 from grpfed import FEDERATIONS, global_losses

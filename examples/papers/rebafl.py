@@ -83,7 +83,6 @@ def advance(group: Group, method: str, seed: int, until: int, options: argparse.
 
     def pause(simulation: Any, line: dict[str, Any]) -> None:
         if until <= line["round"] + 1 < group.rounds:
-            simulation.save()
             raise Paused
 
     with suppress(Paused):
@@ -94,7 +93,7 @@ def advance(group: Group, method: str, seed: int, until: int, options: argparse.
             training=TRAINING,
             availability=pf.Bernoulli(group.probability),
             seed=seed,
-            execution=pf.Execution(engine="loop", workers=1),
+            execution=pf.Execution(engine="loop", workers=1, checkpoint_seconds=0.0),
             out=folder,
             resume=folder.exists(),
             callbacks=[pause],

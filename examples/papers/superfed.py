@@ -29,7 +29,7 @@ import privfl as pf
 from privfl.algorithms.personal.interpolation import mix
 from privfl.metrics.calibration import expected_calibration_error, maximum_calibration_error
 from privfl.models.dense import two_nn
-from privfl.simulation.simulation import Simulation
+from privfl.simulation.callbacks import Simulation
 from privfl.study.landscape import LAMBDAS, Curves, Landscape, along, corners, draw_curves, draw_landscapes, landscape
 
 TRAINING = {"learning_rate": 0.01, "batch_size": 10, "momentum": 0.9, "weight_decay": 1e-4, "learning_rate_decay": 0.99}

@@ -11,13 +11,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 if TYPE_CHECKING:
-    from privfl.simulation.simulation import Simulation
+    from privfl.simulation.callbacks import Simulation
 
 _CELLS = ("sample/server", "sample/public", "client/server", "client/public")
 
 
 class Progress:
-    """Shows round, loss, accuracy and ε so far; :meth:`update` is an observer of ``simulate``."""
+    """Shows round, loss, accuracy and ε so far; :meth:`update` is a callback of ``simulate``."""
 
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds

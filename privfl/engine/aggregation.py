@@ -20,7 +20,7 @@ from privfl.privacy.door.log import DoorLog
 
 
 @dataclass
-class Sums:
+class CohortSums:
     """What arrived from a cohort: sums of the uploads, who sent them with what weight, and why uploads are missing.
 
     ``weight`` is Σ of the weights of the uploads that arrived; ``aborted``: a secure sum was given up, nothing arrived.
@@ -34,18 +34,18 @@ class Sums:
     aborted: bool = False
 
 
-class Adder(Protocol):
-    """What adds uploads up: in clear (:class:`PlainAdder`) or so that nobody sees the summands."""
+class Aggregator(Protocol):
+    """What adds uploads up: in clear (:class:`PlainAggregator`) or so that nobody sees the summands."""
 
     def add(self, client: int, upload: Tensors, factor: float) -> str:
         """Take one client's upload; why it cannot be used, empty if it can."""
 
-    def close(self, sums: Sums) -> None:
+    def close(self, sums: CohortSums) -> None:
         """Write what came together to ``sums``."""
 
 
 @dataclass
-class PlainAdder:
+class PlainAggregator:
     """Adds ``fields`` as they are, weighted ones times their client's factor.
 
     ``wide`` sums are float64: where noise is added to a sum, its rounding must not depend on single clients.
@@ -74,7 +74,7 @@ class PlainAdder:
                 self._total[name] = (value.double() if self.wide else value) * scale
         return ""
 
-    def close(self, sums: Sums) -> None:
+    def close(self, sums: CohortSums) -> None:
         """Fields combined ``each`` come out as [m, ...], by ascending client number as everything else."""
         order = sorted(range(len(self._members)), key=self._members.__getitem__)
         apart = {name: torch.stack([values[place] for place in order]) for name, values in self._apart.items()}
@@ -84,30 +84,30 @@ class PlainAdder:
         sums.weight = sum(self._factors)
 
 
-def add_up(
+def aggregate_uploads(
     results: Iterable[ClientResult],
-    adder: Adder,
+    aggregator: Aggregator,
     factors: Mapping[int, float],
     kept: MutableMapping[int, Tensors],
     check: Callable[[int, DoorLog], None],
-) -> Sums:
-    """Let ``adder`` add ``results`` up with their clients' factors; what clients keep goes to ``kept``.
+) -> CohortSums:
+    """Let ``aggregator`` add ``results`` up with their clients' factors; what clients keep goes to ``kept``.
 
     ``check`` is called with every client and its door's log, and raises if more left the client than was charged.
     """
-    sums = Sums()
+    sums = CohortSums()
     keeps: dict[int, Tensors] = {}
     for result in results:
         check(result.client, result.log)
         if result.upload is None:
             sums.problems[result.dropped] += 1
             continue
-        problem = adder.add(result.client, result.upload, factors[result.client])
+        problem = aggregator.add(result.client, result.upload, factors[result.client])
         if problem:
             sums.problems[problem] += 1
         elif result.kept:
             keeps[result.client] = result.kept
-    adder.close(sums)
+    aggregator.close(sums)
     for client in sums.members:  # a round that is given up leaves clients as they were, too
         if client in keeps:
             kept[client] = {**kept.get(client, {}), **keeps[client]}

@@ -22,7 +22,7 @@ from privfl.algorithms.base import Tensors
 from privfl.engine.loop import LoopEngine
 from privfl.engine.memory import largest_chunk
 from privfl.engine.vectorised import VectorisedEngine
-from privfl.engine.workspace import ClientResult
+from privfl.engine.workspace import ClientResult, RoundContext
 from privfl.errors import PrivflError
 from privfl.federation.task import ClientIndex, Task
 from privfl.privacy.clipping.per_sample import GradSampleMode
@@ -51,7 +51,9 @@ class Choice:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def build(self, loop: LoopEngine, way: GradSampleMode | None) -> Engine:
-        """The engine, around ``loop``."""
+        """The engine, around ``loop``; it notes why another one was refused."""
+        if self.refused:
+            loop.notes.append(self.reason)
         return loop if self.chunk is None else VectorisedEngine(loop, self.chunk, way)
 
     def to_dict(self) -> dict[str, Any]:
@@ -181,8 +183,8 @@ def _ids(loop: LoopEngine, clients: int) -> list[int]:
 
 
 def _train(engine: Engine, received: Tensors, ids: list[int]) -> list[ClientResult]:
-    source = NoiseSource.from_key(0)  # the noise of public random values is no secret
-    return list(engine.train(ids, received, {}, round=0, seed=0, source=source))
+    context = RoundContext(0, 0, NoiseSource.from_key(0), {})  # the noise of public random values is no secret
+    return list(engine.train(ids, received, context))
 
 
 def _uploads(engine: Engine, received: Tensors) -> list[ClientResult]:

@@ -7,7 +7,7 @@ of workers and memory does not grow with the cohort.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from types import TracebackType
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Tensors, overrides
-from privfl.engine.workspace import ClientResult, Phase, Workspace, cores, send
+from privfl.engine.workspace import ClientResult, Phase, RoundContext, Workspace, cores, send
 from privfl.federation.task import Task
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.clipping.per_sample import GradSampleMode, sums_directly
@@ -25,8 +25,6 @@ from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.client_door import ClientDoor
 from privfl.privacy.door.precision import Precision, matrix_products
 from privfl.privacy.loss import is_coupled
-from privfl.privacy.noise.source import NoiseSource
-from privfl.randomness import torch_stream
 
 ROWS_PER_EVALUATION = 1000
 DIRECT_FROM = 1 << 16
@@ -85,21 +83,13 @@ class LoopEngine:
         self._products.__exit__(kind, error, trace)
 
     def train(
-        self,
-        cohort: Iterable[int],
-        received: Tensors,
-        kept: Mapping[int, Tensors],
-        *,
-        round: int,
-        seed: int,
-        source: NoiseSource,
-        phase: Phase | None = None,
+        self, cohort: Iterable[int], received: Tensors, context: RoundContext, phase: Phase | None = None
     ) -> Iterator[ClientResult]:
         """The results of ``cohort``, in its order; ``phase`` is the algorithm itself unless a survey is given."""
         does = phase or self.phase
 
         def one(space: Workspace, client: int) -> ClientResult:
-            return self._train_one(space, client, does, received, kept, round, seed, source)
+            return self._train_one(space, client, does, received, context)
 
         return self._with_space(one, cohort)
 
@@ -139,19 +129,11 @@ class LoopEngine:
         return self.in_order(with_space, items)
 
     def _train_one(
-        self,
-        space: Workspace,
-        client: int,
-        phase: Phase,
-        received: Tensors,
-        kept: Mapping[int, Tensors],
-        round: int,
-        seed: int,
-        source: NoiseSource,
+        self, space: Workspace, client: int, phase: Phase, received: Tensors, context: RoundContext
     ) -> ClientResult:
         task, algorithm, channel = self.task, phase.algorithm, phase.channel
-        training, rows = self.training.in_round(round), task.clients[client]
-        slot = phase.slot(client, rows, training, received, round=round, seed=seed, source=source)
+        training, rows = self.training.in_round(context.number), task.clients[client]
+        slot = phase.slot(client, rows, training, received, context)
         door = ClientDoor(
             slot,
             task.inputs,
@@ -163,9 +145,9 @@ class LoopEngine:
             channel.statistics,
             self.precision,
         )
-        space.start(torch_stream(seed, "dropout", round, client, device=self.device))
+        space.start(context.stream("dropout", client, self.device))
         with torch.no_grad():
-            local = algorithm.begin(received, phase.kept(client, kept), training)
+            local = algorithm.begin(received, phase.kept(client, context.kept), training)
             space.own.load(local["parameters"])
             local["parameters"] = space.own.flat
             if overrides(algorithm, "prepare"):
@@ -176,7 +158,7 @@ class LoopEngine:
                 algorithm.conclude(local, received, door.everything(), door, training)
             upload = _apart(algorithm.finish(local, received, training), space.own.flat)
         keeps = {name: local[name].clone() for name in algorithm.keeps}
-        noise = source.stream("channel" + phase.label, round, client)
+        noise = context.noise("channel" + phase.label, client)
         return send(channel, client, upload, keeps, slot.log, noise, received["parameters"])
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Tensors
-from privfl.engine.aggregation import Sums
+from privfl.engine.aggregation import CohortSums
 from privfl.engine.workspace import Phase, cores
 from privfl.privacy.channel.secure_encoding import WEIGHT
 from privfl.privacy.noise.source import NoiseSource
@@ -17,7 +17,7 @@ OUT_OF_RANGE = "sent a number beyond the range of the secure sum"
 GIVEN_UP = "took part in a secure sum that was given up"
 
 
-class SecureAdder:
+class SecureAggregator:
     """Encodes each upload at its client and submits it to one session; memory is that of one upload.
 
     Every client asked is a member of the session, so its keys and shares are exchanged before anybody trains; who then
@@ -64,7 +64,7 @@ class SecureAdder:
             self.factors[client] = factor
         return ""
 
-    def close(self, sums: Sums) -> None:
+    def close(self, sums: CohortSums) -> None:
         """Open the sum; with too few survivors there is none, and the round is given up."""
         try:
             total, survivors = self.sum.close()

@@ -7,7 +7,7 @@ draws its batches, drop-out masks, sampling coins and noise from the same stream
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -18,15 +18,13 @@ from torch.func import vmap
 from privfl.algorithms.base import Algorithm, Tensors, overrides
 from privfl.engine.dropout import StreamDropout
 from privfl.engine.loop import LoopEngine
-from privfl.engine.workspace import ClientResult, Phase, Workspace, send
+from privfl.engine.workspace import ClientResult, Phase, RoundContext, Workspace, send
 from privfl.errors import ConfigError
 from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.clipping.stacked import StackedGradients
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.cohort_door import CohortDoor
 from privfl.privacy.door.contract import Batch, ClientSlot, Door
-from privfl.privacy.noise.source import NoiseSource
-from privfl.randomness import torch_stream
 
 Work = Callable[[Tensors, Tensors, Batch, Door, LocalTraining], None]
 """A method of an algorithm that works on one client's state and a batch."""
@@ -63,15 +61,7 @@ class VectorisedEngine:
         return self.loop.logits(parameters, inputs)
 
     def train(
-        self,
-        cohort: Iterable[int],
-        received: Tensors,
-        kept: Mapping[int, Tensors],
-        *,
-        round: int,
-        seed: int,
-        source: NoiseSource,
-        phase: Phase | None = None,
+        self, cohort: Iterable[int], received: Tensors, context: RoundContext, phase: Phase | None = None
     ) -> Iterator[ClientResult]:
         """The results of ``cohort``, clients with more work first, so that chunks hold clients alike.
 
@@ -80,13 +70,12 @@ class VectorisedEngine:
         does = phase or self.loop.phase
 
         def slot(client: int) -> ClientSlot:
-            rows, training = self.loop.task.clients[client], self.loop.training
-            return does.slot(client, rows, training, received, round=round, seed=seed, source=source)
+            return does.slot(client, self.loop.task.clients[client], self.loop.training, received, context)
 
         def work(chunk: Sequence[ClientSlot]) -> list[ClientResult]:
             stack = self._stacks.get()
             try:
-                return self._train_chunk(stack, chunk, does, received, kept, round, seed, source)
+                return self._train_chunk(stack, chunk, does, received, context)
             except (RuntimeError, MemoryError) as error:
                 if not _out_of_memory(error) or len(chunk) == 1:
                     raise
@@ -94,7 +83,9 @@ class VectorisedEngine:
                 self._stacks.put(stack)
             half = len(chunk) // 2
             self.chunk = min(self.chunk, half)
-            self.notes.append(f"memory ran out with {len(chunk)} clients at once; {half} from round {round} on")
+            self.notes.append(
+                f"memory ran out with {len(chunk)} clients at once; {half} from round {context.number} on"
+            )
             again = [slot(one.client) for one in chunk]
             return [result for part in (again[:half], again[half:]) for result in work(part)]
 
@@ -110,21 +101,12 @@ class VectorisedEngine:
         return [ordered[first : first + self.chunk] for first in range(0, len(ordered), self.chunk)]
 
     def _train_chunk(
-        self,
-        stack: Stack,
-        slots: Sequence[ClientSlot],
-        phase: Phase,
-        received: Tensors,
-        kept: Mapping[int, Tensors],
-        round: int,
-        seed: int,
-        source: NoiseSource,
+        self, stack: Stack, slots: Sequence[ClientSlot], phase: Phase, received: Tensors, context: RoundContext
     ) -> list[ClientResult]:
-        loop, algorithm, training = self.loop, phase.algorithm, self.loop.training.in_round(round)
+        loop, algorithm, training = self.loop, phase.algorithm, self.loop.training.in_round(context.number)
         streams = []
         if stack.dropout:
-            device = loop.device
-            streams = [torch_stream(seed, "dropout", round, slot.client, device=device) for slot in slots]
+            streams = [context.stream("dropout", slot.client, loop.device) for slot in slots]
 
         def announce(counts: Sequence[int]) -> None:
             for layer in stack.dropout:
@@ -142,7 +124,7 @@ class VectorisedEngine:
             loop.precision,
         )
         with torch.no_grad():
-            begun = [algorithm.begin(received, phase.kept(one.client, kept), training) for one in slots]
+            begun = [algorithm.begin(received, phase.kept(one.client, context.kept), training) for one in slots]
             local = {name: _stacked([tensors[name] for tensors in begun]) for name in begun[0]}
             del begun
             self._train(door, local, received, algorithm, training)
@@ -151,7 +133,7 @@ class VectorisedEngine:
         for place, slot in enumerate(slots):
             upload = {name: value[place] for name, value in uploads.items()}
             keeps = {name: local[name][place].clone() for name in algorithm.keeps}
-            noise = source.stream("channel" + phase.label, round, slot.client)
+            noise = context.noise("channel" + phase.label, slot.client)
             results.append(send(phase.channel, slot.client, upload, keeps, slot.log, noise, received["parameters"]))
         return results
 

@@ -68,6 +68,31 @@ class Workspace:
 
 
 @dataclass(frozen=True)
+class RoundContext:
+    """The round that is going on, as everybody sees it who trains for it.
+
+    Args:
+        number: of the round, from 0.
+        seed: root of the experiment's randomness.
+        source: of privacy noise.
+        kept: what clients keep between rounds, by client; who has kept nothing yet is missing.
+    """
+
+    number: int
+    seed: int
+    source: NoiseSource
+    kept: dict[int, Tensors]
+
+    def stream(self, use: str, client: int, device: torch.device | str = "cpu") -> torch.Generator:
+        """Random numbers of the experiment for ``client`` in this round."""
+        return torch_stream(self.seed, use, self.number, client, device=device)
+
+    def noise(self, use: str, client: int) -> NoiseStream:
+        """Privacy noise for ``client`` in this round."""
+        return self.source.stream(use, self.number, client)
+
+
+@dataclass(frozen=True)
 class Phase:
     """What a cohort does in one go: an algorithm (or its survey), and the channel that its uploads pass.
 
@@ -87,28 +112,28 @@ class Phase:
         return {**self.algorithm.initial_kept(client), **own}
 
     def slot(
-        self,
-        client: int,
-        rows: Tensor,
-        training: LocalTraining,
-        received: Tensors,
-        *,
-        round: int,
-        seed: int,
-        source: NoiseSource,
+        self, client: int, rows: Tensor, training: LocalTraining, received: Tensors, context: RoundContext
     ) -> ClientSlot:
         """``client``'s place at a door: its ``rows``, its plan and its streams of this round."""
         algorithm, private, draws, totals = self.algorithm, None, Draws(), None
         if self.channel.dpsgd is not None:
-            private = source.stream("door" + self.label, round, client)
+            private = context.noise("door" + self.label, client)
         if self.channel.statistics:
-            totals = source.stream("totals" + self.label, round, client)
+            totals = context.noise("totals" + self.label, client)
         uniform, normal = algorithm.draws()
         if uniform or normal:
-            draws = Draws(uniform, normal, torch_stream(seed, "algorithm", round, client))
+            draws = Draws(uniform, normal, context.stream("algorithm", client))
         plan = algorithm.plan(private_plan(training, self.channel.dpsgd, client), received)
-        shuffle = torch_stream(seed, "batches", round, client)
-        return ClientSlot(client, rows, plan, shuffle, private, draws, totals)
+        return ClientSlot(client, rows, plan, context.stream("batches", client), private, draws, totals)
+
+
+def phases_of(algorithm: Algorithm, channel: RoundChannel, label: str = "") -> list[Phase]:
+    """What a round consists of, in order, a survey's own survey first; ``channel`` is that of the training phase."""
+    phase = Phase(algorithm, channel, label)
+    survey = algorithm.survey()
+    if survey is None:
+        return [phase]
+    return [*phases_of(survey.on(algorithm.setting), channel.survey(survey.fields()), label + " survey"), phase]
 
 
 @dataclass(frozen=True)

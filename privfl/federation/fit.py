@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from privfl.errors import ConfigError, PrivflError
+from privfl.models.flat_network import Layout
 from privfl.privacy.loss import Loss, is_coupled
 from privfl.validation import said
 
@@ -24,7 +25,7 @@ def check_builder(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     """``build``, if it is a function that builds a new model in every call.
 
     Raises:
-        ConfigError: it is a model, needs arguments, or returns what it returned before.
+        ConfigError: it is a model, needs arguments, or returns what it returned before or what cannot be trained.
     """
     if isinstance(build, nn.Module):
         raise ConfigError(
@@ -42,6 +43,7 @@ def check_builder(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     for one in (first, second):
         if not isinstance(one, nn.Module):
             raise ConfigError(f"model is {said(build)}, which returned {said(one)}; let it return a torch.nn.Module")
+    Layout.of(first)
     if not set(first.parameters()).isdisjoint(second.parameters()):
         raise ConfigError(f"model is {said(build)}, which returned the same parameters twice; let it build new ones")
     return build
@@ -82,5 +84,5 @@ def _try(what: str, mend: str, shape: tuple[int, ...], function: Callable[..., A
         reason = " ".join(str(error).split())
         raise ConfigError(f"{what} fails with {type(error).__name__}: {reason}; {mend}") from error
     if not isinstance(found, Tensor) or found.shape != shape or not found.is_floating_point():
-        answer = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else said(found)
-        raise ConfigError(f"{what} gives {answer} for {shape[0]} samples, where {shape} is needed; {mend}")
+        answer = f"{found.dtype} of shape {tuple(found.shape)}" if isinstance(found, Tensor) else said(found)
+        raise ConfigError(f"{what} gives {answer} for {shape[0]} samples, where floats {shape} are needed; {mend}")

@@ -8,17 +8,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from privfl.algorithms.base import Algorithm
 from privfl.description import describe
-from privfl.engine.aggregation import Sums
+from privfl.engine.aggregation import CohortSums
 from privfl.engine.workspace import ClientResult, Phase
-from privfl.federation.availability import Availability
-from privfl.federation.cohorts import Cohort
 from privfl.federation.task import Task
 from privfl.models import NamedModel
 from privfl.privacy.accounting.release import OBSERVERS, Observer
-from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.settings import Privacy
+from privfl.simulation.plan import RunSettings
 from privfl.simulation.run_directory import write_whole
 from privfl.simulation.transcript import (
     FOLDER,
@@ -42,30 +38,22 @@ def recorded_observers(record: bool | Observer | Sequence[Observer]) -> tuple[Ob
     return tuple(name for name in OBSERVERS if name in named)
 
 
-def public_facts(
-    task: Task,
-    algorithm: Algorithm,
-    training: LocalTraining,
-    privacy: Privacy,
-    cohort: Cohort,
-    availability: Availability,
-    rounds: int,
-) -> PublicFacts:
+def public_facts(run: RunSettings) -> PublicFacts:
     """What everybody knows of a run with these settings; the key that fixes its noise is not told."""
-    factory = task.model
+    task, algorithm, factory = run.task, run.algorithm, run.task.model
     return PublicFacts(
         dataset=task.name,
         algorithm={**describe(algorithm), "name": algorithm.name},
-        training=describe(training),
-        privacy=describe(replace(privacy, noise_key=None)),
-        cohort=describe(cohort),
-        availability=describe(availability),
+        training=describe(run.training),
+        privacy=describe(replace(run.privacy, noise_key=None)),
+        cohort=describe(run.cohort),
+        availability=describe(run.availability),
         model=task.model_name,
         model_options=dict(factory.options) if isinstance(factory, NamedModel) else None,
         input_shape=tuple(task.inputs.shape[1:]),
         classes=task.classes,
         clients=len(task.clients),
-        rounds=rounds,
+        rounds=run.schedule.rounds,
         vocabulary=task.vocabulary,
         loss=getattr(task.loss, "__name__", type(task.loss).__name__),
     )
@@ -111,7 +99,7 @@ class Recorder:
                 self._uploads[result.client] = _copies(result.upload)
             yield result
 
-    def exchanged(self, phase: Phase, received: Tensors, factors: Mapping[int, float], sums: Sums) -> None:
+    def exchanged(self, phase: Phase, received: Tensors, factors: Mapping[int, float], sums: CohortSums) -> None:
         """Note a phase whose clients ``received`` a broadcast and were weighted by ``factors``: it came to ``sums``."""
         if "server" not in self.observers:
             return

@@ -184,20 +184,13 @@ def hardest(gradients: Sequence[Mapping[float, int]]) -> list[dict[float, int]]:
 
 
 class RoundCosts:
-    """What the uploads of one round cost, known before the round runs; the doors' own logs are held to it."""
+    """What the uploads of a phase cost, known before the round runs; the doors' own logs are held to it."""
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        training: LocalTraining,
-        channel: RoundChannel,
-        received: Tensors,
-        *,
-        sends: bool = True,
-    ) -> None:
-        """``sends``: whether any phase of the round sends something."""
-        self.remembered = sends and bool(algorithm.keeps)
-        self.algorithm, self.training, self.channel, self.received = algorithm, training, channel, received
+    def __init__(self, phase: Phase, training: LocalTraining, received: Tensors, *, sends: bool = True) -> None:
+        """``phase`` as its clients ``received`` their orders; ``sends``: whether any phase of the round sends."""
+        self.phase, self.training, self.received = phase, training, received
+        self.algorithm, self.channel = phase.algorithm, phase.channel
+        self.remembered = sends and bool(phase.algorithm.keeps)
         self._logs: dict[tuple[float, float], DoorLog] = {}
 
     def of(

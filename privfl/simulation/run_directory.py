@@ -68,30 +68,6 @@ class Checkpoint:
     meta: dict[str, Any]
 
 
-def state_tensors(server: Mapping[str, Tensor], kept: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The states of the server and of the clients as the tensors of a checkpoint."""
-    tensors = {f"server/{name}": tensor for name, tensor in server.items()}
-    for client, own in kept.items():
-        tensors |= {f"kept/{client}/{name}": tensor for name, tensor in own.items()}
-    return tensors
-
-
-def split_state(
-    tensors: Mapping[str, Tensor], device: torch.device
-) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
-    """The states of the server and of the clients, on ``device``, that :func:`state_tensors` put together."""
-    server: dict[str, Tensor] = {}
-    kept: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        kind, path = name.split("/", 1)
-        if kind == "server":
-            server[path] = tensor.to(device)
-        else:
-            client, own = path.split("/", 1)
-            kept.setdefault(int(client), {})[own] = tensor.to(device)
-    return server, kept
-
-
 class RunDirectory:
     """The files of one run under ``path``."""
 

@@ -9,23 +9,23 @@ import numpy as np
 
 from privfl.data.partitions import PartitionReport
 from privfl.errors import DataError
-from privfl.simulation.run_directory import Metrics
-from privfl.simulation.simulation import Simulation
+from privfl.simulation.callbacks import Simulation
+from privfl.simulation.run_directory import Metrics, RunDirectory
 
 FILE = "clients.json"
 
 
 def record_clients(simulation: Simulation, line: Metrics) -> None:
-    """An observer of ``simulate`` that writes ``clients.json`` once: how many examples of each class a client holds.
+    """A callback of ``simulate`` that writes ``clients.json`` once: how many examples of each class a client holds.
 
     These are true counts. They are for whoever runs the simulation, and covered by no statement.
     """
-    report, directory = simulation.task.report, simulation.directory
-    if report is None or directory is None or (directory.path / FILE).exists():
+    report, path = simulation.task.report, simulation.path
+    if report is None or path is None or (path / FILE).exists():
         return
     arrays = {name: getattr(report, name).tolist() for name in ("counts", "label_entropy", "distance_to_pool")}
     numbers = {name: int(getattr(report, name)) for name in ("available", "distinct", "shared")}
-    directory.write_json(FILE, arrays | numbers)
+    RunDirectory(path).write_json(FILE, arrays | numbers)
 
 
 def read_clients(folder: Path) -> PartitionReport | None:

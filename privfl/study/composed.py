@@ -10,9 +10,10 @@ from typing import Any
 from privfl.algorithms import Algorithm
 from privfl.description import describe
 from privfl.federation.task import Task
+from privfl.simulation.callbacks import Callback
 from privfl.simulation.result import Run
 from privfl.simulation.settings import Schedule
-from privfl.simulation.simulation import Callback, simulate
+from privfl.simulation.simulation import simulate
 
 
 @dataclass(frozen=True)

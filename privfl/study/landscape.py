@@ -19,11 +19,13 @@ from torch import Tensor
 from torch.func import functional_call
 
 from privfl.algorithms.personal.interpolation import mix
+from privfl.engine.workspace import RoundContext
 from privfl.errors import ConfigError
 from privfl.federation.task import ClientIndex, Task
 from privfl.models.flat_network import Layout
 from privfl.privacy.door.contract import ROWS_AT_ONCE
-from privfl.simulation.simulation import Simulation
+from privfl.privacy.noise.source import NoiseSource
+from privfl.simulation.callbacks import Simulation
 from privfl.study.plots import COLOURS, DASHES
 from privfl.validation import check_count
 
@@ -177,19 +179,13 @@ def landscape(
 
 
 def corners(simulation: Simulation, client: int) -> tuple[Tensor, Tensor, Tensor]:
-    """w^g, and ``client``'s w^f and w^l after one local round from it; for observers, whose engine still runs.
+    """w^g, and ``client``'s w^f and w^l after one local round from it; for callbacks, whose engine still runs.
 
-    Nothing is sent or kept: the round is trained and forgotten.
+    Nothing is sent or kept: the round is trained with noise of its own, if with any, and forgotten.
     """
     received = simulation.algorithm.broadcast(simulation.algorithm.turn(simulation.server, simulation.round))
-    (result,) = simulation.engine.train(
-        [client],
-        received,
-        simulation.kept,
-        round=simulation.round,
-        seed=simulation.schedule.seed,
-        source=simulation.source,
-    )
+    context = RoundContext(simulation.round, simulation.schedule.seed, NoiseSource.from_os(), simulation.kept)
+    (result,) = simulation.engine.train([client], received, context)
     if result.upload is None:
         raise ConfigError(f"client {client} could not be trained ({result.dropped}); choose another one")
     start = simulation.server["parameters"]

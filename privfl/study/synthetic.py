@@ -18,8 +18,8 @@ from privfl.metrics.classification import classification
 from privfl.metrics.generative import frechet_distance, kernel_distance
 from privfl.models import Network, build
 from privfl.models.flat_network import flatten
+from privfl.simulation.callbacks import Simulation
 from privfl.simulation.run_directory import Metrics
-from privfl.simulation.simulation import Simulation
 
 ROWS_AT_ONCE = 1000
 GAP = 1
@@ -57,7 +57,7 @@ class SyntheticSet:
 
 @dataclass
 class Gallery:
-    """Keeps the synthetic images of a run: give it to ``simulate`` as an observer.
+    """Keeps the synthetic images of a run: give it to ``simulate`` as a callback.
 
     Args:
         every: rounds between two kept sets; the first and the last round are kept too.

@@ -10,6 +10,7 @@ import privfl as pf
 from privfl.algorithms.base import Survey
 from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
+from privfl.engine.workspace import RoundContext
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
@@ -26,14 +27,8 @@ def results(task, algorithm, *, chunk=None, dpsgd=None, statistics=(), received=
     way = None if dpsgd is None else "layers"
     with LoopEngine(task, algorithm, training, channel, way=way, workers=1) as loop:
         engine = loop if chunk is None else VectorisedEngine(loop, chunk, way)
-        found = engine.train(
-            range(len(SIZES)),
-            received or {"parameters": initial(task)},
-            {},
-            round=2,
-            seed=1,
-            source=NoiseSource.from_key(4),
-        )
+        context = RoundContext(2, 1, NoiseSource.from_key(4), {})
+        found = engine.train(range(len(SIZES)), received or {"parameters": initial(task)}, context)
         return {result.client: result for result in found}
 
 

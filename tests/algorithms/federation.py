@@ -14,6 +14,7 @@ from privfl.algorithms import Algorithm
 from privfl.algorithms.base import Tensors
 from privfl.data.catalog import load_dataset
 from privfl.engine.loop import ClientResult, LoopEngine
+from privfl.engine.workspace import RoundContext
 from privfl.federation.task import ClientIndex, Task, cross_entropy
 from privfl.models import Network
 from privfl.models.flat_network import flatten
@@ -71,7 +72,7 @@ def uploads(
     way = None if dpsgd is None else "layers"
     chosen = range(len(task.clients)) if clients is None else clients
     with LoopEngine(task, algorithm, training or LocalTraining(), channel, way=way, workers=1) as engine:
-        return list(engine.train(chosen, received, {}, round=round, seed=seed, source=NoiseSource.from_key(seed)))
+        return list(engine.train(chosen, received, RoundContext(round, seed, NoiseSource.from_key(seed), {})))
 
 
 def uploads_of_rounds(task: Task, algorithm: Algorithm, received: Tensors, rounds: int) -> list[list[ClientResult]]:
@@ -83,9 +84,7 @@ def uploads_of_rounds(task: Task, algorithm: Algorithm, received: Tensors, round
         NoiseSource.from_key(0),
     )
     with LoopEngine(task, algorithm, LocalTraining(), channel, workers=1) as engine:
-        return [
-            list(engine.train(everybody, received, {}, round=round, seed=0, source=source)) for round in range(rounds)
-        ]
+        return [list(engine.train(everybody, received, RoundContext(round, 0, source, {}))) for round in range(rounds)]
 
 
 def initial(task: Task) -> Tensor:

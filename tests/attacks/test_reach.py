@@ -17,6 +17,9 @@ FOLDER = Path(attacks.__file__).parent
 VICTIMS = (
     "privfl.federation.task",
     "privfl.simulation.simulation",
+    "privfl.simulation.plan",
+    "privfl.simulation.state",
+    "privfl.simulation.callbacks",
     "privfl.engine",
     "privfl.data.partitions",
     "privfl.experiment",

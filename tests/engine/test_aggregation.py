@@ -5,8 +5,8 @@ import torch
 
 import privfl as pf
 from privfl.algorithms import FedAvg
-from privfl.engine.aggregation import PlainAdder, Sums
-from privfl.engine.secure_aggregation import SecureAdder
+from privfl.engine.aggregation import CohortSums, PlainAggregator
+from privfl.engine.secure_aggregation import SecureAggregator
 from privfl.engine.workspace import Phase
 from privfl.privacy.channel.channel import ChannelSpec
 from privfl.privacy.channel.field import Field
@@ -18,21 +18,21 @@ TINY = 2.0**-26
 """Less than half of what separates 1 from the next float32: added to it one by one, it is lost each time."""
 
 
-def summed(adder):
+def summed(aggregator):
     """One client with a large number, then many with a tiny one."""
     for client in range(MANY):
-        adder.add(client, {"update": torch.tensor([1.0 if client == 0 else TINY])}, 1.0)
-    sums = Sums()
-    adder.close(sums)
+        aggregator.add(client, {"update": torch.tensor([1.0 if client == 0 else TINY])}, 1.0)
+    sums = CohortSums()
+    aggregator.close(sums)
     return sums.total["update"]
 
 
 def test_a_sum_that_noise_is_added_to_does_not_lose_a_client_to_rounding():
     """What one client moves a sum by must be what it sent, or the noise is calibrated to something else."""
-    wide = summed(PlainAdder((Field("update"),), wide=True))
+    wide = summed(PlainAggregator((Field("update"),), wide=True))
     assert wide.dtype == torch.float64
     assert float(wide) == 1.0 + (MANY - 1) * TINY
-    assert float(summed(PlainAdder((Field("update"),)))) == 1.0
+    assert float(summed(PlainAggregator((Field("update"),)))) == 1.0
 
 
 def test_channels_that_noise_sums_at_the_server_say_so():
@@ -48,11 +48,13 @@ def test_channels_that_noise_sums_at_the_server_say_so():
 def test_an_opened_secure_sum_is_wide_until_its_noise_is_added():
     channel = ChannelSpec.of((pf.Clip(2.0), pf.SecureSum(mode="ideal"), pf.GaussianNoise(1.0)), (Field("update"),))
     channel = channel.for_run(1, 5.0, ParticipationPattern(1, 1, 1), False).in_round(0, 5, {})
-    adder = SecureAdder(Phase(FedAvg(), channel), [*range(5)], [1] * 5, torch.zeros(1), NoiseSource.from_key(1))
+    aggregator = SecureAggregator(
+        Phase(FedAvg(), channel), [*range(5)], [1] * 5, torch.zeros(1), NoiseSource.from_key(1)
+    )
     for client in range(5):
-        assert adder.add(client, {"update": torch.tensor([0.3 + 0.1 * client])}, 1.0) == ""
-    sums = Sums()
-    adder.close(sums)
+        assert aggregator.add(client, {"update": torch.tensor([0.3 + 0.1 * client])}, 1.0) == ""
+    sums = CohortSums()
+    aggregator.close(sums)
     assert sums.total["update"].dtype == torch.float64
     assert sums.members == [*range(5)]
     step = channel.secure_encoding.encoding.step["update"]

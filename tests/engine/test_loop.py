@@ -11,6 +11,7 @@ from privfl.algorithms import FedAvg
 from privfl.engine import workspace
 from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.engine.loop import LoopEngine
+from privfl.engine.workspace import RoundContext
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import LocalTraining
@@ -37,7 +38,7 @@ def engine(task, workers, dpsgd=None, algorithm=None):
 def results(task, workers, dpsgd=None, cohort=range(9), algorithm=None):
     received = {"parameters": flatten(task.model(0))}
     with engine(task, workers, dpsgd, algorithm) as running:
-        return list(running.train(cohort, received, {}, round=2, seed=1, source=NoiseSource.from_key(4)))
+        return list(running.train(cohort, received, RoundContext(2, 1, NoiseSource.from_key(4), {})))
 
 
 @pytest.mark.parametrize("dpsgd", [None, pf.DPSGD(noise_multiplier=1.0, sample_rate=0.3)], ids=["plain", "private"])

@@ -20,6 +20,7 @@ import privfl as pf
 from privfl.algorithms import Algorithm, FedAvg, FedProx, Local, NaiveFedSampling
 from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
+from privfl.engine.workspace import RoundContext
 from privfl.errors import ConfigError
 from privfl.federation.task import ClientIndex, Task
 from privfl.models import Network, build, models
@@ -70,10 +71,10 @@ def trained(task, algorithm, *, dpsgd=None, way=None, workers=1, chunk=None, tra
     channel = RoundChannel.bare(algorithm.fields(), dpsgd)
     state = {**algorithm.start(flatten(task.model(0))), "rate": torch.tensor(0.2, dtype=torch.float64)}
     received = algorithm.broadcast(state) if received is None else received
-    settings = {"round": 3, "seed": 1, "source": NoiseSource.from_key(4)}
+    context = RoundContext(3, 1, NoiseSource.from_key(4), {})
     with LoopEngine(task, algorithm, training, channel, way=way, workers=workers) as loop:
         engine = loop if chunk is None else VectorisedEngine(loop, chunk, way)
-        results = list(engine.train(range(len(task.clients)), received, {}, **settings))
+        results = list(engine.train(range(len(task.clients)), received, context))
     assert len(results) == len(task.clients)
     return {result.client: result for result in results}
 
@@ -413,7 +414,7 @@ def test_when_memory_runs_out_the_chunk_is_halved_and_nothing_changes(task):
     received = {"parameters": flatten(task.model(0))}
     with LoopEngine(scarce, FedAvg(), TRAINING, channel, way="layers", workers=1) as loop:
         engine = VectorisedEngine(loop, 7, "layers")
-        results = list(engine.train(range(7), received, {}, round=3, seed=1, source=NoiseSource.from_key(4)))
+        results = list(engine.train(range(7), received, RoundContext(3, 1, NoiseSource.from_key(4), {})))
     assert_same(expected, {result.client: result for result in results}, absolute=STEP_OF_THE_GRID)
     assert engine.chunk == 1
     assert engine.notes == [

@@ -14,6 +14,7 @@ from privfl.algorithms import FedAvg
 from privfl.engine.layouts import lay_channels_innermost
 from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
+from privfl.engine.workspace import RoundContext
 from privfl.models import Network
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import RoundChannel
@@ -63,7 +64,7 @@ def operators(kind, privacy):
 
         submit = loop._pool.submit
         loop._pool.submit = lambda work, *items: submit(on_the_worker(work), *items)
-        list(engine.train(range(CLIENTS), received, {}, round=0, seed=0, source=NoiseSource.from_key(1)))
+        list(engine.train(range(CLIENTS), received, RoundContext(0, 0, NoiseSource.from_key(1), {})))
     return counter.operators / (CLIENTS * 4)
 
 

@@ -11,7 +11,10 @@ import torch
 import privfl as pf
 from privfl.algorithms import FedAvg
 from privfl.errors import ConfigError
+from privfl.privacy.accounting.ledger import Ledger
+from privfl.privacy.sizes.responses import SizeResponses
 from privfl.simulation.checks import pick_device
+from privfl.simulation.run_directory import RunDirectory
 
 CELLS = [(unit, observer) for unit in ("sample", "client") for observer in ("server", "public")]
 
@@ -236,14 +239,15 @@ def test_a_client_beyond_the_response_range_is_a_warning(task):
 
 
 @pytest.mark.parametrize("refresh", ["once", "every_round", 3])
-def test_every_fresh_size_answer_is_charged_also_when_clients_come_and_go(task, refresh):
+def test_every_fresh_size_answer_is_charged_also_when_clients_come_and_go(task, refresh, tmp_path):
     seen = {}
 
     def look(simulation, line):
-        responses = simulation.sizes.responses
+        meta = RunDirectory(simulation.path).checkpoint().meta
+        responses = SizeResponses.from_state(meta["sizes"])
         given = dict(zip(responses._clients.tolist(), responses._given.tolist(), strict=True))
         charged = dict.fromkeys(range(6), 0)
-        for clients, history in simulation.ledger.histories("client", "server"):
+        for clients, history in Ledger.from_state(meta["ledger"]).histories("client", "server"):
             for release, count in history.items():
                 if release.name == "size response":
                     charged |= dict.fromkeys(clients.tolist(), count)
@@ -252,7 +256,16 @@ def test_every_fresh_size_answer_is_charged_also_when_clients_come_and_go(task, 
     size = pf.LaplaceSize(epsilon=2, bound=500, lower=100, refresh=refresh)
     privacy = pf.Privacy(size=size, max_size_error=50)
     for algorithm in (pf.FedSampling(300), FedAvg(weighting="scheme-2")):
-        pf.simulate(task, algorithm, rounds=9, privacy=privacy, availability=pf.Bernoulli(0.5), callbacks=[look])
+        pf.simulate(
+            task,
+            algorithm,
+            rounds=9,
+            privacy=privacy,
+            availability=pf.Bernoulli(0.5),
+            execution=pf.Execution(checkpoint_seconds=0.0),
+            out=tmp_path / algorithm.name,
+            callbacks=[look],
+        )
         for given, charged in seen.values():
             assert given == charged
         assert (max(seen[8][0].values()) > 1) == (refresh != "once")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import privfl as pf
-from privfl.engine.aggregation import Sums
+from privfl.engine.aggregation import CohortSums
 from privfl.engine.workspace import Phase
 from privfl.experiment import Experiment
 from privfl.privacy.channel.channel import RoundChannel
@@ -172,7 +172,9 @@ def test_only_sums_are_seen_where_nothing_else_is_handed_over(plain):
     task = digits()
     recorder = Recorder(("server",), run.transcript.facts, None, 0, task)
     phase = Phase(pf.FedAvg(), RoundChannel.bare((Field("update"),)))
-    recorder.exchanged(phase, {"parameters": torch.zeros(3)}, {0: 1.0, 1: 1.0}, Sums({"update": torch.ones(3)}, [0, 1]))
+    recorder.exchanged(
+        phase, {"parameters": torch.zeros(3)}, {0: 1.0, 1: 1.0}, CohortSums({"update": torch.ones(3)}, [0, 1])
+    )
     recorder.close(0, lambda: torch.zeros(3), {})
     seen = recorder.transcript()[0]
     assert seen.total["update"].tolist() == [1, 1, 1]

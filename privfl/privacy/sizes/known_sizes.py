@@ -25,12 +25,20 @@ class Sizes:
     """
 
     def __init__(
-        self, true: NDArray[np.int64], mechanism: SizeMechanism | None, ledger: Ledger, *, hidden: bool = False
+        self,
+        true: NDArray[np.int64],
+        mechanism: SizeMechanism | None,
+        ledger: Ledger,
+        responses: SizeResponses,
+        *,
+        hidden: bool = False,
     ) -> None:
-        self.mechanism, self.ledger, self.hidden = mechanism, ledger, hidden
-        self.responses = SizeResponses()
+        """``responses``: the answers so far, of an interrupted run or none."""
+        self.mechanism, self.ledger, self.responses, self.hidden = mechanism, ledger, responses, hidden
         self._true = true
         self._known = true.astype(np.float64)
+        clients, answers = responses.latest()
+        self._known[clients] = answers
 
     @property
     def cost(self) -> Release:
@@ -38,12 +46,6 @@ class Sizes:
         if self.mechanism is None:
             return EXACT_SUM if self.hidden else EXACT_SIZE
         return self.mechanism.costs()
-
-    def restore(self, responses: SizeResponses) -> None:
-        """Go on with the answers of an interrupted run."""
-        self.responses = responses
-        clients, answers = responses.latest()
-        self._known[clients] = answers
 
     def begin(self, source: NoiseSource) -> None:
         """Ask every client before training."""

@@ -20,12 +20,12 @@ from privfl.algorithms.fair.loss_survey import LossSurvey, counted, mean_loss
 from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.fedprox import FedProx
 from privfl.algorithms.server_optimisers import FedAdagrad, FedAdam, FedYogi
+from privfl.engine.workspace import phases_of
 from privfl.errors import ConfigError
 from privfl.federation.availability import Bernoulli
 from privfl.federation.task import ClientIndex, Task
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.noisy_total import NoisyTotal
-from privfl.simulation.rounds import phases_of
 from tests.algorithms.federation import digits_task, initial, task_of, uploads
 
 SIZES = (7, 20, 13, 9, 11, 30)

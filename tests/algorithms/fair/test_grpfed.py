@@ -17,6 +17,7 @@ from privfl.algorithms.fair.adaptive_weights import loss_weights
 from privfl.algorithms.fair.grpfed import GRPFed
 from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
+from privfl.engine.workspace import RoundContext
 from privfl.errors import ConfigError
 from privfl.federation.availability import Bernoulli
 from privfl.models import Network
@@ -52,10 +53,10 @@ def clients_of(task, algorithm, *, kept=None, training=TRAINING, round=0, chunk=
     way = None if dpsgd is None else "layers"
     server = algorithm.start(flatten(task.model(0)) if parameters is None else parameters)
     channel = RoundChannel.bare(algorithm.fields(), dpsgd)
-    settings = {"round": round, "seed": 0, "source": NoiseSource.from_key(4)}
+    context = RoundContext(round, 0, NoiseSource.from_key(4), kept or {})
     with LoopEngine(task, algorithm, training, channel, way=way, workers=1) as loop:
         engine = loop if chunk is None else VectorisedEngine(loop, chunk, way)
-        results = engine.train(range(len(task.clients)), algorithm.broadcast(server), kept or {}, **settings)
+        results = engine.train(range(len(task.clients)), algorithm.broadcast(server), context)
         return {result.client: result for result in results}
 
 

@@ -14,6 +14,7 @@ import privfl as pf
 from privfl.algorithms.generative.fedevg import FedEvg
 from privfl.engine.loop import ClientResult, LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
+from privfl.engine.workspace import RoundContext
 from privfl.federation.task import ClientIndex, Task
 from privfl.models import build
 from privfl.privacy.channel.channel import RoundChannel
@@ -58,8 +59,8 @@ def sent(
     channel, way = RoundChannel.bare(bound.fields(), dpsgd), None if dpsgd is None else "vmap"
     with LoopEngine(task, bound, TRAINING, channel, way=way, workers=1) as loop:
         engine = VectorisedEngine(loop, 3, way) if vectorised else loop
-        arguments: dict[str, Any] = {"round": round, "seed": 0, "source": NoiseSource.from_key(1)}
-        results = list(engine.train(range(len(task.clients)), bound.broadcast(server), {}, **arguments))
+        context = RoundContext(round, 0, NoiseSource.from_key(1), {})
+        results = list(engine.train(range(len(task.clients)), bound.broadcast(server), context))
     return server, sorted(results, key=lambda result: result.client)
 
 

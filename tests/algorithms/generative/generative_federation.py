@@ -14,6 +14,7 @@ import privfl as pf
 from privfl.algorithms.generative.generative_fedavg import NOISE_ROWS, GenerativeFedAvg
 from privfl.engine.loop import ClientResult, LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
+from privfl.engine.workspace import RoundContext
 from privfl.federation.task import ClientIndex, Task
 from privfl.models import build
 from privfl.privacy.channel.channel import RoundChannel
@@ -49,8 +50,8 @@ def sent(
     server = bound.start(bound.setting.fresh("initial", 0))
     with LoopEngine(task, bound, training, RoundChannel.bare(bound.fields()), workers=1) as loop:
         engine = VectorisedEngine(loop, 3, None) if stacked else loop
-        arguments: dict[str, Any] = {"round": 0, "seed": 0, "source": NoiseSource.from_key(1)}
-        results = list(engine.train(range(len(task.clients)), bound.broadcast(server), {}, **arguments))
+        context = RoundContext(0, 0, NoiseSource.from_key(1), {})
+        results = list(engine.train(range(len(task.clients)), bound.broadcast(server), context))
     return server, sorted(results, key=lambda result: result.client)
 
 

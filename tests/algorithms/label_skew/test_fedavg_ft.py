@@ -39,7 +39,11 @@ def own(tmp_path_factory):
 
 
 def run(task, algorithm, rounds=2, **options):
-    options = {"training": TRAINING, "execution": pf.Execution(workers=1, engine="loop"), **options}
+    options = {
+        "training": TRAINING,
+        "execution": pf.Execution(workers=1, engine="loop", checkpoint_seconds=0.0),
+        **options,
+    }
     return pf.simulate(task, algorithm, rounds=rounds, **options)
 
 
@@ -167,7 +171,6 @@ def test_a_configuration_names_a_file(tmp_path):
 
 def test_a_resumed_run_goes_on_with_the_same_images_and_refuses_others(task, tmp_path):
     def stop(simulation, line):
-        simulation.save()
         raise KeyboardInterrupt
 
     path, out = tmp_path / "own.npz", tmp_path / "run"

@@ -11,6 +11,7 @@ from torch import nn
 import privfl as pf
 from privfl.algorithms.label_skew.moon import MOON, contrastive_terms
 from privfl.engine.loop import LoopEngine
+from privfl.engine.workspace import RoundContext
 from privfl.errors import ConfigError
 from privfl.federation.task import ClientIndex, Task
 from privfl.models import Network
@@ -37,7 +38,7 @@ def run(task, algorithm, rounds=4, **options):
     options = {
         "training": TRAINING,
         "availability": HALF,
-        "execution": pf.Execution(workers=1, engine="loop"),
+        "execution": pf.Execution(workers=1, engine="loop", checkpoint_seconds=0.0),
         **options,
     }
     return pf.simulate(task, algorithm, rounds=rounds, **options)
@@ -214,7 +215,6 @@ def test_permuting_clients_changes_nothing_but_rounding(task):
 def test_an_interrupted_run_goes_on_with_the_same_previous_models(task, tmp_path):
     def stop(simulation, line):
         if line["round"] == 1:
-            simulation.save()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -276,8 +276,8 @@ def trained(task, algorithm, client, dpsgd, training, kept):
     algorithm = algorithm.on(task.setting(3, 0))
     channel, received = RoundChannel.bare(algorithm.fields(), dpsgd), {"parameters": flatten(task.model(0))}
     with LoopEngine(task, algorithm, training, channel, way="layers", workers=1) as engine:
-        settings = {"round": 1, "seed": 0, "source": NoiseSource.from_key(3)}
-        return next(iter(engine.train([client], received, kept, **settings)))
+        context = RoundContext(1, 0, NoiseSource.from_key(3), kept)
+        return next(iter(engine.train([client], received, context)))
 
 
 def test_update_and_kept_model_are_a_function_of_noisy_gradients_and_public_values(task):

@@ -53,7 +53,7 @@ def run(task, algorithm, rounds=4, **options):
     options = {
         "training": TRAINING,
         "availability": HALF,
-        "execution": pf.Execution(workers=1, engine="loop"),
+        "execution": pf.Execution(workers=1, engine="loop", checkpoint_seconds=0.0),
         **options,
     }
     return pf.simulate(task, algorithm, rounds=rounds, **options)
@@ -253,7 +253,6 @@ def test_classes_below_the_minimum_count_send_zeros(task):
 def test_an_interrupted_run_goes_on_with_the_same_prototypes(task, tmp_path):
     def stop(simulation, line):
         if line["round"] == 1:
-            simulation.save()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

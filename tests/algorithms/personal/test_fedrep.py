@@ -9,6 +9,7 @@ import torch
 import privfl as pf
 from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
+from privfl.engine.workspace import RoundContext
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import Epochs, Poisson
@@ -137,7 +138,7 @@ def test_under_dp_sgd_every_client_has_as_many_steps_for_its_head_as_its_own_rat
         one_by_one, stacked = (
             {
                 result.client: result
-                for result in engine.train(range(3), received, {}, round=0, seed=0, source=NoiseSource.from_key(3))
+                for result in engine.train(range(3), received, RoundContext(0, 0, NoiseSource.from_key(3), {}))
             }
             for engine in (loop, VectorisedEngine(loop, 3, "layers"))
         )

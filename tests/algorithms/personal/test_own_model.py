@@ -10,6 +10,7 @@ import torch
 
 import privfl as pf
 from privfl.engine.loop import LoopEngine
+from privfl.engine.workspace import RoundContext
 from privfl.federation.task import ClientIndex, Task
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import private_plan
@@ -40,8 +41,8 @@ def sent(task, algorithm, *, kept=None, dpsgd=None):
     channel = RoundChannel.bare(algorithm.fields(), dpsgd)
     way = None if dpsgd is None else "layers"
     with LoopEngine(task, algorithm, TRAINING, channel, way=way, workers=1) as engine:
-        settings = {"round": 1, "seed": 0, "source": NoiseSource.from_key(3)}
-        return list(engine.train(range(3), {"parameters": initial(task) + 0.01}, kept or {}, **settings))
+        context = RoundContext(1, 0, NoiseSource.from_key(3), kept or {})
+        return list(engine.train(range(3), {"parameters": initial(task) + 0.01}, context))
 
 
 class Guarded:

@@ -13,6 +13,7 @@ import torch
 
 import privfl as pf
 from privfl.engine.loop import LoopEngine
+from privfl.engine.workspace import RoundContext
 from privfl.errors import ConfigError
 from privfl.federation.task import ClientIndex
 from privfl.models.flat_network import flatten
@@ -85,7 +86,7 @@ def test_under_dp_sgd_upload_and_private_part_are_functions_of_the_noisy_gradien
     channel = RoundChannel.bare(seen.fields(), dpsgd)
     with LoopEngine(task, seen, training, channel, way="layers", workers=1) as engine:
         source = NoiseSource.from_key(2)
-        (result,) = engine.train([1], received, kept, round=0, seed=0, source=source)
+        (result,) = engine.train([1], received, RoundContext(0, 0, source, kept))
     steps = 5 if algorithm.name == "fedrep" else 3  # one epoch of the head at rate 1/2 comes first
     assert sum(result.log.noisy.values()) == len(tape) == steps
     assert not result.log.bare
@@ -165,7 +166,7 @@ def test_one_example_moves_upload_and_private_part_together_by_no_more_than_the_
         channel = RoundChannel.bare(algorithm.fields(), dpsgd)
         with LoopEngine(replace(task, clients=index), algorithm, training, channel, way="layers", workers=1) as engine:
             source = NoiseSource.from_key(0)
-            (result,) = engine.train([0], {"parameters": flatten(deep(0))}, {}, round=0, seed=0, source=source)
+            (result,) = engine.train([0], {"parameters": flatten(deep(0))}, RoundContext(0, 0, source, {}))
         return torch.cat([result.upload["update"], result.kept["parameters"][~algorithm.shared]])
 
     rows = task.clients[1].numpy()

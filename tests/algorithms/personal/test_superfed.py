@@ -18,6 +18,7 @@ import privfl as pf
 from privfl.algorithms.personal.interpolation import alignment
 from privfl.algorithms.personal.superfed import LAMBDAS, SuPerFed
 from privfl.engine.loop import LoopEngine
+from privfl.engine.workspace import RoundContext
 from privfl.errors import ConfigError
 from privfl.models import Network, build
 from privfl.models.flat_network import flatten
@@ -85,8 +86,8 @@ def trained(task, algorithm, *, training=TRAINING, kept=None, number=0, dpsgd=No
     way = None if dpsgd is None else "layers"
     chosen = range(len(task.clients)) if clients is None else clients
     with LoopEngine(task, algorithm, training, channel, way=way, workers=1) as engine:
-        settings = {"round": number, "seed": 0, "source": NoiseSource.from_key(3)}
-        return list(engine.train(chosen, received, kept or {}, **settings))
+        context = RoundContext(number, 0, NoiseSource.from_key(3), kept or {})
+        return list(engine.train(chosen, received, context))
 
 
 @pytest.mark.parametrize("mode", MODES)

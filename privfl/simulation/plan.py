@@ -1,0 +1,160 @@
+"""What a run is before its first round: settings that passed the checks, the channel, and the noise they need."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from privfl.algorithms.base import Algorithm, Tensors
+from privfl.engine.workspace import phases_of
+from privfl.errors import ConfigError
+from privfl.federation.availability import Always, Availability
+from privfl.federation.cohorts import Cohort, Everyone, Selection
+from privfl.federation.task import Task
+from privfl.models.flat_network import flatten
+from privfl.privacy.accounting.release import Observer
+from privfl.privacy.channel.channel import ChannelSpec, RunChannel
+from privfl.privacy.clipping.per_sample import GradSampleMode
+from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.mechanisms.participation import ParticipationPattern
+from privfl.privacy.noise.source import NoiseSource
+from privfl.privacy.settings import Privacy
+from privfl.privacy.sizes.known_sizes import Sizes
+from privfl.simulation.checks import check_settings, pick_device
+from privfl.simulation.round_costs import calibrate, planned_gradients, planned_totals, refuse_hopeless
+from privfl.simulation.settings import Execution, Schedule
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What a run is asked to be; :func:`~privfl.simulation.simulation.simulate` says what each part means."""
+
+    task: Task
+    algorithm: Algorithm
+    schedule: Schedule
+    training: LocalTraining
+    privacy: Privacy
+    cohort: Cohort
+    availability: Availability
+    execution: Execution
+    record: tuple[Observer, ...]
+
+
+@dataclass(frozen=True)
+class Plan(RunSettings):
+    """Settings that passed the checks, and what follows from them: nothing here changes while the run goes on.
+
+    The task is on its device, the algorithm knows its run, and :func:`calibrate_noise` replaces a target ε.
+
+    Args:
+        channel: what uploads pass; every round makes its own of it.
+        way: how per-sample gradients are formed, ``None`` without DP-SGD.
+        needs_sizes: clients tell the server their sizes.
+        hides_weights: clients weigh their uploads themselves, and only the sum of the weights is opened.
+        warnings: what the user should know, one sentence each.
+        initial: the initial model, [size].
+        source: of privacy noise.
+    """
+
+    channel: RunChannel
+    way: GradSampleMode | None
+    needs_sizes: bool
+    warnings: list[str]
+    hides_weights: bool
+    initial: Tensor
+    source: NoiseSource
+
+    @property
+    def asks_every_round(self) -> bool:
+        """Whether clients may answer with their sizes more than once."""
+        return self.needs_sizes and self.privacy.size is not None and self.privacy.size.refresh != "once"
+
+    @property
+    def noisy(self) -> bool:
+        """Whether any mechanism of this run draws from the noise source."""
+        answers = self.needs_sizes and self.privacy.size is not None
+        reports = any(phase.channel.reports for phase in phases_of(self.algorithm, self.channel.usual))
+        return self.privacy.training is not None or self.channel.has_client_level_noise or answers or reports
+
+    def available(self, round: int) -> NDArray[np.int64]:
+        """The clients that can be reached in ``round``."""
+        return self.availability.active(round, len(self.task.clients), self.schedule.seed)
+
+    def select_cohort(
+        self, round: int, available: NDArray[np.int64], server: Tensors, sizes: Sizes
+    ) -> tuple[Selection, Tensors]:
+        """Who of the ``available`` trains in ``round``, and the server's state once it knows their sizes."""
+        known = sizes.weights(available) if self.cohort.needs_sizes else np.ones(len(available))
+        selection = self.cohort.draw(available, round, self.schedule.seed, self.source, known)
+        server = self.algorithm.turn(server, round)
+        if not self.needs_sizes:
+            return selection, server
+        contacted = min(1.0, self.cohort.expected(len(available)) / len(available))
+        return selection, self.algorithm.sized(server, sizes.total(available), contacted)
+
+
+def prepare(settings: RunSettings) -> Plan:
+    """Check ``settings`` and build what all rounds share.
+
+    Raises:
+        ConfigError: a setting is impossible.
+    """
+    task, schedule = settings.task, settings.schedule
+    if settings.algorithm.pools_data:
+        task = task.pooled()
+        settings = replace(settings, cohort=Everyone(), availability=Always())
+    device = pick_device(settings.execution.device)
+    task = task.to(device)
+    algorithm = settings.algorithm.on(task.setting(schedule.rounds, schedule.seed))
+    checked = check_settings(task, algorithm, settings.privacy, settings.cohort, device)
+    key = settings.privacy.noise_key
+    settings = replace(settings, task=task, algorithm=algorithm)
+    initial = flatten(task.model(schedule.seed).to(device))
+    channel = _run_channel(checked.channel, settings, initial.numel(), checked.hides_weights)
+    phases_of(algorithm, channel.usual)  # what a survey's channel refuses is refused before any work
+    refuse_hopeless(settings.privacy.budget, channel.usual)
+    return Plan(
+        **vars(settings),
+        **{**vars(checked), "channel": channel},
+        initial=initial,
+        source=NoiseSource.from_os() if key is None else NoiseSource.from_key(key),
+    )
+
+
+def _run_channel(channel: ChannelSpec, settings: RunSettings, size: int, hides_weights: bool) -> RunChannel:
+    """``channel`` with what it must know of this run, whose model has ``size`` parameters."""
+    clients = len(settings.task.clients)
+    returns = ParticipationPattern.of(settings.cohort, clients, settings.schedule.rounds)
+    return channel.for_run(size, settings.cohort.expected(clients), returns, hides_weights)
+
+
+def calibrate_noise(plan: Plan, server: Tensors, sizes: Sizes) -> Plan:
+    """``plan`` with the noise multiplier that its rounds need in the place of a target ε.
+
+    ``server`` and ``sizes`` are what the run begins with, or has come to.
+
+    Raises:
+        ConfigError: the target cannot be reached, or the rates are not known before training.
+    """
+    dpsgd, rounds = plan.privacy.training, plan.schedule.rounds
+    if dpsgd is None or dpsgd.target_epsilon is None:
+        return plan
+    if plan.asks_every_round:
+        raise ConfigError("target_epsilon needs sampling rates known before training; use refresh = 'once'")
+    gradients: list[Counter[float]] = [Counter() for _ in range(len(plan.task.clients))]
+    for round in range(rounds):
+        selection, informed = plan.select_cohort(round, plan.available(round), server, sizes)
+        received = plan.algorithm.broadcast(informed)
+        for client in selection.clients.tolist():
+            rate, count = planned_gradients(plan.algorithm, plan.training, dpsgd, client, received)
+            gradients[client][rate] += count
+    besides = sizes.cost if plan.needs_sizes or plan.hides_weights else None
+    totals = planned_totals(phases_of(plan.algorithm, plan.channel.usual), rounds)
+    dpsgd = calibrate(dpsgd, gradients, besides, plan.privacy.target_delta, totals)
+    privacy = replace(plan.privacy, training=dpsgd)
+    channel = ChannelSpec.of(privacy.update, plan.algorithm.fields(), dpsgd, plan.cohort.rate, privacy.statistics)
+    return replace(plan, privacy=privacy, channel=_run_channel(channel, plan, plan.initial.numel(), plan.hides_weights))

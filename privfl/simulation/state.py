@@ -1,0 +1,77 @@
+"""Where a run stands: all that its next round depends on, and nothing else, so that a checkpoint holds it whole."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from privfl.algorithms.base import Tensors
+from privfl.privacy.accounting.ledger import Ledger
+from privfl.privacy.sizes.known_sizes import SIZE, SIZE_RESPONSE, Sizes
+from privfl.privacy.sizes.responses import SizeResponses
+from privfl.simulation.plan import Plan
+from privfl.simulation.run_directory import Checkpoint, Metrics
+
+
+@dataclass
+class State:
+    """Where a run stands between two rounds.
+
+    Args:
+        round: rounds done, the number of the next one.
+        server: the server's state.
+        kept: what clients keep, by client; who has kept nothing yet is missing.
+        ledger: who released what, how often.
+        sizes: what clients answered about their sizes.
+        metrics: one line for each round done.
+        dropped: why uploads were missing, how often.
+    """
+
+    round: int
+    server: Tensors
+    kept: dict[int, Tensors]
+    ledger: Ledger
+    sizes: Sizes
+    metrics: list[Metrics]
+    dropped: Counter[str]
+
+    @classmethod
+    def start(cls, plan: Plan) -> State:
+        """Before round 0."""
+        ledger = Ledger(len(plan.task.clients), ("update", SIZE, SIZE_RESPONSE))
+        server = plan.algorithm.start(plan.initial)
+        return cls(0, server, {}, ledger, _sizes(plan, ledger, SizeResponses()), [], Counter())
+
+    def checkpoint(self) -> Checkpoint:
+        """The whole state, as a checkpoint stores it."""
+        tensors = {f"server/{name}": tensor for name, tensor in self.server.items()}
+        for client, own in self.kept.items():
+            tensors |= {f"kept/{client}/{name}": tensor for name, tensor in own.items()}
+        meta = {
+            "ledger": self.ledger.state(),
+            "sizes": self.sizes.responses.state(),
+            "metrics": self.metrics,
+            "dropped": dict(self.dropped),
+        }
+        return Checkpoint(self.round, tensors, meta)
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, plan: Plan) -> State:
+        """The state that :meth:`checkpoint` stored, on the device of ``plan``."""
+        server: Tensors = {}
+        kept: dict[int, Tensors] = {}
+        for name, tensor in checkpoint.tensors.items():
+            kind, path = name.split("/", 1)
+            if kind == "server":
+                server[path] = tensor.to(plan.initial.device)
+            else:
+                client, own = path.split("/", 1)
+                kept.setdefault(int(client), {})[own] = tensor.to(plan.initial.device)
+        meta = checkpoint.meta
+        ledger = Ledger.from_state(meta["ledger"])
+        sizes = _sizes(plan, ledger, SizeResponses.from_state(meta["sizes"]))
+        return cls(checkpoint.round, server, kept, ledger, sizes, meta["metrics"], Counter(meta["dropped"]))
+
+
+def _sizes(plan: Plan, ledger: Ledger, responses: SizeResponses) -> Sizes:
+    return Sizes(plan.task.clients.sizes, plan.privacy.size, ledger, responses, hidden=plan.hides_weights)

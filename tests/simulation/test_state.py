@@ -1,0 +1,91 @@
+"""Where a run stands is what its checkpoint holds: every field of it, and nothing besides."""
+
+from collections import Counter
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+
+import privfl as pf
+from privfl.privacy.accounting.release import everywhere, pure_cost
+from privfl.privacy.sizes.known_sizes import SIZE
+from privfl.simulation.plan import RunSettings, prepare
+from privfl.simulation.run_directory import RunDirectory
+from privfl.simulation.settings import Schedule
+from privfl.simulation.state import State
+
+
+@pytest.fixture(scope="module")
+def plan():
+    task = pf.load("digits", partition=pf.Dirichlet(clients=6, alpha=1.0), model="logistic")
+    size = pf.LaplaceSize(epsilon=3.0, bound=400, lower=50, refresh="every_round")
+    privacy = pf.Privacy(size=size, max_size_error=50, noise_key=1)
+    return prepare(
+        RunSettings(
+            task=task,
+            algorithm=pf.FedSampling(300),
+            schedule=Schedule(4),
+            training=pf.LocalTraining(),
+            privacy=privacy,
+            cohort=pf.Everyone(),
+            availability=pf.Always(),
+            execution=pf.Execution(device="cpu"),
+            record=(),
+        )
+    )
+
+
+def underway(plan):
+    """A state in which no field is what a run begins with."""
+    state = State.start(plan)
+    state.round = 3
+    state.server = {**state.server, "parameters": torch.randn(650), "a/b": torch.tensor(0.3, dtype=torch.float64)}
+    state.kept = {4: {"own": torch.randn(3)}, 0: {"own/part": torch.zeros(2, dtype=torch.int64)}}
+    state.sizes.ask(2, np.array([1, 4]), plan.source)
+    state.ledger.record(everywhere(SIZE, pure_cost(0.5)), [2], 7)
+    state.metrics = [{"round": 2, "clients": 5, "epsilon": {"sample/public": 1.5}}]
+    state.dropped = Counter({"sent no 'update'": 2})
+    return state
+
+
+def told(state):
+    """Every field of ``state`` as values that can be compared."""
+    values = {field.name: getattr(state, field.name) for field in fields(State)}
+    sizes = values.pop("sizes")
+    tensors = {("server", name): tensor for name, tensor in values.pop("server").items()}
+    for client, own in values.pop("kept").items():
+        tensors |= {(client, name): tensor for name, tensor in own.items()}
+    return {
+        **values,
+        "ledger": values["ledger"].state(),
+        "responses": sizes.responses.state(),
+        "weights": sizes.weights(np.arange(6)).tolist(),
+        "tensors": {key: (str(value.dtype), value.tolist()) for key, value in tensors.items()},
+    }
+
+
+def test_a_checkpoint_stores_every_field_and_nothing_else(plan):
+    stored = underway(plan).checkpoint()
+    kinds = {name.split("/")[0] for name in stored.tensors}
+    assert {"round", *kinds, *stored.meta} == {field.name for field in fields(State)}
+
+
+def test_every_field_comes_back_from_disk(plan, tmp_path):
+    state, directory = underway(plan), RunDirectory(tmp_path)
+    directory.save(state.checkpoint())
+    restored = State.load(directory.checkpoint(), plan)
+    fresh = State.start(plan)
+    for name, value in told(state).items():
+        assert told(restored)[name] == value
+        assert told(fresh)[name] != value, f"{name} is what a run begins with: the comparison shows nothing"
+
+
+def test_what_is_restored_charges_the_ledger_that_was_restored(plan, tmp_path):
+    restored = State.load(underway(plan).checkpoint(), plan)
+    restored.sizes.ask(3, np.arange(6), plan.source)
+    assert restored.sizes.cost in restored.ledger.releases
+
+
+def test_a_run_begins_with_the_same_state_again(plan):
+    assert told(State.start(plan)) == told(State.start(replace(plan)))
