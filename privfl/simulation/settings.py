@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any
 
 import tomli_w
 
 from privfl.algorithms import ALGORITHMS, Algorithm
 from privfl.engine.choice import EngineName
-from privfl.errors import ConfigError
 from privfl.federation.availability import AVAILABILITY, Always, Availability
 from privfl.federation.cohorts import COHORTS, Cohort, Everyone
 from privfl.federation.recipe import REGISTRIES, Recipe
@@ -23,11 +22,11 @@ from privfl.privacy.settings import Privacy
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
 from privfl.privacy.sizes.mechanism import SizeMechanism
 from privfl.schema import BESIDE, Named, Registries, plain
-from privfl.simulation.checks import check_name
+from privfl.validation import Settings, check_count, check_number
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Settings):
     """How long a run trains and when it is tested: part of the experiment.
 
     Args:
@@ -42,12 +41,11 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name in ("rounds", "evaluate_every"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"{name} is {value}; give an integer ≥ 1")
+            check_count(name, getattr(self, name))
 
 
 @dataclass(frozen=True)
-class Execution:
+class Execution(Settings):
     """How a run is computed: changes its time and the rounding of its sums, never a claim.
 
     Args:
@@ -67,8 +65,9 @@ class Execution:
     checkpoint_seconds: float = 10.0
 
     def __post_init__(self) -> None:
-        check_name("engine", self.engine, get_args(EngineName))
-        check_name("precision", self.precision, get_args(Precision))
+        if self.workers is not None:
+            check_count("workers", self.workers)
+        check_number("checkpoint_seconds", self.checkpoint_seconds, 0)
 
 
 def registries() -> Registries:

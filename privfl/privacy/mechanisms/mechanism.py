@@ -15,6 +15,7 @@ from privfl.privacy.accounting.release import Cost, unprotected
 from privfl.privacy.mechanisms.distributed_sum import DistributedSum
 from privfl.privacy.mechanisms.participation import ParticipationPattern
 from privfl.privacy.noise.source import NoiseSource, NoiseStream
+from privfl.validation import Settings
 
 Tensors = dict[str, Tensor]
 Kind = Literal["bound", "transform", "noise", "sum"]
@@ -107,7 +108,7 @@ class ChannelRound(ChannelRun):
 
 
 @dataclass(frozen=True)
-class Mechanism(ABC):
+class Mechanism(Settings, ABC):
     """One link of ``privacy.update``; a frozen dataclass whose fields are its settings.
 
     To write one, say its ``kind`` and override what it does. At the client the links act in their order; at the server
