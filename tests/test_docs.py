@@ -120,14 +120,23 @@ def test_every_key_of_an_experiment_file_is_in_the_reference():
             """
         )
     ).to_dict()
-    tables = {name for name, value in example.items() if isinstance(value, dict)}
-    plain = set(example) - tables - {"record"}
-    assert {"rounds", "engine", "seed"} <= plain
-    assert all(f"| `{key}` |" in page for key in plain)
-    inner = {f"privacy.{name}" for name in example["privacy"] if name in generated.OF_THEIR_OWN}
-    lists = {f"[{name}]" if name in ("privacy.update", "privacy.statistics") else name for name in inner}
-    for name in tables | lists:
-        assert f"## `[{name}]`" in page, name
+    headings = {line for line in page.splitlines() if line.startswith("## ")}
+    for key, value in _flat(example):
+        name = key.rpartition(".")[2]
+        assert f"| `{name}` |" in page or isinstance(value, dict | list), key
+        if isinstance(value, dict):
+            assert f"## `[{key}]`" in headings, key
+    assert {"## `[[privacy.update]]`", "## `[[privacy.statistics]]`", "## `[privacy.size]`"} <= headings
+
+
+def _flat(table, prefix=""):
+    """Every key of a table but the names of parts, with the tables in it."""
+    for name, value in table.items():
+        if name == "name":
+            continue
+        yield f"{prefix}{name}", value
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
 
 
 @dataclass(frozen=True)
@@ -141,4 +150,4 @@ def test_a_setting_without_a_meaning_stops_the_build():
     import generated
 
     with pytest.raises(ValueError, match="Undocumented does not say under Args what size is"):
-        generated.keys(Undocumented)
+        generated.keys(generated.rows_of(Undocumented))

@@ -65,7 +65,7 @@ TESTED_ELSEWHERE = {
     "privfl/algorithms/fair": "aaggff_sums loss_survey",
     "privfl/algorithms/generative": "server_training",
     "privfl/algorithms/label_skew": "bsm_fedavg",
-    "privfl": "cli errors randomness validation",
+    "privfl": "cli errors randomness",
     "privfl/commands": "account data judge listing progress",
     "privfl/data": "berka berka_tables checksums entries entry files heart holdout tabular wfdb",
     "privfl/data/partitions": "base given pathological report simple skewed",

@@ -26,6 +26,7 @@ from privfl.federation.context import Setting
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import Epochs, LocalTraining, Plan
 from privfl.privacy.door.contract import Batch, Door
+from privfl.validation import Settings
 
 Tensors = dict[str, Tensor]
 """Named tensors: server state, a broadcast, a client's local state, an upload."""
@@ -58,7 +59,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Algorithm:
+class Algorithm(Settings):
     """Base of all algorithms, with plain local SGD as the default training.
 
     Class attributes an algorithm may set:
@@ -212,6 +213,23 @@ class Survey(Algorithm):
 
     def plan(self, usual: Plan, received: Tensors) -> Plan:
         return Epochs(1, 0)
+
+
+def check_contract(algorithm: Algorithm) -> None:
+    """Refuse an algorithm whose declarations are of the wrong kind.
+
+    Raises:
+        ConfigError: with what is declared, and how it should be.
+    """
+    who, fields = type(algorithm).__name__, algorithm.fields()
+    if not isinstance(getattr(algorithm, "name", None), str):
+        raise ConfigError(f"{who} has no name; write name: ClassVar[str] = '{who.lower()}' into the class")
+    for what in ("keeps", "statistics"):
+        names = getattr(algorithm, what)
+        if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+            raise ConfigError(f"{who}'s {what} is {names!r}; give a tuple of names, such as ('control',)")
+    if not isinstance(fields, tuple) or not all(isinstance(field, Field) for field in fields):
+        raise ConfigError(f"{who}'s fields() returned {fields!r}; give a tuple of fields, such as (Field('update'),)")
 
 
 def overrides(algorithm: Algorithm, method: str) -> bool:

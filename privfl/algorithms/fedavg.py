@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from privfl.algorithms.base import Algorithm, Round, Tensors
-from privfl.errors import ConfigError
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.validation import check_number
 
@@ -28,8 +27,6 @@ class FedAvg(Algorithm):
     server_learning_rate: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.weighting not in ("size", "uniform", "scheme-2"):
-            raise ConfigError(f"{self.name}'s weighting is '{self.weighting}'; choose 'size', 'uniform' or 'scheme-2'")
         check_number(f"{self.name}'s server_learning_rate", self.server_learning_rate, 0, above=True)
 
     def weights(self) -> Literal["uniform", "size", "server"]:

@@ -12,7 +12,7 @@ from privfl.algorithms.base import Algorithm, Round, Tensors, descend
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
-from privfl.validation import check_choice, check_number
+from privfl.validation import check_number
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,6 @@ class FedDyn(Algorithm):
 
     def __post_init__(self) -> None:
         check_number("feddyn's alpha", self.alpha, 0, above=True)
-        check_choice("feddyn's evaluate", self.evaluate, ("average", "server"))
         if self.mean_size is not None:
             check_number("feddyn's mean_size", self.mean_size, 0, above=True)
 

@@ -13,7 +13,7 @@ from privfl.federation.context import Setting
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
-from privfl.validation import check_choice, check_number
+from privfl.validation import check_number
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,6 @@ class Scaffold(Algorithm):
     server_learning_rate: float = 1.0
 
     def __post_init__(self) -> None:
-        check_choice("scaffold's option", self.option, ("I", "II"))
-        check_choice("scaffold's weighting", self.weighting, ("uniform", "size"))
         check_number("scaffold's server_learning_rate", self.server_learning_rate, 0, above=True)
 
     def on(self, setting: Setting) -> Self:

@@ -107,8 +107,6 @@ class AdaptiveServer(Algorithm):
     start_at_zero: bool = False
 
     def __post_init__(self) -> None:
-        if self.weighting not in ("size", "uniform"):
-            raise ConfigError(f"{self.name}'s weighting is '{self.weighting}'; choose 'size' or 'uniform'")
         self.optimiser()
 
     def optimiser(self) -> ServerOptimiser:

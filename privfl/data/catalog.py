@@ -12,6 +12,7 @@ from privfl.data.entries import ENTRIES
 from privfl.data.entry import DatasetInfo
 from privfl.data.files import Located, locate
 from privfl.errors import unknown
+from privfl.validation import checked
 
 if TYPE_CHECKING:
     from privfl.data.dataset import Dataset
@@ -43,6 +44,7 @@ def options(name: str) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "seed"}
 
 
+@checked
 def load_dataset(name: str = "digits", *, seed: int = 0, **chosen: Any) -> Dataset:
     """Load a dataset of the catalog.
 

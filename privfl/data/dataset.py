@@ -6,24 +6,35 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from privfl.data.arrays import (
+    are_tokens,
+    as_labels,
+    as_numbers,
+    check_range,
+    check_values,
+    count_classes,
+    number_clients,
+)
 from privfl.data.holdout import stratified_holdout
 from privfl.data.mapped import MappedRows, Rows, is_mapped, read
 from privfl.errors import DataError
-from privfl.validation import check_number
+from privfl.validation import Settings, check_number, checked
+
+MOST_CLASSES = 10**7
+"""Counts of labels are arrays of this length."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Dataset:
+class Dataset(Settings):
     """Arrays of one classification task, checked on construction.
 
     Attributes:
         name: what messages and reports call it.
         inputs: training inputs [N, ...]: float32 images [N, C, H, W], features [N, F] or signals [N, C, T], or int64
-            token ids [N, L]; or the rows of a memory map, whose values are not checked because they are not read.
+            token ids [N, L]; or the rows of a memory map, whose values are checked when they are read.
         targets: int64 [N] labels in 0..classes-1.
         test_inputs: held-out inputs [M, ...], same dtype and row shape as ``inputs``.
         test_targets: int64 [M].
@@ -52,8 +63,8 @@ class Dataset:
     vocabulary: int | None = None
 
     def __post_init__(self) -> None:
-        if self.classes < 2:
-            raise DataError(f"{self.name}: classes is {self.classes}; a classification task needs at least 2.")
+        if not 2 <= self.classes <= MOST_CLASSES:
+            raise DataError(f"{self.name}: classes is {self.classes}; give a number from 2 to {MOST_CLASSES:,}.")
         self._check_part("", self.inputs, self.targets, self.clients)
         self._check_part("test_", self.test_inputs, self.test_targets, self.test_clients)
         if self.test_inputs.dtype != self.inputs.dtype or self.test_inputs.shape[1:] != self.inputs.shape[1:]:
@@ -88,6 +99,13 @@ class Dataset:
                 f"{self.name}: {part}inputs have dtype {inputs.dtype}; use float32 for images, signals and features, "
                 "int64 for token ids."
             )
+        if inputs.ndim < 2:
+            raise DataError(
+                f"{self.name}: {part}inputs have shape {tuple(inputs.shape)}; a row needs at least one dimension, "
+                "for instance inputs.reshape(-1, 1)."
+            )
+        if 0 in inputs.shape:
+            raise DataError(f"{self.name}: {part}inputs are empty {tuple(inputs.shape)}; give at least one row.")
         for label, array in ((f"{part}targets", targets), (f"{part}clients", clients)):
             if array is not None and (array.dtype != torch.int64 or array.ndim != 1):
                 raise DataError(
@@ -97,35 +115,13 @@ class Dataset:
                 raise DataError(
                     f"{self.name}: {len(inputs)} {part}inputs but {len(array)} {label}; each row needs exactly one."
                 )
-        if 0 in inputs.shape:
-            raise DataError(f"{self.name}: {part}inputs are empty {tuple(inputs.shape)}; give at least one row.")
-        if inputs.ndim < 2:
-            raise DataError(
-                f"{self.name}: {part}inputs have shape {tuple(inputs.shape)}; a row needs at least one dimension, "
-                "for instance inputs.reshape(-1, 1)."
-            )
-        self._check_range(f"{part}targets", targets, self.classes, "classes")
+        check_range(f"{self.name}: {part}targets", targets, self.classes, "classes")
         if inputs.dtype == torch.int64 and self.vocabulary is None:
             raise DataError(f"{self.name}: {part}inputs are token ids, so vocabulary (how many ids) must be given.")
-        if isinstance(inputs, MappedRows):
-            return
-        if self.vocabulary is not None and inputs.dtype == torch.int64:
-            self._check_range(f"{part}inputs", inputs, self.vocabulary, "vocabulary")
-        elif not torch.stack(torch.aminmax(inputs)).isfinite().all():
-            index = tuple(int(i) for i in (~inputs.isfinite()).nonzero()[0])
-            raise DataError(
-                f"{self.name}: {part}inputs{list(index)} is {float(inputs[index])}; "
-                "replace missing values by a fixed public value (and an indicator column) first."
-            )
-
-    def _check_range(self, label: str, values: Tensor, bound: int, bound_name: str) -> None:
-        low, high = (int(value) for value in torch.aminmax(values))
-        if low < 0 or high >= bound:
-            index = tuple(int(i) for i in ((values < 0) | (values >= bound)).nonzero()[0])
-            raise DataError(
-                f"{self.name}: {label}{list(index)} is {int(values[index])}, outside 0..{bound - 1}; "
-                f"mend the value or raise {bound_name} (now {bound})."
-            )
+        if inputs.dtype != torch.int64 and self.vocabulary is not None:
+            raise DataError(f"{self.name}: {part}inputs are no token ids, so vocabulary must be left out.")
+        if isinstance(inputs, Tensor):
+            check_values(f"{self.name}: {part}inputs", inputs, self.vocabulary)
 
     def _check_clients(self) -> None:
         if self.clients is None:
@@ -152,6 +148,7 @@ class Dataset:
             )
 
     @classmethod
+    @checked
     def from_arrays(
         cls,
         inputs: Any,
@@ -172,8 +169,9 @@ class Dataset:
         the file and decoded when a batch is taken, so the file must not change while the dataset is in use. Only the
         held-out rows are copied; keep ``test_fraction`` small, or give ``test``. Training is the same, bit by bit.
 
-        Floating, boolean and 8-bit inputs become float32 with their values unchanged, and so do integer arrays of
-        three or more dimensions (images, signals); other integer inputs [N, L] are token ids. Give features as floats.
+        With ``vocabulary`` integer inputs [N, L] are token ids. Without it floating, boolean and 8-bit inputs become
+        float32 with their values unchanged, and so do integer arrays of three or more dimensions (images, signals);
+        other integer inputs [N, L] are refused, because they may be tokens or features. Give features as floats.
 
         Args:
             inputs: [N, ...].
@@ -181,14 +179,15 @@ class Dataset:
             clients: N client ids of any hashable kind (strings, tuples, integers), numbered by first appearance.
             test: held-out ``(inputs, targets)`` or ``(inputs, targets, clients)``. If None, ``test_fraction`` of the
                 rows are held out, stratified by class (and inside each client where ``clients`` are given).
-            classes: number of classes; by default the largest label + 1. Give it where a class may be absent: a
-                number read off the data is itself a release.
-            vocabulary: number of token ids; by default the largest id + 1. Same remark; a memory map needs it.
+            classes: number of classes; by default the largest label + 1, if every class up to it has a row. A number
+                read off the data is itself a release.
+            vocabulary: number of token ids, for inputs that are tokens.
             scale: public factor of all inputs but token ids, for instance 1/255 for 8-bit images.
             seed: root seed of the hold-out.
 
         Raises:
-            DataError: arrays that cannot be used, each with the mend.
+            DataError: arrays that cannot be used, each with the mend; a bad value is named by its index in the arrays
+                as they were given.
             ConfigError: ``test_fraction`` outside (0, 1), or ``scale`` not positive and finite.
 
         >>> data = Dataset.from_arrays([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], clients=["a", "b", "a", "b"])
@@ -196,17 +195,15 @@ class Dataset:
         Dataset(arrays: 2 training and 2 test rows of float32 (1,), 2 classes, 2 natural clients)
         """
         check_number("scale", scale, 0, above=True)
-        raw, y = _numbers(name, "inputs", inputs), _labels(name, "targets", targets)
-        for label, length in (("targets", len(y)), ("clients", len(raw) if clients is None else len(clients))):
+        raw, y = as_numbers(name, "inputs", inputs), as_labels(name, "targets", targets, classes)
+        numbers: dict[Hashable, int] = {}
+        owner = None if clients is None else number_clients(name, clients, numbers)
+        for label, length in (("targets", len(y)), ("clients", len(raw) if owner is None else len(owner))):
             if length != len(raw):
                 raise DataError(f"{name}: {len(raw)} inputs but {length} {label}; each row needs exactly one.")
         if len(raw) == 0:
             raise DataError(f"{name}: inputs are empty {tuple(raw.shape)}; give at least one row.")
-        mapped, tokens = is_mapped(raw), _are_tokens(raw)
-        if mapped and tokens and vocabulary is None:
-            raise DataError(f"{name}: inputs are token ids in a memory map; give vocabulary (how many ids there are).")
-        numbers: dict[Hashable, int] = {}
-        owner = None if clients is None else _number(name, clients, numbers)
+        tokens = are_tokens(name, "inputs", raw, vocabulary)
         kept = torch.arange(len(raw))
         if test is None:
             held = torch.from_numpy(stratified_holdout(y, fraction=test_fraction, clients=owner, seed=seed))
@@ -222,25 +219,26 @@ class Dataset:
                 raise DataError(
                     f"{name}: test has {len(test)} parts; give (inputs, targets) or (inputs, targets, clients)."
                 )
-            raw_test = _numbers(name, "test inputs", test[0])
-            test_x = read(raw_test, np.arange(len(raw_test)), _are_tokens(raw_test), scale)
-            test_y = _labels(name, "test targets", test[1])
-            test_owner = _number(name, test[2], numbers) if len(test) == 3 else None
+            raw_test = as_numbers(name, "test inputs", test[0])
+            held = torch.arange(len(raw_test))
+            test_x = read(raw_test, held.numpy(), are_tokens(name, "test inputs", raw_test, vocabulary), scale)
+            test_y = as_labels(name, "test targets", test[1], classes)
+            test_owner = number_clients(name, test[2], numbers) if len(test) == 3 else None
         x: Rows
-        if mapped:
-            x = MappedRows(raw, kept.numpy(), vocabulary if tokens else None, scale)
+        if is_mapped(raw):
+            x = MappedRows(raw, kept.numpy(), vocabulary, scale)
         else:
             x = read(raw, kept.numpy(), tokens, scale)
-        highest = int(torch.cat([y, test_y]).max())
-        if isinstance(x, Tensor) and tokens and vocabulary is None:
-            vocabulary = int(max(x.max(), test_x.max())) + 1
+        if isinstance(x, Tensor):
+            check_values(f"{name}: inputs", x, vocabulary, kept)
+        check_values(f"{name}: inputs" if test is None else f"{name}: test inputs", test_x, vocabulary, held)
         return cls(
             name=name,
             inputs=x,
             targets=y,
             test_inputs=test_x,
             test_targets=test_y,
-            classes=max(highest + 1, 2) if classes is None else classes,
+            classes=count_classes(name, torch.cat([y, test_y])) if classes is None else classes,
             clients=owner,
             test_clients=test_owner,
             client_names=tuple(str(key) for key in numbers) if numbers else None,
@@ -250,51 +248,3 @@ class Dataset:
 
 def _kind(array: Rows) -> str:
     return f"{str(array.dtype).removeprefix('torch.')} {tuple(array.shape[1:])}"
-
-
-def _array(name: str, label: str, values: Any) -> np.ndarray[Any, Any]:
-    try:
-        array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    except ValueError as error:
-        raise DataError(f"{name}: {label} do not form an array ({error}); every row needs the same shape.") from None
-    if array.ndim == 0:
-        raise DataError(
-            f"{name}: {label} are a single value of type {type(values).__name__}; give one row per example."
-        )
-    return array
-
-
-def _numbers(name: str, label: str, values: Any) -> np.ndarray[Any, Any]:
-    array = _array(name, label, values)
-    if array.dtype.kind not in "fbiu":
-        raise DataError(f"{name}: {label} have dtype {array.dtype}; encode them as numbers first.")
-    return array
-
-
-def _are_tokens(array: np.ndarray[Any, Any]) -> bool:
-    return array.dtype.kind in "iu" and array.dtype.itemsize > 1 and array.ndim == 2
-
-
-def _labels(name: str, label: str, values: Any) -> Tensor:
-    array = _array(name, label, values)
-    if array.dtype.kind not in "biu":
-        raise DataError(
-            f"{name}: {label} have dtype {array.dtype}; give integer labels, "
-            "for instance np.unique(labels, return_inverse=True)[1]."
-        )
-    if array.ndim != 1:
-        raise DataError(
-            f"{name}: {label} have shape {array.shape}; give one label per row, for instance targets.ravel()."
-        )
-    return torch.from_numpy(np.array(array, dtype=np.int64, order="C"))
-
-
-def _number(name: str, clients: Any, numbers: dict[Hashable, int]) -> Tensor:
-    """Client numbers by first appearance; ``numbers`` grows with ids not seen before."""
-    ids = clients.tolist() if isinstance(clients, Tensor | np.ndarray) else list(clients)
-    try:
-        return torch.tensor([numbers.setdefault(key, len(numbers)) for key in ids], dtype=torch.int64)
-    except TypeError:
-        raise DataError(
-            f"{name}: client ids must be hashable (numbers, strings, tuples); turn them into such."
-        ) from None

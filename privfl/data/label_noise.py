@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from privfl.errors import ConfigError, DataError
-from privfl.validation import check_count, check_number
+from privfl.validation import Settings, check_count, check_number
 
 
 @dataclass(frozen=True)
-class LabelNoise(ABC):
+class LabelNoise(Settings, ABC):
     """Flips a label with probability ``rate`` in [0, 1], independently per sample. Meant for training labels only.
 
     Args:

@@ -10,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privfl.data.holdout import stratified_holdout
-from privfl.errors import ConfigError
-from privfl.validation import check_number
+from privfl.validation import Settings, check_number
 
 Rows = Sequence[NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
-class LocalTests:
+class LocalTests(Settings):
     """How much every client holds back, stratified by class; a client with one row keeps it for training.
 
     Args:
@@ -34,8 +33,6 @@ class LocalTests:
     def __post_init__(self) -> None:
         check_number("local_tests.fraction", self.fraction, 0, 1, above=True, below=True)
         check_number("local_tests.validation", self.validation, 0, 1, below=True)
-        if self.global_test not in ("official", "union"):
-            raise ConfigError(f"local_tests.global_test is '{self.global_test}'; choose 'official' or 'union'")
 
     def split(self, parts: Rows, targets: NDArray[np.int64], seed: int) -> tuple[Rows, Rows, Rows]:
         """Every client's rows for training, for testing and for validation, from its rows ``parts``."""

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privfl.errors import DataError
+from privfl.data.arrays import check_values
 
 _PIECE = 1 << 19
 """Values read at once: a piece stays in memory that is used over and over, which costs less than fresh pages."""
@@ -23,8 +23,8 @@ _PIECE = 1 << 19
 class MappedRows:
     """Rows of a memory map that answer ``rows[index]`` as a tensor would, and hold nothing but the numbers of the rows.
 
-    What is not asked for is never read: neither copied, nor converted, nor searched for values that are not finite (a
-    client whose update is not finite is dropped, as ever). The pages that batches touch count as this process's memory
+    What is not asked for is never read: neither copied, nor converted, nor searched for values that are not finite,
+    which are refused when a batch meets them. The pages that batches touch count as this process's memory
     until the system needs them elsewhere; it can take them back at any time.
 
     Attributes:
@@ -63,17 +63,12 @@ class MappedRows:
         """A new tensor [*rows.shape, ...] on ``device`` of ``rows``, an int64 tensor [...] (not a number) or a slice.
 
         Raises:
-            DataError: a token id lies outside the vocabulary.
+            DataError: a value is not finite, or a token id outside the vocabulary.
         """
         where = self.index[rows if isinstance(rows, slice) else rows.cpu().numpy()]
         values = read(self.array, where, self.vocabulary is not None, self.scale)
-        if self.vocabulary is not None and values.numel():
-            low, high = (int(value) for value in torch.aminmax(values))
-            if low < 0 or high >= self.vocabulary:
-                raise DataError(
-                    f"a token id is {low if low < 0 else high}, outside 0..{self.vocabulary - 1}; "
-                    f"mend the value or raise vocabulary (now {self.vocabulary})."
-                )
+        flat, read_rows = values.view(-1, *self.shape[1:]), torch.from_numpy(where.ravel())
+        check_values("inputs", flat, self.vocabulary, read_rows)
         return values.to(self.device)
 
     def to(self, device: torch.device) -> MappedRows:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from privfl.algorithms.base import Algorithm, Tensors, overrides
 from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.engine.layouts import lay_channels_innermost
+from privfl.errors import ConfigError, unknown
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.channel.client_side import BrokenUpload
@@ -169,7 +170,20 @@ def send(
 
 
 def _problem(channel: RoundChannel, upload: Any, like: Tensor) -> str:
-    """Why this upload cannot be used, in a few words; empty if it can."""
+    """Why this upload cannot be used, in a few words; empty if it can.
+
+    Raises:
+        ConfigError: it is named otherwise than declared, which no client would get right.
+    """
+    names = {field.name for field in channel.fields}
+    if isinstance(upload, dict) and upload and set(upload) != names:
+        wrong = next(iter(set(upload) - names), None)
+        if wrong is not None:
+            raise unknown("field of an upload, which finish() returns and fields() does not declare,", wrong, names)
+        raise ConfigError(
+            f"finish() returned the fields {', '.join(upload)} and fields() declares {', '.join(sorted(names))}; "
+            "return all that is declared, and declare all that is returned"
+        )
     for field in channel.fields:
         value = upload.get(field.name) if isinstance(upload, dict) else None
         if not isinstance(value, Tensor):

@@ -14,13 +14,13 @@ import numpy as np
 
 from privfl.errors import ConfigError
 from privfl.randomness import numpy_stream
-from privfl.validation import as_tuple, check_count, check_number
+from privfl.validation import Settings, check_count, check_number
 
 STREAM = "availability"
 
 
 @dataclass(frozen=True)
-class Availability(ABC):
+class Availability(Settings, ABC):
     """A rule that says which clients are active in each round; its fields are the rule's settings."""
 
     def active(self, round: int, clients: int, seed: int) -> np.ndarray:
@@ -58,7 +58,6 @@ class PerCluster(Availability):
     period: int = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "probabilities", as_tuple("probabilities", self.probabilities))
         for probability in self.probabilities:
             check_number("an entry of probabilities", probability, 0, 1)
         if not any(self.probabilities):

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from privfl.errors import ConfigError
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import numpy_stream
-from privfl.validation import check_count, check_number
+from privfl.validation import Settings, check_count, check_number
 
 Clients = NDArray[np.int64]
 
@@ -31,7 +32,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Cohort(ABC):
+class Cohort(Settings, ABC):
     """A rule that draws the cohort. ``rate`` < 1 only if its coins earn amplification: Poisson, and secret."""
 
     needs_sizes = False
@@ -51,6 +52,9 @@ class Cohort(ABC):
     def max_participations(self, clients: int, rounds: int) -> int:
         """The most rounds, of ``rounds``, in which one of ``clients`` clients takes part."""
         return -(-rounds // self.min_separation(clients))
+
+    def check_clients(self, clients: int) -> None:
+        """Raise :class:`ConfigError` if this rule cannot go with ``clients`` clients."""
 
     @abstractmethod
     def expected(self, available: int) -> float:
@@ -92,6 +96,10 @@ class FixedCohort(Cohort):
 
     def __post_init__(self) -> None:
         check_count("the cohort's size", self.size)
+
+    def check_clients(self, clients: int) -> None:
+        if self.size > clients:
+            raise ConfigError(f"the cohort's size is {self.size} of {clients} clients; lower it, or take Everyone()")
 
     def expected(self, available: int) -> float:
         return float(min(self.size, available))
@@ -184,6 +192,13 @@ class Rotation(Cohort):
 
     def __post_init__(self) -> None:
         check_count("the cohort's period", self.period)
+
+    def check_clients(self, clients: int) -> None:
+        if self.period > clients:
+            raise ConfigError(
+                f"the cohort's period is {self.period} for {clients} clients, so that some rounds have nobody; "
+                f"give at most {clients}"
+            )
 
     def min_separation(self, clients: int) -> int:
         return self.period

@@ -29,11 +29,13 @@ from privfl.data.mapped import Rows
 from privfl.data.partitions import Natural, Partition, PartitionReport, describe
 from privfl.errors import ConfigError, DataError
 from privfl.federation.context import Setting
+from privfl.federation.fit import check_builder, check_fit
 from privfl.federation.recipe import Recipe, content_hash
 from privfl.models import InputKind, NamedModel, OwnModel, default_model
 from privfl.privacy.loss import Loss
 from privfl.randomness import numpy_stream
 from privfl.schema import Named, plain
+from privfl.validation import Settings, checked, said
 
 ModelFactory = Callable[[int], nn.Module]
 """Builds the model from a seed; the same seed gives the same initial parameters."""
@@ -88,7 +90,7 @@ class ClientIndex:
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(Settings):
     """A federated learning task. Build one with :func:`load` or :meth:`from_arrays`.
 
     ``inputs[rows]`` are the inputs [B, ...] of the rows ``rows`` [B] and ``targets[rows]`` their classes: all there is
@@ -113,6 +115,7 @@ class Task:
     """How this very task can be had again, if that is known; a changed copy (``dataclasses.replace``) has none."""
 
     @classmethod
+    @checked
     def from_dataset(
         cls,
         dataset: Dataset,
@@ -143,7 +146,7 @@ class Task:
         if label_noise is not None:
             targets = label_noise.apply(targets, dataset.classes, numpy_stream(seed, "label-noise"))
         factory, name = _factory(dataset, model, model_options or {})
-        return cls(
+        task = cls(
             name=dataset.name,
             inputs=dataset.inputs,
             targets=torch.from_numpy(np.ascontiguousarray(targets)),
@@ -157,8 +160,12 @@ class Task:
             report=report,
             vocabulary=dataset.vocabulary,
         )
+        if loss is not cross_entropy or not isinstance(factory, NamedModel):
+            task.check_model(task.model(0))  # what others have written fails here, and not when a run begins
+        return task
 
     @classmethod
+    @checked
     def from_arrays(
         cls,
         inputs: Any,
@@ -168,22 +175,30 @@ class Task:
         test: tuple[Any, Any] | None = None,
         test_fraction: float = 0.2,
         scale: float = 1.0,
+        classes: int | None = None,
         vocabulary: int | None = None,
         partition: Partition | None = None,
         model: str | Callable[[], nn.Module] | None = None,
+        model_options: dict[str, Any] | None = None,
         loss: Loss = cross_entropy,
         seed: int = 0,
     ) -> Task:
         """A task from a user's own NumPy or torch arrays.
 
-        ``inputs`` [N, ...] and ``targets`` [N] of class numbers; ``clients`` [N] names the owner of every row, or
-        ``partition`` divides the rows. Without ``test``, ``test_fraction`` of the rows are held out. ``scale`` is a
-        public factor of all inputs, for instance 1/255 for 8-bit images; ``vocabulary`` is the number of token ids.
+        ``inputs`` [N, ...] and ``targets`` [N] of class numbers, of which there are ``classes``; ``clients`` [N] names
+        the owner of every row, or ``partition`` divides the rows. Without ``test``, ``test_fraction`` of the rows are
+        held out. ``scale`` is a public factor of all inputs, for instance 1/255 for 8-bit images; ``vocabulary`` is the
+        number of token ids.
 
         Inputs in a memory map (``np.memmap``, ``np.load(…, mmap_mode="r")``) may be larger than memory: nothing is
         copied but the held-out rows, and training is the same bit by bit. See :meth:`Dataset.from_arrays`, which says
         also what is refused.
         """
+        if clients is not None and partition is not None and not isinstance(partition, Natural):
+            raise ConfigError(
+                f"clients= says who owns each row, and partition={said(partition)} would deal the rows out anew; "
+                "leave one of them out"
+            )
         dataset = Dataset.from_arrays(
             inputs,
             targets,
@@ -191,11 +206,15 @@ class Task:
             test=test,
             test_fraction=test_fraction,
             scale=scale,
+            classes=classes,
             vocabulary=vocabulary,
             seed=seed,
         )
-        return cls.from_dataset(dataset, partition=partition, model=model, loss=loss, seed=seed)
+        return cls.from_dataset(
+            dataset, partition=partition, model=model, model_options=model_options, loss=loss, seed=seed
+        )
 
+    @checked
     def with_local_tests(self, tests: LocalTests | None = None, seed: int = 0) -> Task:
         """This task with rows of every client held back from training, for testing its personal models.
 
@@ -269,6 +288,14 @@ class Task:
         targets = torch.randint(self.classes, (rows,), generator=generator)
         return inputs.to(self.inputs.device), targets.to(self.inputs.device)
 
+    def check_model(self, network: nn.Module) -> None:
+        """Refuse a model or a loss that does not fit the data; ``network`` is the task's model, and stays as it is.
+
+        Raises:
+            ConfigError: see :func:`privfl.federation.fit.check_fit`.
+        """
+        check_fit(network, self.model_name, self.loss, *self.probe(3), self.classes, plain=self.loss is cross_entropy)
+
     def to(self, device: torch.device) -> Task:
         """The task with its arrays on ``device``; those that are there already are not copied.
 
@@ -291,10 +318,13 @@ def _factory(
         model = default_model(shape, "tokens" if vocabulary is not None else kinds.get(len(shape), "vector"))
     if isinstance(model, str):
         return NamedModel(model, shape, dataset.classes, vocabulary, options), model
+    if options:
+        raise ConfigError(f"model_options is {said(options)} and model {said(model)}; put the options into the model")
     inner = model.func if isinstance(model, partial) else model
-    return OwnModel(model), getattr(inner, "__name__", type(inner).__name__)
+    return OwnModel(check_builder(model)), getattr(inner, "__name__", type(inner).__name__)
 
 
+@checked
 def load(
     name: str = "digits",
     *,

@@ -119,20 +119,9 @@ def build(
     >>> sum(p.numel() for p in build("two-nn", (1, 28, 28), 10, seed=0).parameters())
     199210
     """
-    if name not in _MODELS:
-        raise unknown("model", name, _MODELS)
-    model = _MODELS[name]
-    shape = _checked_shape(name, model, input_shape, vocabulary)
-    if classes < 1:
-        raise ConfigError(f"classes is {classes}: a model needs at least one output")
+    model, shape = _checked(name, input_shape, classes, vocabulary, options)
     if initialisation not in _INITIALISERS:
         raise unknown("initialisation", initialisation, _INITIALISERS)
-    valid = _options(model)
-    for option in options:
-        if option not in valid:
-            if not valid:
-                raise ConfigError(f"unknown option '{option}' of model '{name}': it has no options; leave it out")
-            raise unknown(f"option of model '{name}'", option, valid)
     with _generator_of(seed), torch.device("cpu"):
         try:
             network: Network = validate_call(model.builder)(vocabulary or shape, classes, **options)
@@ -150,13 +139,21 @@ def build(
 
 @dataclass(frozen=True)
 class NamedModel:
-    """Builds the model ``name`` from a seed: a factory that can be written down and read again."""
+    """Builds the model ``name`` from a seed: a factory that can be written down and read again.
+
+    Raises:
+        ConfigError: there is no such model, or it does not take such inputs or options.
+    """
 
     name: str
     input_shape: Shape
     classes: int
     vocabulary: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        own = {key: value for key, value in self.options.items() if key != "initialisation"}
+        _checked(self.name, self.input_shape, self.classes, self.vocabulary, own)
 
     def __call__(self, seed: int) -> Network:
         """The network, initialised from ``seed``."""
@@ -215,6 +212,25 @@ def default_model(input_shape: Shape, kind: InputKind) -> str:
     if kind == "image":
         return "two-cnn" if min(input_shape[1:]) >= 4 else "two-nn"
     return {"vector": "logistic", "signal": "resnet1d", "tokens": "text-cnn"}[kind]
+
+
+def _checked(
+    name: str, input_shape: Shape, classes: int, vocabulary: int | None, options: Mapping[str, Any]
+) -> tuple[_Model, Shape]:
+    """The model ``name`` and its ``input_shape`` as a tuple of int, if it takes such inputs and options."""
+    if name not in _MODELS:
+        raise unknown("model", name, _MODELS)
+    model = _MODELS[name]
+    shape = _checked_shape(name, model, input_shape, vocabulary)
+    if classes < 1:
+        raise ConfigError(f"classes is {classes}: a model needs at least one output")
+    valid = _options(model)
+    for option in options:
+        if option not in valid:
+            if not valid:
+                raise ConfigError(f"unknown option '{option}' of model '{name}': it has no options; leave it out")
+            raise unknown(f"option of model '{name}'", option, valid)
+    return model, shape
 
 
 def _checked_shape(name: str, model: _Model, input_shape: Shape, vocabulary: int | None) -> Shape:

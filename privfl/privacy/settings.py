@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer, Unit
@@ -13,10 +11,11 @@ from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.mechanisms.claims import check_mechanism
 from privfl.privacy.mechanisms.mechanism import Mechanism
 from privfl.privacy.sizes.mechanism import SizeMechanism
+from privfl.validation import Settings
 
 
 @dataclass(frozen=True)
-class Budget:
+class Budget(Settings):
     """Stop before the round in which the claim of one cell of the statement would exceed ``epsilon``.
 
     Args:
@@ -35,7 +34,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Privacy:
+class Privacy(Settings):
     """The mechanisms of one run; the default is none, and then every cell of the statement is ∞.
 
     Args:
@@ -62,32 +61,14 @@ class Privacy:
     noise_key: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "update", _links(self.update))
-        object.__setattr__(self, "statistics", tuple(self.statistics))
+        object.__setattr__(self, "update", tuple(map(check_mechanism, self.update)))
         names = [one.statistic for one in self.statistics]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ConfigError(f"privacy.statistics names '{twice}' twice; give one mechanism for each statistic")
+        if not self.max_size_error > 0:
+            raise ConfigError(f"privacy.max_size_error is {self.max_size_error!r}; give a positive number, such as 1.0")
         if not 0 < self.target_delta < 1:
             raise ConfigError(f"privacy.target_delta is {self.target_delta!r}; give a number in (0, 1), such as 1e-5")
         if self.noise_key is not None and self.noise_key < 0:
             raise ConfigError(f"privacy.noise_key is {self.noise_key}; give a non-negative integer, or leave it out")
-
-
-def _links(update: Any) -> tuple[Mechanism, ...]:
-    """The mechanisms that ``update`` lists.
-
-    Raises:
-        ConfigError: it is no list, or something in it is no mechanism for uploads.
-    """
-    if isinstance(update, Mechanism):
-        raise ConfigError(f"privacy.update is {type(update).__name__} itself; put it into a list: update=[{update!r}]")
-    if isinstance(update, str | type) or not isinstance(update, Iterable):
-        raise ConfigError(f"privacy.update is {update!r}; give a list of mechanisms, such as [Clip(1.0)]")
-    links = tuple(update)
-    for link in links:
-        for kind, home in ((DPSGD, "training"), (SizeMechanism, "size"), (NoisyTotal, "statistics")):
-            if isinstance(link, kind):
-                name = type(link).__name__
-                raise ConfigError(f"privacy.update holds {name}, which is no mechanism for uploads; give it as {home}")
-    return tuple(map(check_mechanism, links))

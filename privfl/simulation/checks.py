@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from privfl.algorithms.base import Algorithm
-from privfl.errors import ConfigError, unknown
+from privfl.algorithms.base import Algorithm, check_contract, overrides
+from privfl.errors import ConfigError
 from privfl.federation.cohorts import Cohort
 from privfl.federation.task import Task
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.channel.channel import ChannelSpec
 from privfl.privacy.clipping.opacus_hooks import check_opacus
 from privfl.privacy.clipping.per_sample import GradSampleMode, check_per_sample, unknown_layers
+from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.dpsgd import PerSample
 from privfl.privacy.loss import refuse_coupled
 from privfl.privacy.settings import Privacy
@@ -42,6 +44,10 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
     """
     dpsgd, clients = privacy.training, len(task.clients)
     network = FlatNetwork(task.model(0), device)
+    task.check_model(network.module)
+    cohort.check_clients(clients)
+    check_contract(algorithm)
+    _check_kept(algorithm, network.flat)
     way: GradSampleMode | None = None
     if dpsgd is not None:
         if algorithm.dpsgd_refusal():
@@ -140,10 +146,21 @@ def _keep_draw_secret(privacy: Privacy) -> None:
         )
 
 
-def check_name(kind: str, name: str, valid: tuple[str, ...]) -> None:
-    """Raise a :class:`ConfigError` that lists the valid names unless ``name`` is one of them."""
-    if name not in valid:
-        raise unknown(kind, name, valid)
+def _check_kept(algorithm: Algorithm, parameters: Tensor) -> None:
+    """Refuse an algorithm whose clients begin with something that nobody has kept yet."""
+    if not algorithm.keeps or overrides(algorithm, "initial_kept"):
+        return
+    received = algorithm.broadcast(algorithm.turn(algorithm.start(parameters.clone()), 0))
+    try:
+        with torch.no_grad():
+            algorithm.begin(received, {}, LocalTraining())
+    except KeyError as error:
+        if error.args[0] in algorithm.keeps:
+            raise ConfigError(
+                f"{algorithm.name}'s clients keep {error.args[0]!r} and begin with it, but before the first round "
+                "there is none; define initial_kept(client), or begin with kept.get(…)"
+            ) from error
+        raise
 
 
 def pick_device(name: str) -> torch.device:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 from torch import Tensor
 
 from privfl.engine.aggregation import CohortSums
 from privfl.engine.workspace import ClientResult, Phase
-from privfl.errors import ConfigError
 from privfl.federation.availability import Availability
 from privfl.federation.cohorts import Cohort
 from privfl.federation.task import Task
@@ -35,18 +33,12 @@ from privfl.simulation.transcript import (
 SERVERS_VIEW = "The run directory holds the server's transcript: whoever gets the folder sees what the server saw."
 
 
-def recorded_observers(record: bool | Sequence[Observer]) -> tuple[Observer, ...]:
-    """Who is recorded: everybody, nobody, or the observers that are named.
-
-    Raises:
-        ConfigError: there is no such observer.
-    """
+def recorded_observers(record: bool | Observer | Sequence[Observer]) -> tuple[Observer, ...]:
+    """Who is recorded: everybody, nobody, or the observer or observers that are named."""
     if isinstance(record, bool):
         return OBSERVERS if record else ()
-    for name in record:
-        if name not in get_args(Observer):
-            raise ConfigError(f"record names the observer {name!r}; choose from {', '.join(OBSERVERS)}, or give true")
-    return tuple(name for name in OBSERVERS if name in record)
+    named = [record] if isinstance(record, str) else record
+    return tuple(name for name in OBSERVERS if name in named)
 
 
 def public_facts(run: RunSettings) -> PublicFacts:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any
 
 import tomli_w
 
 from privfl.algorithms import ALGORITHMS, Algorithm
 from privfl.engine.choice import EngineName
-from privfl.errors import ConfigError
 from privfl.federation.availability import AVAILABILITY, Always, Availability
 from privfl.federation.cohorts import COHORTS, Cohort, Everyone
 from privfl.federation.recipe import REGISTRIES, Recipe
@@ -23,11 +22,11 @@ from privfl.privacy.settings import Privacy
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
 from privfl.privacy.sizes.mechanism import SizeMechanism
 from privfl.schema import BESIDE, Named, Registries, plain
-from privfl.simulation.checks import check_name
+from privfl.validation import Settings, check_count, check_number
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Settings):
     """How long a run trains and when it is tested: part of the experiment.
 
     Args:
@@ -42,12 +41,11 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name in ("rounds", "evaluate_every"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"{name} is {value}; give an integer ≥ 1")
+            check_count(name, getattr(self, name))
 
 
 @dataclass(frozen=True)
-class Execution:
+class Execution(Settings):
     """How a run is computed: changes its time and the rounding of its sums, never a claim.
 
     Args:
@@ -67,8 +65,9 @@ class Execution:
     checkpoint_seconds: float = 10.0
 
     def __post_init__(self) -> None:
-        check_name("engine", self.engine, get_args(EngineName))
-        check_name("precision", self.precision, get_args(Precision))
+        if self.workers is not None:
+            check_count("workers", self.workers)
+        check_number("checkpoint_seconds", self.checkpoint_seconds, 0)
 
 
 def registries() -> Registries:
@@ -85,7 +84,18 @@ def registries() -> Registries:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides a run, as its ``config.toml`` holds it: the fields are the keys of the file."""
+    """Everything that decides a run, as its ``config.toml`` holds it: the fields are the keys of the file.
+
+    Args:
+        schedule, execution, recipe: their own fields stand at the top of the file.
+        record: whose view of the run is kept as its transcript, for attacks: ``["server"]``, ``["public"]``, both
+            (true) or nobody's.
+        algorithm: how clients train, what they send and what the server makes of it; FedAvg by default.
+        training: how clients train in a round.
+        privacy: the mechanisms of the run; without any, every cell of the statement is ∞.
+        cohort: which of the clients that can be reached take part in a round; all by default.
+        availability: which clients can be reached in a round; all by default.
+    """
 
     schedule: Schedule = field(default_factory=Schedule, metadata=BESIDE)
     execution: Execution = field(default_factory=Execution, metadata=BESIDE)

@@ -36,10 +36,12 @@ from privfl.simulation.rounds import ServerContext, aggregate, collect
 from privfl.simulation.run_directory import Metrics, RunDirectory, write_whole
 from privfl.simulation.settings import Execution, RunConfig, Schedule
 from privfl.simulation.state import State
+from privfl.validation import checked
 
 Stopped = Literal["finished", "budget"]
 
 
+@checked
 def simulate(
     task: Task,
     algorithm: Algorithm,
@@ -52,7 +54,7 @@ def simulate(
     cohort: Cohort | None = None,
     availability: Availability | None = None,
     execution: Execution | None = None,
-    record: bool | Sequence[Observer] = False,
+    record: bool | Observer | Sequence[Observer] = False,
     out: Path | str | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),

@@ -115,12 +115,12 @@ def test_a_map_stays_where_it_is_and_its_batches_go_to_the_device(tmp_path):
 
 def test_token_ids_in_a_map_need_their_vocabulary_and_are_held_to_it(tmp_path):
     tokens = saved(tmp_path, np.random.default_rng(6).integers(0, 9, (60, 7)))
-    with pytest.raises(DataError, match="token ids in a memory map; give vocabulary"):
+    with pytest.raises(DataError, match="may be token ids or features; give vocabulary"):
         Dataset.from_arrays(tokens, LABELS)
     rows = Dataset.from_arrays(tokens, LABELS, vocabulary=9).inputs
     assert rows.dtype == rows[:2].dtype == torch.int64
     low = Dataset.from_arrays(tokens, LABELS, vocabulary=8, test=(np.zeros((2, 7), np.int64), [0, 1]))
-    with pytest.raises(DataError, match=r"a token id is 8, outside 0\.\.7"):
+    with pytest.raises(DataError, match=r"inputs\[\d+, \d\] is 8, outside 0\.\.7"):
         low.inputs[:]
 
 

@@ -178,7 +178,7 @@ def test_a_late_markov_round_is_answered_without_replaying_the_run():
         (lambda: Persistent(0.5, period=0), "period is 0: give a whole number of at least 1."),
         (lambda: PerCluster((0.5, -0.1)), "an entry of probabilities is -0.1"),
         (lambda: PerCluster((0.0, 0.0)), "at least one cluster must sometimes be active"),
-        (lambda: PerCluster(0.5), "probabilities is 0.5: give a list with one entry per cluster."),
+        (lambda: PerCluster(0.5), "PerCluster's probabilities is 0.5; give a list, such as [0.5]"),
         (lambda: PerCluster(()), "at least one cluster must sometimes be active"),
         (lambda: PerCluster((0.0, 0.5)).active(0, 1, 0), "none of 1 clients can ever be active"),
         (lambda: FixedFraction(0.0), "fraction is 0.0"),

@@ -119,7 +119,6 @@ def test_weights_that_are_all_zero_or_negative_fall_back_to_uniform_draws():
         (pf.PoissonCohort, 0.0),
         (pf.PoissonCohort, 1.5),
         (pf.SizeWeightedCohort, 0),
-        (pf.FixedCohort, 2.5),
         (pf.Rotation, 0),
     ],
 )

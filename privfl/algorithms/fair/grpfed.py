@@ -21,7 +21,6 @@ from privfl.algorithms.fair.adaptive_weights import (
     spread_from_sums,
 )
 from privfl.algorithms.fair.discriminator import (
-    LOSSES,
     DiscriminatorLoss,
     judged_terms,
     new_discriminator,
@@ -34,16 +33,7 @@ from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
 from privfl.randomness import torch_stream
-from privfl.validation import check_choice, check_count, check_number
-
-CHOICES = {
-    "loss_report": ("last_epoch_mean", "post_eval", "pre_eval", "last_batch"),
-    "form": ("each", "sums"),
-    "disc_loss": LOSSES,
-    "disc_ref": ("broadcast", "current"),
-    "personal_head": ("paired", "latest"),
-    "sigma_scope": ("participants", "last_known"),
-}
+from privfl.validation import check_count, check_number
 
 
 @dataclass(frozen=True)
@@ -108,8 +98,6 @@ class GRPFed(Algorithm):
             )
         check_number("grp-fed's lambda_max", self.lambda_max, 0, 1, above=True)
         check_count("grp-fed's hidden", self.hidden)
-        for name, valid in CHOICES.items():
-            check_choice(f"{name} of grp-fed", getattr(self, name), valid)
         if self.form == "sums":
             self._check_sums()
         # Many totals of one round cannot share one noisy total: they go by a name of their own.

@@ -20,7 +20,7 @@ from privfl.errors import ConfigError
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
-from privfl.validation import check_choice, check_number
+from privfl.validation import check_number
 
 NORMALISER, LEVEL, LOST = "normaliser", "level", "lost"
 LARGEST_REACH = 60.0
@@ -64,7 +64,6 @@ class LossShares(Algorithm):
     reach: float = 10.0
 
     def __post_init__(self) -> None:
-        check_choice(f"{self.name}'s weighting", self.weighting, ("uniform", "size"))
         check_number(f"{self.name}'s server_learning_rate", self.server_learning_rate, 0, above=True)
         check_loss_bound(self.name, self.loss_bound)
         check_number(f"{self.name}'s reach", self.reach, 0, LARGEST_REACH, above=True)

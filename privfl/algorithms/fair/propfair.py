@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from privfl.errors import ConfigError
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
 from privfl.privacy.loss import Loss, coupled
-from privfl.validation import check_choice, check_number
+from privfl.validation import check_number
 
 Tail = Literal["linear", "huber", "continuous"]
 
@@ -58,7 +58,6 @@ class PropFair(FedAvg):
         super().__post_init__()
         check_number("propfair's base", self.base, 0, above=True)
         check_number("propfair's margin", self.margin, 0, self.base, above=True)
-        check_choice("propfair's tail", self.tail, get_args(Tail))
         check_loss_bound(self.name, self.loss_bound)
         if not self.per_sample and self.loss_bound < math.inf:
             raise ConfigError(

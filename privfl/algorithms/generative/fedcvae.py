@@ -20,7 +20,7 @@ from privfl.algorithms.generative.generative_fedavg import (
 from privfl.models.conditional import ConditionalAutoencoder
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
-from privfl.validation import check_choice, check_number
+from privfl.validation import check_number
 
 Reconstruction = Literal["bce", "mse"]
 """How far a decoded input is from the real one; see :func:`reconstruction_terms`."""
@@ -58,7 +58,6 @@ class FedCVAE(GenerativeFedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("fedcvae's beta", self.beta, 0)
-        check_choice("fedcvae's reconstruction", self.reconstruction, ("bce", "mse"))
 
     def networks(self) -> ConditionalAutoencoder:
         setting = self.setting

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.label_skew.calibrated_logits import CalibratedFedAvg
-from privfl.validation import check_choice, check_number
+from privfl.validation import check_number
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,6 @@ class FedRS(CalibratedFedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("fedrs's alpha", self.alpha, 0, 1)
-        check_choice("fedrs's form", self.form, ("binary", "graded"))
         check_number("fedrs's present_from", self.present_from, 0, above=True)
         object.__setattr__(self, "statistics", type(self).statistics if self.alpha < 1 else ())
 

@@ -20,7 +20,7 @@ from privfl.models.flat_network import flatten
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
 from privfl.privacy.loss import Loss
-from privfl.validation import check_choice, check_number
+from privfl.validation import check_number
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,6 @@ class MOON(FedAvg):
         super().__post_init__()
         check_number("moon's mu", self.mu, 0)
         check_number("moon's temperature", self.temperature, 0, above=True)
-        check_choice("moon's first", self.first, ("none", "initial"))
 
     def on(self, setting: Setting) -> Self:
         bound = super().on(setting)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
 from privfl.privacy.loss import Loss, coupled
-from privfl.validation import check_choice, check_count, check_number
+from privfl.validation import check_count, check_number
 
 Source = Literal["paper", "code", "global_only"]
 
@@ -95,9 +95,6 @@ class ReBaFL(FedAvg):
         check_number("rebafl's epsilon", self.epsilon, 0, 1)
         check_number("rebafl's mu", self.mu, 0)
         check_number("rebafl's lam", self.lam, 0)
-        check_choice("rebafl's aug_missing", self.aug_missing, get_args(Missing))
-        check_choice("rebafl's proto_source", self.proto_source, get_args(Source))
-        check_choice("rebafl's proto_memory", self.proto_memory, get_args(Memory))
         check_count("rebafl's n_min", self.n_min)
         if not self.feature_norm > 0:
             raise ConfigError(f"rebafl's feature_norm is {self.feature_norm!r}; give a positive number, or inf")

@@ -12,7 +12,7 @@ from privfl.algorithms.base import Tensors
 from privfl.algorithms.personal.partial_sharing import PartialUpload, descend_part
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
-from privfl.validation import check_choice, check_count
+from privfl.validation import check_count
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,6 @@ class FedBABU(PartialUpload):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("fedbabu's finetune_steps", self.finetune_steps, 0)
-        check_choice("fedbabu's finetune", self.finetune, ("full", "head", "body"))
         object.__setattr__(self, "keeps", ("personal",) if self.finetune_steps else ())
 
     def part(self) -> Tensor:

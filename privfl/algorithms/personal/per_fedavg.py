@@ -14,9 +14,7 @@ from privfl.errors import ConfigError
 from privfl.federation.context import Setting
 from privfl.privacy.door.batch_plans import LocalTraining, Plan, Poisson
 from privfl.privacy.door.contract import Batch, Door
-from privfl.validation import check_choice, check_count, check_number
-
-FORMS = ("first-order", "hessian-free")
+from privfl.validation import check_count, check_number
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,6 @@ class PerFedAvg(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("per-fedavg's form", self.form, FORMS)
         check_number("per-fedavg's inner_learning_rate", self.inner_learning_rate, 0)
         check_number("per-fedavg's difference", self.difference, 0, above=True)
         check_count("per-fedavg's adaptation_steps", self.adaptation_steps)

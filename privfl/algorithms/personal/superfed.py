@@ -17,7 +17,7 @@ from privfl.algorithms.personal.superfed_steps import Pull, Regularisers, descen
 from privfl.federation.context import Setting
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
-from privfl.validation import check_choice, check_number
+from privfl.validation import check_number
 
 LAMBDAS = (0.5, 0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Where a client's own models lie on the segment, eq. (10); the middle, which no data chose, comes first."""
@@ -68,9 +68,6 @@ class SuPerFed(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("superfed's mode", self.mode, ("mm", "lm"))
-        check_choice("superfed's prox", self.prox, ("squared", "norm"))
-        check_choice("superfed's cos_over", self.cos_over, ("all", "random"))
         check_number("superfed's mu", self.mu, 0)
         check_number("superfed's nu", self.orthogonality, 0)
         check_number("superfed's start_fraction", self.begins, 0, 1)

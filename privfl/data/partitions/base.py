@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from privfl.errors import ConfigError, DataError
-from privfl.validation import check_count
+from privfl.validation import Settings, check_count
 
 
 class Assignment(NamedTuple):
@@ -22,7 +22,7 @@ class Assignment(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Partition(ABC):
+class Partition(Settings, ABC):
     """A rule that deals the samples of one dataset to clients; its fields are the rule's settings."""
 
     def split(

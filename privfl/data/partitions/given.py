@@ -36,15 +36,12 @@ class GivenSizes(Partition):
     clients: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.sizes, list | tuple | np.ndarray):
-            raise ConfigError(f"sizes is {self.sizes!r}: give a list with one whole number per client.")
         if (len(self.sizes) == 0) == (self.dataset is None):
             raise ConfigError(
                 f"given-sizes has {len(self.sizes)} sizes and dataset={self.dataset!r}: give exactly one of the two."
             )
         for size in self.sizes:
             check_count("a client's size", size)
-        object.__setattr__(self, "sizes", tuple(int(size) for size in self.sizes))
         if self.dataset is not None:
             info(self.dataset)
         if self.clients is not None:

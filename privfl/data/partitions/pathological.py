@@ -9,7 +9,7 @@ import numpy as np
 
 from privfl.data.partitions.base import Assignment, Partition, check_enough, class_pools
 from privfl.errors import ConfigError
-from privfl.validation import as_tuple, check_choice, check_count, check_number
+from privfl.validation import check_count, check_number
 
 Reuse = Literal["wrap", "forbid"]
 """What happens when clients ask for more of a class than there is: samples are shared, or the clients get less."""
@@ -45,7 +45,7 @@ class Pathological(Partition):
 
     def __post_init__(self) -> None:
         check_count("classes_per_client", self.classes_per_client)
-        _check(self.clients, self.samples_per_client, self.reuse, self.iid_fraction)
+        _check(self.clients, self.samples_per_client, self.iid_fraction)
 
     def _assign(
         self, targets: np.ndarray, classes: int, rng: np.random.Generator, clients: np.ndarray | None
@@ -79,7 +79,6 @@ class Clustered(Partition):
 
     def __post_init__(self) -> None:
         check_count("clusters", self.clusters)
-        object.__setattr__(self, "classes_per_client", as_tuple("classes_per_client", self.classes_per_client))
         if len(self.classes_per_client) != self.clusters:
             raise ConfigError(
                 f"classes_per_client has {len(self.classes_per_client)} entries for {self.clusters} clusters: give one "
@@ -87,7 +86,7 @@ class Clustered(Partition):
             )
         for number in self.classes_per_client:
             check_count("classes_per_client", number)
-        _check(self.clients, self.samples_per_client, self.reuse, self.iid_fraction)
+        _check(self.clients, self.samples_per_client, self.iid_fraction)
 
     def _assign(
         self, targets: np.ndarray, classes: int, rng: np.random.Generator, clients: np.ndarray | None
@@ -96,11 +95,10 @@ class Clustered(Partition):
         return _deal(targets, classes, rng, numbers, self.samples_per_client, self.reuse, self.iid_fraction)
 
 
-def _check(clients: int, samples_per_client: int | None, reuse: str, iid_fraction: float) -> None:
+def _check(clients: int, samples_per_client: int | None, iid_fraction: float) -> None:
     check_count("clients", clients)
     if samples_per_client is not None:
         check_count("samples_per_client", samples_per_client)
-    check_choice("reuse", reuse, ("wrap", "forbid"))
     check_number("iid_fraction", iid_fraction, 0, 1)
 
 

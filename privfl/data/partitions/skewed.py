@@ -17,7 +17,7 @@ from privfl.data.partitions.base import (
     proportional_sizes,
 )
 from privfl.errors import ConfigError
-from privfl.validation import check_choice, check_count, check_number
+from privfl.validation import check_count, check_number
 
 Skew = Literal["label", "label-balanced", "size", "both"]
 
@@ -55,7 +55,6 @@ class Dirichlet(Partition):
     def __post_init__(self) -> None:
         check_count("clients", self.clients)
         check_number("alpha", self.alpha, 0, above=True)
-        check_choice("skew", self.skew, ("label", "label-balanced", "size", "both"))
         if self.size_alpha is not None:
             check_number("size_alpha", self.size_alpha, 0, above=True)
             if self.skew not in ("size", "both"):
@@ -130,8 +129,6 @@ class LongTail(Partition):
 
     def __post_init__(self) -> None:
         check_count("clients", self.clients)
-        check_choice("size_mode", self.size_mode, ("zipf", "geometric", "longtail"))
-        check_choice("class_mode", self.class_mode, ("geometric", "zipf"))
         check_number(f"rho (size_mode '{self.size_mode}')", self.rho, 0, np.inf if self.size_mode == "zipf" else 1)
         check_number(f"tau (class_mode '{self.class_mode}')", self.tau, 0, np.inf if self.class_mode == "zipf" else 1)
         check_count("min_size", self.min_size)

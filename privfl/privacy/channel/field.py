@@ -11,10 +11,11 @@ from torch import Tensor
 
 from privfl.errors import ConfigError
 from privfl.privacy.noise.source import NoiseStream, round_to_grid
+from privfl.validation import Settings, check_number
 
 
 @dataclass(frozen=True)
-class Field:
+class Field(Settings):
     """One named tensor of an upload.
 
     Args:
@@ -41,6 +42,8 @@ class Field:
 
     def __post_init__(self) -> None:
         low, high = self.value_range
+        if self.per_sample_scale is not None:
+            check_number(f"the field '{self.name}' has a per_sample_scale that", self.per_sample_scale, 0, above=True)
         if self.epsilon is not None and self.shape != ():
             raise ConfigError(f"the field '{self.name}' is randomised but no single number; give it the shape ()")
         if self.epsilon is not None and not (0 < self.epsilon < math.inf and -math.inf < low < high < math.inf):

@@ -12,10 +12,11 @@ from torch import Tensor
 from privfl.errors import ConfigError
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.noise.source import NoiseStream
+from privfl.validation import Settings
 
 
 @dataclass(frozen=True)
-class LocalTraining:
+class LocalTraining(Settings):
     """How a client trains in one round: plain SGD over shuffled batches, or Poisson batches under DP-SGD.
 
     Under DP-SGD ``batch_size`` is the public divisor of every gradient and a round has ``steps``, or ⌈epochs / rate⌉.

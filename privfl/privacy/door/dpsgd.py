@@ -6,20 +6,20 @@ The sampler, the clipper, the noise and the event for the ledger come from this 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 
 from privfl.errors import ConfigError, PrivacyError
+from privfl.validation import Settings
 
 PerClient = float | tuple[float, ...]
 PerSample = Literal["auto", "layers", "vmap", "opacus"]
 
 
 @dataclass(frozen=True)
-class DPSGD:
+class DPSGD(Settings):
     """Differentially private gradients at the door (Abadi et al. 2016), with Poisson batches.
 
     Guarantee: one gradient releases Σ_i clip(g_i, C) + N(0, (z·C)²·I), divided by a public number, over a batch that
@@ -62,20 +62,10 @@ class DPSGD:
     def __post_init__(self) -> None:
         if (self.noise_multiplier is None) == (self.target_epsilon is None):
             raise ConfigError("DPSGD needs exactly one of noise_multiplier and target_epsilon; give one of them")
-        for name in ("noise_multiplier", "target_epsilon", "sample_rate"):
-            value = getattr(self, name)
-            if isinstance(value, Sequence):
-                object.__setattr__(self, name, tuple(float(item) for item in value))
         _check("noise_multiplier", self.noise_multiplier, 0.0, math.inf, low_included=True)
         _check("target_epsilon", self.target_epsilon, 0.0, math.inf)
         _check("max_grad_norm", self.max_grad_norm, 0.0, math.inf)
         _check("sample_rate", self.sample_rate, 0.0, 1.0, high_included=True)
-        if self.noise_at not in ("client", "server"):
-            raise ConfigError(f"DPSGD's noise_at is '{self.noise_at}'; choose 'client' or 'server'")
-        if self.per_sample not in get_args(PerSample):
-            raise ConfigError(
-                f"DPSGD's per_sample is {self.per_sample!r}; choose one of {', '.join(get_args(PerSample))}"
-            )
         if self.noise_at == "server" and isinstance(self.noise_multiplier or self.target_epsilon, tuple):
             raise ConfigError(
                 "DPSGD with noise_at='server' adds one noise for all clients; give one number, not a list"
@@ -105,7 +95,7 @@ class DPSGD:
 
 
 def _pick(value: PerClient, client: int) -> float:
-    return value[client] if isinstance(value, tuple) else float(value)
+    return float(value[client] if isinstance(value, tuple) else value)
 
 
 def _check(

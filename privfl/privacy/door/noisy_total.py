@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from privfl.errors import ConfigError
+from privfl.validation import Settings
 
 
 @dataclass(frozen=True)
-class NoisyTotal:
+class NoisyTotal(Settings):
     """Gaussian noise on one of an algorithm's totals: clip every sample's statistic, add up, add noise.
 
     Guarantee: adding or removing one sample moves the sum by at most ``max_norm`` in L2, so one total is the Gaussian

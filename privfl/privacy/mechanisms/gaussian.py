@@ -55,8 +55,6 @@ class GaussianNoise(Mechanism):
     def __post_init__(self) -> None:
         if not 0 <= self.noise_multiplier < math.inf:
             raise ConfigError(f"GaussianNoise's noise_multiplier is {self.noise_multiplier!r}; give a number ≥ 0")
-        if self.at not in ("client", "server"):
-            raise ConfigError(f"GaussianNoise's at is '{self.at}'; choose 'client' or 'server'")
 
     @property
     def adds_at(self) -> AddsAt:

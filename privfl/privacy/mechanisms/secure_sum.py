@@ -73,10 +73,6 @@ class SecureSum(Mechanism):
             raise ConfigError(
                 f"SecureSum's threshold is {self.threshold!r}; give a fraction in (0.5, 1], or leave it out"
             )
-        if self.mode not in ("protocol", "ideal"):
-            raise ConfigError(f"SecureSum's mode is '{self.mode}'; choose 'protocol' or 'ideal'")
-        if self.adversary not in ("semi-honest", "active"):
-            raise ConfigError(f"SecureSum's adversary is '{self.adversary}'; choose 'semi-honest' or 'active'")
         if self.bits is not None and self.bits not in WORDS:
             raise ConfigError(f"SecureSum's bits is {self.bits!r}; choose 32 or 64, or leave it out")
         if not 0 < self.largest < math.inf:

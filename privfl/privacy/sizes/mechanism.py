@@ -9,7 +9,6 @@ The equations here and in the modules beside it are numbered (1) clipping, (2) l
 from __future__ import annotations
 
 import math
-import operator
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,10 +16,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privfl.errors import ConfigError, DataError, unknown
+from privfl.errors import ConfigError, DataError
 from privfl.privacy.accounting.release import OBSERVERS, Cost, Observer, Release, Unit, everywhere, unprotected
 from privfl.privacy.noise.source import NoiseStream
 from privfl.privacy.sizes.estimate import SizeEstimate
+from privfl.validation import Settings
 
 Convention = Literal["paper", "code"]
 Refresh = Literal["once", "every_round"] | int
@@ -72,7 +72,7 @@ class ResponseRange:
 
 
 @dataclass(frozen=True)
-class SizeMechanism(ABC):
+class SizeMechanism(Settings, ABC):
     """A local randomiser for one client's size, with its unbiased estimator, exact variance and cost.
 
     Every answer is ε-locally differentially private: whatever two sizes a client might have, the probabilities of any
@@ -115,24 +115,16 @@ class SizeMechanism(ABC):
                 f"the size response has epsilon {self.epsilon}: choose one in (0, {MAX_FINITE_EPSILON:g}], "
                 "or inf for no protection."
             )
-        for name in ("bound", "lower"):
-            _require_integer(f"size response's {name}", getattr(self, name))
         if self.lower < 0:
             raise ConfigError(f"the size response's lower end is {self.lower}: no size is negative, use 0 or 1.")
-        if self.convention not in ("paper", "code"):
-            raise unknown("size convention", str(self.convention), ["paper", "code"])
         if self.range.domain < 2:
             least = self.lower + (1 if self.convention == "paper" else 2)
             raise ConfigError(
                 f"the size response's bound {self.bound} leaves fewer than two sizes from {self.lower} upwards "
                 f"(convention '{self.convention}'): use a bound of at least {least}."
             )
-        if self.refresh not in ("once", "every_round"):
-            if isinstance(self.refresh, str):
-                raise unknown("refresh of the size response", self.refresh, ["once", "every_round"])
-            _require_integer("size response's refresh", self.refresh)
-            if self.refresh < 1:
-                raise ConfigError(f"the size response is refreshed every {self.refresh} rounds: use 1 or more.")
+        if isinstance(self.refresh, int) and self.refresh < 1:
+            raise ConfigError(f"the size response is refreshed every {self.refresh} rounds: use 1 or more.")
 
     @property
     def range(self) -> ResponseRange:
@@ -278,10 +270,3 @@ def _as_sizes(sizes: ArrayLike) -> NDArray[np.int64]:
     if np.any(wrong := (exact != array) | (exact < 0)):
         raise DataError(f"a client's size is {array[wrong][0]}: it must be a non-negative integer, its sample count.")
     return exact
-
-
-def _require_integer(name: str, value: object) -> None:
-    try:
-        operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise ConfigError(f"the {name} is {value!r}: it must be an integer.") from None

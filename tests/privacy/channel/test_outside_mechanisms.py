@@ -209,7 +209,28 @@ def test_noise_adds_what_it_says_to_the_sum(task):
     assert not torch.allclose(stated, train(task, CLIP).parameters, atol=1e-2)
 
 
+@dataclass(frozen=True)
+class CountingClip(pf.Clip):
+    """Counts the updates within the bound, and leaves the count as it is."""
+
+    side_values: ClassVar = {"within": 1.0}
+    server_state: ClassVar = ("share_within",)
+
+    def norm_bound(self, server):
+        return self.max_norm
+
+    def side_report(self, update, round):
+        return {"within": float(update.norm() <= self.max_norm)}
+
+    def at_server(self, total, noise, round):
+        total["share_within"] = total.pop("within") / round.expected
+
+
 UNCLAIMED = {
+    "a bound that sends what no noise covers": (
+        (CountingClip(BOUND), NOISE),
+        "CountingClip states no update_multiplier of its own",
+    ),
     "noise without cover": ((CLIP, UnstatedNoise(2.0)), "UnstatedNoise states no cover of its own"),
     "noise without cover after a secure sum": ((CLIP, SECURE, UnstatedNoise(2.0)), "UnstatedNoise states no cover"),
     "a changed bound": ((Clip1000(BOUND), NOISE), "Clip1000 changes at_client of Clip"),
@@ -256,6 +277,28 @@ def test_noise_on_a_sum_of_gradients_does_not_cover_what_a_link_may_make_of_one_
     assert (epsilons(run)["sample/public"] < float("inf")) == finite
     if not finite:
         assert any(type(link).__name__ in reason for reason in run.statement.cell("sample", "public").reasons)
+
+
+def test_a_transform_at_the_server_sees_noisy_sums_only(task):
+    """Whatever it makes of them is post-processing: neither the bare sum nor what clients sent beside it is there."""
+    seen, adaptive = [], pf.AdaptiveClip(BOUND, count_noise=5.0)
+
+    @dataclass(frozen=True)
+    class Looking(Mechanism):
+        kind = "transform"
+
+        def at_server(self, total, noise, round):
+            seen.append((round.number, sorted(total), total["update"].clone()))
+
+    for chain in ((adaptive, Looking(), NOISE), (Looking(), adaptive, NOISE)):
+        seen.clear()
+        train(task, *chain)
+        assert [(number, names) for number, names, _ in seen] == [
+            (0, ["clip_norm", "update"]),
+            (1, ["clip_norm", "update"]),
+        ]
+        for _, _, total in seen:  # noise of deviation 2 · BOUND on each number beside a sum of norm at most 6 · BOUND
+            assert float(total.std()) > BOUND
 
 
 def test_a_subclass_that_states_its_own_cover_is_charged_for_that(task):

@@ -85,5 +85,5 @@ def test_bands_reach_as_far_as_the_pattern_lets_them():
 def test_a_mistake_is_one_sentence():
     with pytest.raises(ConfigError, match="9 bands, but a client may return after 8 rounds; give at most 8 bands"):
         BandedNoise(1.0, 9).plan(ParticipationPattern(40, 8, 5), 1.0)
-    with pytest.raises(ConfigError, match="unknown objective 'median'"):
+    with pytest.raises(ConfigError, match="objective is 'median'; did you mean 'mean'"):
         BandedNoise(1.0, objective="median")

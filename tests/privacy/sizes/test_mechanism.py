@@ -28,16 +28,16 @@ def test_the_two_conventions_differ_in_the_upper_end():
     [
         ({"epsilon": 0}, "epsilon 0"),
         ({"epsilon": -1.0}, "epsilon -1"),
-        ({"epsilon": math.nan}, "epsilon nan"),
+        ({"epsilon": math.nan}, "epsilon is nan"),
         ({"epsilon": 33.0}, "or inf for no protection"),
         ({"bound": 1}, "at least 2"),
         ({"bound": 2, "convention": "code"}, "at least 3"),
-        ({"bound": 2.5}, "must be an integer"),
+        ({"bound": 2.5}, "bound is 2.5; give a whole number"),
         ({"lower": -1}, "no size is negative"),
         ({"convention": "papr"}, "did you mean 'paper'"),
         ({"refresh": "every_rond"}, "did you mean 'every_round'"),
         ({"refresh": 0}, "use 1 or more"),
-        ({"refresh": 1.5}, "must be an integer"),
+        ({"refresh": 1.5}, "refresh is 1.5; give 'once' or 'every_round' or a whole number"),
     ],
 )
 def test_impossible_settings_are_refused_in_a_sentence(name, arguments, message):

@@ -1,0 +1,137 @@
+"""A user's own arrays: what they may hold, and how they become tensors; a bad value is named by its place in them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from privfl.errors import DataError
+
+
+def _array(name: str, label: str, values: Any) -> np.ndarray[Any, Any]:
+    try:
+        array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name}: {label} do not form an array ({error}); every row needs the same shape.") from None
+    if array.ndim == 0:
+        raise DataError(
+            f"{name}: {label} are a single value of type {type(values).__name__}; give one row per example."
+        )
+    return array
+
+
+def as_numbers(name: str, label: str, values: Any) -> np.ndarray[Any, Any]:
+    """``values`` as an array of numbers; a memory map stays one."""
+    array = _array(name, label, values)
+    if array.dtype.kind not in "fbiu":
+        raise DataError(f"{name}: {label} have dtype {array.dtype}; encode them as numbers first.")
+    return array
+
+
+def are_tokens(name: str, label: str, array: np.ndarray[Any, Any], vocabulary: int | None) -> bool:
+    """Whether ``vocabulary`` says so; an ``array`` that may be either is refused."""
+    whole = array.dtype.kind in "iu" and array.ndim == 2
+    if vocabulary is None and whole and array.dtype.itemsize > 1:
+        raise DataError(
+            f"{name}: {label} are {array.dtype} {array.shape}, which may be token ids or features; give vocabulary "
+            "(how many ids there are) for the former, or cast the latter, inputs.astype(np.float32)."
+        )
+    if vocabulary is not None and not whole:
+        raise DataError(
+            f"{name}: {label} are {array.dtype} {array.shape} and vocabulary is {vocabulary}; leave it out, or give "
+            "token ids, integers [N, L]."
+        )
+    return vocabulary is not None
+
+
+def as_labels(name: str, label: str, values: Any, classes: int | None) -> Tensor:
+    """``values`` as int64 labels [N], none of them negative, or ``classes`` or more."""
+    array = _array(name, label, values)
+    if array.dtype.kind not in "biu":
+        flat = array.ravel().tolist()
+        wrong = next((at for at, one in enumerate(flat) if not isinstance(one, int | float) or one % 1), None)
+        found = f"have dtype {array.dtype}" if wrong is None else f"hold {flat[wrong]!r} at [{wrong}]"
+        raise DataError(
+            f"{name}: {label} {found}; give integer labels, for instance np.unique(labels, return_inverse=True)[1]."
+        )
+    if array.ndim != 1:
+        raise DataError(
+            f"{name}: {label} have shape {array.shape}; give one label per row, for instance targets.ravel()."
+        )
+    labels = torch.from_numpy(np.array(array, dtype=np.int64, order="C"))
+    if len(labels):
+        bound = max(int(labels.max()) + 1, 1) if classes is None else classes
+        check_range(f"{name}: {label}", labels, bound, "classes")
+    return labels
+
+
+def count_classes(name: str, labels: Tensor) -> int:
+    """Number of classes where nobody says it: all up to the largest label must occur; at least 2."""
+    present = torch.from_numpy(np.unique(labels.numpy()))
+    if int(present[-1]) >= len(present):
+        missing = int((present != torch.arange(len(present))).nonzero()[0])
+        raise DataError(
+            f"{name}: targets go up to {int(present[-1])} and no row is of class {missing}; give classes="
+            f"{int(present[-1]) + 1} if that is right, or number them anew, "
+            "np.unique(targets, return_inverse=True)[1]."
+        )
+    return max(len(present), 2)
+
+
+def number_clients(name: str, clients: Any, numbers: dict[Hashable, int]) -> Tensor:
+    """Client numbers by first appearance; ``numbers`` grows with ids not seen before."""
+    try:
+        ids = clients.tolist() if isinstance(clients, Tensor | np.ndarray) else list(clients)
+        absent = next((row for row, key in enumerate(ids) if key is None or key != key), None)
+        if absent is None:
+            return torch.tensor([numbers.setdefault(key, len(numbers)) for key in ids], dtype=torch.int64)
+    except TypeError:
+        raise DataError(
+            f"{name}: clients must be one id for each row, each hashable (number, string, tuple); turn them into such."
+        ) from None
+    raise DataError(
+        f"{name}: clients[{absent}] is {ids[absent]}; give every row an id, or leave clients out and give a partition."
+    )
+
+
+def check_values(label: str, values: Tensor, vocabulary: int | None = None, rows: Tensor | None = None) -> None:
+    """Refuse ``values`` [N, ...] that are not finite, or token ids outside the vocabulary.
+
+    Args:
+        label: what the user calls them.
+        rows: int64 [N], the rows of the user's array that they are; by default the same.
+
+    Raises:
+        DataError: with the place in the user's array.
+    """
+    if not values.numel():
+        return
+    if vocabulary is not None:
+        check_range(label, values, vocabulary, "vocabulary", rows)
+    elif not torch.stack(torch.aminmax(values)).isfinite().all():
+        index, value = _first(~values.isfinite(), values, rows)
+        raise DataError(
+            f"{label}{index} is {value}; "
+            "replace missing values by a fixed public value (and an indicator column) first."
+        )
+
+
+def check_range(label: str, values: Tensor, bound: int, bound_name: str, rows: Tensor | None = None) -> None:
+    """Refuse whole ``values`` [N, ...] outside 0 … ``bound`` − 1; arguments and errors as in :func:`check_values`."""
+    low, high = (int(value) for value in torch.aminmax(values))
+    if low < 0 or high >= bound:
+        index, value = _first((values < 0) | (values >= bound), values, rows)
+        raise DataError(
+            f"{label}{index} is {value}, outside 0..{bound - 1}; mend the value or raise {bound_name} (now {bound})."
+        )
+
+
+def _first(wrong: Tensor, values: Tensor, rows: Tensor | None) -> tuple[list[int], float | int]:
+    """The first place that is ``wrong``, in the user's array, and what ``values`` hold there."""
+    places = wrong.nonzero()
+    place = places[0 if rows is None else int(rows[places[:, 0]].argmin())].tolist()
+    return [place[0] if rows is None else int(rows[place[0]]), *place[1:]], values[tuple(place)].item()

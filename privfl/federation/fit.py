@@ -1,0 +1,88 @@
+"""Whether a user's own model and loss fit the data: found out by one pass over public rows, before any work."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from privfl.errors import ConfigError, PrivflError
+from privfl.models.flat_network import Layout
+from privfl.privacy.loss import Loss, is_coupled
+from privfl.validation import said
+
+_LOSS = (
+    "write it as loss(network, inputs, targets) -> [B], one term for each sample, such as "
+    "F.cross_entropy(network(inputs), targets, reduction='none')"
+)
+_MODEL = "give one that maps inputs [B, …] to logits [B, classes]"
+
+
+def check_builder(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """``build``, if it is a function that builds a new model in every call.
+
+    Raises:
+        ConfigError: it is a model, needs arguments, or returns what it returned before or what cannot be trained.
+    """
+    if isinstance(build, nn.Module):
+        raise ConfigError(
+            f"model is a {type(build).__name__} object, and every seed and worker needs one of its own; give a "
+            "function that builds it, model=lambda: …, or a name (`privfl list models`)"
+        )
+    try:
+        inspect.signature(build).bind()
+    except TypeError as error:
+        raise ConfigError(f"model is {said(build)}, which needs arguments ({error}); give model=lambda: …") from None
+    except ValueError:
+        pass  # something compiled, which does not tell its arguments
+    with torch.random.fork_rng(devices=[]):
+        first, second = build(), build()
+    for one in (first, second):
+        if not isinstance(one, nn.Module):
+            raise ConfigError(f"model is {said(build)}, which returned {said(one)}; let it return a torch.nn.Module")
+    Layout.of(first)
+    if not set(first.parameters()).isdisjoint(second.parameters()):
+        raise ConfigError(f"model is {said(build)}, which returned the same parameters twice; let it build new ones")
+    return build
+
+
+def check_fit(
+    network: nn.Module, name: str, loss: Loss, inputs: Tensor, targets: Tensor, classes: int, *, plain: bool
+) -> None:
+    """Try ``network`` and ``loss`` on public ``inputs`` [B, ...] and ``targets`` [B], as if in an evaluation.
+
+    Args:
+        name: of the model, for messages.
+        plain: whether the loss takes logits [B, classes]; another one may take what it likes.
+
+    Raises:
+        ConfigError: one of them fails, or answers in another shape.
+    """
+    mode, rows = network.training, len(inputs)
+    device = next(network.parameters()).device
+    given = {"present": torch.ones(rows, dtype=torch.bool, device=device)} if is_coupled(loss) else {}
+    network.eval()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        if plain:
+            what = f"the model {name}, on inputs of shape {tuple(inputs.shape[1:])} and {classes} classes,"
+            _try(what, _MODEL, (rows, classes), network, inputs.to(device))
+        what = f"the loss {getattr(loss, '__name__', type(loss).__name__)}(network, inputs, targets)"
+        _try(what, _LOSS, (rows,), loss, network, inputs.to(device), targets.to(device), **given)
+    network.train(mode)
+
+
+def _try(what: str, mend: str, shape: tuple[int, ...], function: Callable[..., Any], *given: Any, **named: Any) -> None:
+    """Refuse a ``function`` that fails, or whose answer is no floating tensor of ``shape``."""
+    try:
+        found = function(*given, **named)
+    except PrivflError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{what} fails with {type(error).__name__}: {reason}; {mend}") from error
+    if not isinstance(found, Tensor) or found.shape != shape or not found.is_floating_point():
+        answer = f"{found.dtype} of shape {tuple(found.shape)}" if isinstance(found, Tensor) else said(found)
+        raise ConfigError(f"{what} gives {answer} for {shape[0]} samples, where floats {shape} are needed; {mend}")

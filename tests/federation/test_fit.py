@@ -1,0 +1,98 @@
+"""A user's own model and loss are tried on public rows when a task is made, and refused with the mend."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import privfl as pf
+from privfl.errors import ConfigError
+from privfl.privacy.loss import coupled
+
+X, Y = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32), np.arange(60) % 3
+SHARED = nn.Linear(5, 3)
+
+
+def task(**own):
+    return pf.Task.from_arrays(X, Y, partition=pf.IID(clients=3), **own)
+
+
+def squared(network, inputs, targets):
+    return (network(inputs) - F.one_hot(targets, 3)).square().mean(1)
+
+
+@coupled
+def centred(network, inputs, targets, *, present):
+    return F.cross_entropy(network(inputs) - network(inputs)[present].mean(0), targets, reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (nn.Linear(5, 3), "model is a Linear object, and every seed and worker needs one of its own; give a function"),
+        (nn.Linear, "model is the class Linear, which needs arguments .*; give model=lambda: …"),
+        (lambda: nn.Linear(6, 3), r"on inputs of shape \(5,\) and 3 classes, fails with RuntimeError: mat1 and mat2"),
+        (
+            lambda: nn.Linear(5, 2),
+            r"gives torch.float32 of shape \(3, 2\) for 3 samples, where floats \(3, 3\)",
+        ),
+        (lambda: nn.Sequential(nn.Linear(5, 3), nn.Flatten(0)), r"of shape \(9,\) for 3 samples"),
+        (lambda: SHARED, "which returned the same parameters twice; let it build new ones"),
+        (lambda: nn.Sequential(SHARED), "which returned the same parameters twice"),
+        (lambda: 3, "which returned 3; let it return a torch.nn.Module"),
+        (lambda: nn.ReLU(), "has no parameters"),
+        (3, "model is 3; give text in quotes, a function or None"),
+        ("logistik", "unknown model 'logistik': did you mean 'logistic'"),
+        ("two-cnn", r"model 'two-cnn' takes inputs of kind image \(C, H, W\), not of shape \(5,\)"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_when_the_task_is_made(model, sentence):
+    with pytest.raises(ConfigError, match=sentence) as refusal:
+        task(model=model)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("loss", "sentence"),
+    [
+        (
+            F.cross_entropy,
+            r"the loss cross_entropy\(network, inputs, targets\) fails with \w+Error: .*; write it",
+        ),
+        (nn.CrossEntropyLoss(), r"the loss CrossEntropyLoss\(network, inputs, targets\) fails with TypeError"),
+        (
+            lambda network, x, y: F.cross_entropy(network(x), y),
+            r"of shape \(\) for 3 samples, where floats \(3,\)",
+        ),
+        (lambda network, x, y: network(x), r"of shape \(3, 3\) for 3 samples"),
+        (lambda network, x, y: y, r"gives torch.int64 of shape \(3,\) for 3 samples, where floats \(3,\) are needed"),
+        (lambda network, x, y: 1.0, r"gives 1.0 for 3 samples"),
+        ("cross-entropy", "loss is 'cross-entropy'; give a function"),
+    ],
+)
+def test_a_loss_that_is_not_one_term_per_sample_is_refused_when_the_task_is_made(loss, sentence):
+    with pytest.raises(ConfigError, match=sentence) as refusal:
+        task(loss=loss)
+    assert "\n" not in str(refusal.value)
+    assert (
+        "F.cross_entropy(network(inputs), targets, reduction='none')" in str(refusal.value) or loss == "cross-entropy"
+    )
+
+
+@pytest.mark.parametrize("loss", [squared, centred])
+def test_own_models_and_losses_that_fit_are_taken_and_train(loss):
+    own = task(model=lambda: nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5), nn.Linear(4, 3)), loss=loss)
+    assert pf.simulate(own, pf.FedAvg(), rounds=1).parameters.isfinite().all()
+
+
+def test_the_trial_leaves_models_and_generators_as_they_are():
+    def noisy(network, inputs, targets):
+        return F.cross_entropy(network(inputs) + torch.rand(1), targets, reduction="none")
+
+    torch.manual_seed(4)
+    expected = torch.rand(1)
+    torch.manual_seed(4)
+    network = task(model=lambda: nn.Linear(5, 3), loss=noisy).model(0)
+    assert network.training
+    assert torch.equal(torch.rand(1), expected)
