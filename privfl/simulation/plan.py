@@ -18,13 +18,12 @@ from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
 from privfl.privacy.accounting.release import Observer
 from privfl.privacy.channel.channel import Channel
-from privfl.privacy.clipping.per_sample import Way
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.mechanisms.correlated import Pattern
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.settings import Privacy
 from privfl.privacy.sizes.known_sizes import Sizes
-from privfl.simulation.checks import check_settings, pick_device
+from privfl.simulation.checks import Checked, check_settings, pick_device
 from privfl.simulation.round_costs import calibrate, planned_gradients, planned_totals, refuse_hopeless
 from privfl.simulation.settings import Execution, Schedule
 
@@ -45,26 +44,16 @@ class RunSettings:
 
 
 @dataclass(frozen=True)
-class Plan(RunSettings):
-    """Settings that passed the checks, and what follows from them: nothing here changes while the run goes on.
+class Plan(RunSettings, Checked):
+    """Settings, what their checks found out, and what follows: nothing here changes while the run goes on.
 
     The task is on its device, the algorithm knows its run, and :func:`calibrate_noise` replaces a target ε.
 
     Args:
-        channel: what uploads pass; every round makes its own of it.
-        way: how per-sample gradients are formed, ``None`` without DP-SGD.
-        needs_sizes: clients tell the server their sizes.
-        hides_weights: clients weigh their uploads themselves, and only the sum of the weights is opened.
-        warnings: what the user should know, one sentence each.
         initial: the initial model, [size].
         source: of privacy noise.
     """
 
-    channel: Channel
-    way: Way | None
-    needs_sizes: bool
-    warnings: list[str]
-    hides_weights: bool
     initial: Tensor
     source: NoiseSource
 
