@@ -9,46 +9,6 @@ ask about), never a client's data; the answers in ``auxiliary.truth`` go to the 
 name, and ``privfl attack`` runs them from a file.
 """
 
-from attacks.attack import Attack
-from attacks.auxiliary import Auxiliary, Records
-from attacks.gradient_inversion.inversion import GradientInversion
-from attacks.labels.inference import LLG, DisclosedCounts, LabelCounts
-from attacks.membership.game import membership_game
-from attacks.membership.lira import LiRA
-from attacks.membership.loss_threshold import LossThreshold
-from attacks.membership.rmia import RMIA
-from attacks.membership.shadow_models import ShadowTraining
-from attacks.membership.update_attacks import GradientAlignment, GradientDifference, LossDrop, LossTrajectory
-from attacks.property_inference import PropertyInference
-from attacks.prototypes.inversion import PrototypeInversion
-from attacks.prototypes.membership import PrototypeTracing
-from attacks.registry import ATTACKS, NEEDS
-from attacks.result import AttackResult
-from attacks.sizes.inference import SizeFromResponses, SizeFromUpdates
+import lazy_loader
 
-__all__ = [
-    "ATTACKS",
-    "LLG",
-    "NEEDS",
-    "RMIA",
-    "Attack",
-    "AttackResult",
-    "Auxiliary",
-    "DisclosedCounts",
-    "GradientAlignment",
-    "GradientDifference",
-    "GradientInversion",
-    "LabelCounts",
-    "LiRA",
-    "LossDrop",
-    "LossThreshold",
-    "LossTrajectory",
-    "PropertyInference",
-    "PrototypeInversion",
-    "PrototypeTracing",
-    "Records",
-    "ShadowTraining",
-    "SizeFromResponses",
-    "SizeFromUpdates",
-    "membership_game",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)  # the public names stand in __init__.pyi

@@ -242,14 +242,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2000)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"confidence": CONFIDENCE, "rows": []}
+    record = (
+        json.loads(arguments.out.read_text(encoding="utf-8"))
+        if arguments.out.exists()
+        else {"confidence": CONFIDENCE, "rows": []}
+    )
     done = {(row["auditor"], row["mechanism"]) for row in record["rows"]}
     for auditor, mechanism, truth, draw, found in cases():
         if (auditor, mechanism) in done:
             continue
         row = {"auditor": auditor, "mechanism": mechanism, "epsilon": truth}
         record["rows"].append(row | measured(draw, found, truth, arguments.seeds, f"{auditor}, {mechanism}"))
-        arguments.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+        arguments.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

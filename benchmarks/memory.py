@@ -19,7 +19,7 @@ def child(cohort: int) -> None:
     work = EngineRound(make_task("two-cnn", clients=500, samples=20), 20, 2, cohort=cohort)
     for _ in range(2):
         work.round()
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     peak = next(line for line in lines if line.startswith("VmHWM"))
     print(json.dumps(int(peak.split()[1]) / 1024))
 

@@ -59,10 +59,10 @@ def main() -> None:
             print(f"  {verdict:7} {row['median']:8.3f} {limit:8} {row['what']}", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "latest.json"
-    before = json.loads(path.read_text()) if options.only and path.exists() else {}
+    before = json.loads(path.read_text(encoding="utf-8")) if options.only and path.exists() else {}
     whole = record.merged(before, rows, measured)
-    path.write_text(json.dumps(whole, indent=2) + "\n")
-    (options.out / "latest.md").write_text(record.markdown(whole))
+    path.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+    (options.out / "latest.md").write_text(record.markdown(whole), encoding="utf-8")
     record.figure(whole["rows"], options.out / "latest.png")
     if "engines" in measured:
         importlib.import_module("engines").figure(whole["rows"], options.out / "round-time.png")

@@ -36,7 +36,7 @@ class Watched(pf.FixedCohort):
 
 def resident(key: str) -> float:
     """MiB of resident memory of this process: ``VmRSS`` now, ``VmHWM`` at its peak."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return int(next(line for line in lines if line.startswith(key)).split()[1]) / 1024
 
 

@@ -9,9 +9,9 @@ import numpy as np
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
 from privfl.privacy.accounting import composition, loss
+from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import Cost, everywhere
-from privfl.privacy.accounting.statement import make_statement
 
 
 def clear_caches() -> None:

@@ -22,7 +22,7 @@ from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import RoundContext
 from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.noise.source import NoiseSource
 
@@ -84,7 +84,7 @@ def local_training(task: Task, algorithm: Algorithm, training: LocalTraining) ->
     """A function that trains client 0 once, from the same model and state every time."""
     algorithm = algorithm.on(task.setting(rounds=2, seed=0))
     received = algorithm.broadcast(underway(algorithm, algorithm.start(flatten(task.model(0)))))
-    channel = Channel((), algorithm.fields(), None, 1.0)
+    channel = RoundChannel.bare(algorithm.fields())
     engine = LoopEngine(task, algorithm, training, channel, workers=1).__enter__()
     context = RoundContext(1, 0, NoiseSource.from_os(), {0: algorithm.initial_kept(0)})
 

@@ -17,7 +17,7 @@ from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import RoundContext
 from privfl.federation.task import Task
 from privfl.models.flat_network import FlatNetwork, flatten
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.clipping.per_sample import PerSampleGradients, check_per_sample
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.dpsgd import DPSGD
@@ -74,7 +74,7 @@ class EngineRound:
         self.algorithm, self.cohort = FedAvg(weighting="uniform"), list(range(cohort))
         self.server = self.algorithm.start(flatten(task.model(0)))
         way = None if dpsgd is None else check_per_sample(FlatNetwork(task.model(0)), task.loss, *task.probe(4))
-        channel = Channel((), self.algorithm.fields(), dpsgd, 1.0)
+        channel = RoundChannel.bare(self.algorithm.fields(), dpsgd)
         training = LocalTraining(batch_size=batch_size)
         self.engine = LoopEngine(task, self.algorithm, training, channel, way=way, workers=workers).__enter__()
         self.source = NoiseSource.from_os()

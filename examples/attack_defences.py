@@ -244,7 +244,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "results.json"
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
-    stored = json.loads(path.read_text()) if path.exists() else {"settings": settings, "cells": {}}
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"settings": settings, "cells": {}}
     if stored["settings"] != settings:
         raise pf.ConfigError(f"{path} holds results of other settings; give another --out")
     for federation, defences in APPLY.items():
@@ -254,10 +254,10 @@ def main() -> None:
                 continue
             began = time.perf_counter()
             stored["cells"][key] = cell_of(options, federation, defence)
-            path.write_text(json.dumps(stored) + "\n")
+            path.write_text(json.dumps(stored) + "\n", encoding="utf-8")
             gains = {name: _text(row) for name, row in stored["cells"][key]["attacks"].items()}
             print(f"{key}: {gains}  ({time.perf_counter() - began:.0f} s)", flush=True)
-    (options.out / "table.md").write_text(table(stored["cells"]) + "\n")
+    (options.out / "table.md").write_text(table(stored["cells"]) + "\n", encoding="utf-8")
     print(table(stored["cells"]))
 
 

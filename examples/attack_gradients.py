@@ -143,12 +143,12 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     store = options.out / "gradients.json"
-    results: dict[str, Any] = json.loads(store.read_text()) if store.exists() else {}
+    results: dict[str, Any] = json.loads(store.read_text(encoding="utf-8")) if store.exists() else {}
     cells, images = (SMALL, 2) if options.small else (FULL, options.images)
     for cell in cells:
         if cell.name not in results:
             results[cell.name] = attacked(cell, images)
-            store.write_text(json.dumps(results) + "\n")
+            store.write_text(json.dumps(results) + "\n", encoding="utf-8")
         row = results[cell.name]
         nulls = {name: float(np.mean(values)) for name, values in row["nulls"].items()}
         print(

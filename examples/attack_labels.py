@@ -144,8 +144,10 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name in options.datasets:
         rows += study(name, options)
-        (options.out / "results.json").write_text(json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n")
-    (options.out / "table.md").write_text(table(rows) + "\n")
+        (options.out / "results.json").write_text(
+            json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n", encoding="utf-8"
+        )
+    (options.out / "table.md").write_text(table(rows) + "\n", encoding="utf-8")
     print(table(rows))
 
 

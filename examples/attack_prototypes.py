@@ -180,8 +180,8 @@ def recorded(plan: Plan, world: Federation, out: Path) -> tuple[pf.Transcript, f
             out=folder,
             resume=folder.exists(),
         )
-        (folder / "done").write_text(str(run.metrics[-1]["test_accuracy"]))
-    return pf.Transcript.load(folder), float((folder / "done").read_text())
+        (folder / "done").write_text(str(run.metrics[-1]["test_accuracy"]), encoding="utf-8")
+    return pf.Transcript.load(folder), float((folder / "done").read_text(encoding="utf-8"))
 
 
 class Inverter:
@@ -333,7 +333,7 @@ def sanity(world: Federation, inverter: Inverter) -> dict[str, float]:
 def study(plan: Plan, out: Path) -> dict[str, Any]:
     """All results of one dataset; what is in ``results.json`` already is not done again."""
     store = out / "results.json"
-    everything: dict[str, Any] = json.loads(store.read_text()) if store.exists() else {}
+    everything: dict[str, Any] = json.loads(store.read_text(encoding="utf-8")) if store.exists() else {}
     fresh = {"plan": asdict(plan), "tracing": {}, "inversion": {}, "processor_seconds": 0.0}
     row = everything.setdefault(plan.dataset, fresh)
     missing = {part: [n for n in plan.holders if str(n) not in row[part]] for part in ("tracing", "inversion")}
@@ -343,7 +343,7 @@ def study(plan: Plan, out: Path) -> dict[str, Any]:
 
     def keep() -> None:
         row["processor_seconds"] = before + time.process_time() - began
-        store.write_text(json.dumps(everything, indent=1) + "\n")
+        store.write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
 
     world = federation(plan)
     transcript, row["accuracy"] = recorded(plan, world, out)

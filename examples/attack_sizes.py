@@ -163,7 +163,7 @@ def main() -> None:
     results: dict[str, Any] = {"settings": settings, "seeds": []}
     for seed in range(options.seeds):
         results["seeds"].append(study(options, seed))
-        (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+        (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     draw(results, options.out / "sizes.png")
     print(table(results))
 

@@ -119,7 +119,9 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "audits.json"
-        self.rows: list[dict[str, Any]] = json.loads(self.file.read_text()) if self.file.exists() else []
+        self.rows: list[dict[str, Any]] = (
+            json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else []
+        )
 
     def has(self, setting: str) -> bool:
         """Whether this setting is finished."""

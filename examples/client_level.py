@@ -154,12 +154,12 @@ def main() -> None:
         options.dataset, options.seeds, counts, kinds = "digits", 1, (20,), ("central", "discrete Gaussian shares")
     options.out.mkdir(parents=True, exist_ok=True)
     store = options.out / "results.json"
-    rows: list[dict[str, Any]] = json.loads(store.read_text()) if store.exists() else []
+    rows: list[dict[str, Any]] = json.loads(store.read_text(encoding="utf-8")) if store.exists() else []
     done = {(row["method"], row["clients"], row["noise"], row["seed"]) for row in rows}
     for seed, clients, method, noise in product(range(options.seeds), counts, ("FedAvg", "FedSampling"), kinds):
         if (method, clients, noise, seed) not in done:
             rows.append(simulate(method, clients, noise, seed, options))
-            store.write_text(json.dumps(rows, indent=1) + "\n")
+            store.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
             print(
                 method,
                 clients,

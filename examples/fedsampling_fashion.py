@@ -52,7 +52,7 @@ def draw(out: Path) -> None:
     """``accuracy.png`` from ``results.json``: mean over the seeds, and their range as a band."""
     from privfl.study.plots import curves
 
-    stored = json.loads((out / "results.json").read_text())
+    stored = json.loads((out / "results.json").read_text(encoding="utf-8"))
     groups = {
         label: [[tuple(point) for point in row["curve"]] for row in rows] for label, rows in stored["results"].items()
     }
@@ -106,7 +106,9 @@ def main() -> None:
             print(f"seed {seed}  {label}: accuracy {curve[-1][1]:.4f}  rate {row['sampling_rate']:.4f}", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
-    (options.out / "results.json").write_text(json.dumps({"settings": settings, "results": results}, indent=2) + "\n")
+    (options.out / "results.json").write_text(
+        json.dumps({"settings": settings, "results": results}, indent=2) + "\n", encoding="utf-8"
+    )
     draw(options.out)
     for label, rows in results.items():
         accuracies = [float(row["accuracy"]) for row in rows]  # type: ignore[arg-type]

@@ -77,7 +77,9 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "results.json"
-        self.content: dict[str, Any] = json.loads(self.file.read_text()) if self.file.exists() else {"rows": []}
+        self.content: dict[str, Any] = (
+            json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {"rows": []}
+        )
 
     def has(self, victim: str, attack: str) -> bool:
         """Whether this attack on this victim is finished."""

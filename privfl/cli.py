@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -17,13 +18,30 @@ from privfl.commands.listing import Kind, show_list
 from privfl.errors import PrivflError
 
 app = typer.Typer(
-    help="Federated learning whose privacy claims are computed, tested and attacked.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(account, name="account")
 app.add_typer(data, name="data")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"privfl {version('privfl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", metavar="", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Federated learning whose privacy claims are computed, tested and attacked."""
+
 
 Out = Annotated[Path | None, typer.Option(help="Run directory.", show_default=False)]
 
@@ -35,7 +53,7 @@ def run(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.", show_default=False)
     ] = None,
     out: Out = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", metavar="", help="Go on with an interrupted run.")] = False,
 ) -> None:
     """Train one federation and print what may be claimed. Writes to runs/FILE unless --out says otherwise."""
     from privfl.commands.progress import Progress
@@ -66,7 +84,7 @@ def demo(
 def list_(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)],
     name: Annotated[str | None, typer.Argument(help="One of them, in full.", show_default=False)] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", metavar="", help="Print JSON.")] = False,
 ) -> None:
     """List algorithms, mechanisms, datasets, models, partitions, attacks or audits."""
     show_list(kind, name, json)
@@ -128,6 +146,8 @@ def interruptible(mend: str) -> Iterator[None]:
 
 def main() -> None:
     """Entry point: a user's error is one sentence and exit code 2; PRIVFL_DEBUG=1 shows where it came from."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # not every terminal's encoding has an ε
     try:
         app()
     except PrivflError as error:
@@ -142,7 +162,3 @@ def _stop(sentence: str, code: int) -> None:
     sys.stdout.flush()
     print(f"privfl: {sentence}", file=sys.stderr)
     sys.exit(code)
-
-
-if __name__ == "__main__":
-    main()

@@ -45,17 +45,10 @@ from privfl.federation.availability import AVAILABILITY, Always, Availability
 from privfl.federation.cohorts import COHORTS, Cohort, Everyone
 from privfl.federation.task import Task, load
 from privfl.privacy.accounting.release import Observer
-from privfl.privacy.channel.chain import Mechanism
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.door.noisy_total import NoisyTotal
-from privfl.privacy.mechanisms.adaptive_clip import AdaptiveClip
-from privfl.privacy.mechanisms.banded import BandedNoise
-from privfl.privacy.mechanisms.clip import Clip
-from privfl.privacy.mechanisms.distributed import DiscreteGaussianNoise, SkellamNoise
-from privfl.privacy.mechanisms.gaussian import GaussianNoise
-from privfl.privacy.mechanisms.secure_sum import SecureSum
-from privfl.privacy.mechanisms.tree import TreeNoise
+from privfl.privacy.mechanisms.registry import update_mechanisms
 from privfl.privacy.settings import Budget, Privacy
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
 from privfl.simulation.callbacks import Callback
@@ -64,18 +57,6 @@ from privfl.simulation.settings import Execution, Schedule
 from privfl.simulation.simulation import simulate
 
 S = TypeVar("S", Schedule, Execution)
-
-UPDATE_MECHANISMS: dict[str, type[Mechanism]] = {
-    "adaptive-clip": AdaptiveClip,
-    "banded-noise": BandedNoise,
-    "clip": Clip,
-    "discrete-gaussian-noise": DiscreteGaussianNoise,
-    "gaussian-noise": GaussianNoise,
-    "secure-sum": SecureSum,
-    "skellam-noise": SkellamNoise,
-    "tree-noise": TreeNoise,
-}
-"""The mechanisms of an upload's chain, by the name that configuration files use."""
 
 _RUN_SETTINGS = (Schedule, Execution)
 """Whose fields stand at the top of a file, before its sections."""
@@ -194,7 +175,7 @@ class Experiment:
             privacy["size"] = _as_section(self.privacy.size, SIZE_MECHANISMS)
         if self.privacy.budget is not None:
             privacy["budget"] = _fields(self.privacy.budget)
-        privacy["update"] = [_as_section(mechanism, UPDATE_MECHANISMS) for mechanism in self.privacy.update]
+        privacy["update"] = [_as_section(mechanism, update_mechanisms()) for mechanism in self.privacy.update]
         privacy["statistics"] = [_fields(total) for total in self.privacy.statistics]
         sections["privacy"] = privacy
         plain: dict[str, Any] = _plain_data(sections)
@@ -257,7 +238,7 @@ def _privacy(section: Mapping[str, Any]) -> Privacy:
     if not isinstance(chain, list):
         raise ConfigError("privacy.update is not a list; write [[privacy.update]] once for each mechanism")
     values["update"] = tuple(
-        _from_registry(UPDATE_MECHANISMS, {"update": entry}, "update", None, "privacy.") for entry in chain
+        _from_registry(update_mechanisms(), {"update": entry}, "update", None, "privacy.") for entry in chain
     )
     totals = values.get("statistics", [])
     if not isinstance(totals, list):

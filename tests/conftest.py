@@ -1,17 +1,48 @@
-"""What all tests share: one thread per process, and the folder of local datasets."""
+"""What all tests share: the same device, threads and plain text on every machine, and the folder of local datasets."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from privfl.data.catalog import ENTRIES
 from privfl.engine import choice
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 torch.set_num_threads(1)
+
+if os.environ.get("PRIVFL_TEST_GPU") != "1":  # device="auto" would take a GPU, and most tests compare bits on the CPU
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+COLOURS = ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "GITHUB_ACTIONS")
+"""What makes rich and typer write for a terminal where there is none."""
+
+
+def _missing_datasets() -> list[str]:
+    """The datasets that tests read and the folder PRIVFL_DATA does not hold, each in the layout named first."""
+    folder = Path(os.environ.get("PRIVFL_DATA") or "-")
+    needed = {entry.name: [file.path for layout in entry.layouts[:1] for file in layout.required] for entry in ENTRIES}
+    whole = {name for name, paths in needed.items() if all((folder / path).exists() for path in paths)}
+    return sorted(needed.keys() - whole) if folder.is_dir() else []
+
+
+missing_datasets = _missing_datasets()
+if missing_datasets:  # some tests would fail for want of a file, others would download it
+    del os.environ["PRIVFL_DATA"]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _plain_text() -> Iterator[None]:
+    """What commands print has no colours, and in processes that tests start no character that stops them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONIOENCODING", ":backslashreplace")  # the encoding stays the user's
+        for name in COLOURS:
+            patch.delenv(name, raising=False)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +62,9 @@ def data_folder() -> Path:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say which blocks of the documentation were not run, and why; also when tests ran in other processes."""
+    if missing_datasets:
+        terminalreporter.section("tests of real files were skipped")
+        terminalreporter.line(f"The folder that PRIVFL_DATA names lacks {', '.join(missing_datasets)}.")
     reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
     notes = [text for report in reports for name, text in report.user_properties if name == "not run"]
     if notes:

@@ -44,7 +44,7 @@ def test_the_benchmark_command_writes_json_markdown_and_a_figure_and_keeps_what_
     assert all(row["met"] == (row["median"] <= row["target"]) for row in record["rows"])
     assert record["measured"]["memory"] == machine
     assert {"processor", "load", "torch", "opacus", "numpy", "dp-accounting"} <= set(record["measured"]["statement"])
-    assert (tmp_path / "latest.md").read_text().count("| ≤ 10.0 |") == 2
+    assert (tmp_path / "latest.md").read_text(encoding="utf-8").count("| ≤ 10.0 |") == 2
     assert (tmp_path / "latest.png").stat().st_size > 1000
 
 

@@ -9,9 +9,10 @@ from privfl.data.catalog import datasets
 from privfl.data.label_noise import LABEL_NOISE
 from privfl.data.partitions import PARTITIONS
 from privfl.errors import ConfigError
-from privfl.experiment import UPDATE_MECHANISMS, Experiment
+from privfl.experiment import Experiment
 from privfl.federation.availability import AVAILABILITY
 from privfl.federation.cohorts import COHORTS
+from privfl.privacy.mechanisms.registry import UPDATE_MECHANISMS
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
 
 REQUIRED = {
@@ -148,7 +149,7 @@ def test_a_mistake_is_one_sentence_that_names_the_key(settings, message):
 @pytest.mark.parametrize("text", ["rounds = ", "[a", "\x00"])
 def test_what_is_not_toml_is_one_sentence(tmp_path, text):
     path = tmp_path / "e.toml"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match="is not a TOML file"):
         Experiment.from_toml(path)
 

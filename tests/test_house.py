@@ -7,8 +7,7 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -22,37 +21,78 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("privfl", "attacks", "audits")
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 SCRIPTS = sorted(path for folder in ("examples", "benchmarks", "tests") for path in (ROOT / folder).rglob("*.py"))
-COMMAND_LINE = {"cli", "commands"}
 
 FLOORS: tuple[set[str], ...] = (
-    {"errors", "randomness", "parameters"},
-    {"data", "models", "metrics"},
-    {"privacy"},
-    {"task", "cohort", "algorithms"},
-    {"engine"},
+    {"privfl.errors", "privfl.randomness"},
+    {"privfl.validation", "privfl.description"},
+    {"privfl.models", "privfl.metrics", "privfl.data", "privfl.privacy.noise", "privfl.privacy.accounting"},
+    {"privfl.data.partitions", "privfl.privacy.sizes", "privfl.privacy.secagg"},
+    {"privfl.privacy.clipping", "privfl.privacy.mechanisms"},
+    {"privfl.privacy.door"},
+    {"privfl.privacy.channel"},
+    {"privfl.privacy.settings", "privfl.federation"},
+    {"privfl.algorithms"},
     {
-        "planning",
-        "phases",
-        "recorder",
-        "transcript",
-        "run_directory",
-        "description",
-        "evaluation",
-        "caveats",
-        "sizes",
-        "compatibility",
-        "run",
-        "simulation",
+        "privfl.algorithms.fair",
+        "privfl.algorithms.generative",
+        "privfl.algorithms.label_skew",
+        "privfl.algorithms.personal",
     },
-    {"config"},
-    {"study"},
-    COMMAND_LINE,
+    {"privfl.algorithms.__init__"},
+    {"privfl.engine"},
+    {"privfl.simulation"},
+    {"privfl.experiment", "attacks.auxiliary", "attacks.metrics", "attacks.observations"},
+    {"privfl.study", "attacks.result", "audits.bounds"},
+    {"attacks.attack", "attacks.images", "audits.result"},
+    {"attacks.gradient_inversion", "attacks.labels", "attacks.membership", "audits.canaries", "audits.mechanisms"},
+    {"attacks.property_inference", "attacks.prototypes", "attacks.sizes", "attacks.schema"},
+    {"attacks.registry", "audits.registry"},
+    {"privfl.companions"},
+    {"privfl.commands"},
+    {"privfl.cli"},
+    {"privfl.__main__"},
 )
-"""The rooms of privfl from the ground up. A room may use what lies on floors below it, and on its own floor as long as
-nobody there uses it in turn."""
+"""The rooms from the ground up: folders, and files that lie between folders. A room uses rooms on floors below it,
+never one on its own floor, so no wing of the algorithms knows another one. A new room gets its place here."""
 
-ALLOWED_UPWARDS = {("run", "study")}
-"""``Run.report`` looks the report up when it is asked for one: an import inside a function, and the only one."""
+FRONT_DOORS = {"privfl.__init__", "attacks.__init__", "audits.__init__"}
+"""What users import from. They look names up when asked, so they lie on no floor, and nobody in the house uses them."""
+COMMAND_LINE = {"privfl.cli", "privfl.commands", "privfl.__main__"}
+
+TESTED_ELSEWHERE = {
+    "privfl/algorithms": "base fedavg fedprox references",
+    "privfl/algorithms/fair": "aaggff_sums loss_survey",
+    "privfl/algorithms/generative": "server_training",
+    "privfl/algorithms/label_skew": "bsm_fedavg",
+    "privfl": "cli description errors randomness validation",
+    "privfl/commands": "account data judge listing progress",
+    "privfl/data": "berka berka_tables checksums entries entry files heart holdout tabular wfdb",
+    "privfl/data/partitions": "base given pathological report simple skewed",
+    "privfl/engine": "dropout layouts memory secure_aggregation workspace",
+    "privfl/federation": "context",
+    "privfl/metrics": "classification",
+    "privfl/models": "base convolutional dense recurrent residual text",
+    "privfl/privacy/accounting": "grouping release",
+    "privfl/privacy/channel": "chain costs field secure_encoding",
+    "privfl/privacy/clipping": "layer_rules stacked",
+    "privfl/privacy/door": "batch_plans client_door cohort_door dpsgd noisy_total precision step_draws",
+    "privfl/privacy/mechanisms": "clip gaussian secure_sum",
+    "privfl/privacy/secagg": "bodies client errors ideal server",
+    "privfl/privacy": "settings",
+    "privfl/privacy/sizes": "estimate known_sizes",
+    "privfl/simulation": "caveats recorder result rounds",
+    "privfl/study": "attacks clients composed demo findings grid plots report sweep",
+    "attacks": "attack auxiliary registry",
+    "attacks/images": "nulls result",
+    "attacks/labels": "calibration_batches",
+    "attacks/membership": "game result",
+    "attacks/metrics": "counts measure perceptual",
+    "attacks/observations": "head_gradients",
+    "audits/bounds": "guess_budget output_events",
+    "audits/canaries": "alignment canaries claimed_statistic views",
+    "audits": "registry",
+}
+"""Modules without a test file of their name; tests of neighbours or whole runs cover them. Nothing is added."""
 
 KEBAB_CASE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 SEEDED = {"Generator", "BitGenerator", "SeedSequence", "Philox", "default_rng"}
@@ -73,15 +113,23 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), relative(path))
 
 
-def room(path: Path) -> str:
-    """``privfl/data/files.py`` → ``data``; ``privfl/errors.py`` → ``errors``; ``privfl/__init__.py`` → the empty
-    string."""
-    parts = path.relative_to(ROOT / "privfl").with_suffix("").parts
-    return "" if parts == ("__init__",) else parts[0]
+def dotted_path(path: Path) -> str:
+    """``privfl/data/files.py`` → ``privfl.data.files``."""
+    return relative(path).removesuffix(".py").replace("/", ".")
+
+
+def within(module: str, place: str) -> bool:
+    return module == place or module.startswith(f"{place}.")
+
+
+def room(module: str) -> str:
+    """The room of a module: the innermost one of :data:`FLOORS` that holds it; the empty string if none does."""
+    holding = [name for rooms in FLOORS for name in rooms if within(module, name)]
+    return max(holding, key=len, default="")
 
 
 def floor(name: str) -> int:
-    return next((height for height, rooms in enumerate(FLOORS) if name in rooms), -1)
+    return next(height for height, rooms in enumerate(FLOORS) if name in rooms)
 
 
 def dotted(node: ast.expr) -> str:
@@ -127,36 +175,72 @@ def numpy_random_uses(path: Path) -> Iterator[tuple[str, ast.Attribute]]:
             yield node.attr, node
 
 
+@cache
+def known() -> dict[str, Path]:
+    return {dotted_path(path): path for path in MODULES}
+
+
+def used_modules(path: Path) -> Iterator[tuple[str, int]]:
+    """The modules of the house that a file imports, wherever in the file, each with its line."""
+    for name, node in imports(path):
+        parts = name.split(".")
+        for end in range(len(parts), 0, -1):
+            stem = ".".join(parts[:end])
+            found = next((module for module in (stem, f"{stem}.__init__") if module in known()), None)
+            if found is not None:
+                yield found, node.lineno
+                break
+
+
+def circles(uses: Mapping[str, set[str]]) -> list[list[str]]:
+    """The strongly connected components of a graph that hold more than one node."""
+
+    def reachable(start: str) -> set[str]:
+        seen, open_ends = set[str](), [start]
+        while open_ends:
+            new = uses.get(open_ends.pop(), set()) - seen
+            seen |= new
+            open_ends += new
+        return seen
+
+    reach = {node: reachable(node) for node in uses}
+    found = {tuple(sorted(other for other in reach[node] if node in reach.get(other, set()))) for node in uses}
+    return [list(circle) for circle in sorted(found) if len(circle) > 1]
+
+
+def test_circles_are_found() -> None:
+    uses = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": {"e"}, "e": {"f"}, "f": {"e"}}
+    assert circles(uses) == [["b", "c"], ["e", "f"]]
+
+
 def test_every_room_has_a_floor() -> None:
-    homeless = {room(path) for path in MODULES if relative(path).startswith("privfl/")} - {""} - set().union(*FLOORS)
-    assert not homeless, f"say in FLOORS where these rooms lie: {sorted(homeless)}"
+    rooms = [name for rooms in FLOORS for name in rooms]
+    assert len(set(rooms)) == len(rooms), "a room lies on one floor"
+    homeless = {module for module, path in known().items() if path.stat().st_size and not room(module)} - FRONT_DOORS
+    assert not homeless, f"say in FLOORS where these lie: {sorted(homeless)}"
+    assert not set(rooms) - {room(module) for module in known()}, "FLOORS names rooms that are not there"
 
 
 def test_imports_point_downwards() -> None:
     wrong = []
-    beside: set[tuple[str, str]] = set()
     for path in MODULES:
-        if not relative(path).startswith("privfl/") or not room(path):
-            continue
-        own = room(path)
-        top_level = set(map(id, tree(path).body))
-        for name, node in imports(path):
-            package, *rest = name.split(".")
-            if package != "privfl":
-                continue
-            other = rest[0] if rest else ""
-            if other == own:
-                continue
-            place = f"{relative(path)}:{node.lineno} imports {name}"
-            if floor(other) == -1:
+        own = room(dotted_path(path))
+        for module, line in used_modules(path):
+            other, place = room(module), f"{relative(path)}:{line} imports {module}"
+            if module in FRONT_DOORS:
                 wrong.append(f"{place}: go to the room itself, not through the front door")
-            elif floor(other) > floor(own) and not ((own, other) in ALLOWED_UPWARDS and id(node) not in top_level):
-                wrong.append(f"{place}, which lies above it")
-            elif floor(other) == floor(own):
-                beside.add((own, other))
+            elif other != own and floor(other) >= floor(own):
+                wrong.append(f"{place}, which lies {'above it' if floor(other) > floor(own) else 'beside it'}")
     assert not wrong, "\n".join(wrong)
-    mutual = {frozenset(pair) for pair in beside if pair[::-1] in beside and not set(pair) <= COMMAND_LINE}
-    assert not mutual, f"these rooms use each other: {[sorted(pair) for pair in mutual]}"
+
+
+def test_nothing_goes_in_circles() -> None:
+    modules = {dotted_path(path): {module for module, _ in used_modules(path)} for path in MODULES}
+    rooms: dict[str, set[str]] = {}
+    for module, used in modules.items():
+        rooms.setdefault(room(module), set()).update(room(other) for other in used)
+    assert circles(rooms) == []
+    assert circles(modules) == []
 
 
 def test_the_toolkit_does_not_import_attacks_or_audits() -> None:
@@ -165,14 +249,17 @@ def test_the_toolkit_does_not_import_attacks_or_audits() -> None:
         if not relative(path).startswith("privfl/"):
             continue
         wrong += [f"{relative(path)} imports {n}" for n, _ in imports(path) if n.split(".")[0] in ("attacks", "audits")]
-        if room(path) in COMMAND_LINE:  # the command line loads them by name
+        if room(dotted_path(path)) in COMMAND_LINE:  # the command line loads them by name
             continue
         for name, call in calls(path):
-            if name.split(".")[-1] not in ("import_module", "__import__", "find_spec") or not call.args:
-                continue
-            texts = [node.value for node in ast.walk(call.args[0]) if isinstance(node, ast.Constant)]
+            loads = name.split(".")[-1] in ("companion", "import_module", "__import__", "find_spec")
+            texts = [
+                node.value for given in call.args[:1] for node in ast.walk(given) if isinstance(node, ast.Constant)
+            ]
             wrong += [
-                f"{relative(path)}:{call.lineno} loads {t}" for t in texts if str(t).startswith(("attack", "audit"))
+                f"{relative(path)}:{call.lineno} loads {text}"
+                for text in texts
+                if loads and str(text).startswith(("attack", "audit"))
             ]
     assert not wrong, "\n".join(wrong)
 
@@ -252,6 +339,17 @@ def test_no_file_names_a_path_of_one_machine() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_text_files_have_the_same_encoding_on_every_machine() -> None:
+    wrong = []
+    for path in [path for path in MODULES + SCRIPTS if not relative(path).startswith("tests/")]:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                appended = node.func.attr == "open" and [getattr(a, "value", "") for a in node.args] in (["a"], ["w"])
+                if (appended or node.func.attr in ("read_text", "write_text")) and keyword(node, "encoding") != "utf-8":
+                    wrong.append(f"{relative(path)}:{node.lineno} takes the encoding of the user's locale")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_every_public_name_says_what_it_is() -> None:
     assert len(set(privfl.__all__)) == len(privfl.__all__)
     silent = []
@@ -323,7 +421,7 @@ def test_only_the_command_line_prints() -> None:
     wrong = [
         f"{relative(path)}:{call.lineno}"
         for path in MODULES
-        if not (relative(path).startswith("privfl/") and room(path) in COMMAND_LINE) and path.name != "__main__.py"
+        if room(dotted_path(path)) not in COMMAND_LINE
         for name, call in calls(path)
         if name == "print"
     ]
@@ -354,7 +452,20 @@ def test_an_algorithm_is_registered_under_its_own_name() -> None:
     assert all(name == algorithm.name for name, algorithm in ALGORITHMS.items())
 
 
-def test_no_two_test_files_share_a_name() -> None:
-    """Pytest imports them by name, so the second of two would not be collected."""
-    names = Counter(path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "__init__.py")
-    assert [name for name, count in names.items() if count > 1] == []
+def test_every_folder_of_tests_is_a_package() -> None:
+    """Pytest imports test files by name, so that two of one name need packages to tell them apart."""
+    folders = {path.parent for path in (ROOT / "tests").rglob("test_*.py")}
+    assert [relative(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+def test_a_module_is_found_from_its_test() -> None:
+    """``privfl/data/files.py`` is tested in ``tests/data/test_files.py``, ``attacks/result.py`` beside it likewise."""
+    listed = {f"{folder}/{name}.py" for folder, names in TESTED_ELSEWHERE.items() for name in names.split()}
+    modules = [path for path in MODULES if path.name not in ("__init__.py", "__main__.py")]
+    without = {
+        relative(path)
+        for path in modules
+        if not (ROOT / "tests" / relative(path).removeprefix("privfl/")).with_name(f"test_{path.name}").exists()
+    }
+    assert not without - listed, f"these modules need a test file of their name: {sorted(without - listed)}"
+    assert not listed - without, f"take these off TESTED_ELSEWHERE: {sorted(listed - without)}"

@@ -1,4 +1,8 @@
-"""Every command and snippet of README, docs and examples runs."""
+"""Every command and snippet of README, docs and examples runs, and prints what the page shows.
+
+A comment right before a block says what is special about it: ``not run: REASON``; ``continues``, for Python that goes
+on where the page's last program ended; ``printed``, for text that the last program prints.
+"""
 
 import re
 import shlex
@@ -6,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -14,16 +19,42 @@ from privfl.experiment import Experiment
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"(?:<!-- not run: (?P<reason>[^>]*?) -->\s*)?```(?P<language>\w+)\n(?P<body>.*?)```", re.S)
+BLOCK = re.compile(
+    r"(?:<!-- (?:not run: (?P<reason>[^>]*?)|(?P<mark>continues|printed)) -->\s*)?"
+    r"```(?P<language>\w+)\n(?P<body>.*?)```",
+    re.S,
+)
+
+
+@dataclass
+class Program:
+    name: str
+    code: str
+    printed: list[str] = field(default_factory=list)
 
 
 def blocks(language):
     found = []
     for page in PAGES:
-        for number, match in enumerate(BLOCK.finditer(page.read_text())):
+        for number, match in enumerate(BLOCK.finditer(page.read_text(encoding="utf-8"))):
             if match["language"] == language:
-                name = f"{page.relative_to(ROOT)}-{number}"
+                name = f"{page.relative_to(ROOT).as_posix()}-{number}"
                 found.append(pytest.param(match["body"], match["reason"], id=name))
+    return found
+
+
+def programs():
+    found = []
+    for page in PAGES:
+        here = []
+        for number, match in enumerate(BLOCK.finditer(page.read_text(encoding="utf-8"))):
+            if match["mark"] == "printed":
+                here[-1].printed.append(match["body"])
+            elif match["language"] == "python" and match["mark"] == "continues":
+                here[-1].code += match["body"]
+            elif match["language"] == "python" and not match["reason"]:
+                here.append(Program(f"{page.relative_to(ROOT).as_posix()}-{number}", match["body"]))
+        found += here
     return found
 
 
@@ -34,17 +65,16 @@ def copy(tmp_path):
 
 
 def run(command, folder):
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, encoding="utf-8", timeout=300)
 
 
-@pytest.mark.parametrize(("body", "reason"), blocks("python"))
-def test_every_python_block_runs(body, reason, tmp_path, record_property):
-    if reason:
-        record_property("not run", reason)
-        return
-    (tmp_path / "snippet.py").write_text(body)
-    done = run([sys.executable, "snippet.py"], tmp_path)
+@pytest.mark.parametrize("program", programs(), ids=lambda program: program.name)
+def test_every_program_runs_and_prints_what_its_page_shows(program, tmp_path):
+    (tmp_path / "snippet.py").write_text(program.code, encoding="utf-8")
+    done = run([sys.executable, "-X", "utf8", "snippet.py"], tmp_path)
     assert done.returncode == 0, done.stderr
+    for shown in program.printed:
+        assert shown in done.stdout, f"the page shows\n{shown}\nand the program prints\n{done.stdout}"
 
 
 @pytest.mark.parametrize(("body", "reason"), blocks("toml"))
@@ -62,18 +92,18 @@ def test_every_command_runs(body, reason, copy, record_property):
     for line in body.strip().splitlines():
         program, *arguments = shlex.split(line, comments=True)
         assert program == "privfl", f"say why this is not run: {line}"
-        done = run([sys.executable, "-m", "privfl.cli", *arguments], copy)
+        done = run([sys.executable, "-m", "privfl", *arguments], copy)
         assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
 def test_every_example_experiment_runs(path, copy):
-    command = [sys.executable, "-m", "privfl.cli", "run", str(path), "--set", "rounds=3", "--out", "out"]
+    command = [sys.executable, "-m", "privfl", "run", str(path), "--set", "rounds=3", "--out", "out"]
     done = run(command, copy)
     assert done.returncode == 0, done.stderr
     assert "Privacy statement" in done.stdout
-    report = run([sys.executable, "-m", "privfl.cli", "report", "out"], copy)
+    report = run([sys.executable, "-m", "privfl", "report", "out"], copy)
     assert report.returncode == 0, report.stderr
 
 
@@ -89,12 +119,12 @@ def test_the_fedsampling_example_runs_in_small_form(private, copy, data_folder):
 
 def test_pictures_that_pages_show_exist():
     for page in PAGES:
-        for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text()):
+        for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} shows {target}"
 
 
 def test_links_between_pages_lead_somewhere():
     for page in PAGES:
-        for target in re.findall(r"(?<!!)\[[^]]*\]\(([^)#]+)\)", page.read_text()):
+        for target in re.findall(r"(?<!!)\[[^]]*\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"

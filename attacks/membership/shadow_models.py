@@ -48,7 +48,7 @@ class ShadowTraining:
         share: of the pool that each shadow trains on, in (0, 1); in exactly ``round(share · count)`` of the shadows
             every record takes part.
         seed: of the shadows' initialisations, batches and shares.
-        engine: see :func:`privfl.simulate`.
+        engine: see :func:`~privfl.simulation.simulation.simulate`.
     """
 
     count: int = 64

@@ -22,7 +22,7 @@ def multiset_accuracy(estimated: ArrayLike, true: ArrayLike) -> Measure:
 
 
 def l1_error(estimated: ArrayLike, true: ArrayLike) -> Measure:
-    """Mean over rows [n, C] of Σ_c |n_c − n̂_c|."""
+    """Mean over rows [n, C] of ``Σ_c |n_c − n̂_c|``."""
     found, wanted = _checked(estimated, true)
     return mean_of(np.abs(found - wanted).sum(1))
 

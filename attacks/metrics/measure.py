@@ -17,7 +17,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Measure:
-    """``value``, and the interval [``low``, ``high``] that holds the true one with :data:`CONFIDENCE`.
+    """``value``, and the interval [``low``, ``high``] that holds the true one with ``CONFIDENCE``.
 
     A quantity without a sampling law that we know has a NaN interval.
     """

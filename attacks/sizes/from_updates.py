@@ -1,8 +1,8 @@
 """How many examples a FedSampling client holds, from updates that are divided by a public constant.
 
-FedSampling's update ``Δ_u = (1/K)·Σ_{j∈S_u} ∇ℓ_j`` is divided by the public K instead of the private |S_u|, so its
-magnitude carries m = |S_u|, and every example is in S_u with the public probability p: n ≈ m/p. Randomising the answer
-about the size does not help against that; a secure sum does.
+FedSampling's update ``Δ_u = (1/K)·Σ_{j∈S_u} ∇ℓ_j`` is divided by the public K instead of the private ``|S_u|``, so its
+magnitude carries ``m = |S_u|``, and every example is in S_u with the public probability p: n ≈ m/p. Randomising the
+answer about the size does not help against that; a secure sum does.
 """
 
 from __future__ import annotations

@@ -43,9 +43,10 @@ class SizeFromUpdates(Attack):
 
     Each round tells the number m of chosen examples; n is Σ m / Σ p over the rounds, p the broadcast sampling rate,
     rounds weighed by how well they tell m. A secure sum tells the cohort's total only. Judged by the mean
-    ``relative_error`` |n̂ − n|/n, by ``exact_match`` and by ``auc_twice``: how often of two clients of which one holds
-    at least twice as much the larger is recognised. The nulls believe that everybody holds the mean: K/(p·clients),
-    which the rate gives away, and the true one, which a sum tells. The judge needs ``truth["sizes"]`` [clients].
+    ``relative_error`` ``|n̂ − n|/n``, by ``exact_match`` and by ``auc_twice``: how often of two clients of which one
+    holds at least twice as much the larger is recognised. The nulls believe that everybody holds the mean:
+    K/(p·clients), which the rate gives away, and the true one, which a sum tells. The judge needs
+    ``truth["sizes"]`` [clients].
 
     Args:
         method: ``"regression"`` on the class gradients of public data, or ``"absent-class"``: K·max_c(∂b_c/p̄_c), which

@@ -19,9 +19,9 @@ from attacks.observations.messages import GRADIENTS, training_of
 from audits.canaries.canaries import Canaries
 from audits.canaries.views import View
 from privfl.errors import ConfigError
-from privfl.federation.task import Loss
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.per_sample import LossModule, PerSampleGradients
+from privfl.privacy.loss import Loss
 from privfl.simulation.transcript import Transcript
 
 Statistics = NDArray[np.float64]

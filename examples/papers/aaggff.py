@@ -339,7 +339,7 @@ def main() -> None:
     studies, seeds = (SMALL, [2]) if options.small else (FULL, options.seeds)
     options.out.mkdir(parents=True, exist_ok=True)
     store = options.out / "results.json"
-    rows = json.loads(store.read_text())["rows"] if store.exists() else []
+    rows = json.loads(store.read_text(encoding="utf-8"))["rows"] if store.exists() else []
     finished = {(row["study"], row["method"], row["seed"]) for row in rows}
     for name, study in studies.items():
         for seed in seeds:
@@ -348,7 +348,7 @@ def main() -> None:
                     continue
                 began = time.perf_counter()
                 rows.append({"study": name, "method": label, "seed": seed, **run(study, algorithm, seed)})
-                store.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+                store.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
                 end = {column: round(100 * rows[-1]["curve"][-1][column], 2) for column in COLUMNS}
                 print(f"{name} seed {seed} {label}: {end} in {time.perf_counter() - began:.0f} s", flush=True)
     for name in dict.fromkeys(row["study"] for row in rows):

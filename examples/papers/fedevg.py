@@ -323,7 +323,9 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "results.json"
     settings = {name: value for name, value in vars(options).items() if name != "out"}
-    store: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"settings": settings, "rows": []}
+    store: dict[str, Any] = (
+        json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"settings": settings, "rows": []}
+    )
     missing = [name for name in options.run if all(row["name"] != name for row in store["rows"])]
     if missing:
         images = pictures(options)
@@ -335,10 +337,10 @@ def main() -> None:
         store["features"] = features.name
         if "references" not in store:
             store["references"] = references(images, distances, options)
-            path.write_text(json.dumps(store, indent=1) + "\n")
+            path.write_text(json.dumps(store, indent=1) + "\n", encoding="utf-8")
     for name in missing:
         store["rows"].append(one_run(name, images, distances, options))
-        path.write_text(json.dumps(store, indent=1) + "\n")
+        path.write_text(json.dumps(store, indent=1) + "\n", encoding="utf-8")
         row = store["rows"][-1]
         print(f"{name}: accuracy {row['test_accuracy']:.3f}  FID {row['fid']:.2f}  KID {row['kid']:.3f}", flush=True)
     draw(store, options.out)

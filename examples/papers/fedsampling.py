@@ -26,8 +26,8 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import privfl as pf
+from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.ledger import Ledger
-from privfl.privacy.accounting.statement import make_statement
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.sizes.known_sizes import SIZE_RESPONSE
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
@@ -352,10 +352,12 @@ def main() -> None:
     path = options.out / "fedsampling.json"
     figures = [options.only] if options.only else list(FIGURES)
     chosen = federations(options.small)
-    stored: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"settings": {}, "runs": {}}
+    stored: dict[str, Any] = (
+        json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"settings": {}, "runs": {}}
+    )
 
     def write() -> None:
-        path.with_suffix(".part").write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
+        path.with_suffix(".part").write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         path.with_suffix(".part").replace(path)
 
     for name, federation in chosen.items():

@@ -301,7 +301,7 @@ def main() -> None:
         options.dataset, options.method, options.rounds, options.seeds = ["digits"], list(SMALL), 10, 1
     options.out.mkdir(parents=True, exist_ok=True)
     store = options.out / "grpfed.json"
-    rows: list[dict[str, Any]] = json.loads(store.read_text())["rows"] if store.exists() else []
+    rows: list[dict[str, Any]] = json.loads(store.read_text(encoding="utf-8"))["rows"] if store.exists() else []
     for seed in range(options.seeds):
         for name in options.dataset or ("mitbih", "cifar10"):
             for method in options.method or MAIN:
@@ -314,7 +314,7 @@ def main() -> None:
                     for key, value in vars(options).items()
                     if key in ("rounds", "fraction", "learning_rate", "batch_size", "beats", "images")
                 }
-                store.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n")
+                store.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n", encoding="utf-8")
                 last = {measure: rows[-1][measure] for measure in MEASURES}
                 print(name, method, f"seed {seed}", last, f"{rows[-1]['processor_seconds']} s", flush=True)
     print(table(rows))

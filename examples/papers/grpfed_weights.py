@@ -164,7 +164,7 @@ def main() -> None:
         options.dataset, options.setting, options.rounds, options.seeds = ["digits"], list(SETTINGS)[:4], 3, 1
     options.out.mkdir(parents=True, exist_ok=True)
     store = options.out / "grpfed-weights.json"
-    rows: list[dict[str, Any]] = json.loads(store.read_text())["rows"] if store.exists() else []
+    rows: list[dict[str, Any]] = json.loads(store.read_text(encoding="utf-8"))["rows"] if store.exists() else []
     keys = ("dataset", "setting", "fraction", "seed", "rounds", "epochs")
     for seed in range(options.seeds):
         for name in options.dataset or ("mitbih", "cifar10"):
@@ -174,7 +174,7 @@ def main() -> None:
                     continue
                 rows.append(run(name, setting, options.fraction, seed, options))
                 settings = {key: getattr(options, key) for key in ("learning_rate", "batch_size", "beats", "images")}
-                store.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n")
+                store.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n", encoding="utf-8")
                 print(rows[-1], flush=True)
     print(table(rows))
 

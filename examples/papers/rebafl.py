@@ -98,7 +98,7 @@ def advance(group: Group, method: str, seed: int, until: int, options: argparse.
             resume=folder.exists(),
             callbacks=[pause],
         )
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return {
         "clients": group.clients,
         "probability": group.probability,
@@ -214,7 +214,7 @@ def main() -> None:
         options.turns = 2
     options.out.mkdir(parents=True, exist_ok=True)
     store = options.out / "results.json"
-    rows: list[dict[str, Any]] = json.loads(store.read_text())["rows"] if store.exists() else []
+    rows: list[dict[str, Any]] = json.loads(store.read_text(encoding="utf-8"))["rows"] if store.exists() else []
     for turn, seed in product(range(1, options.turns + 1), range(options.seeds)):
         for group in groups(options):
             until = math.ceil(group.rounds * turn / options.turns)
@@ -228,7 +228,7 @@ def main() -> None:
                 row["processor_seconds"] = round(before + time.process_time() - began, 1)
                 rows[place : place + 1] = [row]
                 settings = {name: value for name, value in vars(options).items() if name not in ("out", "group")}
-                store.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n")
+                store.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n", encoding="utf-8")
                 print(group.key, method, f"seed {seed}, round {until}:", figures_of(row["accuracy"]), flush=True)
     for (clients, probability), methods in by_group(rows):
         print(f"\n{clients} clients, p = {probability}: last {TAIL} rounds, best, swing (%)")

@@ -282,14 +282,16 @@ def main() -> None:
         options.rounds, options.epochs, options.seeds, options.resolution = 8, 2, 1, 9
     options.out.mkdir(parents=True, exist_ok=True)
     store = options.out / "results.json"
-    rows: list[dict[str, Any]] = json.loads(store.read_text())["rows"] if store.exists() else []
+    rows: list[dict[str, Any]] = json.loads(store.read_text(encoding="utf-8"))["rows"] if store.exists() else []
     done = {(row["clients"], row["method"], row["seed"]) for row in rows}
     for clients, seed, method in product(options.clients, range(options.seeds), options.methods):
         if (clients, method, seed) in done:
             continue
         rows.append(run(options, clients, method, seed))
         settings = {name: value for name, value in vars(options).items() if name not in ("out", "clients", "methods")}
-        store.write_text(json.dumps({"settings": settings, "training": TRAINING, "rows": rows}) + "\n")
+        store.write_text(
+            json.dumps({"settings": settings, "training": TRAINING, "rows": rows}) + "\n", encoding="utf-8"
+        )
         summary = {label: f"{pair[0]:.2f} ± {pair[1]:.2f}" for label, pair in outcomes(rows[-1]).items()}
         print(f"K = {clients}, seed {seed}", summary, f"{rows[-1]['processor_seconds']} s", flush=True)
     print(table(rows))

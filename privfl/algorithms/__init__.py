@@ -1,127 +1,50 @@
-"""The federated algorithms, one short file each."""
+"""The federated algorithms, one short file each. Whatever algorithm is imported here is registered."""
 
-from privfl.algorithms.base import Algorithm, Round
-from privfl.algorithms.fair.aaggff import AAggFFD, AAggFFS
-from privfl.algorithms.fair.aaggff_sums import AAggFFDSums
-from privfl.algorithms.fair.afl import AFL
-from privfl.algorithms.fair.fedmgda import FedMGDA
-from privfl.algorithms.fair.grpfed import GRPFed
-from privfl.algorithms.fair.propfair import PropFair
-from privfl.algorithms.fair.q_fedavg import QFedAvg
-from privfl.algorithms.fair.term import TERM, RunningTERM
-from privfl.algorithms.fedavg import FedAvg
-from privfl.algorithms.feddyn import FedDyn
-from privfl.algorithms.fedprox import FedProx
-from privfl.algorithms.fedsampling import FedSampling, NaiveFedSampling
-from privfl.algorithms.generative.fedcgan import FedCGAN
-from privfl.algorithms.generative.fedcvae import FedCVAE
-from privfl.algorithms.generative.fedevg import FedEvg
-from privfl.algorithms.label_skew.bsm_fedavg import BalancedFedAvg
-from privfl.algorithms.label_skew.fedavg_ft import FedAvgFT
-from privfl.algorithms.label_skew.fedlc import FedLC
-from privfl.algorithms.label_skew.fedrs import FedRS
-from privfl.algorithms.label_skew.moon import MOON
-from privfl.algorithms.label_skew.rebafl import ReBaFL
-from privfl.algorithms.personal.apfl import APFL
-from privfl.algorithms.personal.ditto import Ditto
-from privfl.algorithms.personal.fedbabu import FedBABU
-from privfl.algorithms.personal.fedper import FedPer
-from privfl.algorithms.personal.fedrep import FedRep
-from privfl.algorithms.personal.lg_fedavg import LGFedAvg
-from privfl.algorithms.personal.per_fedavg import PerFedAvg
-from privfl.algorithms.personal.pfedme import PFedMe
-from privfl.algorithms.personal.superfed import SuPerFed
-from privfl.algorithms.references import Centralized, Local
-from privfl.algorithms.scaffold import Scaffold
-from privfl.algorithms.server_optimisers import FedAdagrad, FedAdam, FedYogi
+from privfl.algorithms.base import Algorithm as Algorithm
+from privfl.algorithms.base import Round as Round
+from privfl.algorithms.fair.aaggff import AAggFFD as AAggFFD
+from privfl.algorithms.fair.aaggff import AAggFFS as AAggFFS
+from privfl.algorithms.fair.aaggff_sums import AAggFFDSums as AAggFFDSums
+from privfl.algorithms.fair.afl import AFL as AFL
+from privfl.algorithms.fair.fedmgda import FedMGDA as FedMGDA
+from privfl.algorithms.fair.grpfed import GRPFed as GRPFed
+from privfl.algorithms.fair.propfair import PropFair as PropFair
+from privfl.algorithms.fair.q_fedavg import QFedAvg as QFedAvg
+from privfl.algorithms.fair.term import TERM as TERM
+from privfl.algorithms.fair.term import RunningTERM as RunningTERM
+from privfl.algorithms.fedavg import FedAvg as FedAvg
+from privfl.algorithms.feddyn import FedDyn as FedDyn
+from privfl.algorithms.fedprox import FedProx as FedProx
+from privfl.algorithms.fedsampling import FedSampling as FedSampling
+from privfl.algorithms.fedsampling import NaiveFedSampling as NaiveFedSampling
+from privfl.algorithms.generative.fedcgan import FedCGAN as FedCGAN
+from privfl.algorithms.generative.fedcvae import FedCVAE as FedCVAE
+from privfl.algorithms.generative.fedevg import FedEvg as FedEvg
+from privfl.algorithms.label_skew.bsm_fedavg import BalancedFedAvg as BalancedFedAvg
+from privfl.algorithms.label_skew.fedavg_ft import FedAvgFT as FedAvgFT
+from privfl.algorithms.label_skew.fedlc import FedLC as FedLC
+from privfl.algorithms.label_skew.fedrs import FedRS as FedRS
+from privfl.algorithms.label_skew.moon import MOON as MOON
+from privfl.algorithms.label_skew.rebafl import ReBaFL as ReBaFL
+from privfl.algorithms.personal.apfl import APFL as APFL
+from privfl.algorithms.personal.ditto import Ditto as Ditto
+from privfl.algorithms.personal.fedbabu import FedBABU as FedBABU
+from privfl.algorithms.personal.fedper import FedPer as FedPer
+from privfl.algorithms.personal.fedrep import FedRep as FedRep
+from privfl.algorithms.personal.lg_fedavg import LGFedAvg as LGFedAvg
+from privfl.algorithms.personal.per_fedavg import PerFedAvg as PerFedAvg
+from privfl.algorithms.personal.pfedme import PFedMe as PFedMe
+from privfl.algorithms.personal.superfed import SuPerFed as SuPerFed
+from privfl.algorithms.references import Centralized as Centralized
+from privfl.algorithms.references import Local as Local
+from privfl.algorithms.scaffold import Scaffold as Scaffold
+from privfl.algorithms.server_optimisers import FedAdagrad as FedAdagrad
+from privfl.algorithms.server_optimisers import FedAdam as FedAdam
+from privfl.algorithms.server_optimisers import FedYogi as FedYogi
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
-    algorithm.name: algorithm
-    for algorithm in (
-        Centralized,
-        Local,
-        FedAvg,
-        FedCGAN,
-        FedCVAE,
-        FedEvg,
-        FedProx,
-        MOON,
-        FedRS,
-        FedLC,
-        FedAvgFT,
-        Scaffold,
-        FedDyn,
-        FedAdagrad,
-        FedAdam,
-        FedYogi,
-        AAggFFS,
-        AAggFFD,
-        AAggFFDSums,
-        FedSampling,
-        NaiveFedSampling,
-        FedBABU,
-        FedPer,
-        FedRep,
-        LGFedAvg,
-        GRPFed,
-        BalancedFedAvg,
-        ReBaFL,
-        SuPerFed,
-        APFL,
-        Ditto,
-        PFedMe,
-        PerFedAvg,
-        QFedAvg,
-        AFL,
-        TERM,
-        RunningTERM,
-        FedMGDA,
-        PropFair,
-    )
+    found.name: found
+    for found in list(vars().values())
+    if isinstance(found, type) and issubclass(found, Algorithm) and found is not Algorithm
 }
 """Every algorithm by the name that configuration files use."""
-
-__all__ = [
-    "AFL",
-    "ALGORITHMS",
-    "APFL",
-    "MOON",
-    "TERM",
-    "AAggFFD",
-    "AAggFFDSums",
-    "AAggFFS",
-    "Algorithm",
-    "BalancedFedAvg",
-    "Centralized",
-    "Ditto",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAvg",
-    "FedAvgFT",
-    "FedBABU",
-    "FedCGAN",
-    "FedCVAE",
-    "FedDyn",
-    "FedEvg",
-    "FedLC",
-    "FedMGDA",
-    "FedPer",
-    "FedProx",
-    "FedRS",
-    "FedRep",
-    "FedSampling",
-    "FedYogi",
-    "GRPFed",
-    "LGFedAvg",
-    "Local",
-    "NaiveFedSampling",
-    "PFedMe",
-    "PerFedAvg",
-    "PropFair",
-    "QFedAvg",
-    "ReBaFL",
-    "Round",
-    "RunningTERM",
-    "Scaffold",
-    "SuPerFed",
-]

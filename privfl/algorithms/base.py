@@ -204,9 +204,10 @@ class Algorithm:
 
 @dataclass(frozen=True)
 class Survey(Algorithm):
-    """A phase without local steps: clients look at their data in :meth:`prepare` and answer in :meth:`finish`.
+    """A phase without local steps: clients look at their data and answer.
 
-    It shares the server's state and what clients keep with the algorithm that asks for it.
+    They look in :meth:`Algorithm.prepare` and answer in :meth:`Algorithm.finish`. It shares the server's state
+    and what clients keep with the algorithm that asks for it.
     """
 
     def plan(self, usual: Plan, received: Tensors) -> Plan:

@@ -29,7 +29,7 @@ class FedSampling(Algorithm):
     client beyond the range has no privacy), p is capped at 1, and an empty selection sends zeros. As in the paper,
     one round is one gradient step, so momentum and weight decay act in the server's step and ``batch_size``, ``epochs``
     and ``steps`` have no meaning; ``local_steps`` > 1 trains on the selection by plain SGD and sends
-    ``(|S_u|/K)·(θ_t − θ_u)/η``, which DP-SGD refuses because |S_u| is not protected then.
+    ``(|S_u|/K)·(θ_t − θ_u)/η``, which DP-SGD refuses because ``|S_u|`` is not protected then.
 
     Args:
         samples_per_round: K ≥ 1, the public number of samples wanted in a round.

@@ -18,7 +18,7 @@ app = typer.Typer(
 Rate = Annotated[float, typer.Option(help="Poisson sampling rate of one step, in (0, 1].")]
 Steps = Annotated[int, typer.Option(help="Number of steps (rounds × steps of a round).")]
 Delta = Annotated[float, typer.Option(help="δ of the claim.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON.")]
 
 
 @app.command("epsilon")
@@ -53,7 +53,7 @@ def noise(
     """The smallest noise multiplier whose claim stays within a target ε."""
     from privfl.privacy.accounting.calibration import noise_multiplier_for
 
-    found = noise_multiplier_for(target_epsilon, delta, sample_rate, steps)
+    found = noise_multiplier_for(target_epsilon, delta, {sample_rate: steps})
     if json:
         typer.echo(json_module.dumps({"noise_multiplier": found, "target_epsilon": target_epsilon, "delta": delta}))
     else:

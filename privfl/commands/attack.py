@@ -16,7 +16,6 @@ Results are written to the run directory: ``attacks/NAME.json`` and ``attacks/NA
 
 from __future__ import annotations
 
-import importlib
 import json
 import tomllib
 from collections import Counter
@@ -27,6 +26,7 @@ from typing import Any
 
 import typer
 
+from privfl.companions import companion
 from privfl.errors import ConfigError, unknown
 
 _KEYS: dict[str, tuple[type | tuple[type, ...], Any]] = {
@@ -88,7 +88,7 @@ def _checked(settings: Mapping[str, Any], key: str, kind: type | tuple[type, ...
 
 def attack_run(path: Path) -> None:
     """Run every attack of the file ``path``; print the results and write them beside the run."""
-    registry, schema = (importlib.import_module(f"attacks.{name}") for name in ("registry", "schema"))
+    registry, schema = (companion(f"attacks.{name}") for name in ("registry", "schema"))
     plan = read_plan(path, registry, schema)
     from privfl.commands.judge import Judge
     from privfl.simulation.run_directory import write_whole

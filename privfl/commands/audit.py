@@ -14,7 +14,6 @@ Results are written to ``audits/NAME.json`` in the run's directory, or in ``runs
 
 from __future__ import annotations
 
-import importlib
 import json
 import tomllib
 from collections import Counter
@@ -25,6 +24,7 @@ from typing import Any
 
 import typer
 
+from privfl.companions import companion
 from privfl.errors import ConfigError, unknown
 
 _KEYS: dict[str, tuple[type | tuple[type, ...], Any]] = {
@@ -89,7 +89,7 @@ def audit_experiment(path: Path) -> bool:
     from privfl.experiment import Experiment
     from privfl.simulation.run_directory import write_whole
 
-    plan = read_plan(path, importlib.import_module("audits.registry"))
+    plan = read_plan(path, companion("audits.registry"))
     experiment = Experiment.from_toml(plan.config)
     used, refuted = Counter[str](), False
     for audit in plan.audits:

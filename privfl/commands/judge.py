@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from privfl.companions import companion
 from privfl.errors import ConfigError
 from privfl.experiment import Experiment
 from privfl.federation.task import Task
@@ -56,14 +56,14 @@ class Judge:
         Raises:
             ConfigError: the attacked client does not exist, or its records are not what the attack looks for.
         """
-        names = importlib.import_module("attacks.auxiliary")
+        names = companion("attacks.auxiliary")
         public, others = self._held_out()
         client = getattr(attack, "client", None)
         rows = self._rows(client)
         held = names.Records(self.task.inputs[rows], self.task.targets[rows])
         own = names.Records(self.task.test_inputs[public], self.task.test_targets[public])
         if needs.candidates:
-            game = importlib.import_module("attacks.membership_game").membership_game
+            game = companion("attacks.membership.game").membership_game
             chosen = torch.randperm(len(rows), generator=torch_stream(self.seed, "attack-members"))
             inside = held[chosen[: self.candidates // 2]]
             outside = names.Records(self.task.test_inputs[others], self.task.test_targets[others])
@@ -107,14 +107,14 @@ class Judge:
                 f"the attacked update is of {len(held)} images, and {attack.name} looks for batch = {batch}; set the "
                 "client and its number of images"
             )
-        pixels = importlib.import_module("attacks.images.pixels").Pixels.of(self.task.name)
+        pixels = companion("attacks.images.pixels").Pixels.of(self.task.name)
         images: Tensor = pixels.images(held.inputs)
         return images
 
     def _property(self, attack: Any, parts: list[Tensor]) -> Tensor:
         """Which clients hold the property in most of their records; all records together decide what has it."""
-        module = importlib.import_module("attacks.property_inference")
-        records = importlib.import_module("attacks.auxiliary").Records(
+        module = companion("attacks.property_inference")
+        records = companion("attacks.auxiliary").Records(
             self.task.inputs[self.task.clients.rows], self.task.targets[self.task.clients.rows]
         )
         holds = module.PROPERTIES[attack.holds](records)

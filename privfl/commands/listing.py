@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from privfl.companions import companion
 from privfl.errors import unknown
 
 if TYPE_CHECKING:
@@ -127,13 +127,13 @@ def _rows(kind: Kind) -> list[dict[str, Any]]:
         ]
     registry: Mapping[str, type[Any]]
     if kind is Kind.attacks:
-        known = importlib.import_module("attacks.registry")
+        known = companion("attacks.registry")
         return [
             {"name": name, "summary": summary(part), "settings": defaults(part), **known.needs_of(name)}
             for name, part in known.ATTACKS.items()
         ]
     if kind is Kind.audits:
-        known = importlib.import_module("audits.registry")
+        known = companion("audits.registry")
         return [{"name": n, "summary": summary(part), "settings": defaults(part)} for n, part in known.AUDITS.items()]
     if kind is Kind.algorithms:
         from privfl.algorithms import ALGORITHMS
@@ -148,11 +148,15 @@ def _rows(kind: Kind) -> list[dict[str, Any]]:
 
         registry = PARTITIONS
     else:
-        from privfl.experiment import UPDATE_MECHANISMS
         from privfl.privacy.door.dpsgd import DPSGD
+        from privfl.privacy.mechanisms.registry import update_mechanisms
         from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
 
-        registry = {"dpsgd": DPSGD, **UPDATE_MECHANISMS, **{f"size: {name}": m for name, m in SIZE_MECHANISMS.items()}}
+        registry = {
+            "dpsgd": DPSGD,
+            **update_mechanisms(),
+            **{f"size: {name}": m for name, m in SIZE_MECHANISMS.items()},
+        }
     return [{"name": name, "summary": summary(part), "settings": defaults(part)} for name, part in registry.items()]
 
 

@@ -13,7 +13,11 @@ from privfl.validation import check_count, check_number
 
 @dataclass(frozen=True)
 class LabelNoise(ABC):
-    """Flips a label with probability ``rate`` in [0, 1], independently per sample. Meant for training labels only."""
+    """Flips a label with probability ``rate`` in [0, 1], independently per sample. Meant for training labels only.
+
+    Args:
+        rate: probability that a training label is flipped, in [0, 1].
+    """
 
     rate: float
 

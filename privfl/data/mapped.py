@@ -93,7 +93,7 @@ def is_mapped(values: object) -> bool:
 
 
 def read(array: NDArray[Any], rows: NDArray[np.int64], tokens: bool, scale: float = 1.0) -> Tensor:
-    """A new tensor [*rows.shape, ...] of these rows of ``array``: int64 for ``tokens``, else float32 times ``scale``.
+    """A new tensor ``[*rows.shape, ...]`` of these rows of ``array``: int64 for ``tokens``, else float32 × ``scale``.
 
     Many rows are read piece by piece, so nothing of their size but the tensor is allocated.
     """

@@ -16,7 +16,7 @@ from torch import Tensor
 from privfl.algorithms.base import Tensors
 from privfl.engine.workspace import ClientResult
 from privfl.privacy.channel.field import Field
-from privfl.privacy.door.contract import DoorLog
+from privfl.privacy.door.log import DoorLog
 
 
 @dataclass

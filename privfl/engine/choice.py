@@ -25,7 +25,7 @@ from privfl.engine.vectorised import VectorisedEngine
 from privfl.engine.workspace import ClientResult, RoundContext
 from privfl.errors import PrivflError
 from privfl.federation.task import ClientIndex, Task
-from privfl.privacy.clipping.per_sample import Way
+from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.door.batch_plans import private_plan
 from privfl.privacy.noise.source import NoiseSource
 
@@ -50,7 +50,7 @@ class Choice:
     refused: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def build(self, loop: LoopEngine, way: Way | None) -> Engine:
+    def build(self, loop: LoopEngine, way: GradSampleMode | None) -> Engine:
         """The engine, around ``loop``; it notes why another one was refused."""
         if self.refused:
             loop.notes.append(self.reason)
@@ -62,7 +62,7 @@ class Choice:
 
 
 def choose(
-    wanted: EngineName, loop: LoopEngine, way: Way | None, received: Tensors, *, cohort: int, rounds: int
+    wanted: EngineName, loop: LoopEngine, way: GradSampleMode | None, received: Tensors, *, cohort: int, rounds: int
 ) -> Choice:
     """The engine for ``rounds`` rounds of ``cohort`` clients who receive ``received``; call it inside ``with loop``.
 
@@ -110,7 +110,7 @@ def choose(
     return Choice("vectorised", best, "faster, as measured", seconds=seconds)
 
 
-def why_not_stacked(loop: LoopEngine, way: Way | None, received: Tensors) -> str:
+def why_not_stacked(loop: LoopEngine, way: GradSampleMode | None, received: Tensors) -> str:
     """Why this model or algorithm cannot be trained by the vectorised engine, in one sentence; empty if it can."""
     with _federation(loop, way, 2, workers=1) as probe:
         expected = _uploads(probe, received)
@@ -148,7 +148,9 @@ def _trace(template: nn.Module, entered: list[str]) -> list[Any]:
 
 
 @contextmanager
-def _federation(loop: LoopEngine, way: Way | None, clients: int, workers: int | None = None) -> Iterator[LoopEngine]:
+def _federation(
+    loop: LoopEngine, way: GradSampleMode | None, clients: int, workers: int | None = None
+) -> Iterator[LoopEngine]:
     """An engine for ``clients`` clients with random public values, two batches for all of them, who take two steps."""
     task = loop.task
     rows = int(min(loop.training.batch_size, np.median(task.clients.sizes)))

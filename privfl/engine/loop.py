@@ -19,12 +19,12 @@ from torch import Tensor
 from privfl.algorithms.base import Algorithm, Tensors, overrides
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, Workspace, cores, send
 from privfl.federation.task import Task
-from privfl.privacy.channel.channel import Channel
-from privfl.privacy.clipping.per_sample import Way, sums_directly
-from privfl.privacy.door.batch_plans import LocalTraining, private_plan
+from privfl.privacy.channel.channel import RoundChannel
+from privfl.privacy.clipping.per_sample import GradSampleMode, sums_directly
+from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.client_door import ClientDoor
-from privfl.privacy.door.contract import is_coupled
 from privfl.privacy.door.precision import Precision, matrix_products
+from privfl.privacy.loss import is_coupled
 
 ROWS_PER_EVALUATION = 1000
 DIRECT_FROM = 1 << 16
@@ -41,9 +41,9 @@ class LoopEngine:
         task: Task,
         algorithm: Algorithm,
         training: LocalTraining,
-        channel: Channel,
+        channel: RoundChannel,
         *,
-        way: Way | None = None,
+        way: GradSampleMode | None = None,
         workers: int | None = None,
         precision: Precision = "float32",
     ) -> None:
@@ -132,21 +132,18 @@ class LoopEngine:
         self, space: Workspace, client: int, phase: Phase, received: Tensors, context: RoundContext
     ) -> ClientResult:
         task, algorithm, channel = self.task, phase.algorithm, phase.channel
-        training, dpsgd = self.training.in_round(context.number), channel.dpsgd
+        training, rows = self.training.in_round(context.number), task.clients[client]
+        slot = phase.slot(client, rows, training, received, context)
         door = ClientDoor(
-            client,
-            task.clients[client],
+            slot,
             task.inputs,
             task.targets,
             space.own,
             space.clipper,
             task.loss,
-            dpsgd,
-            context.stream("batches", client),
-            None if dpsgd is None else context.noise("door" + phase.label, client),
+            channel.dpsgd,
+            channel.statistics,
             self.precision,
-            draws=phase.draws(client, context),
-            totals=phase.totals(client, context),
         )
         space.start(context.stream("dropout", client, self.device))
         with torch.no_grad():
@@ -155,14 +152,14 @@ class LoopEngine:
             local["parameters"] = space.own.flat
             if overrides(algorithm, "prepare"):
                 algorithm.prepare(local, received, door.everything(), door, training)
-            for batch in door.batches(algorithm.plan(private_plan(training, dpsgd, client), received)):
+            for batch in door.batches():
                 algorithm.step(local, received, batch, door, training)
             if overrides(algorithm, "conclude"):
                 algorithm.conclude(local, received, door.everything(), door, training)
             upload = _apart(algorithm.finish(local, received, training), space.own.flat)
         keeps = {name: local[name].clone() for name in algorithm.keeps}
         noise = context.noise("channel" + phase.label, client)
-        return send(channel, client, upload, keeps, door.log, noise, received["parameters"])
+        return send(channel, client, upload, keeps, slot.log, noise, received["parameters"])
 
 
 def _apart(upload: Any, buffer: Tensor) -> Any:

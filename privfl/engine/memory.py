@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import Workspace
-from privfl.privacy.clipping.per_sample import Way
+from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.door.contract import ROWS_AT_ONCE
 
 SHARE = 0.25
 """Share of the free memory that a chunk may take by the estimate; the rest is for what the estimate leaves out."""
 
 
-def largest_chunk(loop: LoopEngine, way: Way | None) -> int:
+def largest_chunk(loop: LoopEngine, way: GradSampleMode | None) -> int:
     """The largest number of clients whose stack should fit into the free memory, one chunk for each worker."""
     return int(SHARE * free_bytes(loop.device) / loop.workers / bytes_per_client(loop, way))
 
 
-def bytes_per_client(loop: LoopEngine, way: Way | None) -> float:
+def bytes_per_client(loop: LoopEngine, way: GradSampleMode | None) -> float:
     """Bytes that one client of a stack takes: parameters and their companions, activations, per-sample gradients."""
     network = Workspace.build(loop.task.model(0), loop.device, None).own
     inputs, _ = loop.task.probe(2)
@@ -53,6 +54,11 @@ def free_bytes(device: torch.device) -> float:
     """Bytes of memory that are free on ``device``."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
+    try:  # Linux fills memory with copies of files, and gives them up when it is asked: they count as free
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        return 1024 * next(float(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        pass
     try:
         return float(os.sysconf("SC_AVPHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):  # not every system tells; two GiB are there

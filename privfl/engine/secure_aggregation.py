@@ -9,7 +9,7 @@ from torch import Tensor
 from privfl.algorithms.base import Tensors
 from privfl.engine.aggregation import CohortSums
 from privfl.engine.workspace import Phase, cores
-from privfl.privacy.channel.channel import WEIGHT
+from privfl.privacy.channel.secure_encoding import WEIGHT
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.secagg.errors import BadShare, BadVector, TooFewClients
 
@@ -32,12 +32,15 @@ class SecureAggregator:
         """
         channel = phase.channel
         assert channel.secure is not None
-        assert channel.summation is not None
+        assert channel.secure_encoding is not None
         self.phase, self.channel, self.like, self.source = phase, channel, like, source
-        self.summation = channel.summation
+        self.secure_encoding = channel.secure_encoding
         self.factors = dict(zip(members, map(float, times), strict=True))  # what the server knows of them
-        encoding = self.summation.encoding
-        session = channel.secure.session(members, length=encoding.length, bits=encoding.bits, round=channel.number)
+        encoding = self.secure_encoding.encoding
+        self.number = channel.round.number
+        session = channel.secure.session(
+            members, length=encoding.length, bits=encoding.bits, round=channel.round.number
+        )
         self.sum = channel.secure.open(session, cores())
 
     def add(self, client: int, upload: Tensors, factor: float) -> str:
@@ -50,10 +53,10 @@ class SecureAggregator:
         if self.channel.hides_weights:
             values[WEIGHT] = torch.tensor([factor], dtype=torch.float64)
         rounding, shares = (
-            self.source.stream(use + self.phase.label, self.channel.number, client) for use in ("rounding", "share")
+            self.source.stream(use + self.phase.label, self.number, client) for use in ("rounding", "share")
         )
         try:
-            vector = self.summation.vector(values, rounding, shares)
+            vector = self.secure_encoding.vector(values, rounding, shares)
         except BadVector:
             return OUT_OF_RANGE
         self.sum.submit(client, vector)
@@ -65,7 +68,7 @@ class SecureAggregator:
         """Open the sum; with too few survivors there is none, and the round is given up."""
         try:
             total, survivors = self.sum.close()
-            decoded = self.summation.sums(total, len(survivors))
+            decoded = self.secure_encoding.sums(total, len(survivors))
         except (TooFewClients, BadShare, BadVector):
             sums.problems[GIVEN_UP] += len(self.factors) - sum(sums.problems.values())
             sums.aborted = True

@@ -20,11 +20,11 @@ from privfl.engine.dropout import StreamDropout
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, Workspace, send
 from privfl.errors import ConfigError
-from privfl.privacy.clipping.per_sample import Way
+from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.clipping.stacked import StackedGradients
-from privfl.privacy.door.batch_plans import LocalTraining, private_plan
-from privfl.privacy.door.cohort_door import CohortDoor, Visitor
-from privfl.privacy.door.contract import Batch, Door
+from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.cohort_door import CohortDoor
+from privfl.privacy.door.contract import Batch, ClientSlot, Door
 
 Work = Callable[[Tensors, Tensors, Batch, Door, LocalTraining], None]
 """A method of an algorithm that works on one client's state and a batch."""
@@ -45,7 +45,7 @@ class VectorisedEngine:
     chunk is trained anew in halves, later chunks are as small, and ``notes`` says so.
     """
 
-    def __init__(self, loop: LoopEngine, chunk: int, way: Way | None = None) -> None:
+    def __init__(self, loop: LoopEngine, chunk: int, way: GradSampleMode | None = None) -> None:
         """``way`` forms per-sample gradients, ``None`` without DP-SGD."""
         self.loop, self.chunk, self.way = loop, chunk, way
         self.notes: list[str] = []
@@ -69,10 +69,10 @@ class VectorisedEngine:
         """
         does = phase or self.loop.phase
 
-        def visitor(client: int) -> Visitor:
-            return self._visitor(client, does, received, context)
+        def slot(client: int) -> ClientSlot:
+            return does.slot(client, self.loop.task.clients[client], self.loop.training, received, context)
 
-        def work(chunk: Sequence[Visitor]) -> list[ClientResult]:
+        def work(chunk: Sequence[ClientSlot]) -> list[ClientResult]:
             stack = self._stacks.get()
             try:
                 return self._train_chunk(stack, chunk, does, received, context)
@@ -86,68 +86,55 @@ class VectorisedEngine:
             self.notes.append(
                 f"memory ran out with {len(chunk)} clients at once; {half} from round {context.number} on"
             )
-            again = [visitor(one.client) for one in chunk]
+            again = [slot(one.client) for one in chunk]
             return [result for part in (again[:half], again[half:]) for result in work(part)]
 
-        ordered = sorted(map(visitor, cohort), key=lambda one: (-one.steps, -len(one.rows)))
+        ordered = sorted(map(slot, cohort), key=lambda one: (-one.steps, -len(one.rows)))
         for results in self.loop.in_order(work, self._chunks(ordered)):
             yield from results
 
-    def _chunks(self, ordered: list[Visitor]) -> list[list[Visitor]]:
+    def _chunks(self, ordered: list[ClientSlot]) -> list[list[ClientSlot]]:
         """At most ``chunk`` clients each; if one chunk for each worker is enough, all get as much work."""
         workers = self.loop.workers
         if len(ordered) <= self.chunk * workers:
             return [part for first in range(workers) if (part := ordered[first::workers])]
         return [ordered[first : first + self.chunk] for first in range(0, len(ordered), self.chunk)]
 
-    def _visitor(self, client: int, phase: Phase, received: Tensors, context: RoundContext) -> Visitor:
-        loop, dpsgd = self.loop, phase.channel.dpsgd
-        return Visitor(
-            client,
-            loop.task.clients[client],
-            phase.algorithm.plan(private_plan(loop.training, dpsgd, client), received),
-            context.stream("batches", client),
-            None if dpsgd is None else context.noise("door" + phase.label, client),
-            phase.draws(client, context),
-            phase.totals(client, context),
-        )
-
     def _train_chunk(
-        self, stack: Stack, visitors: Sequence[Visitor], phase: Phase, received: Tensors, context: RoundContext
+        self, stack: Stack, slots: Sequence[ClientSlot], phase: Phase, received: Tensors, context: RoundContext
     ) -> list[ClientResult]:
         loop, algorithm, training = self.loop, phase.algorithm, self.loop.training.in_round(context.number)
         streams = []
         if stack.dropout:
-            streams = [context.stream("dropout", visitor.client, loop.device) for visitor in visitors]
+            streams = [context.stream("dropout", slot.client, loop.device) for slot in slots]
 
         def announce(counts: Sequence[int]) -> None:
             for layer in stack.dropout:
                 layer.stack, layer.counts = streams[: len(counts)], counts
 
         door = CohortDoor(
-            visitors,
+            slots,
             loop.task.inputs,
             loop.task.targets,
             stack.gradients,
+            announce,
             loop.task.loss,
             phase.channel.dpsgd,
-            announce,
+            phase.channel.statistics,
             loop.precision,
         )
         with torch.no_grad():
-            begun = [algorithm.begin(received, phase.kept(one.client, context.kept), training) for one in visitors]
+            begun = [algorithm.begin(received, phase.kept(one.client, context.kept), training) for one in slots]
             local = {name: _stacked([tensors[name] for tensors in begun]) for name in begun[0]}
             del begun
             self._train(door, local, received, algorithm, training)
             uploads = vmap(lambda local: algorithm.finish(local, received, training))(local)
         results = []
-        for place, visitor in enumerate(visitors):
+        for place, slot in enumerate(slots):
             upload = {name: value[place] for name, value in uploads.items()}
             keeps = {name: local[name][place].clone() for name in algorithm.keeps}
-            noise = context.noise("channel" + phase.label, visitor.client)
-            results.append(
-                send(phase.channel, visitor.client, upload, keeps, visitor.log, noise, received["parameters"])
-            )
+            noise = context.noise("channel" + phase.label, slot.client)
+            results.append(send(phase.channel, slot.client, upload, keeps, slot.log, noise, received["parameters"]))
         return results
 
     def _train(
@@ -157,7 +144,7 @@ class VectorisedEngine:
 
         def together(work: Work, batch: Batch) -> None:
             def one(local: Tensors, *numbers: Tensor) -> Tensors:
-                work(local, received, door.enter(*numbers), door, training)
+                work(local, received, door.client_view(*numbers), door, training)
                 return local
 
             active = {name: value[: len(batch.counted)] for name, value in local.items()}
@@ -177,7 +164,7 @@ class VectorisedEngine:
 
         if overrides(algorithm, "prepare"):
             together(algorithm.prepare, door.everything())
-        while (batch := door.draw()) is not None:
+        for batch in door.batches():
             together(algorithm.step, batch)
         if overrides(algorithm, "conclude"):
             together(algorithm.conclude, door.everything())

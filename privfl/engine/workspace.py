@@ -15,10 +15,12 @@ from privfl.algorithms.base import Algorithm, Tensors, overrides
 from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.engine.layouts import lay_channels_innermost
 from privfl.models.flat_network import FlatNetwork
-from privfl.privacy.channel.channel import Channel
-from privfl.privacy.clipping.per_sample import PerSampleGradients, Way
-from privfl.privacy.door.contract import DoorLog
-from privfl.privacy.door.noisy_total import Totals
+from privfl.privacy.channel.channel import RoundChannel
+from privfl.privacy.channel.client_side import BrokenUpload
+from privfl.privacy.clipping.per_sample import GradSampleMode, PerSampleGradients
+from privfl.privacy.door.batch_plans import LocalTraining, private_plan
+from privfl.privacy.door.contract import ClientSlot
+from privfl.privacy.door.log import DoorLog
 from privfl.privacy.door.step_draws import Draws
 from privfl.privacy.noise.source import NoiseSource, NoiseStream
 from privfl.randomness import torch_stream
@@ -43,7 +45,9 @@ class Workspace:
     dropout: list[StreamDropout]
 
     @classmethod
-    def build(cls, module: nn.Module, device: torch.device, way: Way | None, *, innermost: bool = False) -> Workspace:
+    def build(
+        cls, module: nn.Module, device: torch.device, way: GradSampleMode | None, *, innermost: bool = False
+    ) -> Workspace:
         """A workspace around ``module``.
 
         ``way`` forms per-sample gradients, or plain sums; ``innermost`` lays the channels of images out innermost.
@@ -95,7 +99,7 @@ class Phase:
     """
 
     algorithm: Algorithm
-    channel: Channel
+    channel: RoundChannel
     label: str = ""
 
     def kept(self, client: int, kept: Mapping[int, Tensors]) -> Tensors:
@@ -106,21 +110,23 @@ class Phase:
             return own
         return {**self.algorithm.initial_kept(client), **own}
 
-    def draws(self, client: int, context: RoundContext) -> Draws:
-        """The random numbers of ``client``'s steps."""
-        uniform, normal = self.algorithm.draws()
-        if not uniform and not normal:
-            return Draws()
-        return Draws(uniform, normal, context.stream("algorithm", client))
+    def slot(
+        self, client: int, rows: Tensor, training: LocalTraining, received: Tensors, context: RoundContext
+    ) -> ClientSlot:
+        """``client``'s place at a door: its ``rows``, its plan and its streams of this round."""
+        algorithm, private, draws, totals = self.algorithm, None, Draws(), None
+        if self.channel.dpsgd is not None:
+            private = context.noise("door" + self.label, client)
+        if self.channel.statistics:
+            totals = context.noise("totals" + self.label, client)
+        uniform, normal = algorithm.draws()
+        if uniform or normal:
+            draws = Draws(uniform, normal, context.stream("algorithm", client))
+        plan = algorithm.plan(private_plan(training, self.channel.dpsgd, client), received)
+        return ClientSlot(client, rows, plan, context.stream("batches", client), private, draws, totals)
 
-    def totals(self, client: int, context: RoundContext) -> Totals:
-        """The mechanisms of ``client``'s totals."""
-        if not self.channel.statistics:
-            return Totals()
-        return Totals(self.channel.statistics, context.noise("totals" + self.label, client))
 
-
-def phases_of(algorithm: Algorithm, channel: Channel, label: str = "") -> list[Phase]:
+def phases_of(algorithm: Algorithm, channel: RoundChannel, label: str = "") -> list[Phase]:
     """What a round consists of, in order, a survey's own survey first; ``channel`` is that of the training phase."""
     phase = Phase(algorithm, channel, label)
     survey = algorithm.survey()
@@ -141,7 +147,7 @@ class ClientResult:
 
 
 def send(
-    channel: Channel, client: int, upload: Any, kept: Tensors, log: DoorLog, noise: NoiseStream, like: Tensor
+    channel: RoundChannel, client: int, upload: Any, kept: Tensors, log: DoorLog, noise: NoiseStream, like: Tensor
 ) -> ClientResult:
     """Pass ``client``'s upload through its side of ``channel``; one that cannot be used is dropped, with the reason.
 
@@ -149,13 +155,20 @@ def send(
     ``like`` [size] has the shape and type that an update must have.
     """
     problem = _problem(channel, upload, like)
-    if problem and not channel.repairs:
+    sent = None
+    if not problem:
+        try:
+            sent = channel.at_client(upload, noise, like=like, broken=False)
+        except BrokenUpload as error:
+            problem = str(error)
+    if problem and not channel.zero_fills_failures:
         return ClientResult(client, None, {}, log, problem)
-    sent = channel.at_client(upload, noise, like=like, broken=bool(problem))
+    if sent is None:
+        sent = channel.at_client({}, noise, like=like, broken=True)
     return ClientResult(client, sent, {} if problem else kept, log)
 
 
-def _problem(channel: Channel, upload: Any, like: Tensor) -> str:
+def _problem(channel: RoundChannel, upload: Any, like: Tensor) -> str:
     """Why this upload cannot be used, in a few words; empty if it can."""
     for field in channel.fields:
         value = upload.get(field.name) if isinstance(upload, dict) else None

@@ -48,6 +48,10 @@ class PerCluster(Availability):
 
     The draw is held for ``period`` rounds: it changes in rounds that are a multiple of ``period``. Redrawing an empty
     set raises a client's frequency, to p/(1 − (1−p)^clients) if all probabilities are p.
+
+    Args:
+        probabilities: probability of being active for each cluster, in [0, 1].
+        period: rounds for which a draw is held, ≥ 1.
     """
 
     probabilities: tuple[float, ...]
@@ -73,7 +77,11 @@ class PerCluster(Availability):
 
 @dataclass(frozen=True)
 class Bernoulli(Availability):
-    """Each client is active with ``probability`` in (0, 1], independently of others and of other rounds."""
+    """Each client is active with ``probability`` in (0, 1], independently of others and of other rounds.
+
+    Args:
+        probability: probability of being active in a round, in (0, 1].
+    """
 
     probability: float
 
@@ -86,7 +94,12 @@ class Bernoulli(Availability):
 
 @dataclass(frozen=True)
 class Persistent(Availability):
-    """As :class:`Bernoulli`, redrawn in rounds that are a multiple of ``period`` and held in between."""
+    """As :class:`Bernoulli`, redrawn in rounds that are a multiple of ``period`` and held in between.
+
+    Args:
+        probability: probability of being active, in (0, 1].
+        period: rounds for which a draw is held, ≥ 1.
+    """
 
     probability: float
     period: int
@@ -101,7 +114,11 @@ class Persistent(Availability):
 
 @dataclass(frozen=True)
 class FixedFraction(Availability):
-    """A fresh uniform draw of max(1, round(``fraction`` · clients)) clients in every round; fraction in (0, 1]."""
+    """A fresh uniform draw of max(1, round(``fraction`` · clients)) clients in every round; fraction in (0, 1].
+
+    Args:
+        fraction: share of the clients that is active in a round, in (0, 1].
+    """
 
     fraction: float
 
@@ -127,6 +144,10 @@ class Markov(Availability):
     min(1 − go_offline, come_back) means active, one above the larger of the two offline, whatever came before, and
     a u in between keeps the last state (or reverses it, if come_back is the larger one). So it is enough to walk back
     to the latest deciding u of every client, about ln(clients) / (go_offline + come_back) rounds for rates below 1/2.
+
+    Args:
+        go_offline: probability that an active client is offline in the next round, in [0, 1].
+        come_back: probability that an offline client is active in the next round, in (0, 1].
     """
 
     go_offline: float

@@ -83,7 +83,11 @@ class Everyone(Cohort):
 
 @dataclass(frozen=True)
 class FixedCohort(Cohort):
-    """``size`` clients uniformly without replacement, or all if fewer can be reached; no amplification is claimed."""
+    """``size`` clients uniformly without replacement, or all if fewer can be reached; no amplification is claimed.
+
+    Args:
+        size: clients in a round, ≥ 1.
+    """
 
     size: int
 
@@ -107,6 +111,9 @@ class PoissonCohort(Cohort):
     """Each reachable client independently with public probability ``probability``.
 
     The coins come from the noise source, because a claim of amplification needs them secret; a round may have nobody.
+
+    Args:
+        probability: public probability that a client takes part in a round, in (0, 1].
     """
 
     probability: float
@@ -135,6 +142,9 @@ class SizeWeightedCohort(Cohort):
 
     With ``FedAvg(weighting="uniform")`` the average is unbiased for the size-weighted mean. A client drawn twice trains
     once and counts twice. The server needs the sizes: exact, or as the size mechanism reports them.
+
+    Args:
+        size: draws in a round, ≥ 1.
     """
 
     size: int
@@ -167,6 +177,9 @@ class Rotation(Cohort):
 
     The order is drawn from the experiment's seed and no amplification is claimed; noise that is correlated over the
     rounds (:mod:`privfl.privacy.mechanisms.correlated`) uses the separation instead.
+
+    Args:
+        period: rounds between two participations of a client, ≥ 1.
     """
 
     period: int

@@ -29,10 +29,9 @@ from privfl.data.partitions import Natural, Partition, PartitionReport, describe
 from privfl.errors import ConfigError, DataError
 from privfl.federation.context import Setting
 from privfl.models import InputKind, NamedModel, default_model
+from privfl.privacy.loss import Loss
 from privfl.randomness import numpy_stream, stream_seed
 
-Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
-"""``loss(network, inputs [B, ...], targets [B]) -> [B]``: one term per sample."""
 ModelFactory = Callable[[int], nn.Module]
 """Builds the model from a seed; the same seed gives the same initial parameters."""
 

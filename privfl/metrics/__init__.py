@@ -1,0 +1,1 @@
+"""Figures of merit: accuracy, calibration, fairness between clients, personal and generative models."""

@@ -34,7 +34,7 @@ class Reliability:
 
     @property
     def gaps(self) -> Tensor:
-        """|accuracy − confidence| of each bin [bins]; 0 in an empty bin."""
+        """``|accuracy − confidence|`` of each bin [bins]; 0 in an empty bin."""
         return (self.accuracy - self.confidence).abs()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from privfl.algorithms.base import Algorithm, Tensors
 from privfl.federation.task import Task
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import ChannelSpec
 from privfl.privacy.settings import Privacy
 
 SHARED = "{} samples are held by more than one client; every claim is about one client's copy."
@@ -32,7 +32,7 @@ SECURE_SUM = (
 )
 
 
-def caveats(task: Task, algorithm: Algorithm, server: Tensors, privacy: Privacy, channel: Channel) -> list[str]:
+def caveats(task: Task, algorithm: Algorithm, server: Tensors, privacy: Privacy, channel: ChannelSpec) -> list[str]:
     """The sentences that hold for a run of ``task`` that ended in the state ``server``."""
     found = []
     if task.report is not None and task.report.shared:
@@ -43,7 +43,7 @@ def caveats(task: Task, algorithm: Algorithm, server: Tensors, privacy: Privacy,
         found.append(OWN_ROWS)
     if algorithm.ensemble and channel.noise is not None:
         found.append(OWN_MODELS)
-    if channel.spectator_releases():
+    if channel.amplified:
         found.append(SECRET_DRAW)
     if channel.secure is not None:
         words = SECURE_SUM if channel.secure.mode == "protocol" else TRUSTED_SUM

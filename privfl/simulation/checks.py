@@ -11,11 +11,11 @@ from privfl.errors import ConfigError, unknown
 from privfl.federation.cohorts import Cohort
 from privfl.federation.task import Task
 from privfl.models.flat_network import FlatNetwork
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import ChannelSpec
 from privfl.privacy.clipping.opacus_hooks import check_opacus
-from privfl.privacy.clipping.per_sample import Way, check_per_sample, unknown_layers
-from privfl.privacy.door.contract import refuse_coupled
+from privfl.privacy.clipping.per_sample import GradSampleMode, check_per_sample, unknown_layers
 from privfl.privacy.door.dpsgd import PerSample
+from privfl.privacy.loss import refuse_coupled
 from privfl.privacy.settings import Privacy
 
 
@@ -27,8 +27,8 @@ class Checked:
     their sizes; ``hides_weights``: they weigh their uploads themselves, and only the sum of the weights is opened.
     """
 
-    channel: Channel
-    way: Way | None
+    channel: ChannelSpec
+    way: GradSampleMode | None
     needs_sizes: bool
     warnings: list[str]
     hides_weights: bool
@@ -42,15 +42,15 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
     """
     dpsgd, clients = privacy.training, len(task.clients)
     network = FlatNetwork(task.model(0), device)
-    way: Way | None = None
+    way: GradSampleMode | None = None
     if dpsgd is not None:
         if algorithm.dpsgd_refusal():
             raise ConfigError(f"DP-SGD cannot protect this run: {algorithm.dpsgd_refusal()}")
         dpsgd.check_clients(clients)
         way = _way(dpsgd.per_sample, network, task)
-    channel = Channel(privacy.update, algorithm.fields(), dpsgd, cohort.rate, privacy.statistics)
+    channel = ChannelSpec.of(privacy.update, algorithm.fields(), dpsgd, cohort.rate, privacy.statistics)
     _check_statistics(algorithm, privacy)
-    if channel.hides_clients and algorithm.survey() is not None:
+    if channel.has_client_level_noise and algorithm.survey() is not None:
         raise ConfigError(
             f"{algorithm.name} asks its cohort before it trains, and noise on updates does not cover the answers; "
             "leave privacy.update out"
@@ -66,7 +66,7 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
                 f"{algorithm.name if algorithm.asks_sizes() else 'the cohort'} needs to know sizes, which would pass "
                 "SecureSum by in clear; set privacy.size, or choose weights and a cohort that do not need them"
             )
-    if channel.hides_clients and (weighted or algorithm.weights() == "server"):
+    if channel.has_client_level_noise and (weighted or algorithm.weights() == "server"):
         raise ConfigError(
             "noise that hides clients needs uniform weights: set weighting = 'uniform' and a cohort that does not "
             "depend on sizes"
@@ -76,7 +76,7 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
             "a client that counts more than once multiplies what noise at the server must cover; set weighting = "
             "'uniform' and draw a cohort that does not depend on sizes"
         )
-    if channel.spectator_releases():
+    if channel.amplified:
         _keep_draw_secret(privacy)
     warnings = []
     if needs_sizes and privacy.size is not None:
@@ -110,7 +110,7 @@ def _check_statistics(algorithm: Algorithm, privacy: Privacy) -> None:
             raise ConfigError(f"{algorithm.name} takes no total named '{one.statistic}' ({known}); leave it out")
 
 
-def _way(wanted: PerSample, network: FlatNetwork, task: Task) -> Way:
+def _way(wanted: PerSample, network: FlatNetwork, task: Task) -> GradSampleMode:
     """How per-sample gradients of ``network`` are formed if ``wanted`` is asked for; refused if that cannot be."""
     refuse_coupled(task.loss)
     probe = task.probe(4)

@@ -17,13 +17,14 @@ from privfl.federation.cohorts import Cohort, Everyone, Selection
 from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
 from privfl.privacy.accounting.release import Observer
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import ChannelSpec, RunChannel
+from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.mechanisms.correlated import Pattern
+from privfl.privacy.mechanisms.participation import ParticipationPattern
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.settings import Privacy
 from privfl.privacy.sizes.known_sizes import Sizes
-from privfl.simulation.checks import Checked, check_settings, pick_device
+from privfl.simulation.checks import check_settings, pick_device
 from privfl.simulation.round_costs import calibrate, planned_gradients, planned_totals, refuse_hopeless
 from privfl.simulation.settings import Execution, Schedule
 
@@ -44,16 +45,26 @@ class RunSettings:
 
 
 @dataclass(frozen=True)
-class Plan(RunSettings, Checked):
-    """Settings, what their checks found out, and what follows: nothing here changes while the run goes on.
+class Plan(RunSettings):
+    """Settings that passed the checks, and what follows from them: nothing here changes while the run goes on.
 
     The task is on its device, the algorithm knows its run, and :func:`calibrate_noise` replaces a target ε.
 
     Args:
+        channel: what uploads pass; every round makes its own of it.
+        way: how per-sample gradients are formed, ``None`` without DP-SGD.
+        needs_sizes: clients tell the server their sizes.
+        hides_weights: clients weigh their uploads themselves, and only the sum of the weights is opened.
+        warnings: what the user should know, one sentence each.
         initial: the initial model, [size].
         source: of privacy noise.
     """
 
+    channel: RunChannel
+    way: GradSampleMode | None
+    needs_sizes: bool
+    warnings: list[str]
+    hides_weights: bool
     initial: Tensor
     source: NoiseSource
 
@@ -66,8 +77,8 @@ class Plan(RunSettings, Checked):
     def noisy(self) -> bool:
         """Whether any mechanism of this run draws from the noise source."""
         answers = self.needs_sizes and self.privacy.size is not None
-        reports = any(phase.channel.reports for phase in phases_of(self.algorithm, self.channel))
-        return self.privacy.training is not None or self.channel.hides_clients or answers or reports
+        reports = any(phase.channel.reports for phase in phases_of(self.algorithm, self.channel.usual))
+        return self.privacy.training is not None or self.channel.has_client_level_noise or answers or reports
 
     def available(self, round: int) -> NDArray[np.int64]:
         """The clients that can be reached in ``round``."""
@@ -85,13 +96,6 @@ class Plan(RunSettings, Checked):
         contacted = min(1.0, self.cohort.expected(len(available)) / len(available))
         return selection, self.algorithm.sized(server, sizes.total(available), contacted)
 
-    def with_channel(self, channel: Channel) -> Plan:
-        """This plan with ``channel``, told what it must know of this run."""
-        clients = len(self.task.clients)
-        returns = Pattern.of(self.cohort, clients, self.schedule.rounds)
-        expected = self.cohort.expected(clients)
-        return replace(self, channel=channel.for_run(self.initial.numel(), expected, returns, self.hides_weights))
-
 
 def prepare(settings: RunSettings) -> Plan:
     """Check ``settings`` and build what all rounds share.
@@ -108,15 +112,24 @@ def prepare(settings: RunSettings) -> Plan:
     algorithm = settings.algorithm.on(task.setting(schedule.rounds, schedule.seed))
     checked = check_settings(task, algorithm, settings.privacy, settings.cohort, device)
     key = settings.privacy.noise_key
-    plan = Plan(
-        **vars(replace(settings, task=task, algorithm=algorithm)),
-        **vars(checked),
-        initial=flatten(task.model(schedule.seed).to(device)),
+    settings = replace(settings, task=task, algorithm=algorithm)
+    initial = flatten(task.model(schedule.seed).to(device))
+    channel = _run_channel(checked.channel, settings, initial.numel(), checked.hides_weights)
+    phases_of(algorithm, channel.usual)  # what a survey's channel refuses is refused before any work
+    refuse_hopeless(settings.privacy.budget, channel.usual)
+    return Plan(
+        **vars(settings),
+        **{**vars(checked), "channel": channel},
+        initial=initial,
         source=NoiseSource.from_os() if key is None else NoiseSource.from_key(key),
-    ).with_channel(checked.channel)
-    phases_of(algorithm, plan.channel)  # what a survey's channel refuses is refused before any work
-    refuse_hopeless(plan.privacy.budget, plan.channel.in_round(0, int(plan.channel.expected), {}))
-    return plan
+    )
+
+
+def _run_channel(channel: ChannelSpec, settings: RunSettings, size: int, hides_weights: bool) -> RunChannel:
+    """``channel`` with what it must know of this run, whose model has ``size`` parameters."""
+    clients = len(settings.task.clients)
+    returns = ParticipationPattern.of(settings.cohort, clients, settings.schedule.rounds)
+    return channel.for_run(size, settings.cohort.expected(clients), returns, hides_weights)
 
 
 def calibrate_noise(plan: Plan, server: Tensors, sizes: Sizes) -> Plan:
@@ -140,8 +153,8 @@ def calibrate_noise(plan: Plan, server: Tensors, sizes: Sizes) -> Plan:
             rate, count = planned_gradients(plan.algorithm, plan.training, dpsgd, client, received)
             gradients[client][rate] += count
     besides = sizes.cost if plan.needs_sizes or plan.hides_weights else None
-    totals = planned_totals(phases_of(plan.algorithm, plan.channel), rounds)
+    totals = planned_totals(phases_of(plan.algorithm, plan.channel.usual), rounds)
     dpsgd = calibrate(dpsgd, gradients, besides, plan.privacy.target_delta, totals)
     privacy = replace(plan.privacy, training=dpsgd)
-    channel = Channel(privacy.update, plan.algorithm.fields(), dpsgd, plan.cohort.rate, privacy.statistics)
-    return replace(plan, privacy=privacy).with_channel(channel)
+    channel = ChannelSpec.of(privacy.update, plan.algorithm.fields(), dpsgd, plan.cohort.rate, privacy.statistics)
+    return replace(plan, privacy=privacy, channel=_run_channel(channel, plan, plan.initial.numel(), plan.hides_weights))

@@ -32,9 +32,3 @@ class Run:
     server: Tensors = field(default_factory=dict)
     kept: dict[int, Tensors] = field(default_factory=dict)
     transcript: Transcript | None = None
-
-    def report(self, path: Path | str) -> None:
-        """Write the run as one self-contained HTML page."""
-        from privfl.study.report import write_report  # the study room lies above: looked up only when asked
-
-        write_report(self, Path(path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,13 +13,13 @@ from numpy.typing import NDArray
 from privfl.algorithms.base import Algorithm, Tensors
 from privfl.engine.workspace import Phase
 from privfl.errors import ConfigError, PrivacyError
-from privfl.privacy.accounting.accountant import epsilon
+from privfl.privacy.accounting.calibration import noise_multiplier_for
 from privfl.privacy.accounting.release import Release, pure_cost
 from privfl.privacy.accounting.tracker import EpsilonTracker
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import Epochs, LocalTraining, Poisson, private_plan
-from privfl.privacy.door.contract import BARE_TOTAL, BARE_TRAINING, NO_NOISE, DoorLog
 from privfl.privacy.door.dpsgd import DPSGD
+from privfl.privacy.door.log import BARE_TRAINING, DoorLog
 from privfl.privacy.settings import Budget
 
 Spent = tuple[DpEvent, NeighboringRelation]
@@ -87,17 +86,14 @@ def planned_totals(phases: Iterable[Phase], rounds: int) -> Counter[Spent]:
     return events
 
 
-def _note_totals(algorithm: Algorithm, channel: Channel, log: DoorLog) -> None:
+def _note_totals(algorithm: Algorithm, channel: RoundChannel, log: DoorLog) -> None:
     mechanisms = {one.statistic: one for one in channel.statistics}
     for name in algorithm.statistics:
-        if name in mechanisms:
-            mechanisms[name].note(log)
-        else:
-            log.bare[BARE_TOTAL] = None
+        log.note_total(mechanisms.get(name))
 
 
 def planned_log(
-    algorithm: Algorithm, training: LocalTraining, channel: Channel, client: int, received: Tensors
+    algorithm: Algorithm, training: LocalTraining, channel: RoundChannel, client: int, received: Tensors
 ) -> DoorLog:
     """What will pass ``client``'s door in one round: the engine's own log must say the same."""
     log = DoorLog()
@@ -108,19 +104,12 @@ def planned_log(
             log.bare[BARE_TRAINING] = None
         return log
     rate, count = planned_gradients(algorithm, training, dpsgd, client, received)
-    multiplier = dpsgd.noise(client)
-    if count == 0:
-        return log
-    if dpsgd.noise_at == "server":
-        log.clipped[rate] = count
-    elif multiplier == 0:
-        log.bare[NO_NOISE] = None
-    else:
-        log.noisy[dpsgd.event(multiplier, rate)] += count
+    if count > 0:
+        log.note_private(dpsgd, client, rate, count)
     return log
 
 
-def refuse_hopeless(budget: Budget | None, channel: Channel) -> None:
+def refuse_hopeless(budget: Budget | None, channel: RoundChannel) -> None:
     """Refuse a budget for a cell of the row ``client`` that ``channel``, in a round, does not protect at all.
 
     Raises:
@@ -151,7 +140,8 @@ def calibrate(
     gives one noise multiplier, that of the client who needs most; a list gives each client its own.
 
     Raises:
-        ConfigError: the size response alone exceeds the target.
+        ConfigError: sizes are sent exactly.
+        PrivacyError: a target is out of reach, for instance because the size response alone exceeds it.
     """
     if dpsgd.target_epsilon is None:
         return dpsgd
@@ -162,7 +152,8 @@ def calibrate(
         extra[cost.event, cost.relation] = extra.get((cost.event, cost.relation), 0) + 1
 
     def solve(target: float, counts: Mapping[float, int]) -> float:
-        return noise_multiplier_for(dpsgd, target, target_delta, counts, extra)
+        # Who takes no gradient needs no noise; 1 keeps the settings valid.
+        return noise_multiplier_for(target, target_delta, counts, besides=extra) if sum(counts.values()) else 1.0
 
     if not isinstance(dpsgd.target_epsilon, tuple):
         noise: float | tuple[float, ...] = max(solve(dpsgd.target_epsilon, counts) for counts in hardest(gradients))
@@ -192,36 +183,6 @@ def hardest(gradients: Sequence[Mapping[float, int]]) -> list[dict[float, int]]:
     return front
 
 
-def noise_multiplier_for(
-    dpsgd: DPSGD, target_epsilon: float, target_delta: float, gradients: Mapping[float, int], besides: History
-) -> float:
-    """The smallest noise multiplier, to 0.1 %, with which ``gradients`` and ``besides`` stay within the target ε."""
-    if not sum(gradients.values()):
-        return 1.0
-
-    def spent(multiplier: float) -> float:
-        history = Counter(besides)
-        for rate, count in gradients.items():
-            history[dpsgd.event(multiplier, rate), ADD_OR_REMOVE_ONE] += count
-        return epsilon(history, target_delta, interval=False).epsilon
-
-    alone = epsilon(besides, target_delta, interval=False).epsilon
-    if alone >= target_epsilon:
-        raise ConfigError(
-            f"target_epsilon is {target_epsilon:g}, but what is sent besides gradients alone costs {alone:.4g} for one "
-            "example; raise the target, or choose a size mechanism that costs less (laplace charges an example least)"
-        )
-    low, high = 0.0, 1.0
-    while spent(high) > target_epsilon:
-        low, high = high, 2 * high
-        if high > 1e6:
-            raise ConfigError(f"target_epsilon {target_epsilon:g} needs a noise multiplier above a million; raise it")
-    while high - low > 1e-3 * high and high > 1e-3:
-        middle = math.sqrt(low * high) if low > 0 else high / 2
-        low, high = (low, middle) if spent(middle) <= target_epsilon else (middle, high)
-    return high
-
-
 class RoundCosts:
     """What the uploads of a phase cost, known before the round runs; the doors' own logs are held to it."""
 
@@ -247,7 +208,7 @@ class RoundCosts:
             holds, log = self.algorithm.pools_data, self.log(clients[0])
             releases = self.channel.releases(log, server_holds_data=holds, remembered=self.remembered)
             costs += [(release, np.array(clients), count) for release, count in releases]
-        return costs + [(release, available, 1) for release in self.channel.spectator_releases()]
+        return costs + [(release, available, 1) for release in self.channel.poisson_cohort_releases()]
 
     def log(self, client: int) -> DoorLog:
         """What will pass ``client``'s door."""

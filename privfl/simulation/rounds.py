@@ -17,7 +17,6 @@ from privfl.engine.secure_aggregation import SecureAggregator
 from privfl.engine.workspace import Phase, RoundContext
 from privfl.errors import ConfigError
 from privfl.federation.cohorts import Selection
-from privfl.privacy.channel.channel import CLIP_NORM
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.sizes.known_sizes import Sizes
 from privfl.randomness import torch_stream
@@ -57,35 +56,35 @@ def collect(costs: RoundCosts, selection: Selection, server: Tensors, context: S
     if not sums.members:
         sums.total = {field.name: _nothing(field.shape, received["parameters"]) for field in phase.channel.sent}
     known = dict(zip(clients, selection.times.tolist(), strict=True)) if phase.channel.hides_weights else factors
-    context.recorder.exchanged(phase, phase.channel.told(received), known, sums)
+    context.recorder.exchanged(phase, phase.channel.broadcast_to_clients(received), known, sums)
     return sums
 
 
 def aggregate(costs: RoundCosts, sums: CohortSums, server: Tensors, context: ServerContext) -> Tensors:
     """The server's state after the phase; unchanged if nothing arrived, unless noise must hide just that."""
     phase, channel = costs.phase, costs.phase.channel
-    hidden = channel.hides_clients or channel.noises_sums
+    hidden = channel.has_client_level_noise or channel.has_central_noise
     if sums.aborted or (not hidden and not sums.members):
         return server
     facts = replace(
         context.facts,
-        weight=context.facts.weight if channel.hides_clients else sums.weight,
+        weight=context.facts.weight if channel.has_client_level_noise else sums.weight,
         members=torch.tensor(sums.members, dtype=torch.int64),
         factors=torch.tensor(sums.factors, dtype=torch.float64),
         generator=torch_stream(context.seed, "server" + phase.label, context.number),
     )
     total = channel.at_server(sums.total, context.source, phase.label, context.facts.weight)
-    norm = total.pop(CLIP_NORM, None)
-    if channel.noises_sums or channel.secure is not None:
+    learnt = {name: total.pop(name) for name in channel.chain.server_state if name in total}
+    if channel.has_central_noise or channel.secure is not None:
         total = {name: value.to(costs.received["parameters"].dtype) for name, value in total.items()}
     after = phase.algorithm.aggregate(server, total, facts, costs.training)
-    return after if norm is None else {**after, CLIP_NORM: norm}
+    return {**after, **learnt}
 
 
 def _aggregator(phase: Phase, selection: Selection, like: Tensor, source: NoiseSource) -> Aggregator | str:
     """What adds the cohort's uploads up, or why their sum cannot be had."""
     if phase.channel.secure is None:
-        return PlainAggregator(phase.channel.sent, wide=phase.channel.noises_sums)
+        return PlainAggregator(phase.channel.sent, wide=phase.channel.has_central_noise)
     if phase.channel.refusal:
         return phase.channel.refusal
     try:

@@ -89,7 +89,7 @@ class RunDirectory:
                 f"{self.path} already holds a run; go on with --resume or choose another folder with --out"
             )
         if begun:
-            before = json.loads((self.path / "environment.json").read_text())["fingerprint"]
+            before = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))["fingerprint"]
             if before != fingerprint:
                 raise ConfigError(
                     f"{self.path} holds a run with other settings; repeat its config.toml or choose another --out"
@@ -108,12 +108,12 @@ class RunDirectory:
     def read_json(self, name: str) -> Any:
         """What the JSON file ``name`` holds, ``None`` if there is none."""
         path = self.path / name
-        return json.loads(path.read_text()) if path.exists() else None
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
     def append(self, name: str, line: Mapping[str, Any]) -> None:
         """Append one JSON line to the file ``name``."""
         try:
-            with (self.path / name).open("a") as file:
+            with (self.path / name).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line, allow_nan=False) + "\n")
         except OSError as error:
             raise _cannot_write(self.path / name, error) from error
@@ -134,7 +134,7 @@ class RunDirectory:
     def noise_key(self, fresh: bytes) -> bytes:
         """The key of this run's noise: the stored one, or ``fresh``, stored now."""
         if self.key_file.exists():
-            return bytes.fromhex(self.key_file.read_text())
+            return bytes.fromhex(self.key_file.read_text(encoding="utf-8"))
         write_whole(self.key_file, fresh.hex().encode(), mode=0o600)
         return fresh
 
@@ -186,7 +186,7 @@ def read_lines(path: Path) -> list[Metrics]:
     if not path.exists():
         return []
     lines = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         try:
             lines.append(json.loads(line))
         except json.JSONDecodeError:

@@ -20,8 +20,8 @@ from privfl.engine.workspace import phases_of
 from privfl.federation.availability import Always, Availability
 from privfl.federation.cohorts import Cohort, Everyone
 from privfl.federation.task import Task
+from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.release import Observer
-from privfl.privacy.accounting.statement import make_statement
 from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.noise.source import NoiseSource
@@ -109,7 +109,7 @@ def simulate(
         plan.task,
         plan.algorithm,
         plan.training,
-        plan.channel,
+        plan.channel.usual,
         way=plan.way,
         workers=plan.execution.workers,
         precision=plan.execution.precision,

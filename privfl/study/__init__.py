@@ -1,0 +1,1 @@
+"""Many runs: grids, sweeps, figures and the report."""

@@ -38,7 +38,7 @@ def read_clients(folder: Path) -> PartitionReport | None:
     if not path.exists():
         return None
     try:
-        facts = json.loads(path.read_text())
+        facts = json.loads(path.read_text(encoding="utf-8"))
         counts = np.array(facts["counts"], dtype=np.int64)
         entropy, distance = (np.array(facts[name], dtype=float) for name in ("label_entropy", "distance_to_pool"))
         if counts.ndim != 2 or not counts.sum(axis=1).all() or (counts < 0).any() or len(entropy) != len(counts):

@@ -88,7 +88,7 @@ def run_demo(out: Path, *, seeds: int = 3, rounds: int | None = None) -> None:
     for method in ("FedAvg", "FedSampling"):
         folder = next((r.folder for r in results if (r.method, r.level) == (method, "ε = 3")), None)
         if folder is not None:
-            statement = Statement.from_json((out / "runs" / folder / "statement.json").read_text())
+            statement = Statement.from_json((out / "runs" / folder / "statement.json").read_text(encoding="utf-8"))
             console.print(in_words(method, statement), highlight=False, soft_wrap=True)
     page = report_directory(out)
     for failure in failures:

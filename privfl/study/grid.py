@@ -188,7 +188,7 @@ def _run_cell(cell: Cell, folder: Path) -> str:
 def _finished(cell: Cell, folder: Path) -> bool:
     if not ((folder / "summary.json").exists() and (folder / "statement.json").exists()):
         return False
-    began_with = json.loads((folder / "environment.json").read_text())["fingerprint"]
+    began_with = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["fingerprint"]
     return bool(began_with == fingerprint(cell.experiment.to_dict()))
 
 
@@ -200,13 +200,13 @@ def read_result(method: str, level: str, seed: int, folder: Path) -> Result:
     """
     try:
         accuracies = [line["test_accuracy"] for line in RunDirectory(folder).metrics() if "test_accuracy" in line]
-        summary = json.loads((folder / "summary.json").read_text())
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         if not accuracies:
             raise DataError(
                 f"the run ended after {summary['rounds']} rounds ({summary['stopped']}), before its first evaluation; "
                 "set a smaller evaluate_every"
             )
-        statement = Statement.from_json((folder / "statement.json").read_text())
+        statement = Statement.from_json((folder / "statement.json").read_text(encoding="utf-8"))
         epsilons = {f"{one.unit}/{one.observer}": one.epsilon for one in statement.cells}
         return Result(
             method=method,
@@ -258,7 +258,7 @@ def load_results(out: Path) -> list[Result]:
 
 
 def _rows(out: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads((out / "results.json").read_text())
+    rows: list[dict[str, Any]] = json.loads((out / "results.json").read_text(encoding="utf-8"))
     return rows
 
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from privfl.privacy.accounting.rendering import round_up
+from privfl.privacy.accounting.statement import round_up
 from privfl.simulation.run_directory import Metrics
 from privfl.study.grid import Summary
 

@@ -7,9 +7,10 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -18,6 +19,7 @@ from matplotlib.figure import Figure
 from privfl.errors import DataError
 from privfl.privacy.accounting.release import OBSERVERS, UNITS
 from privfl.privacy.accounting.statement import Statement
+from privfl.simulation.result import Run
 from privfl.simulation.run_directory import Metrics, environment, read_lines, write_whole
 from privfl.study.attacks import read_attacks
 from privfl.study.audits import read_audits
@@ -26,9 +28,6 @@ from privfl.study.findings import claim, findings, percent
 from privfl.study.grid import CELLS, DAMAGED, Result, load_results, slug, summarise
 from privfl.study.plots import curves, finite, pareto, run_curves
 from privfl.study.sweep import sweep_statement
-
-if TYPE_CHECKING:
-    from privfl.simulation.result import Run
 
 CAPTIONS = {
     "pareto": "Accuracy against the ε that the statements claim: mean and standard deviation over seeds. "
@@ -45,16 +44,11 @@ def report_directory(path: Path) -> Path:
     Raises:
         DataError: ``path`` holds neither, or a file of it is missing or damaged.
     """
-    try:
+    with _sound(path):
         if (path / "results.json").exists():
             return _study(path)
         if (path / "statement.json").exists():
-            return _run(path)
-    except DAMAGED as error:
-        if isinstance(error, DataError):
-            raise
-        what = f"{error!s} is missing" if isinstance(error, KeyError) else str(error)
-        raise DataError(f"{path} cannot be reported: {what}; repeat the run, or restore the file") from error
+            return _write(_read_run(path), path / "report.html")
     mend = "give the --out folder of a run or a study"
     if (path / "environment.json").exists():
         mend = "the run is not finished, go on with --resume"
@@ -63,18 +57,34 @@ def report_directory(path: Path) -> Path:
     raise DataError(f"{path} holds no finished run and no study; {mend}")
 
 
-def write_report(run: Run, path: Path) -> None:
-    """Write the page of one run to ``path``; a run that has a directory shows its settings too."""
+def write_report(run: Run, path: Path | str) -> None:
+    """Write the page of one run to the file ``path``; a run that has a directory shows its settings too.
+
+    Raises:
+        DataError: a file of the run's directory is missing or damaged.
+    """
     if run.path is None:
         page = _run_page(run.statement, run.metrics, run.summary, [], environment(), run_curves(run.metrics), None)
     else:
-        page = _read_run(run.path)
-    write_whole(path, page.encode())
+        with _sound(run.path):
+            page = _read_run(run.path)
+    _write(page, Path(path))
 
 
-def _run(path: Path) -> Path:
-    page = path / "report.html"
-    write_whole(page, _read_run(path).encode())
+@contextmanager
+def _sound(path: Path) -> Iterator[None]:
+    """Turn what reading a damaged file below ``path`` raises into one sentence."""
+    try:
+        yield
+    except DAMAGED as error:
+        if isinstance(error, DataError):
+            raise
+        what = f"{error!s} is missing" if isinstance(error, KeyError) else str(error)
+        raise DataError(f"{path} cannot be reported: {what}; repeat the run, or restore the file") from error
+
+
+def _write(html: str, page: Path) -> Path:
+    write_whole(page, html.encode())
     return page
 
 
@@ -86,7 +96,7 @@ def _read_run(path: Path) -> str:
         raise DataError(
             f"{path / 'metrics.jsonl'} holds {len(metrics)} sound lines for {summary['rounds']} rounds; repeat the run"
         )
-    settings = [{"name": "config.toml", "text": (path / "config.toml").read_text()}]
+    settings = [{"name": "config.toml", "text": (path / "config.toml").read_text(encoding="utf-8")}]
     figure = run_curves(metrics)
     _save(figure, path / "figures" / "curves.png")
     people = _clients(path, path / "figures", "")
@@ -107,7 +117,7 @@ def _clients(folder: Path, figures: Path, note: str) -> dict[str, Any] | None:
 def _json(path: Path) -> dict[str, Any]:
     """The JSON object in ``path``; a sentence that names the file if it is damaged."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{path} is damaged ({error}); repeat the run, or restore the file") from error
     if not isinstance(content, dict):
@@ -117,7 +127,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _statement(folder: Path) -> Statement:
     try:
-        return Statement.from_json((folder / "statement.json").read_text())
+        return Statement.from_json((folder / "statement.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{folder / 'statement.json'}: {error}") from error
 
@@ -190,10 +200,9 @@ def _study(path: Path) -> Path:
         name = f"{row.method}, {row.level} (seed {worst.seed}{', no other claims less' if len(members) > 1 else ''})"
         statements.append({"name": name, "html": Markup(_statement(path / "runs" / worst.folder).to_html())})
         config = path / "runs" / worst.folder / "config.toml"
-        settings.append({"name": str(config.relative_to(path)), "text": config.read_text()})
+        settings.append({"name": str(config.relative_to(path)), "text": config.read_text(encoding="utf-8")})
         for result in members:
             warnings.update(_problems(_json(path / "runs" / result.folder / "summary.json")))
-    page = path / "report.html"
     first = results[0]
     note = (
         f" These are the clients of {first.method}, {first.level}, seed {first.seed}; other seeds may deal otherwise."
@@ -219,8 +228,7 @@ def _study(path: Path) -> Path:
         settings=settings,
         environment=_flat(_json(path / "runs" / results[0].folder / "environment.json")),
     )
-    write_whole(page, html.encode())
-    return page
+    return _write(html, path / "report.html")
 
 
 def _flat(machine: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from privfl.errors import DataError
+from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import OBSERVERS, UNITS, Release, unprotected
-from privfl.privacy.accounting.statement import Statement, make_statement
+from privfl.privacy.accounting.statement import Statement
 from privfl.simulation.run_directory import RunDirectory
 from privfl.study.grid import Result
 
@@ -39,8 +40,8 @@ def sweep_statement(out: Path, results: Sequence[Result]) -> Statement:
             raise DataError(f"{folder} has no checkpoint, so what it spent is not known; run it again")
         state = checkpoint.meta["ledger"]
         ledgers.append(Ledger.from_state(state, state["fingerprint"]))
-        statements.append(Statement.from_json((folder / "statement.json").read_text()))
-        settings.append(tomllib.loads((folder / "config.toml").read_text()))
+        statements.append(Statement.from_json((folder / "statement.json").read_text(encoding="utf-8")))
+        settings.append(tomllib.loads((folder / "config.toml").read_text(encoding="utf-8")))
     total = Ledger.merged([worst_case(ledger) for ledger in ledgers])
     if not _same_clients(ledgers, settings):
         seen = [observer for observer in OBSERVERS if total.histories("client", observer).releases]

@@ -11,7 +11,7 @@ from privfl.algorithms.base import Survey
 from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.engine.workspace import RoundContext
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.noise.source import NoiseSource
@@ -23,7 +23,7 @@ TRAINING = LocalTraining(batch_size=5, epochs=2, learning_rate=0.1)
 
 def results(task, algorithm, *, chunk=None, dpsgd=None, statistics=(), received=None, training=TRAINING):
     algorithm = algorithm.on(task.setting(3, 1))
-    channel = Channel((), algorithm.fields(), dpsgd, 1.0, statistics)
+    channel = RoundChannel.bare(algorithm.fields(), dpsgd, statistics)
     way = None if dpsgd is None else "layers"
     with LoopEngine(task, algorithm, training, channel, way=way, workers=1) as loop:
         engine = loop if chunk is None else VectorisedEngine(loop, chunk, way)

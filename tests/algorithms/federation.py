@@ -18,7 +18,7 @@ from privfl.engine.workspace import RoundContext
 from privfl.federation.task import ClientIndex, Task, cross_entropy
 from privfl.models import Network
 from privfl.models.flat_network import flatten
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.noise.source import NoiseSource
@@ -68,7 +68,7 @@ def uploads(
 ) -> list[ClientResult]:
     """What every client sends in one round, straight from the engine."""
     algorithm = algorithm.on(task.setting(round + 1, seed))
-    channel = Channel((), algorithm.fields(), dpsgd, 1.0)
+    channel = RoundChannel.bare(algorithm.fields(), dpsgd)
     way = None if dpsgd is None else "layers"
     chosen = range(len(task.clients)) if clients is None else clients
     with LoopEngine(task, algorithm, training or LocalTraining(), channel, way=way, workers=1) as engine:
@@ -79,7 +79,7 @@ def uploads_of_rounds(task: Task, algorithm: Algorithm, received: Tensors, round
     """What every client sends in each of ``rounds`` rounds that all begin with ``received``, from one engine."""
     algorithm = algorithm.on(task.setting(rounds, 0))
     channel, everybody, source = (
-        Channel((), algorithm.fields(), None, 1.0),
+        RoundChannel.bare(algorithm.fields()),
         range(len(task.clients)),
         NoiseSource.from_key(0),
     )

@@ -15,10 +15,11 @@ from privfl.algorithms.base import Algorithm, Survey
 from privfl.errors import ConfigError, PrivacyError
 from privfl.federation.task import cross_entropy
 from privfl.privacy.accounting.release import pure_cost
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.door.contract import BARE_GRADIENT, BARE_SIZE, BARE_TOTAL, coupled
+from privfl.privacy.door.log import BARE_GRADIENT, BARE_SIZE, BARE_TOTAL
+from privfl.privacy.loss import coupled
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
 from tests.algorithms.contracts import SIZES, TRAINING, LossOnly, Voiced, both, loaded, one_hot, results
@@ -297,7 +298,7 @@ def test_a_randomised_report_costs_epsilon_in_every_round_and_hides_a_value_that
     assert all(1.0 <= report <= 3.0 for report in reports)
     # Of Laplace noise of scale 1 around 1.7, 1/2·exp(−0.7) lies below the range: 0.2483 ± 0.0966 at five deviations.
     assert abs(np.mean(np.array(reports[0::3]) == 1.0) - 0.5 * np.exp(-0.7)) < 5 * np.sqrt(0.25 * 0.75 / 500)
-    channel = Channel((), (field,), None, 1.0)
+    channel = RoundChannel.bare((field,))
     released = channel.releases(results(task, LossOnly(2.0))[0].log)
     assert len(released) == 4
     assert all(cost == pure_cost(2.0) for release, _ in released for _, cost in release.costs)

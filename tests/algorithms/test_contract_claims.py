@@ -13,9 +13,9 @@ from dp_accounting import GaussianDpEvent
 import privfl as pf
 from privfl.algorithms.base import Survey
 from privfl.errors import ConfigError, PrivacyError
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.channel.field import Field
-from privfl.privacy.door.contract import BARE_SIZE, BARE_TOTAL, DoorLog
+from privfl.privacy.door.log import BARE_SIZE, BARE_TOTAL, DoorLog
 from tests.algorithms.contracts import SIZES, TRAINING, LossOnly, Voiced, one_hot, results
 from tests.algorithms.federation import layered_task
 
@@ -316,7 +316,7 @@ def test_a_task_with_other_local_tests_is_another_task(task):
 
 
 def test_whoever_holds_the_pooled_data_learns_nothing_less_from_a_randomised_report():
-    channel = Channel((), (Field("report", "each", (), epsilon=1.0),), None, 1.0)
+    channel = RoundChannel.bare((Field("report", "each", (), epsilon=1.0),))
     costs = [cell for release, _ in channel.releases(DoorLog(), server_holds_data=True) for cell in release.costs]
     assert {cell: cost.event is None for cell, cost in costs} == {
         ("sample", "server"): True,

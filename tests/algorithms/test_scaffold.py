@@ -10,8 +10,8 @@ import privfl as pf
 from privfl.algorithms.declarations import declared
 from privfl.errors import ConfigError
 from privfl.federation.task import ClientIndex
-from privfl.privacy.door.batch_plans import Poisson
-from privfl.privacy.door.contract import BARE_TRAINING, Batch
+from privfl.privacy.door.contract import Batch
+from privfl.privacy.door.log import BARE_TRAINING
 from privfl.randomness import torch_stream
 from tests.algorithms.federation import digits_task, full_gradient, initial, task_of, uploads
 from tests.algorithms.test_baselines import quadratic_task
@@ -356,7 +356,7 @@ def replayed(algorithm, received, tape, training):
     local = algorithm.begin(received, {}, training)
     local["parameters"] = local["parameters"].clone()
     nothing, door = torch.empty(0), Taped(None, list(tape))
-    batch = Batch(Poisson(0.3), nothing, nothing, nothing, nothing, lambda: pytest.fail("a batch was counted"))
+    batch = Batch(nothing, nothing, nothing, nothing, lambda: pytest.fail("a batch was counted"))
     for _ in tape:
         algorithm.step(local, received, batch, door, training)
     return algorithm.finish(local, received, training), {name: local[name] for name in algorithm.keeps}

@@ -26,7 +26,7 @@ VICTIMS = (
     "privfl.simulation.result",
 )
 """Where clients' data can be had, or a run that holds them."""
-SHADOWS = "shadows.py"
+SHADOWS = "shadow_models.py"
 """Trains models on the attacker's own records, and makes a task of these alone."""
 LOADERS = {"load", "load_dataset", "load_task"}
 

@@ -22,12 +22,12 @@ def false_alarms(monkeypatch):
 def test_every_case_is_measured_once_and_kept_when_asked_again(false_alarms, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["false_alarms.py", "--seeds", "2", "--out", str(tmp_path / "out.json")])
     false_alarms.main()
-    record = json.loads((tmp_path / "out.json").read_text())
+    record = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     measured = [(row["auditor"], row["mechanism"]) for row in record["rows"]]
     assert measured == [case[:2] for case in false_alarms.cases()]
     assert len(set(measured)) == len(measured)
     false_alarms.main()
-    assert json.loads((tmp_path / "out.json").read_text()) == record
+    assert json.loads((tmp_path / "out.json").read_text(encoding="utf-8")) == record
 
 
 def test_the_rate_stands_beside_its_exact_interval(false_alarms):

@@ -14,15 +14,17 @@ import torch
 import privfl as pf
 from audits.canaries.canaries import rare_token_canaries, rare_token_task
 from audits.canaries.gradient_canaries import audit_one_run
-from privfl.privacy.accounting.statement import make_statement
+from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.clipping.per_sample import PerSampleGradients
 from privfl.privacy.door.batch_plans import Poisson
-from privfl.privacy.noise.source import NoiseSource, NoiseStream
+from privfl.privacy.noise.source import NoiseSource, NoiseStream, add_gaussian_rows_
 
 SURE = 1 - 1e-6
 CANARIES = 1500
 TASK = rare_token_task(CANARIES)
 PLANTED = rare_token_canaries(TASK, CANARIES)
+DOORS_NOISE = "privfl.privacy.door.contract.add_gaussian_rows_"
+"""Where the door adds noise to gradients; TASK has one client, so one row."""
 
 
 def train(noise=2.0, rate=1.0, rounds=8, delta=1e-5, learning_rate=0.01, bound=0.2):
@@ -51,8 +53,7 @@ def audit(trained, bounds=("trials",), scores=None):
 
 def test_half_the_noise(monkeypatch):
     assert not audit(train()).refuted
-    right = NoiseStream.add_gaussian_
-    monkeypatch.setattr(NoiseStream, "add_gaussian_", lambda self, tensor, sd: right(self, tensor, sd / 2))
+    monkeypatch.setattr(DOORS_NOISE, lambda streams, rows, sds: add_gaussian_rows_(streams, rows, [sds[0] / 2]))
     assert audit(train()).refuted
 
 
@@ -74,8 +75,8 @@ def test_noise_used_again_in_every_round(monkeypatch):
     """Sampled rows come and go above noise that stays: the spread over the rounds shows who was there."""
     setting = {"rate": 0.5, "rounds": 10, "noise": 4.0}
     assert not audit(train(**setting), scores=["likelihood", "spread"]).refuted
-    right, key = NoiseStream.add_gaussian_, bytes(32)
-    monkeypatch.setattr(NoiseStream, "add_gaussian_", lambda self, tensor, sd: right(NoiseStream(key), tensor, sd))
+    key = bytes(32)
+    monkeypatch.setattr(DOORS_NOISE, lambda streams, rows, sds: add_gaussian_rows_([NoiseStream(key)], rows, sds))
     assert audit(train(**setting), scores=["likelihood", "spread"]).refuted
 
 
@@ -130,14 +131,14 @@ def test_delta_ignored(monkeypatch):
 
 def test_noise_left_out_now_and_then(monkeypatch):
     """A failure of probability 1/4 that δ does not cover; one-run bounds find it, whatever the noise is like."""
-    right, coins = NoiseStream.add_gaussian_, np.random.default_rng(1)
+    coins = np.random.default_rng(1)
 
-    def sometimes(self, tensor, sd):
-        return tensor if coins.random() < 0.25 else right(self, tensor, sd)
+    def sometimes(streams, rows, sds):
+        return rows if coins.random() < 0.25 else add_gaussian_rows_(streams, rows, sds)
 
     setting = {"noise": 40.0, "delta": 1e-11}
     assert not audit(train(**setting), bounds=["one-run"], scores=["smallest"]).refuted
-    monkeypatch.setattr(NoiseStream, "add_gaussian_", sometimes)
+    monkeypatch.setattr(DOORS_NOISE, sometimes)
     result = audit(train(**setting), bounds=["one-run"], scores=["smallest"])
     assert result.refuted
 

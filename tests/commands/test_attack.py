@@ -37,7 +37,7 @@ def run(tmp_path_factory) -> Path:
 
 def attacked(run, text):
     path = run.parent / "attack.toml"
-    path.write_text(f'run = "{run.as_posix()}"\n{text}')
+    path.write_text(f'run = "{run.as_posix()}"\n{text}', encoding="utf-8")
     return privfl("attack", path)
 
 
@@ -69,7 +69,7 @@ size = 10
     assert json.loads((run / "attacks" / "loss-threshold.json").read_text())["members"] <= 50
     code, _, err = privfl("report", run)
     assert code == 0, err
-    page = (run / "report.html").read_text()
+    page = (run / "report.html").read_text(encoding="utf-8")
     assert "<h2>Attacks</h2>" in page
     assert "More than guessing was gained by label-counts" in page
     assert page.count("data:image/png") == 4
@@ -162,14 +162,14 @@ def test_a_file_that_cannot_work_is_one_sentence(run, text, sentence):
 
 
 def test_a_run_that_was_not_recorded_says_so(tmp_path):
-    (tmp_path / "attack.toml").write_text(f'run = "{tmp_path.as_posix()}"\n[[attack]]\nname = "llg"')
+    (tmp_path / "attack.toml").write_text(f'run = "{tmp_path.as_posix()}"\n[[attack]]\nname = "llg"', encoding="utf-8")
     code, _, err = privfl("attack", tmp_path / "attack.toml")
     assert code == 2
     assert "record = true" in err
     code, _, err = privfl("attack", tmp_path / "missing.toml")
     assert code == 2
     assert "give the path of an attack file" in err
-    (tmp_path / "broken.toml").write_text("run = ")
+    (tmp_path / "broken.toml").write_text("run = ", encoding="utf-8")
     code, _, err = privfl("attack", tmp_path / "broken.toml")
     assert code == 2
     assert "is not a TOML file" in err

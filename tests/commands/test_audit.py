@@ -45,7 +45,7 @@ def here(tmp_path, monkeypatch):
 
 
 def audited(here, text, source='experiment = "experiment.toml"'):
-    (here / "audit.toml").write_text(f"{source}\n{text}")
+    (here / "audit.toml").write_text(f"{source}\n{text}", encoding="utf-8")
     return privfl("audit", here / "audit.toml")
 
 

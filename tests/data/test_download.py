@@ -55,7 +55,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server():
+def server(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")  # a proxy of the network's could not reach it
     with Server() as running:
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

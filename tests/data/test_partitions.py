@@ -147,9 +147,9 @@ def test_iid_sizes_differ_by_at_most_one_and_use_every_sample():
 
 def test_iid_deals_a_hundred_thousand_clients_in_under_five_seconds():
     targets = np.zeros(2_000_000, dtype=np.int64)
-    start = time.perf_counter()
+    start = time.process_time()
     parts = IID(clients=100_000).split(targets, 1, np.random.default_rng(0))
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert (sizes_of(parts) == 20).all()
 
 

@@ -8,9 +8,9 @@ from privfl.algorithms import FedAvg
 from privfl.engine.aggregation import CohortSums, PlainAggregator
 from privfl.engine.secure_aggregation import SecureAggregator
 from privfl.engine.workspace import Phase
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import ChannelSpec
 from privfl.privacy.channel.field import Field
-from privfl.privacy.mechanisms.correlated import Pattern
+from privfl.privacy.mechanisms.participation import ParticipationPattern
 from privfl.privacy.noise.source import NoiseSource
 
 MANY = 2000
@@ -37,17 +37,17 @@ def test_a_sum_that_noise_is_added_to_does_not_lose_a_client_to_rounding():
 
 def test_channels_that_noise_sums_at_the_server_say_so():
     def channel(*chain, dpsgd=None):
-        return Channel(chain, (Field("update", per_sample_scale=1.0),), dpsgd, 1.0)
+        return ChannelSpec.of(chain, (Field("update", per_sample_scale=1.0),), dpsgd)
 
-    assert channel(pf.Clip(1.0), pf.GaussianNoise(1.0)).noises_sums
-    assert channel(dpsgd=pf.DPSGD(noise_multiplier=1.0, noise_at="server")).noises_sums
-    assert not channel().noises_sums
-    assert not channel(pf.Clip(1.0), pf.GaussianNoise(1.0, at="client")).noises_sums
+    assert channel(pf.Clip(1.0), pf.GaussianNoise(1.0)).has_central_noise
+    assert channel(dpsgd=pf.DPSGD(noise_multiplier=1.0, noise_at="server")).has_central_noise
+    assert not channel().has_central_noise
+    assert not channel(pf.Clip(1.0), pf.GaussianNoise(1.0, at="client")).has_central_noise
 
 
 def test_an_opened_secure_sum_is_wide_until_its_noise_is_added():
-    channel = Channel((pf.Clip(2.0), pf.SecureSum(mode="ideal"), pf.GaussianNoise(1.0)), (Field("update"),), None, 1.0)
-    channel = channel.for_run(1, 5.0, Pattern(1, 1, 1), False).in_round(0, 5, {})
+    channel = ChannelSpec.of((pf.Clip(2.0), pf.SecureSum(mode="ideal"), pf.GaussianNoise(1.0)), (Field("update"),))
+    channel = channel.for_run(1, 5.0, ParticipationPattern(1, 1, 1), False).in_round(0, 5, {})
     aggregator = SecureAggregator(
         Phase(FedAvg(), channel), [*range(5)], [1] * 5, torch.zeros(1), NoiseSource.from_key(1)
     )
@@ -57,6 +57,6 @@ def test_an_opened_secure_sum_is_wide_until_its_noise_is_added():
     aggregator.close(sums)
     assert sums.total["update"].dtype == torch.float64
     assert sums.members == [*range(5)]
-    step = channel.summation.encoding.step["update"]
+    step = channel.secure_encoding.encoding.step["update"]
     true = (0.3 + 0.1 * np.arange(5)).astype(np.float32).astype(np.float64).sum()
     assert abs(float(sums.total["update"]) - true) <= 5 * step

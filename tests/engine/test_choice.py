@@ -13,10 +13,10 @@ from privfl.algorithms import FedAvg
 from privfl.engine import choice
 from privfl.engine.choice import choose, why_not_stacked
 from privfl.engine.loop import LoopEngine
-from privfl.engine.memory import bytes_per_client, largest_chunk
+from privfl.engine.memory import bytes_per_client, free_bytes, largest_chunk
 from privfl.errors import ConfigError
 from privfl.models.flat_network import flatten
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.precision import matrix_products
 
@@ -76,7 +76,7 @@ def digits(model="logistic", clients=6):
 
 def chosen(task, wanted="auto", *, algorithm=None, cohort=6, rounds=10, dpsgd=None):
     algorithm = algorithm or FedAvg("uniform")
-    channel = Channel((), algorithm.fields(), dpsgd, 1.0)
+    channel = RoundChannel.bare(algorithm.fields(), dpsgd)
     way = None if dpsgd is None else "layers"
     received = algorithm.broadcast(algorithm.start(flatten(task.model(0))))
     with LoopEngine(task, algorithm, LocalTraining(), channel, way=way, workers=1) as loop:
@@ -122,7 +122,8 @@ def test_a_step_that_branches_on_a_value_is_trained_by_the_loop():
 
 def test_auto_measures_long_runs_and_both_engines_are_in_the_record(monkeypatch, tmp_path):
     monkeypatch.setattr(choice, "SHORT_RUN_SECONDS", 0.0)
-    run = pf.simulate(digits(clients=40), FedAvg("uniform"), rounds=40, out=tmp_path / "run", evaluate_every=40)
+    settings = {"rounds": 40, "evaluate_every": 40, "workers": 2}  # many workers would leave no eight clients to each
+    run = pf.simulate(digits(clients=40), FedAvg("uniform"), out=tmp_path / "run", **settings)
     record = json.loads((tmp_path / "run" / "engine.json").read_text())
     assert record["engine"] in ("loop", "vectorised")
     assert record["reason"] == "faster, as measured"
@@ -201,7 +202,7 @@ def test_whole_runs_agree_in_metrics_model_and_statement(privacy):
 
 def test_the_largest_chunk_follows_from_free_memory(monkeypatch):
     task = digits("two-nn")
-    channel = Channel((), FedAvg("uniform").fields(), None, 1.0)
+    channel = RoundChannel.bare(FedAvg("uniform").fields())
     with LoopEngine(task, FedAvg("uniform"), LocalTraining(), channel, workers=1) as loop:
         need = bytes_per_client(loop, None)
         values = flatten(task.model(0)).numel()
@@ -213,11 +214,19 @@ def test_the_largest_chunk_follows_from_free_memory(monkeypatch):
         assert largest_chunk(loop, None) == 0
 
 
+def test_free_memory_is_known_with_and_without_linux(monkeypatch):
+    assert free_bytes(torch.device("cpu")) > 0
+    monkeypatch.setattr("privfl.engine.memory.Path.read_text", lambda path, encoding: "MemAvailable:  2048 kB\n")
+    assert free_bytes(torch.device("cpu")) == 2 << 20
+    monkeypatch.setattr("privfl.engine.memory.Path.read_text", lambda path, encoding: "MemFree:  2048 kB\n")
+    assert free_bytes(torch.device("cpu")) > 0
+
+
 def test_what_can_be_stacked_has_no_excuse():
     task = digits("two-nn")
     for dpsgd, way in ((None, None), (pf.DPSGD(noise_multiplier=1.0), "layers")):
         algorithm = FedAvg("uniform")
-        channel = Channel((), algorithm.fields(), dpsgd, 1.0)
+        channel = RoundChannel.bare(algorithm.fields(), dpsgd)
         received = algorithm.broadcast(algorithm.start(flatten(task.model(0))))
         with LoopEngine(task, algorithm, LocalTraining(), channel, way=way, workers=1) as loop:
             assert why_not_stacked(loop, way, received) == ""

@@ -13,7 +13,7 @@ from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import RoundContext
 from privfl.models.flat_network import flatten
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.noise.source import NoiseSource
 
@@ -31,7 +31,7 @@ def task():
 
 def engine(task, workers, dpsgd=None, algorithm=None):
     algorithm = algorithm or FedAvg()
-    channel = Channel((), algorithm.fields(), dpsgd, 1.0)
+    channel = RoundChannel.bare(algorithm.fields(), dpsgd)
     return LoopEngine(task, algorithm, TRAINING, channel, way=None if dpsgd is None else "layers", workers=workers)
 
 

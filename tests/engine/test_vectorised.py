@@ -25,11 +25,11 @@ from privfl.errors import ConfigError
 from privfl.federation.task import ClientIndex, Task
 from privfl.models import Network, build, models
 from privfl.models.flat_network import FlatNetwork, flatten
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.channel.field import Field
 from privfl.privacy.clipping.per_sample import check_per_sample
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.door.contract import BARE_SIZE, BARE_TOTAL
+from privfl.privacy.door.log import BARE_SIZE, BARE_TOTAL
 from privfl.privacy.noise.source import NoiseSource
 
 SIZES = (1, 30, 7, 12, 2, 19, 8)
@@ -68,7 +68,7 @@ def task():
 def trained(task, algorithm, *, dpsgd=None, way=None, workers=1, chunk=None, training=TRAINING, received=None):
     """What every client sends, by client."""
     algorithm = algorithm.on(task.setting(10, 1))
-    channel = Channel((), algorithm.fields(), dpsgd, 1.0)
+    channel = RoundChannel.bare(algorithm.fields(), dpsgd)
     state = {**algorithm.start(flatten(task.model(0))), "rate": torch.tensor(0.2, dtype=torch.float64)}
     received = algorithm.broadcast(state) if received is None else received
     context = RoundContext(3, 1, NoiseSource.from_key(4), {})
@@ -410,7 +410,7 @@ class Memory:
 def test_when_memory_runs_out_the_chunk_is_halved_and_nothing_changes(task):
     expected = trained(task, FedAvg(), dpsgd=NOISY, way="layers")
     scarce = Task(**{**vars(task), "loss": Memory(2)})
-    channel = Channel((), FedAvg().fields(), NOISY, 1.0)
+    channel = RoundChannel.bare(FedAvg().fields(), NOISY)
     received = {"parameters": flatten(task.model(0))}
     with LoopEngine(scarce, FedAvg(), TRAINING, channel, way="layers", workers=1) as loop:
         engine = VectorisedEngine(loop, 7, "layers")

@@ -17,7 +17,7 @@ from privfl.engine.vectorised import VectorisedEngine
 from privfl.engine.workspace import RoundContext
 from privfl.models import Network
 from privfl.models.flat_network import flatten
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.noise.source import NoiseSource
 
@@ -49,7 +49,7 @@ def operators(kind, privacy):
     dpsgd = None if privacy == "plain" else pf.DPSGD(noise_multiplier=1.0, sample_rate=0.25)
     way = None if dpsgd is None else "layers"
     algorithm = FedAvg("uniform")
-    channel = Channel((), algorithm.fields(), dpsgd, 1.0)
+    channel = RoundChannel.bare(algorithm.fields(), dpsgd)
     received = algorithm.broadcast(algorithm.start(flatten(task.model(0))))
     with LoopEngine(task, algorithm, LocalTraining(steps=4), channel, way=way, workers=1) as loop:
         engine = loop if kind == "loop" else VectorisedEngine(loop, CLIENTS, way)

@@ -36,7 +36,7 @@ def results(study, tmp_path_factory):
         before = (out / "results.json").read_bytes()
         study.main()
     assert (out / "results.json").read_bytes() == before, "a finished study is not repeated"
-    return json.loads(before), (out / "table.md").read_text()
+    return json.loads(before), (out / "table.md").read_text(encoding="utf-8")
 
 
 def test_every_cell_is_there_with_what_the_statement_claims(study, results):
@@ -111,4 +111,4 @@ def test_labels_of_small_batches_are_counted_in_small_form(tmp_path, monkeypatch
     script.main()
     found = {row["way"]: row["exact"] for row in json.loads((tmp_path / "results.json").read_text())["rows"]}
     assert found["identity, bias"] == found["LLG+"] == found["regression"] == 1.0
-    assert (tmp_path / "table.md").read_text().count("100%") >= 3
+    assert (tmp_path / "table.md").read_text(encoding="utf-8").count("100%") >= 3

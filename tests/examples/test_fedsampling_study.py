@@ -85,7 +85,7 @@ def test_the_small_study_draws_every_figure_and_goes_on_where_it_stopped(data_fo
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ | {"MPLBACKEND": "Agg"})
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.glob("*.png")} == {f"fedsampling-fig{n}.png" for n in (3, 4, 5, 6)}
-    stored = json.loads((tmp_path / "fedsampling.json").read_text())
+    stored = json.loads((tmp_path / "fedsampling.json").read_text(encoding="utf-8"))
     assert len(stored["surfaces"]["2,000 Amazon users"]) == 5 * 6 * 5
     assert {row["mechanism"] for row in stored["answers"]} == {"grr", "laplace", "duchi", "piecewise", "hybrid"}
     again = subprocess.run([*command, "--only", "fig5"], capture_output=True, text=True, timeout=300)

@@ -32,7 +32,7 @@ def test_the_small_study_attacks_three_victims_and_goes_on_where_it_stopped(tmp_
             assert row["metrics"]["auc"]["low"] <= store["ceiling"]["auc"], name
     assert 0 < store["victims"]["DP-SGD"]["epsilon"] <= 8
     assert (tmp_path / "membership-roc.png").stat().st_size > 20_000
-    assert (tmp_path / "table.md").read_text().count("\n") == 2 + len(found)
+    assert (tmp_path / "table.md").read_text(encoding="utf-8").count("\n") == 2 + len(found)
     again = run(tmp_path)
     assert again.returncode == 0, again.stderr
     assert again.stdout == "", "nothing is attacked twice"

@@ -1,5 +1,6 @@
 """The example that composes size answers, secure sums and noise in shares runs, and explains all four cells."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,11 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "secure_fedsampling.py"
 
 def test_the_example_explains_the_four_cells_of_its_statement(tmp_path):
     done = subprocess.run(
-        [sys.executable, EXAMPLE, "--rounds", "2", "--out", "run"], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, EXAMPLE, "--rounds", "2", "--out", "run"],
+        cwd=tmp_path,
+        capture_output=True,
+        encoding="utf-8",
+        env=os.environ | {"PYTHONIOENCODING": "utf-8"},
     )
     assert done.returncode == 0, done.stderr
     assert "∞" not in done.stdout

@@ -165,9 +165,9 @@ def test_the_markov_walk_back_agrees_with_a_forward_replay():
 
 
 def test_a_late_markov_round_is_answered_without_replaying_the_run():
-    start = time.perf_counter()
+    start = time.process_time()
     Markov(0.1, 0.2).active(10**9, 1000, seed=0)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from dp_accounting.rdp import RdpAccountant
 
 import privfl as pf
 from privfl.errors import ConfigError
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import ChannelSpec
 from privfl.privacy.channel.field import Field
-from privfl.privacy.mechanisms.correlated import Pattern
-from privfl.privacy.mechanisms.distributed import SharedSum
+from privfl.privacy.mechanisms.distributed import DistributedSum
+from privfl.privacy.mechanisms.participation import ParticipationPattern
 from privfl.privacy.noise.source import NoiseSource
 
 CLIENTS = 6
@@ -123,7 +123,9 @@ def test_a_sum_of_discrete_gaussians_costs_its_zcdp_event(task):
     noise, secure = pf.DiscreteGaussianNoise(1.5), pf.SecureSum(threshold=0.7, corrupt=0.2)
     run = train(task, pf.FedAvg(weighting="uniform"), pf.Clip(1.0), noise, secure, rounds=2)
     size = run.parameters.numel()
-    event = noise.event(SharedSum(dimension=size, levels=2.0**17, cohort=CLIENTS, survivors=secure.honest(CLIENTS)))
+    event = noise.event(
+        DistributedSum(dimension=size, levels=2.0**17, cohort=CLIENTS, survivors=secure.honest(CLIENTS))
+    )
     accountant = RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_SPECIAL)
     accountant.compose(event, 2)
     assert epsilons(run)["client/server"] == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-9)
@@ -288,10 +290,13 @@ def test_accomplices_are_counted_as_the_statement_words_them():
 
 
 def test_a_poisson_cohort_is_not_amplified_where_a_given_up_sum_would_betray_its_size():
-    plain = Channel((pf.Clip(1.0), pf.GaussianNoise(1.0)), (Field("update"),), None, 0.5)
-    secure = Channel((pf.Clip(1.0), IDEAL, pf.GaussianNoise(1.0)), (Field("update"),), None, 0.5)
-    assert plain.spectator_releases() != []
-    assert secure.spectator_releases() == []
+    plain = ChannelSpec.of((pf.Clip(1.0), pf.GaussianNoise(1.0)), (Field("update"),), None, 0.5)
+    secure = ChannelSpec.of((pf.Clip(1.0), IDEAL, pf.GaussianNoise(1.0)), (Field("update"),), None, 0.5)
+    pattern = ParticipationPattern(5, 1, 5)
+    assert plain.amplified
+    assert plain.for_run(100, 10.0, pattern, False).usual.poisson_cohort_releases() != []
+    assert not secure.amplified
+    assert secure.for_run(100, 10.0, pattern, False).usual.poisson_cohort_releases() == []
 
 
 def test_where_noise_covers_one_sample_a_large_number_is_clipped_and_its_client_stays(task):
@@ -312,15 +317,15 @@ def test_where_noise_covers_one_sample_a_large_number_is_clipped_and_its_client_
 
 def test_noise_after_a_secure_sum_covers_what_rounding_adds_to_a_clipped_update():
     size, bound = 1_000_000, 0.7
-    channel = Channel((pf.Clip(bound), IDEAL, pf.GaussianNoise(1.0)), (Field("update"),), None, 1.0)
-    channel = channel.for_run(size, 10.0, Pattern(5, 1, 5), False).in_round(0, 10, {})
+    channel = ChannelSpec.of((pf.Clip(bound), IDEAL, pf.GaussianNoise(1.0)), (Field("update"),))
+    channel = channel.for_run(size, 10.0, ParticipationPattern(5, 1, 5), False).in_round(0, 10, {})
     noise = NoiseSource.from_key(5)
     update = torch.randn(size, generator=torch.Generator().manual_seed(1))
     sent = channel.at_client({"update": update}, noise.stream("c"), like=update, broken=False)
-    words = channel.summation.vector(sent, noise.stream("r"), noise.stream("s"))
-    opened = channel.summation.sums(words, 1)["update"]
-    assert bound < channel.summation.lengthening * bound < 1.00002 * bound
-    assert float((opened**2).sum() ** 0.5) <= channel.summation.lengthening * bound
+    words = channel.secure_encoding.vector(sent, noise.stream("r"), noise.stream("s"))
+    opened = channel.secure_encoding.sums(words, 1)["update"]
+    assert bound < channel.secure_encoding.lengthening * bound < 1.00002 * bound
+    assert float((opened**2).sum() ** 0.5) <= channel.secure_encoding.lengthening * bound
 
 
 def test_a_ring_too_small_is_refused_before_training_with_the_mend(task):
@@ -359,13 +364,13 @@ def test_the_local_reference_has_nothing_to_add_up(task):
 def test_noise_on_a_secure_sum_of_gradients_covers_its_rounding_and_a_coarse_grid_is_refused():
     dpsgd = pf.DPSGD(noise_multiplier=2.0, noise_at="server")
     fields = (Field("update", per_sample_scale=1e-3),)
-    size, pattern = 10_000, Pattern(5, 1, 5)
-    fine = Channel((IDEAL,), fields, dpsgd, 1.0).for_run(size, 10.0, pattern, False).in_round(0, 10, {})
-    step = fine.summation.encoding.step["update"]
+    size, pattern = 10_000, ParticipationPattern(5, 1, 5)
+    fine = ChannelSpec.of((IDEAL,), fields, dpsgd).for_run(size, 10.0, pattern, False).in_round(0, 10, {})
+    step = fine.secure_encoding.encoding.step["update"]
     total = fine.at_server({"update": torch.zeros(size, dtype=torch.float64)}, NoiseSource.from_key(1))
     assert float(total["update"].std()) == pytest.approx(2e-3 * (1 + 100 * step / 1e-3), rel=5 / (2 * size) ** 0.5)
     with pytest.raises(ConfigError, match=r"would take .* % more noise; take SecureSum"):
-        Channel((pf.SecureSum(bits=32),), fields, dpsgd, 1.0).for_run(size, 10.0, pattern, False)
+        ChannelSpec.of((pf.SecureSum(bits=32),), fields, dpsgd).for_run(size, 10.0, pattern, False)
 
 
 def test_a_budget_for_a_cell_that_nothing_protects_is_refused_before_anything_is_written(task, tmp_path):

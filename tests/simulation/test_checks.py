@@ -9,7 +9,7 @@ import privfl as pf
 from privfl.engine.loop import DIRECT_FROM
 from privfl.errors import ConfigError
 from privfl.models.flat_network import flatten
-from privfl.privacy.door.contract import coupled
+from privfl.privacy.loss import coupled
 from privfl.simulation.caveats import SECRET_DRAW
 
 CENTRAL = (pf.Clip(1.0), pf.GaussianNoise(1.0))

@@ -170,7 +170,7 @@ def test_a_target_below_what_the_size_answer_costs_is_refused(task):
         size=pf.RandomizedResponse(epsilon=2, bound=500, lower=100),
         max_size_error=50,
     )
-    with pytest.raises(ConfigError, match="what is sent besides gradients alone costs"):
+    with pytest.raises(pf.PrivacyError, match="what is sent besides gradients alone costs"):
         pf.simulate(task, pf.FedSampling(300), rounds=2, privacy=privacy)
 
 
@@ -403,5 +403,5 @@ def test_a_run_that_diverges_is_recorded_as_such_and_can_be_reported(task, tmp_p
     run = pf.simulate(task, pf.FedSampling(300), rounds=6, training=training, out=tmp_path / "run")
     assert run.metrics[-1]["test_loss"] is None
     assert run.metrics[-1]["dropped"] == {"sent a non-finite 'update'": 6}
-    run.report(tmp_path / "page.html")
-    assert "not finite" in (tmp_path / "page.html").read_text()
+    pf.write_report(run, tmp_path / "page.html")
+    assert "not finite" in (tmp_path / "page.html").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ import privfl as pf
 from privfl.engine.aggregation import CohortSums
 from privfl.engine.workspace import Phase
 from privfl.experiment import Experiment
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.channel.field import Field
 from privfl.simulation.recorder import Recorder, recorded_observers
 from privfl.simulation.simulation import simulate
@@ -171,7 +171,7 @@ def test_only_sums_are_seen_where_nothing_else_is_handed_over(plain):
     _, run = plain
     task = digits()
     recorder = Recorder(("server",), run.transcript.facts, None, 0, task)
-    phase = Phase(pf.FedAvg(), Channel((), (Field("update"),), None, 1.0))
+    phase = Phase(pf.FedAvg(), RoundChannel.bare((Field("update"),)))
     recorder.exchanged(
         phase, {"parameters": torch.zeros(3)}, {0: 1.0, 1: 1.0}, CohortSums({"update": torch.ones(3)}, [0, 1])
     )

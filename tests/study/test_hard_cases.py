@@ -63,7 +63,7 @@ def test_no_client_is_promised_anything_over_runs_that_deal_the_data_differently
     assert any(OTHER_CLIENTS in reason for reason in together.cell("client", "public").reasons)
     single = max(result.epsilons["sample/public"] for result in results)
     assert single < together.cell("sample", "public").epsilon <= 2 * single
-    assert "spread over many there" in report_directory(tmp_path).read_text()
+    assert "spread over many there" in report_directory(tmp_path).read_text(encoding="utf-8")
 
 
 def test_runs_that_deal_alike_add_up_for_whole_clients_too(tmp_path):
@@ -88,21 +88,21 @@ def test_natural_clients_are_the_same_under_every_seed_and_dealt_ones_are_not():
 
 def test_a_page_shows_the_epsilon_of_the_statement_when_results_json_says_less(tmp_path):
     study(tmp_path, Cell("FedAvg", "noisy", experiment(privacy=NOISY_GRADIENTS)))
-    rows = json.loads((tmp_path / "results.json").read_text())
+    rows = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     rows[0]["epsilons"] = dict.fromkeys(CELLS, 0.0625)
-    (tmp_path / "results.json").write_text(json.dumps(rows))
-    page = report_directory(tmp_path).read_text()
+    (tmp_path / "results.json").write_text(json.dumps(rows), encoding="utf-8")
+    page = report_directory(tmp_path).read_text(encoding="utf-8")
     assert "0.0625" not in page
-    statement = json.loads((tmp_path / "runs" / rows[0]["folder"] / "statement.json").read_text())
+    statement = json.loads((tmp_path / "runs" / rows[0]["folder"] / "statement.json").read_text(encoding="utf-8"))
     claimed = next(c["bound"]["epsilon"] for c in statement["cells"] if c["unit"] == "sample")
     assert load_results(tmp_path)[0].epsilons["sample/server"] == claimed
 
 
 def test_results_cannot_name_a_folder_outside_the_study(tmp_path):
     study(tmp_path, Cell("FedAvg", "l", experiment()))
-    rows = json.loads((tmp_path / "results.json").read_text())
+    rows = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     rows[0]["folder"] = "../../elsewhere"
-    (tmp_path / "results.json").write_text(json.dumps(rows))
+    (tmp_path / "results.json").write_text(json.dumps(rows), encoding="utf-8")
     with pytest.raises(DataError, match=r"names the run '../../elsewhere', which is no folder of"):
         report_directory(tmp_path)
 
@@ -116,7 +116,7 @@ def test_a_finished_run_that_was_damaged_since_loses_no_other(tmp_path, name):
     assert [result.method for result in load_results(tmp_path)] == ["b"]
     assert len(failures) == 1
     assert failures[0].startswith("a-l-seed0: ")
-    assert "a-l-seed0: " in report_directory(tmp_path).read_text()
+    assert "a-l-seed0: " in report_directory(tmp_path).read_text(encoding="utf-8")
 
 
 def test_a_run_whose_budget_ends_before_its_first_evaluation_is_reported_and_loses_no_other(tmp_path):
@@ -134,7 +134,7 @@ def test_a_run_whose_budget_ends_before_its_first_evaluation_is_reported_and_los
     assert "before its first evaluation; set a smaller evaluate_every" in failures[0]
     with pytest.raises(DataError, match="before its first evaluation"):
         read_result("cut", "l", 0, folder)
-    page = report_directory(folder).read_text()
+    page = report_directory(folder).read_text(encoding="utf-8")
     assert "was never evaluated on the test data" in page
     assert "would have exceeded its privacy budget" in page
 
@@ -142,7 +142,9 @@ def test_a_run_whose_budget_ends_before_its_first_evaluation_is_reported_and_los
 def test_a_study_with_failures_says_that_their_cost_is_not_counted(tmp_path):
     impossible = experiment(privacy=NOISY_GRADIENTS | {"training": {"noise_multiplier": 1.0, "noise_at": "server"}})
     study(tmp_path, Cell("a", "l", experiment(privacy=NOISY_GRADIENTS)), Cell("b", "l", impossible))
-    assert "What the 1 runs that failed had released before is not counted" in report_directory(tmp_path).read_text()
+    assert "What the 1 runs that failed had released before is not counted" in report_directory(tmp_path).read_text(
+        encoding="utf-8"
+    )
 
 
 def test_an_unfinished_study_is_told_from_a_folder_that_holds_nothing(tmp_path):
@@ -171,7 +173,7 @@ def test_the_clients_of_a_run_are_recorded_told_and_drawn(tmp_path):
     sentence = f"4 clients hold 1,438 of 1,438 training examples, {sizes.min():,} to {sizes.max():,} each"
     assert in_words(report).startswith(sentence)
     for place in (folder, tmp_path):
-        page = report_directory(place).read_text()
+        page = report_directory(place).read_text(encoding="utf-8")
         assert sentence in page
         assert "no\nstatement covers them" in page
         assert (place / "figures" / "clients.png").read_bytes().startswith(b"\x89PNG")
@@ -179,14 +181,14 @@ def test_the_clients_of_a_run_are_recorded_told_and_drawn(tmp_path):
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"counts": [[1, 2], [0, 0]]}', '{"counts": 3}'])
 def test_damaged_counts_are_one_sentence(tmp_path, content):
-    (tmp_path / "clients.json").write_text(content)
+    (tmp_path / "clients.json").write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=r"clients\.json is damaged"):
         read_clients(tmp_path)
 
 
 def test_a_page_says_that_held_out_examples_are_not_protected(tmp_path):
     study(tmp_path, Cell("FedAvg", "l", experiment(privacy=NOISY_GRADIENTS)))
-    page = report_directory(tmp_path).read_text()
+    page = report_directory(tmp_path).read_text(encoding="utf-8")
     assert "come from held-out examples, which\nno mechanism protects" in page
 
 
@@ -247,7 +249,9 @@ def test_a_study_takes_algorithms_of_ones_own_and_does_not_repeat_them(tmp_path)
     assert written.stat().st_mtime_ns == before
     longer = dataclasses.replace(own[0].experiment, rounds=3)
     assert "other settings" in study(tmp_path, Cell("halved", "l", longer))[0]
-    assert "halved" in report_directory(tmp_path / "runs" / own[1].folder.replace("fedavg", "halved")).read_text()
+    assert "halved" in report_directory(tmp_path / "runs" / own[1].folder.replace("fedavg", "halved")).read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.slow
@@ -287,7 +291,7 @@ def test_a_diverged_run_has_its_row_and_its_page(tmp_path):
     assert 0 <= load_results(tmp_path)[0].accuracy < 0.5
     for place in (tmp_path, folder):
         assert report_directory(place).exists()
-    assert "not finite" in (folder / "report.html").read_text()
+    assert "not finite" in (folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_finished_run_is_not_repeated_by_another_number_of_workers(tmp_path):

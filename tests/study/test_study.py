@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
+import privfl as pf
 from privfl.errors import ConfigError, DataError, PrivflError
 from privfl.experiment import Experiment
+from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.ledger import Ledger
-from privfl.privacy.accounting.rendering import round_up
-from privfl.privacy.accounting.statement import Statement, make_statement
+from privfl.privacy.accounting.statement import Statement, round_up
 from privfl.simulation.run_directory import RunDirectory
 from privfl.study import grid
 from privfl.study.demo import run_demo
@@ -70,7 +71,7 @@ def study(finished, tmp_path) -> Path:
 
 
 def statement(folder: Path) -> Statement:
-    return Statement.from_json((folder / "statement.json").read_text())
+    return Statement.from_json((folder / "statement.json").read_text(encoding="utf-8"))
 
 
 def test_results_hold_what_the_run_directories_hold(finished):
@@ -84,7 +85,7 @@ def test_results_hold_what_the_run_directories_hold(finished):
         for cell in statement(folder).cells:
             told = result.epsilons[f"{cell.unit}/{cell.observer}"]
             assert told == (None if math.isinf(cell.epsilon) else cell.epsilon)
-    lines = list(csv.DictReader((finished / "results.csv").read_text().splitlines()))
+    lines = list(csv.DictReader((finished / "results.csv").read_text(encoding="utf-8").splitlines()))
     assert [line["epsilon sample/public"] for line in lines[:2]] == ["inf", "inf"]
     assert float(lines[2]["epsilon sample/public"]) == results[2].epsilons["sample/public"]
 
@@ -112,7 +113,9 @@ def test_a_run_that_fails_is_reported_and_loses_no_other(tmp_path):
     assert [result.method for result in results] == ["FedAvg"]
     assert len(failures) == 1
     assert failures[0].startswith("impossible-x-seed0: ")
-    assert html.escape(failures[0], quote=False)[:40] in html.unescape(report_directory(tmp_path).read_text())
+    assert html.escape(failures[0], quote=False)[:40] in html.unescape(
+        report_directory(tmp_path).read_text(encoding="utf-8")
+    )
 
 
 def test_an_error_that_is_no_users_fault_leaves_its_traceback(tmp_path, monkeypatch):
@@ -123,7 +126,7 @@ def test_an_error_that_is_no_users_fault_leaves_its_traceback(tmp_path, monkeypa
     results, failures = run_study([Cell("m", "l", experiment())], tmp_path, title="t", processes=1)
     assert results == []
     assert "ZeroDivisionError: by a loss of one's own" in failures[0]
-    assert "ZeroDivisionError" in (tmp_path / "runs" / "m-l-seed0" / "error.txt").read_text()
+    assert "ZeroDivisionError" in (tmp_path / "runs" / "m-l-seed0" / "error.txt").read_text(encoding="utf-8")
     with pytest.raises(DataError, match="no finished run"):
         report_directory(tmp_path)
 
@@ -210,7 +213,7 @@ def _releases():
 
 
 def test_the_page_of_a_study_shows_the_statements_numbers_and_fetches_nothing(study):
-    page = report_directory(study).read_text()
+    page = report_directory(study).read_text(encoding="utf-8")
     for result in load_results(study):
         for epsilon in result.epsilons.values():
             assert ("∞" if epsilon is None else round_up(epsilon)) in page
@@ -223,7 +226,7 @@ def test_the_page_of_a_study_shows_the_statements_numbers_and_fetches_nothing(st
 
 def test_no_epsilon_on_a_runs_page_is_missing_from_its_statement(study):
     folder = study / "runs" / study_cells()[2].folder
-    page = report_directory(folder).read_text()
+    page = report_directory(folder).read_text(encoding="utf-8")
     claims = statement(folder)
     allowed = {round_up(cell.epsilon) for cell in claims.cells}
     allowed |= {round_up(cell.clients.minimum) for cell in claims.cells} | {"1", "8"}  # the two of the explanation
@@ -238,11 +241,18 @@ def test_no_epsilon_on_a_runs_page_is_missing_from_its_statement(study):
 def test_a_run_in_memory_has_a_page_that_escapes_what_it_shows(tmp_path):
     run = experiment(2.0).run()
     run.summary["warnings"].append("<img src=x onerror=alert(1)>")
-    run.report(tmp_path / "run.html")
-    page = (tmp_path / "run.html").read_text()
+    pf.write_report(run, tmp_path / "run.html")
+    page = (tmp_path / "run.html").read_text(encoding="utf-8")
     assert "&lt;img src=x onerror=alert(1)&gt;" in page
     assert "<img src=x" not in page
     assert round_up(run.statement.cell("sample", "server").epsilon) in page
+
+
+def test_the_page_of_a_run_whose_directory_is_damaged_is_one_sentence(tmp_path):
+    run = experiment(2.0).run(tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(DataError, match=r"summary\.json.* repeat the run, or restore the file"):
+        pf.write_report(run, tmp_path / "run.html")
 
 
 @pytest.mark.parametrize("name", ["statement.json", "summary.json", "environment.json", "config.toml"])
@@ -257,7 +267,7 @@ def test_a_missing_file_of_a_run_is_one_sentence_that_names_it(study, name):
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"rounds": 3}', "null"])
 def test_a_damaged_file_of_a_run_is_one_sentence(study, name, content):
     folder = study / "runs" / study_cells()[2].folder
-    (folder / name).write_text(content)
+    (folder / name).write_text(content, encoding="utf-8")
     with pytest.raises(DataError) as caught:
         report_directory(folder)
     assert "\n" not in str(caught.value)
@@ -265,7 +275,7 @@ def test_a_damaged_file_of_a_run_is_one_sentence(study, name, content):
 
 @pytest.mark.parametrize("content", ["{", "[1]", '[{"method": "x"}]', "null"])
 def test_damaged_results_are_one_sentence(study, content):
-    (study / "results.json").write_text(content)
+    (study / "results.json").write_text(content, encoding="utf-8")
     with pytest.raises(DataError):
         report_directory(study)
 

@@ -17,7 +17,8 @@ from privfl.algorithms.base import Round, Survey, Tensors
 from privfl.algorithms.fair.online_decisions import CDFS, relative_to
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.door.contract import Batch, Door, Loss
+from privfl.privacy.door.contract import Batch, Door
+from privfl.privacy.loss import Loss
 
 LOSS, REFERENCE = "loss", "reference"
 """Names of the total that a report is made of (for a :class:`privfl.privacy.door.noisy_total.NoisyTotal`), and of F̄."""
@@ -68,7 +69,7 @@ class ResponseSurvey(LossSurvey):
     """Every client reports ρ(F_i/F̄) in [0, 1] with Laplace noise of scale 1/ε, clipped again, and not its loss.
 
     Guarantee: ε-DP for everything that the client holds, towards the server and the public, in every round anew
-    (:class:`privfl.privacy.channel.channel.Field`). It rests on F̄ being public: the server makes it from earlier
+    (:class:`~privfl.privacy.channel.field.Field`). It rests on F̄ being public: the server makes it from earlier
     reports.
 
     Args:

@@ -16,7 +16,8 @@ from privfl.algorithms.fair.loss_survey import LOSS, counted, mean_loss
 from privfl.algorithms.fedavg import FedAvg
 from privfl.errors import ConfigError
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.door.contract import Batch, Door, Loss, coupled
+from privfl.privacy.door.contract import Batch, Door
+from privfl.privacy.loss import Loss, coupled
 from privfl.validation import check_choice, check_number
 
 Tail = Literal["linear", "huber", "continuous"]

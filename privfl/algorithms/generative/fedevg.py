@@ -55,7 +55,7 @@ class FedEvg(Algorithm):
     decay 1e-4, batches of 64, 1 epoch; momentum has no meaning. Inputs must lie in [``low``, ``high``].
 
     Differs from the authors' code: all clients of a round begin with the same fresh parameters (normalisation layers
-    included), which need not be sent, as the public seed tells them; |I| is always min(batch_size, N), so that with
+    included), which need not be sent, as the public seed tells them; ``|I|`` is always min(batch_size, N), so that with
     DP-SGD the size of a private batch does not show; the server's classifier is the task's own network, trained
     for ``classifier_epochs`` passes instead of one. An upload that is not finite is dropped by the engine. DP-SGD
     protects the real terms of the loss; the synthetic ones see data through the parameters alone.
@@ -159,7 +159,7 @@ class FedEvg(Algorithm):
         return {name: server[name] for name in ("parameters", "images", "labels")}
 
     def draws(self) -> tuple[int, int]:
-        """Uniform numbers that order the images, and normal ones for the chain's noise (for |I| = N at most)."""
+        """Uniform numbers that order the images, and normal ones for the chain's noise (for ``|I| = N`` at most)."""
         return self._images(), self.chain_steps * self._images() * math.prod(self.setting.input_shape)
 
     def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:

@@ -13,7 +13,8 @@ from privfl.algorithms.base import Tensors, descend
 from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.label_skew.balanced_softmax import label_counts
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.door.contract import Batch, Door, Loss, coupled, is_coupled
+from privfl.privacy.door.contract import Batch, Door
+from privfl.privacy.loss import Loss, coupled, is_coupled
 
 LABELS = "label_prior"
 """Name of the total of one-hot labels, for a :class:`privfl.privacy.door.noisy_total.NoisyTotal` (whose bound is 1)."""

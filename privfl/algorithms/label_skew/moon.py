@@ -18,7 +18,8 @@ from privfl.algorithms.label_skew.calibrated_logits import rewritten
 from privfl.federation.context import Setting
 from privfl.models.flat_network import flatten
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.door.contract import Batch, Door, Loss
+from privfl.privacy.door.contract import Batch, Door
+from privfl.privacy.loss import Loss
 from privfl.validation import check_choice, check_number
 
 

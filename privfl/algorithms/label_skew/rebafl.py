@@ -33,7 +33,8 @@ from privfl.algorithms.label_skew.prototypes import (
 from privfl.errors import ConfigError
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.door.contract import Batch, Door, Loss, coupled
+from privfl.privacy.door.contract import Batch, Door
+from privfl.privacy.loss import Loss, coupled
 from privfl.validation import check_choice, check_count, check_number
 
 Source = Literal["paper", "code", "global_only"]

@@ -1,7 +1,8 @@
 """One local step of SuPerFed's two end points, eqs. (6) and (7), in few passes over memory.
 
-With u = w^f, v = w^l, the gradient G at W(λ), the factors ``cross`` and ``own`` of ∇cos² (:mod:`.mixing`) and a
-proximity whose gradient is ``pull.own·u + pull.factor·pull.vector``, SGD follows
+With u = w^f, v = w^l, the gradient G at W(λ), the factors ``cross`` and ``own`` of ∇cos²
+(:mod:`~privfl.algorithms.personal.interpolation`) and a proximity whose gradient is
+``pull.own·u + pull.factor·pull.vector``, SGD follows
 
     (1 − λ)·G + pull.own·u + pull.factor·pull.vector + ν·(cross·v − own_u·u)   at u, and
     λ·G + ν·(cross·u − own_v·v)                                               at v.

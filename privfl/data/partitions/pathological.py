@@ -28,6 +28,13 @@ class Pathological(Partition):
 
     ``iid_fraction`` of each client's data is drawn from all classes instead, disjoint from everything else (0.2 in the
     released code's default, 0 in the paper). For blocks of label-sorted data see :class:`LabelSorted`.
+
+    Args:
+        clients: number of clients, ≥ 1.
+        classes_per_client: classes that each client draws, ≥ 1.
+        samples_per_client: samples of each client, ≥ 1; ``None`` shares out all there are.
+        reuse: ``wrap`` lets clients share samples of a scarce class, ``forbid`` makes them smaller.
+        iid_fraction: share of a client's samples that is drawn from all classes, in [0, 1].
     """
 
     clients: int
@@ -53,6 +60,14 @@ class Clustered(Partition):
 
     The classes themselves are drawn for each client. The defaults are the paper's; its arrival probabilities are
     ``PerCluster((0.5, 0.5, 0.3, 0.3, 0.2))`` of :mod:`privfl.federation.availability`.
+
+    Args:
+        clients: number of clients, ≥ 1.
+        clusters: number of clusters, ≥ 1; client i belongs to cluster i mod ``clusters``.
+        classes_per_client: classes that a client of each cluster draws, one number for each cluster.
+        samples_per_client: samples of each client, ≥ 1; ``None`` shares out all there are.
+        reuse: ``wrap`` lets clients share samples of a scarce class, ``forbid`` makes them smaller.
+        iid_fraction: share of a client's samples that is drawn from all classes, in [0, 1].
     """
 
     clients: int = 20

@@ -21,7 +21,11 @@ from privfl.validation import check_count, check_number
 
 @dataclass(frozen=True)
 class IID(Partition):
-    """Every sample goes to a client at random; sizes differ by at most one."""
+    """Every sample goes to a client at random; sizes differ by at most one.
+
+    Args:
+        clients: number of clients, ≥ 1.
+    """
 
     clients: int
 
@@ -37,7 +41,11 @@ class IID(Partition):
 
 @dataclass(frozen=True)
 class Natural(Partition):
-    """The dataset's own clients, in ascending order of their ids; those with fewer than ``min_size`` are left out."""
+    """The dataset's own clients, in ascending order of their ids; those with fewer than ``min_size`` are left out.
+
+    Args:
+        min_size: samples that a client must have to be kept, ≥ 1.
+    """
 
     min_size: int = 1
 
@@ -74,6 +82,11 @@ class LogNormal(Partition):
     up, the last one cut short. The number of clients is then random, and because of the ceil the realised mean is
     larger than ``mean_size`` (2.73 for their 2 with ``sigma`` 2.5). With ``clients`` instead: that many clients, sizes
     proportional to w, at least one sample each. Give exactly one of the two. ``sigma`` is in [0, 100]; 0 means equal.
+
+    Args:
+        sigma: spread of the sizes, the deviation of their logarithms, in [0, 100].
+        mean_size: aimed mean size, > 0; then the number of clients follows from the data.
+        clients: number of clients, ≥ 1; then the mean size follows from the data.
     """
 
     sigma: float = 2.5
@@ -116,6 +129,11 @@ class LabelSorted(Partition):
     remainder is left out, as in FedSampling's EMNIST split with blocks of 600). With one block per client, client i
     gets block i; with more, blocks are dealt at random: ``LabelSorted(clients=100, blocks_per_client=2)`` is the
     pathological split of McMahan et al. (AISTATS 2017). Samples of one class are in random order.
+
+    Args:
+        clients: number of clients, ≥ 1.
+        block_size: samples of a block, ≥ 1.
+        blocks_per_client: blocks that each client gets, ≥ 1.
     """
 
     clients: int | None = None

@@ -37,6 +37,13 @@ class Dirichlet(Partition):
     the supply of each class demands; the report shows by how much. A client that ``label`` leaves with fewer than
     ``min_size`` samples is topped up with random samples of the others, in proportion to what they can spare: the usual
     redraw until all are large enough does not end for small ``alpha``.
+
+    Args:
+        clients: number of clients, ≥ 1.
+        alpha: concentration of the label distribution, > 0; the smaller, the more skewed.
+        skew: what is skewed: ``label``, ``label-balanced``, ``size`` or ``both``, as above.
+        size_alpha: concentration of the sizes, > 0; ``None`` takes ``alpha``.
+        min_size: samples that every client has at least, ≥ 1.
     """
 
     clients: int
@@ -104,6 +111,14 @@ class LongTail(Partition):
     nearly all samples, so these shares are bent as far as the supply of each class demands; the report shows by how
     much. Neutral values: equal sizes at ρ = 0 (zipf) or 1 (the others), uniform classes at τ = 1 (geometric) or
     0 (zipf).
+
+    Args:
+        clients: number of clients, ≥ 1.
+        rho: ρ, how fast sizes fall off; ≥ 0 (zipf) or in [0, 1] (the others).
+        tau: τ, how fast a client's class shares fall off; ≥ 0 (zipf) or in [0, 1] (geometric).
+        size_mode: formula of the sizes: ``zipf``, ``geometric`` or ``longtail``.
+        class_mode: formula of the class shares: ``geometric`` or ``zipf``.
+        min_size: samples that every client has at least, ≥ 1.
     """
 
     clients: int

@@ -1,0 +1,1 @@
+"""What a run has released, and what that costs: releases, ledger, accountants, statement."""

@@ -4,21 +4,21 @@ Events are those of dp_accounting, plus :class:`EpsilonDeltaDpEvent` for mechani
 :class:`SkellamDpEvent`.
 ``elementary`` breaks a composed event into the kinds that an accountant can price, and settles the degenerate cases.
 
-===============================================  =====================================================================
-event                                            elementary kind
-===============================================  =====================================================================
-``NoOp``, count 0, rate 0, infinite noise        nothing (ε = 0)
-``NonPrivate``, noise 0, (ε, δ) with δ = 1       infinite
-``Gaussian(z)``, REPLACE_ONE                     ``Gaussian(z/2)``: a replaced contribution moves the sum by twice C
-``Laplace(b)``, REPLACE_ONE                      ``Laplace(b/2)``, for the same reason
-``Skellam``, REPLACE_ONE                         ``Skellam`` with both bounds doubled, for the same reason
-``Poisson(1, e)``                                ``e``
-``Poisson(q, T × Gaussian(z))``                  ``Poisson(q, Gaussian(z/√T))``: T answers about one sample
-``RandomizedResponse`` with one bucket or p = 1  nothing: the answer does not depend on the input
-REPLACE_SPECIAL (zero-out), additive noise       ADD_OR_REMOVE_ONE: the two have the same loss distributions
-``SampledWithoutReplacement(N, m, Gaussian(z))`` itself; z is the ratio to the *replace-one* sensitivity, see
-                                                 :func:`fixed_size_cohort`
-===============================================  =====================================================================
+================================================  =====================================================================
+event                                             elementary kind
+================================================  =====================================================================
+``NoOp``, count 0, rate 0, infinite noise         nothing (ε = 0)
+``NonPrivate``, noise 0, (ε, δ) with δ = 1        infinite
+``Gaussian(z)``, REPLACE_ONE                      ``Gaussian(z/2)``: a replaced contribution moves the sum by twice C
+``Laplace(b)``, REPLACE_ONE                       ``Laplace(b/2)``, for the same reason
+``Skellam``, REPLACE_ONE                          ``Skellam`` with both bounds doubled, for the same reason
+``Poisson(1, e)``                                 ``e``
+``Poisson(q, T × Gaussian(z))``                   ``Poisson(q, Gaussian(z/√T))``: T answers about one sample
+``RandomizedResponse`` with one bucket or p = 1   nothing: the answer does not depend on the input
+REPLACE_SPECIAL (zero-out), additive noise        ADD_OR_REMOVE_ONE: the two have the same loss distributions
+``SampledWithoutReplacement(N, m, Gaussian(z))``  itself; z is the ratio to the *replace-one* sensitivity, see
+                                                  :func:`fixed_size_cohort`
+================================================  =====================================================================
 """
 
 from __future__ import annotations

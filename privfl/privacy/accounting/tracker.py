@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from privfl.privacy.accounting.accountant import check_delta, epsilon
+from privfl.privacy.accounting.claims import in_kinds, price
 from privfl.privacy.accounting.events import Kind
 from privfl.privacy.accounting.grouping import join
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.population import exceeds, merge_columns, rounded_up
 from privfl.privacy.accounting.release import OBSERVERS, UNITS, Observer, Release, Unit
-from privfl.privacy.accounting.statement import in_kinds, price
 
 Planned = tuple[Release, Sequence[int] | npt.NDArray[Any] | None, int]
 """A release to come: what, by which clients (``None``: all), how often."""

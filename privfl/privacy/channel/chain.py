@@ -2,59 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from privfl.errors import ConfigError
+from privfl.privacy.accounting.release import OBSERVERS, Observer
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.dpsgd import DPSGD
-from privfl.privacy.mechanisms.adaptive_clip import AdaptiveClip
-from privfl.privacy.mechanisms.banded import BandedNoise
-from privfl.privacy.mechanisms.clip import Clip
-from privfl.privacy.mechanisms.distributed import DiscreteGaussianNoise, SharedNoise, SkellamNoise
-from privfl.privacy.mechanisms.gaussian import GaussianNoise
+from privfl.privacy.mechanisms.claims import CLAIMS, check_mechanism, unstated
+from privfl.privacy.mechanisms.distributed import DistributedNoise
+from privfl.privacy.mechanisms.mechanism import ChannelRun, Kind, Mechanism
 from privfl.privacy.mechanisms.secure_sum import SecureSum
-from privfl.privacy.mechanisms.tree import TreeNoise
-
-Noise = GaussianNoise | TreeNoise | BandedNoise | DiscreteGaussianNoise | SkellamNoise
-Mechanism = Clip | AdaptiveClip | Noise | SecureSum
-
-KINDS = (Clip | AdaptiveClip, Noise, SecureSum)
-"""Of each kind a chain holds at most one."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A chain by its links; each is there at most once.
+    """A chain by its ``links``, in the order in which they act at the client.
 
-    Order: the bound, then noise that clients add, then the secure sum, then noise that the server adds.
+    At most one bound, one noise and one secure sum, in this order; or the secure sum, then noise that the server adds.
+    Transforms may stand anywhere before the first link that works on the sum.
+
+    ``unclaimed`` says why the chain claims nothing, although it adds noise; empty if its classes state its claims.
     """
 
-    clip: Clip | AdaptiveClip | None = None
-    noise: Noise | None = None
-    secure: SecureSum | None = None
+    links: tuple[Mechanism, ...] = ()
+    unclaimed: str = ""
 
     @classmethod
-    def of(cls, links: Sequence[Mechanism]) -> Chain:
-        """The chain of ``links``, in their order.
+    def of(cls, links: Sequence[object]) -> Chain:
+        """The chain of ``links``.
 
         Raises:
-            ConfigError: the links do not make sense in this order, or together.
+            ConfigError: a link is no mechanism, or the links do not make sense in this order, or together.
         """
-        for kind in KINDS:
-            found = [link for link in links if isinstance(link, kind)]
+        checked = tuple(map(check_mechanism, links))
+        for kind in CLAIMS:
+            found = [link for link in checked if link.kind == kind]
             if len(found) > 1:
                 names = " and ".join(type(link).__name__ for link in found)
                 raise ConfigError(f"privacy.update holds a mechanism twice ({names}); give at most one of a kind")
-        clip = next((link for link in links if isinstance(link, Clip | AdaptiveClip)), None)
-        noise = next((link for link in links if isinstance(link, Noise)), None)
-        secure = next((link for link in links if isinstance(link, SecureSum)), None)
-        _check_order(links, clip, noise, secure)
-        return cls(clip, noise, secure)
+        problems = (unstated(link, CLAIMS[link.kind]) for link in checked if link.kind in CLAIMS)
+        chain = cls(checked, next(filter(None, problems), ""))
+        chain._check_order()
+        return chain
 
-    def at_client(self) -> bool:
-        """Whether every client adds noise of its own."""
-        return _by_clients(self.noise)
+    def for_run(self, run: ChannelRun) -> Chain:
+        """This chain for one run.
+
+        Raises:
+            ConfigError: a link does not go with it.
+        """
+        planned = Chain.of([link.for_run(run) for link in self.links])
+        return replace(planned, unclaimed=self.unclaimed or planned.unclaimed)
+
+    @property
+    def clip(self) -> Mechanism | None:
+        """The link that bounds what one client may add."""
+        return self._only("bound")
+
+    @property
+    def noise(self) -> Mechanism | None:
+        """The link that adds noise."""
+        return self._only("noise")
+
+    @property
+    def secure(self) -> SecureSum | None:
+        """The link that adds up securely."""
+        return next((link for link in self.links if isinstance(link, SecureSum)), None)
+
+    @property
+    def shares(self) -> DistributedNoise | None:
+        """The noise, if it is added in shares."""
+        return next((link for link in self.links if isinstance(link, DistributedNoise)), None)
+
+    @property
+    def noise_on_sum(self) -> bool:
+        """Whether what noise covers is how far one client moves the sum, and not what it sends."""
+        return self.noise is not None and self.noise.adds_at != "client"
+
+    @property
+    def covered(self) -> tuple[Observer, ...]:
+        """Who sees no more than what the noise covers: noise that the server adds hides nothing from it."""
+        if self.noise is None:
+            return ()
+        return ("public",) if self.noise.adds_at == "server" else OBSERVERS
+
+    @property
+    def side_values(self) -> Mapping[str, float]:
+        """What clients send beside their updates: name → largest magnitude."""
+        return {} if self.clip is None else self.clip.side_values
+
+    @property
+    def server_state(self) -> tuple[str, ...]:
+        """What the links leave at the server for later rounds."""
+        return tuple(name for link in self.links for name in link.server_state)
+
+    def uncovered_gradients(self) -> str:
+        """Why noise that covers one sample's gradient in the sum no longer does after this chain; empty if it does."""
+        for link in self.links:
+            if link.kind == "sum" and (problem := unstated(link, CLAIMS["sum"])):
+                return problem
+            if link.kind in ("bound", "transform") and (not link.nonexpansive or unstated(link, "nonexpansive")):
+                return f"{type(link).__name__} may move an update by more than the noise on the sum of gradients covers"
+        return ""
 
     def check_fields(self, fields: Sequence[Field], dpsgd: DPSGD | None) -> None:
         """Refuse fields, and mechanisms at the door, that this chain cannot go with.
@@ -67,13 +117,14 @@ class Chain:
             raise ConfigError(
                 f"noise is added to the sum twice; use either DPSGD(noise_at='server') or {type(self.noise).__name__}"
             )
-        if isinstance(self.clip, AdaptiveClip) and noisy_sum:
+        if self.side_values and noisy_sum:
             raise ConfigError(
-                "DPSGD(noise_at='server') puts no noise on AdaptiveClip's count of clients; use Clip(max_norm) instead"
+                f"DPSGD(noise_at='server') puts no noise on {type(self.clip).__name__}'s count of clients; use "
+                "Clip(max_norm) instead"
             )
         if self.secure is not None and not fields:
             raise ConfigError("this algorithm sends nothing that could be added up; leave SecureSum out")
-        if (self.clip or self.noise) and [field.name for field in fields] != ["update"]:
+        if any(link.kind != "sum" for link in self.links) and [field.name for field in fields] != ["update"]:
             names = ", ".join(field.name for field in fields) or "nothing"
             raise ConfigError(
                 f"privacy.update needs an algorithm that uploads one field 'update'; this one sends {names}"
@@ -96,27 +147,35 @@ class Chain:
                 "is none: use fedsampling, or noise_at='client'"
             )
 
+    def _only(self, kind: Kind) -> Mechanism | None:
+        return next((link for link in self.links if link.kind == kind), None)
 
-def _by_clients(noise: Noise | None) -> bool:
-    """Whether clients add ``noise``, each its own or a share."""
-    return isinstance(noise, SharedNoise) or (isinstance(noise, GaussianNoise) and noise.at == "client")
-
-
-def _check_order(
-    links: Sequence[Mechanism], clip: Clip | AdaptiveClip | None, noise: Noise | None, secure: SecureSum | None
-) -> None:
-    order = {id(link): place for place, link in enumerate(links)}
-    name = type(noise).__name__
-    if noise is not None and (clip is None or order[id(clip)] > order[id(noise)]):
-        raise ConfigError(f"privacy.update adds {name} without a Clip before it; put Clip(max_norm) first")
-    if secure is not None and clip is not None and order[id(clip)] > order[id(secure)]:
-        raise ConfigError("privacy.update clips after SecureSum, where only the sum is left; put Clip before it")
-    if isinstance(noise, SharedNoise) and secure is None:
-        raise ConfigError(f"{name} is added in shares, which protect nobody one by one; put SecureSum() after it")
-    if isinstance(clip, AdaptiveClip) and not (noise is None or isinstance(noise, GaussianNoise)):
-        raise ConfigError(f"{name} needs one bound for the whole run, and AdaptiveClip's moves; use Clip(max_norm)")
-    if isinstance(clip, AdaptiveClip) and isinstance(noise, GaussianNoise) and noise.at == "client":
-        raise ConfigError("AdaptiveClip counts over the cohort, so its noise belongs to the sum; use at='server'")
-    if secure is not None and noise is not None and (order[id(noise)] < order[id(secure)]) != _by_clients(noise):
-        who, where = ("clients", "before") if _by_clients(noise) else ("the server", "after")
-        raise ConfigError(f"{name} is added by {who}, so it belongs {where} SecureSum; move it there")
+    def _check_order(self) -> None:
+        clip, noise, secure = self.clip, self.noise, self.secure
+        order = {id(link): place for place, link in enumerate(self.links)}
+        name = type(noise).__name__
+        if noise is not None and (clip is None or order[id(clip)] > order[id(noise)]):
+            raise ConfigError(f"privacy.update adds {name} without a Clip before it; put Clip(max_norm) first")
+        if secure is not None and clip is not None and order[id(clip)] > order[id(secure)]:
+            raise ConfigError("privacy.update clips after SecureSum, where only the sum is left; put Clip before it")
+        if noise is not None and noise.adds_at == "share" and secure is None:
+            raise ConfigError(f"{name} is added in shares, which protect nobody one by one; put SecureSum() after it")
+        if clip is not None and noise is not None and (clip.server_state or clip.side_values):
+            bound = type(clip).__name__
+            if not noise.splits_noise:
+                raise ConfigError(f"{name} needs one bound for the whole run, and {bound}'s moves; use Clip(max_norm)")
+            if noise.adds_at == "client":
+                raise ConfigError(f"{bound} counts over the cohort, so its noise belongs to the sum; use at='server'")
+        if secure is not None and noise is not None:
+            by_server = noise.adds_at == "server"
+            if (order[id(noise)] > order[id(secure)]) != by_server:
+                who, where = ("the server", "after") if by_server else ("clients", "before")
+                raise ConfigError(f"{name} is added by {who}, so it belongs {where} SecureSum; move it there")
+        on_sum = [link for link in (noise, secure) if link is not None and link.adds_at != "client"]
+        for link in self.links:
+            late = [one for one in on_sum if order[id(link)] > order[id(one)]]
+            if link.kind == "transform" and late:
+                raise ConfigError(
+                    f"{type(link).__name__} changes single updates, and {type(late[0]).__name__} works on their sum; "
+                    f"put {type(link).__name__} before it"
+                )

@@ -1,92 +1,80 @@
 """The channel: the chain of mechanisms that every upload passes, and what each upload then costs.
 
-First what the chain does at the client, then the sum over the cohort, then what it does at the server. Local and
-central noise are the same object with another ``at``; noise in shares is added by clients and covers their sum.
+First what the chain does at the client, then the sum over the cohort, then what it does at the server. Three frozen
+values, each of which knows more: settings that were checked (:class:`ChannelSpec`), for a run (:class:`RunChannel`), in
+one of its rounds (:class:`RoundChannel`).
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal, Self
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
-from dp_accounting import DpEvent, GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent
 from torch import Tensor
 
 from privfl.errors import ConfigError, PrivacyError
-from privfl.privacy.accounting.release import OBSERVERS, Cost, Observer, Release, unprotected
-from privfl.privacy.channel.chain import Chain, Mechanism
-from privfl.privacy.channel.costs import Charges, Cover
+from privfl.privacy.accounting.release import Release
+from privfl.privacy.channel.chain import Chain
+from privfl.privacy.channel.client_side import pass_links
+from privfl.privacy.channel.costs import Charges
 from privfl.privacy.channel.field import Field
-from privfl.privacy.channel.secure_encoding import Summation, longest
-from privfl.privacy.door.contract import DoorLog
+from privfl.privacy.channel.secure_encoding import SecureEncoding, longest
 from privfl.privacy.door.dpsgd import DPSGD
+from privfl.privacy.door.log import DoorLog
 from privfl.privacy.door.noisy_total import NoisyTotal
-from privfl.privacy.mechanisms.adaptive_clip import AdaptiveClip
-from privfl.privacy.mechanisms.banded import BandedNoise
-from privfl.privacy.mechanisms.clip import Clip
-from privfl.privacy.mechanisms.correlated import CorrelatedPlan, Pattern
-from privfl.privacy.mechanisms.distributed import SharedNoise
-from privfl.privacy.mechanisms.gaussian import GaussianNoise
-from privfl.privacy.mechanisms.tree import TreeNoise
+from privfl.privacy.mechanisms.mechanism import ChannelRound, ChannelRun, Cover, Mechanism, ServerNoise, Tensors
+from privfl.privacy.mechanisms.participation import ParticipationPattern
+from privfl.privacy.mechanisms.secure_sum import SecureSum
 from privfl.privacy.noise.source import NoiseSource, NoiseStream
-from privfl.privacy.secagg.encoding import FieldRange
 
-Tensors = dict[str, Tensor]
-UNCLIPPED = Field("unclipped", shape=(), weighted=False)
-"""With adaptive clipping: the clients' bits, centred, which tell how many updates were within the bound."""
-CLIP_NORM = "clip_norm"
-"""Where the server keeps the bound that adaptive clipping has come to."""
-WEIGHT = "weight"
-"""In a secure sum: the client's weight, where the server must not know it."""
-COARSE = 1.01
+MAX_ROUNDING_FACTOR = 1.01
 """How much more noise the rounding of a secure sum may ask for before it is refused."""
-FEW = 4096
-"""Cohorts up to which a clipping bound of 2¹⁸ steps leaves room in 32 bits for the sum and noise of usual size."""
-UNCOVERED = Cover(unprotected("no noise"), unprotected("no noise"), ())
 
 
-class Channel:
-    """The chain for the uploads of an algorithm, and the releases that follow from it.
+@dataclass(frozen=True)
+class ChannelSpec:
+    """A chain that can work on the ``fields`` of an algorithm's uploads.
 
-    A channel as built serves for checks; :meth:`for_run` and :meth:`in_round` add what a round depends on.
+    Args:
+        chain: of the mechanisms.
+        fields: of an upload.
+        dpsgd: DP-SGD at the door.
+        cohort_rate: < 1 if the cohort is a Poisson sample of the clients with secret coins, else 1.
+        statistics: protect totals at the door.
+
+    Raises:
+        ConfigError: the chain cannot work on these fields.
     """
 
-    def __init__(
-        self,
-        chain: Sequence[Mechanism],
-        fields: Iterable[Field],
-        dpsgd: DPSGD | None,
-        cohort_rate: float,
-        statistics: Sequence[NoisyTotal] = (),
-    ) -> None:
-        """``statistics`` protect totals at the door.
+    chain: Chain
+    fields: tuple[Field, ...]
+    dpsgd: DPSGD | None
+    cohort_rate: float
+    statistics: tuple[NoisyTotal, ...] = ()
 
-        ``cohort_rate`` < 1 if the cohort is a Poisson sample of the clients with secret coins, else 1.
+    def __post_init__(self) -> None:
+        self.chain.check_fields(self.fields, self.dpsgd)
+
+    @classmethod
+    def of(
+        cls,
+        links: Sequence[Mechanism],
+        fields: Iterable[Field],
+        dpsgd: DPSGD | None = None,
+        cohort_rate: float = 1.0,
+        statistics: Sequence[NoisyTotal] = (),
+    ) -> ChannelSpec:
+        """The channel of the chain ``links``.
 
         Raises:
-            ConfigError: the chain cannot work on these fields.
+            ConfigError: the links make no chain, or it cannot work on these fields.
         """
-        self.fields = tuple(fields)
-        self.dpsgd = dpsgd
-        self.cohort_rate = cohort_rate
-        self.statistics = tuple(statistics)
-        self.chain = Chain.of(chain)
-        self.chain.check_fields(self.fields, dpsgd)
-        self.noise, self.secure = self.chain.noise, self.chain.secure
-        clip = self.chain.clip
-        self.adaptive = clip if isinstance(clip, AdaptiveClip) else None
-        self.clip = Clip(clip.initial_norm) if isinstance(clip, AdaptiveClip) else clip
-        self.number, self.size, self.asked, self.expected = 0, 0, 0, 1.0
-        self.hides_weights = False
-        self.refusal = ""
-        self.summation: Summation | None = None
-        self.plan: CorrelatedPlan | None = None
-        self.charges = self._charges()
+        return ChannelSpec(Chain.of(links), tuple(fields), dpsgd, cohort_rate, tuple(statistics))
 
-    def for_run(self, size: int, expected: float, pattern: Pattern, hides_weights: bool) -> Self:
+    def for_run(self, size: int, expected: float, pattern: ParticipationPattern, hides_weights: bool) -> RunChannel:
         """This channel for a run with a model of ``size`` parameters and cohorts of the public size ``expected``.
 
         ``pattern`` says how clients return, ``hides_weights`` that they weigh their uploads themselves.
@@ -94,73 +82,56 @@ class Channel:
         Raises:
             ConfigError: the chain's noise does not go with them.
         """
-        channel = copy.copy(self)
-        channel.size, channel.expected, channel.hides_weights = size, expected, hides_weights
-        if self.adaptive is not None and isinstance(self.noise, GaussianNoise):
-            self.adaptive.update_multiplier(self.noise.noise_multiplier, expected)
-        if isinstance(self.noise, TreeNoise | BandedNoise):
-            assert self.clip is not None
-            longer = 1.0 if self.secure is None else longest(self.clip.max_norm, channel.update_length)
-            channel.plan = self.noise.plan(pattern, self.clip.max_norm * longer)
-            channel.charges = channel._charges()
-        usual = channel.in_round(0, math.floor(expected), {})
-        if usual.refusal:
-            raise ConfigError(usual.refusal)
+        length = sum(_length(field, size) for field in self.fields[:1])
+        bound = self._bound({})
+        longer = 1.0
+        if self.chain.noise_on_sum and self.secure is not None:
+            longer = longest(bound, length)
+        chain = self.chain.for_run(ChannelRun(length, expected, pattern, bound, longer, self.chain.clip))
+        settings = {**_values(self), "chain": chain}
+        channel = RunChannel(**settings, size=size, expected=expected, pattern=pattern, hides_weights=hides_weights)
+        if channel.usual.refusal:
+            raise ConfigError(channel.usual.refusal)
         return channel
 
-    def in_round(self, number: int, asked: int, server: Tensors) -> Self:
-        """This channel in round ``number``, in which ``asked`` clients take part."""
-        channel = copy.copy(self)
-        channel.number, channel.asked = number, asked
-        if self.adaptive is not None and CLIP_NORM in server:
-            channel.clip = Clip(float(server[CLIP_NORM]))
-        if self.secure is not None:
-            try:
-                channel.summation = channel._summation(asked)
-                if self.dpsgd is not None and self.dpsgd.noise_at == "server":
-                    channel.check_rounding(self.dpsgd)
-            except (ConfigError, PrivacyError) as error:
-                channel.refusal = f"no secure sum over {asked} clients: {error}"
-        channel.charges = channel._charges()
-        return channel
+    @property
+    def noise(self) -> Mechanism | None:
+        """The link that adds noise to updates."""
+        return self.chain.noise
 
-    def survey(self, fields: Iterable[Field]) -> Channel:
-        """The channel of a survey on the same cohort: sums that are secure here are secure there."""
-        chain = () if self.secure is None else (self.secure,)
-        asked = Channel(chain, fields, self.dpsgd, self.cohort_rate, self.statistics)
-        asked.size, asked.expected = self.size, self.expected
-        return asked.in_round(self.number, self.asked, {}) if self.asked else asked
+    @property
+    def secure(self) -> SecureSum | None:
+        """The link that adds uploads up securely."""
+        return self.chain.secure
 
     @property
     def sent(self) -> tuple[Field, ...]:
         """What leaves a client: the algorithm's fields, and what the chain needs to know."""
-        return self.fields if self.adaptive is None else (*self.fields, UNCLIPPED)
-
-    def check_rounding(self, dpsgd: DPSGD) -> None:
-        """Refuse a secure sum whose rounding outweighs the gradient of a sample, which noise is calibrated to."""
-        for field in self.fields:
-            if (factor := self._rounding(field, dpsgd)) > COARSE:
-                raise ConfigError(
-                    f"rounding '{field.name}' for a secure sum would take {100 * (factor - 1):.3g} % more noise; take "
-                    "SecureSum(bits=64), or a smaller SecureSum(largest=…)"
-                )
-
-    def told(self, received: Tensors) -> Tensors:
-        """All that clients are told before they train: the broadcast, and the bound if it moves."""
-        if self.adaptive is None or self.clip is None:
-            return received
-        return {**received, CLIP_NORM: received["parameters"].new_tensor(self.clip.max_norm)}
+        return (*self.fields, *(Field(name, shape=(), weighted=False) for name in self.chain.side_values))
 
     @property
-    def hides_clients(self) -> bool:
+    def has_client_level_noise(self) -> bool:
         """Whether this channel adds client-level noise, so that weights and divisors must be public constants."""
         return self.noise is not None
 
     @property
-    def noises_sums(self) -> bool:
+    def has_central_noise(self) -> bool:
         """Whether noise is added to sums at the server."""
-        at_server = self.noise is not None and not self.chain.at_client()
-        return at_server or (self.dpsgd is not None and self.dpsgd.noise_at == "server")
+        return self.noise_at_server or (self.noise is not None and self.noise.adds_at == "server")
+
+    @property
+    def noise_at_server(self) -> bool:
+        """Whether DP-SGD's noise is added to the sum of clipped gradients."""
+        return self.dpsgd is not None and self.dpsgd.noise_at == "server"
+
+    @property
+    def amplified(self) -> bool:
+        """Whether the claim for clients rests on the cohort's draw staying secret.
+
+        A secure sum that is given up leaves the model as it was, which tells how many were drawn.
+        """
+        secret = self.cohort_rate < 1 and self.secure is None and self.chain.covered == ("public",)
+        return secret and self.noise is not None and self.noise.amplified
 
     @property
     def reports(self) -> bool:
@@ -168,56 +139,191 @@ class Channel:
         return bool(self.statistics) or any(field.epsilon is not None for field in self.fields)
 
     @property
-    def repairs(self) -> bool:
+    def zero_fills_failures(self) -> bool:
         """Whether a broken upload counts as zeros: its absence would be a signal that the noise does not cover."""
-        return self.noise is not None and (self.chain.at_client() or self.secure is not None)
+        return self.noise is not None and (self.noise.adds_at != "server" or self.secure is not None)
+
+    def _bound(self, server: Tensors) -> float:
+        """The L2 norm that updates keep to where noise is added; ∞ without a bound.
+
+        Raises:
+            ConfigError: the chain's bound states none that noise could be sized for.
+        """
+        clip = self.chain.clip
+        bound = math.inf if clip is None else clip.norm_bound(server)
+        if self.noise is not None and not 0 < bound < math.inf:
+            raise ConfigError(
+                f"{type(clip).__name__} states the bound {bound!r}, for which no noise can be sized; let its "
+                "norm_bound return a positive number"
+            )
+        return bound
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunChannel(ChannelSpec):
+    """The channel of one run; its chain holds what the mechanisms have planned.
+
+    Args:
+        size: parameters of the model.
+        expected: public (expected) size of a cohort.
+        pattern: in which rounds one client may take part.
+        hides_weights: clients weigh their uploads themselves, and only the sum of the weights is opened.
+    """
+
+    size: int
+    expected: float
+    pattern: ParticipationPattern
+    hides_weights: bool
+
+    def in_round(self, number: int, asked: int, server: Tensors) -> RoundChannel:
+        """This channel in round ``number``, in which ``asked`` clients take part; ``server`` is the server's state."""
+        bound, encoding, refusal = self._bound(server), None, ""
+        if self.secure is not None:
+            lengths = {field.name: _length(field, self.size) for field in self.sent}
+            try:
+                encoding = SecureEncoding.for_round(
+                    self.chain, lengths, bound, asked, noisy_gradients=self.noise_at_server, weights=self.hides_weights
+                )
+                self._check_rounding(encoding)
+            except (ConfigError, PrivacyError) as error:
+                refusal = f"no secure sum over {asked} clients: {error}"
+        round = ChannelRound(
+            length=sum(_length(field, self.size) for field in self.fields[:1]),
+            expected=self.expected,
+            pattern=self.pattern,
+            bound=bound,
+            lengthening=1.0 if encoding is None else encoding.lengthening,
+            clip=self.chain.clip,
+            number=number,
+            noised=self.noise is not None,
+            secret_rate=1.0 if self.secure is not None else self.cohort_rate,
+            shares=None if encoding is None else encoding.terms,
+            reachable=self.expected,
+        )
+        reports = tuple(field.epsilon for field in self.fields if field.epsilon is not None)
+        charges = Charges(
+            reports,
+            len(reports) < len(self.fields),
+            self.dpsgd,
+            self._cover(round),
+            self.chain.covered,
+            self.secure is not None,
+            self.chain.uncovered_gradients() if self.noise_at_server else "",
+        )
+        return RoundChannel(
+            **_values(self), asked=asked, round=round, secure_encoding=encoding, refusal=refusal, charges=charges
+        )
+
+    @property
+    def usual(self) -> RoundChannel:
+        """This channel in the first round, if as many clients take part as is expected."""
+        return self.in_round(0, math.floor(self.expected), {})
+
+    def _cover(self, round: ChannelRound) -> Cover | None:
+        """What this round's noise on updates costs; what the chain does not claim costs ∞."""
+        if self.noise is None:
+            return None
+        if self.chain.unclaimed:
+            return Cover.nothing(self.chain.unclaimed)
+        cover = self.noise.cover(round) or Cover.nothing(f"{type(self.noise).__name__} states no cover in this round")
+        return cover if self.amplified else replace(cover, amplified=None)
+
+    def _check_rounding(self, encoding: SecureEncoding) -> None:
+        """Refuse a secure sum whose rounding outweighs the gradient of a sample, which noise is calibrated to."""
+        for field in self.fields:
+            if (factor := self._rounding(field, encoding)) > MAX_ROUNDING_FACTOR:
+                raise ConfigError(
+                    f"rounding '{field.name}' for a secure sum would take {100 * (factor - 1):.3g} % more noise; take "
+                    "SecureSum(bits=64), or a smaller SecureSum(largest=…)"
+                )
+
+    def _rounding(self, field: Field, encoding: SecureEncoding | None) -> float:
+        """By what factor the rounding of a secure sum widens what one sample's gradient may move a field by.
+
+        With the same coins two values are rounded apart by at most a step more than they are, in each number.
+        """
+        if encoding is None or self.dpsgd is None or not self.noise_at_server or field.per_sample_scale is None:
+            return 1.0
+        step = encoding.encoding.step[field.name]
+        return 1 + math.sqrt(_length(field, self.size)) * step / (self.dpsgd.max_grad_norm * field.per_sample_scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundChannel(RunChannel):
+    """The channel of one round.
+
+    Args:
+        asked: clients that take part.
+        round: what the mechanisms may know of it.
+        secure_encoding: the arithmetic of its secure sum, if there is one.
+        refusal: why there is none, although there should be.
+        charges: its prices.
+    """
+
+    asked: int
+    round: ChannelRound
+    secure_encoding: SecureEncoding | None
+    refusal: str
+    charges: Charges
+
+    @classmethod
+    def bare(
+        cls, fields: Iterable[Field], dpsgd: DPSGD | None = None, statistics: Sequence[NoisyTotal] = ()
+    ) -> RoundChannel:
+        """A channel that lets ``fields`` pass as they are: for an engine that trains outside of a run."""
+        spec = ChannelSpec.of((), fields, dpsgd, statistics=statistics)
+        return spec.for_run(1, 1.0, ParticipationPattern(1, 1, 1), False).usual
+
+    def survey(self, fields: Iterable[Field]) -> RoundChannel:
+        """The channel of a survey on the same cohort: sums that are secure here are secure there."""
+        chain = Chain(tuple(link for link in self.chain.links if link.kind == "sum"))
+        settings = {**_values(self, RunChannel), "chain": chain, "fields": tuple(fields), "hides_weights": False}
+        return RunChannel(**settings).in_round(self.round.number, self.asked, {})
+
+    def broadcast_to_clients(self, received: Tensors) -> Tensors:
+        """All that clients are told before they train: the broadcast, and what the mechanisms tell them."""
+        like = received["parameters"]
+        told = {name: value for link in self.chain.links for name, value in link.broadcast(self.round).items()}
+        return {**received, **{name: like.new_tensor(value) for name, value in told.items()}}
 
     def at_client(self, upload: Tensors, noise: NoiseStream, *, like: Tensor, broken: bool) -> Tensors:
-        """The client's side: bound, then noise of its own; a ``broken`` upload counts as zeros.
+        """The client's side: what the links do to the update, then reports; a ``broken`` upload counts as zeros.
 
-        Noise in shares is added later, to the integers of the secure sum.
+        Raises:
+            BrokenUpload: a mechanism made something of the update that cannot be added up.
         """
         if broken:
             shape = self.fields[0].shape
             upload = {"update": torch.zeros_like(like) if shape is None else like.new_zeros(shape)}
-        if self.adaptive is not None and self.clip is not None:
-            bit = self.adaptive.apply(upload["update"], self.clip.max_norm)
-            upload = {**upload, UNCLIPPED.name: like.new_tensor(0.0 if broken else bit)}
-        elif self.clip is not None:
-            self.clip.apply(upload["update"])
-            if isinstance(self.noise, GaussianNoise) and self.noise.at == "client":
-                noise.add_gaussian_(upload["update"], self.noise.noise_multiplier * self.clip.max_norm)
+        if any(link.kind != "sum" for link in self.chain.links):
+            update, beside = pass_links(self.chain, upload["update"], noise, self.round, broken=broken)
+            upload = {**upload, "update": update, **{name: like.new_tensor(value) for name, value in beside.items()}}
         for field in self.fields:
             if field.epsilon is not None:
                 upload = {**upload, field.name: field.randomise(upload[field.name], noise)}
         return upload
 
-    def at_server(self, total: Tensors, source: NoiseSource, label: str = "", reached: float | None = None) -> Tensors:
-        """The server's side: noise on the sums, if it is added here. Changes ``total`` in place.
+    def at_server(
+        self, total: Tensors, source: NoiseSource, label: str = "", reachable: float | None = None
+    ) -> Tensors:
+        """The server's side: noise on the sums, if it is added here, then what the other links do with them.
 
-        With adaptive clipping the sum of bits becomes the next bound, :data:`CLIP_NORM`; ``reached`` is the public
-        (expected) cohort among the clients that can be reached. ``label`` tells the phases of a round apart.
+        Changes ``total`` in place, and leaves what later rounds need in it under the names of the chain's
+        ``server_state``. ``reachable`` is the public (expected) cohort among the clients that can be reached; ``label``
+        tells the phases of a round apart.
         """
-        noise = source.stream("server" + label, self.number)
-        if isinstance(self.noise, GaussianNoise) and self.clip is not None and self.noise.at == "server":
-            multiplier = self.noise.noise_multiplier
-            if self.adaptive is not None:
-                multiplier = self.adaptive.update_multiplier(multiplier, self.expected)
-            longer = 1.0 if self.summation is None else self.summation.lengthening
-            noise.add_gaussian_(total["update"], multiplier * self.clip.max_norm * longer)
-        if self.adaptive is not None and self.clip is not None:
-            bits = total.pop(UNCLIPPED.name).double().reshape(1)
-            if self.noise is not None:
-                noise.add_gaussian_(bits, self.adaptive.count_deviation(self.expected))
-            cohort = self.expected if reached is None else reached
-            total[CLIP_NORM] = bits.new_tensor(self.adaptive.next_norm(self.clip.max_norm, float(bits), cohort))
-        if self.plan is not None:
-            self.plan.add_(total["update"], self.number, source)
-        if self.dpsgd is not None and self.dpsgd.noise_at == "server":
+        noise = ServerNoise(source.stream("server" + label, self.round.number), source)
+        round = self.round if reachable is None else replace(self.round, reachable=reachable)
+        if self.noise is not None:
+            self.noise.at_server(total, noise, round)
+        if self.dpsgd is not None and self.noise_at_server:
             for field in self.fields:
                 assert field.per_sample_scale is not None
                 deviation = self.dpsgd.noise(0) * self.dpsgd.max_grad_norm * field.per_sample_scale
-                noise.add_gaussian_(total[field.name], deviation * self._rounding(field, self.dpsgd))
+                noise.stream.add_gaussian_(total[field.name], deviation * self._rounding(field, self.secure_encoding))
+        for link in reversed(self.chain.links):
+            if link.kind in ("bound", "transform"):
+                link.at_server(total, noise, round)
         return total
 
     def releases(
@@ -232,81 +338,16 @@ class Channel:
             return []
         return self.charges.releases(log, server_holds_data=server_holds_data, remembered=remembered)
 
-    def spectator_releases(self) -> list[Release]:
+    def poisson_cohort_releases(self) -> list[Release]:
         """What one round costs *every* available client, chosen or not: the amplified claim of a Poisson cohort."""
-        return self.charges.spectator_releases()
-
-    def _charges(self) -> Charges:
-        reports = tuple(field.epsilon for field in self.fields if field.epsilon is not None)
-        others = len(reports) < len(self.fields)
-        return Charges(reports, others, self.dpsgd, self._cover(), self.secure is not None)
-
-    def _cover(self) -> Cover | None:
-        """What this round's noise on updates costs, and before whom."""
-        if self.noise is None:
-            return None
-        if isinstance(self.noise, SharedNoise):
-            if self.summation is None or self.summation.terms is None or self.noise.noise_multiplier == 0:
-                return UNCOVERED
-            terms = self.summation.terms
-            return Cover(self.noise.cost(terms, "client"), self.noise.cost(terms, "sample"), OBSERVERS)
-        if self.noise.noise_multiplier == 0:
-            return UNCOVERED
-        if not isinstance(self.noise, GaussianNoise):
-            return UNCOVERED if self.plan is None else _gaussian_cover(self.plan.participation_event(self.number))
-        event = GaussianDpEvent(self.noise.noise_multiplier)
-        if self.noise.at == "client":
-            return _gaussian_cover(event, OBSERVERS)
-        # A secure sum that is given up leaves the model as it was, which tells how many were drawn.
-        secret = self.cohort_rate < 1 and self.secure is None
-        amplified = PoissonSampledDpEvent(self.cohort_rate, event) if secret else None
-        return _gaussian_cover(event, amplified=amplified)
-
-    def _summation(self, asked: int) -> Summation:
-        """The arithmetic of this round's secure sum."""
-        assert self.secure is not None
-        bounded = self.noise is not None and not (isinstance(self.noise, GaussianNoise) and self.noise.at == "client")
-        bits = self.secure.bits or (32 if bounded and asked <= FEW else 64)
-        honest = self.secure.honest(asked)
-        if bounded:
-            assert self.clip is not None
-            if isinstance(self.noise, SharedNoise):
-                return Summation.with_shares(self.noise, self.update_length, self.clip.max_norm, asked, honest, bits)
-            bits_sent = () if self.adaptive is None else (FieldRange(UNCLIPPED.name, 1, 0.5),)
-            return Summation.bounded(self.update_length, self.clip.max_norm, bits_sent, asked, bits)
-        # Where noise covers what one sample moves, dropping its client for a large number would move the sum by more.
-        covered = self.noise is not None or (self.dpsgd is not None and self.dpsgd.noise_at == "server")
-        outside: Literal["clip", "refuse"] = "clip" if covered else "refuse"
-        largest = self.secure.largest
-        if isinstance(self.noise, GaussianNoise) and self.clip is not None:
-            # Every client's own noise, which hardly ever exceeds twelve deviations.
-            largest = self.clip.max_norm * (1 + 12 * self.noise.noise_multiplier)
-        ranges = [FieldRange(field.name, self._length(field), largest, outside=outside) for field in self.sent]
-        if self.hides_weights:
-            ranges.append(FieldRange(WEIGHT, 1, self.secure.largest, outside="refuse"))
-        return Summation.of(ranges, asked, bits)
-
-    def _rounding(self, field: Field, dpsgd: DPSGD) -> float:
-        """By what factor the rounding of a secure sum widens what one sample's gradient may move a field by.
-
-        With the same coins two values are rounded apart by at most a step more than they are, in each number.
-        """
-        if self.summation is None or field.per_sample_scale is None:
-            return 1.0
-        step = self.summation.encoding.step[field.name]
-        return 1 + math.sqrt(self._length(field)) * step / (dpsgd.max_grad_norm * field.per_sample_scale)
-
-    @property
-    def update_length(self) -> int:
-        """How many numbers the one field has that noise goes on; fewer than the model if clients send a part of it."""
-        return self._length(self.fields[0])
-
-    def _length(self, field: Field) -> int:
-        return self.size if field.shape is None else math.prod(field.shape)
+        return self.charges.poisson_cohort_releases()
 
 
-def _gaussian_cover(
-    event: DpEvent, observers: tuple[Observer, ...] = ("public",), amplified: DpEvent | None = None
-) -> Cover:
-    """Gaussian noise on a bounded update; one example of a client may swing it through twice the bound."""
-    return Cover(Cost(event), Cost(event, NeighboringRelation.REPLACE_ONE), observers, amplified)
+def _values(channel: ChannelSpec, kind: type[ChannelSpec] | None = None) -> dict[str, Any]:
+    """The fields of ``channel``, or those of them that a ``kind`` of it has."""
+    return {field.name: getattr(channel, field.name) for field in fields(kind or channel)}
+
+
+def _length(field: Field, size: int) -> int:
+    """How many numbers ``field`` has for a model of ``size`` parameters."""
+    return size if field.shape is None else math.prod(field.shape)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dp_accounting import DpEvent
-
 from privfl.privacy.accounting.release import OBSERVERS, UNITS, Cost, Observer, Release, pure_cost, unprotected
-from privfl.privacy.door.contract import DoorLog
 from privfl.privacy.door.dpsgd import DPSGD
+from privfl.privacy.door.log import DoorLog
+from privfl.privacy.mechanisms.mechanism import Cover
 
 POOLED = "whoever trains on pooled data holds the data"
 NO_CLIENT_NOISE = "updates carry no noise that covers everything one client holds"
@@ -21,23 +20,6 @@ NO_NOISE_ON_GRADIENTS = "gradients are clipped but the noise multiplier is 0"
 
 
 @dataclass(frozen=True)
-class Cover:
-    """What one round's noise on updates costs, and before whom it covers them.
-
-    Args:
-        client: cost to a client whose upload is in the sum; ``sample`` to one example of it.
-        observers: who sees no more than what the noise covers.
-        amplified: what every available client is charged instead before the public, because a Poisson cohort was drawn
-            with secret coins.
-    """
-
-    client: Cost
-    sample: Cost
-    observers: tuple[Observer, ...]
-    amplified: DpEvent | None = None
-
-
-@dataclass(frozen=True)
 class Charges:
     """The prices of one channel in one round.
 
@@ -46,14 +28,19 @@ class Charges:
         others: whether an upload holds any other field.
         dpsgd: DP-SGD at the door.
         cover: of the noise on updates, ``None`` without.
+        covered: who sees no more than what that noise covers.
         secure: whether updates are added up before anybody sees them.
+        uncovered_gradients: why noise on the sum of gradients does not cover what the chain makes of them; empty if it
+            does.
     """
 
     reports: tuple[float, ...]
     others: bool
     dpsgd: DPSGD | None
     cover: Cover | None
+    covered: tuple[Observer, ...]
     secure: bool
+    uncovered_gradients: str = ""
 
     def releases(self, log: DoorLog, *, server_holds_data: bool, remembered: bool) -> list[tuple[Release, int]]:
         """What one client's uploads of one round cost, with how often each."""
@@ -75,7 +62,7 @@ class Charges:
                 counted += [(Release.of("update", {(unit, observer): cost}), count) for cost, count in costs]
         return counted
 
-    def spectator_releases(self) -> list[Release]:
+    def poisson_cohort_releases(self) -> list[Release]:
         """What one round costs *every* available client, chosen or not: the amplified claim of a Poisson cohort."""
         if self.cover is None or self.cover.amplified is None:
             return []
@@ -87,6 +74,8 @@ class Charges:
             reasons.append(NO_NOISE_ON_GRADIENTS)
         elif log.clipped and observer == "server":
             reasons.append(BARE_GRADIENT_SUM if self.secure else BARE_GRADIENTS)
+        elif log.clipped and self.uncovered_gradients:
+            reasons.append(self.uncovered_gradients)
         if not reasons:
             assert self.dpsgd is not None or not log.clipped
             costs = [(Cost(event), count) for event, count in log.noisy.items()]
@@ -94,14 +83,14 @@ class Charges:
                 assert self.dpsgd is not None
                 costs.append((Cost(self.dpsgd.event(self.dpsgd.noise(0), rate)), count))
             return costs
-        if self.cover is not None and observer in self.cover.observers:
+        if self.cover is not None and observer in self.covered:
             return [(self.cover.sample, 1)]
         return [(unprotected(reason), 1) for reason in reasons]
 
     def _client_costs(self, observer: Observer) -> list[tuple[Cost, int]]:
         if self.cover is None:
             return [(unprotected(NO_CLIENT_NOISE), 1)]
-        if observer not in self.cover.observers:
+        if observer not in self.covered:
             return [(unprotected(BARE_SUM if self.secure else BARE_UPDATE), 1)]
         if observer == "public" and self.cover.amplified is not None:
             return []

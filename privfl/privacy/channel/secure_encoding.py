@@ -8,16 +8,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from privfl.errors import ConfigError
-from privfl.privacy.mechanisms.distributed import SharedNoise, SharedSum
+from privfl.privacy.channel.chain import Chain
+from privfl.privacy.mechanisms.distributed import DistributedNoise
+from privfl.privacy.mechanisms.distributed_sum import DistributedSum
 from privfl.privacy.noise.source import NoiseStream
 from privfl.privacy.secagg.encoding import Encoding, FieldRange, Values, Words
 from privfl.privacy.secagg.rounding import rounded_norm_bound
 
+WEIGHT = "weight"
+"""The client's weight, where the server must not know it."""
+SMALL_COHORT = 4096
+"""Cohorts up to which a clipping bound of 2¹⁸ steps leaves room in 32 bits for the sum and noise of usual size."""
 LEVELS = 18
 """A clipping bound that noise is calibrated to is between 2¹⁷ and 2¹⁸ steps of the grid.
 
@@ -27,7 +34,7 @@ Finer steps gain nothing: rounding d numbers adds at most about d/2³⁶ of its 
 
 
 @dataclass(frozen=True)
-class Summation:
+class SecureEncoding:
     """The arithmetic of one secure sum; all its parties use the same one.
 
     Args:
@@ -39,16 +46,53 @@ class Summation:
 
     encoding: Encoding
     max_norm: float | None = None
-    noise: SharedNoise | None = None
-    terms: SharedSum | None = None
+    noise: DistributedNoise | None = None
+    terms: DistributedSum | None = None
 
     @classmethod
-    def of(cls, fields: Sequence[FieldRange], cohort: int, bits: int) -> Summation:
+    def for_round(
+        cls,
+        chain: Chain,
+        lengths: Mapping[str, int],
+        bound: float,
+        cohort: int,
+        *,
+        noisy_gradients: bool,
+        weights: bool,
+    ) -> SecureEncoding:
+        """The arithmetic for the fields of ``lengths`` that pass ``chain``, whose updates keep to ``bound``.
+
+        ``noisy_gradients``: noise on the sum covers gradients; ``weights``: clients send their weights, too.
+
+        Raises:
+            ConfigError, PrivacyError: no sum over ``cohort`` clients is safe, or none holds its noise.
+        """
+        secure, noise = chain.secure, chain.noise
+        assert secure is not None
+        bits = secure.bits or (32 if chain.noise_on_sum and cohort <= SMALL_COHORT else 64)
+        honest = secure.honest(cohort)
+        if chain.shares is not None:
+            return cls.with_shares(chain.shares, lengths["update"], bound, cohort, honest, bits)
+        if chain.noise_on_sum:
+            beside = [FieldRange(name, 1, most) for name, most in chain.side_values.items()]
+            return cls.bounded(lengths["update"], bound, beside, cohort, bits)
+        # Where noise covers what one sample moves, dropping its client for a large number would move the sum by more.
+        outside: Literal["clip", "refuse"] = "clip" if noise is not None or noisy_gradients else "refuse"
+        largest = (None if noise is None else noise.noisy_magnitude(bound)) or secure.largest
+        ranges = [FieldRange(name, length, largest, outside=outside) for name, length in lengths.items()]
+        if weights:
+            ranges.append(FieldRange(WEIGHT, 1, secure.largest, outside="refuse"))
+        return cls.of(ranges, cohort, bits)
+
+    @classmethod
+    def of(cls, fields: Sequence[FieldRange], cohort: int, bits: int) -> SecureEncoding:
         """The finest arithmetic for sums of ``fields`` over at most ``cohort`` clients in ``bits`` bits."""
         return cls(Encoding.for_cohort(fields, cohort, bits))
 
     @classmethod
-    def bounded(cls, size: int, max_norm: float, others: Sequence[FieldRange], cohort: int, bits: int) -> Summation:
+    def bounded(
+        cls, size: int, max_norm: float, others: Sequence[FieldRange], cohort: int, bits: int
+    ) -> SecureEncoding:
         """The arithmetic for updates [size] of norm at most ``max_norm``, and ``others``, noised after the sum.
 
         Raises:
@@ -60,18 +104,18 @@ class Summation:
 
     @classmethod
     def with_shares(
-        cls, noise: SharedNoise, size: int, max_norm: float, cohort: int, honest: int, bits: int
-    ) -> Summation:
+        cls, noise: DistributedNoise, size: int, max_norm: float, cohort: int, honest: int, bits: int
+    ) -> SecureEncoding:
         """The arithmetic for updates [size] of norm at most ``max_norm``, noised in shares.
 
         ``honest``: the fewest honest clients whose vectors are in a sum that is ever opened.
 
         Raises:
             ConfigError: the ring is too small for the cohort and its noise.
-            PrivacyError: see :class:`~privfl.privacy.mechanisms.distributed.SharedNoise`.
+            PrivacyError: see :class:`~privfl.privacy.mechanisms.distributed.DistributedNoise`.
         """
         step = grid(max_norm)
-        terms = SharedSum(dimension=size, levels=max_norm / step, cohort=cohort, survivors=honest)
+        terms = DistributedSum(dimension=size, levels=max_norm / step, cohort=cohort, survivors=honest)
         field = FieldRange("update", size, bound=max_norm, noise=noise.reach(terms) * step)
         return cls(_encoding((field,), cohort, bits, (step,)), max_norm, noise, terms)
 

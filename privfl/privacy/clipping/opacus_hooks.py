@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from privfl.errors import ConfigError
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.layer_rules import factors_for
-from privfl.privacy.door.contract import Loss
+from privfl.privacy.loss import Loss
 
 TOLERANCE = 1e-3
 """Largest difference from autograd's gradient, relative to its largest value: rounding of float32 sums."""
@@ -65,7 +65,7 @@ class OpacusHooks:
         return squares.sqrt()
 
     def backward(self, loss: Loss, inputs: Tensor, targets: Tensor) -> list[tuple[Tensor | None, Tensor | None]]:
-        """For every parameter Opacus' gradient of each sample [B, *shape] and autograd's of their sum [*shape].
+        """For every parameter Opacus' gradient of each sample ``[B, *shape]`` and autograd's of their sum ``[*shape]``.
 
         Both are of ``loss``, added up, and ``None`` for a frozen parameter and for one that the loss does not reach.
 

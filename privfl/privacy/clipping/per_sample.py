@@ -15,7 +15,6 @@ the sensitivity.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -26,10 +25,9 @@ from privfl.errors import ConfigError
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.layer_rules import Calls, Places, Rule, SumRule, factors_for, rule_for
 from privfl.privacy.clipping.opacus_hooks import OpacusHooks
+from privfl.privacy.loss import Loss
 
-Way = Literal["layers", "vmap", "opacus"]
-Loss = Callable[..., Tensor]
-"""``loss(network, inputs [B, ...], targets [B]) -> [B]``: one term per sample, each a function of that sample alone."""
+GradSampleMode = Literal["layers", "vmap", "opacus"]
 Seen = dict[nn.Module, list[tuple[Tensor, Tensor]]]
 """Input and output of every call of every layer in one forward pass."""
 
@@ -41,9 +39,9 @@ class PerSampleGradients:
     dtype and shrunk by 1e-5, which covers the rounding of the norm.
     """
 
-    def __init__(self, network: FlatNetwork, way: Way | None = None) -> None:
+    def __init__(self, network: FlatNetwork, way: GradSampleMode | None = None) -> None:
         self.network = network
-        self.way: Way = way or ("layers" if unknown_layers(network.module) == [] else "vmap")
+        self.way: GradSampleMode = way or ("layers" if unknown_layers(network.module) == [] else "vmap")
         self._recording = False
         self._seen: Seen = {}
         if self.way == "opacus":
@@ -159,28 +157,15 @@ class PerSampleGradients:
 
 
 class LossModule(nn.Module):
-    """A loss and its network as one module, so that ``functional_call`` reaches every way the loss uses the network."""
+    """A function and its network as one module, so that ``functional_call`` reaches every way it uses the network."""
 
     def __init__(self, network: nn.Module, loss: Loss) -> None:
         super().__init__()
         self.network, self.loss = network, loss
 
-    def forward(self, inputs: Tensor, targets: Tensor, **given: Tensor) -> Tensor:
-        """The loss of every sample [B]."""
-        return self.loss(self.network, inputs, targets, **given)
-
-
-class FunctionModule(nn.Module):
-    """A function of a network and no data, and that network, as one module."""
-
-    def __init__(self, network: nn.Module, function: Loss) -> None:
-        super().__init__()
-        self.network, self.function = network, function
-
-    def forward(self, **given: Tensor) -> Tensor:
-        """The function's value."""
-        value: Tensor = self.function(self.network, **given)
-        return value
+    def forward(self, *batch: Tensor, **given: Tensor) -> Tensor:
+        """The loss of every sample [B] of ``batch``, inputs and targets; of a function without data its value."""
+        return self.loss(self.network, *batch, **given)
 
 
 def widened(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -229,7 +214,7 @@ def unknown_layers(network: nn.Module) -> list[str]:
     return names
 
 
-def check_per_sample(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor) -> Way:
+def check_per_sample(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor) -> GradSampleMode:
     """Find out which way serves ``network``, and refuse what no way serves.
 
     Runs on a small probe batch of *public* values ([3..8, ...]), in evaluation mode so that drop-out does not matter.
@@ -272,7 +257,7 @@ def _row_gradient(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Ten
     return torch.cat([gradient.flatten() for gradient in network.gradient_of(total)])
 
 
-def _wrong(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor, rows: Tensor, way: Way) -> str:
+def _wrong(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor, rows: Tensor, way: GradSampleMode) -> str:
     """How ``way`` fails to clip the samples whose gradients are ``rows`` [B, size]; empty if it does not."""
     norms = rows.norm(dim=1)
     bound = float(norms.median()) * 0.7 + 1e-12  # some samples are clipped, by different factors

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,11 +21,31 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.layer_rules import Places, Rule, factors_for, rule_for
-from privfl.privacy.clipping.per_sample import FunctionModule, LossModule, Way, trained_parameters, widened
-from privfl.privacy.door.contract import Loss
+from privfl.privacy.clipping.per_sample import GradSampleMode, LossModule, trained_parameters, widened
+from privfl.privacy.loss import Loss
 
 Given = dict[str, tuple[Tensor, int | None]]
 """What a loss takes besides the batch: a tensor and the dimension of the clients in it, ``None`` if all share it."""
+
+
+@dataclass(frozen=True)
+class StackedBatch:
+    """Rows of every client: ``inputs`` [clients, B, ...], ``targets`` [clients, B], and what the loss takes besides.
+
+    ``mask`` [clients, B] tells rows from padding; ``None`` if there is no padding.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    mask: Tensor | None
+    given: Given
+
+    def rows_only(self, values: Tensor) -> Tensor:
+        """``values`` [clients, B, ...], zero where there is padding."""
+        mask = self.mask
+        if mask is not None and values.dim() > 2:
+            mask = mask.view(*mask.shape, *[1] * (values.dim() - 2))
+        return values if mask is None else values.where(mask, 0)
 
 
 class _Calls:
@@ -37,7 +58,7 @@ class _Calls:
 class StackedGradients:
     """Gradients, clipped sums and statistics of stacked copies of one network."""
 
-    def __init__(self, network: FlatNetwork, way: Way | None) -> None:
+    def __init__(self, network: FlatNetwork, way: GradSampleMode | None) -> None:
         """``way`` forms per-sample gradients, ``None`` without DP-SGD; ``network`` serves as the template."""
         self.module, self.layout, self.way = network.module, network.layout, way
         self._trained = [parameter.requires_grad for parameter in network.parameters]
@@ -53,34 +74,44 @@ class StackedGradients:
                     self._names[module] = {name: f"{prefix}.{name}" if prefix else name for name in own}
                     module.register_forward_hook(self._show)
 
-    def scaled_sum(
-        self,
-        loss: Loss,
-        parameters: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        mask: Tensor | None,
-        given: Given,
-        wrt: str = "parameters",
-    ) -> Tensor:
+    def plain_sum(self, loss: Loss, parameters: Tensor, batch: StackedBatch, wrt: str = "parameters") -> Tensor:
         """Gradient [clients, ...] of each client's sum of ``loss`` over its rows, for the tensor called ``wrt``."""
-        parameters, given, leaf = self._leaf(parameters, given, wrt)
+        parameters, given, leaf = self._leaf(parameters, batch.given, wrt)
         with torch.enable_grad():
-            losses = self._losses(loss, parameters, inputs, targets, given)
-            total = (losses if mask is None else losses.where(mask, 0)).sum()
+            total = batch.rows_only(self._of_each(loss, parameters, given, batch.inputs, batch.targets)).sum()
         return torch.autograd.grad(total, leaf)[0]
 
-    def free_gradient(self, function: Loss, parameters: Tensor, given: Given, wrt: str) -> Tensor:
-        """Gradient [clients, ...] of each client's sum of ``function(network, **given)``, in evaluation mode."""
-        parameters, given, leaf = self._leaf(parameters, given, wrt)
-        with self._evaluating(), torch.enable_grad():
-            total = self._values(function, parameters, given).sum()
-        return torch.autograd.grad(total, leaf, allow_unused=True, materialize_grads=True)[0]
+    def clipped_sum(self, loss: Loss, parameters: Tensor, batch: StackedBatch, max_grad_norm: float) -> Tensor:
+        """Each client's sum [clients, size] of per-sample gradients clipped to ``max_grad_norm``."""
+        way = self._by_layers if self.way == "layers" else self._by_vmap
+        return way(loss, parameters, batch, max_grad_norm)
 
-    def free_value(self, function: Loss, parameters: Tensor, given: Given) -> Tensor:
-        """Each client's ``function(network, **given)`` [clients, ...], in evaluation mode, without gradients."""
+    def total(
+        self, statistic: Loss, parameters: Tensor, batch: StackedBatch, clip: Callable[[Tensor], Tensor] | None = None
+    ) -> tuple[Tensor, torch.dtype]:
+        """Each client's sum [clients, ...] of ``statistic`` over its rows, in evaluation mode, without gradients.
+
+        ``clip`` bounds the statistics [rows, ...] of single rows before they are added up; the type that they had
+        before is returned too.
+        """
         with self._evaluating(), torch.no_grad():
-            return self._values(function, parameters, given)
+            values = self._of_each(statistic, parameters, batch.given, batch.inputs, batch.targets)
+            bounded = values if clip is None else clip(values.flatten(0, 1)).view_as(values)
+        return batch.rows_only(bounded).sum(1), values.dtype
+
+    def value(self, function: Loss, parameters: Tensor, given: Given, wrt: str | None = None) -> Tensor:
+        """Each client's ``function(network, **given)`` [clients, ...] in evaluation mode.
+
+        With ``wrt`` the gradient of its sum for the tensor of that name instead.
+        """
+        with self._evaluating():
+            if wrt is None:
+                with torch.no_grad():
+                    return self._of_each(function, parameters, given)
+            parameters, given, leaf = self._leaf(parameters, given, wrt)
+            with torch.enable_grad():
+                total = self._of_each(function, parameters, given).sum()
+        return torch.autograd.grad(total, leaf, allow_unused=True, materialize_grads=True)[0]
 
     @staticmethod
     def _leaf(parameters: Tensor, given: Given, wrt: str) -> tuple[Tensor, Given, Tensor]:
@@ -102,54 +133,6 @@ class StackedGradients:
         finally:
             self.module.train(training)
 
-    def _values(self, function: Loss, parameters: Tensor, given: Given) -> Tensor:
-        whole = FunctionModule(self.module, function)
-
-        def one(views: dict[str, Tensor], given: dict[str, Tensor]) -> Tensor:
-            value: Tensor = functional_call(whole, views, (), given)
-            return value
-
-        values = {name: value for name, (value, _) in given.items()}
-        dims = {name: dim for name, (_, dim) in given.items()}
-        stacked: Tensor = vmap(one, in_dims=(0, dims))(self._weights(parameters), values)
-        return stacked
-
-    def clipped_sum(
-        self,
-        loss: Loss,
-        parameters: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        mask: Tensor | None,
-        given: Given,
-        max_grad_norm: float,
-    ) -> Tensor:
-        """Each client's sum [clients, size] of per-sample gradients clipped to ``max_grad_norm``."""
-        way = self._by_layers if self.way == "layers" else self._by_vmap
-        return way(loss, parameters, inputs, targets, mask, given, max_grad_norm)
-
-    def total(
-        self,
-        statistic: Loss,
-        parameters: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        mask: Tensor | None,
-        given: Given,
-        clip: Callable[[Tensor], Tensor] | None = None,
-    ) -> Tensor:
-        """Each client's sum [clients, ...] of ``statistic`` over its rows, in evaluation mode, without gradients.
-
-        ``clip`` bounds the statistics [rows, ...] of single rows before they are added up.
-        """
-        with self._evaluating(), torch.no_grad():
-            values = self._losses(statistic, parameters, inputs, targets, given)
-            if clip is not None:
-                values = clip(values.flatten(0, 1)).view_as(values)
-        if mask is not None:
-            values = values.where(mask.view(*mask.shape, *[1] * (values.dim() - 2)), 0)
-        return values.sum(1)
-
     def _views(self, stacked: Tensor) -> dict[str, Tensor]:
         """The parameters as views [clients, *shape] into ``stacked`` [clients, size], by name."""
         parts = torch.split(stacked, list(self.layout.sizes), dim=1)
@@ -160,16 +143,16 @@ class StackedGradients:
         named = zip(self._views(parameters).items(), self._trained, strict=True)
         return {f"network.{name}": view if trained else view.detach() for (name, view), trained in named}
 
-    def _losses(self, loss: Loss, parameters: Tensor, inputs: Tensor, targets: Tensor, given: Given) -> Tensor:
-        whole = LossModule(self.module, loss)
+    def _of_each(self, function: Loss, parameters: Tensor, given: Given, *batch: Tensor) -> Tensor:
+        """Each client's ``function(network, *batch, **given)``, stacked."""
+        whole = LossModule(self.module, function)
 
-        def one(views: dict[str, Tensor], inputs: Tensor, targets: Tensor, given: dict[str, Tensor]) -> Tensor:
-            terms: Tensor = functional_call(whole, views, (inputs, targets), given)
-            return terms
+        def one(views: dict[str, Tensor], given: dict[str, Tensor], *batch: Tensor) -> Tensor:
+            answer: Tensor = functional_call(whole, views, batch, given)
+            return answer
 
-        values = {name: value for name, (value, _) in given.items()}
-        dims = {name: dim for name, (_, dim) in given.items()}
-        stacked: Tensor = vmap(one, in_dims=(0, 0, 0, dims))(self._weights(parameters), inputs, targets, values)
+        values, dims = _apart(given)
+        stacked: Tensor = vmap(one, in_dims=(0, dims, *[0] * len(batch)))(self._weights(parameters), values, *batch)
         return stacked
 
     def _show(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
@@ -178,21 +161,13 @@ class StackedGradients:
         shown: Tensor = _Shown.apply(inputs[0], output, self._seen.setdefault(module, _Calls()))  # type: ignore[no-untyped-call]
         return shown
 
-    def _by_layers(
-        self,
-        loss: Loss,
-        parameters: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        mask: Tensor | None,
-        given: Given,
-        max_grad_norm: float,
-    ) -> Tensor:
+    def _by_layers(self, loss: Loss, parameters: Tensor, batch: StackedBatch, max_grad_norm: float) -> Tensor:
         seen = self._seen = {}
         try:
             with torch.enable_grad():
-                losses = self._losses(loss, parameters.detach().requires_grad_(), inputs, targets, given)
-                total = (losses if mask is None else losses.where(mask, 0)).sum()
+                leaf = parameters.detach().requires_grad_()
+                losses = self._of_each(loss, leaf, batch.given, batch.inputs, batch.targets)
+                total = batch.rows_only(losses).sum()
         finally:
             self._seen = None
         gradient = torch.zeros_like(parameters)
@@ -222,8 +197,7 @@ class StackedGradients:
                 squares += norms.view(-1, len(losses)).T if by_rows else norms.view_as(losses)
                 reached[module] = by_rows
             factors, finite = factors_for(squares, max_grad_norm)
-            if mask is not None:
-                factors = factors.where(mask, 0)
+            factors = batch.rows_only(factors)
             views = self._views(gradient)
             for module, by_rows in reached.items():
                 places: Places = {name: views[full] for name, full in self._names[module].items()}
@@ -234,38 +208,34 @@ class StackedGradients:
                 self._rules[module].write_clipped_sum(ordered[0], ordered[1], places, by_rows=by_rows)
         return gradient
 
-    def _by_vmap(
-        self,
-        loss: Loss,
-        parameters: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        mask: Tensor | None,
-        given: Given,
-        max_grad_norm: float,
-    ) -> Tensor:
+    def _by_vmap(self, loss: Loss, parameters: Tensor, batch: StackedBatch, max_grad_norm: float) -> Tensor:
         whole = LossModule(self.module, loss)
 
         def one(views: dict[str, Tensor], row: Tensor, target: Tensor, given: dict[str, Tensor]) -> Tensor:
             term: Tensor = functional_call(whole, views, (row[None], target[None]), given)[0]
             return term
 
-        values = {name: value for name, (value, _) in given.items()}
-        dims = {name: dim for name, (_, dim) in given.items()}
+        values, dims = _apart(batch.given)
         rows = vmap(grad_and_value(one), in_dims=(None, 0, 0, None), randomness="different")
         with torch.no_grad():
-            formed, _ = vmap(rows, in_dims=(0, 0, 0, dims))(self._weights(parameters), inputs, targets, values)
+            formed, _ = vmap(rows, in_dims=(0, 0, 0, dims))(
+                self._weights(parameters), batch.inputs, batch.targets, values
+            )
             parts = [
                 (part if trained else torch.zeros_like(part)).flatten(2)
                 for part, trained in zip(formed.values(), self._trained, strict=True)
             ]
             squares = torch.stack([part.square().sum(2) for part in parts]).sum(0)
             factors, finite = factors_for(squares, max_grad_norm)
-            if mask is not None:
-                factors = factors.where(mask, 0)
+            factors = batch.rows_only(factors)
             if finite is not None:
                 parts = [part.where(finite[..., None], 0) for part in parts]
             return torch.cat([torch.bmm(factors[:, None], part)[:, 0] for part in parts], dim=1)
+
+
+def _apart(given: Given) -> tuple[dict[str, Tensor], dict[str, int | None]]:
+    """The tensors of ``given``, and where the clients are in them."""
+    return {name: value for name, (value, _) in given.items()}, {name: dim for name, (_, dim) in given.items()}
 
 
 class _Shown(torch.autograd.Function):

@@ -20,6 +20,16 @@ class LocalTraining:
 
     Under DP-SGD ``batch_size`` is the public divisor of every gradient and a round has ``steps``, or ⌈epochs / rate⌉.
     The learning rate of round r (from 0) is ``learning_rate * learning_rate_decay ** (r // decay_every)``.
+
+    Args:
+        learning_rate: step size of the first round, > 0.
+        batch_size: samples of a batch, ≥ 1; under DP-SGD the public divisor of every gradient.
+        epochs: passes over the client's samples in a round, ≥ 1.
+        steps: steps in a round instead of ``epochs``, ≥ 1.
+        momentum: of SGD, in [0, 1), begun anew in every round.
+        weight_decay: L2 penalty, ≥ 0.
+        learning_rate_decay: factor on the learning rate every ``decay_every`` rounds, in (0, 1].
+        decay_every: rounds between two decays, ≥ 1.
     """
 
     learning_rate: float = 0.05
@@ -127,6 +137,19 @@ class Epochs:
 
 
 Plan = Epochs | Poisson
+
+
+def public_plan(plan: Plan) -> tuple[float, float]:
+    """Rate and divisor of a plan that DP-SGD may use.
+
+    Raises:
+        ConfigError: the plan is not Poisson, or its divisor is the private number of rows.
+    """
+    if not isinstance(plan, Poisson) or plan.divisor is None:
+        raise ConfigError(
+            "DP-SGD needs Poisson batches with a public divisor; let the algorithm keep the plan it is given"
+        )
+    return plan.rate, plan.divisor
 
 
 def private_plan(training: LocalTraining, dpsgd: DPSGD | None, client: int) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -10,170 +10,110 @@ import torch
 from torch import Tensor
 
 from privfl.data.mapped import Rows
-from privfl.errors import ConfigError
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.per_sample import PerSampleGradients
-from privfl.privacy.door.batch_plans import Epochs, Plan
-from privfl.privacy.door.contract import (
-    BARE_GRADIENT,
-    BARE_SIZE,
-    ROWS_AT_ONCE,
-    SECOND_GRADIENT,
-    Batch,
-    DoorLog,
-    DrawnBatch,
-    Loss,
-    coupled,
-    is_coupled,
-    public_plan,
-    refuse_coupled,
-)
+from privfl.privacy.door.batch_plans import Plan
+from privfl.privacy.door.contract import ROWS_AT_ONCE, ClientSlot, Door, DrawnBatch, Given
 from privfl.privacy.door.dpsgd import DPSGD
-from privfl.privacy.door.noisy_total import Totals
+from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.door.precision import Precision, in_precision
 from privfl.privacy.door.step_draws import Draws
-from privfl.privacy.noise.source import NoiseStream
+from privfl.privacy.loss import Loss, is_coupled
 
 
-class ClientDoor:
-    """One client's data during one round; see :class:`privfl.privacy.door.contract.Door` for what it promises."""
+class ClientDoor(Door):
+    """One client's data during one round; gradients lie in the buffer of ``network``."""
 
     def __init__(
         self,
-        client: int,
-        rows: Tensor,
+        slot: ClientSlot,
         inputs: Rows,
         targets: Tensor,
         network: FlatNetwork,
         clipper: PerSampleGradients | None,
         loss: Loss,
         dpsgd: DPSGD | None,
-        shuffle: torch.Generator,
-        noise: NoiseStream | None,
+        totals: Sequence[NoisyTotal] = (),
         precision: Precision = "float32",
-        *,
-        draws: Draws | None = None,
-        totals: Totals | None = None,
     ) -> None:
-        self.client, self.loss = client, loss
-        self.log = DoorLog()
-        self._rows, self._inputs, self._targets = rows, inputs, targets
-        self._network, self._clipper, self._dpsgd = network, clipper, dpsgd
-        self._shuffle, self._noise, self._precision = shuffle, noise, precision
-        self._draws, self._totals = draws or Draws(), totals or Totals()
-        self._spent: DrawnBatch | None = None
+        super().__init__([slot], inputs, targets, loss, dpsgd, totals, precision)
+        self._network, self._clipper = network, clipper
 
-    def batches(self, plan: Plan) -> Iterator[DrawnBatch]:
-        """The batches of one round, drawn as ``plan`` says."""
-        for step, rows in enumerate(plan.rows(self._rows, self._shuffle, self._noise)):
-            yield self._batch(plan, rows, plan.is_last(step, len(self._rows)), self._draws)
+    def _gather(
+        self, plans: Sequence[Plan], rows: Sequence[Tensor], last: Sequence[bool], draws: Sequence[Draws]
+    ) -> DrawnBatch:
+        (own,) = rows
+        count, flag = torch.tensor([len(own), last[0]], dtype=torch.float64, device=own.device)
+        uniform, normal = draws[0].next(self._network.flat)
+        note, inputs, targets = self._note_size, self._inputs[own], self._targets[own]
+        return DrawnBatch(count, flag, uniform, normal, note, plans, [len(own)], own, inputs, targets)
 
-    def everything(self) -> DrawnBatch:
-        """All rows of the client as one batch."""
-        return self._batch(Epochs(len(self._rows), 1), self._rows, True, Draws())
+    def _mean(self, loss: Loss, batch: DrawnBatch, parameters: Tensor, given: Given, wrt: str | None = None) -> Tensor:
+        network, (divisor,) = self._network, batch.divisors()
+        given, leaf = _with_leaf(given, wrt)
+        whole, loss = is_coupled(loss), self._prepared(loss, batch, given)
 
-    def _batch(self, plan: Plan, rows: Tensor, last: bool, draws: Draws) -> DrawnBatch:
-        count, flag = torch.tensor([len(rows), last], dtype=torch.float64, device=rows.device)
-        numbers = draws.next(self._network.flat)
-        inputs, targets = self._inputs[rows], self._targets[rows]
-        return DrawnBatch(plan, count, flag, *numbers, self._note_size, rows, inputs, targets)
+        def mean(inputs: Tensor, targets: Tensor) -> Tensor:
+            with torch.enable_grad():
+                return loss(network.module, inputs, targets).sum() / divisor
 
-    def _note_size(self) -> None:
-        self.log.bare[BARE_SIZE] = None
+        def write(inputs: Tensor, targets: Tensor) -> None:
+            if self._clipper is not None and wrt is None:
+                self._clipper.plain_sum(loss, inputs, targets, divisor)
+            else:
+                self._flat_gradient(mean(inputs, targets), out=network.gradient)
 
-    def gradient(self, loss: Loss, parameters: Tensor, batch: Batch, given: dict[str, Tensor] | None = None) -> Tensor:
-        """See :meth:`privfl.privacy.door.contract.Door.gradient`. The result is the workspace's own buffer."""
-        assert isinstance(batch, DrawnBatch)
-        if self._dpsgd is not None:
-            refuse_coupled(loss)
-        loss = self._prepared(loss, batch, given)
+        with network.at(parameters):
+            if leaf is None:
+                gradient = self._add_up(write, batch, whole=whole)
+                return gradient if wrt is None else gradient.clone()
+            if len(batch.rows) == 0:
+                return torch.zeros_like(leaf)
+            return torch.autograd.grad(mean(batch.inputs, batch.targets), leaf)[0]
+
+    def _clipped_sum(
+        self, loss: Loss, batch: DrawnBatch, parameters: Tensor, given: Given, max_grad_norm: float
+    ) -> Tensor:
+        assert self._clipper is not None
+        write = partial(self._clipper.clipped_sum, self._prepared(loss, batch, given), max_grad_norm=max_grad_norm)
         with self._network.at(parameters):
-            if self._dpsgd is None:
-                self.log.bare[BARE_GRADIENT] = None
-                return self._bare_gradient(loss, batch)
-            return self._private_gradient(loss, batch, self._dpsgd)
+            return self._add_up(write, batch)
 
-    def total(
+    def _total(
         self,
         statistic: Loss,
+        batch: DrawnBatch,
         parameters: Tensor,
-        batch: Batch,
-        given: dict[str, Tensor] | None = None,
-        name: str | None = None,
-    ) -> Tensor:
-        """See :meth:`privfl.privacy.door.contract.Door.total`."""
-        assert isinstance(batch, DrawnBatch)
-        noisy = self._totals.mechanism(name)
-        if noisy is not None:
-            refuse_coupled(statistic)
+        given: Given,
+        clip: Callable[[Tensor], Tensor] | None,
+    ) -> tuple[Tensor, torch.dtype]:
         sums = []
         with self._evaluating(parameters), torch.no_grad():
             for piece in _pieces(batch):
-                values = statistic(self._network.module, *piece, **(given or {}))
-                sums.append((values if noisy is None else noisy.clip(values)).sum(0))
-        total = torch.stack(sums).sum(0)
-        return self._totals.release(total, noisy, self.log, values.dtype)
+                values = statistic(self._network.module, *piece, **given)
+                sums.append((values if clip is None else clip(values)).sum(0))
+        return torch.stack(sums).sum(0), values.dtype
 
-    def kept_gradient(
-        self,
-        loss: Loss,
-        parameters: Tensor,
-        batch: Batch,
-        given: dict[str, Tensor] | None = None,
-        wrt: str = "parameters",
+    def _value(
+        self, function: Callable[..., Tensor], parameters: Tensor, given: Given, wrt: str | None = None
     ) -> Tensor:
-        """See :meth:`privfl.privacy.door.contract.Door.kept_gradient`."""
-        assert isinstance(batch, DrawnBatch)
-        if wrt == "parameters":
-            with self._network.at(parameters):
-                return self._bare_gradient(self._prepared(loss, batch, given), batch, by_layers=False).clone()
-        values = dict(given or {})
-        leaf = values[wrt] = values[wrt].detach().requires_grad_()
-        loss = self._prepared(loss, batch, values)
-        if len(batch.rows) == 0:
-            return torch.zeros_like(leaf)
-        with self._network.at(parameters), torch.enable_grad():
-            mean = loss(self._network.module, batch.inputs, batch.targets).sum() / batch.plan.divide_by(len(batch.rows))
-        return torch.autograd.grad(mean, leaf)[0]
-
-    def free_gradient(
-        self,
-        function: Callable[..., Tensor],
-        parameters: Tensor,
-        given: dict[str, Tensor] | None = None,
-        wrt: str = "parameters",
-    ) -> Tensor:
-        """See :meth:`privfl.privacy.door.contract.Door.free_gradient`."""
-        values = dict(given or {})
+        given, leaf = _with_leaf(given, wrt)
         with self._evaluating(parameters):
-            if wrt != "parameters":
-                leaf = values[wrt] = values[wrt].detach().requires_grad_()
-                with torch.enable_grad():
-                    return torch.autograd.grad(function(self._network.module, **values).sum(), leaf)[0]
+            if wrt is None:
+                with torch.no_grad():
+                    return function(self._network.module, **given).clone()
             with torch.enable_grad():
-                total = function(self._network.module, **values).sum()
-            return torch.cat([gradient.reshape(-1) for gradient in self._network.gradient_of(total)])
+                total = function(self._network.module, **given).sum()
+            return self._flat_gradient(total) if leaf is None else torch.autograd.grad(total, leaf)[0]
 
-    def free_value(
-        self, function: Callable[..., Tensor], parameters: Tensor, given: dict[str, Tensor] | None = None
-    ) -> Tensor:
-        """See :meth:`privfl.privacy.door.contract.Door.free_value`."""
-        with self._evaluating(parameters), torch.no_grad():
-            return function(self._network.module, **(given or {})).clone()
+    def _sizes(self, sizes: Sequence[float]) -> Tensor:
+        return torch.tensor(sizes[0], dtype=torch.float64, device=self._inputs.device)
 
-    def size(self) -> Tensor:
-        """See :meth:`privfl.privacy.door.contract.Door.size`."""
-        self._note_size()
-        return torch.tensor(float(len(self._rows)), dtype=torch.float64, device=self._rows.device)
-
-    def _prepared(self, loss: Loss, batch: DrawnBatch, given: dict[str, Tensor] | None) -> Loss:
+    def _prepared(self, loss: Loss, batch: DrawnBatch, given: Given) -> Loss:
         """``loss`` with what it takes by name, in the run's precision."""
-        values = dict(given or {})
         if is_coupled(loss):
-            values["present"] = torch.ones(len(batch.rows), dtype=torch.bool, device=batch.rows.device)
-        whole = is_coupled(loss)
-        loss = in_precision(partial(loss, **values) if values else loss, self._precision, self._network.flat.device)
-        return coupled(partial(loss)) if whole else loss
+            given = {**given, "present": torch.ones(len(batch.rows), dtype=torch.bool, device=batch.rows.device)}
+        return in_precision(partial(loss, **given) if given else loss, self._precision, self._network.flat.device)
 
     @contextmanager
     def _evaluating(self, parameters: Tensor) -> Iterator[None]:
@@ -187,48 +127,30 @@ class ClientDoor:
         finally:
             module.train(training)
 
-    def _bare_gradient(self, loss: Loss, batch: DrawnBatch, *, by_layers: bool = True) -> Tensor:
-        network, rows = self._network, len(batch.rows)
-        divisor = batch.plan.divide_by(rows)
-        if rows > 0 and (rows <= ROWS_AT_ONCE or is_coupled(loss)):
-            self._sum_into_gradient(loss, batch.inputs, batch.targets, divisor, by_layers)
-            return network.gradient
-        total = torch.zeros_like(network.gradient)
+    def _flat_gradient(self, value: Tensor, out: Tensor | None = None) -> Tensor:
+        """Gradient [size] of the scalar ``value`` for the parameters."""
+        return torch.cat([gradient.reshape(-1) for gradient in self._network.gradient_of(value)], out=out)
+
+    def _add_up(self, write: Callable[[Tensor, Tensor], object], batch: DrawnBatch, *, whole: bool = False) -> Tensor:
+        """The network's gradient buffer with the sum of what ``write`` puts there for every piece of ``batch``."""
+        gradient = self._network.gradient
+        if len(batch.rows) > 0 and (len(batch.rows) <= ROWS_AT_ONCE or whole):
+            write(batch.inputs, batch.targets)
+            return gradient
+        total = torch.zeros_like(gradient)
         for inputs, targets in _pieces(batch):
             if len(inputs):
-                self._sum_into_gradient(loss, inputs, targets, divisor, by_layers)
-                total += network.gradient
-        return network.gradient.copy_(total)
-
-    def _sum_into_gradient(self, loss: Loss, inputs: Tensor, targets: Tensor, divisor: float, by_layers: bool) -> None:
-        if self._clipper is not None and by_layers:
-            self._clipper.plain_sum(loss, inputs, targets, divisor)
-            return
-        network = self._network
-        with torch.enable_grad():
-            total = loss(network.module, inputs, targets).sum() / divisor
-        torch.cat([gradient.reshape(-1) for gradient in network.gradient_of(total)], out=network.gradient)
-
-    def _private_gradient(self, loss: Loss, batch: DrawnBatch, dpsgd: DPSGD) -> Tensor:
-        rate, divisor = public_plan(batch.plan)
-        if batch is self._spent:
-            raise ConfigError(SECOND_GRADIENT)
-        self._spent = batch
-        clipper, gradient = self._clipper, self._network.gradient
-        assert clipper is not None
-        if len(batch.rows) <= ROWS_AT_ONCE:
-            clipper.clipped_sum(loss, batch.inputs, batch.targets, dpsgd.max_grad_norm)
-        else:
-            total = torch.zeros_like(gradient)
-            for inputs, targets in _pieces(batch):
-                clipper.clipped_sum(loss, inputs, targets, dpsgd.max_grad_norm)
+                write(inputs, targets)
                 total += gradient
-            gradient.copy_(total)
-        if dpsgd.noise_at == "client":
-            assert self._noise is not None
-            self._noise.add_gaussian_(gradient, dpsgd.noise(self.client) * dpsgd.max_grad_norm)
-        self.log.note_private(dpsgd, self.client, rate)
-        return gradient.div_(divisor)
+        return gradient.copy_(total)
+
+
+def _with_leaf(given: Given, wrt: str | None) -> tuple[Given, Tensor | None]:
+    """``given`` with its tensor called ``wrt`` as a leaf, and that leaf; there is none for the parameters."""
+    if wrt is None or wrt == "parameters":
+        return given, None
+    leaf = given[wrt].detach().requires_grad_()
+    return {**given, wrt: leaf}, leaf
 
 
 def _pieces(batch: DrawnBatch) -> Iterator[tuple[Tensor, Tensor]]:

@@ -6,12 +6,9 @@ import math
 from dataclasses import dataclass
 
 import torch
-from dp_accounting import GaussianDpEvent
 from torch import Tensor
 
 from privfl.errors import ConfigError
-from privfl.privacy.door.contract import BARE_TOTAL, NO_NOISE_ON_TOTAL, DoorLog
-from privfl.privacy.noise.source import NoiseStream
 
 
 @dataclass(frozen=True)
@@ -60,33 +57,3 @@ class NoisyTotal:
     def deviation(self) -> float:
         """Standard deviation of the noise on each number of the sum."""
         return self.max_norm * self.noise_multiplier
-
-    def note(self, log: DoorLog) -> None:
-        """Note one total in ``log``."""
-        if self.noise_multiplier > 0:
-            log.noisy[GaussianDpEvent(self.noise_multiplier)] += 1
-        else:
-            log.bare[NO_NOISE_ON_TOTAL] = None
-
-
-@dataclass(frozen=True)
-class Totals:
-    """The mechanisms of one client's totals, and the stream that their noise comes from."""
-
-    mechanisms: tuple[NoisyTotal, ...] = ()
-    noise: NoiseStream | None = None
-
-    def mechanism(self, name: str | None) -> NoisyTotal | None:
-        """The mechanism for the total ``name``, if there is one."""
-        return next((one for one in self.mechanisms if one.statistic == name), None)
-
-    def release(self, total: Tensor, mechanism: NoisyTotal | None, log: DoorLog, dtype: torch.dtype) -> Tensor:
-        """``total``, a sum of clipped statistics, with its noise as ``dtype``; what leaves is noted in ``log``."""
-        if mechanism is None:
-            log.bare[BARE_TOTAL] = None
-            return total
-        if mechanism.noise_multiplier > 0:
-            assert self.noise is not None
-            total = self.noise.add_gaussian_(total.contiguous().clone(), mechanism.deviation)
-        mechanism.note(log)
-        return total.to(dtype) if dtype.is_floating_point else total

@@ -8,14 +8,15 @@ the very gradients that are added up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-Loss = Callable[..., Tensor]
+from privfl.privacy.loss import Loss
+
 Precision = Literal["float32", "tf32", "bfloat16"]
 
 

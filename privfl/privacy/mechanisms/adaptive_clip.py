@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-import torch
 from dp_accounting import GaussianDpEvent
 from torch import Tensor
 
 from privfl.errors import ConfigError
-from privfl.privacy.mechanisms.clip import Clip
+from privfl.privacy.mechanisms.clip import norm, scale_to_norm
+from privfl.privacy.mechanisms.mechanism import ChannelRound, Kind, Mechanism, ServerNoise, Tensors
+from privfl.privacy.noise.source import NoiseStream
 from privfl.validation import check_number
+
+CLIP_NORM = "clip_norm"
+"""Where the server keeps the bound that it has come to."""
+UNCLIPPED = "unclipped"
+"""The clients' bits, centred, which tell how many updates were within the bound."""
 
 _FARTHEST = 1e6
 """The bound stays within this factor of the first one, on either side, whatever the noise does."""
 
 
 @dataclass(frozen=True)
-class AdaptiveClip:
+class AdaptiveClip(Mechanism):
     """Clip to a bound C_t that moves towards a quantile of the norms (Andrew, Thakkar, McMahan, Ramaswamy 2021).
 
     Each client sends its clipped update and the bit ½ if its norm was at most C_t, else −½. The server adds noise to
@@ -52,6 +60,10 @@ class AdaptiveClip:
     ====================================  ==================================================================
     """
 
+    kind: ClassVar[Kind] = "bound"
+    side_values: ClassVar[Mapping[str, float]] = {UNCLIPPED: 0.5}
+    server_state: ClassVar[tuple[str, ...]] = (CLIP_NORM,)
+
     initial_norm: float
     target_quantile: float = 0.5
     learning_rate: float = 0.2
@@ -64,11 +76,28 @@ class AdaptiveClip:
         if self.count_noise is not None:
             check_number("AdaptiveClip's count_noise", self.count_noise, 0, above=True)
 
-    def apply(self, update: Tensor, norm: float) -> float:
-        """Clip ``update`` in place to L2 norm at most ``norm``; returns the client's bit, ½ or −½."""
-        unclipped = float(torch.linalg.vector_norm(update, dtype=torch.float64)) <= norm
-        Clip(norm).apply(update)
-        return 0.5 if unclipped else -0.5
+    def norm_bound(self, server: Tensors) -> float:
+        """C_t: what the server has come to, or the first bound."""
+        return float(server[CLIP_NORM]) if CLIP_NORM in server else self.initial_norm
+
+    def broadcast(self, round: ChannelRound) -> Mapping[str, float]:
+        """C_t, which clients clip to."""
+        return {CLIP_NORM: round.bound}
+
+    def side_report(self, update: Tensor, round: ChannelRound) -> Mapping[str, float]:
+        """The bit: ½ if the norm of ``update`` is at most C_t, else −½."""
+        return {UNCLIPPED: 0.5 if norm(update) <= round.bound else -0.5}
+
+    def at_client(self, update: Tensor, noise: NoiseStream, round: ChannelRound) -> Tensor:
+        """``update`` scaled in place to norm at most C_t."""
+        return scale_to_norm(update, round.bound)
+
+    def at_server(self, total: Tensors, noise: ServerNoise, round: ChannelRound) -> None:
+        """The next bound from the sum of the bits, which gets noise of its own if the chain adds any."""
+        bits = total.pop(UNCLIPPED).double().reshape(1)
+        if round.noised:
+            noise.stream.add_gaussian_(bits, self.count_deviation(round.expected))
+        total[CLIP_NORM] = bits.new_tensor(self.next_norm(round.bound, float(bits), round.reachable))
 
     def count_deviation(self, cohort: float) -> float:
         """σ_b: standard deviation of the noise on the sum of bits of a ``cohort`` of public (expected) size > 0."""

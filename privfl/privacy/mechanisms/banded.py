@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import get_args
+from typing import ClassVar, get_args
 
 import numpy as np
 import torch
 
 from privfl.errors import ConfigError, unknown
-from privfl.privacy.mechanisms.correlated import Array, CorrelatedPlan, Pattern, check_multiplier
+from privfl.privacy.mechanisms.correlated import CorrelatedNoiseState, PlannedNoise, check_multiplier
+from privfl.privacy.mechanisms.mechanism import AddsAt, ChannelRound, ChannelRun, Cover, Kind, Mechanism
+from privfl.privacy.mechanisms.participation import Array, ParticipationPattern
 from privfl.privacy.mechanisms.toeplitz import Objective, column_norms, optimised, prefix_variances
 from privfl.privacy.noise.source import NoiseSource
 from privfl.validation import check_count
 
 
 @dataclass(frozen=True)
-class BandedNoise:
+class BandedNoise(Mechanism):
     """Noise C⁻¹ξ at the server with C banded Toeplitz (Choquette-Choo et al., NeurIPS 2023; McKenna 2024).
 
     Guarantee: for one client whose data is zeroed out, the whole run is one Gaussian mechanism with this noise
@@ -45,6 +47,8 @@ class BandedNoise:
     ====================================  ==================================================================
     """
 
+    kind: ClassVar[Kind] = "noise"
+
     noise_multiplier: float
     bands: int | None = None
     objective: Objective = "mean"
@@ -56,7 +60,20 @@ class BandedNoise:
         if self.objective not in get_args(Objective):
             raise unknown("objective", self.objective, get_args(Objective))
 
-    def plan(self, pattern: Pattern, bound: float) -> BandedPlan:
+    @property
+    def adds_at(self) -> AddsAt:
+        """At the server, which sees all rounds."""
+        return "server"
+
+    def for_run(self, run: ChannelRun) -> PlannedNoise:
+        """The noise of one run, whose cost depends on how clients return."""
+        return PlannedNoise(self.plan(run.pattern, run.bound * run.lengthening))
+
+    def cover(self, round: ChannelRound) -> Cover:
+        """Nothing before it is planned; then what :class:`~privfl.privacy.mechanisms.correlated.PlannedNoise` says."""
+        return Cover.nothing("BandedNoise is not planned for the run")
+
+    def plan(self, pattern: ParticipationPattern, bound: float) -> BandedPlan:
         """This noise for a run in which clients keep to ``pattern`` and add vectors of norm at most ``bound``.
 
         Raises:
@@ -79,10 +96,12 @@ class BandedNoise:
         )
 
 
-class BandedPlan(CorrelatedPlan):
+class BandedPlan(CorrelatedNoiseState):
     """:class:`BandedNoise` for one run; ``coefficients`` [bands] are the first column of C, which begins with 1."""
 
-    def __init__(self, noise_multiplier: float, pattern: Pattern, bound: float, coefficients: Array) -> None:
+    def __init__(
+        self, noise_multiplier: float, pattern: ParticipationPattern, bound: float, coefficients: Array
+    ) -> None:
         rounds = pattern.rounds
         errors = prefix_variances(coefficients, rounds)
         super().__init__(noise_multiplier, pattern, bound, column_norms(coefficients, rounds), errors)

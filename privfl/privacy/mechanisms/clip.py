@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from privfl.errors import ConfigError
+from privfl.privacy.mechanisms.mechanism import ChannelRound, Kind, Mechanism, Tensors
+from privfl.privacy.noise.source import NoiseStream
 
 
 @dataclass(frozen=True)
-class Clip:
+class Clip(Mechanism):
     """Scale a client's update to L2 norm at most ``max_norm`` > 0, before its weight is applied.
 
     A bound, not yet protection: one client then moves the sum by at most ``max_norm`` (zero-out relation).
+
+    Args:
+        max_norm: largest L2 norm of an update, > 0.
     """
+
+    kind: ClassVar[Kind] = "bound"
+    nonexpansive: ClassVar[bool] = True  # it projects onto a ball
 
     max_norm: float
 
@@ -24,9 +33,23 @@ class Clip:
         if not 0 < self.max_norm < math.inf:
             raise ConfigError(f"Clip's max_norm is {self.max_norm!r}; give a positive number")
 
-    def apply(self, update: Tensor) -> Tensor:
-        """``update`` scaled in place; the norm is taken in float64 and the factor shrunk by 1e-6 to cover rounding."""
-        norm = float(torch.linalg.vector_norm(update, dtype=torch.float64))
-        if norm > self.max_norm * (1 - 1e-6):
-            update.mul_(self.max_norm * (1 - 1e-6) / norm)
-        return update
+    def norm_bound(self, server: Tensors) -> float:
+        """``max_norm``, whatever the server has learnt."""
+        return self.max_norm
+
+    def at_client(self, update: Tensor, noise: NoiseStream, round: ChannelRound) -> Tensor:
+        """``update`` scaled in place."""
+        return scale_to_norm(update, self.max_norm)
+
+
+def norm(update: Tensor) -> float:
+    """The L2 norm, added up in float64."""
+    return float(torch.linalg.vector_norm(update, dtype=torch.float64))
+
+
+def scale_to_norm(update: Tensor, max_norm: float) -> Tensor:
+    """``update`` scaled in place to L2 norm at most ``max_norm``; the factor is shrunk by 1e-6 to cover rounding."""
+    length = norm(update)
+    if length > max_norm * (1 - 1e-6):
+        update.mul_(max_norm * (1 - 1e-6) / length)
+    return update

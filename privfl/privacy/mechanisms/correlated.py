@@ -6,86 +6,28 @@ G + C⁻¹ξ with Gaussian ξ, which is C⁻¹ applied to CG + ξ, hence a Gauss
 SGD via optimal private linear operators on adaptive streams", NeurIPS 2022, who show that rounds may depend on earlier
 releases). The model after t rounds carries the prefix sum of the first t rows, whose noise is smaller than that of
 independent noise of the same cost. No sampling is assumed and none amplifies the claim; what must hold is the
-:class:`Pattern` in which clients return.
+pattern in which clients return (:mod:`privfl.privacy.mechanisms.participation`).
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
 import torch
 from dp_accounting import GaussianDpEvent
-from numpy.typing import NDArray
 from torch import Tensor
 
 from privfl.errors import ConfigError
+from privfl.privacy.mechanisms.mechanism import AddsAt, ChannelRound, Cover, Kind, Mechanism, ServerNoise, Tensors
+from privfl.privacy.mechanisms.participation import Array, ParticipationPattern
 from privfl.privacy.noise.source import NoiseSource, release_grid
 
-Array = NDArray[np.float64]
 
-
-class Schedule(Protocol):
-    """Who trains when, as far as correlated noise needs to know; every cohort rule is one."""
-
-    def min_separation(self, clients: int) -> int:
-        """The fewest rounds from one participation of a client to its next (1: it may be in two rounds running)."""
-        ...
-
-    def max_participations(self, clients: int, rounds: int) -> int:
-        """The most rounds, of ``rounds``, in which one client takes part."""
-        ...
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """In which rounds one client may take part: at most ``participations``, at least ``separation`` rounds apart.
-
-    Raises:
-        ConfigError: one of the three numbers is below 1.
-    """
-
-    rounds: int
-    separation: int
-    participations: int
-
-    def __post_init__(self) -> None:
-        if min(self.rounds, self.separation, self.participations) < 1:
-            raise ConfigError(
-                f"{self} is no pattern of participation; give rounds, separation and participations of at least 1"
-            )
-        most = -(-self.rounds // self.separation)
-        object.__setattr__(self, "participations", min(self.participations, most))
-
-    @classmethod
-    def of(cls, schedule: Schedule, clients: int, rounds: int) -> Pattern:
-        """The pattern that ``schedule`` keeps to among ``clients`` clients."""
-        separation, participations = schedule.min_separation(clients), schedule.max_participations(clients, rounds)
-        return cls(rounds, separation, participations)
-
-    def apart(self, distance: int) -> bool:
-        """Whether two participations of one client are never fewer than ``distance`` rounds apart."""
-        return self.participations == 1 or self.separation >= distance
-
-    def largest_total(self, weights: Array) -> float:
-        """The largest sum of ``weights`` [rounds] ≥ 0 over the rounds of one client; exact, by dynamic programming.
-
-        >>> Pattern(rounds=5, separation=2, participations=2).largest_total(np.array([1.0, 4.0, 5.0, 4.0, 0.0]))
-        8.0
-        """
-        nothing = np.zeros(self.participations + 1)
-        later = deque([nothing] * self.separation, maxlen=self.separation)  # best totals from rounds t+1 … t+separation
-        for weight in weights[::-1]:
-            taken = np.concatenate([[0.0], weight + later[-1][:-1]])
-            later.appendleft(np.maximum(later[0], taken))
-        return float(later[0][-1])
-
-
-class CorrelatedPlan(ABC):
+class CorrelatedNoiseState(ABC):
     """Correlated noise for one run: how large it is, what it costs, and the noise itself round by round.
 
     Guarantee: for one client whose data is zeroed out, all releases of the run together are one Gaussian mechanism with
@@ -115,7 +57,12 @@ class CorrelatedPlan(ABC):
     """
 
     def __init__(
-        self, noise_multiplier: float, pattern: Pattern, bound: float, columns: Array, prefix_variances: Array
+        self,
+        noise_multiplier: float,
+        pattern: ParticipationPattern,
+        bound: float,
+        columns: Array,
+        prefix_variances: Array,
     ) -> None:
         if not 0 < bound < math.inf:
             raise ConfigError(f"the bound that correlated noise covers is {bound!r}; give a positive number")
@@ -197,6 +144,30 @@ class CorrelatedPlan(ABC):
     @abstractmethod
     def _forget(self) -> None:
         """Drop what is kept of earlier rounds: the key or the size is another one."""
+
+
+@dataclass(frozen=True)
+class PlannedNoise(Mechanism):
+    """Correlated noise as ``TreeNoise`` and ``BandedNoise`` plan it for one run; ``state`` draws it."""
+
+    kind: ClassVar[Kind] = "noise"
+
+    state: CorrelatedNoiseState
+
+    @property
+    def adds_at(self) -> AddsAt:
+        """At the server, which sees all rounds."""
+        return "server"
+
+    def at_server(self, total: Tensors, noise: ServerNoise, round: ChannelRound) -> None:
+        """Add this round's noise to the sum."""
+        self.state.add_(total["update"], round.number, noise.source)
+
+    def cover(self, round: ChannelRound) -> Cover:
+        """This round's part of the Gaussian mechanism that the whole run is."""
+        if self.state.noise_multiplier == 0:
+            return Cover.nothing("the multiplier of the correlated noise is 0")
+        return Cover.gaussian(self.state.participation_event(round.number))
 
 
 def check_multiplier(name: str, noise_multiplier: float) -> None:

@@ -15,9 +15,9 @@ the rounding costs nothing besides the longer norm.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 from dp_accounting import DpEvent, NeighboringRelation, NonPrivateDpEvent
@@ -29,6 +29,8 @@ from privfl.privacy.accounting.accountant import check_delta, epsilon
 from privfl.privacy.accounting.events import ADD_REMOVE, REPLACE, SkellamDpEvent
 from privfl.privacy.accounting.release import Cost, Unit, unprotected
 from privfl.privacy.accounting.summed_gaussian import summed_gaussian_event
+from privfl.privacy.mechanisms.distributed_sum import UP, DistributedSum
+from privfl.privacy.mechanisms.mechanism import AddsAt, ChannelRound, Cover, Kind, Mechanism
 from privfl.privacy.noise.discrete import (
     LARGEST_GAUSSIAN_VARIANCE,
     LARGEST_SKELLAM_VARIANCE,
@@ -37,78 +39,18 @@ from privfl.privacy.noise.discrete import (
     skellam,
 )
 from privfl.privacy.noise.source import NoiseStream
-from privfl.privacy.secagg.rounding import DEFAULT_BETA, rounded_norm_bound
 
-_UP = 1 + 2.0**-30  # what float64 may lose in norms and variances is charged, not ignored
 _LARGEST_MULTIPLIER = 1e6
 
 
 @dataclass(frozen=True)
-class SharedSum:
-    """What is public about a secure sum before it begins, and what its noise depends on.
+class DistributedNoise(Mechanism):
+    """Noise of standard deviation ``noise_multiplier`` × C on every sum, in shares that the clients add; see below.
 
-    Args:
-        dimension: d ≥ 1, numbers in a client's vector, all fields and padding together.
-        levels: the clipping bound C in steps of the grid, C / step > 0.
-        cohort: clients that may take part, ≥ 1.
-        survivors: the fewest *honest* clients that any sum can contain, from 1 to ``cohort``; see :meth:`within`.
-        beta: β of the rounding, in (0, 1): at most so often is a rounding too long and drawn again.
-
-    Raises:
-        ConfigError: one of them is outside its range.
+    The shares go to the integers that the secure sum adds up: :meth:`add_share_`.
     """
 
-    dimension: int
-    levels: float
-    cohort: int
-    survivors: int
-    beta: float = DEFAULT_BETA
-
-    def __post_init__(self) -> None:
-        if self.dimension < 1:
-            raise ConfigError(f"a secure sum of vectors with {self.dimension} numbers: give at least 1")
-        if not 0 < self.levels < math.inf:
-            raise ConfigError(
-                f"the clipping bound is {self.levels!r} steps of the grid; choose a positive finite number"
-            )
-        if not 1 <= self.survivors <= self.cohort:
-            raise ConfigError(
-                f"{self.survivors} honest survivors are guaranteed of a cohort of {self.cohort}; the number must lie "
-                f"between 1 and {self.cohort}: raise the threshold, or assume fewer corrupt clients"
-            )
-        rounded_norm_bound(self.levels, self.dimension, self.beta)
-
-    @classmethod
-    def within(cls, threshold: int, corrupt: float, *, dimension: int, levels: float, cohort: int) -> SharedSum:
-        """The sum of a protocol that answers from ``threshold`` survivors on, of a cohort with corrupt members.
-
-        ``corrupt`` is the fraction of the cohort that may collude with the server, in [0, 1). All of them may survive,
-        so threshold - ⌊corrupt · cohort⌋ honest shares are certain.
-        """
-        if not 0 <= corrupt < 1:
-            raise ConfigError(f"the fraction of corrupt clients is {corrupt!r}; choose a number from 0 up to 1")
-        honest = threshold - math.floor(corrupt * cohort + 1e-9)
-        return cls(dimension, levels, cohort, honest)
-
-    @property
-    def l2_norm(self) -> float:
-        """The bound on the L2 norm of a client's integer vector."""
-        return rounded_norm_bound(self.levels, self.dimension, self.beta) * _UP
-
-    @property
-    def lengthening(self) -> float:
-        """By which factor rounding may lengthen a vector of norm C; ε grows by it, so take levels well above √d / 2."""
-        return self.l2_norm / self.levels
-
-    @property
-    def l1_norm(self) -> float:
-        """The bound on its L1 norm: at most √d times the L2 norm, and for integers at most its square."""
-        return max(self.l2_norm, min(math.sqrt(self.dimension) * self.l2_norm, self.l2_norm**2))
-
-
-@dataclass(frozen=True)
-class SharedNoise(ABC):
-    """Noise of standard deviation ``noise_multiplier`` × C on every sum, in shares that the clients add; see below."""
+    kind: ClassVar[Kind] = "noise"
 
     noise_multiplier: float
 
@@ -118,7 +60,12 @@ class SharedNoise(ABC):
                 f"{type(self).__name__}'s noise_multiplier is {self.noise_multiplier!r}; give a number ≥ 0"
             )
 
-    def share_variance(self, terms: SharedSum) -> float:
+    @property
+    def adds_at(self) -> AddsAt:
+        """In shares."""
+        return "share"
+
+    def share_variance(self, terms: DistributedSum) -> float:
         """The variance of one client's share, in squared steps of the grid: (z · C / step)² / survivors.
 
         Raises:
@@ -126,7 +73,7 @@ class SharedNoise(ABC):
         """
         if self.noise_multiplier == 0:
             return 0.0
-        variance = self._total(terms) / terms.survivors * _UP
+        variance = self._total(terms) / terms.survivors * UP
         lowest, highest = self._limits(terms)
         if not lowest <= variance <= highest:
             raise PrivacyError(
@@ -135,22 +82,22 @@ class SharedNoise(ABC):
             )
         return variance
 
-    def _total(self, terms: SharedSum) -> float:
+    def _total(self, terms: DistributedSum) -> float:
         """The variance that a sum is claimed to have, slightly below what the guaranteed shares have together.
 
         It does not depend on their number, so that rounds with different cohorts cost the same event.
         """
         return (self.noise_multiplier * terms.levels) ** 2
 
-    def share_deviation(self, terms: SharedSum) -> float:
+    def share_deviation(self, terms: DistributedSum) -> float:
         """The standard deviation of one client's share, in steps of the grid."""
         return math.sqrt(self.share_variance(terms))
 
-    def sum_deviation(self, terms: SharedSum, contributors: int) -> float:
+    def sum_deviation(self, terms: DistributedSum, contributors: int) -> float:
         """The standard deviation of the noise on a sum with so many shares in it, in multiples of C."""
         return math.sqrt(self.share_variance(terms) * contributors) / terms.levels
 
-    def add_share_(self, integers: NDArray[np.int64], stream: NoiseStream, terms: SharedSum) -> NDArray[np.int64]:
+    def add_share_(self, integers: NDArray[np.int64], stream: NoiseStream, terms: DistributedSum) -> NDArray[np.int64]:
         """Add one client's share to its ``integers`` [d] in place, and return them.
 
         ``stream`` serves this client and this round alone. A client whose update is unusable adds its share to zeros.
@@ -173,23 +120,29 @@ class SharedNoise(ABC):
         integers += self._draw(stream, terms.dimension, self.share_variance(terms))
         return integers
 
-    def event(self, terms: SharedSum, relation: NeighboringRelation = ADD_REMOVE) -> DpEvent:
+    def event(self, terms: DistributedSum, relation: NeighboringRelation = ADD_REMOVE) -> DpEvent:
         """What one sum costs under ``relation``: REPLACE_ONE for one example of a client, else its zero-out."""
         if self.noise_multiplier == 0:
             return NonPrivateDpEvent()
         self.share_variance(terms)  # refuses shares that the guarantee does not cover
         return self._event(terms, relation)
 
-    def cost(self, terms: SharedSum, unit: Unit) -> Cost:
+    def cost(self, terms: DistributedSum, unit: Unit) -> Cost:
         """What one sum costs a ``unit`` before everyone who sees no more than sums."""
         if self.noise_multiplier == 0:
             return unprotected("the noise multiplier of the shares is 0")
         relation = ADD_REMOVE if unit == "client" else REPLACE
         return Cost(self.event(terms, relation), relation)
 
+    def cover_of(self, terms: DistributedSum | None) -> Cover:
+        """The cover of a sum on these terms; without any there is no sum."""
+        if terms is None:
+            return Cover.nothing("there is no secure sum in which the shares could add up")
+        return Cover(self.cost(terms, "client"), self.cost(terms, "sample"))
+
     @classmethod
     def for_target(
-        cls, target_epsilon: float, target_delta: float, rounds: int, terms: SharedSum, unit: Unit = "client"
+        cls, target_epsilon: float, target_delta: float, rounds: int, terms: DistributedSum, unit: Unit = "client"
     ) -> Self:
         """The noise, to 4 digits and rounded up, with which ``rounds`` such sums keep (ε, δ) for one ``unit``.
 
@@ -211,7 +164,7 @@ class SharedNoise(ABC):
             return epsilon({(cost.event, cost.relation): rounds}, target_delta, interval=False).epsilon
 
         narrowest, widest = (math.sqrt(limit * terms.survivors) / terms.levels for limit in cls(1.0)._limits(terms))
-        widest = min(widest / _UP, _LARGEST_MULTIPLIER)
+        widest = min(widest / UP, _LARGEST_MULTIPLIER)
         low, high = 0.0, max(narrowest, 2.0**-10)
         while spent(high) > target_epsilon:
             if high >= widest:
@@ -226,14 +179,14 @@ class SharedNoise(ABC):
         return cls(high)
 
     @abstractmethod
-    def reach(self, terms: SharedSum, failure: float = 2.0**-40) -> int:
+    def reach(self, terms: DistributedSum, failure: float = 2.0**-40) -> int:
         """What no number's noise exceeds in a sum of the whole cohort, except with probability ``failure``.
 
         In steps of the grid, for all d numbers together: the room that an encoding leaves so that sums do not wrap.
         """
 
     @abstractmethod
-    def _limits(self, terms: SharedSum) -> tuple[float, float]:
+    def _limits(self, terms: DistributedSum) -> tuple[float, float]:
         """The variances that a share may have."""
 
     @abstractmethod
@@ -241,12 +194,12 @@ class SharedNoise(ABC):
         """``n`` numbers of one share."""
 
     @abstractmethod
-    def _event(self, terms: SharedSum, relation: NeighboringRelation) -> DpEvent:
+    def _event(self, terms: DistributedSum, relation: NeighboringRelation) -> DpEvent:
         """The event of a sum with the guaranteed shares."""
 
 
 @dataclass(frozen=True)
-class DiscreteGaussianNoise(SharedNoise):
+class DiscreteGaussianNoise(DistributedNoise):
     """Shares from the discrete Gaussian, exactly drawn: N_Z(0, (z · C / step)² / survivors) on each number.
 
     Guarantee, for z = ``noise_multiplier``: whoever sees the sum, and knows the shares of every client that is not
@@ -266,29 +219,36 @@ class DiscreteGaussianNoise(SharedNoise):
     one survivor guaranteed          no sum is needed: every share is the whole noise (local noise), of any deviation
     the sum wraps modulo 2^b         the claim stays; the result is garbage, so leave :meth:`reach`
     ===============================  ==================================================================================
+
+    Args:
+        noise_multiplier: z ≥ 0, the standard deviation of the noise on a sum divided by the clipping bound.
     """
 
-    def reach(self, terms: SharedSum, failure: float = 2.0**-40) -> int:
+    def cover(self, round: ChannelRound) -> Cover:
+        """What a sum with the guaranteed shares costs."""
+        return self.cover_of(round.shares)
+
+    def reach(self, terms: DistributedSum, failure: float = 2.0**-40) -> int:
         """What no number's noise exceeds in a sum of the whole cohort, except with probability ``failure``.
 
         Discrete Gaussians are subgaussian with their parameter as variance (Canonne, Kamath and Steinke 2020).
         """
         return math.ceil(math.sqrt(2 * terms.cohort * self.share_variance(terms) * _exponent(terms, failure)))
 
-    def _limits(self, terms: SharedSum) -> tuple[float, float]:
+    def _limits(self, terms: DistributedSum) -> tuple[float, float]:
         return SMALLEST_VARIANCE if terms.survivors == 1 else 0.25, LARGEST_GAUSSIAN_VARIANCE
 
     def _draw(self, stream: NoiseStream, n: int, variance: float) -> NDArray[np.int64]:
         return discrete_gaussian(stream, n, variance)
 
-    def _event(self, terms: SharedSum, relation: NeighboringRelation) -> DpEvent:
+    def _event(self, terms: DistributedSum, relation: NeighboringRelation) -> DpEvent:
         moves = 2 if relation is REPLACE else 1
         l2_norm, l1_norm = moves * terms.l2_norm, moves * terms.l1_norm
         return summed_gaussian_event(self._total(terms), terms.survivors, l2_norm, l1_norm, terms.dimension)
 
 
 @dataclass(frozen=True)
-class SkellamNoise(SharedNoise):
+class SkellamNoise(DistributedNoise):
     """Shares from the symmetric Skellam law, exactly drawn, of variance (z · C / step)² / survivors on each number.
 
     Guarantee, for z = ``noise_multiplier``: whoever sees the sum, and knows the shares of every client that is not
@@ -307,9 +267,16 @@ class SkellamNoise(SharedNoise):
     a share's variance > 2^48     :class:`~privfl.errors.PrivacyError`: beyond the exact sampler; take a coarser grid
     the sum wraps modulo 2^b      the claim stays; the result is garbage, so leave :meth:`reach`
     ============================  =====================================================================================
+
+    Args:
+        noise_multiplier: z ≥ 0, the standard deviation of the noise on a sum divided by the clipping bound.
     """
 
-    def reach(self, terms: SharedSum, failure: float = 2.0**-40) -> int:
+    def cover(self, round: ChannelRound) -> Cover:
+        """What a sum with the guaranteed shares costs."""
+        return self.cover_of(round.shares)
+
+    def reach(self, terms: DistributedSum, failure: float = 2.0**-40) -> int:
         """What no number's noise exceeds in a sum of the whole cohort, except with probability ``failure``.
 
         Chernoff's bound: P(noise ≥ t) ≤ exp(√(v² + t²) - v - t·arsinh(t/v)) for variance v.
@@ -325,17 +292,17 @@ class SkellamNoise(SharedNoise):
         above = math.sqrt(2 * variance * exponent) + 2 * exponent  # larger, by Bernstein's inequality
         return math.ceil(float(optimize.brentq(excess, 0.0, above)))
 
-    def _limits(self, terms: SharedSum) -> tuple[float, float]:
+    def _limits(self, terms: DistributedSum) -> tuple[float, float]:
         return SMALLEST_VARIANCE, LARGEST_SKELLAM_VARIANCE
 
     def _draw(self, stream: NoiseStream, n: int, variance: float) -> NDArray[np.int64]:
         return skellam(stream, n, variance)
 
-    def _event(self, terms: SharedSum, relation: NeighboringRelation) -> DpEvent:
+    def _event(self, terms: DistributedSum, relation: NeighboringRelation) -> DpEvent:
         return SkellamDpEvent(self._total(terms), terms.l2_norm, terms.l1_norm)
 
 
-def _exponent(terms: SharedSum, failure: float) -> float:
+def _exponent(terms: DistributedSum, failure: float) -> float:
     if not 0 < failure < 1:
         raise ConfigError(f"the probability that sums wrap is {failure!r}; choose a number between 0 and 1")
     return math.log(2 * terms.dimension / failure)

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
+
+from dp_accounting import GaussianDpEvent
+from torch import Tensor
 
 from privfl.errors import ConfigError
+from privfl.privacy.mechanisms.mechanism import (
+    AddsAt,
+    ChannelRound,
+    ChannelRun,
+    Cover,
+    Kind,
+    Mechanism,
+    ServerNoise,
+    Tensors,
+)
+from privfl.privacy.noise.source import NoiseStream
 
 
 @dataclass(frozen=True)
-class GaussianNoise:
+class GaussianNoise(Mechanism):
     """Gaussian noise of standard deviation ``noise_multiplier`` × the bound of the :class:`Clip` before it.
 
     Guarantee: for one client whose data is zeroed out this is the Gaussian mechanism with that noise multiplier, for
@@ -26,7 +40,14 @@ class GaussianNoise:
     a client's upload is NaN    it counts as zero in the sum; the public divisor does not change
     NaN, negative, infinite     :class:`~privfl.errors.ConfigError`
     ==========================  ========================================================================
+
+    Args:
+        noise_multiplier: z ≥ 0, the standard deviation of the noise divided by the clipping bound.
+        at: who adds it: the ``server``, once to the sum, or every ``client`` to its own update.
     """
+
+    kind: ClassVar[Kind] = "noise"
+    splits_noise: ClassVar[bool] = True
 
     noise_multiplier: float
     at: Literal["client", "server"] = "server"
@@ -36,3 +57,40 @@ class GaussianNoise:
             raise ConfigError(f"GaussianNoise's noise_multiplier is {self.noise_multiplier!r}; give a number ≥ 0")
         if self.at not in ("client", "server"):
             raise ConfigError(f"GaussianNoise's at is '{self.at}'; choose 'client' or 'server'")
+
+    @property
+    def adds_at(self) -> AddsAt:
+        """Where ``at`` says."""
+        return self.at
+
+    @property
+    def amplified(self) -> bool:
+        """Only on the sum: the server sees who takes part."""
+        return self.at == "server" and self.noise_multiplier > 0
+
+    def for_run(self, run: ChannelRun) -> GaussianNoise:
+        """This noise, if it suffices for what a moving bound sends."""
+        run.update_multiplier(self.noise_multiplier)
+        return self
+
+    def noisy_magnitude(self, bound: float) -> float:
+        """Twelve deviations beyond the bound."""
+        return bound * (1 + 12 * self.noise_multiplier)
+
+    def at_client(self, update: Tensor, noise: NoiseStream, round: ChannelRound) -> Tensor:
+        """Add every client's own noise."""
+        if self.at == "client":
+            noise.add_gaussian_(update, self.noise_multiplier * round.bound)
+        return update
+
+    def at_server(self, total: Tensors, noise: ServerNoise, round: ChannelRound) -> None:
+        """Add noise to the sum, which rounding for a secure sum may have lengthened."""
+        if self.at == "server":
+            multiplier = round.update_multiplier(self.noise_multiplier)
+            noise.stream.add_gaussian_(total["update"], multiplier * round.bound * round.lengthening)
+
+    def cover(self, round: ChannelRound) -> Cover:
+        """The Gaussian mechanism."""
+        if self.noise_multiplier == 0:
+            return Cover.nothing("the noise multiplier of GaussianNoise is 0")
+        return Cover.gaussian(GaussianDpEvent(self.noise_multiplier), round.secret_rate if self.amplified else 1.0)

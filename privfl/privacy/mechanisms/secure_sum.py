@@ -6,10 +6,11 @@ import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from privfl.errors import ConfigError
-from privfl.privacy.secagg.ideal import IdealSum
+from privfl.privacy.mechanisms.mechanism import Kind, Mechanism
+from privfl.privacy.secagg.ideal import IdealSecureSum
 from privfl.privacy.secagg.parameters import ThreatModel
 from privfl.privacy.secagg.rehearsal import Rehearsal
 from privfl.privacy.secagg.session import IDENTITY_BYTES, Session
@@ -20,7 +21,7 @@ SMALLEST = 3
 
 
 @dataclass(frozen=True)
-class SecureSum:
+class SecureSum(Mechanism):
     """Let the server see the sum of a round's uploads, and nothing else of them.
 
     By itself no protection: the sum of a cohort may tell everything about one of its clients, so the statement stays at
@@ -53,6 +54,8 @@ class SecureSum:
     an upload is NaN or too large    its client is dropped (counted as zeros where noise is added)
     ===============================  ==================================================================
     """
+
+    kind: ClassVar[Kind] = "sum"
 
     threshold: float | None = None
     corrupt: float = 0.1
@@ -105,10 +108,10 @@ class SecureSum:
             accomplices=accomplices,
         )
 
-    def open(self, session: Session, workers: int) -> IdealSum | Rehearsal:
+    def open(self, session: Session, workers: int) -> IdealSecureSum | Rehearsal:
         """Begin to add up: keys and shares are exchanged, vectors may be submitted."""
         if self.mode == "ideal":
-            return IdealSum(session)
+            return IdealSecureSum(session)
         rehearsal = Rehearsal(session, workers=workers)
         rehearsal.open()
         return rehearsal

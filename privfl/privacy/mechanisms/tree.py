@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from privfl.errors import ConfigError
-from privfl.privacy.mechanisms.correlated import Array, CorrelatedPlan, Pattern, check_multiplier
+from privfl.privacy.mechanisms.correlated import CorrelatedNoiseState, PlannedNoise, check_multiplier
+from privfl.privacy.mechanisms.mechanism import AddsAt, ChannelRound, ChannelRun, Cover, Kind, Mechanism
+from privfl.privacy.mechanisms.participation import Array, ParticipationPattern
 from privfl.privacy.noise.source import NoiseSource
 from privfl.validation import check_count
 
 
 @dataclass(frozen=True)
-class TreeNoise:
+class TreeNoise(Mechanism):
     """Noise of DP-FTRL at the server (Kairouz et al., "Practical and private (deep) learning without sampling", 2021).
 
     Each node of a binary tree over the rounds stands for the noisy sum of its block of rounds. A prefix sum adds up the
@@ -45,6 +48,8 @@ class TreeNoise:
     ====================================  ==================================================================
     """
 
+    kind: ClassVar[Kind] = "noise"
+
     noise_multiplier: float
     restart: int | None = None
 
@@ -53,7 +58,20 @@ class TreeNoise:
         if self.restart is not None:
             check_count("TreeNoise's restart", self.restart)
 
-    def plan(self, pattern: Pattern, bound: float) -> TreePlan:
+    @property
+    def adds_at(self) -> AddsAt:
+        """At the server, which sees all rounds."""
+        return "server"
+
+    def for_run(self, run: ChannelRun) -> PlannedNoise:
+        """The noise of one run, whose cost depends on how clients return."""
+        return PlannedNoise(self.plan(run.pattern, run.bound * run.lengthening))
+
+    def cover(self, round: ChannelRound) -> Cover:
+        """Nothing before it is planned; then what :class:`~privfl.privacy.mechanisms.correlated.PlannedNoise` says."""
+        return Cover.nothing("TreeNoise is not planned for the run")
+
+    def plan(self, pattern: ParticipationPattern, bound: float) -> TreePlan:
         """This noise for a run in which clients keep to ``pattern`` and add vectors of norm at most ``bound``.
 
         Raises:
@@ -74,10 +92,10 @@ class TreeNoise:
         return TreePlan(self.noise_multiplier, pattern, bound, length)
 
 
-class TreePlan(CorrelatedPlan):
+class TreePlan(CorrelatedNoiseState):
     """:class:`TreeNoise` for one run; ``length`` is the number of rounds of a tree (the last one may be shorter)."""
 
-    def __init__(self, noise_multiplier: float, pattern: Pattern, bound: float, length: int) -> None:
+    def __init__(self, noise_multiplier: float, pattern: ParticipationPattern, bound: float, length: int) -> None:
         rounds = np.arange(pattern.rounds)
         place, tree = rounds % length, rounds // length
         size = np.minimum(length, pattern.rounds - tree * length)

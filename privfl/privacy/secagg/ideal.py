@@ -11,7 +11,7 @@ from privfl.privacy.secagg.session import Session
 Words = NDArray[np.uint32] | NDArray[np.uint64]
 
 
-class IdealSum:
+class IdealSecureSum:
     """Adds up the vectors of one session in clear; whoever uses it must say so, because nobody is protected by it.
 
     It opens the sums that :class:`~privfl.privacy.secagg.rehearsal.Rehearsal` opens and gives up below the same quorum,

@@ -26,7 +26,7 @@ _LARGEST = 2.0**52
 
 
 def stochastic_round(values: NDArray[np.float64], stream: NoiseStream) -> NDArray[np.int64]:
-    """``values`` (finite, |value| ≤ 2⁵²) rounded up or down at random, each by its own coin, with the value as mean.
+    """``values`` (finite, ``|value| ≤ 2⁵²``) rounded up or down by coins of their own, with the value as mean.
 
     The probability of rounding up is the fractional part exactly, up to 2⁻⁵³.
     """

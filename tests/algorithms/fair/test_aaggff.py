@@ -24,7 +24,7 @@ from privfl.engine.workspace import phases_of
 from privfl.errors import ConfigError
 from privfl.federation.availability import Bernoulli
 from privfl.federation.task import ClientIndex, Task
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.noisy_total import NoisyTotal
 from tests.algorithms.federation import digits_task, initial, task_of, uploads
 
@@ -150,7 +150,7 @@ def test_the_form_that_sees_only_sums_gives_the_same_and_keeps_the_accumulators_
 
 def test_the_form_that_sees_only_sums_declares_nothing_but_sums(task):
     algorithm = AAggFFDSums().on(task.setting(1, 0))
-    phases = phases_of(algorithm, Channel((), algorithm.fields(), None, 1.0))
+    phases = phases_of(algorithm, RoundChannel.bare(algorithm.fields()))
     assert [[field.name for field in phase.algorithm.fields()] for phase in phases] == [
         ["loss"],
         ["response"],
@@ -158,7 +158,7 @@ def test_the_form_that_sees_only_sums_declares_nothing_but_sums(task):
     ]
     assert all(field.combine == "sum" for phase in phases for field in phase.algorithm.fields())
     plain = AAggFFD().on(task.setting(1, 0))
-    first, second = phases_of(plain, Channel((), plain.fields(), None, 1.0))
+    first, second = phases_of(plain, RoundChannel.bare(plain.fields()))
     assert [(f.name, f.combine, f.shape) for f in first.algorithm.fields()] == [("loss", "each", ())]
     assert [(f.name, f.combine) for f in second.algorithm.fields()] == [("update", "sum")]
 

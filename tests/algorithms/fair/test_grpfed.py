@@ -22,8 +22,8 @@ from privfl.errors import ConfigError
 from privfl.federation.availability import Bernoulli
 from privfl.models import Network
 from privfl.models.flat_network import flatten
-from privfl.privacy.channel.channel import Channel
-from privfl.privacy.door.contract import BARE_TOTAL
+from privfl.privacy.channel.channel import RoundChannel
+from privfl.privacy.door.log import BARE_TOTAL
 from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
@@ -52,7 +52,7 @@ def clients_of(task, algorithm, *, kept=None, training=TRAINING, round=0, chunk=
     algorithm = algorithm.on(task.setting(1, 0))
     way = None if dpsgd is None else "layers"
     server = algorithm.start(flatten(task.model(0)) if parameters is None else parameters)
-    channel = Channel((), algorithm.fields(), dpsgd, 1.0)
+    channel = RoundChannel.bare(algorithm.fields(), dpsgd)
     context = RoundContext(round, 0, NoiseSource.from_key(4), kept or {})
     with LoopEngine(task, algorithm, training, channel, way=way, workers=1) as loop:
         engine = loop if chunk is None else VectorisedEngine(loop, chunk, way)

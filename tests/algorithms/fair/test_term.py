@@ -10,7 +10,7 @@ from privfl.algorithms.base import Round
 from privfl.algorithms.declarations import declared
 from privfl.errors import ConfigError
 from privfl.models.flat_network import flatten
-from privfl.privacy.door.contract import BARE_TOTAL
+from privfl.privacy.door.log import BARE_TOTAL
 from tests.algorithms.fair.fair_rounds import (
     NOISY_LOSS,
     PRIVATE,

@@ -17,7 +17,7 @@ from privfl.engine.vectorised import VectorisedEngine
 from privfl.engine.workspace import RoundContext
 from privfl.federation.task import ClientIndex, Task
 from privfl.models import build
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.noise.source import NoiseSource
 
 TRAINING = pf.LocalTraining(learning_rate=1e-3, batch_size=8, epochs=2, weight_decay=1e-4)
@@ -56,7 +56,7 @@ def sent(
     """The server's state at the start of ``round`` and what every client sends, by client."""
     bound = algorithm.on(task.setting(10, 0))
     server = bound.turn(bound.start(bound.setting.fresh("initial", 0)), round)
-    channel, way = Channel((), bound.fields(), dpsgd, 1.0), None if dpsgd is None else "vmap"
+    channel, way = RoundChannel.bare(bound.fields(), dpsgd), None if dpsgd is None else "vmap"
     with LoopEngine(task, bound, TRAINING, channel, way=way, workers=1) as loop:
         engine = VectorisedEngine(loop, 3, way) if vectorised else loop
         context = RoundContext(round, 0, NoiseSource.from_key(1), {})

@@ -17,7 +17,7 @@ from privfl.engine.vectorised import VectorisedEngine
 from privfl.engine.workspace import RoundContext
 from privfl.federation.task import ClientIndex, Task
 from privfl.models import build
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.step_draws import Draws
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
@@ -48,7 +48,7 @@ def sent(
     """The server's state at the start of round 0 and what every client sends, by client."""
     bound = algorithm.on(task.setting(10, 0))
     server = bound.start(bound.setting.fresh("initial", 0))
-    with LoopEngine(task, bound, training, Channel((), bound.fields(), None, 1.0), workers=1) as loop:
+    with LoopEngine(task, bound, training, RoundChannel.bare(bound.fields()), workers=1) as loop:
         engine = VectorisedEngine(loop, 3, None) if stacked else loop
         context = RoundContext(0, 0, NoiseSource.from_key(1), {})
         results = list(engine.train(range(len(task.clients)), bound.broadcast(server), context))

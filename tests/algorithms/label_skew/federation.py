@@ -15,7 +15,7 @@ import privfl as pf
 from privfl.data.catalog import load_dataset
 from privfl.federation.task import ClientIndex, Task
 from privfl.models.flat_network import flatten
-from privfl.privacy.door.contract import coupled
+from privfl.privacy.loss import coupled
 from privfl.randomness import torch_stream
 from tests.algorithms.federation import layered_task
 

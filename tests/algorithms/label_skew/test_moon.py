@@ -16,9 +16,9 @@ from privfl.errors import ConfigError
 from privfl.federation.task import ClientIndex, Task
 from privfl.models import Network
 from privfl.models.flat_network import flatten
-from privfl.privacy.channel.channel import Channel
-from privfl.privacy.door.batch_plans import Poisson
-from privfl.privacy.door.contract import BARE_TRAINING, Batch
+from privfl.privacy.channel.channel import RoundChannel
+from privfl.privacy.door.contract import Batch
+from privfl.privacy.door.log import BARE_TRAINING
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
 from tests.algorithms.federation import digits_task, layered_task, uploads
@@ -274,7 +274,7 @@ class Watched(MOON):
 
 def trained(task, algorithm, client, dpsgd, training, kept):
     algorithm = algorithm.on(task.setting(3, 0))
-    channel, received = Channel((), algorithm.fields(), dpsgd, 1.0), {"parameters": flatten(task.model(0))}
+    channel, received = RoundChannel.bare(algorithm.fields(), dpsgd), {"parameters": flatten(task.model(0))}
     with LoopEngine(task, algorithm, training, channel, way="layers", workers=1) as engine:
         context = RoundContext(1, 0, NoiseSource.from_key(3), kept)
         return next(iter(engine.train([client], received, context)))
@@ -292,7 +292,7 @@ def test_update_and_kept_model_are_a_function_of_noisy_gradients_and_public_valu
     local["parameters"] = local["parameters"].clone()
     door = Replaying(watched.tape)
     for _ in list(watched.tape):
-        batch = Batch(Poisson(0.3), nothing, nothing, nothing, nothing, lambda: pytest.fail("a batch was counted"))
+        batch = Batch(nothing, nothing, nothing, nothing, lambda: pytest.fail("a batch was counted"))
         moon.step(local, received, batch, door, training)
     assert torch.equal(moon.finish(local, received, training)["update"], result.upload["update"])
     assert torch.equal(local["parameters"], result.kept["parameters"])

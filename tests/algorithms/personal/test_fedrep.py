@@ -11,7 +11,7 @@ from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.engine.workspace import RoundContext
 from privfl.models.flat_network import flatten
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import Epochs, Poisson
 from privfl.privacy.noise.source import NoiseSource
 from privfl.simulation.round_costs import planned_gradients
@@ -133,7 +133,7 @@ def test_under_dp_sgd_every_client_has_as_many_steps_for_its_head_as_its_own_rat
     for client, head_steps in enumerate((4, 20, 8)):
         planned = planned_gradients(algorithm, training, dpsgd, client, {})
         assert planned == (rates[client], head_steps + 3)
-    channel, received = Channel((), algorithm.fields(), dpsgd, 1.0), {"parameters": flatten(deep(0))}
+    channel, received = RoundChannel.bare(algorithm.fields(), dpsgd), {"parameters": flatten(deep(0))}
     with LoopEngine(task, algorithm, training, channel, way="layers", workers=1) as loop:
         one_by_one, stacked = (
             {

@@ -12,7 +12,7 @@ import privfl as pf
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import RoundContext
 from privfl.federation.task import ClientIndex, Task
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import private_plan
 from privfl.privacy.door.contract import Batch
 from privfl.privacy.noise.source import NoiseSource
@@ -38,7 +38,7 @@ def task():
 def sent(task, algorithm, *, kept=None, dpsgd=None):
     """What clients send and keep in one round, straight from the engine, with the same noise every time."""
     algorithm = algorithm.on(task.setting(5, 0))
-    channel = Channel((), algorithm.fields(), dpsgd, 1.0)
+    channel = RoundChannel.bare(algorithm.fields(), dpsgd)
     way = None if dpsgd is None else "layers"
     with LoopEngine(task, algorithm, TRAINING, channel, way=way, workers=1) as engine:
         context = RoundContext(1, 0, NoiseSource.from_key(3), kept or {})
@@ -115,8 +115,7 @@ def test_under_dp_sgd_an_upload_is_a_function_of_one_noisy_gradient_of_each_batc
         assert not result.log.bare
         door, local = Replaying(tape[client * steps : (client + 1) * steps]), algorithm.begin(received, {}, TRAINING)
         local["parameters"] = local["parameters"].clone()
-        plan = private_plan(TRAINING, NOISY, client)
-        batch = Batch(plan, nothing, nothing, nothing, nothing, lambda: pytest.fail("a batch was counted"))
+        batch = Batch(nothing, nothing, nothing, nothing, lambda: pytest.fail("a batch was counted"))
         for _ in range(steps):
             algorithm.step(local, received, batch, door, TRAINING)
         algorithm.conclude(local, received, batch, door, TRAINING)

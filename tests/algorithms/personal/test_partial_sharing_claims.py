@@ -17,9 +17,10 @@ from privfl.engine.workspace import RoundContext
 from privfl.errors import ConfigError
 from privfl.federation.task import ClientIndex
 from privfl.models.flat_network import flatten
-from privfl.privacy.channel.channel import Channel
-from privfl.privacy.door.batch_plans import Poisson, private_plan
-from privfl.privacy.door.contract import BARE_TRAINING, Batch
+from privfl.privacy.channel.channel import RoundChannel
+from privfl.privacy.door.batch_plans import private_plan
+from privfl.privacy.door.contract import Batch
+from privfl.privacy.door.log import BARE_TRAINING
 from privfl.privacy.noise.source import NoiseSource
 from tests.algorithms.personal.test_partial_sharing import (
     ONE_OF_EACH,
@@ -82,7 +83,7 @@ def test_under_dp_sgd_upload_and_private_part_are_functions_of_the_noisy_gradien
     seen = bound(task, watched(algorithm, tape))
     kept = {1: {"parameters": flatten(deep(5))}} if algorithm.keeps else {}
     received = {"parameters": flatten(deep(0))}
-    channel = Channel((), seen.fields(), dpsgd, 1.0)
+    channel = RoundChannel.bare(seen.fields(), dpsgd)
     with LoopEngine(task, seen, training, channel, way="layers", workers=1) as engine:
         source = NoiseSource.from_key(2)
         (result,) = engine.train([1], received, RoundContext(0, 0, source, kept))
@@ -95,7 +96,7 @@ def test_under_dp_sgd_upload_and_private_part_are_functions_of_the_noisy_gradien
     local["parameters"] = local["parameters"].clone()
     nothing, door = torch.empty(0), Replaying(list(tape))
     for _, last in tape:
-        unread = Batch(Poisson(0.5), nothing, last, nothing, nothing, lambda: pytest.fail("a batch was counted"))
+        unread = Batch(nothing, last, nothing, nothing, lambda: pytest.fail("a batch was counted"))
         plain.step(local, received, unread, door, training)
     assert torch.equal(plain.finish(local, received, training)["update"], result.upload["update"])
     if algorithm.keeps:
@@ -162,7 +163,7 @@ def test_one_example_moves_upload_and_private_part_together_by_no_more_than_the_
     def trained(rows):
         index = ClientIndex.of([rows])
         algorithm = bound(task, pf.FedPer("uniform"))
-        channel = Channel((), algorithm.fields(), dpsgd, 1.0)
+        channel = RoundChannel.bare(algorithm.fields(), dpsgd)
         with LoopEngine(replace(task, clients=index), algorithm, training, channel, way="layers", workers=1) as engine:
             source = NoiseSource.from_key(0)
             (result,) = engine.train([0], {"parameters": flatten(deep(0))}, RoundContext(0, 0, source, {}))

@@ -22,7 +22,7 @@ from privfl.engine.workspace import RoundContext
 from privfl.errors import ConfigError
 from privfl.models import Network, build
 from privfl.models.flat_network import flatten
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
 from tests.algorithms.federation import digits_task, task_of
@@ -82,7 +82,7 @@ def trained(task, algorithm, *, training=TRAINING, kept=None, number=0, dpsgd=No
     algorithm = bound(task, algorithm)
     server = algorithm.start(flatten(task.model(0)) if start is None else start)
     received = algorithm.broadcast(algorithm.turn(server, number))
-    channel = Channel((), algorithm.fields(), dpsgd, 1.0)
+    channel = RoundChannel.bare(algorithm.fields(), dpsgd)
     way = None if dpsgd is None else "layers"
     chosen = range(len(task.clients)) if clients is None else clients
     with LoopEngine(task, algorithm, training, channel, way=way, workers=1) as engine:

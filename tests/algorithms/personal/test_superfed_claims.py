@@ -14,8 +14,8 @@ import privfl as pf
 from privfl.algorithms.personal.superfed import SuPerFed
 from privfl.errors import ConfigError
 from privfl.models.flat_network import flatten
-from privfl.privacy.door.batch_plans import Poisson
-from privfl.privacy.door.contract import BARE_TRAINING, Batch
+from privfl.privacy.door.contract import Batch
+from privfl.privacy.door.log import BARE_TRAINING
 from tests.algorithms.federation import digits_task
 from tests.algorithms.personal.test_superfed import MODES, TRAINING, bound, simulate, small, trained
 
@@ -74,7 +74,7 @@ def test_both_end_points_are_a_function_of_the_noisy_gradients_alone(task, mode)
     local["parameters"] = local["parameters"].clone()
     nothing = torch.empty(0)
     for _, uniform in list(watched.tape):
-        batch = Batch(Poisson(0.3), nothing, nothing, uniform, nothing, lambda: pytest.fail("a batch was counted"))
+        batch = Batch(nothing, nothing, uniform, nothing, lambda: pytest.fail("a batch was counted"))
         algorithm.step(local, received, batch, door, training)
     assert torch.equal(algorithm.finish(local, received, training)["update"], result.upload["update"])
     assert torch.equal(local["personal"], result.kept["personal"])

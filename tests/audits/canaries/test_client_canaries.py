@@ -89,7 +89,9 @@ def test_a_quarter_of_the_noise_on_the_sum_is_refuted(tokens, monkeypatch):
 
 def test_updates_that_are_not_clipped_are_refuted_without_any_assumption(tokens, monkeypatch):
     assert not audit(tokens, 8.0, SURE).refuted
-    monkeypatch.setattr(pf.Clip, "apply", lambda self, update: update)
+    monkeypatch.setattr(pf.Clip, "at_client", lambda self, update, noise, round: update)
+    assert not audit(tokens, 8.0, SURE).refuted, "the channel holds updates to the bound by itself"
+    monkeypatch.setattr("privfl.privacy.channel.client_side.within_bound", lambda update, bound: update)
     result = audit(tokens, 8.0, SURE)
     assert result.refuted
     assert all(bound.assumes == "" for bound in result.bounds)

@@ -532,4 +532,4 @@ def test_more_uses_and_smaller_deltas_cost_more():
 def test_the_central_limit_accountant_is_never_used():
     assert claim({sampled(0.01, 0.5): 100}, 1e-5) > 2 * rows("subsampled_gaussian")[8]["gdp_do_not_claim"]
     sources = Path(privfl.__file__).parent.rglob("*.py")
-    assert not [path for path in sources if "GaussianAccountant" in path.read_text()]
+    assert not [path for path in sources if "GaussianAccountant" in path.read_text(encoding="utf-8")]

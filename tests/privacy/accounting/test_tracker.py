@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from privfl.errors import PrivacyError
+from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import Cost, Release, everywhere, unprotected
-from privfl.privacy.accounting.statement import make_statement
 from privfl.privacy.accounting.tracker import EpsilonTracker
 from tests.privacy.accounting.accounting_oracles import REPLACE, poisson
 

@@ -10,9 +10,11 @@ from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDp
 import privfl as pf
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import OBSERVERS, UNITS
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import ChannelSpec, RoundChannel
 from privfl.privacy.channel.field import Field
-from privfl.privacy.door.contract import DoorLog
+from privfl.privacy.door.log import DoorLog
+from privfl.privacy.mechanisms.clip import scale_to_norm
+from privfl.privacy.mechanisms.participation import ParticipationPattern
 from privfl.privacy.noise.source import NoiseSource
 
 BARE = DoorLog(bare={"gradients are computed without a mechanism (no DP-SGD)": None})
@@ -25,6 +27,12 @@ UPDATE = (Field("update", per_sample_scale=0.01),)
 GAUSSIAN = GaussianDpEvent(1.5)
 ADD, REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
 INFINITE = "∞"
+
+
+def in_round(chain, fields=UPDATE, dpsgd=None, cohort_rate=1.0):
+    """The channel of the first round of ten, in each of which the same ten clients take part."""
+    spec = ChannelSpec.of(chain, fields, dpsgd, cohort_rate)
+    return spec.for_run(1000, 10.0, ParticipationPattern(10, 1, 10), False).in_round(0, 10, {})
 
 
 def cells(channel, log, *, pooled=False):
@@ -96,45 +104,45 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_each_cell_is_charged_for_what_its_observer_sees(case):
     chain, dpsgd, log, expected = CASES[case]
-    assert cells(Channel(chain, UPDATE, dpsgd, 1.0), log) == expected
+    assert cells(in_round(chain, UPDATE, dpsgd), log) == expected
 
 
 def test_whoever_trains_on_pooled_data_holds_it():
-    found = cells(Channel((), UPDATE, LOCAL, 1.0), NOISY, pooled=True)
+    found = cells(RoundChannel.bare(UPDATE, LOCAL), NOISY, pooled=True)
     assert found == every(INFINITE) | {"sample/public": [DP_SGD]}
 
 
 def test_an_algorithm_that_sends_nothing_costs_nothing():
-    assert Channel((), (), None, 1.0).releases(BARE) == []
+    assert RoundChannel.bare(()).releases(BARE) == []
 
 
 def test_a_poisson_cohort_is_amplified_for_the_public_and_charged_to_everybody():
-    channel = Channel(NOISED, UPDATE, None, 0.2)
+    channel = in_round(NOISED, cohort_rate=0.2)
     assert "client/public" not in cells(channel, BARE)
-    (release,) = channel.spectator_releases()
+    (release,) = channel.poisson_cohort_releases()
     assert release.cost("client", "public").event == PoissonSampledDpEvent(0.2, GAUSSIAN)
     assert len(release.costs) == 1
     assert cells(channel, BARE)["sample/public"] == [SWING]
 
 
 def test_noise_at_the_client_is_not_amplified_because_the_server_sees_who_takes_part():
-    channel = Channel(AT_CLIENT, UPDATE, None, 0.2)
-    assert channel.spectator_releases() == []
+    channel = in_round(AT_CLIENT, cohort_rate=0.2)
+    assert channel.poisson_cohort_releases() == []
     assert cells(channel, BARE)["client/server"] == [CLIENT_LEVEL]
 
 
 def test_clipping_bounds_the_norm_and_leaves_short_updates_alone():
     for scale in (1e-3, 1.0, 1e6, 1e18):
         update = scale * torch.randn(1000, generator=torch.Generator().manual_seed(0))
-        clipped = pf.Clip(0.5).apply(update.clone())
+        clipped = scale_to_norm(update.clone(), 0.5)
         assert float(torch.linalg.vector_norm(clipped, dtype=torch.float64)) <= 0.5
     short = torch.full((4,), 0.1)
-    assert torch.equal(pf.Clip(0.5).apply(short.clone()), short)
+    assert torch.equal(scale_to_norm(short.clone(), 0.5), short)
 
 
 @pytest.mark.parametrize("at", ["client", "server"])
 def test_noise_has_the_promised_spread(at):
-    channel = Channel((pf.Clip(0.5), pf.GaussianNoise(3.0, at=at)), UPDATE, None, 1.0)
+    channel = in_round((pf.Clip(0.5), pf.GaussianNoise(3.0, at=at)))
     noise = NoiseSource.from_key(1)
     values = torch.zeros(100_000)
     upload = channel.at_client({"update": values.clone()}, noise.stream("c"), like=values, broken=False)
@@ -143,14 +151,14 @@ def test_noise_has_the_promised_spread(at):
 
 
 def test_noise_on_the_sum_of_gradients_is_scaled_like_the_upload():
-    channel = Channel((), UPDATE, pf.DPSGD(noise_multiplier=3.0, max_grad_norm=2.0, noise_at="server"), 1.0)
+    channel = in_round((), dpsgd=pf.DPSGD(noise_multiplier=3.0, max_grad_norm=2.0, noise_at="server"))
     total = channel.at_server({"update": torch.zeros(100_000)}, NoiseSource.from_key(1))
     assert abs(float(total["update"].std()) / (3.0 * 2.0 * 0.01) - 1) < 5 / math.sqrt(2e5)
 
 
 def test_a_broken_upload_becomes_noise_where_its_absence_would_tell():
-    channel = Channel(AT_CLIENT, UPDATE, None, 1.0)
-    assert channel.repairs
+    channel = in_round(AT_CLIENT)
+    assert channel.zero_fills_failures
     nan = torch.full((1000,), math.nan)
     upload = channel.at_client({"update": nan}, NoiseSource.from_key(1).stream("c"), like=nan, broken=True)
     assert bool(upload["update"].isfinite().all())
@@ -172,7 +180,7 @@ def test_a_broken_upload_becomes_noise_where_its_absence_would_tell():
 )
 def test_impossible_chains_are_refused_in_one_sentence(chain, fields, dpsgd, message):
     with pytest.raises(ConfigError, match=message):
-        Channel(chain, fields, dpsgd, 1.0)
+        ChannelSpec.of(chain, fields, dpsgd)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])

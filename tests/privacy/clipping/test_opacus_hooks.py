@@ -20,7 +20,7 @@ from privfl.experiment import Experiment
 from privfl.federation.cohorts import Everyone
 from privfl.models import build, models
 from privfl.models.flat_network import FlatNetwork, flatten
-from privfl.privacy.channel.channel import Channel
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.clipping.opacus_hooks import check_opacus
 from privfl.privacy.clipping.per_sample import PerSampleGradients
 from privfl.simulation.checks import check_settings
@@ -365,7 +365,7 @@ def test_a_loss_that_couples_samples_is_refused_whatever_the_way(per_sample):
 def test_opacus_trains_clients_one_by_one_and_says_why():
     task = task_with(lambda: nn.Linear(5, 4))
     dpsgd = pf.DPSGD(noise_multiplier=1.0, per_sample="opacus")
-    channel = Channel((), FedAvg("uniform").fields(), dpsgd, 1.0)
+    channel = RoundChannel.bare(FedAvg("uniform").fields(), dpsgd)
     with LoopEngine(task, FedAvg("uniform"), pf.LocalTraining(), channel, way="opacus", workers=1) as loop:
         received = {"parameters": flatten(task.model(0))}
         for wanted in ("auto", "vectorised"):

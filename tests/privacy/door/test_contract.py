@@ -14,34 +14,31 @@ from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.per_sample import PerSampleGradients
 from privfl.privacy.door.batch_plans import Epochs, LocalTraining, Poisson, private_plan
 from privfl.privacy.door.client_door import ClientDoor
+from privfl.privacy.door.contract import ClientSlot
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
 
+ONE_EPOCH = Epochs(batch_size=4, epochs=1)
 
-def door(samples=64, *, dpsgd=None, round=0, client=0, key=1, features=6, inputs=None):
+
+def door(samples=64, plan=ONE_EPOCH, *, dpsgd=None, round=0, client=0, key=1, features=6, inputs=None):
     torch.manual_seed(0)
     network = FlatNetwork(nn.Linear(features, 4))
     inputs = torch.randn(samples, features) if inputs is None else inputs
     noise = None if dpsgd is None else NoiseSource.from_key(key).stream("door", round, client)
-    return ClientDoor(
-        client,
-        torch.arange(samples),
-        inputs,
-        torch.arange(samples) % 4,
-        network,
-        None if dpsgd is None else PerSampleGradients(network),
-        cross_entropy,
-        dpsgd,
-        torch_stream(0, "batches", round, client),
-        noise,
-    ), network
+    slot = ClientSlot(client, torch.arange(samples), plan, torch_stream(0, "batches", round, client), noise)
+    clipper = None if dpsgd is None else PerSampleGradients(network)
+    return ClientDoor(slot, inputs, torch.arange(samples) % 4, network, clipper, cross_entropy, dpsgd), network
+
+
+def log_of(handle):
+    return handle.slots[0].log
 
 
 def released(samples, dpsgd, draws=4000):
     """Many released gradients of the same Poisson batch plan, as [draws, size]."""
-    handle, network = door(samples, dpsgd=dpsgd)
-    plan = Poisson(1.0, steps=draws, divisor=16.0)
-    return torch.stack([handle.gradient(cross_entropy, network.flat, batch).clone() for batch in handle.batches(plan)])
+    handle, network = door(samples, Poisson(1.0, steps=draws, divisor=16.0), dpsgd=dpsgd)
+    return torch.stack([handle.gradient(cross_entropy, network.flat, batch).clone() for batch in handle.batches()])
 
 
 @pytest.mark.parametrize(("one", "other"), [(64, 65), (3, 4), (7, 8)])
@@ -64,38 +61,39 @@ def test_the_released_gradient_is_centred_on_the_clipped_sum():
 
 def test_every_noisy_gradient_is_logged_with_the_rate_that_drew_it():
     dpsgd = pf.DPSGD(noise_multiplier=1.5)
-    handle, network = door(dpsgd=dpsgd)
-    for batch in handle.batches(Poisson(0.25, steps=7, divisor=8.0)):
+    handle, network = door(plan=Poisson(0.25, steps=7, divisor=8.0), dpsgd=dpsgd)
+    for batch in handle.batches():
         handle.gradient(cross_entropy, network.flat, batch)
-    assert handle.log.noisy == {dpsgd.event(1.5, 0.25): 7}
-    assert not handle.log.bare
-    assert not handle.log.clipped
+    assert log_of(handle).noisy == {dpsgd.event(1.5, 0.25): 7}
+    assert not log_of(handle).bare
+    assert not log_of(handle).clipped
 
 
 def test_noise_at_the_server_leaves_clipped_gradients_and_says_so():
-    handle, network = door(dpsgd=pf.DPSGD(noise_multiplier=1.5, noise_at="server"))
-    (batch,) = handle.batches(Poisson(1.0, divisor=8.0))
+    dpsgd = pf.DPSGD(noise_multiplier=1.5, noise_at="server")
+    handle, network = door(plan=Poisson(1.0, divisor=8.0), dpsgd=dpsgd)
+    (batch,) = handle.batches()
     gradient = handle.gradient(cross_entropy, network.flat, batch).clone()
     PerSampleGradients(network).clipped_sum(cross_entropy, batch.inputs, batch.targets, 1.0)
     torch.testing.assert_close(gradient, network.gradient / 8)
-    assert handle.log.clipped == {1.0: 1}
+    assert log_of(handle).clipped == {1.0: 1}
 
 
 def test_a_noise_multiplier_of_zero_claims_nothing():
-    handle, network = door(dpsgd=pf.DPSGD(noise_multiplier=0.0))
-    (batch,) = handle.batches(Poisson(1.0, divisor=8.0))
+    handle, network = door(plan=Poisson(1.0, divisor=8.0), dpsgd=pf.DPSGD(noise_multiplier=0.0))
+    (batch,) = handle.batches()
     handle.gradient(cross_entropy, network.flat, batch)
-    assert list(handle.log.bare) == ["gradients are clipped but the noise multiplier is 0"]
+    assert list(log_of(handle).bare) == ["gradients are clipped but the noise multiplier is 0"]
 
 
 def test_without_a_mechanism_the_gradient_is_the_batch_mean_and_noted_as_bare():
     handle, network = door(10)
-    for batch in handle.batches(Epochs(batch_size=4, epochs=1)):
+    for batch in handle.batches():
         gradient = handle.gradient(cross_entropy, network.flat, batch)
         loss = cross_entropy(network.module, batch.inputs, batch.targets).mean()
         expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, network.parameters)])
         torch.testing.assert_close(gradient, expected)
-    assert list(handle.log.bare) == ["gradients are computed without a mechanism (no DP-SGD)"]
+    assert list(log_of(handle).bare) == ["gradients are computed without a mechanism (no DP-SGD)"]
 
 
 def test_shuffled_batches_of_private_data_are_refused_under_dp_sgd():
@@ -106,15 +104,15 @@ def test_shuffled_batches_of_private_data_are_refused_under_dp_sgd():
 
 
 def test_a_divisor_from_the_data_is_refused_under_dp_sgd():
-    handle, network = door(dpsgd=pf.DPSGD(noise_multiplier=1.0))
-    (batch,) = handle.batches(Poisson(0.5))
+    handle, network = door(plan=Poisson(0.5), dpsgd=pf.DPSGD(noise_multiplier=1.0))
+    (batch,) = handle.batches()
     with pytest.raises(ConfigError, match="public divisor"):
         handle.gradient(cross_entropy, network.flat, batch)
 
 
 def test_an_empty_batch_is_a_step_of_pure_noise():
-    handle, network = door(1, dpsgd=pf.DPSGD(noise_multiplier=1.0))
-    batches = [batch for batch in handle.batches(Poisson(0.05, steps=200, divisor=4.0)) if len(batch.rows) == 0]
+    handle, network = door(1, Poisson(0.05, steps=200, divisor=4.0), dpsgd=pf.DPSGD(noise_multiplier=1.0))
+    batches = [batch for batch in handle.batches() if len(batch.rows) == 0]
     assert len(batches) > 150
     values = torch.stack([handle.gradient(cross_entropy, network.flat, batch).clone() for batch in batches])
     assert abs(float(values.std()) * 4 - 1) < 5 / math.sqrt(2 * values.numel())
@@ -123,8 +121,8 @@ def test_an_empty_batch_is_a_step_of_pure_noise():
 def test_batches_larger_than_one_piece_are_summed():
     inputs = torch.randn(1300, 6)
     for dpsgd in (None, pf.DPSGD(noise_multiplier=1e-12, sample_rate=1.0)):
-        handle, network = door(1300, dpsgd=dpsgd, inputs=inputs)
-        (batch,) = handle.batches(Poisson(1.0, divisor=1300.0))
+        handle, network = door(1300, Poisson(1.0, divisor=1300.0), dpsgd=dpsgd, inputs=inputs)
+        (batch,) = handle.batches()
         gradient = handle.gradient(cross_entropy, network.flat, batch).clone()
         if dpsgd is None:
             loss = cross_entropy(network.module, batch.inputs, batch.targets).mean()
@@ -138,9 +136,10 @@ def test_batches_larger_than_one_piece_are_summed():
 @pytest.mark.parametrize("private", [False, True])
 def test_poisson_batches_hold_each_sample_independently_with_the_rate(private):
     samples, rate, steps = 40, 0.3, 6000
-    handle, _ = door(samples, dpsgd=pf.DPSGD(noise_multiplier=1.0) if private else None)
+    plan = Poisson(rate, steps=steps, divisor=1.0)
+    handle, _ = door(samples, plan, dpsgd=pf.DPSGD(noise_multiplier=1.0) if private else None)
     hits = np.zeros((steps, samples))
-    for step, batch in enumerate(handle.batches(Poisson(rate, steps=steps, divisor=1.0))):
+    for step, batch in enumerate(handle.batches()):
         hits[step, batch.rows.numpy()] = 1
     error = math.sqrt(rate * (1 - rate) / steps)
     assert np.abs(hits.mean(0) - rate).max() < 5.7 * error  # 5 s.e. corrected for 40 samples
@@ -151,24 +150,24 @@ def test_poisson_batches_hold_each_sample_independently_with_the_rate(private):
 
 
 def test_epochs_use_every_sample_once_and_keep_the_last_short_batch():
-    handle, _ = door(10)
-    rows = [batch.rows for batch in handle.batches(Epochs(batch_size=4, epochs=2))]
+    handle, _ = door(10, Epochs(batch_size=4, epochs=2))
+    rows = [batch.rows for batch in handle.batches()]
     assert [len(part) for part in rows] == [4, 4, 2, 4, 4, 2]
     assert torch.equal(torch.cat(rows[:3]).sort().values, torch.arange(10))
     assert not torch.equal(torch.cat(rows[:3]), torch.cat(rows[3:]))
 
 
 def test_a_number_of_steps_cuts_or_extends_the_epochs():
-    handle, _ = door(10)
-    assert len(list(handle.batches(Epochs(batch_size=4, epochs=1, steps=5)))) == 5
+    handle, _ = door(10, Epochs(batch_size=4, epochs=1, steps=5))
+    assert len(list(handle.batches())) == 5
 
 
 def test_noise_depends_on_key_round_and_client_and_on_nothing_else():
     dpsgd = pf.DPSGD(noise_multiplier=1.0)
 
     def gradient(**where):
-        handle, network = door(dpsgd=dpsgd, **where)
-        (batch,) = handle.batches(Poisson(0.5, divisor=8.0))
+        handle, network = door(plan=Poisson(0.5, divisor=8.0), dpsgd=dpsgd, **where)
+        (batch,) = handle.batches()
         return handle.gradient(cross_entropy, network.flat, batch).clone()
 
     assert torch.equal(gradient(), gradient())
@@ -179,7 +178,7 @@ def test_noise_depends_on_key_round_and_client_and_on_nothing_else():
 def test_the_exact_size_is_noted_as_unprotected():
     handle, _ = door(12)
     assert handle.size() == 12
-    assert list(handle.log.bare) == ["the exact number of the client's samples is sent"]
+    assert list(log_of(handle).bare) == ["the exact number of the client's samples is sent"]
 
 
 def test_plans_under_dp_sgd_use_public_numbers_only():

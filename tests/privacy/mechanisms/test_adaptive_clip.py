@@ -15,7 +15,9 @@ from privfl.errors import ConfigError
 from privfl.privacy.accounting.accountant import composed_kinds, epsilon
 from privfl.privacy.accounting.events import fixed_size_cohort
 from privfl.privacy.accounting.renyi import renyi_epsilon
-from privfl.privacy.mechanisms.adaptive_clip import AdaptiveClip, split_noise
+from privfl.privacy.mechanisms.adaptive_clip import UNCLIPPED, AdaptiveClip, split_noise
+from privfl.privacy.mechanisms.mechanism import ChannelRound
+from privfl.privacy.mechanisms.participation import ParticipationPattern
 from privfl.privacy.noise.source import NoiseSource
 
 FOLDER = Path(__file__).parents[2] / "oracles"
@@ -23,6 +25,23 @@ SPLIT = json.loads((FOLDER / "adaptive_clip.json").read_text())["noise_split"]["
 ACCOUNTING = json.loads((FOLDER / "accounting.json").read_text())
 ADD_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE
+
+
+def bit(clip, update, bound):
+    """What a client reports under ``bound``; its ``update`` is clipped in place."""
+    round = ChannelRound(
+        length=len(update),
+        expected=100.0,
+        pattern=ParticipationPattern(1, 1, 1),
+        bound=bound,
+        lengthening=1.0,
+        clip=clip,
+        number=0,
+        noised=True,
+    )
+    report = clip.side_report(update, round)
+    assert clip.at_client(update, NoiseSource.from_key(0).stream("unused"), round) is update
+    return report[UNCLIPPED]
 
 
 def claim(event, relation, count, delta):
@@ -83,7 +102,7 @@ def test_the_bound_settles_at_the_quantile_of_the_norms(quantile, start):
     for round in range(300):
         updates = torch.zeros(cohort, 2, dtype=torch.float64)
         updates[:, 1] = torch.from_numpy(np.exp(draws.standard_normal(cohort)))
-        bits = torch.tensor([sum(clip.apply(update, bound) for update in updates)], dtype=torch.float64)
+        bits = torch.tensor([sum(bit(clip, update, bound) for update in updates)], dtype=torch.float64)
         assert updates.norm(dim=1).max() <= bound
         source.stream("count", round).add_gaussian_(bits, clip.count_deviation(cohort))
         bound = clip.next_norm(bound, float(bits), cohort)
@@ -104,12 +123,12 @@ def test_the_bound_moves_as_the_paper_says():
 def test_a_bit_says_whether_the_norm_was_within_the_bound():
     clip = AdaptiveClip(1.0)
     within, beyond, edge = torch.tensor([0.6, 0.0]), torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0])
-    assert clip.apply(within, 2.0) == 0.5
+    assert bit(clip, within, 2.0) == 0.5
     assert torch.equal(within, torch.tensor([0.6, 0.0]))
-    assert clip.apply(beyond, 2.0) == -0.5
+    assert bit(clip, beyond, 2.0) == -0.5
     assert float(beyond.norm()) == pytest.approx(2.0, rel=2e-6)
     assert float(beyond.double().norm()) <= 2.0
-    assert clip.apply(edge, 2.0) == 0.5
+    assert bit(clip, edge, 2.0) == 0.5
 
 
 def test_noise_cannot_carry_the_bound_away():

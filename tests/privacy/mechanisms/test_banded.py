@@ -9,7 +9,7 @@ from scipy.linalg import toeplitz
 
 from privfl.errors import ConfigError
 from privfl.privacy.mechanisms.banded import BandedNoise
-from privfl.privacy.mechanisms.correlated import Pattern
+from privfl.privacy.mechanisms.participation import ParticipationPattern
 from privfl.privacy.noise.source import NoiseSource
 
 SOURCE = NoiseSource.from_key(21)
@@ -23,7 +23,7 @@ def dense(plan):
 @pytest.mark.parametrize("objective", ["mean", "max", "square-root"])
 @pytest.mark.parametrize(("rounds", "bands"), [(1, 1), (7, 1), (12, 4), (9, 9)])
 def test_the_streamed_noise_is_the_dense_solution(rounds, bands, objective):
-    plan = BandedNoise(1.3, bands, objective).plan(Pattern(rounds, bands, rounds), 0.8)
+    plan = BandedNoise(1.3, bands, objective).plan(ParticipationPattern(rounds, bands, rounds), 0.8)
     fresh = np.array([SOURCE.stream("server", "correlated", round).normal(17) for round in range(rounds)])
     wanted = plan.deviation * np.linalg.solve(dense(plan), fresh)
     found = np.array([plan.add_(torch.zeros(17, dtype=torch.float64), t, SOURCE).numpy() for t in range(rounds)])
@@ -40,7 +40,7 @@ def test_the_sensitivity_is_that_of_the_worst_rounds_and_signs(rounds, bands, se
 
     Contributions that point elsewhere gain nothing, because the columns of C in question are orthogonal.
     """
-    plan = BandedNoise(1.0, bands, objective).plan(Pattern(rounds, separation, participations), 1.0)
+    plan = BandedNoise(1.0, bands, objective).plan(ParticipationPattern(rounds, separation, participations), 1.0)
     strategy, worst = dense(plan), 0.0
     for count in range(1, participations + 1):
         for places in itertools.combinations(range(rounds), count):
@@ -55,7 +55,7 @@ def test_the_sensitivity_is_that_of_the_worst_rounds_and_signs(rounds, bands, se
 
 def test_what_the_releases_reveal_of_a_client_is_what_the_claim_says():
     """Two Gaussians of one covariance are told apart by the Mahalanobis distance of their means: 1/z at most."""
-    plan = BandedNoise(0.7).plan(Pattern(9, 4, 3), 1.5)
+    plan = BandedNoise(0.7).plan(ParticipationPattern(9, 4, 3), 1.5)
     inverse = np.linalg.inv(dense(plan)) * plan.deviation
     precision = np.linalg.inv(inverse @ inverse.T)
     distances = []
@@ -69,21 +69,21 @@ def test_what_the_releases_reveal_of_a_client_is_what_the_claim_says():
 
 
 def test_the_server_keeps_as_many_vectors_as_bands_before_the_present():
-    plan = BandedNoise(1.0, 4).plan(Pattern(40, 4, 10), 1.0)
+    plan = BandedNoise(1.0, 4).plan(ParticipationPattern(40, 4, 10), 1.0)
     for round in range(40):
         plan.add_(torch.zeros(5), round, SOURCE)
         assert len(plan._latest) <= 3
 
 
 def test_bands_reach_as_far_as_the_pattern_lets_them():
-    assert len(BandedNoise(1.0).plan(Pattern(40, 8, 5), 1.0).coefficients) == 8
-    assert len(BandedNoise(1.0).plan(Pattern(40, 40, 1), 1.0).coefficients) == 40
-    assert len(BandedNoise(1.0, 99).plan(Pattern(40, 3, 1), 1.0).coefficients) == 40
-    assert len(BandedNoise(1.0, 3).plan(Pattern(40, 8, 5), 1.0).coefficients) == 3
+    assert len(BandedNoise(1.0).plan(ParticipationPattern(40, 8, 5), 1.0).coefficients) == 8
+    assert len(BandedNoise(1.0).plan(ParticipationPattern(40, 40, 1), 1.0).coefficients) == 40
+    assert len(BandedNoise(1.0, 99).plan(ParticipationPattern(40, 3, 1), 1.0).coefficients) == 40
+    assert len(BandedNoise(1.0, 3).plan(ParticipationPattern(40, 8, 5), 1.0).coefficients) == 3
 
 
 def test_a_mistake_is_one_sentence():
     with pytest.raises(ConfigError, match="9 bands, but a client may return after 8 rounds; give at most 8 bands"):
-        BandedNoise(1.0, 9).plan(Pattern(40, 8, 5), 1.0)
+        BandedNoise(1.0, 9).plan(ParticipationPattern(40, 8, 5), 1.0)
     with pytest.raises(ConfigError, match="unknown objective 'median'"):
         BandedNoise(1.0, objective="median")

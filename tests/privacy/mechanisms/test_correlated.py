@@ -14,7 +14,7 @@ from privfl.errors import ConfigError
 from privfl.federation.cohorts import Everyone, FixedCohort, Rotation
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.mechanisms.banded import BandedNoise
-from privfl.privacy.mechanisms.correlated import Pattern
+from privfl.privacy.mechanisms.participation import ParticipationPattern as Pattern
 from privfl.privacy.mechanisms.tree import TreeNoise
 from privfl.privacy.noise.source import NoiseSource, release_grid
 
@@ -144,7 +144,11 @@ class CountingSource(NoiseSource):
 
 @each_mechanism
 def test_a_run_in_order_draws_each_number_once(mechanism):
-    plan, source, CountingSource.asked = mechanism.plan(Pattern(64, 16, 4), 1.0), CountingSource.from_key(1), 0
+    plan, source, CountingSource.asked = (
+        mechanism.plan(Pattern(64, 16, 4), 1.0),
+        CountingSource.from_key(1),
+        0,
+    )
     for round in range(64):
         plan.add_(torch.zeros(3), round, source)
     nodes = 4 * (16 + 8 + 4 + 2 + 1)
@@ -190,10 +194,19 @@ def test_one_round_needs_no_pattern_and_is_the_gaussian_mechanism(kind):
         (lambda kind: kind(1.0, 0), "is 0: give a whole number of at least 1"),
         (lambda kind: kind(1.0).plan(Pattern(4, 2, 2), 0.0), "bound that correlated noise covers is 0.0"),
         (lambda kind: kind(1.0).plan(Pattern(4, 2, 2), 1e-310), "ordinary size"),
-        (lambda kind: kind(1.0).plan(Pattern(4, 1, 4), 1.0), "two rounds running; use the cohort rotation"),
+        (
+            lambda kind: kind(1.0).plan(Pattern(4, 1, 4), 1.0),
+            "two rounds running; use the cohort rotation",
+        ),
         (lambda kind: kind(1.0, 3).plan(Pattern(4, 2, 2), 1.0), "may return after 2"),
-        (lambda kind: kind(1.0).plan(Pattern(4, 2, 2), 1.0).add_(torch.zeros(2), 4, SOURCE), "round 4 is none of"),
-        (lambda kind: kind(1.0).plan(Pattern(4, 2, 2), 1.0).participation_event(-1), "round -1 is none of"),
+        (
+            lambda kind: kind(1.0).plan(Pattern(4, 2, 2), 1.0).add_(torch.zeros(2), 4, SOURCE),
+            "round 4 is none of",
+        ),
+        (
+            lambda kind: kind(1.0).plan(Pattern(4, 2, 2), 1.0).participation_event(-1),
+            "round -1 is none of",
+        ),
         (
             lambda kind: kind(1.0).plan(Pattern(4, 2, 2), 1.0).add_(torch.zeros(2, dtype=torch.int64), 0, SOURCE),
             "tensor of torch.int64",

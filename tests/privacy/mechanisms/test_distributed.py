@@ -13,14 +13,15 @@ from scipy import stats
 from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.events import ADD_REMOVE, REPLACE, SkellamDpEvent
-from privfl.privacy.mechanisms.distributed import DiscreteGaussianNoise, SharedSum, SkellamNoise
+from privfl.privacy.mechanisms.distributed import DiscreteGaussianNoise, SkellamNoise
+from privfl.privacy.mechanisms.distributed_sum import DistributedSum
 from privfl.privacy.noise.discrete import discrete_gaussian, skellam
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.secagg.rounding import round_within
 
 BOTH = [DiscreteGaussianNoise, SkellamNoise]
-FINE = SharedSum(dimension=1000, levels=2.0**20, cohort=100, survivors=60)
-SMALL = SharedSum(dimension=1, levels=3.0, cohort=5, survivors=3)
+FINE = DistributedSum(dimension=1000, levels=2.0**20, cohort=100, survivors=60)
+SMALL = DistributedSum(dimension=1, levels=3.0, cohort=5, survivors=3)
 
 
 def stream(*labels):
@@ -62,7 +63,7 @@ def test_any_admissible_set_of_survivors_carries_the_full_noise_or_more(kind):
 @pytest.mark.parametrize("contributors", [3, 5])
 def test_the_sum_of_the_shares_has_the_law_that_is_accounted(kind, contributors):
     """With 3 of 5 clients left, and with all: 100,000 sums against the convolution of the share's law."""
-    noise, terms = kind(1.0), SharedSum(100_000, 3.0, 5, 3)
+    noise, terms = kind(1.0), DistributedSum(100_000, 3.0, 5, 3)
     total = np.zeros(terms.dimension, dtype=np.int64)
     for client in range(contributors):
         total += noise.add_share_(np.zeros(terms.dimension, dtype=np.int64), stream("sum", client), terms)
@@ -76,7 +77,7 @@ def test_the_sum_of_the_shares_has_the_law_that_is_accounted(kind, contributors)
 
 @pytest.mark.parametrize(("kind", "draw"), [(DiscreteGaussianNoise, discrete_gaussian), (SkellamNoise, skellam)])
 def test_a_share_is_an_exact_draw_added_in_place(kind, draw):
-    terms = SharedSum(5, 100.0, 10, 4)
+    terms = DistributedSum(5, 100.0, 10, 4)
     integers = np.array([60, -60, 0, 1, 2])
     kept = integers.copy()
     returned = kind(2.0).add_share_(integers, stream("share"), terms)
@@ -86,7 +87,7 @@ def test_a_share_is_an_exact_draw_added_in_place(kind, draw):
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_what_conditional_rounding_returns_is_always_accepted(kind):
-    terms = SharedSum(500, 20.0, 10, 4)
+    terms = DistributedSum(500, 20.0, 10, 4)
     generator = np.random.default_rng(3)
     for trial in range(20):
         values = generator.normal(size=500)
@@ -98,7 +99,7 @@ def test_what_conditional_rounding_returns_is_always_accepted(kind):
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_a_vector_beyond_the_bound_is_refused_and_left_alone(kind):
-    terms = SharedSum(4, 10.0, 10, 4)
+    terms = DistributedSum(4, 10.0, 10, 4)
     integers = np.array([20, 0, 0, 0])
     with pytest.raises(PrivacyError, match="longer than the bound"):
         kind(1.0).add_share_(integers, stream("long"), terms)
@@ -110,15 +111,15 @@ def test_a_vector_beyond_the_bound_is_refused_and_left_alone(kind):
 @pytest.mark.parametrize("vector", [np.zeros(4), np.zeros(4, dtype=np.int32), np.zeros(3, dtype=np.int64)])
 def test_only_int64_vectors_of_the_right_length_take_a_share(vector):
     with pytest.raises(ConfigError, match="encode the vector first"):
-        SkellamNoise(1.0).add_share_(vector, stream("wrong"), SharedSum(4, 10.0, 10, 4))
+        SkellamNoise(1.0).add_share_(vector, stream("wrong"), DistributedSum(4, 10.0, 10, 4))
 
 
 def test_honest_survivors_are_the_threshold_less_all_who_may_collude():
-    terms = SharedSum.within(67, 0.1, dimension=10, levels=100.0, cohort=100)
-    assert terms == SharedSum(10, 100.0, 100, 57)
-    assert SharedSum.within(5, 0.3, dimension=1, levels=1.0, cohort=10).survivors == 2, "0.3 · 10 is 3"
+    terms = DistributedSum.within(67, 0.1, dimension=10, levels=100.0, cohort=100)
+    assert terms == DistributedSum(10, 100.0, 100, 57)
+    assert DistributedSum.within(5, 0.3, dimension=1, levels=1.0, cohort=10).survivors == 2, "0.3 · 10 is 3"
     with pytest.raises(ConfigError, match="raise the threshold"):
-        SharedSum.within(30, 0.3, dimension=1, levels=1.0, cohort=100)
+        DistributedSum.within(30, 0.3, dimension=1, levels=1.0, cohort=100)
 
 
 # --- the claim -------------------------------------------------------------------------------------------------------
@@ -165,7 +166,7 @@ def test_the_events_carry_the_noise_of_the_guaranteed_shares_and_the_rounded_nor
 
 
 def test_the_l1_norm_of_integers_is_at_most_their_squared_l2_norm_and_root_d_times_it():
-    few, many = SharedSum(10**6, 2.0**30, 9, 9), SharedSum(10**6, 1.0, 9, 9)
+    few, many = DistributedSum(10**6, 2.0**30, 9, 9), DistributedSum(10**6, 1.0, 9, 9)
     assert few.l1_norm == pytest.approx(1000 * few.l2_norm)
     assert many.l1_norm == pytest.approx(many.l2_norm**2)
     assert many.l2_norm < 1000
@@ -200,14 +201,14 @@ def test_on_a_fine_grid_the_claim_is_that_of_gaussian_noise(kind, unit, moves):
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("unit", ["client", "sample"])
 def test_on_a_fine_grid_cohorts_of_any_size_cost_the_same_event(kind, unit):
-    costs = {kind(2.0).cost(SharedSum(1000, 2.0**18, n, n * 2 // 3), unit) for n in range(10, 300, 7)}
+    costs = {kind(2.0).cost(DistributedSum(1000, 2.0**18, n, n * 2 // 3), unit) for n in range(10, 300, 7)}
     assert len(costs) == 1
 
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_coarser_grids_and_more_numbers_cost_more(kind):
     def spent(levels, dimension):
-        cost = kind(1.0).cost(SharedSum(dimension, levels, 100, 60), "client")
+        cost = kind(1.0).cost(DistributedSum(dimension, levels, 100, 60), "client")
         return epsilon({(cost.event, cost.relation): 10}, 1e-5).epsilon
 
     assert spent(1e6, 1000) < spent(100.0, 1000) < spent(30.0, 1000)
@@ -217,7 +218,7 @@ def test_coarser_grids_and_more_numbers_cost_more(kind):
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("unit", ["client", "sample"])
 def test_noise_for_a_target_meets_it_and_hardly_more(kind, unit):
-    terms = SharedSum(1000, 5000.0, 100, 60)
+    terms = DistributedSum(1000, 5000.0, 100, 60)
     noise = kind.for_target(3.0, 1e-5, 20, terms, unit)
 
     def spent(one):
@@ -228,7 +229,7 @@ def test_noise_for_a_target_meets_it_and_hardly_more(kind, unit):
 
 
 def test_a_target_that_the_narrowest_share_meets_already_takes_the_narrowest_share():
-    terms = SharedSum(1, 1.0, 2, 2)
+    terms = DistributedSum(1, 1.0, 2, 2)
     noise = DiscreteGaussianNoise.for_target(50.0, 1e-5, 1, terms)
     assert 0.25 <= noise.share_variance(terms) < 0.2501
 
@@ -249,7 +250,7 @@ def test_impossible_targets_are_refused(kind, target):
 @pytest.mark.parametrize("multiplier", [0.4, 30.0])
 def test_skellam_noise_stays_within_its_reach_which_is_not_idle(failure, multiplier):
     noise = SkellamNoise(multiplier)
-    terms = SharedSum(100, 3.0, 5, 3)
+    terms = DistributedSum(100, 3.0, 5, 3)
     reach, half = noise.reach(terms, failure), 5 * noise.share_variance(terms) / 2
     assert 2 * terms.dimension * stats.skellam.sf(reach, half, half) < failure
     assert 2 * terms.dimension * stats.skellam.sf(math.floor(0.75 * reach) - 1, half, half) > failure
@@ -258,7 +259,7 @@ def test_skellam_noise_stays_within_its_reach_which_is_not_idle(failure, multipl
 @pytest.mark.parametrize("failure", [1e-3, 2.0**-40])
 def test_discrete_gaussian_noise_stays_within_its_reach_which_is_not_idle(failure):
     noise = DiscreteGaussianNoise(1.0)
-    terms = SharedSum(100, 3.0, 5, 3)
+    terms = DistributedSum(100, 3.0, 5, 3)
     law = summed_law(DiscreteGaussianNoise, noise.share_variance(terms), 5)
     reach, middle = noise.reach(terms, failure), len(law) // 2
     assert 2 * terms.dimension * law[middle + reach + 1 :].sum() < failure
@@ -287,7 +288,7 @@ def test_noise_multipliers_that_make_no_sense_are_refused(kind, multiplier):
 def test_shares_too_narrow_for_the_theorem_on_sums_are_refused():
     with pytest.raises(PrivacyError, match="finer grid"):
         DiscreteGaussianNoise(0.1).event(SMALL)
-    alone = SharedSum(1, 3.0, 5, 1)
+    alone = DistributedSum(1, 3.0, 5, 1)
     assert DiscreteGaussianNoise(0.1).event(alone).rho == pytest.approx((alone.l2_norm / 0.3) ** 2 / 2, rel=1e-6)
     assert SkellamNoise(0.1).event(SMALL).variance == pytest.approx(0.09)
 
@@ -295,7 +296,7 @@ def test_shares_too_narrow_for_the_theorem_on_sums_are_refused():
 @pytest.mark.parametrize("kind", BOTH)
 def test_shares_too_wide_for_the_exact_sampler_are_refused(kind):
     with pytest.raises(PrivacyError, match="coarser grid"):
-        kind(1.0).event(SharedSum(10, 2.0**45, 10, 5))
+        kind(1.0).event(DistributedSum(10, 2.0**45, 10, 5))
 
 
 @pytest.mark.parametrize(
@@ -305,19 +306,19 @@ def test_shares_too_wide_for_the_exact_sampler_are_refused(kind):
 )
 def test_sums_that_cannot_be_are_refused(arguments):
     with pytest.raises(ConfigError):
-        SharedSum(*arguments)
+        DistributedSum(*arguments)
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0, math.nan])
 def test_a_beta_that_is_no_probability_is_refused(beta):
     with pytest.raises(ConfigError):
-        SharedSum(1, 1.0, 5, 3, beta)
+        DistributedSum(1, 1.0, 5, 3, beta)
 
 
 @pytest.mark.parametrize("corrupt", [-0.1, 1.0, math.nan])
 def test_a_fraction_of_corrupt_clients_is_a_fraction(corrupt):
     with pytest.raises(ConfigError, match="corrupt"):
-        SharedSum.within(5, corrupt, dimension=1, levels=1.0, cohort=10)
+        DistributedSum.within(5, corrupt, dimension=1, levels=1.0, cohort=10)
 
 
 @pytest.mark.parametrize("kind", BOTH)

@@ -11,7 +11,7 @@ import torch
 from dp_accounting import GaussianDpEvent, NeighboringRelation, SingleEpochTreeAggregationDpEvent
 
 from privfl.privacy.accounting.accountant import epsilon
-from privfl.privacy.mechanisms.correlated import Pattern
+from privfl.privacy.mechanisms.participation import ParticipationPattern
 from privfl.privacy.mechanisms.tree import TreeNoise
 from privfl.privacy.noise.source import NoiseSource
 
@@ -45,7 +45,7 @@ SIZES = [(1, 1), (6, 1), (8, 8), (11, 4), (13, 6), (21, 21), (16, 7)]
 def test_each_prefix_sum_is_the_best_estimate_from_the_nodes_known_by_then(rounds, length):
     nodes, matrix, estimators = twin(rounds, length)
     assert estimators @ matrix == pytest.approx(np.tril(np.ones((rounds, rounds))), abs=1e-9)
-    plan = TreeNoise(1.2, length).plan(Pattern(rounds, length, rounds), 0.6)
+    plan = TreeNoise(1.2, length).plan(ParticipationPattern(rounds, length, rounds), 0.6)
     fresh = np.array([SOURCE.stream("server", "correlated", level, first).normal(9) for level, first in nodes])
     wanted = plan.deviation * np.diff(estimators @ fresh, axis=0, prepend=0)
     found = np.array([plan.add_(torch.zeros(9, dtype=torch.float64), t, SOURCE).numpy() for t in range(rounds)])
@@ -59,7 +59,7 @@ def test_each_prefix_sum_is_the_best_estimate_from_the_nodes_known_by_then(round
 )
 def test_the_sensitivity_is_that_of_the_worst_rounds_and_signs(rounds, length, separation, participations):
     _, matrix, estimators = twin(rounds, length)
-    plan = TreeNoise(1.0, length).plan(Pattern(rounds, separation, participations), 1.0)
+    plan = TreeNoise(1.0, length).plan(ParticipationPattern(rounds, separation, participations), 1.0)
     precision = np.linalg.inv(estimators @ estimators.T)
     worst = 0.0
     for count in range(1, participations + 1):
@@ -80,7 +80,7 @@ def test_the_sensitivity_is_that_of_the_worst_rounds_and_signs(rounds, length, s
 
 @pytest.mark.parametrize("row", ACCOUNTING["tree_aggregation"]["rows"], ids=lambda row: f"z{row['z']}-T{row['T']}")
 def test_one_tree_has_dp_accountings_height_and_an_exact_price_below_its_bound(row):
-    plan = TreeNoise(row["z"] / row["height"] ** 0.5).plan(Pattern(row["T"], row["T"], 1), 1.0)
+    plan = TreeNoise(row["z"] / row["height"] ** 0.5).plan(ParticipationPattern(row["T"], row["T"], 1), 1.0)
     assert plan.sensitivity**2 == pytest.approx(row["height"])
     assert plan.deviation == pytest.approx(row["z"])  # of one node
     ours = epsilon({(plan.event, NeighboringRelation.ADD_OR_REMOVE_ONE): 1}, row["delta"], interval=False).epsilon
@@ -90,16 +90,16 @@ def test_one_tree_has_dp_accountings_height_and_an_exact_price_below_its_bound(r
 
 
 def test_trees_restart_before_a_client_can_return():
-    assert TreeNoise(1.0).plan(Pattern(100, 100, 1), 1.0).length == 100
-    assert TreeNoise(1.0).plan(Pattern(100, 20, 5), 1.0).length == 16
-    assert TreeNoise(1.0, 20).plan(Pattern(100, 20, 5), 1.0).length == 20
-    plan = TreeNoise(1.0).plan(Pattern(64, 16, 4), 1.0)
+    assert TreeNoise(1.0).plan(ParticipationPattern(100, 100, 1), 1.0).length == 100
+    assert TreeNoise(1.0).plan(ParticipationPattern(100, 20, 5), 1.0).length == 16
+    assert TreeNoise(1.0, 20).plan(ParticipationPattern(100, 20, 5), 1.0).length == 20
+    plan = TreeNoise(1.0).plan(ParticipationPattern(64, 16, 4), 1.0)
     assert plan.sensitivity**2 == pytest.approx(4 * 5)  # a leaf and the four nodes above it, four times
     assert plan.participation_event(0) == GaussianDpEvent(2.0)
 
 
 def test_the_server_keeps_one_vector_for_each_complete_block():
-    plan = TreeNoise(1.0).plan(Pattern(40, 16, 3), 1.0)
+    plan = TreeNoise(1.0).plan(ParticipationPattern(40, 16, 3), 1.0)
     for round in range(40):
         plan.add_(torch.zeros(5), round, SOURCE)
         assert len(plan._blocks) == (round % 16 + 1).bit_count()

@@ -364,7 +364,7 @@ def test_tensors_of_any_shape_and_gradient_mode_take_noise():
     assert stream().add_gaussian_(torch.zeros(0), 1.0).numel() == 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device and PRIVFL_TEST_GPU=1")
 def test_a_cuda_tensor_gets_the_same_bits_as_a_cpu_tensor():
     truth = torch.linspace(-1, 1, 100_003)
     on_cpu = stream("device").add_gaussian_(truth.clone(), 0.5)

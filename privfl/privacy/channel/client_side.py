@@ -1,0 +1,77 @@
+"""What the chain does to one client's update before it leaves, and the bound that is kept to whatever a link does."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from privfl.errors import PrivacyError
+from privfl.privacy.channel.chain import Chain
+from privfl.privacy.mechanisms.clip import norm, scale_to_norm
+from privfl.privacy.mechanisms.mechanism import ChannelRound, Mechanism
+from privfl.privacy.noise.source import NoiseStream
+
+
+class BrokenUpload(PrivacyError):
+    """A mechanism made something of an update that cannot be added up."""
+
+
+def pass_links(
+    chain: Chain, update: Tensor, noise: NoiseStream, round: ChannelRound, *, broken: bool
+) -> tuple[Tensor, dict[str, float]]:
+    """``update`` as it leaves the client, and the numbers that go with it, which are zeros if the upload is ``broken``.
+
+    Where noise is added, or is going to be, the update that it is added to keeps to the bound of ``round``, whatever
+    the links before it did. Noise in shares is added later, to the integers of the secure sum.
+
+    Raises:
+        BrokenUpload: a mechanism made something of the update that cannot be added up.
+    """
+    beside: dict[str, float] = {}
+    for link in chain.links:
+        if link.kind == "sum":
+            continue
+        if link.adds_at == "client":
+            update = within_bound(update, round.bound)
+        if link.side_values:
+            beside |= dict.fromkeys(link.side_values, 0.0) if broken else _report(link, update, round)
+        update = _as_update(link, link.at_client(update, noise, round), update)
+    if chain.noise_on_sum:
+        update = within_bound(update, round.bound)
+    if not math.isfinite(float(update.sum())) and not bool(torch.isfinite(update).all()):
+        raise BrokenUpload("the mechanisms of privacy.update made an update that is not finite")
+    return update, beside
+
+
+def within_bound(update: Tensor, bound: float) -> Tensor:
+    """``update``, or a copy scaled down to norm ``bound`` if it is longer.
+
+    Without any tolerance: the norm is added up in float64, and what :class:`~privfl.privacy.mechanisms.clip.Clip` has
+    clipped is shorter than its bound by 1e-6 of it, more than the rounding of float32 (about 1e-7) can undo.
+    """
+    return update if norm(update) <= bound else scale_to_norm(update.clone(), bound)
+
+
+def _report(link: Mechanism, update: Tensor, round: ChannelRound) -> dict[str, float]:
+    """The numbers that ``link`` sends beside ``update``: those that it declares, within their magnitudes."""
+    report = link.side_report(update, round)
+    found = {name: float(report.get(name, math.nan)) for name in link.side_values}
+    for name, value in found.items():
+        if not abs(value) <= link.side_values[name]:
+            raise BrokenUpload(f"{type(link).__name__} sent a '{name}' outside of ±{link.side_values[name]:g}")
+    return found
+
+
+def _as_update(link: Mechanism, made: Any, update: Tensor) -> Tensor:
+    """What ``link`` has ``made`` of ``update``, if it can take its place."""
+    name = type(link).__name__
+    if not isinstance(made, Tensor):
+        raise BrokenUpload(f"{name} made a {type(made).__name__} of an update; let at_client return a tensor")
+    if made.shape != update.shape:
+        raise BrokenUpload(f"{name} made an update of shape {tuple(made.shape)} of one of {tuple(update.shape)}")
+    if made.dtype not in (torch.float32, torch.float64):
+        raise BrokenUpload(f"{name} made an update of {made.dtype}; return the numbers as float32")
+    return made.contiguous()
