@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -37,8 +36,6 @@ from privfl.simulation.run_directory import Metrics, RunDirectory, write_whole
 from privfl.simulation.settings import Execution, RunConfig, Schedule
 from privfl.simulation.state import State
 from privfl.validation import checked
-
-Stopped = Literal["finished", "budget"]
 
 
 @checked
@@ -133,14 +130,12 @@ def run(
     recorder = Recorder(plan.record, public_facts(plan), path, state.round, plan.task)
     tracker = EpsilonTracker(state.ledger, plan.privacy.target_delta)
     budget, sizes, everyone = plan.privacy.budget, state.sizes, np.arange(len(plan.task.clients))
-    stopped: Stopped = "finished"
     saved = time.monotonic()
     while state.round < plan.schedule.rounds:
         began, round = time.perf_counter(), state.round
         available = plan.available(round)
         if plan.asks_every_round:
             if exceeds(budget, tracker, [(sizes.cost, sizes.due(round, available), 1)], round):
-                stopped = "budget"
                 break
             sizes.ask(round, available, plan.source)
         selection, server = plan.select_cohort(round, available, state.server, sizes)
@@ -152,7 +147,6 @@ def run(
         priced = [RoundCosts(phase, training, phase.algorithm.broadcast(server), sends=sends) for phase in phases]
         planned = [cost for costs in priced for cost in costs.of(selection.clients, available)]
         if exceeds(budget, tracker, planned, round):
-            stopped = "budget"
             break
 
         facts = Round(
@@ -189,7 +183,7 @@ def run(
         for callback in callbacks:
             shown = dict(state.server), dict(state.kept), tuple(state.metrics)
             callback(Simulation(state.round, *shown, engine, plan.schedule, plan.task, plan.algorithm, path), line)
-    return conclude(plan, state, engine, recorder, stopped, directory)
+    return conclude(plan, state, engine, recorder, directory)
 
 
 def measure(plan: Plan, state: State, engine: Engine, arrived: int, problems: Counter[str]) -> Metrics:
@@ -203,9 +197,7 @@ def measure(plan: Plan, state: State, engine: Engine, arrived: int, problems: Co
     return line
 
 
-def conclude(
-    plan: Plan, state: State, engine: Engine, recorder: Recorder, stopped: Stopped, directory: RunDirectory | None
-) -> Run:
+def conclude(plan: Plan, state: State, engine: Engine, recorder: Recorder, directory: RunDirectory | None) -> Run:
     """The statement, the summary, and an end to the noise key."""
     task, algorithm, privacy = plan.task, plan.algorithm, plan.privacy
     statement = make_statement(
@@ -221,7 +213,7 @@ def conclude(
         "model": task.model_name,
         "clients": len(task.clients),
         "rounds": state.round,
-        "stopped": stopped,
+        "stopped": "finished" if state.round == plan.schedule.rounds else "budget",
         **{name: value for name, value in last.items() if name.startswith("test_")},
         "dropped": dict(state.dropped),
         "noise_multiplier": None if privacy.training is None else privacy.training.noise_multiplier,
