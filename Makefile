@@ -12,7 +12,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 WITH_DATA = if [ -z "$${PRIVFL_DATA:-}" ] && [ -d ../shared/data ]; then \
 		PRIVFL_DATA=$$(cd ../shared/data && pwd); export PRIVFL_DATA; fi;
 
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test check docs format bench clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -21,13 +21,17 @@ help:  ## list the targets
 demo: .venv/.installed  ## install privfl and run the main job: a private training and its statement, into ./demo
 	$(BIN)/privfl demo --out "$(OUT)"
 
-test: check  ## install with the development tools; lint, types, and the whole test suite
+test: check  ## install with the development tools; lint, types, and the whole test suite (the site is built in it)
 	@$(WITH_DATA) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 check: .venv/.installed-dev  ## lint, format and types only
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m ruff format --check
 	$(BIN)/python -m mypy
+
+docs: .venv/.installed-dev  ## these pages and the reference as a site, in build/docs; warnings are errors
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --builder html --fail-on-warning --quiet --jobs $(WORKERS) docs build/docs
+	@echo "Open build/docs/index.html"
 
 format: .venv/.installed-dev  ## mend what ruff can mend
 	$(BIN)/python -m ruff check --fix
@@ -37,7 +41,7 @@ bench: .venv/.installed-dev  ## speed and memory
 	@$(WITH_DATA) $(BIN)/python benchmarks/run.py
 
 clean:  ## remove the environment, caches and builds; runs and the demo stay
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf .venv build dist docs/reference/api .mypy_cache .ruff_cache .pytest_cache *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.installed: $(BIN)/python pyproject.toml constraints.txt

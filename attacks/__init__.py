@@ -1,5 +1,7 @@
 """What observers of a run could learn: attacks on transcripts, each judged beside what guessing would give.
 
+.. code-block:: python
+
     transcript = pf.Transcript.load("runs/fedavg")
     result = attacks.LiRA().run(transcript, auxiliary)
     print(result)

@@ -1,5 +1,7 @@
 """Certified lower bounds on ε: is what a run leaks within what its statement claims?
 
+.. code-block:: python
+
     bound = audits.epsilon_from_counts(480, 500, 12, 500, delta=1e-5, confidence=0.95)
     print(bound)
     bound.refutes(run.statement.cell("sample", "server").epsilon)

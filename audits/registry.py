@@ -9,18 +9,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, get_type_hints
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from typing import ClassVar
 
 from audits.canaries.canaries import noise_canaries, rare_token_canaries, rare_token_task
 from audits.canaries.client_canaries import audit_clients
 from audits.canaries.gradient_canaries import audit_one_run
 from audits.mechanisms.local_randomizers import audit_repeated_answers, audit_size_mechanism
 from audits.result import AuditResult
-from privfl.errors import ConfigError, unknown
+from privfl.errors import ConfigError
 from privfl.experiment import Experiment
 from privfl.federation.cohorts import Cohort
 from privfl.federation.task import Task
@@ -206,29 +204,3 @@ def size_mechanism(experiment: Experiment) -> SizeMechanism:
     if experiment.privacy.size is None:
         raise ConfigError("the experiment has no size mechanism to audit; add [privacy.size]")
     return experiment.privacy.size
-
-
-def audit_from(settings: Mapping[str, Any]) -> ExperimentAudit:
-    """The audit that ``settings`` name and set, for instance ``{"name": "size-response", "answers": 1000}``.
-
-    Raises:
-        ConfigError: there is no name, it is not in the registry, or a setting is unknown or impossible.
-    """
-    values = dict(settings)
-    name = values.pop("name", None)
-    if not isinstance(name, str):
-        raise ConfigError(f"an [[audit]] has no name; add a line 'name = \"…\"', one of {', '.join(AUDITS)}")
-    if name not in AUDITS:
-        raise unknown("audit", name, AUDITS)
-    kind = AUDITS[name]
-    known, hints, strict = {item.name: item for item in fields(kind)}, get_type_hints(kind), ConfigDict(strict=True)
-    for key, value in values.items():
-        if key not in known:
-            raise unknown("setting", f"{name}.{key}", [f"{name}.{other}" for other in known])
-        try:
-            values[key] = TypeAdapter(hints[key], config=strict).validate_python(value)
-        except ValidationError as error:
-            wanted = str(error.errors()[0]["msg"]).removeprefix("Input should be ").removeprefix("a valid ")
-            raise ConfigError(f"{name}.{key} is {value!r}; it should be {wanted}") from error
-    assert all(item.default is not MISSING for item in known.values())
-    return kind(**values)

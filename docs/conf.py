@@ -25,10 +25,11 @@ extensions = [
     "myst_parser",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["scripts"]
+exclude_patterns = ["scripts", "reference/api/*/modules.rst"]
 html_theme = "furo"
 html_title = "privfl"
 myst_heading_anchors = 3
+toc_object_entries = False
 
 # The reference: one page for each package, from the docstrings of every module; an object is described at its home.
 apidoc_modules = [
@@ -51,6 +52,7 @@ napoleon_use_ivar = True
 # private names stay text.
 nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r"(abc|collections|enum|dp_accounting|numpy|torch|_thread|typing)\..*|(.*\.)?_\w+")]
+nitpick_ignore = [("py:obj", "privfl.algorithms.personal.interpolation.Number")]  # a type variable has no entry
 
 
 def whole_text(docstring: GoogleDocstring) -> tuple[str, list[str]]:
@@ -64,8 +66,8 @@ GoogleDocstring._consume_inline_attribute = whole_text  # type: ignore[method-as
 def annotations_by_full_name(app: Sphinx, page: document) -> None:
     """Types in signatures come with their full names, so the slow search through all objects is not needed."""
     for reference in page.findall(pending_xref):
-        if not isinstance(reference.children[0], literal):
-            reference["refspecific"] = False
+        if not isinstance(reference.children[0], literal) and "refspecific" in reference:
+            del reference["refspecific"]
 
 
 def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: TextElement) -> Element | None:

@@ -1,18 +1,20 @@
 """privfl: federated learning whose privacy claims are computed, tested and attacked.
 
-import privfl as pf
+.. code-block:: python
 
-task = pf.load("digits", partition=pf.Dirichlet(clients=20, alpha=0.5))
-run = pf.simulate(
-    task,
-    pf.FedSampling(samples_per_round=400),
-    privacy=pf.Privacy(
-        training=pf.DPSGD(target_epsilon=3.0, noise_at="server"),
-        size=pf.LaplaceSize(epsilon=3.0, bound=150, lower=30),
-    ),
-    rounds=50,
-)
-print(run.statement)
+    import privfl as pf
+
+    task = pf.load("digits", partition=pf.Dirichlet(clients=20, alpha=0.5))
+    run = pf.simulate(
+        task,
+        pf.FedSampling(samples_per_round=400),
+        privacy=pf.Privacy(
+            training=pf.DPSGD(target_epsilon=3.0, noise_at="server"),
+            size=pf.LaplaceSize(epsilon=3.0, bound=150, lower=30),
+        ),
+        rounds=50,
+    )
+    print(run.statement)
 """
 
 from importlib import import_module

@@ -55,6 +55,7 @@ from .data.partitions import LogNormal as LogNormal
 from .data.partitions import LongTail as LongTail
 from .data.partitions import Natural as Natural
 from .data.partitions import Pathological as Pathological
+from .data.set_aside import set_aside as set_aside
 from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError
 from .errors import PrivacyError as PrivacyError
@@ -84,6 +85,7 @@ from .privacy.mechanisms.clip import Clip as Clip
 from .privacy.mechanisms.distributed import DiscreteGaussianNoise as DiscreteGaussianNoise
 from .privacy.mechanisms.distributed import SkellamNoise as SkellamNoise
 from .privacy.mechanisms.gaussian import GaussianNoise as GaussianNoise
+from .privacy.mechanisms.mechanism import Mechanism as Mechanism
 from .privacy.mechanisms.secure_sum import SecureSum as SecureSum
 from .privacy.mechanisms.tree import TreeNoise as TreeNoise
 from .privacy.settings import Budget as Budget
@@ -98,6 +100,7 @@ from .simulation.settings import Execution as Execution
 from .simulation.settings import Schedule as Schedule
 from .simulation.simulation import simulate as simulate
 from .simulation.transcript import Transcript as Transcript
+from .study.composed import PythonRun as PythonRun
 from .study.grid import run_study as run_study
 from .study.report import write_report as write_report
 

@@ -48,19 +48,22 @@ Out = Annotated[Path | None, typer.Option(help="Run directory.", show_default=Fa
 
 @app.command()
 def run(
-    file: Annotated[Path, typer.Argument(help="Experiment file (TOML).", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="Experiment file (TOML) or run directory.", show_default=False)],
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.", show_default=False)
     ] = None,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", metavar="", help="Go on with an interrupted run.")] = False,
 ) -> None:
-    """Train one federation and print what may be claimed. Writes to runs/FILE unless --out says otherwise."""
+    """Train one federation and print what may be claimed. Writes to runs/FILE unless --out says otherwise.
+
+    FILE may be a run's directory: --resume goes on with it, --out repeats it elsewhere.
+    """
     from privfl.commands.progress import Progress
     from privfl.experiment import Experiment
 
-    experiment = Experiment.from_toml(file, set_ or [])
-    folder = out or Path("runs") / file.stem
+    experiment = (Experiment.of_run if file.is_dir() else Experiment.from_toml)(file, set_ or [])
+    folder = out or (file if file.is_dir() else Path("runs") / file.stem)
     with interruptible("go on with --resume"), Progress(experiment.schedule.rounds) as progress:
         finished = experiment.run(folder, resume=resume, callbacks=[progress.update])
     for warning in finished.summary["warnings"]:

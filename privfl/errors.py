@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+_LISTED = {kind: f"{kind}s" for kind in ("algorithm", "attack", "audit", "dataset", "model", "partition")}
+_LISTED |= dict.fromkeys(("update", "size"), "mechanisms")
+
 
 class PrivflError(Exception):
     """Base of every error that privfl raises on purpose; its text is meant for the user."""
@@ -23,12 +26,22 @@ class PrivacyError(PrivflError, ValueError):
 
 
 def unknown(kind: str, name: str, valid: Iterable[str]) -> ConfigError:
-    """The error for a name that is not registered, with the nearest valid one.
+    """The error for a name that is not registered: the nearest valid one, or where to find them all.
 
     >>> str(unknown("algorithm", "fedavgg", ["fedavg", "fedprox"]))
-    "unknown algorithm 'fedavgg': did you mean 'fedavg'? Valid: fedavg, fedprox."
+    "unknown algorithm 'fedavgg': did you mean 'fedavg'? See `privfl list algorithms`"
+    >>> str(unknown("key", "x", ["rounds", "seed"]))
+    "unknown key 'x'; choose from rounds, seed"
     """
     options = sorted(valid)
     near = get_close_matches(name.lower(), options, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    return ConfigError(f"unknown {kind} '{name}': {hint}Valid: {', '.join(options)}.")
+    if not near:
+        return ConfigError(f"unknown {kind} '{name}'; choose from {', '.join(options)}")
+    others = listed(kind)
+    return ConfigError(f"unknown {kind} '{name}': did you mean '{near[0]}'?{others and f' S{others[1:]}'}")
+
+
+def listed(kind: str) -> str:
+    """Where the command line lists all names of this ``kind`` (``algorithm``, ``privacy.update``), if it does."""
+    plural = _LISTED.get(kind.split(".")[-1])
+    return f"see `privfl list {plural}`" if plural else ""

@@ -77,12 +77,17 @@ def check_count(name: str, value: object, minimum: int = 1) -> None:
         raise ConfigError(f"{name} is {value!r}: give a whole number of at least {minimum}.")
 
 
-def check_number(name: str, value: object, low: float, high: float = math.inf, *, above: bool = False) -> None:
-    """Raise :class:`ConfigError` unless ``value`` is a finite number in [low, high], or in (low, high] if ``above``."""
+def check_number(
+    name: str, value: object, low: float, high: float = math.inf, *, above: bool = False, below: bool = False
+) -> None:
+    """Raise :class:`ConfigError` unless ``value`` is a finite number in [low, high].
+
+    ``above`` leaves ``low`` itself out, ``below`` leaves ``high`` out.
+    """
     number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-    if not (math.isfinite(number) and low <= number <= high) or (above and number == low):
+    if not (math.isfinite(number) and low <= number <= high) or (above and number == low) or (below and number == high):
         bound = f"above {low:g}" if above else f"of at least {low:g}"
-        limit = "" if math.isinf(high) else f" and at most {high:g}"
+        limit = "" if math.isinf(high) else f" and {'below' if below else 'at most'} {high:g}"
         raise ConfigError(f"{name} is {value!r}: give a finite number {bound}{limit}.")
 
 

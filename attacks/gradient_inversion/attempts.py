@@ -36,11 +36,6 @@ class Reconstruction:
     attempts: int = 1
     seconds: float = 0.0
 
-    @property
-    def seconds_per_image(self) -> float:
-        """Cost of one reconstructed image."""
-        return self.seconds / len(self.images)
-
 
 def best_of(attempt: Callable[[], Reconstruction], attempts: int, enough: float = -math.inf) -> Reconstruction:
     """The attempt with the lowest objective out of at most ``attempts``; stops at one that is not above ``enough``.

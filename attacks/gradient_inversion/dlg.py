@@ -11,10 +11,8 @@ from torch import Tensor, nn
 from attacks.gradient_inversion.attempts import Reconstruction, best_of
 from attacks.images.pixels import Pixels
 from attacks.observations.gradients import Gradient, batch_gradient, check_gradient, squared_distance
-from attacks.observations.head_gradients import HeadGradient
 from privfl.errors import ConfigError
 from privfl.models.base import Shape
-from privfl.models.flat_network import Layout
 
 
 def revealed_label(head_weight_gradient: Tensor) -> int:
@@ -103,37 +101,3 @@ def dlg(
         return Reconstruction(space.images(inputs.detach()), found, value, done)
 
     return best_of(attempt, attempts, enough)
-
-
-def idlg(
-    network: nn.Module,
-    observed: Gradient,
-    image_shape: Shape,
-    *,
-    generator: torch.Generator,
-    pixels: Pixels | None = None,
-    iterations: int = 300,
-    attempts: int = 5,
-    enough: float = 1e-6,
-) -> Reconstruction:
-    """DLG for a single image whose label is first read off the head, the network's last matrix; see :func:`dlg`.
-
-    Raises:
-        ConfigError: the gradient does not fit the network, or there is no head to read the label from.
-        NoReconstruction: every attempt diverged.
-    """
-    check_gradient(network, observed)
-    flat = torch.cat([part.reshape(-1) for part in observed])
-    head = HeadGradient.of(flat, Layout.of(network)).weight
-    return dlg(
-        network,
-        observed,
-        image_shape,
-        generator=generator,
-        classes=len(head),
-        labels=[revealed_label(head)],
-        pixels=pixels,
-        iterations=iterations,
-        attempts=attempts,
-        enough=enough,
-    )

@@ -12,8 +12,8 @@ from attacks.attack import Attack
 from attacks.auxiliary import Auxiliary, Records
 from attacks.membership.result import MembershipResult, membership_result
 from attacks.metrics.distinguishing import Scores
-from privfl.description import describe
 from privfl.errors import ConfigError
+from privfl.schema import plain
 
 
 def membership_game(
@@ -66,5 +66,5 @@ class MembershipAttack(Attack):
             null_scores=guess.nulls,
             labels=guess.targets.numpy(),
             seconds=seconds,
-            settings=describe(self),
+            settings=plain(self),
         )

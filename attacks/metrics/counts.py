@@ -27,15 +27,6 @@ def l1_error(estimated: ArrayLike, true: ArrayLike) -> Measure:
     return mean_of(np.abs(found - wanted).sum(1))
 
 
-def count_measures(estimated: ArrayLike, true: ArrayLike) -> dict[str, Measure]:
-    """All three by name."""
-    return {
-        "exact_match": exact_match(estimated, true),
-        "multiset_accuracy": multiset_accuracy(estimated, true),
-        "l1_error": l1_error(estimated, true),
-    }
-
-
 def _checked(estimated: ArrayLike, true: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     found, wanted = (np.atleast_2d(np.asarray(counts, dtype=np.float64)) for counts in (estimated, true))
     if found.shape != wanted.shape or not wanted.size or (wanted.sum(1) <= 0).any() or (wanted < 0).any():

@@ -14,6 +14,7 @@ from scipy.stats import rankdata
 
 from attacks.metrics.measure import CONFIDENCE, Measure, clopper_pearson, proportion
 from privfl.errors import ConfigError
+from privfl.validation import check_number
 
 Scores = NDArray[np.float64]
 FALSE_POSITIVE_RATES = (0.1, 0.01, 0.001)
@@ -66,16 +67,6 @@ def tpr_at_fpr(members: ArrayLike, others: ArrayLike, target: float, confidence:
     return proportion(int((ins > _cut(outs, target)).sum()), len(ins), confidence)
 
 
-def fpr_at(others: ArrayLike, target: float, confidence: float = CONFIDENCE) -> Measure:
-    """The empirical FPR at the threshold of :func:`tpr_at_fpr`.
-
-    Its upper end is exact although the threshold comes from the same scores: the true rate above the (k+1)-th largest
-    of n0 scores has the law Beta(k+1, n0−k) that Clopper and Pearson take the quantile of (smaller with ties).
-    """
-    outs = _checked([0.0], others)[1]
-    return proportion(int((outs > _cut(outs, target)).sum()), len(outs), confidence)
-
-
 def roc(members: ArrayLike, others: ArrayLike) -> tuple[Scores, Scores]:
     """FPR and TPR at all thresholds, from +∞ (0, 0) down to the smallest score (1, 1); both ascending."""
     ins, outs = _checked(members, others)
@@ -121,8 +112,7 @@ def tpr_ceiling(fpr: float, epsilon: float, delta: float = 0.0) -> float:
         ConfigError: ε is negative, or δ or ``fpr`` is not in [0, 1].
     """
     _check_claim(epsilon, delta)
-    if not 0 <= fpr <= 1:
-        raise ConfigError(f"the false-positive rate is {fpr!r}; give a number in [0, 1]")
+    check_number("the false-positive rate", fpr, 0, 1)
     upper = 1 - math.exp(-epsilon) * max(0.0, 1 - delta - fpr)
     return min(1.0, upper) if epsilon > 700 else min(1.0, math.exp(epsilon) * fpr + delta, upper)
 
@@ -135,8 +125,7 @@ def auc_ceiling(epsilon: float, delta: float = 0.0) -> float:
 
 def _cut(others: Scores, target: float) -> float:
     """What a score must exceed so that at most a share ``target`` of ``others`` does."""
-    if not 0 <= target <= 1:
-        raise ConfigError(f"the false-positive rate is {target!r}; give a number in [0, 1]")
+    check_number("the false-positive rate", target, 0, 1)
     allowed = math.floor(target * len(others) + 1e-9)
     return -math.inf if allowed >= len(others) else float(np.sort(others)[::-1][allowed])
 

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from scipy.stats import beta, t
 
 from privfl.errors import ConfigError
+from privfl.validation import check_number
 
 CONFIDENCE = 0.95
 
@@ -48,8 +49,7 @@ def clopper_pearson(successes: float, trials: float, confidence: float = CONFIDE
     """
     if not (0 <= successes <= trials and trials > 0):
         raise ConfigError(f"{successes} successes in {trials} trials are impossible; give 0 <= successes <= trials")
-    if not 0 < confidence < 1:
-        raise ConfigError(f"the confidence is {confidence!r}; give a number in (0, 1), such as 0.95")
+    check_number("the confidence", confidence, 0, 1, above=True, below=True)
     side = (1 - confidence) / 2
     low = 0.0 if successes == 0 else float(beta.ppf(side, successes, trials - successes + 1))
     high = 1.0 if successes == trials else float(beta.ppf(1 - side, successes + 1, trials - successes))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from privfl.errors import ConfigError
 from privfl.models.flat_network import Layout
 from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.validation import check_number
 
 Gradient = Sequence[Tensor]
 """One tensor per parameter, in the order of ``named_parameters()``."""
@@ -86,8 +87,7 @@ def as_gradient(network: nn.Module, update: Tensor, learning_rate: float) -> lis
     layout = Layout.of(network)
     if update.shape != (layout.size,):
         raise ConfigError(f"the update is {tuple(update.shape)} but the network has {layout.size} parameters")
-    if not learning_rate > 0:
-        raise ConfigError(f"learning_rate is {learning_rate!r}; give a positive number")
+    check_number("learning_rate", learning_rate, 0, above=True)
     return layout.views(update / -learning_rate)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from attacks.observations.head_gradients import HeadGradient
-from attacks.observations.update_labels import effective_steps, steps_of
+from attacks.observations.update_labels import averaged_gradient, steps_of
 from privfl.errors import ConfigError
 from privfl.models.flat_network import Layout
 from privfl.privacy.door.batch_plans import LocalTraining
@@ -127,8 +127,8 @@ def head_observations(transcript: Transcript, number: int) -> list[HeadObservati
             continue
         training = training_of(facts, number)
         steps = _steps(facts, training, None if known is None else known / len(members))
-        worth = effective_steps(steps or 1, training.momentum)
-        head = HeadGradient.of(update.double() / (-training.learning_rate * worth), layout)
+        mean = averaged_gradient(update, training.learning_rate, steps or 1, training.momentum)
+        head = HeadGradient.of(mean, layout)
         # one step takes its gradient at the model that was received, and nowhere else
         after = before if steps == 1 else transcript.network(received + update.to(received))
         found.append(HeadObservation(number, members, head, False, steps, known, before, after))

@@ -31,9 +31,7 @@ def effective_steps(steps: int, momentum: float = 0.0) -> float:
     38.0
     """
     check_count("steps", steps)
-    check_number("momentum", momentum, 0)
-    if momentum >= 1:
-        raise ConfigError(f"momentum is {momentum}; give a number in [0, 1)")
+    check_number("momentum", momentum, 0, 1, below=True)
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 

@@ -1,4 +1,4 @@
-"""Tracing: was this sample in that class mean? And what one sample's joining or leaving tells of it."""
+"""Tracing: was this sample in that class mean?"""
 
 from __future__ import annotations
 
@@ -106,38 +106,3 @@ def expected_auc(dimension: float, count: float) -> float:
     [0.64, 0.788, 0.963]
     """
     return float(norm.cdf(separation(dimension, count) / math.sqrt(2)))
-
-
-def expected_tpr(dimension: float, count: float, fpr: float) -> float:
-    """``Φ(d' − z_{1−α})``: how many members are found at the false positive rate ``fpr`` = α, for Gaussian features.
-
-    Raises:
-        ConfigError: ``fpr`` is not inside (0, 1).
-    """
-    if not 0 < fpr < 1:
-        raise ConfigError(f"fpr is {fpr!r}; give a rate between 0 and 1")
-    return float(norm.cdf(separation(dimension, count) + norm.ppf(fpr)))
-
-
-def difference_feature(larger: Tensor, count: int, smaller: Tensor, remaining: int) -> Tensor:
-    """``(n·P̂ − m·P̂') / (n − m)``: the mean feature [d] of the n − m samples that are in P̂ and not in P̂'.
-
-    With m = n − 1 it is one person's feature, exact up to rounding if the extractor did not change between the two
-    prototypes; a changed extractor adds m/(n − m) times the mean change of the others' features.
-
-    Args:
-        larger: P̂ [d], the mean over ``count`` samples.
-        smaller: P̂' [d], the mean over ``remaining`` of them; ignored if there are none.
-
-    Raises:
-        ConfigError: the counts are not n > m ≥ 0, or the widths differ.
-    """
-    if not count > remaining >= 0 or larger.shape != smaller.shape:
-        raise ConfigError(
-            f"{count} samples in {tuple(larger.shape)} and {remaining} in {tuple(smaller.shape)}; give two prototypes "
-            "of one class, the one with more samples first"
-        )
-    if remaining == 0:
-        return larger.clone()
-    total = count * larger.double() - remaining * smaller.double()
-    return (total / (count - remaining)).to(larger.dtype)

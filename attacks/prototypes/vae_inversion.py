@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from attacks.images.decoders import Standardised, channels_innermost, doublings, up_decoder
 from attacks.images.fitting import drawn_from, fit
 from attacks.images.pixels import checked_images
+from privfl.algorithms.generative.fedcvae import divergence
 from privfl.errors import ConfigError
 
 
@@ -51,11 +52,6 @@ class VariationalDecoder(nn.Module):
     def _latents(self, mean: Tensor, log_variance: Tensor, generator: torch.Generator) -> Tensor:
         noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
         return mean + (0.5 * log_variance).exp() * noise
-
-
-def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """KL(N(μ, diag σ²) ‖ N(0, I)) of each row, [B]: ½ Σ (μ² + σ² − log σ² − 1)."""
-    return 0.5 * (mean.square() + log_variance.exp() - log_variance - 1).sum(1)
 
 
 def train_feature_vae(

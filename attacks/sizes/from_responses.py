@@ -73,11 +73,6 @@ def most_likely(belief: NDArray[np.float64], mechanism: SizeMechanism) -> int:
     return mechanism.range.lo + int(belief.argmax())
 
 
-def single_answer_success(mechanism: RandomizedResponse) -> float:
-    """``e^ε/(e^ε + D − 1)``: how often the likeliest size is the truth after one answer and a uniform prior."""
-    return 1.0 - mechanism.lie_probability * (1 - 1 / mechanism.range.domain)
-
-
 def _log_prior(prior: NDArray[np.float64], sizes: int) -> NDArray[np.float64]:
     if prior.shape != (sizes,) or not np.all(np.isfinite(prior) & (prior >= 0)) or prior.sum() <= 0:
         raise ConfigError(f"the prior has the shape {prior.shape} or no mass; give {sizes} numbers ≥ 0, one per size")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
@@ -23,6 +23,7 @@ from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
 from privfl.privacy.sizes.mechanism import SizeMechanism
+from privfl.schema import choose
 from privfl.simulation.transcript import PublicFacts, Transcript
 from privfl.validation import check_choice, check_count
 
@@ -144,9 +145,8 @@ def mechanism_of(facts: PublicFacts) -> SizeMechanism:
     told = facts.privacy.get("size")
     if told is None:
         raise ConfigError("sizes were not randomised; what was sent is in the transcript's .sizes")
-    kinds = {kind.__name__: kind for kind in SIZE_MECHANISMS.values()}
-    kind = kinds.get(told["name"]) or SIZE_MECHANISMS[told["name"]]
-    return kind(**{item.name: told[item.name] for item in fields(kind) if item.name in told})
+    mechanism: SizeMechanism = choose(SIZE_MECHANISMS, told, "privacy.size", SizeMechanism)
+    return mechanism
 
 
 def judge_sizes(attack: Attack, guess: SizeGuess, auxiliary: Auxiliary, seconds: float) -> AttackResult:

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import beta
 
 from privfl.errors import ConfigError
+from privfl.validation import check_number
 
 Rates = NDArray[np.float64]
 
@@ -117,6 +118,5 @@ def _checked(hits: ArrayLike, trials: ArrayLike, level: float) -> tuple[Rates, R
             f"{found[wrong].flat[0]:g} hits in {tried[wrong].flat[0]:g} trials are impossible; give whole numbers with "
             "0 ≤ hits ≤ trials and at least one trial"
         )
-    if not 0 < level < 1:
-        raise ConfigError(f"the error level is {level!r}; give a number in (0, 1), such as 0.025")
+    check_number("the error level", level, 0, 1, above=True, below=True)
     return found, tried

@@ -167,6 +167,6 @@ def audit_clients(
 def _clients_add_noise(facts: PublicFacts) -> bool:
     """Whether any noise on updates comes from the clients: before they send them, or in shares of a secure sum's."""
     chain = facts.privacy.get("update") or ()
-    secure = any(part["name"] == "SecureSum" for part in chain)
+    secure = any(part["name"] == "secure-sum" for part in chain)
     noisy = [part for part in chain if "noise_multiplier" in part]
     return any(secure or part.get("at") == "client" for part in noisy)

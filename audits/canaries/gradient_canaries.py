@@ -235,7 +235,7 @@ def _steps_and_rate(facts: PublicFacts, canaries: Canaries) -> tuple[int, float]
     their batches at DP-SGD's own rate."""
     rates, everyone = facts.privacy["training"]["sample_rate"], (facts.cohort["name"], facts.availability["name"])
     owned = {rates} if isinstance(rates, int | float) else {rates[client] for client in canaries.owners.tolist()}
-    if len(owned) > 1 or everyone != ("Everyone", "Always") or facts.algorithm["name"].startswith("fedsampling"):
+    if len(owned) > 1 or everyone != ("everyone", "always") or facts.algorithm["name"].startswith("fedsampling"):
         return None
     rate = float(owned.pop())
     return training_of(facts, 0).steps_at(rate), rate

@@ -19,15 +19,15 @@ from audits.bounds.counts import log_ratio
 from audits.bounds.output_events import epsilon_from_answers
 from audits.bounds.rates import clopper_pearson_lower, clopper_pearson_upper
 from audits.result import AuditResult
-from privfl.description import describe
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.release import Unit
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.sizes.local_randomizers import DuchiSize
+from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS, DuchiSize
 from privfl.privacy.sizes.mechanism import SizeMechanism
 from privfl.privacy.sizes.randomized_response import RandomizedResponse
 from privfl.privacy.sizes.responses import SizeResponses
+from privfl.schema import plain
 
 Counts = NDArray[np.int64]
 Pairs = NDArray[np.bool_]
@@ -154,7 +154,11 @@ def audit_size_mechanism(
         delta=0.0,
         confidence=confidence,
         bounds=bounds,
-        settings={"mechanism": describe(mechanism), "answers": answers, "sizes": [int(size) for size in sizes]},
+        settings={
+            "mechanism": plain(mechanism, {SizeMechanism: SIZE_MECHANISMS}, SizeMechanism),
+            "answers": answers,
+            "sizes": [int(size) for size in sizes],
+        },
         seconds=time.perf_counter() - began,
     )
 
@@ -203,7 +207,12 @@ def audit_repeated_answers(
         delta=delta,
         confidence=confidence,
         bounds=(bound,),
-        settings={"mechanism": describe(mechanism), "rounds": rounds, "fresh": fresh, "clients": 2 * half},
+        settings={
+            "mechanism": plain(mechanism, {SizeMechanism: SIZE_MECHANISMS}, SizeMechanism),
+            "rounds": rounds,
+            "fresh": fresh,
+            "clients": 2 * half,
+        },
         seconds=time.perf_counter() - began,
     )
 

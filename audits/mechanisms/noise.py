@@ -57,11 +57,6 @@ class Siege:
     details: dict[str, Any]
 
     @property
-    def violation(self) -> float:
-        """Certified ÷ claimed scale; below 1 the claim is refuted."""
-        return self.certified_scale / self.claimed_scale
-
-    @property
     def refuted(self) -> bool:
         """Whether the claimed scale is refuted with ``confidence``."""
         return self.certified_scale < self.claimed_scale

@@ -1,9 +1,8 @@
 """Draw docs/figures/architecture.svg from the imports: `python docs/scripts/draw_architecture.py`.
 
-A room is a package or a module directly below ``privfl``, a package of ``privfl.privacy``, or one of the packages
-``attacks`` and ``audits``. A room stands one floor above the highest room that it imports from, so every import runs
-downwards. ``errors``, which all import, is left out of that. An arrow that follows from others (a uses b, b uses c,
-therefore a may use c) is not drawn.
+A room is a package or a module directly below ``privfl`` or ``privfl.privacy``, or one of the packages ``attacks`` and
+``audits``. A room stands right below the lowest room that uses it, so every import runs downwards. An arrow is
+not drawn where it follows from others (a uses b and b uses c), nor to ``errors``, which all use.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "figures" / "architecture.svg"
 PACKAGES = ("privfl", "attacks", "audits")
 BELOW_ALL = "errors"
-WIDTH, BOX, HEIGHT, FLOOR, MARGIN = 1190, 178, 80, 118, 14
+WIDTH, BOX, HEIGHT, FLOOR, MARGIN = 1010, 178, 80, 118, 14
 FILLS = {"privacy": "#dbe9f6", "attacks": "#fbe3cf", "audits": "#fbe3cf", "": "#f1f1ee"}
 """Background of a room by the first part of its name; the words say the same, so colour carries nothing alone."""
 
@@ -35,14 +34,14 @@ def path_of(room: str) -> Path:
 
 
 def room_of(module: str) -> str:
-    """The room of a dotted name: ``privfl.data.files.x`` → ``data``; the empty string outside, and for ``privfl``."""
+    """The room of a dotted name: ``privfl.data.files.x`` → ``data``; the empty string outside, and for front doors."""
     package, *rest = module.split(".")
     if package in PACKAGES[1:]:
         return package
     if package != "privfl" or not rest:
         return ""
-    if len(rest) > 1 and (ROOT / "privfl" / "privacy" / rest[1]).is_dir() and rest[0] == "privacy":
-        return f"privacy/{rest[1]}"
+    if rest[0] == "privacy":
+        return f"privacy/{rest[1]}" if len(rest) > 1 else ""
     return rest[0]
 
 
@@ -68,10 +67,11 @@ def relations() -> Uses:
 
 def floors(uses: Uses) -> dict[str, int]:
     """The floor of every room; raises ``graphlib.CycleError``, which names the rooms, if some use each other."""
-    height: dict[str, int] = {}
-    for room in TopologicalSorter(uses).static_order():
-        height[room] = 1 + max((height[other] for other in uses[room] - {BELOW_ALL}), default=-1)
-    return height
+    users = {room: {user for user in uses if room in uses[user]} for room in uses}
+    depth: dict[str, int] = {}
+    for room in TopologicalSorter(users).static_order():
+        depth[room] = 1 + max((depth[user] for user in users[room]), default=-1)
+    return {room: max(depth.values()) - below for room, below in depth.items()}
 
 
 def direct(uses: Uses) -> Uses:

@@ -21,38 +21,9 @@ from privfl.algorithms import ALGORITHMS
 from privfl.algorithms.declarations import declared
 from privfl.commands.listing import summary
 from privfl.data.catalog import datasets, options
-from privfl.data.label_noise import LABEL_NOISE
-from privfl.data.local_tests import LocalTests
-from privfl.data.partitions import PARTITIONS
-from privfl.experiment import UPDATE_MECHANISMS
-from privfl.federation.availability import AVAILABILITY
-from privfl.federation.cohorts import COHORTS
 from privfl.models import models
-from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.door.dpsgd import DPSGD
-from privfl.privacy.door.noisy_total import NoisyTotal
-from privfl.privacy.settings import Budget, Privacy
-from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
-from privfl.simulation.settings import Execution, Schedule
-
-TABLES: Mapping[str, type[Any] | Mapping[str, type[Any]]] = {
-    "partition": PARTITIONS,
-    "label_noise": LABEL_NOISE,
-    "local_tests": LocalTests,
-    "algorithm": ALGORITHMS,
-    "training": LocalTraining,
-    "privacy": Privacy,
-    "privacy.training": DPSGD,
-    "[privacy.update]": UPDATE_MECHANISMS,
-    "[privacy.statistics]": NoisyTotal,
-    "privacy.size": SIZE_MECHANISMS,
-    "privacy.budget": Budget,
-    "cohort": COHORTS,
-    "availability": AVAILABILITY,
-}
-"""The tables of an experiment file, in brackets once more where they may be repeated: a class, or a choice by name."""
-OF_THEIR_OWN = ("training", "size", "update", "statistics", "budget")
-"""Fields of :class:`Privacy` that are tables."""
+from privfl.schema import Named
+from privfl.simulation.settings import RunConfig, registries
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -63,8 +34,9 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def markdown(text: str) -> str:
-    """Text of a docstring as Markdown: its literals, and its roles as MyST writes them."""
-    return re.sub(r":(\w+):`", r"{py:\1}`", " ".join(text.split()).replace("``", "`"))
+    """Text of a docstring as Markdown: its literals and its references become code."""
+    named = re.sub(r":\w+:`(?:~[\w.]*\.)?([^`]+)`", r"`\1`", " ".join(text.split()))
+    return named.replace("``", "`")
 
 
 def meanings(kind: type[Any]) -> dict[str, str]:
@@ -72,8 +44,8 @@ def meanings(kind: type[Any]) -> dict[str, str]:
     found = {}
     for base in reversed(kind.__mro__):
         section = re.search(r"^Args:\n((?:    .*\n?|\n)+)", inspect.cleandoc(vars(base).get("__doc__") or ""), re.M)
-        for entry in re.finditer(r"^    (\w+): (.*(?:\n {8,}.*)*)", section[1] if section else "", re.M):
-            found[entry[1]] = markdown(entry[2])
+        for entry in re.finditer(r"^    (\w+(?:, \w+)*): (.*(?:\n {8,}.*)*)", section[1] if section else "", re.M):
+            found |= dict.fromkeys(entry[1].split(", "), markdown(entry[2]))
     return found
 
 
@@ -85,6 +57,8 @@ def words(kind: Any) -> str:
         return " or ".join(words(choice) for choice in get_args(kind) if choice is not NoneType)
     if get_origin(kind) is tuple:
         return f"list of {words(get_args(kind)[0])}"
+    if get_origin(kind) is Mapping:
+        return "table"
     return {bool: "true or false", int: "integer", float: "number", str: "text"}.get(kind, f"`{kind.__name__}`")
 
 
@@ -97,23 +71,20 @@ def default(item: Field[Any]) -> str:
         return "—"
     if isinstance(value, tuple):
         value = list(value)
-    return f"`{str(value).lower() if isinstance(value, bool) else value!r}`".replace("'", '"')
+    return f"`{value!r}`".replace("'", '"') if not isinstance(value, bool) else f"`{str(value).lower()}`"
 
 
-def keys(kind: type[Any], leave_out: Iterable[str] = ()) -> str:
-    """The fields of a settings class: key, type, default, meaning."""
-    return table(("key", "type", "default", "meaning"), rows_of(kind, "", leave_out))
+def rows_of(kind: type[Any], prefix: str = "", only: str = "") -> Iterator[tuple[str, ...]]:
+    """A row for every field of a settings class, or the ``only`` one: key, type, default, meaning.
 
-
-def rows_of(kind: type[Any], prefix: str = "", leave_out: Iterable[str] = ()) -> Iterator[tuple[str, ...]]:
-    """A row for every field; a field that is a table itself is followed by that table's.
+    A field that is a table brings the rows of that.
 
     Raises:
         ValueError: a field has no meaning in its class's docstring.
     """
     hints, said = get_type_hints(kind), meanings(kind)
     for item in fields(kind):
-        if item.name in leave_out:
+        if only not in ("", item.name):
             continue
         if item.name not in said:
             raise ValueError(f"{kind.__module__}.{kind.__name__} does not say under Args what {item.name} is")
@@ -124,30 +95,56 @@ def rows_of(kind: type[Any], prefix: str = "", leave_out: Iterable[str] = ()) ->
             yield from rows_of(inner, f"{prefix}{item.name}.")
 
 
+def keys(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """A table of keys, if there are any."""
+    rows = list(rows)
+    return [table(("key", "type", "default", "meaning"), rows)] if rows else []
+
+
 def choice(registry: Mapping[str, type[Any]]) -> str:
     """Every part of a registry with what it is and its keys."""
-    return "\n\n".join(
-        f'**`name = "{name}"`**: {markdown(summary(part))}' + (f"\n\n{keys(part)}" if fields(part) else "")
-        for name, part in registry.items()
-    )
+    parts = []
+    for name, part in registry.items():
+        parts += [f'**`name = "{name}"`**: {markdown(summary(part))}', *keys(rows_of(part))]
+    return "\n\n".join(parts)
+
+
+def tables(kind: type[Any], key: str = "") -> tuple[list[tuple[str, ...]], list[str]]:
+    """The rows of the table ``key`` of an experiment file, and the tables that it holds, as Markdown."""
+    rows, inside = [], []
+    hints, said, known = get_type_hints(kind), meanings(kind), registries()
+    for item in fields(kind):
+        name, hint = f"{key}.{item.name}".strip("."), hints[item.name]
+        many = get_origin(hint) is tuple
+        arms = get_args(hint)[:1] if many else (hint, *get_args(hint))
+        inner = next((arm for arm in arms if arm in known or arm is Named or is_dataclass(arm)), None)
+        if "beside" in item.metadata:
+            more, further = tables(inner, key)
+            rows, inside = rows + more, inside + further
+        elif inner is None:
+            rows += rows_of(kind, only=item.name)
+        else:
+            about = said.get(item.name) or markdown(summary(inner))
+            inside += [f"## `[[{name}]]`" if many else f"## `[{name}]`", f"{about[0].upper()}{about[1:]}"]
+            if inner in known:
+                inside.append(choice(known[inner]))
+            elif inner is not Named:
+                own, further = tables(inner, name)
+                inside += [*keys(own), *further]
+    return rows, inside
 
 
 def settings() -> str:
     """All keys of an experiment file."""
-    parts = ["## At the top of the file", keys(Schedule), keys(Execution)]
-    for name, kind in TABLES.items():
-        parts.append(f"## `[{name}]`")
-        if isinstance(kind, Mapping):
-            parts.append(choice(kind))
-        else:
-            parts += [markdown(summary(kind)), keys(kind, OF_THEIR_OWN if kind is Privacy else ())]
-    rows = [
+    top, inside = tables(RunConfig)
+    sets = [
         (f"`{e.name}`", e.title, ", ".join(f"`{k} = {v!r}`" for k, v in options(e.name).items()) or "—")
         for e in datasets()
     ]
-    parts += ["## `[dataset]`", table(("name", "what it is", "further keys"), rows)]
-    rows = [(f"`{m.name}`", markdown(m.summary), ", ".join(m.kinds)) for m in models()]
-    return "\n\n".join([*parts, "## `[model]`", table(("name", "what it is", "inputs"), rows)])
+    networks = [(f"`{m.name}`", markdown(m.summary), ", ".join(m.kinds)) for m in models()]
+    parts = ["## At the top of the file", *keys(top), *inside]
+    parts += ["## Names of datasets", table(("name", "what it is", "further keys"), sets)]
+    return "\n\n".join([*parts, "## Names of models", table(("name", "what it is", "inputs"), networks)])
 
 
 def algorithms() -> str:
@@ -171,8 +168,9 @@ def names() -> str:
         for name in sorted(module.__all__, key=str.lower):
             value = getattr(module, name)
             home = getattr(value, "__module__", "")
-            if not home.startswith(package):
-                rows.append((f"`{package}.{name}`", ""))
+            if not home.startswith(package):  # a package, or a constant
+                said = inspect.getdoc(value) if inspect.ismodule(value) else None
+                rows.append((f"`{package}.{name}`", markdown((said or "").split("\n\n")[0])))
                 continue
             role = "class" if inspect.isclass(value) else "func"
             first = inspect.cleandoc(value.__doc__ or "").split("\n\n")[0]

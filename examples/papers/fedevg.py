@@ -26,12 +26,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
-from torch import Tensor
-
-import privfl as pf
-from privfl.data.catalog import load_dataset
-from privfl.metrics.generative import frechet_distance, kernel_distance, nearest_distances
-from privfl.study.synthetic import (
+from synthetic import (
     Features,
     Gallery,
     SyntheticSet,
@@ -40,6 +35,11 @@ from privfl.study.synthetic import (
     evolution,
     trained_features,
 )
+from torch import Tensor
+
+import privfl as pf
+from privfl.data.catalog import load_dataset
+from privfl.metrics.generative import frechet_distance, kernel_distance, nearest_distances
 
 MNIST_MEAN, MNIST_SPREAD = 0.1307, 0.3081
 GENERATORS = ("fedcvae", "fedcgan")

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from landscape import LAMBDAS, Curves, Landscape, along, corners, draw_curves, draw_landscapes, landscape
 from torch import Tensor, nn
 
 import privfl as pf
@@ -30,7 +31,6 @@ from privfl.algorithms.personal.interpolation import mix
 from privfl.metrics.calibration import expected_calibration_error, maximum_calibration_error
 from privfl.models.dense import two_nn
 from privfl.simulation.callbacks import Simulation
-from privfl.study.landscape import LAMBDAS, Curves, Landscape, along, corners, draw_curves, draw_landscapes, landscape
 
 TRAINING = {"learning_rate": 0.01, "batch_size": 10, "momentum": 0.9, "weight_decay": 1e-4, "learning_rate_decay": 0.99}
 STARTS = {"mm": {50: 0.6, 100: 0.4}, "lm": {50: 0.8, 100: 0.6}}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from privfl.algorithms.base import Algorithm, Round, Tensors
-from privfl.errors import ConfigError
 from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.validation import check_number
 
 
 @dataclass(frozen=True)
@@ -28,10 +27,7 @@ class FedAvg(Algorithm):
     server_learning_rate: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.server_learning_rate < math.inf:
-            raise ConfigError(
-                f"{self.name}'s server_learning_rate is {self.server_learning_rate!r}; give a positive number"
-            )
+        check_number(f"{self.name}'s server_learning_rate", self.server_learning_rate, 0, above=True)
 
     def weights(self) -> Literal["uniform", "size", "server"]:
         return "uniform" if self.weighting == "uniform" else "size"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from privfl.algorithms.base import Tensors
 from privfl.algorithms.fedavg import FedAvg
-from privfl.errors import ConfigError
+from privfl.validation import check_number
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,7 @@ class FedProx(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.mu < math.inf:
-            raise ConfigError(f"fedprox's mu is {self.mu!r}; give a number ≥ 0, such as 0.01")
+        check_number("fedprox's mu", self.mu, 0)
 
     def correct(self, gradient: Tensor, local: Tensors, received: Tensors) -> None:
         gradient.add_(local["parameters"], alpha=self.mu).sub_(received["parameters"], alpha=self.mu)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,12 +9,11 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Round, Tensors, server_step
-from privfl.errors import ConfigError
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining, Plan, Poisson
 from privfl.privacy.door.contract import Batch, Door
 from privfl.privacy.sizes.estimate import sampling_rate
-from privfl.validation import check_count
+from privfl.validation import check_count, check_number
 
 
 @dataclass(frozen=True)
@@ -116,8 +114,7 @@ class NaiveFedSampling(Algorithm):
     rate: float = 0.1
 
     def __post_init__(self) -> None:
-        if not (0 < self.rate <= 1 and math.isfinite(self.rate)):
-            raise ConfigError(f"fedsampling-naive's rate is {self.rate!r}; give a number in (0, 1]")
+        check_number("fedsampling-naive's rate", self.rate, 0, 1, above=True)
 
     def fields(self) -> tuple[Field, ...]:
         return (Field("update"), Field("answered", shape=()))

@@ -6,7 +6,6 @@ round, which some reference code forgets.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,6 +17,7 @@ from torch import Tensor
 from privfl.algorithms.base import Algorithm, Round, Tensors
 from privfl.errors import ConfigError
 from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.validation import check_number
 
 MOMENT, SPREAD = "server_first_moment", "server_second_moment"
 """Where the server keeps m and v [size]."""
@@ -68,11 +68,9 @@ class ServerOptimiser:
         if self.rule not in RULES:
             raise ConfigError(f"the server optimiser is '{self.rule}'; choose {', '.join(sorted(RULES))}")
         for name in ("learning_rate", "tau"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{self.rule}'s {name} is {getattr(self, name)!r}; give a positive number")
+            check_number(f"{self.rule}'s {name}", getattr(self, name), 0, above=True)
         for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{self.rule}'s {name} is {getattr(self, name)!r}; give a number in [0, 1)")
+            check_number(f"{self.rule}'s {name}", getattr(self, name), 0, 1, below=True)
 
     def start(self, parameters: Tensor) -> Tensors:
         """The moments before round 0, for ``parameters`` [size]."""

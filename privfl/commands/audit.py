@@ -3,6 +3,7 @@
     experiment = "digits_dpsgd.toml"   # or run = "runs/digits_dpsgd", the directory of a finished run
     confidence = 0.95
     seed = 0                           # of the auditor's coins
+    task = "my_data:hospitals"         # only for runs on data from Python: a function that returns their task
     [[audit]]
     name = "rare-tokens"               # the other keys are the audit's settings
     canaries = 2000
@@ -15,9 +16,7 @@ Results are written to ``audits/NAME.json`` in the run's directory, or in ``runs
 from __future__ import annotations
 
 import json
-import tomllib
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,60 +24,33 @@ from typing import Any
 import typer
 
 from privfl.companions import companion
-from privfl.errors import ConfigError, unknown
-
-_KEYS: dict[str, tuple[type | tuple[type, ...], Any]] = {
-    "run": (str, ""),
-    "experiment": (str, ""),
-    "confidence": ((int, float), 0.95),
-    "seed": (int, 0),
-    "audit": (list, ()),
-}
+from privfl.errors import ConfigError
+from privfl.schema import build, choose_each, read_toml
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What an audit file asks for: ``folder`` is where results go, ``config`` the experiment's file."""
+    """What an audit file asks for; the fields are its keys."""
 
-    folder: Path
-    config: Path
-    confidence: float
-    seed: int
-    audits: tuple[Any, ...]
+    run: str = ""
+    experiment: str = ""
+    confidence: float = 0.95
+    seed: int = 0
+    task: str | None = None
+    audit: Any = ()
 
+    def __post_init__(self) -> None:
+        if not 0 < self.confidence < 1:
+            raise ConfigError(f"confidence is {self.confidence}; give a number in (0, 1), such as 0.95")
+        if bool(self.run) == bool(self.experiment):
+            raise ConfigError("an audit file names a run or an experiment; give exactly one of the keys")
+        if not self.audit:
+            raise ConfigError("the file has no audit; write [[audit]] once for each")
 
-def read_plan(path: Path, registry: Any) -> Plan:
-    """The plan in the TOML file ``path``; ``registry`` is the module :mod:`audits.registry`.
-
-    Raises:
-        ConfigError: it cannot be read, or a setting is unknown or impossible.
-    """
-    try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; give the path of an audit file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a TOML file: {error}") from error
-    for key in settings:
-        if key not in _KEYS:
-            raise unknown("key", key, _KEYS)
-    values = {key: settings.get(key, default) for key, (_, default) in _KEYS.items()}
-    for key, value in settings.items():
-        if not isinstance(value, _KEYS[key][0]) or isinstance(value, bool):
-            raise ConfigError(f"{key} is {value!r}; give a value of the kind in `privfl audit --help`")
-    if not 0 < values["confidence"] < 1:
-        raise ConfigError(f"confidence is {values['confidence']}; give a number in (0, 1), such as 0.95")
-    if bool(values["run"]) == bool(values["experiment"]):
-        raise ConfigError("an audit file names a run or an experiment; give exactly one of the keys")
-    if not values["audit"] or not all(isinstance(table, Mapping) for table in values["audit"]):
-        raise ConfigError("audit is not a list of tables; write [[audit]] once for each audit")
-    if values["run"]:
-        folder, config = Path(values["run"]), Path(values["run"]) / "config.toml"
-    else:
-        config = Path(values["experiment"])
-        folder = Path("runs") / config.stem
-    audits = tuple(registry.audit_from(table) for table in values["audit"])
-    return Plan(folder, config, float(values["confidence"]), values["seed"], audits)
+    @property
+    def folder(self) -> Path:
+        """Where the results go."""
+        return Path(self.run) if self.run else Path("runs") / Path(self.experiment).stem
 
 
 def audit_experiment(path: Path) -> bool:
@@ -89,10 +61,14 @@ def audit_experiment(path: Path) -> bool:
     from privfl.experiment import Experiment
     from privfl.simulation.run_directory import write_whole
 
-    plan = read_plan(path, companion("audits.registry"))
-    experiment = Experiment.from_toml(plan.config)
+    registry = companion("audits.registry")
+    plan = build(Plan, read_toml(path, "an audit file"))
+    audits: tuple[Any, ...] = choose_each(registry.AUDITS, plan.audit, "audit", registry.ExperimentAudit)
+    overrides = [] if plan.task is None else [f"task={plan.task}"]
+    source, read = (plan.run, Experiment.of_run) if plan.run else (plan.experiment, Experiment.from_toml)
+    experiment = read(source, overrides)
     used, refuted = Counter[str](), False
-    for audit in plan.audits:
+    for audit in audits:
         used[audit.name] += 1
         label = audit.name if used[audit.name] == 1 else f"{audit.name}-{used[audit.name]}"
         try:

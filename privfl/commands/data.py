@@ -1,4 +1,4 @@
-"""``privfl data``: fetch datasets, tell about them, draw partitions."""
+"""``privfl data``: fetch datasets, describe them, draw partitions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Fetch a dataset, tell about it, or draw a partition of it.", no_args_is_help=True)
+app = typer.Typer(help="Fetch a dataset, describe it, or draw a partition of it.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Dataset; see `privfl list datasets`.", show_default=False)]
 
@@ -44,6 +44,7 @@ def info(name: Name) -> None:
         if entry.rows
         else "depends on options",
         "natural clients": entry.client_id or "none: choose a partition",
+        "files": "\n".join(address for address, _ in entry.downloads) or "none",
         "licence": entry.licence,
         "citation": entry.citation,
         "notes": entry.notes,
@@ -67,7 +68,8 @@ def plot(
 ) -> None:
     """Draw who holds what: a heat map of clients × classes, with the sizes beside it."""
     from privfl.data.catalog import load_dataset
-    from privfl.experiment import Experiment, override
+    from privfl.experiment import Experiment
+    from privfl.schema import override
 
     settings: dict[str, object] = {"dataset": {"name": name}, "seed": seed}
     if partition is not None:

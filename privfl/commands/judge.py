@@ -33,22 +33,17 @@ class Judge:
     candidates: int
 
     @classmethod
-    def of(cls, run: Path, seed: int, public_share: float, candidates: int) -> Judge:
-        """The judge of the run in the directory ``run``, whose task is built again from its ``config.toml``.
+    def of(cls, run: Path, seed: int, public_share: float, candidates: int, task: str | None = None) -> Judge:
+        """The judge of the run in the directory ``run``, whose task is had again as its ``config.toml`` says.
+
+        Args:
+            task: ``module:function`` that returns the task, for a run on data that were handed over in Python.
 
         Raises:
-            ConfigError: there is no such file, or the run was not started from an experiment.
+            ConfigError: there is no run, or its task cannot be had again; the sentence says what it needs.
         """
-        if not (run / "config.toml").exists():
-            raise ConfigError(f"{run} holds no run; give the --out folder of `privfl run` with record = true")
-        try:
-            task = Experiment.from_toml(run / "config.toml").task()
-        except ConfigError as error:
-            raise ConfigError(
-                f"{run / 'config.toml'} is no experiment ({error}); attack a run of `privfl run`, or use the Python "
-                "interface"
-            ) from error
-        return cls(task, seed, public_share, candidates)
+        experiment = Experiment.of_run(run, [] if task is None else [f"task={task}"])
+        return cls(experiment.task(), seed, public_share, candidates)
 
     def auxiliary(self, attack: Any, needs: Any) -> Any:
         """What ``attack``, which has ``needs``, gets besides the transcript, and the answers it is judged by.

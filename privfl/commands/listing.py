@@ -31,6 +31,8 @@ class Kind(StrEnum):
 
 MANY = (Kind.algorithms, Kind.attacks)
 """Kinds with so many members that each gets a line, and its settings only where it is asked for by name."""
+HEADS = {"reads": "uses", "has": "attacker knowledge", "summary": "description"}
+"""What the columns are called on the screen, where JSON calls them otherwise."""
 WIDEST = 26
 """Characters of a column before it is cut."""
 
@@ -56,7 +58,7 @@ def show_list(kind: Kind, name: str | None, as_json: bool) -> None:
         console.print(_in_full(rows[0]))
     elif kind in MANY:
         console.print("\n".join(_lines(rows, console.width)), markup=False, highlight=False, no_wrap=True)
-        console.print(f"\nMore about one, settings and every reason for a no: privfl list {kind.value} NAME")
+        console.print(f"\nSettings of one, and the reasons where it says no: privfl list {kind.value} NAME")
     else:
         console.print(_table(kind, rows))
 
@@ -64,7 +66,7 @@ def show_list(kind: Kind, name: str | None, as_json: bool) -> None:
 def _lines(rows: list[dict[str, Any]], width: int) -> list[str]:
     """One line of at most ``width`` characters for each row, and one that heads them."""
     more = [name for name in rows[0] if name not in ("name", "summary", "settings")]
-    cells = [["name", *more, "what it is"]]
+    cells = [["name", *(HEADS.get(name, name) for name in more), "description"]]
     for row in rows:
         cells.append([row["name"], *("no" if row[name].startswith("no:") else row[name] for name in more)])
         cells[-1].append(row["summary"])
@@ -82,7 +84,7 @@ def _table(kind: Kind, rows: list[dict[str, Any]]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("name", "what it is", "settings", title=kind.value, title_justify="left", show_lines=True)
+    table = Table("name", "description", "settings", title=kind.value, title_justify="left", show_lines=True)
     for row in rows:
         table.add_row(*(escape(cell) for cell in (row["name"], row["summary"], _settings(row, ", "))))
     return table
@@ -94,10 +96,9 @@ def _in_full(row: dict[str, Any]) -> Table:
     from rich.table import Table
 
     table = Table("", "", show_header=False, box=None)
-    words = {"summary": "what it is"}
     for name, value in row.items():
         text = _settings(row, "\n") if name == "settings" else str(value)
-        table.add_row(f"[bold]{words.get(name, name)}[/bold]", escape(text))
+        table.add_row(f"[bold]{HEADS.get(name, name)}[/bold]", escape(text))
     return table
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privfl.errors import ConfigError
 from privfl.randomness import numpy_stream
+from privfl.validation import check_number
 
 
 def stratified_holdout(
@@ -27,8 +27,7 @@ def stratified_holdout(
     Raises:
         ConfigError: ``fraction`` is not strictly between 0 and 1.
     """
-    if not 0.0 < fraction < 1.0:
-        raise ConfigError(f"test_fraction is {fraction}, which must lie strictly between 0 and 1, for instance 0.2.")
+    check_number("test_fraction", fraction, 0, 1, above=True, below=True)
     labels = np.asarray(targets)
     groups = np.zeros(len(labels), dtype=np.int64) if clients is None else np.asarray(clients)
     rng = numpy_stream(seed, "holdout")

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privfl.data.holdout import stratified_holdout
-from privfl.errors import ConfigError
-from privfl.validation import Settings
+from privfl.validation import Settings, check_number
 
 Rows = Sequence[NDArray[np.int64]]
 
@@ -32,10 +31,8 @@ class LocalTests(Settings):
     global_test: Literal["official", "union"] = "official"
 
     def __post_init__(self) -> None:
-        if not 0 < self.fraction < 1:
-            raise ConfigError(f"local_tests.fraction is {self.fraction!r}; give a number strictly between 0 and 1")
-        if not 0 <= self.validation < 1:
-            raise ConfigError(f"local_tests.validation is {self.validation!r}; give a number in [0, 1)")
+        check_number("local_tests.fraction", self.fraction, 0, 1, above=True, below=True)
+        check_number("local_tests.validation", self.validation, 0, 1, below=True)
 
     def split(self, parts: Rows, targets: NDArray[np.int64], seed: int) -> tuple[Rows, Rows, Rows]:
         """Every client's rows for training, for testing and for validation, from its rows ``parts``."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,11 @@ from privfl.data.partitions import Natural, Partition, PartitionReport, describe
 from privfl.errors import ConfigError, DataError
 from privfl.federation.context import Setting
 from privfl.federation.fit import check_builder, check_fit
-from privfl.models import InputKind, NamedModel, default_model
+from privfl.federation.recipe import Recipe, content_hash
+from privfl.models import InputKind, NamedModel, OwnModel, default_model
 from privfl.privacy.loss import Loss
-from privfl.randomness import numpy_stream, stream_seed
+from privfl.randomness import numpy_stream
+from privfl.schema import Named, plain
 from privfl.validation import Settings, checked, said
 
 ModelFactory = Callable[[int], nn.Module]
@@ -108,6 +111,8 @@ class Task(Settings):
     vocabulary: int | None = None
     local_tests: ClientIndex | None = None
     local_validations: ClientIndex | None = None
+    recipe: Recipe | None = field(default=None, init=False, repr=False, compare=False)
+    """How this very task can be had again, if that is known; a changed copy (``dataclasses.replace``) has none."""
 
     @classmethod
     @checked
@@ -226,24 +231,46 @@ class Task(Settings):
         held = ClientIndex.allowing_empty(test)
         validations = ClientIndex.allowing_empty(validation) if tests.validation else None
         task = replace(self, clients=ClientIndex.of(train), local_tests=held, local_validations=validations)
-        if tests.global_test == "official":
+        if tests.global_test == "union":
+            rows = torch.sort(held.rows).values
+            task = replace(task, test_inputs=self.inputs[rows], test_targets=self.targets[rows])
+        recipe = self.recipe
+        if recipe is None or recipe.dataset is None or recipe.dataset.options.get("seed") != seed:
             return task
-        rows = torch.sort(held.rows).values
-        return replace(task, test_inputs=self.inputs[rows], test_targets=self.targets[rows])
+        return task.made_by(replace(recipe, local_tests=tests))
 
     def pooled(self) -> Task:
         """The same data held by one client: what centralised training sees."""
         rows = torch.sort(self.clients.rows).values
         return replace(self, clients=ClientIndex(rows, np.array([0, len(rows)], dtype=np.int64)), report=None)
 
+    def made_by(self, recipe: Recipe | None) -> Task:
+        """This task, known to be what ``recipe`` gives."""
+        task = replace(self)
+        object.__setattr__(task, "recipe", recipe)
+        return task
+
     def describe(self) -> dict[str, Any]:
-        """What tells this task apart from another one: names, and a hash of who holds which rows."""
-        found = {"name": self.name, "model": self.model_name, "clients": len(self.clients), "rows": self.clients.hash()}
-        for name in ("local_tests", "local_validations"):
-            index = getattr(self, name)
-            if index is not None:
-                found |= {name: index.hash(), "tested": len(self.test_targets)}
-        return found
+        """What tells this task apart from another one: names, and hashes of the data and of who holds which rows.
+
+        A memory map is read once for it.
+        """
+        model = self.model.named if isinstance(self.model, NamedModel | OwnModel) else Named.of(self.model)
+        indices = {name: getattr(self, name) for name in ("local_tests", "local_validations")}
+        return {
+            "name": self.name,
+            "clients": len(self.clients),
+            "rows": self.clients.hash(),
+            **self._hashes,
+            **{name: index.hash() for name, index in indices.items() if index is not None},
+            "model": plain(model),
+            **({} if self.loss is cross_entropy else {"loss": plain(Named.of(self.loss))}),
+        }
+
+    @cached_property
+    def _hashes(self) -> dict[str, str]:
+        names = ("inputs", "targets", "test_inputs", "test_targets")
+        return {name: content_hash(getattr(self, name)) for name in names}
 
     def setting(self, rounds: int, seed: int) -> Setting:
         """What an algorithm may know of a run of ``rounds`` rounds on this task."""
@@ -278,7 +305,7 @@ class Task(Settings):
         for name in ("clients", "local_tests", "local_validations"):
             index = getattr(self, name)
             moved[name] = None if index is None else replace(index, rows=index.rows.to(device))
-        return replace(self, **moved)
+        return replace(self, **moved).made_by(self.recipe)
 
 
 def _factory(
@@ -293,14 +320,8 @@ def _factory(
         return NamedModel(model, shape, dataset.classes, vocabulary, options), model
     if options:
         raise ConfigError(f"model_options is {said(options)} and model {said(model)}; put the options into the model")
-    own = check_builder(model)
-
-    def custom(seed: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stream_seed(seed, "init") % 2**63)
-            return own()
-
-    return custom, getattr(model, "__name__", type(model).__name__)
+    inner = model.func if isinstance(model, partial) else model
+    return OwnModel(check_builder(model)), getattr(inner, "__name__", type(inner).__name__)
 
 
 @checked
@@ -312,12 +333,41 @@ def load(
     model_options: dict[str, Any] | None = None,
     label_noise: LabelNoise | None = None,
     local_tests: LocalTests | None = None,
+    loss: Loss = cross_entropy,
     seed: int = 0,
     **options: Any,
 ) -> Task:
     """The task of a dataset in the catalog; ``options`` go to its loader. See ``privfl list datasets``."""
-    dataset = load_dataset(name, seed=seed, **options)
     task = Task.from_dataset(
-        dataset, partition=partition, model=model, model_options=model_options, label_noise=label_noise, seed=seed
+        load_dataset(name, seed=seed, **options),
+        partition=partition,
+        model=model,
+        model_options=model_options,
+        label_noise=label_noise,
+        loss=loss,
+        seed=seed,
     )
+    asked = isinstance(task.model, OwnModel) or model is not None or model_options
+    recipe = Recipe(
+        dataset=Named(name, {**options, "seed": seed}),
+        partition=partition,
+        label_noise=label_noise,
+        model=task.model.named if asked and isinstance(task.model, NamedModel | OwnModel) else None,
+        loss=None if loss is cross_entropy else Named.of(loss),
+    )
+    task = task.made_by(recipe)
     return task if local_tests is None else task.with_local_tests(local_tests, seed)
+
+
+def call_for_task(function: Callable[..., Task], seed: int) -> Task:
+    """The task that ``function``, of no arguments or of the seed, returns.
+
+    Raises:
+        ConfigError: it returns something else.
+    """
+    takes_seed = any(one.default is one.empty for one in signature(function).parameters.values())
+    task = function(seed) if takes_seed else function()
+    if not isinstance(task, Task):
+        name = getattr(function, "__qualname__", type(function).__name__)
+        raise ConfigError(f"{name} returned {type(task).__name__}; a function that makes the task returns a pf.Task")
+    return task

@@ -5,7 +5,6 @@ Guo et al., *On calibration of modern neural networks* (ICML 2017); eqs. (13) an
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -73,7 +72,7 @@ def reliability(probabilities: Tensor, targets: Tensor, bins: int = BINS) -> Rel
 def expected_calibration_error(probabilities: Tensor, targets: Tensor, bins: int = BINS) -> float:
     """ECE in [0, 1]: the mean gap of the bins, weighted by how many samples they hold; eq. (13).
 
-    Over the whole data set. SuPerFed's code averages it over batches of 10, which inflates it: see :func:`by_batch`.
+    Over the whole data set. SuPerFed's code averages it over batches of 10, which inflates it.
     """
     found = reliability(probabilities, targets, bins)
     return float((found.counts * found.gaps).sum() / found.counts.sum())
@@ -82,19 +81,3 @@ def expected_calibration_error(probabilities: Tensor, targets: Tensor, bins: int
 def maximum_calibration_error(probabilities: Tensor, targets: Tensor, bins: int = BINS) -> float:
     """MCE in [0, 1]: the largest gap of a bin that holds a sample; eq. (14)."""
     return float(reliability(probabilities, targets, bins).gaps.max())
-
-
-def by_batch(
-    metric: Callable[[Tensor, Tensor, int], float],
-    probabilities: Tensor,
-    targets: Tensor,
-    batch_size: int = 10,
-    bins: int = BINS,
-) -> float:
-    """The mean of ``metric`` over consecutive batches, each weighted by its size, as SuPerFed's code reports it.
-
-    It is never below the ECE of the whole data set, because gaps of opposite sign cancel in a bin only where they meet.
-    """
-    check_count("batch_size", batch_size)
-    parts = zip(torch.split(probabilities, batch_size), torch.split(targets, batch_size), strict=True)
-    return sum(metric(part, wanted, bins) * len(wanted) for part, wanted in parts) / len(targets)

@@ -4,6 +4,25 @@
 """
 
 from privfl.models.base import Network
-from privfl.models.registry import Initialisation, InputKind, ModelInfo, NamedModel, build, default_model, models
+from privfl.models.registry import (
+    Initialisation,
+    InputKind,
+    ModelInfo,
+    NamedModel,
+    OwnModel,
+    build,
+    default_model,
+    models,
+)
 
-__all__ = ["Initialisation", "InputKind", "ModelInfo", "NamedModel", "Network", "build", "default_model", "models"]
+__all__ = [
+    "Initialisation",
+    "InputKind",
+    "ModelInfo",
+    "NamedModel",
+    "Network",
+    "OwnModel",
+    "build",
+    "default_model",
+    "models",
+]

@@ -18,6 +18,7 @@ from privfl.errors import ConfigError, unknown
 from privfl.models import convolutional, dense, energy, projection, recurrent, residual, text
 from privfl.models.base import Network, Shape, initialise
 from privfl.randomness import stream_seed
+from privfl.schema import Named
 
 InputKind = Literal["vector", "signal", "image", "tokens"]
 """One input without the batch: ``vector`` (D,), ``signal`` (C, L), ``image`` (C, H, W), ``tokens`` (L,) of integers."""
@@ -157,6 +158,29 @@ class NamedModel:
     def __call__(self, seed: int) -> Network:
         """The network, initialised from ``seed``."""
         return build(self.name, self.input_shape, self.classes, vocabulary=self.vocabulary, seed=seed, **self.options)
+
+    @property
+    def named(self) -> Named:
+        """How a file names it."""
+        return Named(self.name, self.options)
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """Builds a model of one's own from a seed, by a function or class of no arguments."""
+
+    build: Callable[..., nn.Module]
+
+    def __call__(self, seed: int) -> nn.Module:
+        """The network, initialised from ``seed``."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(stream_seed(seed, "init") % 2**63)
+            return self.build()
+
+    @property
+    def named(self) -> Named:
+        """How a file names it."""
+        return Named.of(self.build)
 
 
 @cache

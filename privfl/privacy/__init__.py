@@ -1,1 +1,1 @@
-"""Everything between the data and an observer; here the settings that name the mechanisms of a run."""
+"""Everything between the data and an observer."""

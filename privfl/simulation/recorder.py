@@ -8,14 +8,17 @@ from pathlib import Path
 
 from torch import Tensor
 
-from privfl.description import describe
 from privfl.engine.aggregation import CohortSums
 from privfl.engine.workspace import ClientResult, Phase
+from privfl.federation.availability import Availability
+from privfl.federation.cohorts import Cohort
 from privfl.federation.task import Task
 from privfl.models import NamedModel
 from privfl.privacy.accounting.release import OBSERVERS, Observer
+from privfl.schema import plain
 from privfl.simulation.plan import RunSettings
 from privfl.simulation.run_directory import write_whole
+from privfl.simulation.settings import registries
 from privfl.simulation.transcript import (
     FOLDER,
     Exchange,
@@ -40,14 +43,14 @@ def recorded_observers(record: bool | Observer | Sequence[Observer]) -> tuple[Ob
 
 def public_facts(run: RunSettings) -> PublicFacts:
     """What everybody knows of a run with these settings; the key that fixes its noise is not told."""
-    task, algorithm, factory = run.task, run.algorithm, run.task.model
+    task, algorithm, factory, known = run.task, run.algorithm, run.task.model, registries()
     return PublicFacts(
         dataset=task.name,
-        algorithm={**describe(algorithm), "name": algorithm.name},
-        training=describe(run.training),
-        privacy=describe(replace(run.privacy, noise_key=None)),
-        cohort=describe(run.cohort),
-        availability=describe(run.availability),
+        algorithm={**plain(algorithm, known), "name": algorithm.name},
+        training=plain(run.training, known),
+        privacy=plain(replace(run.privacy, noise_key=None), known),
+        cohort=plain(run.cohort, known, Cohort),
+        availability=plain(run.availability, known, Availability),
         model=task.model_name,
         model_options=dict(factory.options) if isinstance(factory, NamedModel) else None,
         input_shape=tuple(task.inputs.shape[1:]),

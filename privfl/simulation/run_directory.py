@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from privfl.errors import ConfigError, DataError, PrivflError
+from privfl.schema import read_toml
 
 Metrics = dict[str, Any]
 _PACKAGES = ("privfl", "opacus", "numpy", "scipy", "cryptography", "dp-accounting", "scikit-learn")
@@ -76,12 +77,12 @@ class RunDirectory:
         self.checkpoint_file = path / "checkpoints" / "latest.npz"
         self.key_file = path / "noise.key"
 
-    def begin(self, config: Mapping[str, Any], fingerprint: str, *, resume: bool) -> Checkpoint | None:
+    def begin(self, config: Mapping[str, Any], *, resume: bool) -> Checkpoint | None:
         """Start or go on; returns the checkpoint to go on from, ``None`` for a fresh start.
 
         Raises:
             ConfigError: the folder holds another run, or a run and ``resume`` is off.
-            DataError: the checkpoint cannot be read.
+            DataError: the checkpoint cannot be read, or the settings were changed since.
         """
         begun = (self.path / "environment.json").exists()
         if begun and not resume:
@@ -89,17 +90,38 @@ class RunDirectory:
                 f"{self.path} already holds a run; go on with --resume or choose another folder with --out"
             )
         if begun:
-            before = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))["fingerprint"]
-            if before != fingerprint:
+            if differing := self.differences(config):
                 raise ConfigError(
-                    f"{self.path} holds a run with other settings; repeat its config.toml or choose another --out"
+                    f"{self.path} holds a run with other settings: {'; '.join(differing)}; repeat its config.toml or "
+                    "choose another --out"
                 )
         else:
-            write_whole(self.path / "config.toml", tomli_w.dumps(_without_none(config)).encode())
-            self.write_json("environment.json", {**environment(), "fingerprint": fingerprint})
+            text = tomli_w.dumps(config).encode()
+            write_whole(self.path / "config.toml", text)
+            self.write_json("environment.json", {**environment(), "config_sha256": hashlib.sha256(text).hexdigest()})
         checkpoint = self.checkpoint()
         self._cut_metrics(checkpoint.round if checkpoint else 0)
         return checkpoint
+
+    def differences(self, config: Mapping[str, Any]) -> list[str]:
+        """Which settings of the run that is here ``config`` has otherwise, each with both values.
+
+        Raises:
+            ConfigError: ``config.toml`` is missing.
+            DataError: it was changed since the run began.
+        """
+        path = self.path / "config.toml"
+        there, here = _flat(read_toml(path, "a run's config.toml")), _flat(config)
+        began_with = json.loads((self.path / "environment.json").read_text(encoding="utf-8")).get("config_sha256")
+        if hashlib.sha256(path.read_bytes()).hexdigest() != began_with:
+            raise DataError(f"{path} was changed since the run began; restore it, or start anew with another --out")
+        if there.get("task") is not None and not any(key.startswith("data.") for key in here):
+            there = {key: value for key, value in there.items() if not key.startswith("data.")}  # known once it is made
+        return [
+            f"{key} is {there.get(key, 'not set')!r} there and {here.get(key, 'not set')!r} here"
+            for key in sorted(there.keys() | here.keys(), key=lambda key: (key.startswith("data."), key))
+            if key not in INDIFFERENT and there.get(key) != here.get(key)
+        ]
 
     def write_json(self, name: str, content: Any) -> None:
         """Write ``content`` as JSON to the file ``name``."""
@@ -175,10 +197,12 @@ INDIFFERENT = ("engine", "workers", "checkpoint_seconds")
 """Settings that another start may change: a run keeps its engine; workers change the rounding of stacked sums only."""
 
 
-def fingerprint(settings: Mapping[str, Any]) -> str:
-    """A hash that tells runs with other settings apart."""
-    decisive = {name: value for name, value in settings.items() if name not in INDIFFERENT}
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()
+def _flat(settings: Mapping[str, Any], key: str = "") -> dict[str, Any]:
+    """``settings`` as one level, with dotted keys."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= _flat(value, f"{key}{name}.") if isinstance(value, Mapping) else {f"{key}{name}": value}
+    return found
 
 
 def read_lines(path: Path) -> list[Metrics]:
@@ -209,12 +233,3 @@ def environment() -> dict[str, Any]:
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "packages": versions,
     }
-
-
-def _without_none(value: Any) -> Any:
-    """TOML has no null: absent settings are left out."""
-    if isinstance(value, Mapping):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list | tuple):
-        return [_without_none(item) for item in value]
-    return value

@@ -1,11 +1,27 @@
-"""The settings of a run: a schedule, which changes the numbers, and an execution, which changes time and rounding."""
+"""The settings of a run: its parts, a schedule, which changes the numbers, and an execution, which changes time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import tomli_w
+
+from privfl.algorithms import ALGORITHMS, Algorithm
 from privfl.engine.choice import EngineName
+from privfl.federation.availability import AVAILABILITY, Always, Availability
+from privfl.federation.cohorts import COHORTS, Cohort, Everyone
+from privfl.federation.recipe import REGISTRIES, Recipe
+from privfl.federation.task import Task
+from privfl.privacy.accounting.release import Observer
+from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.precision import Precision
+from privfl.privacy.mechanisms.mechanism import Mechanism
+from privfl.privacy.mechanisms.registry import update_mechanisms
+from privfl.privacy.settings import Privacy
+from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
+from privfl.privacy.sizes.mechanism import SizeMechanism
+from privfl.schema import BESIDE, Named, Registries, plain
 from privfl.validation import Settings, check_count, check_number
 
 
@@ -52,3 +68,71 @@ class Execution(Settings):
         if self.workers is not None:
             check_count("workers", self.workers)
         check_number("checkpoint_seconds", self.checkpoint_seconds, 0)
+
+
+def registries() -> Registries:
+    """Everything that a run's file can name, by its base class."""
+    return {
+        **REGISTRIES,
+        Algorithm: ALGORITHMS,
+        Availability: AVAILABILITY,
+        Cohort: COHORTS,
+        Mechanism: update_mechanisms(),
+        SizeMechanism: SIZE_MECHANISMS,
+    }
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides a run, as its ``config.toml`` holds it: the fields are the keys of the file.
+
+    Args:
+        schedule, execution, recipe: their own fields stand at the top of the file.
+        record: whose view of the run is kept as its transcript, for attacks: ``["server"]``, ``["public"]``, both
+            (true) or nobody's.
+        algorithm: how clients train, what they send and what the server makes of it; FedAvg by default.
+        training: how clients train in a round.
+        privacy: the mechanisms of the run; without any, every cell of the statement is ∞.
+        cohort: which of the clients that can be reached take part in a round; all by default.
+        availability: which clients can be reached in a round; all by default.
+    """
+
+    schedule: Schedule = field(default_factory=Schedule, metadata=BESIDE)
+    execution: Execution = field(default_factory=Execution, metadata=BESIDE)
+    recipe: Recipe = field(default_factory=lambda: Recipe(dataset=Named("digits")), metadata=BESIDE)
+    record: bool | tuple[Observer, ...] = False
+    algorithm: Algorithm = field(default_factory=ALGORITHMS["fedavg"])
+    training: LocalTraining = field(default_factory=LocalTraining)
+    privacy: Privacy = field(default_factory=Privacy)
+    cohort: Cohort = field(default_factory=Everyone)
+    availability: Availability = field(default_factory=Always)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.record, bool) and len(self.record) != 1:
+            object.__setattr__(self, "record", bool(self.record))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings as resolved, defaults included, as TOML can hold them."""
+        settings: dict[str, Any] = _without_none(plain(self, registries()))
+        return settings
+
+    def to_toml(self) -> str:
+        """The settings as the text of a TOML file."""
+        return tomli_w.dumps(self.to_dict())
+
+    def on(self, task: Task) -> RunConfig:
+        """These settings for a run on ``task``; where it is not known how to load that, its data are hashed."""
+        recipe = task.recipe or Recipe()
+        if recipe.dataset is None:
+            return replace(self, recipe=replace(recipe, data=task.describe()))
+        options = dict(recipe.dataset.options)
+        if options.get("seed") == self.schedule.seed:
+            del options["seed"]
+        return replace(self, recipe=replace(recipe, dataset=Named(recipe.dataset.name, options)))
+
+
+def _without_none(value: Any) -> Any:
+    """TOML has no null: absent settings are left out."""
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list) else value

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from privfl.algorithms.base import Algorithm, Round
-from privfl.description import describe
 from privfl.engine.choice import Choice, Engine, choose
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import phases_of
@@ -34,12 +33,11 @@ from privfl.simulation.recorder import Recorder, public_facts, recorded_observer
 from privfl.simulation.result import Run
 from privfl.simulation.round_costs import RoundCosts, exceeds
 from privfl.simulation.rounds import ServerContext, aggregate, collect
-from privfl.simulation.run_directory import Metrics, RunDirectory, fingerprint, write_whole
-from privfl.simulation.settings import Execution, Schedule
+from privfl.simulation.run_directory import Metrics, RunDirectory, write_whole
+from privfl.simulation.settings import Execution, RunConfig, Schedule
 from privfl.simulation.state import State
 from privfl.validation import checked
 
-SETTINGS = ("algorithm", "training", "privacy", "cohort", "availability", "record")
 Stopped = Literal["finished", "budget"]
 
 
@@ -60,7 +58,6 @@ def simulate(
     out: Path | str | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
-    settings: Mapping[str, Any] | None = None,
 ) -> Run:
     """Train ``algorithm`` on ``task`` for ``rounds`` rounds and say what may be claimed.
 
@@ -75,7 +72,6 @@ def simulate(
         out: run directory; ``None`` keeps everything in memory.
         resume: go on with an interrupted run in ``out``.
         callbacks: called after every round with the simulation and the round's metrics.
-        settings: what ``config.toml`` records; default a description of the arguments.
 
     Raises:
         ConfigError: a setting is impossible; nothing has been trained or sent then.
@@ -91,17 +87,12 @@ def simulate(
         execution=execution or Execution(),
         record=recorded_observers(record),
     )
-    settings = settings or {
-        "task": asked.task.describe(),
-        **{name: describe(getattr(asked, name)) for name in SETTINGS},
-        **vars(asked.schedule),
-        "precision": asked.execution.precision,
-    }
     plan = prepare(asked)
     state = State.start(plan)
     directory = None if out is None else RunDirectory(Path(out))
     if directory is not None:
-        checkpoint = directory.begin(settings, fingerprint(settings), resume=resume)
+        config = RunConfig(**{name: part for name, part in vars(asked).items() if name != "task"}).on(task)
+        checkpoint = directory.begin(config.to_dict(), resume=resume)
         key = directory.noise_key(plan.source.key)
         plan = replace(plan, source=NoiseSource(key, plan.source.reproducible))
         state = state if checkpoint is None else State.load(checkpoint, plan)

@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from privfl.algorithms import Algorithm
-from privfl.description import describe
-from privfl.federation.task import Task
+from privfl.federation.recipe import Recipe
+from privfl.federation.task import Task, call_for_task
+from privfl.references import reference
 from privfl.simulation.callbacks import Callback
 from privfl.simulation.result import Run
-from privfl.simulation.settings import Schedule
+from privfl.simulation.settings import RunConfig, Schedule
 from privfl.simulation.simulation import simulate
 
 
 @dataclass(frozen=True)
-class Composed:
+class PythonRun:
     """One run put together in code; a study takes it wherever it takes an experiment.
 
     Args:
@@ -35,22 +36,23 @@ class Composed:
 
     def to_dict(self) -> dict[str, Any]:
         """What tells this run apart from another one; builds the task, to know who holds which rows."""
-        return self._settings(self.task(self.schedule.seed))
+        chosen = {name: value for name, value in self.arguments.items() if value is not None}
+        return RunConfig(schedule=self.schedule, algorithm=self.algorithm, **chosen).on(self._task()).to_dict()
 
     def run(self, out: Path | str | None = None, *, resume: bool = False, callbacks: Sequence[Callback] = ()) -> Run:
         """Run it; see :func:`privfl.simulation.simulation.simulate`."""
-        task = self.task(self.schedule.seed)
         return simulate(
-            task,
+            self._task(),
             self.algorithm,
             **vars(self.schedule),
             out=out,
             resume=resume,
             callbacks=callbacks,
-            settings=self._settings(task),
             **self.arguments,
         )
 
-    def _settings(self, task: Task) -> dict[str, Any]:
-        given = {name: describe(value) for name, value in self.arguments.items()}
-        return {"task": task.describe(), "algorithm": describe(self.algorithm), **vars(self.schedule), **given}
+    def _task(self) -> Task:
+        """The task; where it is not known how to load it, its function is named."""
+        task = call_for_task(self.task, self.schedule.seed)
+        named = task.recipe is not None or not hasattr(self.task, "__qualname__")
+        return task if named else task.made_by(Recipe(task=reference(self.task)))

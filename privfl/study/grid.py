@@ -26,9 +26,9 @@ from privfl.errors import ConfigError, DataError, PrivflError
 from privfl.experiment import Experiment
 from privfl.privacy.accounting.release import OBSERVERS, UNITS
 from privfl.privacy.accounting.statement import Statement
-from privfl.simulation.run_directory import RunDirectory, fingerprint, read_lines, write_whole
+from privfl.simulation.run_directory import RunDirectory, read_lines, write_whole
 from privfl.study.clients import record_clients
-from privfl.study.composed import Composed
+from privfl.study.composed import PythonRun
 
 CELLS = tuple(f"{unit}/{observer}" for unit in UNITS for observer in OBSERVERS)
 DAMAGED = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError)
@@ -46,7 +46,7 @@ class Cell:
 
     method: str
     level: str
-    experiment: Experiment | Composed
+    experiment: Experiment | PythonRun
 
     @property
     def folder(self) -> str:
@@ -188,8 +188,7 @@ def _run_cell(cell: Cell, folder: Path) -> str:
 def _finished(cell: Cell, folder: Path) -> bool:
     if not ((folder / "summary.json").exists() and (folder / "statement.json").exists()):
         return False
-    began_with = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["fingerprint"]
-    return bool(began_with == fingerprint(cell.experiment.to_dict()))
+    return not RunDirectory(folder).differences(cell.experiment.to_dict())
 
 
 def read_result(method: str, level: str, seed: int, folder: Path) -> Result:

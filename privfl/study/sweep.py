@@ -74,7 +74,7 @@ def _same_clients(ledgers: Sequence[Ledger], settings: Sequence[Mapping[str, Any
     """Whether everything that one client holds in one run lies with one client, or none, in each of the others."""
     if len({ledger.clients for ledger in ledgers}) > 1:
         return False
-    natural = all("task" not in one and _partition(one)["name"] == "natural" for one in settings)
+    natural = all("data" not in one and _partition(one)["name"] == "natural" for one in settings)
     return natural or len({_division(one) for one in settings}) == 1
 
 
@@ -84,6 +84,7 @@ def _partition(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _division(settings: Mapping[str, Any]) -> str:
     """What decides which client holds which rows: a hash of them, or the dataset, the partition and the seed."""
-    if "task" in settings:
-        return str(settings["task"]["rows"])
-    return json.dumps([settings["dataset"], _partition(settings), settings["seed"]], sort_keys=True)
+    if "data" in settings:
+        return json.dumps([settings["data"]["inputs"], settings["data"]["rows"]])
+    seed = settings["dataset"].get("seed", settings["seed"])
+    return json.dumps([settings["dataset"], _partition(settings), settings.get("local_tests"), seed], sort_keys=True)

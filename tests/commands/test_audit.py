@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from audits.registry import AUDITS, ExperimentAudit, RareTokens, audit_from
+from audits.registry import AUDITS, ExperimentAudit, RareTokens
 from privfl.experiment import Experiment
 from tests.commands.command_line import privfl
 
@@ -126,11 +126,11 @@ def test_tokens_replace_the_data_and_keep_the_claim(here):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "audit is not a list of tables"),
+        ("", "the file has no audit"),
         ('[[audit]]\nname = "rare-token"', "did you mean 'rare-tokens'"),
-        ("[[audit]]\ncanaries = 3", "an [[audit]] has no name"),
+        ("[[audit]]\ncanaries = 3", "[audit] has no name"),
         ('[[audit]]\nname = "rare-tokens"\ncanary = 3', "did you mean 'rare-tokens.canaries'"),
-        ('[[audit]]\nname = "rare-tokens"\ncanaries = "many"', "it should be integer"),
+        ('[[audit]]\nname = "rare-tokens"\ncanaries = "many"', "rare-tokens.canaries is 'many'; give an integer"),
         ('[[audit]]\nname = "size-response"\nunit = "row"', "'sample' or 'client'"),
         ('confidence = 1.0\n[[audit]]\nname = "size-response"', "confidence is 1.0"),
         ('seeds = 1\n[[audit]]\nname = "size-response"', "did you mean 'seed'"),
@@ -159,7 +159,3 @@ def test_files_that_are_missing_or_broken_say_so(here):
         code, _, err = audited(here, f'[[audit]]\nname = "{name}"')
         assert code == 2
         assert sentence in err
-
-
-def test_an_audit_is_built_from_plain_data():
-    assert audit_from({"name": "rare-tokens", "canaries": 7}) == RareTokens(canaries=7)

@@ -240,6 +240,9 @@ def test_a_terminal_that_has_no_epsilon_still_gets_its_answer():
 def test_impossible_accounts_are_one_sentence():
     assert privfl("account", "epsilon", "--noise-multiplier", 1, "--steps", 10, "--sample-rate", 2).returncode == 2
     assert privfl("account", "noise", "--target-epsilon", -1, "--steps", 10).returncode == 2
+    negative = privfl("account", "epsilon", "--noise-multiplier", -1, "--steps", 10)
+    assert negative.returncode == 2
+    assert "--noise-multiplier is -1; give a number ≥ 0" in negative.stderr
 
 
 def test_data_commands(tmp_path):

@@ -117,7 +117,7 @@ def test_the_holdout_depends_on_the_seed_and_on_nothing_else():
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5])
 def test_a_fraction_outside_zero_to_one_is_refused(fraction):
-    with pytest.raises(ConfigError, match="strictly between 0 and 1"):
+    with pytest.raises(ConfigError, match="above 0 and below 1"):
         Dataset.from_arrays(np.zeros((4, 1)), [0, 1, 0, 1], test_fraction=fraction)
 
 

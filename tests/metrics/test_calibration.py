@@ -8,7 +8,6 @@ import torch
 
 from privfl.errors import ConfigError
 from privfl.metrics.calibration import (
-    by_batch,
     expected_calibration_error,
     maximum_calibration_error,
     reliability,
@@ -81,16 +80,6 @@ def test_ece_is_at_most_mce_and_at_most_the_mean_over_batches(seed):
     probabilities, targets = random_case(83, 6, seed)
     expected = expected_calibration_error(probabilities, targets)
     assert expected <= maximum_calibration_error(probabilities, targets) + 1e-12 <= 1 + 1e-12
-    assert expected <= by_batch(expected_calibration_error, probabilities, targets) + 1e-12
-
-
-def test_batches_of_everything_are_the_whole_and_batches_of_one_the_mean_gap_of_a_sample():
-    probabilities, targets = random_case(40, 5, seed=3)
-    whole = by_batch(expected_calibration_error, probabilities, targets, batch_size=1000)
-    assert whole == expected_calibration_error(probabilities, targets)
-    confidence, predicted = probabilities.max(1)
-    single = (confidence - (predicted == targets).double()).abs().mean()
-    assert by_batch(expected_calibration_error, probabilities, targets, batch_size=1) == pytest.approx(float(single))
 
 
 def test_a_perfectly_calibrated_model_has_a_small_error():

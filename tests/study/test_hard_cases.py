@@ -16,7 +16,7 @@ from privfl.algorithms import Algorithm
 from privfl.errors import ConfigError, DataError
 from privfl.experiment import Experiment
 from privfl.study.clients import in_words, read_clients
-from privfl.study.composed import Composed
+from privfl.study.composed import PythonRun
 from privfl.study.grid import CELLS, Cell, Summary, load_results, read_result, run_study
 from privfl.study.plots import finite, pareto
 from privfl.study.report import report_directory
@@ -77,7 +77,7 @@ def test_natural_clients_are_the_same_under_every_seed_and_dealt_ones_are_not():
     ledgers = [pf.privacy.accounting.ledger.Ledger(3) for _ in range(2)]
     natural = [{"dataset": {"name": "shakespeare"}, "seed": seed} for seed in (0, 1)]
     dealt = [one | {"partition": {"name": "iid", "clients": 3}} for one in natural]
-    own = [{"task": {"rows": rows}, "seed": seed} for seed, rows in enumerate(("a", "b"))]
+    own = [{"data": {"inputs": "x", "rows": rows}, "seed": seed} for seed, rows in enumerate(("a", "b"))]
     assert _same_clients(ledgers, natural)
     assert not _same_clients(ledgers, dealt)
     assert not _same_clients(ledgers, [natural[0], dealt[1]])
@@ -227,14 +227,14 @@ def digits(seed: int) -> pf.Task:
     return pf.load("digits", partition=pf.IID(clients=4), model="logistic", seed=seed)
 
 
-def composed(algorithm: Algorithm, seed: int = 0, task=digits, rounds: int = 2) -> Composed:
+def composed(algorithm: Algorithm, seed: int = 0, task=digits, rounds: int = 2) -> PythonRun:
     dpsgd = pf.DPSGD(noise_multiplier=2.0, sample_rate=0.1)
     arguments = {
         "training": pf.LocalTraining(steps=1),
         "privacy": pf.Privacy(training=dpsgd, noise_key=7),
         "execution": pf.Execution(workers=1),
     }
-    return Composed(task, algorithm, pf.Schedule(rounds, seed), arguments)
+    return PythonRun(task, algorithm, pf.Schedule(rounds, seed), arguments)
 
 
 def test_a_study_takes_algorithms_of_ones_own_and_does_not_repeat_them(tmp_path):
@@ -247,7 +247,7 @@ def test_a_study_takes_algorithms_of_ones_own_and_does_not_repeat_them(tmp_path)
     before = written.stat().st_mtime_ns
     assert study(tmp_path, *own) == []
     assert written.stat().st_mtime_ns == before
-    longer = dataclasses.replace(own[0].experiment, rounds=3)
+    longer = dataclasses.replace(own[0].experiment, schedule=pf.Schedule(3))
     assert "other settings" in study(tmp_path, Cell("halved", "l", longer))[0]
     assert "halved" in report_directory(tmp_path / "runs" / own[1].folder.replace("fedavg", "halved")).read_text(
         encoding="utf-8"
@@ -257,8 +257,8 @@ def test_a_study_takes_algorithms_of_ones_own_and_does_not_repeat_them(tmp_path)
 @pytest.mark.slow
 def test_runs_of_ones_own_go_to_other_processes_with_the_same_numbers(tmp_path):
     cell = Cell("FedAvg", "l", composed(pf.FedAvg("uniform")))
-    bare = dataclasses.replace(cell.experiment, arguments={"training": pf.LocalTraining(steps=1), "workers": 1})
-    cells = [Cell("FedAvg", "l", dataclasses.replace(bare, seed=seed)) for seed in (0, 1)]
+    bare = dataclasses.replace(cell.experiment, arguments={"training": pf.LocalTraining(steps=1)})
+    cells = [Cell("FedAvg", "l", dataclasses.replace(bare, schedule=pf.Schedule(2, seed))) for seed in (0, 1)]
     numbers = []
     for processes in (1, 2):
         results, failures = run_study(cells, tmp_path / str(processes), title="t", processes=processes)

@@ -34,6 +34,7 @@ from privfl.algorithms.server_optimisers import ServerOptimiser
 from privfl.errors import ConfigError
 from privfl.metrics.fairness import effective_clients
 from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.validation import check_number
 
 Cdf = Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"]
 Rule = Literal["sgd", "fedadam", "fedyogi", "fedadagrad"]
@@ -94,12 +95,8 @@ class FairAggregation(Algorithm):
             raise ConfigError(f"{self.name}'s loss_bound is {self.loss_bound!r}; give a positive number")
         if not self.response_epsilon > 0:
             raise ConfigError(f"{self.name}'s response_epsilon is {self.response_epsilon!r}; give a positive number")
-        if not 0 <= self.mu < math.inf:
-            raise ConfigError(f"{self.name}'s mu is {self.mu!r}; give a number ≥ 0, such as 0.001")
-        if not 0 < self.server_learning_rate < math.inf:
-            raise ConfigError(
-                f"{self.name}'s server_learning_rate is {self.server_learning_rate!r}; give a positive number"
-            )
+        check_number(f"{self.name}'s mu", self.mu, 0)
+        check_number(f"{self.name}'s server_learning_rate", self.server_learning_rate, 0, above=True)
         self._optimiser()
 
     def _optimiser(self) -> ServerOptimiser | None:

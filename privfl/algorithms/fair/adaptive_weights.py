@@ -74,11 +74,6 @@ def capped(weights: Tensor, largest: float) -> Tensor:
     return torch.empty_like(weights).scatter_(0, places, filled)
 
 
-def effective_clients(weights: Tensor) -> Tensor:
-    """1/Σλ² []: how many clients of equal weight would concentrate the mean as much as ``weights`` [m] do."""
-    return weights.square().sum().reciprocal()
-
-
 def spread(losses: Tensor) -> Tensor:
     """Population standard deviation σ of ``losses`` [m], float64 []."""
     return losses.double().std(correction=0)

@@ -23,11 +23,6 @@ LARGEST_LOGIT = 10.0
 """The printed losses have no minimum; beyond this logit they give no gradient."""
 
 
-def discriminator_size(features: int, hidden: int) -> int:
-    """Number of parameters for features of width ``features`` and ``hidden`` hidden units."""
-    return hidden * features + hidden + hidden + 1
-
-
 def new_discriminator(features: int, hidden: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
     """Fresh parameters [size]: uniform in ±1/√(inputs of the layer), PyTorch's default for linear layers."""
     bounds = ((hidden * features + hidden, features), (hidden + 1, hidden))

@@ -14,7 +14,6 @@ from torch import Tensor
 from privfl.algorithms.base import Algorithm, Round, Survey, Tensors, descend
 from privfl.algorithms.fair.adaptive_weights import (
     capped,
-    effective_clients,
     loss_weights,
     next_power,
     share,
@@ -229,7 +228,11 @@ class GRPFed(Algorithm):
             after |= self.adapted(server, spread(compared))
         weights = capped(loss_weights(losses, after["q"]), self.lambda_max)
         step = weights.to(total["update"].dtype) @ total["update"]
-        return {**after, "effective_clients": effective_clients(weights), "parameters": server["parameters"] + step}
+        return {
+            **after,
+            "effective_clients": weights.square().sum().reciprocal(),
+            "parameters": server["parameters"] + step,
+        }
 
     def _from_sums(self, server: Tensors, total: Tensors) -> Tensors:
         if not bool(total["share"] > 0):  # every share underflowed: there is no mean

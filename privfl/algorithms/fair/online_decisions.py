@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.fair.simplex import minimise, minimise_quadratic
-from privfl.errors import ConfigError
 
 Function = Callable[[Tensor], Tensor]
 
@@ -102,28 +101,6 @@ def decision_gradient(decision: Tensor, responses: Tensor) -> Tensor:
     return responses / -(1 + decision @ responses)
 
 
-def linearised_gradient(decision: Tensor, responses: Tensor, reference: Tensor) -> Tensor:
-    """Equation (13): the gradient's first-order expansion in the responses around ``reference`` [K], at ``responses``.
-
-    Affine in the responses, so that an unbiased estimate of them gives an unbiased estimate of it.
-    """
-    scale = 1 + decision @ reference
-    return -responses / scale + reference * (decision @ (responses - reference)) / scale**2
-
-
-def doubly_robust(responses: Tensor, members: Tensor, clients: int) -> Tensor:
-    """Equation (12): a response [K] for every client from those of the sampled ones.
-
-    ``ř_i = r̄ + (r_i − r̄)/C`` for the m clients ``members`` (int64 [m]), r̄ for the others, with C = m/K. Because r̄ comes
-    from the same sample, E[ř_i] is not r_i but ``r_i − κ(r_i − mean r)``, κ = (K − m)/(m(K − 1)): shrunk towards the
-    mean by about 1/m, in the order of the clients.
-    """
-    mean = responses.mean()
-    filled = mean.expand(clients).clone()
-    filled[members] = mean + (responses - mean) * (clients / len(members))
-    return filled
-
-
 def newton_constants(clients: int, lower: float, upper: float, paper: bool) -> tuple[float, float]:
     """α = 4K·L∞ and β of the Newton step: min(½, 1/(4L∞)), or the paper's 1/(4L∞) which its proof does not cover.
 
@@ -190,11 +167,6 @@ def visit_gain(response: Tensor, mean: Tensor, rate: Tensor | float) -> Tensor:
     return (response - mean) / (rate * (1 + mean))
 
 
-def entropy_bound(clients: int, rounds: int, bound: float) -> float:
-    """Theorem 2, equation (7): regret ≤ ``2L√(T log K)`` where ``bound`` L bounds every entry of the gradients."""
-    return 2 * bound * math.sqrt(rounds * math.log(clients))
-
-
 def best_fixed_decision(responses: Tensor) -> tuple[Tensor, float]:
     """The decision [K] that would have been best in all rounds of ``responses`` [T, K], and a bound on its error.
 
@@ -244,39 +216,3 @@ def next_reference(reference: Tensor, reports: Tensor, cdf: str, epsilon: float)
         below = clipped_laplace_mean(middle, epsilon) < mean
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     return reference * QUANTILES[cdf](high).clamp(0.5, 2)
-
-
-def exponentiated(last: Tensor, responses: Tensor, step: float) -> Tensor:
-    """Equation (17): p ∝ ``last``·exp(r/η) [m], the minimum of ``−⟨p, r⟩ + η·KL(p ‖ last)`` on the simplex."""
-    return torch.softmax(torch.log(last) + responses / step, 0)
-
-
-def unified_decision(method: str, sizes: Tensor, losses: Tensor, parameter: float = 0.0) -> Tensor:
-    """The aggregation weights [m] of a fair method as one exponentiated step from w_i = n_i/Σn (Remark 3.1).
-
-    ==========  ===================  ===  ===============
-    method      response             η    ``parameter``
-    ==========  ===================  ===  ===============
-    fedavg      0                    1    –
-    q-fedavg    q·log F_i            1    q ≥ 0
-    afl         the same, q → ∞      1    –
-    term        F_i                  1/λ  λ
-    propfair    −log(M − F_i)        1    M > max F
-    ==========  ===================  ===  ===============
-
-    Raises:
-        ConfigError: the method is none of these.
-    """
-    weights = sizes / sizes.sum()
-    if method == "fedavg" or (method == "term" and parameter == 0):
-        return exponentiated(weights, torch.zeros_like(losses), 1.0)
-    if method == "q-fedavg":
-        return exponentiated(weights, parameter * torch.log(losses), 1.0)
-    if method == "afl":
-        worst = torch.where(losses == losses.max(), weights, torch.zeros_like(weights))
-        return worst / worst.sum()
-    if method == "term":
-        return exponentiated(weights, losses, 1 / parameter)
-    if method == "propfair":
-        return exponentiated(weights, -torch.log(parameter - losses), 1.0)
-    raise ConfigError(f"'{method}' is no method of the table; choose fedavg, q-fedavg, afl, term or propfair")

@@ -30,12 +30,6 @@ def joint_energy(network: nn.Module, points: Tensor, labels: Tensor) -> Tensor:
     return -logits.gather(1, labels[:, None])[:, 0]
 
 
-def marginal_energy(network: nn.Module, points: Tensor) -> Tensor:
-    """E(x) = −log Σ_y exp f(x)[y], equation (1): [n] for ``points`` [n, ...]."""
-    logits: Tensor = network(points)
-    return -logits.logsumexp(1)
-
-
 def real_loss(network: nn.Module, inputs: Tensor, targets: Tensor, *, penalty: float = 0.0) -> Tensor:
     """The part of equation (10) that sees data, one term per sample [B]: CE(f(x⁺), y⁺) + E(x⁺, y⁺) + penalty·E².
 
@@ -86,12 +80,6 @@ def shares(energies: Tensor, weights: Tensor, weighting: Weighting) -> Tensor:
     if weighting == "signed":
         return (logs - energies.sign()).softmax(0)
     return logs.expand_as(energies).softmax(0)
-
-
-def mixture_energy(energies: Tensor, weights: Tensor) -> Tensor:
-    """E_mix = −log Σ_k π_k·exp(−E_k) [N], equation (3), of ``energies`` [clients, N] and ``weights`` [clients]."""
-    logs = (weights / weights.sum()).to(energies.dtype).log()[:, None]
-    return -(logs - energies).logsumexp(0)
 
 
 def mixed(gradients: Tensor, shares: Tensor) -> Tensor:

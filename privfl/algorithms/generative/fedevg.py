@@ -32,7 +32,7 @@ from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
 from privfl.randomness import torch_stream
-from privfl.validation import check_count
+from privfl.validation import check_count, check_number
 
 BETAS = (0.5, 0.999)
 """Adam's decay rates at the client, as in the authors' code."""
@@ -103,8 +103,7 @@ class FedEvg(Algorithm):
     def __post_init__(self) -> None:
         check_count("fedevg's samples_per_class", self.samples_per_class)
         check_count("fedevg's classifier_epochs", self.classifier_epochs)
-        if not (isinstance(self.chain_steps, int) and self.chain_steps >= 0):
-            raise ConfigError(f"fedevg's chain_steps is {self.chain_steps!r}; give an integer ≥ 0")
+        check_count("fedevg's chain_steps", self.chain_steps, 0)
         choices = {
             "weighting": ("signed", "exact", "size"),
             "client_weights": ("size", "uniform"),
@@ -122,10 +121,8 @@ class FedEvg(Algorithm):
             "gamma",
             "energy_penalty",
         ):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"fedevg's {name} is {getattr(self, name)!r}; give a number ≥ 0")
-        if not 0 < self.clip < math.inf:
-            raise ConfigError(f"fedevg's clip is {self.clip!r}; give a positive number, such as 3")
+            check_number(f"fedevg's {name}", getattr(self, name), 0)
+        check_number("fedevg's clip", self.clip, 0, above=True)
         if not -math.inf < self.low < self.high < math.inf:
             raise ConfigError(f"fedevg's pixels lie between {self.low!r} and {self.high!r}; give low < high")
         object.__setattr__(self, "keeps", () if self.reinitialise else ("parameters",))

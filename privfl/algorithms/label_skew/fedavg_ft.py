@@ -64,8 +64,7 @@ class FedAvgFT(FedAvg):
         check_count("fedavg-ft's epochs", self.epochs)
         check_number("fedavg-ft's learning_rate", self.learning_rate, 0, above=True)
         check_number("fedavg-ft's weight_decay", self.weight_decay, 0)
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"fedavg-ft's momentum is {self.momentum!r}; give a number in [0, 1)")
+        check_number("fedavg-ft's momentum", self.momentum, 0, 1, below=True)
 
     def on(self, setting: Setting) -> Self:
         bound = super().on(setting)

@@ -27,14 +27,13 @@ from dataclasses import dataclass, replace
 
 import dp_accounting as dp
 import numpy as np
-from dp_accounting import DpEvent, NeighboringRelation
 from opacus.accountants.prv import PRVAccountant
 
 from privfl.errors import PrivacyError
 from privfl.privacy.accounting.composition import Sum, compose
 from privfl.privacy.accounting.events import ADD_REMOVE, REPLACE, History, InfiniteLoss, Kind, elementary
 from privfl.privacy.accounting.grouping import fewer_rates
-from privfl.privacy.accounting.loss import pure_loss, spread, width
+from privfl.privacy.accounting.loss import pure_loss, variance_guess, width
 from privfl.privacy.accounting.renyi import only_renyi, renyi_epsilon
 
 _LONGEST_GRID = 2**18
@@ -58,17 +57,6 @@ class Bound:
     estimate: float
     upper: float
     interval_source: str
-
-
-def supports(event: DpEvent, relation: NeighboringRelation) -> str | None:
-    """``None`` if ``event`` can be accounted under ``relation``, otherwise the sentence that names the sub-event."""
-    try:
-        elementary(event, relation)
-    except InfiniteLoss:
-        return None
-    except PrivacyError as refusal:
-        return str(refusal)
-    return None
 
 
 def epsilon(
@@ -140,7 +128,7 @@ def pld_epsilon(kinds: Mapping[Kind, int], delta: float, tolerance: float) -> tu
     Connecting the dots moves each loss within its cell of width h, adding at most h²/8 to its mean and h²/4 to its
     variance, hence about n·h²·(1 + λ)/8 to ε, where λ is the slope -d ln(delta)/dε.
     """
-    number, variance = sum(kinds.values()), sum(count * spread(kind) for kind, count in kinds.items())
+    number, variance = sum(kinds.values()), sum(count * variance_guess(kind) for kind, count in kinds.items())
     guess = variance / 2 + math.sqrt(2 * variance * math.log(1 / delta))
     slope = math.sqrt(2 * math.log(1 / delta) / variance)
     lattice = _lattice(kinds)

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from scipy import fft
 
 from privfl.privacy.accounting.events import Kind
-from privfl.privacy.accounting.loss import SHORT, Array, log_moments, losses, spread
+from privfl.privacy.accounting.loss import SHORT, Array, log_moments, losses, variance_guess
 
 _WINDOW_SHARE = 1e-4
 """Share of delta given up for cutting the composed loss to a window."""
@@ -117,7 +117,7 @@ def _compose(kinds: Mapping[Kind, int], direction: int, step: float, delta: floa
     infinity = -math.expm1(sum(count * math.log1p(-min(loss.infinity, 1 - 1e-16)) for _, count, loss in parts))
 
     cut = _WINDOW_SHARE * delta / 2
-    variance = sum(count * spread(kind) for kind, count in kinds.items())
+    variance = sum(count * variance_guess(kind) for kind, count in kinds.items())
     octave = round(math.log2(math.sqrt(2 * math.log(1 / cut) / variance)))
     tilts = _tilts(octave)
     cumulants = sum((count * _cumulants(kind, direction, step, octave) for kind, count, _ in parts), 0 * tilts)

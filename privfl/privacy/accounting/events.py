@@ -16,8 +16,8 @@ event                                             elementary kind
 ``Poisson(q, T × Gaussian(z))``                   ``Poisson(q, Gaussian(z/√T))``: T answers about one sample
 ``RandomizedResponse`` with one bucket or p = 1   nothing: the answer does not depend on the input
 REPLACE_SPECIAL (zero-out), additive noise        ADD_OR_REMOVE_ONE: the two have the same loss distributions
-``SampledWithoutReplacement(N, m, Gaussian(z))``  itself; z is the ratio to the *replace-one* sensitivity, see
-                                                  :func:`fixed_size_cohort`
+``SampledWithoutReplacement(N, m, Gaussian(z))``  itself; z is the ratio to the *replace-one* sensitivity, which is
+                                                  twice the norm bound C of a contribution
 ================================================  =====================================================================
 """
 
@@ -72,20 +72,6 @@ class SkellamDpEvent(DpEvent):  # type: ignore[misc]
 
 class InfiniteLoss(Exception):
     """Raised inside the package when a history contains an event without any guarantee."""
-
-
-def fixed_size_cohort(population: int, cohort: int, noise_multiplier: float) -> DpEvent:
-    """The event of one noisy sum over a cohort of fixed size, drawn uniformly without replacement; use REPLACE_ONE.
-
-    ``noise_multiplier`` is, as everywhere, the standard deviation of the noise over the norm bound C of one
-    contribution. The analysis of sampling without replacement (Wang, Balle and Kasiviswanathan 2019, Theorem 27)
-    compares cohorts in which one member is exchanged for another, which moves the sum by up to 2C, so the event
-    carries ``noise_multiplier / 2``. That covers a zeroed-out client as well. The accountant, like dp_accounting's,
-    takes the number inside ``SampledWithoutReplacementDpEvent`` as it is and does not halve it again.
-    """
-    if not 0 < cohort <= population:
-        raise PrivacyError(f"the cohort has {cohort} of {population} clients: choose between 1 and {population}.")
-    return dp.SampledWithoutReplacementDpEvent(population, cohort, dp.GaussianDpEvent(noise_multiplier / 2))
 
 
 def elementary(event: DpEvent, relation: NeighboringRelation, count: int = 1) -> dict[Kind, int]:

@@ -14,13 +14,13 @@ import numpy.typing as npt
 from scipy import sparse
 
 from privfl.privacy.accounting.events import Kind
-from privfl.privacy.accounting.loss import spread
+from privfl.privacy.accounting.loss import variance_guess
 
 Integers = npt.NDArray[np.int64]
 
 
-def family(kind: Kind) -> Kind:
-    """Kinds of one family differ in the Poisson sampling rate alone."""
+def same_mechanism_key(kind: Kind) -> Kind:
+    """What kinds share that differ in the Poisson sampling rate alone, to group them by."""
     event, relation = kind
     return (event.event, relation) if isinstance(event, dp.PoissonSampledDpEvent) else kind
 
@@ -39,7 +39,7 @@ def fewer_rates(kinds: Mapping[Kind, int], most: int) -> dict[Kind, int]:
     """
     families: dict[Kind, list[Kind]] = {}
     for kind in kinds:
-        families.setdefault(family(kind), []).append(kind)
+        families.setdefault(same_mechanism_key(kind), []).append(kind)
     result: dict[Kind, int] = {}
     for members in families.values():
         members.sort(key=rate, reverse=True)
@@ -52,7 +52,7 @@ def _heads(members: list[Kind], kinds: Mapping[Kind, int], most: int) -> list[Ki
     """For each of the ``members``, falling in rate, the one whose rate it takes."""
     if len(members) <= most:
         return members
-    weights = np.array([spread(kind) for kind in members])
+    weights = np.array([variance_guess(kind) for kind in members])
     counts = np.array([kinds[kind] for kind in members], dtype=np.float64)
 
     def cut(allowance: float) -> list[int]:
@@ -84,11 +84,13 @@ def distinct_rows(counts: sparse.csr_array) -> tuple[Integers, Integers]:
     return first, inverse.reshape(-1)
 
 
-def join(rows: sparse.csr_array, kinds: Sequence[Kind]) -> dict[Kind, int]:
+def dominating_history(rows: sparse.csr_array, kinds: Sequence[Kind]) -> dict[Kind, int]:
     """One history that dominates every row (histories x kinds): for each noise and each rate x, it holds as many
     events with a rate of at least x as the row that holds most."""
-    order = sorted(range(len(kinds)), key=lambda column: (repr(family(kinds[column])), -rate(kinds[column])))
-    families = [family(kinds[column]) for column in order]
+    order = sorted(
+        range(len(kinds)), key=lambda column: (repr(same_mechanism_key(kinds[column])), -rate(kinds[column]))
+    )
+    families = [same_mechanism_key(kinds[column]) for column in order]
     starts = [place for place in range(len(order)) if place == 0 or families[place] != families[place - 1]]
     ordered = sparse.csr_array(rows[:, order])
     ordered.sort_indices()

@@ -34,7 +34,7 @@ _REACH = -float(special.ndtri(0.5 * math.exp(-50)))
 
 
 @dataclass(frozen=True)
-class Loss:
+class DiscretisedPLD:
     """The discretised loss of one event in one direction: P(loss = (lower + i)·step) = probs[i], rest at infinity."""
 
     lower: int
@@ -42,16 +42,16 @@ class Loss:
     infinity: float
 
 
-_UNKNOWN = Loss(0, np.ones(1), 1.0)
+_UNKNOWN = DiscretisedPLD(0, np.ones(1), 1.0)
 """Where numbers leave the range of float64: everything may leak."""
 
 
-def losses(kind: Kind, step: float) -> tuple[Loss, Loss]:
+def losses(kind: Kind, step: float) -> tuple[DiscretisedPLD, DiscretisedPLD]:
     """The pessimistic losses (remove, add) of one elementary event on the grid of multiples of ``step``."""
     return (_short_losses if width(kind) / step < SHORT else _long_losses)(kind, step)
 
 
-def _build(kind: Kind, step: float) -> tuple[Loss, Loss]:
+def _build(kind: Kind, step: float) -> tuple[DiscretisedPLD, DiscretisedPLD]:
     event, relation = kind
     options: dict[str, Any] = {"value_discretization_interval": step}
     match event:
@@ -83,7 +83,7 @@ def _build(kind: Kind, step: float) -> tuple[Loss, Loss]:
     return remove, remove if made._symmetric else _arrays(made._pmf_add)
 
 
-def _build_quietly(kind: Kind, step: float) -> tuple[Loss, Loss]:
+def _build_quietly(kind: Kind, step: float) -> tuple[DiscretisedPLD, DiscretisedPLD]:
     with np.errstate(all="ignore"):  # far tails overflow on purpose: exp(large)·0 and log(0) are meant
         return _build(kind, step)
 
@@ -91,7 +91,7 @@ def _build_quietly(kind: Kind, step: float) -> tuple[Loss, Loss]:
 _short_losses, _long_losses = lru_cache(maxsize=1024)(_build_quietly), lru_cache(maxsize=8)(_build_quietly)
 
 
-def _poisson_gaussian_losses(rate: float, noise: float, step: float) -> tuple[Loss, Loss]:
+def _poisson_gaussian_losses(rate: float, noise: float, step: float) -> tuple[DiscretisedPLD, DiscretisedPLD]:
     """What ``pld.from_gaussian_mechanism`` builds, thirty times faster: it works point by point in Python."""
     reach = (_REACH + 0.5 / noise) / noise  # of the unsampled loss, up to probability exp(-50)
     ends = [float(np.logaddexp(math.log1p(-rate), math.log(rate) + sign * reach)) for sign in (-1, 1)]
@@ -113,7 +113,7 @@ def _poisson_gaussian_losses(rate: float, noise: float, step: float) -> tuple[Lo
     return directions[0], directions[1]
 
 
-def _connect_dots(deltas: Array, lower: int, step: float) -> Loss:
+def _connect_dots(deltas: Array, lower: int, step: float) -> DiscretisedPLD:
     """The loss whose divergences at ε = (lower + i)·step are ``deltas`` (Doroshenko et al. 2022, Algorithm 1)."""
     falls = np.diff(deltas)
     probs = np.empty_like(deltas)
@@ -122,14 +122,14 @@ def _connect_dots(deltas: Array, lower: int, step: float) -> Loss:
     probs[-1] = falls[-1] / math.expm1(-step)
     if not np.isfinite(probs).all():
         return _UNKNOWN
-    return Loss(lower, np.maximum(probs, 0.0), float(deltas[-1]))
+    return DiscretisedPLD(lower, np.maximum(probs, 0.0), float(deltas[-1]))
 
 
-def _arrays(pmf: Any) -> Loss:
+def _arrays(pmf: Any) -> DiscretisedPLD:
     dense = pmf.to_dense_pmf()
     if not np.isfinite(dense._probs).all():
         return _UNKNOWN
-    return Loss(dense._lower_loss, np.asarray(dense._probs, dtype=np.float64), float(dense._infinity_mass))
+    return DiscretisedPLD(dense._lower_loss, np.asarray(dense._probs, dtype=np.float64), float(dense._infinity_mass))
 
 
 def _finite_loss(event: DpEvent, relation: dp.NeighboringRelation, step: float) -> pld.PrivacyLossDistribution:
@@ -186,7 +186,7 @@ def pure_loss(kind: Kind) -> float:
             return math.inf
 
 
-def spread(kind: Kind) -> float:
+def variance_guess(kind: Kind) -> float:
     """A guess at the variance of the loss of one event. It steers grids and orderings; no claim rests on it."""
     event, _ = kind
     match event:
@@ -218,11 +218,11 @@ def width(kind: Kind) -> float:
     """About how wide the losses of one event spread, up to probability exp(-50); it steers grids only."""
     event = kind[0].event if isinstance(kind[0], dp.PoissonSampledDpEvent) else kind[0]
     noise = getattr(event, "noise_multiplier", None)
-    reach = 10 * math.sqrt(spread(kind)) if noise is None else (20 + 2 / noise) / noise
+    reach = 10 * math.sqrt(variance_guess(kind)) if noise is None else (20 + 2 / noise) / noise
     return float(min(2 * pure_loss(kind), reach))
 
 
-def log_moments(loss: Loss, step: float, exponents: Array) -> Array:
+def log_moments(loss: DiscretisedPLD, step: float, exponents: Array) -> Array:
     """log E exp(t·loss) over the finite losses, for each t in ``exponents``."""
     present = np.flatnonzero(loss.probs)
     values, logs = (loss.lower + present) * step, np.log(loss.probs[present])

@@ -18,8 +18,15 @@ from scipy import sparse
 
 from privfl.privacy.accounting.accountant import Bound, epsilon
 from privfl.privacy.accounting.events import Kind
-from privfl.privacy.accounting.grouping import Integers, distinct_rows, family, fewer_rates, join, rate
-from privfl.privacy.accounting.loss import Array, spread
+from privfl.privacy.accounting.grouping import (
+    Integers,
+    distinct_rows,
+    dominating_history,
+    fewer_rates,
+    rate,
+    same_mechanism_key,
+)
+from privfl.privacy.accounting.loss import Array, variance_guess
 
 _MOST_HISTORIES = 512
 """More distinct histories than this are rounded and joined."""
@@ -81,7 +88,14 @@ def _distinct(
     pooled = dict(zip(listed, np.asarray(rows.sum(axis=0)).reshape(-1).tolist(), strict=True))
     kept = list(fewer_rates(pooled, _SHARED_RATES))
     heads = [
-        min((head for head in kept if family(head) == family(kind) and rate(head) >= rate(kind)), key=rate)
+        min(
+            (
+                head
+                for head in kept
+                if same_mechanism_key(head) == same_mechanism_key(kind) and rate(head) >= rate(kind)
+            ),
+            key=rate,
+        )
         for kind in listed
     ]
     merged, rows = merge_columns(listed, heads, rows)
@@ -93,13 +107,13 @@ def _worst(kinds: list[Kind], rows: sparse.csr_array, delta: float, limit: float
 
     With a finite ``limit`` the search ends as soon as it is known on which side of it the largest ε lies.
     """
-    order = np.argsort(-(rows @ np.array([spread(kind) for kind in kinds])), kind="stable")
+    order = np.argsort(-(rows @ np.array([variance_guess(kind) for kind in kinds])), kind="stable")
 
     def bounded(group: Integers) -> tuple[float, int, Integers]:
         if len(group) == 1:
             exact = epsilon(_history(kinds, rows, int(group[0])), delta, interval=False).epsilon
             return -exact, int(group[0]), group
-        return -_quick(join(rows[group], kinds), delta), int(group[0]), group
+        return -_quick(dominating_history(rows[group], kinds), delta), int(group[0]), group
 
     heap = [bounded(order)]
     for _ in range(_MOST_SPLITS):
@@ -141,10 +155,10 @@ def _rounded(kinds: list[Kind], rows: sparse.csr_array, delta: float) -> Array:
     rounded.data = _round_counts(rounded.data)
     first, inverse = distinct_rows(rounded)
     distinct = rounded[first]
-    order = np.argsort(distinct @ np.array([spread(kind) for kind in coarse]), kind="stable")
+    order = np.argsort(distinct @ np.array([variance_guess(kind) for kind in coarse]), kind="stable")
     uppers = np.empty(len(first))
     for block in np.array_split(order, min(len(order), _MOST_HISTORIES)):
-        uppers[block] = _quick(join(distinct[block], coarse), delta)
+        uppers[block] = _quick(dominating_history(distinct[block], coarse), delta)
     return np.asarray(uppers[inverse])
 
 

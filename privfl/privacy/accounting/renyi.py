@@ -22,7 +22,7 @@ from dp_accounting.rdp import compute_epsilon
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 
 from privfl.privacy.accounting.events import ADD_REMOVE, Kind, SkellamDpEvent
-from privfl.privacy.accounting.loss import Array, log_moments, losses, spread, width
+from privfl.privacy.accounting.loss import Array, log_moments, losses, variance_guess, width
 
 ORDERS: Array = np.asarray(DEFAULT_RDP_ORDERS, dtype=np.float64)
 
@@ -60,7 +60,7 @@ def _curve(kind: Kind) -> tuple[Array, float]:
             accountant = dp.rdp.RdpAccountant(ORDERS, relation)
             accountant.compose(event)
             return np.asarray(accountant.rdp, dtype=np.float64), 0.0
-    step = 2.0 ** math.floor(math.log2(max(math.sqrt(spread(kind)) / 64, width(kind) / 2**15)))
+    step = 2.0 ** math.floor(math.log2(max(math.sqrt(variance_guess(kind)) / 64, width(kind) / 2**15)))
     curves = [log_moments(loss, step, ORDERS - 1) / (ORDERS - 1) for loss in losses(kind, step)]
     return np.maximum(*curves), max(loss.infinity for loss in losses(kind, step))
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from privfl.privacy.accounting.accountant import check_delta, epsilon
 from privfl.privacy.accounting.claims import in_kinds, price
 from privfl.privacy.accounting.events import Kind
-from privfl.privacy.accounting.grouping import join
+from privfl.privacy.accounting.grouping import dominating_history
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.population import exceeds, merge_columns, rounded_up
 from privfl.privacy.accounting.release import OBSERVERS, UNITS, Observer, Release, Unit
@@ -124,7 +124,7 @@ class EpsilonTracker:
         priced = [price(release, unit, observer) for release in histories.releases]
         kinds, counts, _ = in_kinds(histories, priced)
         kinds, counts = merge_columns(kinds, [rounded_up(kind) for kind in kinds], counts)
-        history = join(counts, kinds) if kinds else {}
+        history = dominating_history(counts, kinds) if kinds else {}
         if not certificate.covers(history):
             certificate.counts = {kind: count + count // 32 for kind, count in history.items()}
             certificate.epsilon = epsilon(certificate.counts, self.delta, interval=False, tolerance=3e-3).epsilon

@@ -41,7 +41,8 @@ class Chain:
             if len(found) > 1:
                 names = " and ".join(type(link).__name__ for link in found)
                 raise ConfigError(f"privacy.update holds a mechanism twice ({names}); give at most one of a kind")
-        problems = (unstated(link, CLAIMS[link.kind]) for link in checked if link.kind in CLAIMS)
+        problems = [unstated(link, CLAIMS[link.kind]) for link in checked if link.kind in CLAIMS]
+        problems += [unstated(link, "update_multiplier") for link in checked if link.side_values]
         chain = cls(checked, next(filter(None, problems), ""))
         chain._check_order()
         return chain

@@ -321,8 +321,12 @@ class RoundChannel(RunChannel):
                 assert field.per_sample_scale is not None
                 deviation = self.dpsgd.noise(0) * self.dpsgd.max_grad_norm * field.per_sample_scale
                 noise.stream.add_gaussian_(total[field.name], deviation * self._rounding(field, self.secure_encoding))
+        if self.chain.clip is not None:  # takes out what was sent beside the updates, before others see the sums
+            self.chain.clip.at_server(total, noise, round)
+        for name in self.chain.side_values:
+            total.pop(name, None)
         for link in reversed(self.chain.links):
-            if link.kind in ("bound", "transform"):
+            if link.kind == "transform":
                 link.at_server(total, noise, round)
         return total
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 Calls = list[tuple[Tensor, Tensor]]
 Places = dict[str, Tensor]
-"""Where the sums go: [clients, *shape] for each trained parameter of a layer, by its name."""
+"""Where the sums go: ``[clients, *shape]`` for each trained parameter of a layer, by its name."""
 
 
 class Rule(Protocol):

@@ -15,6 +15,8 @@ the sensitivity.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -156,6 +158,17 @@ class PerSampleGradients:
         return squares.sqrt()
 
 
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """``module`` in evaluation mode, for a while."""
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)
+
+
 class LossModule(nn.Module):
     """A function and its network as one module, so that ``functional_call`` reaches every way it uses the network."""
 
@@ -187,16 +200,12 @@ def sums_directly(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Ten
     owners = [layer for layer in module.modules() if trained_parameters(layer)]
     if unknown_layers(module) or not all(issubclass(rule_for(layer) or object, SumRule) for layer in owners):
         return False
-    training = module.training
-    module.eval()
-    try:
+    with evaluating(module):
         with torch.enable_grad():
             total = loss(module, inputs, targets).sum()
         expected = torch.cat([gradient.flatten() for gradient in network.gradient_of(total)])
         with torch.no_grad():
             PerSampleGradients(network, "layers").plain_sum(loss, inputs, targets, 1.0)
-    finally:
-        module.train(training)
     return float((network.gradient - expected).abs().max()) <= 1e-3 * (float(expected.abs().max()) + 1e-12)
 
 
@@ -225,9 +234,7 @@ def check_per_sample(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: 
             layer's per-sample gradients cannot be formed.
     """
     module = network.module
-    training = module.training
-    module.eval()
-    try:
+    with evaluating(module):
         with torch.no_grad():
             together = loss(module, inputs, targets)
             apart = torch.stack([loss(module, inputs[i : i + 1], targets[i : i + 1]).sum() for i in range(len(inputs))])
@@ -247,8 +254,6 @@ def check_per_sample(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: 
             f"per-sample gradients of {unknown[0] if unknown else 'the model'} cannot be formed ({problem}); replace "
             "it, for instance by its counterpart in opacus.layers (DPLSTM, DPGRU, DPMultiheadAttention)"
         )
-    finally:
-        module.train(training)
 
 
 def _row_gradient(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor, row: int) -> Tensor:

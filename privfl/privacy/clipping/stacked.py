@@ -10,8 +10,7 @@ Padding never changes a result: padded rows repeat a row of their own client's b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.layer_rules import Places, Rule, factors_for, rule_for
-from privfl.privacy.clipping.per_sample import GradSampleMode, LossModule, trained_parameters, widened
+from privfl.privacy.clipping.per_sample import GradSampleMode, LossModule, evaluating, trained_parameters, widened
 from privfl.privacy.loss import Loss
 
 Given = dict[str, tuple[Tensor, int | None]]
@@ -94,7 +93,7 @@ class StackedGradients:
         ``clip`` bounds the statistics [rows, ...] of single rows before they are added up; the type that they had
         before is returned too.
         """
-        with self._evaluating(), torch.no_grad():
+        with evaluating(self.module), torch.no_grad():
             values = self._of_each(statistic, parameters, batch.given, batch.inputs, batch.targets)
             bounded = values if clip is None else clip(values.flatten(0, 1)).view_as(values)
         return batch.rows_only(bounded).sum(1), values.dtype
@@ -104,7 +103,7 @@ class StackedGradients:
 
         With ``wrt`` the gradient of its sum for the tensor of that name instead.
         """
-        with self._evaluating():
+        with evaluating(self.module):
             if wrt is None:
                 with torch.no_grad():
                     return self._of_each(function, parameters, given)
@@ -123,15 +122,6 @@ class StackedGradients:
         stacked = value.expand(len(parameters), *value.shape) if dim is None else value.movedim(dim, 0)
         leaf = stacked.detach().clone().requires_grad_()
         return parameters, {**given, wrt: (leaf, 0)}, leaf
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        training = self.module.training
-        self.module.eval()
-        try:
-            yield
-        finally:
-            self.module.train(training)
 
     def _views(self, stacked: Tensor) -> dict[str, Tensor]:
         """The parameters as views [clients, *shape] into ``stacked`` [clients, size], by name."""

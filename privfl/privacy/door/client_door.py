@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from privfl.data.mapped import Rows
 from privfl.models.flat_network import FlatNetwork
-from privfl.privacy.clipping.per_sample import PerSampleGradients
+from privfl.privacy.clipping.per_sample import PerSampleGradients, evaluating
 from privfl.privacy.door.batch_plans import Plan
 from privfl.privacy.door.contract import ROWS_AT_ONCE, ClientSlot, Door, DrawnBatch, Given
 from privfl.privacy.door.dpsgd import DPSGD
@@ -74,10 +73,10 @@ class ClientDoor(Door):
     def _clipped_sum(
         self, loss: Loss, batch: DrawnBatch, parameters: Tensor, given: Given, max_grad_norm: float
     ) -> Tensor:
-        assert self._clipper is not None
-        write = partial(self._clipper.clipped_sum, self._prepared(loss, batch, given), max_grad_norm=max_grad_norm)
+        clipper, loss = self._clipper, self._prepared(loss, batch, given)
+        assert clipper is not None
         with self._network.at(parameters):
-            return self._add_up(write, batch)
+            return self._add_up(lambda x, y: clipper.clipped_sum(loss, x, y, max_grad_norm), batch)
 
     def _total(
         self,
@@ -88,9 +87,10 @@ class ClientDoor(Door):
         clip: Callable[[Tensor], Tensor] | None,
     ) -> tuple[Tensor, torch.dtype]:
         sums = []
-        with self._evaluating(parameters), torch.no_grad():
+        module = self._network.module
+        with evaluating(module), self._network.at(parameters), torch.no_grad():
             for piece in _pieces(batch):
-                values = statistic(self._network.module, *piece, **given)
+                values = statistic(module, *piece, **given)
                 sums.append((values if clip is None else clip(values)).sum(0))
         return torch.stack(sums).sum(0), values.dtype
 
@@ -98,12 +98,13 @@ class ClientDoor(Door):
         self, function: Callable[..., Tensor], parameters: Tensor, given: Given, wrt: str | None = None
     ) -> Tensor:
         given, leaf = _with_leaf(given, wrt)
-        with self._evaluating(parameters):
+        module = self._network.module
+        with evaluating(module), self._network.at(parameters):
             if wrt is None:
                 with torch.no_grad():
-                    return function(self._network.module, **given).clone()
+                    return function(module, **given).clone()
             with torch.enable_grad():
-                total = function(self._network.module, **given).sum()
+                total = function(module, **given).sum()
             return self._flat_gradient(total) if leaf is None else torch.autograd.grad(total, leaf)[0]
 
     def _sizes(self, sizes: Sequence[float]) -> Tensor:
@@ -114,18 +115,6 @@ class ClientDoor(Door):
         if is_coupled(loss):
             given = {**given, "present": torch.ones(len(batch.rows), dtype=torch.bool, device=batch.rows.device)}
         return in_precision(partial(loss, **given) if given else loss, self._precision, self._network.flat.device)
-
-    @contextmanager
-    def _evaluating(self, parameters: Tensor) -> Iterator[None]:
-        """The network at ``parameters`` in evaluation mode, for a while."""
-        module = self._network.module
-        training = module.training
-        module.eval()
-        try:
-            with self._network.at(parameters):
-                yield
-        finally:
-            module.train(training)
 
     def _flat_gradient(self, value: Tensor, out: Tensor | None = None) -> Tensor:
         """Gradient [size] of the scalar ``value`` for the parameters."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 from dp_accounting import DpEvent, NeighboringRelation, NonPrivateDpEvent
@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from privfl.errors import ConfigError, PrivacyError
-from privfl.privacy.accounting.accountant import check_delta, epsilon
 from privfl.privacy.accounting.events import ADD_REMOVE, REPLACE, SkellamDpEvent
 from privfl.privacy.accounting.release import Cost, Unit, unprotected
 from privfl.privacy.accounting.summed_gaussian import summed_gaussian_event
@@ -39,8 +38,6 @@ from privfl.privacy.noise.discrete import (
     skellam,
 )
 from privfl.privacy.noise.source import NoiseStream
-
-_LARGEST_MULTIPLIER = 1e6
 
 
 @dataclass(frozen=True)
@@ -89,10 +86,6 @@ class DistributedNoise(Mechanism):
         """
         return (self.noise_multiplier * terms.levels) ** 2
 
-    def share_deviation(self, terms: DistributedSum) -> float:
-        """The standard deviation of one client's share, in steps of the grid."""
-        return math.sqrt(self.share_variance(terms))
-
     def sum_deviation(self, terms: DistributedSum, contributors: int) -> float:
         """The standard deviation of the noise on a sum with so many shares in it, in multiples of C."""
         return math.sqrt(self.share_variance(terms) * contributors) / terms.levels
@@ -139,44 +132,6 @@ class DistributedNoise(Mechanism):
         if terms is None:
             return Cover.nothing("there is no secure sum in which the shares could add up")
         return Cover(self.cost(terms, "client"), self.cost(terms, "sample"))
-
-    @classmethod
-    def for_target(
-        cls, target_epsilon: float, target_delta: float, rounds: int, terms: DistributedSum, unit: Unit = "client"
-    ) -> Self:
-        """The noise, to 4 digits and rounded up, with which ``rounds`` such sums keep (ε, δ) for one ``unit``.
-
-        Raises:
-            PrivacyError: ε ≤ 0, δ outside (0, 1), fewer than 1 round, or out of reach on this grid.
-        """
-        check_delta(target_delta)
-        if not target_epsilon > 0 or target_delta == 0 or rounds < 1:
-            raise PrivacyError(
-                f"noise for epsilon {target_epsilon!r} at delta {target_delta!r} over {rounds} sums: epsilon and delta "
-                "must be positive, and at least 1 sum"
-            )
-
-        def spent(multiplier: float) -> float:
-            try:
-                cost = cls(multiplier).cost(terms, unit)
-            except PrivacyError:  # a share below the narrowest one
-                return math.inf
-            return epsilon({(cost.event, cost.relation): rounds}, target_delta, interval=False).epsilon
-
-        narrowest, widest = (math.sqrt(limit * terms.survivors) / terms.levels for limit in cls(1.0)._limits(terms))
-        widest = min(widest / UP, _LARGEST_MULTIPLIER)
-        low, high = 0.0, max(narrowest, 2.0**-10)
-        while spent(high) > target_epsilon:
-            if high >= widest:
-                raise PrivacyError(
-                    f"epsilon {target_epsilon:g} at delta {target_delta:g} over {rounds} sums is out of reach with "
-                    f"{terms.levels:.6g} steps of the grid per clipping bound: raise the target or change the grid"
-                )
-            low, high = high, min(2 * high, widest)
-        while high - low > 2e-5 * high:
-            middle = (low + high) / 2
-            low, high = (low, middle) if spent(middle) <= target_epsilon else (middle, high)
-        return cls(high)
 
     @abstractmethod
     def reach(self, terms: DistributedSum, failure: float = 2.0**-40) -> int:

@@ -20,7 +20,7 @@ class DistributedSum:
         dimension: d ≥ 1, numbers in a client's vector, all fields and padding together.
         levels: the clipping bound C in steps of the grid, C / step > 0.
         cohort: clients that may take part, ≥ 1.
-        survivors: the fewest *honest* clients that any sum can contain, from 1 to ``cohort``; see :meth:`within`.
+        survivors: the fewest *honest* clients that any sum can contain, from 1 to ``cohort``.
         beta: β of the rounding, in (0, 1): at most so often is a rounding too long and drawn again.
 
     Raises:
@@ -46,18 +46,6 @@ class DistributedSum:
                 f"between 1 and {self.cohort}: raise the threshold, or assume fewer corrupt clients"
             )
         rounded_norm_bound(self.levels, self.dimension, self.beta)
-
-    @classmethod
-    def within(cls, threshold: int, corrupt: float, *, dimension: int, levels: float, cohort: int) -> DistributedSum:
-        """The sum of a protocol that answers from ``threshold`` survivors on, of a cohort with corrupt members.
-
-        ``corrupt`` is the fraction of the cohort that may collude with the server, in [0, 1). All of them may survive,
-        so threshold - ⌊corrupt · cohort⌋ honest shares are certain.
-        """
-        if not 0 <= corrupt < 1:
-            raise ConfigError(f"the fraction of corrupt clients is {corrupt!r}; choose a number from 0 up to 1")
-        honest = threshold - math.floor(corrupt * cohort + 1e-9)
-        return cls(dimension, levels, cohort, honest)
 
     @property
     def l2_norm(self) -> float:

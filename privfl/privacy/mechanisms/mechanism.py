@@ -112,9 +112,9 @@ class Mechanism(Settings, ABC):
     """One link of ``privacy.update``; a frozen dataclass whose fields are its settings.
 
     To write one, say its ``kind`` and override what it does. At the client the links act in their order; at the server
-    noise comes first, then the others in reverse, so that all they see is noisy. The channel keeps the very tensor that
-    noise is added to within :meth:`norm_bound`, whatever the links before it did, and treats an update that comes back
-    in another shape or not finite as broken.
+    noise comes first, then the bound, then transforms in reverse, so that all they see is noisy. The channel keeps the
+    very tensor that noise is added to within :meth:`norm_bound`, whatever the links before it did, and treats an update
+    that comes back in another shape or not finite as broken.
 
     A claim counts only as its class states it: a subclass that changes anything of the class that states :meth:`cover`
     (of a noise) or :meth:`norm_bound` (of a bound), and does not state it anew, claims nothing; the statement says so.
@@ -126,9 +126,10 @@ class Mechanism(Settings, ABC):
             by the ``"server"``; may be a property.
         nonexpansive: whether ‖f(u) − f(v)‖ ≤ ‖u − v‖ for the update that leaves, so that noise sized for what goes in
             covers what comes out.
-        splits_noise: of a noise at the server, whether it uses :meth:`ChannelRound.update_multiplier` and so covers
+        splits_noise: of a noise at the server, whether it uses :meth:`ChannelRun.update_multiplier` and so covers
             what a moving bound learns.
         side_values: of a bound: numbers that clients send beside the update, by name, with their largest magnitude.
+            Nothing is claimed unless the class that sends them says in :meth:`update_multiplier` what covers them.
         server_state: names under which :meth:`at_server` leaves what later rounds need; clients are told them.
     """
 

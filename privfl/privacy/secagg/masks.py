@@ -32,29 +32,20 @@ _LARGEST = _BLOCK << 32  # bytes after which the counter would repeat
 Word = np.uint32 | np.uint64
 
 
-def add_mask(target: NDArray[Word], seed: bytes, sign: int) -> None:
-    """Add ``sign`` times the mask of ``seed`` to ``target``, in place, modulo 2³² or 2⁶⁴ as its words are.
+def add_many(target: NDArray[Word], masks: Sequence[tuple[bytes, int]], threads: int = 1) -> None:
+    """Add masks to ``target``, or take them off, in place, modulo 2³² or 2⁶⁴ as its words are.
 
     Args:
         target: one-dimensional, contiguous, uint32 or uint64.
-        seed: 32 secret bytes, used for one mask of one session.
-        sign: 1 or −1.
-
-    Raises:
-        ConfigError: the target is of another kind or longer than 2³⁸ bytes, the seed is not 32 bytes, or the sign is
-            neither 1 nor −1. The target is then untouched.
-    """
-    add_many(target, [(seed, sign)])
-
-
-def add_many(target: NDArray[Word], masks: Sequence[tuple[bytes, int]], threads: int = 1) -> None:
-    """Add several masks, each given as (seed, sign), as :func:`add_mask` would one after the other.
+        masks: (seed, sign): 32 secret bytes, used for one mask of one session, and 1 or −1.
+        threads: how many of them share the work.
 
     With several ``threads`` each works on a stretch of the target of its own, because the key stream can be entered
     anywhere; the result is the same. One seed may occur twice.
 
     Raises:
-        ConfigError: as :func:`add_mask`, for any of the masks, or ``threads`` is below 1. The target is then untouched.
+        ConfigError: the target is of another kind or longer than 2³⁸ bytes, a seed is not 32 bytes, a sign is neither 1
+            nor −1, or ``threads`` is below 1. The target is then untouched.
     """
     if target.dtype not in (np.uint32, np.uint64) or target.ndim != 1 or not target.flags.c_contiguous:
         raise ConfigError(

@@ -203,10 +203,6 @@ class SizeMechanism(Settings, ABC):
                 f"or {enough} clients."
             )
 
-    def clipped_above(self, sizes: ArrayLike) -> int:
-        """The number of clients whose size exceeds the range."""
-        return int(np.sum(_as_sizes(sizes) > self.range.hi))
-
     def check_sizes(self, sizes: ArrayLike) -> list[str]:
         """Warnings, a sentence each, about sizes outside the range. They see the truth: never release them."""
         true = _as_sizes(sizes)

@@ -10,7 +10,6 @@ from scipy.optimize import brentq
 
 from privfl.algorithms.fair.adaptive_weights import (
     capped,
-    effective_clients,
     loss_weights,
     next_power,
     share,
@@ -123,11 +122,6 @@ def test_weights_that_underflowed_share_what_the_cap_leaves():
     torch.testing.assert_close(capped(weights, 0.4), expected, rtol=1e-12, atol=0)
     halves = torch.tensor([0.25, 0.5, 0.25], dtype=torch.float64)
     torch.testing.assert_close(capped(weights, 0.5), halves, rtol=1e-12, atol=0)
-
-
-def test_effective_clients_count_equal_weights_and_one_for_a_copy_of_one_client():
-    assert float(effective_clients(torch.full((7,), 1 / 7, dtype=torch.float64))) == pytest.approx(7, rel=1e-14)
-    assert float(effective_clients(torch.tensor([0.0, 1.0, 0.0]))) == 1
 
 
 def test_the_spread_is_the_population_standard_deviation():

@@ -19,12 +19,8 @@ from privfl.algorithms.fair.online_decisions import (
     clipped_laplace_mean,
     decision_gradient,
     decision_loss,
-    doubly_robust,
-    entropy_bound,
     entropy_decision,
     entropy_scale,
-    exponentiated,
-    linearised_gradient,
     lipschitz,
     newton_bound,
     newton_constants,
@@ -35,11 +31,9 @@ from privfl.algorithms.fair.online_decisions import (
     relative_to,
     respond,
     sampled_lipschitz,
-    unified_decision,
     visit_gain,
 )
 from privfl.algorithms.fair.simplex import minimise_quadratic, project, residual
-from privfl.errors import ConfigError
 
 ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "aaggff.json").read_text())
 
@@ -299,6 +293,28 @@ def test_nothing_beats_playing_at_random_where_nobody_responds():
 # Sampled rounds (checks 8 to 10)
 
 
+def linearised_gradient(decision, responses, reference):
+    """Equation (13): the gradient's first-order expansion in the responses around ``reference`` [K], at ``responses``.
+
+    Affine in the responses, so that an unbiased estimate of them gives an unbiased estimate of it.
+    """
+    scale = 1 + decision @ reference
+    return -responses / scale + reference * (decision @ (responses - reference)) / scale**2
+
+
+def doubly_robust(responses, members, clients):
+    """Equation (12): a response [K] for every client from those of the sampled ones.
+
+    ``ř_i = r̄ + (r_i − r̄)/C`` for the m clients ``members`` (int64 [m]), r̄ for the others, with C = m/K. Because r̄ comes
+    from the same sample, E[ř_i] is not r_i but ``r_i − κ(r_i − mean r)``, κ = (K − m)/(m(K − 1)): shrunk towards the
+    mean by about 1/m, in the order of the clients.
+    """
+    mean = responses.mean()
+    filled = mean.expand(clients).clone()
+    filled[members] = mean + (responses - mean) * (clients / len(members))
+    return filled
+
+
 def twin(decision, accumulated, responses, members, clients, rate, t, bound):
     """Equations (12) to (15) as they stand: the decision after round ``t``, and Σg so far."""
     estimate = doubly_robust(responses, members, clients)
@@ -346,30 +362,6 @@ def test_accumulators_of_visited_clients_are_all_that_the_decision_needs(cohort)
         assert ratio == pytest.approx(earlier ** float(scale / old_scale), rel=1e-10)
 
 
-def test_with_a_fixed_reference_the_doubly_robust_response_is_unbiased():
-    """100,000 samples; |mean − r| within 5.5 standard errors in 8 coordinates: false alarm below 4e-7."""
-    truth = torch.linspace(0.05, 0.4, 8, dtype=torch.float64)
-    draws = np.random.default_rng(1)
-    rate, reference, repeats = 3 / 8, 0.2, 100_000
-    picks = torch.from_numpy(np.argsort(draws.random((repeats, 8)), 1)[:, :3].copy())
-    inside = torch.zeros(repeats, 8, dtype=torch.float64).scatter_(1, picks, 1.0)
-    estimates = (1 - inside / rate) * reference + inside / rate * truth
-    error = estimates.std(0) / math.sqrt(repeats)
-    assert bool(((estimates.mean(0) - truth).abs() < 5.5 * error + 1e-12).all())
-
-
-def test_enumerated_the_doubly_robust_response_is_shrunk_by_kappa_and_exact_without_sampling():
-    truth = double([0.1, 0.5, 0.2, 0.9, 0.4, 0.3])
-    for cohort in range(1, 7):
-        estimates = [
-            doubly_robust(truth[list(members)], torch.tensor(members), 6)
-            for members in itertools.combinations(range(6), cohort)
-        ]
-        kappa = (6 - cohort) / (cohort * 5)
-        expected = truth - kappa * (truth - truth.mean())
-        torch.testing.assert_close(torch.stack(estimates).mean(0), expected, rtol=0, atol=1e-15)
-
-
 def test_the_recipe_has_its_golden_regret():
     """Mean over 200 samplings within 6 standard errors of the published mean: false alarm below 1e-8."""
     recipe = ORACLES["sampled_regret"]
@@ -401,31 +393,9 @@ def test_with_everybody_the_entropy_steps_regret_stays_below_theorem_2_and_vanis
             u -= decision_gradient(played[-1], row)
         decisions = torch.stack(played)
         short, long = regret(decisions[:400], responses[:400]), regret(decisions, responses)
-        assert short <= entropy_bound(clients, 400, 1.0), name
-        assert long <= entropy_bound(clients, 3200, 1.0), name
+        assert short <= 2 * math.sqrt(400 * math.log(clients)), name
+        assert long <= 2 * math.sqrt(3200 * math.log(clients)), name
         assert long / 3200 < short / 400, name
-
-
-def test_the_linearised_gradient_is_exact_at_its_reference_affine_and_the_first_derivative():
-    draws = torch.Generator().manual_seed(0)
-    decision = torch.softmax(torch.randn(5, generator=draws, dtype=torch.float64), 0)
-    reference, one, two = torch.rand(3, 5, generator=draws, dtype=torch.float64)
-    torch.testing.assert_close(
-        linearised_gradient(decision, reference, reference), decision_gradient(decision, reference)
-    )
-    middle = linearised_gradient(decision, 0.3 * one + 0.7 * two, reference)
-    ends = [linearised_gradient(decision, end, reference) for end in (one, two)]
-    torch.testing.assert_close(middle, 0.3 * ends[0] + 0.7 * ends[1])
-    found = torch.func.jacrev(lambda r: linearised_gradient(decision, r, reference))(one)
-    scale = 1 + decision @ reference
-    expected = -torch.eye(5, dtype=torch.float64) / scale + torch.outer(reference, decision) / scale**2
-    torch.testing.assert_close(found, expected)
-    step = 1e-6
-    for place in range(5):
-        moved = torch.zeros(5, dtype=torch.float64)
-        moved[place] = step
-        ahead, behind = (decision_gradient(decision, reference + sign * moved) for sign in (1, -1))
-        torch.testing.assert_close((ahead - behind) / (2 * step), expected[:, place], rtol=0, atol=1e-9)
 
 
 def test_every_linearised_gradient_lies_within_one_and_within_its_constant():
@@ -459,39 +429,6 @@ def test_nothing_overflows_in_ten_thousand_adversarial_rounds(clients):
 
 
 # Table 3.2 (check 11), and what randomised reports lead to
-
-
-def test_each_row_of_the_unification_table_gives_its_methods_weights():
-    sizes, losses = double([10.0, 30.0, 60.0]), double([0.5, 2.0, 1.0])
-    w = sizes / 100
-    rows = {
-        ("fedavg", 0.0): w,
-        ("q-fedavg", 2.0): w * losses**2,
-        ("q-fedavg", 0.0): w,
-        ("q-fedavg", 1e4): double([0.0, 1.0, 0.0]),
-        ("afl", 0.0): double([0.0, 1.0, 0.0]),
-        ("term", 0.7): w * torch.exp(0.7 * losses),
-        ("term", 1e-9): w,
-        ("term", 0.0): w,
-        ("propfair", 3.0): w / (3 - losses),
-        ("propfair", 1e9): w,
-    }
-    for (method, parameter), expected in rows.items():
-        found = unified_decision(method, sizes, losses, parameter)
-        torch.testing.assert_close(found, expected / expected.sum(), rtol=1e-7, atol=1e-12)
-    with pytest.raises(ConfigError, match="'fedmgda' is no method of the table"):
-        unified_decision("fedmgda", sizes, losses)
-
-
-def test_an_exponentiated_step_minimises_its_objective():
-    last, answers = double([0.2, 0.5, 0.3]), double([0.9, 0.1, 0.4])
-    found = exponentiated(last, answers, 0.5)
-
-    def objective(p):
-        return -(p @ answers) + 0.5 * (p * torch.log(p / last)).sum()
-
-    others = torch.from_numpy(np.random.default_rng(0).dirichlet(np.ones(3), 3000))
-    assert all(float(objective(found)) <= float(objective(p)) + 1e-12 for p in others)
 
 
 @pytest.mark.parametrize("cdf", CDFS)

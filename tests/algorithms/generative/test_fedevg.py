@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from synthetic import Gallery
 from torch import Tensor, nn
 
 import privfl as pf
@@ -20,7 +21,6 @@ from privfl.federation.task import ClientIndex, Task
 from privfl.models import build
 from privfl.privacy.door.step_draws import Draws
 from privfl.randomness import torch_stream
-from privfl.study.synthetic import Gallery
 from tests.algorithms.generative.evg_federation import SIZES, TRAINING, Watched, sent, settings_of, small, task_of
 
 
@@ -336,10 +336,10 @@ def test_check_12_the_images_come_to_look_like_the_classes_and_teach_a_classifie
         ({"weighting": "mixture"}, "fedevg's weighting is 'mixture'; choose one of signed, exact, size"),
         ({"client_weights": "n"}, "fedevg's client_weights is 'n'; choose one of size, uniform"),
         ({"schedule": "linear"}, "fedevg's schedule is 'linear'; choose one of as-coded, cosine"),
-        ({"chain_steps": -1}, "fedevg's chain_steps is -1; give an integer ≥ 0"),
-        ({"step_size": math.nan}, "fedevg's step_size is nan; give a number ≥ 0"),
-        ({"gamma": -0.1}, "fedevg's gamma is -0.1; give a number ≥ 0"),
-        ({"clip": 0.0}, "fedevg's clip is 0.0; give a positive number, such as 3"),
+        ({"chain_steps": -1}, "fedevg's chain_steps is -1: give a whole number of at least 0"),
+        ({"step_size": math.nan}, "fedevg's step_size is nan: give a finite number of at least 0"),
+        ({"gamma": -0.1}, "fedevg's gamma is -0.1: give a finite number of at least 0"),
+        ({"clip": 0.0}, "fedevg's clip is 0.0: give a finite number above 0"),
         ({"low": 1.0}, "fedevg's pixels lie between 1.0 and 1.0; give low < high"),
     ],
 )

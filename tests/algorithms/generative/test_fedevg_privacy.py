@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from synthetic import Gallery
 
 import privfl as pf
 from privfl.errors import ConfigError
-from privfl.study.synthetic import Gallery
 from tests.algorithms.generative.evg_federation import TRAINING, Watched, sent, settings_of, small, task_of
 
 

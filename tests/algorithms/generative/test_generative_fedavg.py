@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
+from synthetic import Gallery
 
 import privfl as pf
 from privfl.algorithms.generative.generative_fedavg import GenerativeFedAvg
 from privfl.algorithms.generative.server_training import train_classifier
 from privfl.errors import ConfigError
 from privfl.privacy.door.log import BARE_TRAINING
-from privfl.study.synthetic import Gallery
 from tests.algorithms.generative.generative_federation import (
     CLASSES,
     HIDDEN,

@@ -1,7 +1,7 @@
 """SuPerFed in whole rounds: checks 1 to 4, 6, 7 and 9 of its specification, and the first half of 8.
 
 Check 5 is in ``test_mixing.py``, 10 in ``tests/data/test_label_noise.py``, 11 in ``tests/metrics/test_calibration.py``,
-the tiny runs of 8 and 12 in ``tests/study/test_landscape.py``; claims are in ``test_superfed_claims.py``.
+the tiny runs of 8 and 12 in ``tests/examples/test_landscape.py``; claims are in ``test_superfed_claims.py``.
 """
 
 import json

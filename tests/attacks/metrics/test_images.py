@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.metrics.counts import count_measures
 from attacks.metrics.images import fmse, identifiability, matching, mse, pairwise_mse, psnr, ssim
 from attacks.metrics.perceptual import percept_rand
 from privfl.errors import ConfigError
@@ -81,13 +80,6 @@ def test_the_random_pyramid_orders_by_distortion_and_is_the_same_every_time():
     assert percept_rand(pictures(9, 1, 1), pictures(9, 1, 1)).tolist() == [0]
 
 
-def test_counts_are_scored_by_rows_labels_and_distance():
-    found = count_measures([[2, 0, 2], [1, 3, 0]], [[2, 0, 2], [2, 1, 1]])
-    assert found["exact_match"].value == 0.5
-    assert found["multiset_accuracy"].value == pytest.approx((1 + 0.5) / 2)
-    assert found["l1_error"].value == pytest.approx(2)
-
-
 @pytest.mark.parametrize(
     "call",
     [
@@ -95,7 +87,6 @@ def test_counts_are_scored_by_rows_labels_and_distance():
         lambda: ssim(pictures(0, size=8), pictures(0, size=8)),
         lambda: matching(pictures(0, 1), pictures(0, 2)),
         lambda: pairwise_mse(pictures(0, channels=1), pictures(0)),
-        lambda: count_measures([[0, 0]], [[0, 0]]),
     ],
 )
 def test_what_cannot_be_compared_is_refused(call):

@@ -2,31 +2,17 @@
 
 import pytest
 import torch
-from torch import nn
 
 import privfl as pf
 from attacks.observations.head_gradients import ClassGradients, HeadGradient, class_gradients
 from attacks.observations.label_counts import counts_by_regression, total_variance
-from attacks.sizes.from_updates import (
-    chosen_by_regression,
-    chosen_by_shares,
-    chosen_from_absent_class,
-    size_from_chosen,
-)
+from attacks.sizes.from_updates import size_from_chosen
 from privfl.errors import ConfigError
 from privfl.models.flat_network import Layout
 from tests.attacks.labelled_batches import CLASSES, batch, counts, drawn_labels, halves, head_gradient, untrained
 
 DATA = halves()
 K = 512
-UNIFORM = torch.full((CLASSES,), 1 / CLASSES)
-
-
-def zero_head(seed):
-    network = untrained(seed)
-    nn.init.zeros_(network.head.weight)
-    nn.init.zeros_(network.head.bias)
-    return network
 
 
 def sent(network, labels, seed):
@@ -36,30 +22,6 @@ def sent(network, labels, seed):
     return HeadGradient(weight.double() * len(labels) / K, bias.double() * len(labels) / K)
 
 
-def test_a_zero_head_and_an_absent_class_give_the_number_exactly():
-    """The specification's example: m = C·K·max_c ∂b_c."""
-    for chosen in (1, 7, 33):
-        bias = sent(zero_head(0), [label for label in drawn_labels(chosen, chosen) if label != 4] or [5], chosen).bias
-        actual = len([label for label in drawn_labels(chosen, chosen) if label != 4] or [5])
-        assert chosen_from_absent_class(bias, UNIFORM, K) == pytest.approx(actual, rel=1e-5)
-
-
-def test_without_an_absent_class_it_is_a_lower_bound():
-    """50 examples, at least two of each class: too low by C times the smallest count."""
-    labels = drawn_labels(30, 1) + 2 * list(range(CLASSES))
-    smallest = min(labels.count(label) for label in range(CLASSES))
-    found = chosen_from_absent_class(sent(zero_head(1), labels, 1).bias, UNIFORM, K)
-    assert found == pytest.approx(50 - CLASSES * smallest, rel=1e-4)
-
-
-def test_known_shares_give_the_number_by_least_squares():
-    labels = [0] * 20 + [1] * 10 + [2] * 10
-    shares = torch.zeros(CLASSES)
-    shares[:3] = torch.tensor([0.5, 0.25, 0.25])
-    found = chosen_by_shares(sent(zero_head(2), labels, 2).bias, UNIFORM, shares, K)
-    assert found == pytest.approx(40, rel=1e-4)
-
-
 def test_the_regression_needs_no_absent_class_and_no_zero_head():
     """60 examples of all classes on five untrained networks: each total to 20 %, their mean to 8 %."""
     totals = []
@@ -67,7 +29,7 @@ def test_the_regression_needs_no_absent_class_and_no_zero_head():
         network = untrained(seed)
         labels = drawn_labels(60, seed, 5.0)
         auxiliary = class_gradients(network, *DATA.public, CLASSES)
-        found = chosen_by_regression(sent(network, labels, seed).vector(), auxiliary, K)
+        found = counts_by_regression(sent(network, labels, seed).vector() * K, auxiliary, signed=True)
         totals.append(float(found.sum()))
         assert totals[-1] == pytest.approx(60, rel=0.2)
         truth = torch.tensor(counts(torch.tensor(labels)), dtype=torch.float64)
@@ -107,7 +69,7 @@ def test_real_uploads_of_a_run_reveal_every_size():
         layout = Layout.of(network)
         for client, upload in seen.uploads.items():
             head = HeadGradient.of(upload["update"], layout).vector()
-            chosen[client].append(float(chosen_by_regression(head, auxiliary, 60).sum()))
+            chosen[client].append(float(counts_by_regression(head.double() * 60, auxiliary, signed=True).sum()))
     for client, size in enumerate(sizes):
         expected = 5 * (size * (1 - rates[0]) / (rates[0] * 20)) ** 0.5 + 0.1 * size  # binomial, and the regression
         assert abs(size_from_chosen(chosen[client], rates) - size) < expected
@@ -127,10 +89,6 @@ def test_the_size_is_the_total_over_the_total_rate():
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (lambda: chosen_from_absent_class(torch.zeros(3), torch.zeros(3), K), "positive"),
-        (lambda: chosen_from_absent_class(torch.zeros(3), torch.ones(4), K), "shape"),
-        (lambda: chosen_by_shares(torch.zeros(3), torch.ones(3) / 3, torch.ones(3) / 3, K), "vanishes"),
-        (lambda: chosen_by_regression(torch.zeros(3), class_gradients(untrained(0), *DATA.public, CLASSES), K), "same"),
         (lambda: size_from_chosen([], []), "one of each"),
         (lambda: size_from_chosen([1.0], [0.0]), "rate"),
     ],

@@ -7,7 +7,7 @@ from scipy import sparse
 
 from privfl.privacy.accounting import population
 from privfl.privacy.accounting.accountant import epsilon
-from privfl.privacy.accounting.grouping import distinct_rows, fewer_rates, join
+from privfl.privacy.accounting.grouping import distinct_rows, dominating_history, fewer_rates
 from privfl.privacy.accounting.population import account, exceeds, rounded_up
 from tests.privacy.accounting.accounting_oracles import ADD_REMOVE, REPLACE, sampled
 
@@ -46,7 +46,7 @@ def test_few_rates_stay_as_they_are():
 def test_a_join_dominates_every_history_and_no_more_than_needed():
     kinds = [sampled(0.1, 1.0), RR, sampled(0.3, 1.0), sampled(0.2, 2.0), sampled(0.2, 1.0)]
     rows = np.array([[9, 1, 0, 2, 0], [0, 3, 1, 0, 4], [2, 0, 2, 0, 0]])
-    joined = join(sparse.csr_array(rows), kinds)
+    joined = dominating_history(sparse.csr_array(rows), kinds)
     # at noise 1: two at rate 0.3, at least 5 from 0.2 on, at least 9 from 0.1 on
     assert joined == {
         sampled(0.3, 1.0): 2,
@@ -63,7 +63,7 @@ def test_a_join_holds_at_every_rate_what_the_busiest_row_made_from_there_upwards
     kinds = [sampled(rate, noise) for noise in (1.0, 2.0) for rate in (0.01, 0.05, 0.1)] + [RR]
     for _ in range(50):
         rows = rng.integers(0, 4, (rng.integers(1, 20), len(kinds))) * (rng.random((1, len(kinds))) < 0.7)
-        joined = join(sparse.csr_array(rows), kinds)
+        joined = dominating_history(sparse.csr_array(rows), kinds)
         for start, stop in ((0, 3), (3, 6), (6, 7)):
             for column in range(start, stop):
                 above = sum(joined.get(kind, 0) for kind in kinds[column:stop])

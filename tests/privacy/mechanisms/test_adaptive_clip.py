@@ -13,7 +13,6 @@ from dp_accounting import NeighboringRelation
 
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.accountant import composed_kinds, epsilon
-from privfl.privacy.accounting.events import fixed_size_cohort
 from privfl.privacy.accounting.renyi import renyi_epsilon
 from privfl.privacy.mechanisms.adaptive_clip import UNCLIPPED, AdaptiveClip, split_noise
 from privfl.privacy.mechanisms.mechanism import ChannelRound
@@ -42,6 +41,11 @@ def bit(clip, update, bound):
     report = clip.side_report(update, round)
     assert clip.at_client(update, NoiseSource.from_key(0).stream("unused"), round) is update
     return report[UNCLIPPED]
+
+
+def exchanged(population, cohort, noise_multiplier):
+    """One noisy sum over a cohort of fixed size, of which one member is exchanged for another."""
+    return dp.SampledWithoutReplacementDpEvent(population, cohort, dp.GaussianDpEvent(noise_multiplier / 2))
 
 
 def claim(event, relation, count, delta):
@@ -75,14 +79,14 @@ def test_the_papers_settings_cost_its_epsilon_with_twice_the_noise_over_the_boun
     """Andrew et al. give z for which fixed cohorts of C reach ε = 5, if z is the ratio to how far the sum moves.
 
     The analysis of a fixed cohort exchanges one member for another. An exchanged member moves the sum by up to twice
-    the clipping bound, and our noise multiplier is over the bound, so :func:`fixed_size_cohort` needs 2z to claim what
-    is published for z. For z over the bound it claims more than 5: conservative, and true.
+    the clipping bound, and our noise multiplier is over the bound, so it must be 2z to claim what is
+    published for z. For z over the bound it claims more than 5: conservative, and true.
     """
     number, delta = int(row["N"]), row["N"] ** -1.1
-    published = claim(fixed_size_cohort(number, row["C"], 2 * row["z"]), REPLACE, row["T"], delta)
+    published = claim(exchanged(number, row["C"], 2 * row["z"]), REPLACE, row["T"], delta)
     assert published == pytest.approx(row["rdp_wor_replace_one"], rel=1e-9)
     assert published == pytest.approx(row["target_eps"], rel=5e-3)
-    assert claim(fixed_size_cohort(number, row["C"], row["z"]), REPLACE, row["T"], delta) > 1.5 * published
+    assert claim(exchanged(number, row["C"], row["z"]), REPLACE, row["T"], delta) > 1.5 * published
     halves = AdaptiveClip(1.0).events(2 * row["z"], cohort=row["C"])
     whole = sum(half.noise_multiplier**-2 for half in halves) ** -0.5
     assert whole == pytest.approx(2 * row["z"], rel=1e-12)

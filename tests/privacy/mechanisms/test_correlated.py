@@ -11,7 +11,7 @@ import torch
 from dp_accounting import NeighboringRelation
 
 from privfl.errors import ConfigError
-from privfl.federation.cohorts import Everyone, FixedCohort, Rotation
+from privfl.federation.cohorts import Everyone
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.mechanisms.banded import BandedNoise
 from privfl.privacy.mechanisms.participation import ParticipationPattern as Pattern
@@ -35,22 +35,6 @@ def admissible(pattern):
 
 def claim(event, delta=1e-5):
     return epsilon({(event, ADD_REMOVE): 1}, delta, interval=False).epsilon
-
-
-@pytest.mark.parametrize(("separation", "participations"), [(1, 3), (2, 4), (3, 2), (5, 9), (9, 1)])
-def test_the_largest_total_is_that_of_the_worst_admissible_rounds(separation, participations):
-    pattern = Pattern(9, separation, participations)
-    for seed in range(5):
-        weights = np.random.default_rng(seed).random(9)
-        brute = max(weights[rounds].sum() for rounds in admissible(pattern))
-        assert pattern.largest_total(weights) == pytest.approx(brute, rel=1e-12)
-
-
-def test_a_pattern_is_read_off_the_cohort():
-    assert Pattern.of(Rotation(4), clients=12, rounds=10) == Pattern(10, 4, 3)
-    assert Pattern.of(Everyone(), clients=12, rounds=10) == Pattern(10, 1, 10)
-    assert Pattern.of(FixedCohort(3), clients=12, rounds=1) == Pattern(1, 1, 1)
-    assert Pattern(10, 4, 99).participations == 3  # no more fit
 
 
 @each_mechanism
@@ -216,8 +200,3 @@ def test_one_round_needs_no_pattern_and_is_the_gaussian_mechanism(kind):
 def test_what_cannot_be_is_refused_in_one_sentence(kind, act, says):
     with pytest.raises(ConfigError, match=says):
         act(kind)
-
-
-def test_a_pattern_has_rounds_and_participations():
-    with pytest.raises(ConfigError, match="is no pattern of participation"):
-        Pattern(0, 1, 1)

@@ -6,7 +6,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from privfl.errors import ConfigError
-from privfl.privacy.secagg.masks import add_many, add_mask
+from privfl.privacy.secagg.masks import add_many
 
 SEED = bytes(range(32))
 LENGTHS = (1, 2, 15, 16, 17, 32767, 32768, 32769, 98_305)
@@ -31,7 +31,7 @@ def test_the_mask_of_the_zero_seed_is_the_key_stream_of_rfc_8439() -> None:
         "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
     )
     mask = np.zeros(16, np.uint32)
-    add_mask(mask, bytes(32), 1)
+    add_many(mask, [(bytes(32), 1)])
     assert mask.astype("<u4").tobytes() == published
 
 
@@ -40,11 +40,11 @@ def test_the_mask_of_the_zero_seed_is_the_key_stream_of_rfc_8439() -> None:
 def test_masks_are_added_and_subtracted_modulo_the_word(length: int, word) -> None:
     start = random_words(length, word)
     target = start.copy()
-    add_mask(target, SEED, 1)
+    add_many(target, [(SEED, 1)])
     assert np.array_equal(target, start + key_stream(SEED, length, word))
-    add_mask(target, SEED, -1)
+    add_many(target, [(SEED, -1)])
     assert np.array_equal(target, start)
-    add_mask(target, SEED, -1)
+    add_many(target, [(SEED, -1)])
     assert np.array_equal(target, start - key_stream(SEED, length, word))
 
 
@@ -80,7 +80,7 @@ def test_every_bit_of_the_seed_changes_the_mask() -> None:
     seen = set()
     for bit in range(256):
         mask = np.zeros(2, np.uint64)
-        add_mask(mask, (int.from_bytes(SEED, "big") ^ 1 << bit).to_bytes(32, "big"), 1)
+        add_many(mask, [((int.from_bytes(SEED, "big") ^ 1 << bit).to_bytes(32, "big"), 1)])
         seen.add(mask.tobytes())
     assert len(seen) == 256
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from privfl.privacy.secagg.errors import BadCiphertext, BadKey, BadSignature
-from privfl.privacy.secagg.masks import add_mask
+from privfl.privacy.secagg.masks import add_many
 from privfl.privacy.secagg.primitives import AgreementKey, derive, seal, sign, unseal, verification_key, verify
 
 ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "crypto.json").read_text())
@@ -65,7 +65,7 @@ def test_sealing_agrees_with_the_specification_of_gcm(row):
 def test_a_mask_is_the_key_stream_of_rfc_8439_from_block_0_on():
     blocks = "".join(row["expected"] for row in ORACLES["chacha20"]["rows"])
     mask = np.zeros(32, np.uint32)
-    add_mask(mask, bytes(32), 1)
+    add_many(mask, [(bytes(32), 1)])
     assert mask.astype("<u4").tobytes().hex() == blocks
 
 

@@ -1,19 +1,43 @@
-"""An attack from plain data: unknown keys, wrong types and missing names are one sentence each."""
+"""Settings from plain data and back: unknown keys, wrong types and missing names are one sentence each."""
+
+from dataclasses import dataclass
 
 import pytest
 
+import privfl as pf
 from attacks.labels.inference import LLG
 from attacks.membership.lira import LiRA
 from attacks.membership.shadow_models import ShadowTraining
 from attacks.registry import ATTACKS
-from attacks.schema import attack_from
 from privfl.errors import ConfigError
+from privfl.federation.cohorts import COHORTS, Cohort
+from privfl.schema import build, choose_each, plain
+
+
+@dataclass(frozen=True)
+class Without:
+    """A part with a part and a set."""
+
+    cohort: Cohort
+    left_out: frozenset[int]
+
+
+def attack_from(table, registry):
+    (attack,) = choose_each(registry, [table], "attack")
+    return attack
 
 
 def test_settings_become_fields_and_tables_become_parts():
     assert attack_from({"name": "llg", "variant": "plain", "labels": 7}, ATTACKS) == LLG(variant="plain", labels=7)
     built = attack_from({"name": "lira", "queries": ["identity", "flip"], "shadows": {"count": 8}}, ATTACKS)
     assert built == LiRA(queries=("identity", "flip"), shadows=ShadowTraining(count=8))
+
+
+def test_sets_are_written_in_order_and_read_as_sets():
+    part = Without(pf.PoissonCohort(0.5), frozenset({3, 1, 2}))
+    told = plain(part, {Cohort: COHORTS})
+    assert told == {"cohort": {"name": "poisson", "probability": 0.5}, "left_out": [1, 2, 3]}
+    assert build(Without, told, "cohort", {Cohort: COHORTS}) == part
 
 
 @pytest.mark.parametrize("name", list(ATTACKS))
@@ -25,13 +49,13 @@ def test_every_attack_can_be_had_by_its_name_alone(name):
     ("settings", "sentence"),
     [
         ({}, "has no name"),
-        ({"name": 3}, "has no name"),
+        ({"name": 3}, "attack.name is 3; give a name in quotes, see `privfl list attacks`"),
         ({"name": "lirra"}, "did you mean 'lira'"),
         ({"name": "lira", "shadow": {}}, "did you mean 'lira.shadows'"),
         ({"name": "lira", "shadows": 4}, "write a table"),
         ({"name": "lira", "shadows": {"counts": 4}}, "did you mean 'lira.shadows.count'"),
         ({"name": "lira", "shadows": {"count": "four"}}, "lira.shadows.count is 'four'"),
-        ({"name": "lira", "round": 1.5}, "should be integer"),
+        ({"name": "lira", "round": 1.5}, "lira.round is 1.5; give an integer"),
         ({"name": "llg", "variant": "star"}, "'plain', 'dummy' or 'auxiliary'"),
         ({"name": "llg", "rounds": True}, "llg.rounds is True"),
     ],

@@ -9,16 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
-
-import privfl as pf
-from privfl.algorithms.personal.interpolation import alignment
-from privfl.data.catalog import load_dataset
-from privfl.errors import ConfigError
-from privfl.federation.task import ClientIndex, Task
-from privfl.models.dense import two_nn
-from privfl.models.flat_network import flatten
-from privfl.study.landscape import (
+from landscape import (
     LAMBDAS,
     Plane,
     along,
@@ -28,6 +19,15 @@ from privfl.study.landscape import (
     draw_landscapes,
     landscape,
 )
+from torch import nn
+
+import privfl as pf
+from privfl.algorithms.personal.interpolation import alignment
+from privfl.data.catalog import load_dataset
+from privfl.errors import ConfigError
+from privfl.federation.task import ClientIndex, Task
+from privfl.models.dense import two_nn
+from privfl.models.flat_network import flatten
 
 TINY = json.loads((Path(__file__).parents[1] / "oracles" / "superfed.json").read_text())["tiny_runs"]
 

@@ -12,23 +12,25 @@ from privfl.errors import ConfigError
 from privfl.federation.task import cross_entropy
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.per_sample import PerSampleGradients
-from privfl.privacy.door.batch_plans import Epochs, LocalTraining, Poisson, private_plan
+from privfl.privacy.door.batch_plans import Epochs, Poisson
 from privfl.privacy.door.client_door import ClientDoor
 from privfl.privacy.door.contract import ClientSlot
+from privfl.privacy.door.noisy_total import NoisyTotal
+from privfl.privacy.loss import coupled
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
 
 ONE_EPOCH = Epochs(batch_size=4, epochs=1)
 
 
-def door(samples=64, plan=ONE_EPOCH, *, dpsgd=None, round=0, client=0, key=1, features=6, inputs=None):
+def door(samples=64, plan=ONE_EPOCH, *, dpsgd=None, totals=(), round=0, client=0, key=1, features=6, inputs=None):
     torch.manual_seed(0)
     network = FlatNetwork(nn.Linear(features, 4))
     inputs = torch.randn(samples, features) if inputs is None else inputs
     noise = None if dpsgd is None else NoiseSource.from_key(key).stream("door", round, client)
     slot = ClientSlot(client, torch.arange(samples), plan, torch_stream(0, "batches", round, client), noise)
     clipper = None if dpsgd is None else PerSampleGradients(network)
-    return ClientDoor(slot, inputs, torch.arange(samples) % 4, network, clipper, cross_entropy, dpsgd), network
+    return ClientDoor(slot, inputs, torch.arange(samples) % 4, network, clipper, cross_entropy, dpsgd, totals), network
 
 
 def log_of(handle):
@@ -181,44 +183,26 @@ def test_the_exact_size_is_noted_as_unprotected():
     assert list(log_of(handle).bare) == ["the exact number of the client's samples is sent"]
 
 
-def test_plans_under_dp_sgd_use_public_numbers_only():
-    training = LocalTraining(batch_size=25, epochs=2)
-    assert private_plan(training, None, 0) == Epochs(25, 2, None)
-    dpsgd = pf.DPSGD(noise_multiplier=1.0, sample_rate=(0.1, 0.4))
-    assert private_plan(training, dpsgd, 0) == Poisson(0.1, steps=20, divisor=25.0)
-    assert private_plan(training, dpsgd, 1) == Poisson(0.4, steps=5, divisor=25.0)
+def test_a_loss_that_couples_samples_is_refused_where_single_rows_are_clipped():
+    @coupled
+    def spread(network, inputs, targets, *, present):
+        return cross_entropy(network, inputs, targets) - inputs.mean()
+
+    plan = Poisson(1.0, divisor=8.0)
+    handle, network = door(plan=plan, dpsgd=pf.DPSGD(noise_multiplier=1.0), totals=[NoisyTotal("loss", 1.0, 1.0)])
+    (batch,) = handle.batches()
+    with pytest.raises(ConfigError, match="spread couples the samples"):
+        handle.gradient(spread, network.flat, batch)
+    with pytest.raises(ConfigError, match="spread couples the samples"):
+        handle.total(spread, network.flat, batch, name="loss")
+    assert not any((log_of(handle).noisy, log_of(handle).clipped, log_of(handle).bare))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"learning_rate": 0.0}, {"batch_size": 0}, {"epochs": 0}, {"steps": 0}, {"momentum": 1.0}, {"weight_decay": -1.0}],
-)
-def test_impossible_training_settings_are_one_sentence(settings):
-    with pytest.raises(ConfigError, match=f"training.{next(iter(settings))} is"):
-        LocalTraining(**settings)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"noise_multiplier": 1.0, "target_epsilon": 1.0},
-        {"noise_multiplier": -1.0},
-        {"noise_multiplier": math.nan},
-        {"noise_multiplier": math.inf},
-        {"noise_multiplier": 1.0, "max_grad_norm": 0.0},
-        {"noise_multiplier": 1.0, "sample_rate": 0.0},
-        {"noise_multiplier": 1.0, "sample_rate": 1.1},
-        {"noise_multiplier": 1.0, "noise_at": "nowhere"},
-        {"noise_multiplier": (1.0, 2.0), "noise_at": "server"},
-        {"target_epsilon": 0.0},
-    ],
-)
-def test_impossible_dp_sgd_settings_are_one_sentence(settings):
-    with pytest.raises(ConfigError, match="DPSGD"):
-        pf.DPSGD(**settings)
-
-
-def test_a_list_for_another_number_of_clients_is_refused():
-    with pytest.raises(ConfigError, match="lists 2 values for 3 clients"):
-        pf.DPSGD(noise_multiplier=(1.0, 2.0)).check_clients(3)
+def test_a_gradient_that_stays_is_not_overwritten_by_the_next_one():
+    handle, network = door(8, plan=Epochs(batch_size=4, epochs=1))
+    one, other = handle.batches()
+    kept = handle.kept_gradient(cross_entropy, network.flat, one)
+    before = kept.clone()
+    handle.gradient(cross_entropy, network.flat, other)
+    assert torch.equal(kept, before)
+    assert list(log_of(handle).bare) == ["gradients are computed without a mechanism (no DP-SGD)"]

@@ -8,13 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-
-import privfl as pf
-from privfl.algorithms.generative.server_training import train_classifier
-from privfl.errors import DataError
-from privfl.models import build
-from privfl.models.flat_network import flatten
-from privfl.study.synthetic import (
+from synthetic import (
     Gallery,
     SyntheticSet,
     classifier_scores,
@@ -23,6 +17,12 @@ from privfl.study.synthetic import (
     generative_scores,
     trained_features,
 )
+
+import privfl as pf
+from privfl.algorithms.generative.server_training import train_classifier
+from privfl.errors import DataError
+from privfl.models import build
+from privfl.models.flat_network import flatten
 
 
 def digits() -> pf.Task:

@@ -1,0 +1,77 @@
+"""How a task came about: what a file must say so that it can be had again, and hashes that tell its data apart."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from privfl.data.catalog import info
+from privfl.data.catalog import options as dataset_options
+from privfl.data.label_noise import LABEL_NOISE, LabelNoise
+from privfl.data.local_tests import LocalTests
+from privfl.data.mapped import Rows
+from privfl.data.partitions import PARTITIONS, Partition
+from privfl.errors import ConfigError, unknown
+from privfl.schema import Named, Registries
+
+REGISTRIES: Registries = {Partition: PARTITIONS, LabelNoise: LABEL_NOISE}
+_PIECE = 1 << 22
+"""Values hashed at once: what is larger than memory is read piece by piece."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a task came about: a dataset of the catalog, a function that returns it, or data that were handed over.
+
+    Args:
+        task: ``module:function``, of no arguments or of the seed, which returns the task.
+        dataset: name in the catalog and options; ``seed`` is the run's unless it is among them.
+        partition, label_noise, local_tests: what is done with the dataset.
+        model: name or ``module:Name``, and options; ``None`` takes the default for the dataset's inputs.
+        loss: ``module:Name`` and arguments; ``None`` is cross-entropy.
+        data: hashes and names of data that came from Python, see :meth:`privfl.federation.task.Task.describe`.
+    """
+
+    task: str | None = None
+    dataset: Named | None = None
+    partition: Partition | None = None
+    label_noise: LabelNoise | None = None
+    local_tests: LocalTests | None = None
+    model: Named | None = None
+    loss: Named | None = None
+    data: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.dataset is None:
+            for name in ("partition", "label_noise", "local_tests", "model", "loss"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(
+                        f"[{name}] stands beside {'task' if self.task else '[data]'}, whose function decides it; leave "
+                        "it out, or name a [dataset] instead"
+                    )
+            return
+        if self.task is not None or self.data is not None:
+            raise ConfigError("the file names a [dataset] and data from Python as well (task, [data]); keep one")
+        valid = [*dataset_options(info(self.dataset.name).name), "seed"]
+        for key in self.dataset.options:
+            if key not in valid:
+                raise unknown("key", f"dataset.{key}", [f"dataset.{name}" for name in ("name", *valid)])
+
+
+def content_hash(values: Rows) -> str:
+    """A hash of type, shape and content of ``values``, the same for a tensor and for a memory map of equal rows.
+
+    A memory map is read once, from front to back.
+    """
+    digest = hashlib.sha256(f"{values.dtype} {tuple(values.shape)}".encode())
+    step = max(1, _PIECE // max(1, math.prod(values.shape[1:])))
+    for start in range(0, len(values), step):
+        piece: Tensor = values[start : start + step]
+        digest.update(piece.cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,52 @@
+"""``module:Name``: parts of one's own, written so that another process can import them again."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+from privfl.errors import ConfigError
+
+
+def reference(thing: Any) -> str:
+    """``module:Name`` of a class or function. Not every one can be imported again; :func:`imported` says which."""
+    module = "__main__" if thing.__module__ == "__mp_main__" else thing.__module__  # as processes of its own call it
+    return f"{module}:{thing.__qualname__}"
+
+
+def imported(name: Any, key: str) -> Any:
+    """What ``module:Name`` refers to; modules are looked for where Python looks, then in the working directory.
+
+    Raises:
+        ConfigError: ``name`` is no such reference, or cannot be imported.
+    """
+    module, colon, path = name.partition(":") if isinstance(name, str) else ("", "", "")
+    if not (module and colon and path):
+        raise ConfigError(f"{key} is {name!r}; name it as 'module:Name'")
+    if module == "__main__":
+        raise ConfigError(
+            f"{key} is '{name}', defined in the script that was run, which cannot be imported; move it to a module"
+        )
+    if "<" in path:
+        raise ConfigError(
+            f"{key} is '{name}', a lambda or defined inside a function, which cannot be imported; define it with a "
+            "name at the top of a module"
+        )
+    if path.endswith("()"):
+        raise ConfigError(f"{key} is '{name}', an object that cannot be written down; make its class a dataclass")
+    if (folder := os.getcwd()) not in sys.path and "" not in sys.path:
+        sys.path.append(folder)  # last, so that nothing there hides what is installed
+    try:
+        found: Any = import_module(module)
+    except Exception as error:  # a module of the user's own may raise anything
+        raise ConfigError(
+            f"{key} is '{name}', and importing the module {module} fails ({type(error).__name__}: {error}); install it "
+            "or start from its folder"
+        ) from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"{key} is '{name}', but {module} has no '{path}'; check the name")
+        found = getattr(found, part)
+    return found

@@ -1,0 +1,129 @@
+"""What leaves a client: links in their order, a bound that is kept to, and uploads that are broken."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+import privfl as pf
+from privfl.privacy.channel.chain import Chain
+from privfl.privacy.channel.client_side import BrokenUpload, pass_links, within_bound
+from privfl.privacy.mechanisms.mechanism import Mechanism
+from privfl.privacy.noise.source import NoiseSource
+from tests.privacy.mechanisms.test_mechanism import round_with
+
+BOUND = 2.0
+
+
+@dataclass(frozen=True)
+class Making(Mechanism):
+    """Makes ``made`` of every update."""
+
+    kind = "transform"
+
+    made: object
+
+    def at_client(self, update, noise, round):
+        return self.made(update) if callable(self.made) else self.made
+
+
+@dataclass(frozen=True)
+class Telling(Mechanism):
+    """A bound that sends a number."""
+
+    kind = "bound"
+    side_values: ClassVar = {"told": 0.5}
+
+    value: float
+
+    def norm_bound(self, server):
+        return BOUND
+
+    def side_report(self, update, round):
+        return {"told": self.value, "more": 1.0}
+
+
+def passed(*links, update=None, broken=False):
+    update = torch.tensor([3.0, 4.0, 0.0, 0.0]) if update is None else update
+    return pass_links(Chain.of(links), update, NoiseSource.from_key(1).stream("c"), round_with(), broken=broken)
+
+
+def test_links_act_in_their_order():
+    def plus(update):
+        return update + 1
+
+    def double(update):
+        return update * 2
+
+    assert passed(Making(plus), Making(double))[0].tolist() == [8, 10, 2, 2]
+    assert passed(Making(double), Making(plus))[0].tolist() == [7, 9, 1, 1]
+
+
+@pytest.mark.parametrize("noise", [pf.GaussianNoise(1e-12), pf.GaussianNoise(1e-12, at="client"), pf.TreeNoise(1.0, 1)])
+def test_what_noise_is_added_to_keeps_to_the_bound(noise):
+    """Hardly any noise, so that what it is added to can be seen."""
+    long = Making(lambda update: update * 1e6)
+    update, _ = passed(pf.Clip(BOUND), long, noise)
+    assert BOUND * (1 - 2e-6) < float(update.double().norm()) <= BOUND * (1 + 1e-9)
+
+
+def test_without_noise_nothing_is_bounded_behind_the_users_back():
+    update, _ = passed(pf.Clip(BOUND), Making(lambda update: update * 10))
+    assert float(update.norm()) == pytest.approx(20.0, rel=1e-5)
+
+
+def test_after_noise_of_the_client_nothing_is_bounded():
+    """What is added to noise is bounded; what is made of the sum costs nothing."""
+    chain = (pf.Clip(BOUND), pf.GaussianNoise(1e-12, at="client"), Making(lambda update: update * 10))
+    assert float(passed(*chain)[0].norm()) == pytest.approx(20.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 1000, 1_000_000])
+def test_a_clipped_update_is_left_bit_for_bit_and_a_longer_one_is_shorter_afterwards(dtype, size):
+    generator = torch.Generator().manual_seed(size)
+    for bound in (1e-3, 0.7, 1e4):
+        update = 1e3 * bound * torch.randn(size, generator=generator, dtype=dtype)
+        clipped = pf.Clip(bound).at_client(update.clone(), None, None)
+        assert within_bound(clipped, bound) is clipped
+        kept = update.clone()
+        held = within_bound(update, bound)
+        assert float(held.double().norm()) <= bound
+        assert torch.equal(update, kept), "a mechanism may have kept the tensor"
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (None, "Making made a NoneType of an update; let at_client return a tensor"),
+        (torch.zeros(3), r"Making made an update of shape \(3,\) of one of \(4,\)"),
+        (torch.zeros(4, dtype=torch.int8), "Making made an update of torch.int8; return the numbers as float32"),
+        (torch.zeros(4, dtype=torch.float16), "torch.float16"),
+        (torch.full((4,), float("nan")), "not finite"),
+        (torch.full((4,), float("inf")), "not finite"),
+    ],
+)
+@pytest.mark.parametrize("chain", [(), (pf.Clip(BOUND),), (pf.Clip(BOUND), pf.GaussianNoise(1.0))], ids=len)
+def test_what_cannot_be_added_up_is_a_broken_upload(made, says, chain):
+    with pytest.raises(BrokenUpload, match=says):
+        passed(*chain[:1], Making(made), *chain[1:])
+
+
+def test_an_infinite_update_cannot_pass_as_one_within_the_bound():
+    huge = torch.full((4,), 1e308, dtype=torch.float64)  # its norm overflows
+    update, _ = passed(pf.Clip(BOUND), Making(lambda _: huge), pf.GaussianNoise(1e-12), update=torch.zeros(4).double())
+    assert float(update.norm()) <= BOUND
+
+
+def test_numbers_beside_an_update_are_those_declared_within_their_magnitudes():
+    assert passed(Telling(0.25))[1] == {"told": 0.25}
+    assert passed(Telling(0.25), broken=True)[1] == {"told": 0.0}
+    for value in (0.6, -0.6, float("nan")):
+        with pytest.raises(BrokenUpload, match=r"Telling sent a 'told' outside of ±0\.5"):
+            passed(Telling(value))
+
+
+def test_a_tensor_that_is_not_contiguous_can_be_noised():
+    chain = (pf.Clip(BOUND), Making(lambda update: update.repeat(2)[::2]), pf.GaussianNoise(1.0, at="client"))
+    assert passed(*chain)[0].is_contiguous()

@@ -1,0 +1,153 @@
+"""The docs site: it builds without a warning, and what is drawn or generated from the code is of the day."""
+
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from privfl.experiment import Experiment
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(autouse=True)
+def scripts(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS / "scripts")
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "sphinx", "--builder", "html", "--fail-on-warning", "--keep-going", "--quiet"]
+    done = subprocess.run(
+        [*command, "--doctree-dir", str(tmp_path / "doctrees"), str(DOCS), str(tmp_path / "site")],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    home = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert "Privacy statement: 20 clients" in home
+    assert "generated:" not in (tmp_path / "site" / "reference" / "settings.html").read_text(encoding="utf-8")
+
+
+def test_the_picture_of_the_rooms_is_that_of_the_imports():
+    import draw_architecture
+
+    drawn = draw_architecture.draw(draw_architecture.relations())
+    assert draw_architecture.PICTURE.read_text(encoding="utf-8") == drawn, (
+        "imports, or what rooms say of themselves, have changed: run python docs/scripts/draw_architecture.py"
+    )
+
+
+def test_rooms_that_use_each_other_cannot_be_drawn():
+    import draw_architecture
+
+    with pytest.raises(ValueError, match="cycle"):
+        draw_architecture.draw({"data": {"models"}, "models": {"data"}})
+
+
+def test_arrows_run_downwards():
+    import draw_architecture
+
+    uses = draw_architecture.relations()
+    height = draw_architecture.floors(uses)
+    assert {"privacy/door", "privacy/channel", "simulation", "attacks", "audits"} <= set(uses)
+    assert all(height[room] > height[other] for room, used in uses.items() for other in used)
+
+
+def test_the_figures_of_the_readme_follow_from_the_recorded_results(tmp_path):
+    import draw_readme_figures
+
+    draw_readme_figures.main(tmp_path)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    drawn = sorted(path.name for path in tmp_path.iterdir())
+    assert len(drawn) == 3
+    assert all(f"docs/figures/{name}" in readme for name in drawn)
+
+
+def test_numbers_in_the_captions_are_those_of_the_recorded_results():
+    import draw_readme_figures
+
+    def mean(method, level):
+        found = [
+            run["accuracy"]
+            for run in draw_readme_figures.read("demo")
+            if (run["method"], run["level"]) == (method, level)
+        ]
+        assert len(found) == 3
+        return 100 * sum(found) / 3
+
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    lost = {method: round(mean(method, "no privacy") - mean(method, "ε = 1")) for method in ("FedAvg", "FedSampling")}
+    assert f"noise at every client costs {lost['FedAvg']} points" in readme
+    assert f"noise on the sum costs {lost['FedSampling']} " in readme
+    traced = draw_readme_figures.read("prototype-inversion")
+    cifar, fashion = (
+        traced[name]["tracing"]["500"]["metrics"]["auc"]["value"] for name in ("cifar10", "fashion-mnist")
+    )
+    assert f"among 500 images the AUC is {cifar:.2f} and {fashion:.2f}" in readme
+
+
+def test_every_key_of_an_experiment_file_is_in_the_reference():
+    import generated
+
+    page = generated.settings()
+    example = Experiment.from_dict(
+        tomllib.loads(
+            """
+            [partition]
+            name = "iid"
+            clients = 3
+            [label_noise]
+            name = "pair"
+            rate = 0.1
+            [local_tests]
+            [model]
+            name = "logistic"
+            [privacy.training]
+            noise_multiplier = 1.0
+            [privacy.budget]
+            epsilon = 1.0
+            [privacy.size]
+            name = "laplace"
+            epsilon = 1.0
+            bound = 9
+            """
+        )
+    ).to_dict()
+    headings = {line for line in page.splitlines() if line.startswith("## ")}
+    for key, value in _flat(example):
+        name = key.rpartition(".")[2]
+        assert f"| `{name}` |" in page or isinstance(value, dict | list), key
+        if isinstance(value, dict):
+            assert f"## `[{key}]`" in headings, key
+    assert {"## `[[privacy.update]]`", "## `[[privacy.statistics]]`", "## `[privacy.size]`"} <= headings
+
+
+def _flat(table, prefix=""):
+    """Every key of a table but the names of parts, with the tables in it."""
+    for name, value in table.items():
+        if name == "name":
+            continue
+        yield f"{prefix}{name}", value
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+
+
+@dataclass(frozen=True)
+class Undocumented:
+    """No section Args."""
+
+    size: int = 1
+
+
+def test_a_setting_without_a_meaning_stops_the_build():
+    import generated
+
+    with pytest.raises(ValueError, match="Undocumented does not say under Args what size is"):
+        generated.keys(generated.rows_of(Undocumented))
