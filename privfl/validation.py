@@ -62,7 +62,10 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         bound, hints = signature.bind(*args, **kwargs), _hints(function)
         for name, value in bound.arguments.items():
             if name in hints and name not in variadic:
-                bound.arguments[name] = _typed(name, value, hints[name])
+                typed = _fitted(value, hints[name])
+                if typed is _MISFIT:
+                    raise _misfit(name, value, hints[name])
+                bound.arguments[name] = typed
         return function(*bound.args, **bound.kwargs)
 
     return call
@@ -112,14 +115,21 @@ def said(value: object) -> str:
 
 def _check_fields(settings: Any) -> None:
     kind: Any = type(settings)
-    for item in fields(settings):
-        hint = _hints(kind).get(item.name, Any)
-        if hint is not Any and item.init:
-            value = getattr(settings, item.name)
+    for name, hint in _field_hints(kind):
+        value = getattr(settings, name)
+        typed = _fitted(value, hint)
+        if typed is _MISFIT:
             owner = kind.__name__ + ("'" if kind.__name__.endswith("s") else "'s")
-            typed = _typed(f"{owner} {item.name}", value, hint, kind)
-            if typed is not value:
-                object.__setattr__(settings, item.name, typed)
+            raise _misfit(f"{owner} {name}", value, hint, kind)
+        if typed is not value:
+            object.__setattr__(settings, name, typed)
+
+
+@functools.cache
+def _field_hints(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """The fields that the dataclass ``kind`` is made with, each with its annotation, as far as that is known."""
+    hints = _hints(kind)
+    return tuple((item.name, hints[item.name]) for item in fields(kind) if item.init and item.name in hints)
 
 
 @functools.cache
@@ -138,22 +148,19 @@ def _hints(annotated: Any) -> Mapping[str, Any]:
     return hints
 
 
-def _typed(name: str, value: Any, kind: Any, owner: type | None = None) -> Any:
-    """``value`` as ``kind`` takes it; ``owner`` is the class whose field it is."""
-    typed = _fitted(value, kind)
-    if typed is not _MISFIT:
-        return typed
+def _misfit(name: str, value: Any, kind: Any, owner: type | None = None) -> ConfigError:
+    """What is said of a ``value`` that is no ``kind``; ``owner`` is the class whose field it is."""
     for one in _kinds(kind):
-        if get_origin(one) in (tuple, Sequence) and isinstance(value, list | tuple):
+        if owner is not None and get_origin(one) in (tuple, Sequence) and isinstance(value, list | tuple):
             wrong = next((entry for entry in value if _fitted((entry,), one) is _MISFIT), None)
-            for field, _ in _places(wrong, owner) if owner is not None else ():
-                raise ConfigError(f"{name} holds {said(wrong)}, which has a place of its own; give it as {field}")
-    raise ConfigError(f"{name} is {said(value)}; {_mend(value, kind)}")
+            for field, _ in _places(wrong, owner):
+                return ConfigError(f"{name} holds {said(wrong)}, which has a place of its own; give it as {field}")
+    return ConfigError(f"{name} is {said(value)}; {_mend(value, kind)}")
 
 
 def _fitted(value: Any, kind: Any) -> Any:
-    """``value`` as ``kind`` takes it, or ``_MISFIT``."""
-    if kind is Any:
+    """``value`` as ``kind`` takes it, or ``_MISFIT``; called often, so what fits is found soon."""
+    if kind is Any or (type(value) is kind and (kind not in (int, float) or abs(value) < 2**63)):
         return value
     origin, args = get_origin(kind), get_args(kind)
     if _is_numpy(value, "generic"):
