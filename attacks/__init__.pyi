@@ -1,4 +1,5 @@
 from .attack import Attack as Attack
+from .attack import Needs as Needs
 from .auxiliary import Auxiliary as Auxiliary
 from .auxiliary import Records as Records
 from .gradient_inversion.inversion import GradientInversion as GradientInversion
@@ -18,7 +19,6 @@ from .property_inference import PropertyInference as PropertyInference
 from .prototypes.inversion import PrototypeInversion as PrototypeInversion
 from .prototypes.membership import PrototypeTracing as PrototypeTracing
 from .registry import ATTACKS as ATTACKS
-from .registry import NEEDS as NEEDS
 from .result import AttackResult as AttackResult
 from .sizes.inference import SizeFromResponses as SizeFromResponses
 from .sizes.inference import SizeFromUpdates as SizeFromUpdates

@@ -22,16 +22,36 @@ from privfl.simulation.transcript import Transcript
 
 
 @dataclass(frozen=True)
+class Needs:
+    """What an attack reads.
+
+    Args:
+        fields: of the transcript, besides the public facts: names of upload fields, ``sizes`` (answers about sizes), or
+            ``released`` (the models that the server evaluates).
+        public: whether it needs public records of the victims' domain.
+        candidates: whether it needs records to ask about.
+        truth: what its judge reads, as :class:`attacks.auxiliary.Auxiliary` names it.
+    """
+
+    fields: tuple[str, ...] = ()
+    public: bool = False
+    candidates: bool = False
+    truth: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Attack(ABC):
     """Base of all attacks: a frozen dataclass whose fields are its settings.
 
     Class attributes:
         name: how configuration files and results call it.
         observer: the least privileged observer whose view suffices.
+        needs: what it reads; ``privfl attack`` hands over nothing else.
     """
 
     name: ClassVar[str]
     observer: ClassVar[Observer] = "public"
+    needs: ClassVar[Needs] = Needs()
 
     @abstractmethod
     def guess(self, seen: Transcript, auxiliary: Auxiliary) -> Any:

@@ -18,7 +18,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
-from attacks.attack import Attack
+from attacks.attack import Attack, Needs
 from attacks.auxiliary import Auxiliary, Records
 from attacks.membership.result import membership_result
 from attacks.observations.gradients import local_update
@@ -158,6 +158,7 @@ class PropertyInference(Attack):
 
     name: ClassVar[str] = "property"
     observer: ClassVar[Observer] = "server"
+    needs: ClassVar[Needs] = Needs(("update",), public=True, truth=("property",))
     holds: str | Holds = "dark"
     rounds: int = 1
     size: int = 50

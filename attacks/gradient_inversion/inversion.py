@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from attacks.attack import Attack
+from attacks.attack import Attack, Needs
 from attacks.auxiliary import Auxiliary, Records
 from attacks.gradient_inversion.dlg import dlg, revealed_label
 from attacks.gradient_inversion.fully_connected_leakage import leaked_input
@@ -72,6 +72,7 @@ class GradientInversion(Attack):
 
     name: ClassVar[str] = "gradient-inversion"
     observer: ClassVar[Observer] = "server"
+    needs: ClassVar[Needs] = Needs(("update",), public=True, truth=("images",))
     client: int | None = None
     method: Method = "inverting-gradients"
     batch: int = 1

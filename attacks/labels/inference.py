@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from attacks.attack import Attack
+from attacks.attack import Attack, Needs
 from attacks.auxiliary import Auxiliary, Records
 from attacks.labels.calibration_batches import Dummy, DummyBatches, PureBatches
 from attacks.labels.llg import calibrate, llg, row_sums
@@ -101,6 +101,7 @@ class LabelCounts(LabelInference):
     """
 
     name: ClassVar[str] = "label-counts"
+    needs: ClassVar[Needs] = Needs(("update",), public=True, truth=("counts",))
     method: Method = "regression"
 
     def __post_init__(self) -> None:
@@ -146,6 +147,7 @@ class LLG(LabelInference):
     """
 
     name: ClassVar[str] = "llg"
+    needs: ClassVar[Needs] = Needs(("update",), public=True, truth=("counts",))
     variant: Variant = "auxiliary"
     dummy: Dummy = "ones"
     labels: int = 100
@@ -187,6 +189,7 @@ class DisclosedCounts(Attack):
 
     name: ClassVar[str] = "disclosed-counts"
     observer: ClassVar[Observer] = "server"
+    needs: ClassVar[Needs] = Needs(("prototype_counts",), public=True, truth=("counts",))
 
     def guess(self, seen: Transcript, auxiliary: Auxiliary) -> LabelGuess:
         classes = seen.facts.classes

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy.special import log_ndtr
 from torch import Tensor
 
+from attacks.attack import Needs
 from attacks.auxiliary import Auxiliary, Records
 from attacks.membership.game import Guess, MembershipAttack
 from attacks.membership.scores import logit_confidence
@@ -50,6 +51,7 @@ class LiRA(MembershipAttack):
     """
 
     name: ClassVar[str] = "lira"
+    needs: ClassVar[Needs] = Needs(("released",), public=True, candidates=True, truth=("members",))
     mode: Literal["online", "offline"] = "online"
     shadows: ShadowTraining = field(default_factory=ShadowTraining)
     variance: Variance = "auto"

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 
+from attacks.attack import Needs
 from attacks.auxiliary import Auxiliary
 from attacks.membership.game import Guess, MembershipAttack
 from attacks.membership.scores import Models, correct, losses
@@ -27,6 +28,7 @@ class LossThreshold(MembershipAttack):
     """
 
     name: ClassVar[str] = "loss-threshold"
+    needs: ClassVar[Needs] = Needs(("released",), candidates=True, truth=("members",))
     statistic: Literal["loss", "correct"] = "loss"
     round: int = -1
 

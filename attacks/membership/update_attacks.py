@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from attacks.attack import Needs
 from attacks.auxiliary import Auxiliary, Records
 from attacks.membership.game import Guess, MembershipAttack
 from attacks.membership.scores import Models, logit_confidence, losses
@@ -98,6 +99,7 @@ class GradientAlignment(FederatedMembership):
     """Score Σ_t cos(−∇ℓ(w_t; x), Δ_t): an update points down the slopes of its own examples."""
 
     name: ClassVar[str] = "gradient-alignment"
+    needs: ClassVar[Needs] = Needs(("update",), candidates=True, truth=("members",))
 
     def score(self, seen: Transcript, asked: Records, models: Models, client: int | None) -> Scores:
         total = torch.zeros(len(asked), dtype=torch.float64)
@@ -120,6 +122,7 @@ class GradientDifference(FederatedMembership):
     """
 
     name: ClassVar[str] = "gradient-difference"
+    needs: ClassVar[Needs] = Needs(("update",), candidates=True, truth=("members",))
     steps: int | None = None
 
     def score(self, seen: Transcript, asked: Records, models: Models, client: int | None) -> Scores:
@@ -143,6 +146,7 @@ class LossTrajectory(FederatedMembership):
     """
 
     name: ClassVar[str] = "loss-trajectory"
+    needs: ClassVar[Needs] = Needs(("update",), candidates=True, truth=("members",))
     company: ClassVar[int] = 3
 
     def score(self, seen: Transcript, asked: Records, models: Models, client: int | None) -> Scores:
@@ -172,6 +176,7 @@ class LossDrop(FederatedMembership):
     """
 
     name: ClassVar[str] = "loss-drop"
+    needs: ClassVar[Needs] = Needs(("update",), candidates=True, truth=("members",))
 
     def score(self, seen: Transcript, asked: Records, models: Models, client: int | None) -> Scores:
         total = torch.zeros(len(asked), dtype=torch.float64)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from attacks.attack import Attack
+from attacks.attack import Attack, Needs
 from attacks.auxiliary import Auxiliary, Records
 from attacks.images.nulls import image_nulls
 from attacks.images.pixels import Pixels
@@ -67,6 +67,9 @@ class PrototypeInversion(Attack):
 
     name: ClassVar[str] = "prototype-inversion"
     observer: ClassVar[Observer] = "server"
+    needs: ClassVar[Needs] = Needs(
+        ("update", "prototype_sums", "prototype_counts"), public=True, truth=("images", "labels")
+    )
     client: int | None = None
     method: Method = "upcnn"
     round: int = -1

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks.attack import Attack
+from attacks.attack import Attack, Needs
 from attacks.auxiliary import Auxiliary, Records
 from attacks.membership.result import MembershipResult, membership_result
 from attacks.prototypes.messages import PrototypeMessage, message_of
@@ -48,6 +48,9 @@ class PrototypeTracing(Attack):
 
     name: ClassVar[str] = "prototype-tracing"
     observer: ClassVar[Observer] = "server"
+    needs: ClassVar[Needs] = Needs(
+        ("update", "prototype_sums", "prototype_counts"), public=True, candidates=True, truth=("members",)
+    )
     client: int | None = None
     round: int = -1
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
-from attacks.attack import Attack
+from attacks.attack import Attack, Needs
 from attacks.auxiliary import Auxiliary
 from attacks.labels.inference import PublicKnowledge
 from attacks.metrics.measure import Measure, mean_of, proportion
@@ -57,6 +57,7 @@ class SizeFromUpdates(Attack):
 
     name: ClassVar[str] = "size-from-updates"
     observer: ClassVar[Observer] = "server"
+    needs: ClassVar[Needs] = Needs(("update",), public=True, truth=("sizes",))
     method: Method = "regression"
     rounds: int = 10
 
@@ -112,6 +113,7 @@ class SizeFromResponses(Attack):
 
     name: ClassVar[str] = "size-from-responses"
     observer: ClassVar[Observer] = "server"
+    needs: ClassVar[Needs] = Needs(("sizes",), truth=("sizes",))
     rounds: int = 1000
 
     def __post_init__(self) -> None:

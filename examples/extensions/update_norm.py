@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attacks import Attack
+from attacks import Attack, Needs
 from attacks.sizes.inference import SizeGuess, judge_sizes
 
 
@@ -17,6 +17,7 @@ class UpdateNorm(Attack):
 
     name: ClassVar[str] = "update-norm"
     observer: ClassVar[str] = "server"
+    needs: ClassVar[Needs] = Needs(("update",), truth=("sizes",))
     mean_size: float = 100.0
 
     def guess(self, seen, auxiliary):

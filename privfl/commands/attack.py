@@ -6,7 +6,7 @@
     candidates = 2000              # at most so many records are asked about
     task = "my_data:hospitals"     # only for runs on data from Python: a function that returns their task
     [[attack]]
-    name = "label-counts"          # see `privfl list attacks`; the other keys are the attack's settings
+    name = "label-counts"          # see `privfl list attacks`, or module:Name; the other keys are the attack's settings
     [[attack]]
     name = "lira"
     [attack.shadows]
@@ -54,7 +54,7 @@ def attack_run(path: Path) -> None:
     """Run every attack of the file ``path``; print the results and write them beside the run."""
     registry = companion("attacks.registry")
     plan = build(Plan, read_toml(path, "an attack file"))
-    attacks: tuple[Any, ...] = choose_each(registry.ATTACKS, plan.attack, "attack")
+    attacks: tuple[Any, ...] = choose_each(registry.ATTACKS, plan.attack, "attack", registry.Attack)
     run = Path(plan.run)
     from privfl.commands.judge import Judge
     from privfl.simulation.run_directory import write_whole
@@ -67,7 +67,7 @@ def attack_run(path: Path) -> None:
         label = attack.name if used[attack.name] == 1 else f"{attack.name}-{used[attack.name]}"
         seen = Transcript.load(run, attack.observer, judge.task.model)
         try:
-            result = attack.run(seen, judge.auxiliary(attack, registry.NEEDS[attack.name]))
+            result = attack.run(seen, judge.auxiliary(attack, attack.needs))
         except ConfigError as error:
             raise ConfigError(f"{label}: {error}") from error
         write_whole(folder / f"{label}.json", (json.dumps(result.to_json(), indent=2) + "\n").encode())

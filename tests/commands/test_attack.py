@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import attacks.attack
-from attacks.registry import ATTACKS, NEEDS
+from attacks.registry import ATTACKS
 from privfl.commands.judge import Judge
 from tests.commands.command_line import privfl
 
@@ -39,6 +39,16 @@ def attacked(run, text):
     path = run.parent / "attack.toml"
     path.write_text(f'run = "{run.as_posix()}"\n{text}', encoding="utf-8")
     return privfl("attack", path)
+
+
+def test_an_attack_of_ones_own_is_named_by_its_module(run, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples" / "extensions"))
+    code, out, err = attacked(run, '[[attack]]\nname = "update_norm:UpdateNorm"\nmean_size = 240.0\n')
+    assert code == 0, err
+    assert "update-norm" in out
+    found = json.loads((run / "attacks" / "update-norm.json").read_text())
+    assert found["settings"]["mean_size"] == 240.0
+    assert set(found["nulls"]) == {"estimated mean size", "true mean size"}
 
 
 def test_results_are_printed_written_and_reported(run):
@@ -78,7 +88,7 @@ size = 10
 def test_the_judge_knows_what_the_clients_hold(run):
     judge = Judge.of(run, 0, 0.5, 100)
     answers = {
-        name: judge.auxiliary(ATTACKS[name](), NEEDS[name]).truth
+        name: judge.auxiliary(ATTACKS[name](), ATTACKS[name].needs).truth
         for name in ("label-counts", "size-from-updates", "property", "loss-threshold")
     }
     counts = answers["label-counts"]["counts"]
@@ -87,7 +97,7 @@ def test_the_judge_knows_what_the_clients_hold(run):
     assert answers["property"]["property"].dtype == torch.bool
     members = answers["loss-threshold"]["members"]
     assert int(members.sum()) * 2 == len(members) <= 100
-    asked = judge.auxiliary(ATTACKS["loss-threshold"](), NEEDS["loss-threshold"])
+    asked = judge.auxiliary(ATTACKS["loss-threshold"](), ATTACKS["loss-threshold"].needs)
     rows = {tuple(row) for row in judge.task.inputs.flatten(1).tolist()}
     inside = [tuple(row) in rows for row in asked.candidates.inputs.flatten(1).tolist()]
     assert inside == members.tolist()
@@ -132,7 +142,7 @@ def test_every_attack_of_the_package_is_registered():
     }
     assert named == set(ATTACKS.values())
     assert all(name == kind.name for name, kind in ATTACKS.items())
-    assert set(NEEDS) == set(ATTACKS)
+    assert all(kind.needs.fields and kind.needs.truth for kind in named)
 
 
 @pytest.mark.parametrize(
