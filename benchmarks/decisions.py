@@ -10,7 +10,7 @@ import torch
 
 from privfl.algorithms.base import Round, Tensors
 from privfl.algorithms.fair.aaggff import AAggFFD, AAggFFS, FairAggregation
-from privfl.federation.context import Setting
+from privfl.federation.context import RunContext
 from privfl.models.flat_network import FlatNetwork
 
 MANY, FEW, SAMPLED = 1_000_000, 1_000, 1_000
@@ -21,15 +21,15 @@ def decide(algorithm: FairAggregation, server: Tensors, clients: int, members: t
     losses = torch.rand(len(members), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     facts = Round(float(len(members)), len(members), clients, number=seed, members=members)
     server = algorithm.hear(server, losses, facts)
-    algorithm.measures(server)
+    algorithm.server_metrics(server)
     return server
 
 
 def seconds(algorithm: FairAggregation, clients: int, members: torch.Tensor, repeats: int) -> list[float]:
     """Seconds of each of ``repeats`` decisions, after one that is not counted."""
-    setting = Setting(lambda seed: torch.nn.Linear(1, 2), 2, clients, repeats, 0, (1,), torch.device("cpu"))
+    setting = RunContext(lambda seed: torch.nn.Linear(1, 2), 2, clients, repeats, 0, (1,), torch.device("cpu"))
     FlatNetwork(setting.network())  # as in every run, where an engine's network has seen to freed pages being kept
-    algorithm = algorithm.on(setting)
+    algorithm = algorithm.bind(setting)
     server = decide(algorithm, algorithm.start(torch.zeros(4)), clients, members, 0)
     found = []
     for repeat in range(repeats):

@@ -76,17 +76,17 @@ def task_of(case: Case) -> Task:
 
 def underway(algorithm: Algorithm, server: Tensors) -> Tensors:
     """The server's state in the second round, with every prototype known where there are some."""
-    server = algorithm.turn(server, 1)
+    server = algorithm.begin_round(server, 1)
     return {**server, "known": torch.ones_like(server["known"])} if "known" in server else server
 
 
 def local_training(task: Task, algorithm: Algorithm, training: LocalTraining) -> Callable[[], None]:
     """A function that trains client 0 once, from the same model and state every time."""
-    algorithm = algorithm.on(task.setting(rounds=2, seed=0))
+    algorithm = algorithm.bind(task.context(rounds=2, seed=0))
     received = algorithm.broadcast(underway(algorithm, algorithm.start(flatten(task.model(0)))))
     channel = RoundChannel.bare(algorithm.fields())
     engine = LoopEngine(task, algorithm, training, channel, workers=1).__enter__()
-    context = RoundContext(1, 0, NoiseSource.from_os(), {0: algorithm.initial_kept(0)})
+    context = RoundContext(1, 0, NoiseSource.from_os(), {0: algorithm.initial_client_state(0)})
 
     def train() -> None:
         (result,) = engine.train([0], received, context)

@@ -41,7 +41,7 @@ from attacks.prototypes.inversion import (
     nearest_of_class,
     public_prototypes,
 )
-from attacks.prototypes.membership import TracingGuess, traced
+from attacks.prototypes.membership import TracingGuess, trace_message
 from attacks.prototypes.messages import PrototypeMessage, message_of
 from attacks.prototypes.upcnn import decoded, train_upcnn
 from attacks.prototypes.vae_inversion import search_latents, train_feature_vae, train_image_vae
@@ -301,7 +301,7 @@ def tracing(world: Federation, transcript: pf.Transcript, count: int) -> dict[st
             torch.cat([world.dataset.inputs[rows], others.inputs]),
             torch.cat([world.dataset.targets[rows], others.targets]),
         )
-        guesses.append(traced(message_of(transcript, client), world.public, candidates))
+        guesses.append(trace_message(message_of(transcript, client), world.public, candidates))
         inside.append(torch.arange(len(candidates)) < len(rows))
     result = membership_result(
         "prototype-tracing",

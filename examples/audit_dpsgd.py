@@ -35,7 +35,7 @@ CLIP = 0.5
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunContext:
     """One DP-SGD run: noise multiplier, sampling rate, rounds of one step, and how many canaries audit it."""
 
     noise: float
@@ -50,19 +50,19 @@ class Setting:
 
 
 FULL = (
-    Setting(1.0, 1.0, 1, 1000),
-    Setting(4.0, 1.0, 16, 1000),
-    Setting(4.0, 1.0, 16, 5000),
-    Setting(4.0, 1.0, 16, 20_000),
-    Setting(1.0, 0.1, 100, 1000),
-    Setting(1.0, 0.1, 100, 5000),
-    Setting(0.7, 0.25, 50, 5000),
+    RunContext(1.0, 1.0, 1, 1000),
+    RunContext(4.0, 1.0, 16, 1000),
+    RunContext(4.0, 1.0, 16, 5000),
+    RunContext(4.0, 1.0, 16, 20_000),
+    RunContext(1.0, 0.1, 100, 1000),
+    RunContext(1.0, 0.1, 100, 5000),
+    RunContext(0.7, 0.25, 50, 5000),
 )
-SMALL = (Setting(1.0, 1.0, 1, 300), Setting(1.0, 0.25, 4, 300))
+SMALL = (RunContext(1.0, 1.0, 1, 300), RunContext(1.0, 0.25, 4, 300))
 FAULTS = ("half the noise", "everybody in every batch")
 
 
-def trainer(setting: Setting, key: int | None) -> Callable[[Task], Run]:
+def trainer(setting: RunContext, key: int | None) -> Callable[[Task], Run]:
     """Trains with the setting; with a ``key`` the noise is reproducible, and the run must not be released."""
 
     def train(task: Task) -> Run:
@@ -83,7 +83,7 @@ def trainer(setting: Setting, key: int | None) -> Callable[[Task], Run]:
     return train
 
 
-def audits(setting: Setting, seed: int) -> Iterator[tuple[str, AuditResult]]:
+def audits(setting: RunContext, seed: int) -> Iterator[tuple[str, AuditResult]]:
     """Four bounds, each at 95 % by itself."""
     task = rare_token_task(setting.canaries)
     canaries, train = rare_token_canaries(task, setting.canaries), trainer(setting, None)
@@ -155,7 +155,7 @@ def main() -> None:
             label = f"{setting.name}, seed {seed}"
             if not store.has(label):
                 store.add(label, list(audits(setting, seed)))
-    bad = Setting(1.5, 0.25, 8, 300 if arguments.small else 2000)
+    bad = RunContext(1.5, 0.25, 8, 300 if arguments.small else 2000)
     for fault in FAULTS:
         if not store.has(fault):
             with broken(fault):

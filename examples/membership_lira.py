@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 
 import privfl as pf
 from attacks.auxiliary import Auxiliary, Records
-from attacks.membership.active_server import ascending
+from attacks.membership.active_server import gradient_ascent_server
 from attacks.membership.game import membership_game
 from attacks.membership.lira import LiRA
 from attacks.membership.loss_threshold import LossThreshold
@@ -209,7 +209,7 @@ def attack_actively(run: pf.Run, scale: Scale, task: pf.Task, asked: Auxiliary, 
     began, found, nulls = time.perf_counter(), [], []
     for rows in few.split(TARGETS):
         group = Auxiliary(None, candidates[rows])
-        algorithm = ascending(pf.FedAvg(weighting="uniform"), candidates[rows], step=STEP)
+        algorithm = gradient_ascent_server(pf.FedAvg(weighting="uniform"), candidates[rows], step=STEP)
         attacked = pf.simulate(
             task,
             algorithm,

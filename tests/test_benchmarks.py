@@ -180,5 +180,5 @@ def test_steps_are_timed_where_they_do_all_of_their_work(benchmark_module):
     steps = benchmark_module("steps")
     task = steps.task_of(steps.CASES[2])
     for algorithm in steps.MIXTURES.values():
-        bound = algorithm.on(task.setting(rounds=2, seed=0))
+        bound = algorithm.bind(task.context(rounds=2, seed=0))
         assert "mixing" in steps.underway(bound, bound.start(steps.flatten(task.model(0))))

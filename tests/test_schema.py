@@ -15,7 +15,7 @@ from privfl.schema import build, choose_each, plain
 
 
 @dataclass(frozen=True)
-class Without:
+class CohortWithout:
     """A part with a part and a set."""
 
     cohort: Cohort
@@ -34,10 +34,10 @@ def test_settings_become_fields_and_tables_become_parts():
 
 
 def test_sets_are_written_in_order_and_read_as_sets():
-    part = Without(pf.PoissonCohort(0.5), frozenset({3, 1, 2}))
+    part = CohortWithout(pf.PoissonCohort(0.5), frozenset({3, 1, 2}))
     told = plain(part, {Cohort: COHORTS})
     assert told == {"cohort": {"name": "poisson", "probability": 0.5}, "left_out": [1, 2, 3]}
-    assert build(Without, told, "cohort", {Cohort: COHORTS}) == part
+    assert build(CohortWithout, told, "cohort", {Cohort: COHORTS}) == part
 
 
 @pytest.mark.parametrize("name", list(ATTACKS))

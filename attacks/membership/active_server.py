@@ -14,7 +14,7 @@ from privfl.errors import ConfigError
 from privfl.models.flat_network import FlatNetwork
 
 
-def ascending(algorithm: Algorithm, targets: Records, *, step: float, ascents: int = 1) -> Algorithm:
+def gradient_ascent_server(algorithm: Algorithm, targets: Records, *, step: float, ascents: int = 1) -> Algorithm:
     """``algorithm`` run by an active server (Nasr, Shokri & Houmansadr, S&P 2019).
 
     Before every broadcast the server takes ``ascents`` steps of length ``step`` up the normalised gradient of the
@@ -37,7 +37,7 @@ def ascending(algorithm: Algorithm, targets: Records, *, step: float, ascents: i
 
     def broadcast(self: Any, server: Tensors) -> Tensors:
         sent = kind.broadcast(self, server)
-        network = FlatNetwork(self.setting.network(), sent["parameters"].device)
+        network = FlatNetwork(self.context.network(), sent["parameters"].device)
         at = sent["parameters"].clone()
         inputs, labels = (part.to(at.device) for part in (targets.inputs, targets.targets))
         for _ in range(ascents):

@@ -33,8 +33,8 @@ class Shadow(Local):
 
     name: ClassVar[str] = "shadow"
 
-    def initial_kept(self, client: int) -> Tensors:
-        return {"parameters": self.setting.fresh("shadow", client)}
+    def initial_client_state(self, client: int) -> Tensors:
+        return {"parameters": self.context.fresh("shadow", client)}
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def train_shadows(seen: Transcript, pool: Records, training: ShadowTraining) -> 
         seed=training.seed,
         execution=Execution(device="cpu", engine=training.engine),
     )
-    parameters = torch.stack([run.kept[client]["parameters"] for client in range(training.count)])
+    parameters = torch.stack([run.client_state[client]["parameters"] for client in range(training.count)])
     if not bool(torch.isfinite(parameters).all()):
         raise ConfigError(
             f"a shadow diverged with learning rate {plan.learning_rate:g} over {plan.epochs} epochs; lower the rate"

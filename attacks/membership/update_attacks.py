@@ -19,7 +19,7 @@ from attacks.auxiliary import Auxiliary, Records
 from attacks.membership.game import Guess, MembershipAttack
 from attacks.membership.scores import Models, logit_confidence, losses
 from attacks.metrics.distinguishing import Scores
-from attacks.observations.messages import whole
+from attacks.observations.messages import require_full_update
 from privfl.errors import ConfigError
 from privfl.models.flat_network import flatten
 from privfl.privacy.accounting.release import Observer
@@ -79,7 +79,7 @@ class FederatedMembership(MembershipAttack):
             if _took_part(one, client):
                 used += 1
                 received = one.broadcast["parameters"]
-                yield one, received, whole(_update(one, client), received)
+                yield one, received, require_full_update(_update(one, client), received)
         if not used:
             who = "nobody" if client is None else f"client {client}"
             raise ConfigError(f"{who} sent an 'update' in the {len(seen)} rounds that were seen; ask about another")

@@ -73,16 +73,18 @@ def updates(seen: SeenRound) -> list[tuple[tuple[int, ...], Tensor]]:
         missing = [client for client, upload in exchange.uploads.items() if "update" not in upload]
         if missing:
             raise ConfigError(f"client {missing[0]} sent no 'update' in round {seen.number}; attack another algorithm")
-        return [((client,), whole(upload["update"], received)) for client, upload in exchange.uploads.items()]
+        return [
+            ((client,), require_full_update(upload["update"], received)) for client, upload in exchange.uploads.items()
+        ]
     if not exchange.members or exchange.weight <= 0:
         return []
     if "update" not in exchange.total:
         raise ConfigError(f"no 'update' was summed in round {seen.number}; attack another algorithm")
     mean = exchange.total["update"] / exchange.weight
-    return [(exchange.members, whole(mean.to(received), received))]
+    return [(exchange.members, require_full_update(mean.to(received), received))]
 
 
-def whole(update: Tensor, received: Tensor) -> Tensor:
+def require_full_update(update: Tensor, received: Tensor) -> Tensor:
     """``update`` as it is, if it says of every parameter [size] of the ``received`` model how it moved.
 
     Raises:

@@ -58,7 +58,7 @@ class PrototypeTracing(Attack):
             ConfigError: no prototypes were seen, or a class that is attacked has fewer than 4 public samples.
         """
         message = message_of(seen, self.client, self.round)
-        return traced(message, auxiliary.need_public(), auxiliary.need_candidates())
+        return trace_message(message, auxiliary.need_public(), auxiliary.need_candidates())
 
     def judge(self, guess: TracingGuess, auxiliary: Auxiliary, seconds: float) -> MembershipResult:
         """AUC, TPR at small FPR, and their advantage over chance and over the public prototype."""
@@ -78,7 +78,7 @@ class PrototypeTracing(Attack):
         )
 
 
-def traced(message: PrototypeMessage, public: Records, candidates: Records) -> TracingGuess:
+def trace_message(message: PrototypeMessage, public: Records, candidates: Records) -> TracingGuess:
     """The attack on one message; every second public sample of a class serves the reference, the others the null.
 
     Raises:

@@ -18,7 +18,7 @@ MOST_NUMBERS = 1 << 22
 
 
 @dataclass(frozen=True)
-class Law:
+class ClaimedStatistic:
     """B·length + N(0, σ²·length) in a round of one step, with B = 1 at the sampling ``rate`` if the canary is included.
 
     Args:

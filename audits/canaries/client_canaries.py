@@ -45,7 +45,7 @@ SILENT_NOISE = "it tells nothing that a silent client leaves its share of the no
 
 
 @dataclass(frozen=True)
-class Without(Cohort):
+class CohortWithout(Cohort):
     """The ``cohort`` without the clients in ``left_out``, while every public number stays what it was."""
 
     cohort: Cohort
@@ -136,7 +136,7 @@ def audit_clients(
     if included.all() or not included.any():
         raise ConfigError(f"all coins of {len(canaries)} canaries fell alike; plant more canaries or take another seed")
     left_out = frozenset(canaries.owners[~included].tolist())
-    run = train(planted, Without(cohort or Everyone(), left_out))
+    run = train(planted, CohortWithout(cohort or Everyone(), left_out))
     view = seen_by(run, observer)
     scores = client_alignment(view, canaries, task.loss).sum(0)
     cell, delta = run.statement.cell("client", observer), run.statement.delta

@@ -25,7 +25,7 @@ from audits.bounds.one_run import epsilon_one_run_from_scores
 from audits.bounds.scores import epsilon_from_scores
 from audits.canaries.alignment import Alignment, Statistics, sample_alignment
 from audits.canaries.canaries import Canaries, Coins, Train, plant
-from audits.canaries.claimed_statistic import Law
+from audits.canaries.claimed_statistic import ClaimedStatistic
 from audits.canaries.views import View, seen_by
 from audits.result import AuditResult
 from privfl.errors import ConfigError
@@ -163,7 +163,7 @@ def audit_two_worlds(
     return _result("two-worlds", run, observer, confidence, [found], began, settings)
 
 
-def claimed_law(view: View, canaries: Canaries) -> Law | None:
+def claimed_law(view: View, canaries: Canaries) -> ClaimedStatistic | None:
     """The law that the run claims for the server's view of the canaries; ``None`` where a score needs another."""
     facts = view.transcript.facts
     protection, steps = facts.privacy["training"], _steps_and_rate(facts, canaries)
@@ -173,10 +173,10 @@ def claimed_law(view: View, canaries: Canaries) -> Law | None:
     if steps is None or steps[0] > 1 or len(owned) > 1 or not seen_alone:
         return None
     multiplier = float(owned.pop())
-    return Law(steps[1], multiplier) if multiplier > 0 else None
+    return ClaimedStatistic(steps[1], multiplier) if multiplier > 0 else None
 
 
-def summary(aligned: Alignment, score: Score, law: Law | None = None) -> Statistics:
+def summary(aligned: Alignment, score: Score, law: ClaimedStatistic | None = None) -> Statistics:
     """The scores [m] of canaries whose rounds were ``aligned``.
 
     Raises:
@@ -247,7 +247,7 @@ class _Audited:
 
     included: Coins
     family: GaussianFamily | None
-    law: Law | None
+    law: ClaimedStatistic | None
     delta: float
     confidence: float
     guesses: tuple[int, int]

@@ -35,7 +35,7 @@ _CAUTION = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Siege:
+class NoiseAudit:
     """What releases of two neighbouring values certify of the noise between them.
 
     Args:
@@ -78,7 +78,7 @@ def audit_noise(
     shift: float = 1.0,
     trials: int = 40_000,
     confidence: float = 0.95,
-) -> Siege:
+) -> NoiseAudit:
     """Audit ``release``, which claims to add ``noise`` of ``scale`` to values that differ by at most ``shift``.
 
     A decision tree learns from the values, exponents and last bits of ``trials`` releases of 0 and as many of
@@ -120,7 +120,7 @@ def audit_noise(
             if found < smallest:
                 smallest, epsilon, delta = found, needed, float(candidate)
     details = {"hits": hits, "false_alarms": alarms, "trials": third, "threshold": threshold, "upward": upward}
-    return Siege(
+    return NoiseAudit(
         noise=noise,
         claimed_scale=scale,
         certified_scale=smallest,

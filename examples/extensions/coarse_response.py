@@ -23,25 +23,25 @@ class CoarseResponse(SizeMechanism):
     def honesty(self):
         return 1.0 if self.epsilon == math.inf else math.expm1(self.epsilon) / (math.expm1(self.epsilon) + self.levels)
 
-    def _randomize(self, truths, stream):
+    def randomise(self, truths, stream):
         step = (self.range.hi - self.range.lo) / (self.levels - 1)
         place = (truths - self.range.lo) / step
         place = np.floor(place) + (stream.uniform(len(truths)) < place - np.floor(place))
         honest = stream.bernoulli(np.full(len(truths), self.honesty), len(truths))
         return self.range.lo + step * np.where(honest, place, stream.integers(0, self.levels - 1, len(truths)))
 
-    def _unbiased(self, responses):
+    def unbiased(self, responses):
         return (responses - (1 - self.honesty) * self.range.centre) / self.honesty
 
-    def _response_variance(self, truths):
+    def response_variance(self, truths):
         grid = np.linspace(self.range.lo, self.range.hi, self.levels)
         below = np.minimum(np.searchsorted(grid, truths, "right") - 1, self.levels - 2)
         square = truths**2 + (truths - grid[below]) * (grid[below + 1] - truths)
         second = self.honesty * square + (1 - self.honesty) * np.mean(grid**2)
         return (second - (self.honesty * truths + (1 - self.honesty) * self.range.centre) ** 2) / self.honesty**2
 
-    def _support(self):
+    def support(self):
         return self.range.lo, self.range.hi
 
-    def _client_cost(self):
+    def client_cost(self):
         return pure_cost(self.epsilon)

@@ -22,10 +22,10 @@ class FedBN(Split):
     name: ClassVar[str] = "fedbn"
 
     def part(self):
-        private = {name for name, layer in self.setting.network().named_modules() if isinstance(layer, NORMS)}
-        layout = self.setting.layout
+        private = {name for name, layer in self.context.network().named_modules() if isinstance(layer, NORMS)}
+        layout = self.context.layout
         shared = torch.tensor([name.rpartition(".")[0] not in private for name in layout.names])
-        return shared.repeat_interleave(torch.tensor(layout.sizes)).to(self.setting.device)
+        return shared.repeat_interleave(torch.tensor(layout.sizes)).to(self.context.device)
 
 
 if __name__ == "__main__":

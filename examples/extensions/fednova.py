@@ -18,8 +18,8 @@ class FedNova(pf.FedAvg):
     def fields(self):
         return pf.Field("update"), pf.Field("steps", shape=())
 
-    def begin(self, received, kept, training):
-        local = super().begin(received, kept, training)
+    def begin(self, received, client_state, training):
+        local = super().begin(received, client_state, training)
         return {**local, "steps": received["parameters"].new_zeros(())}
 
     def step(self, local, received, batch, client, training):

@@ -19,16 +19,16 @@ class IFCA(pf.FedAvg):
     k: ClassVar[int] = 2
 
     def fields(self):
-        return pf.Field("update", shape=(self.k * self.setting.layout.size,)), pf.Field("members", shape=(self.k,))
+        return pf.Field("update", shape=(self.k * self.context.layout.size,)), pf.Field("members", shape=(self.k,))
 
     def start(self, parameters):
-        return {"parameters": parameters, "models": torch.stack([self.setting.fresh("ifca", j) for j in range(self.k)])}
+        return {"parameters": parameters, "models": torch.stack([self.context.fresh("ifca", j) for j in range(self.k)])}
 
     def broadcast(self, server):
         return {"parameters": server["models"][0], "models": server["models"]}
 
-    def begin(self, received, kept, training):
-        return {**super().begin(received, kept, training), "choice": received["models"].new_zeros(self.k)}
+    def begin(self, received, client_state, training):
+        return {**super().begin(received, client_state, training), "choice": received["models"].new_zeros(self.k)}
 
     def prepare(self, local, received, everything, client, training):
         losses = [
@@ -48,5 +48,5 @@ class IFCA(pf.FedAvg):
         mean = total["update"].view(self.k, -1) / total["members"].clamp_min(1)[:, None]
         return {**server, "models": server["models"] + mean}
 
-    def personal(self, server, kept):
-        return {"personal": kept["choice"] @ server["models"]} if "choice" in kept else {}
+    def personal(self, server, client_state):
+        return {"personal": client_state["choice"] @ server["models"]} if "choice" in client_state else {}

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from synthetic import (
     Features,
-    Gallery,
+    SyntheticImageLog,
     SyntheticSet,
     classifier_scores,
     contact_sheet,
@@ -140,7 +140,7 @@ def one_run(name: str, images: Pictures, distances: Distances, options: argparse
     alpha, way = name.split(":")
     algorithm, training = method(way, options)
     folder = options.out / "runs" / name.replace(":", "-")
-    gallery = Gallery(every=max(1, options.rounds // 10), folder=folder / "images")
+    gallery = SyntheticImageLog(every=max(1, options.rounds // 10), folder=folder / "images")
     task = images.task(float(alpha), options)
     began, processor = time.perf_counter(), time.process_time()
     run = pf.simulate(
@@ -196,9 +196,9 @@ def clients_of(task: pf.Task) -> list[Tensor]:
 def accuracy(task: pf.Task, run: pf.Run, found: SyntheticSet, options: argparse.Namespace) -> float:
     """That of the classifier that the run's own server would train on ``found``, if it took its time for it."""
     assert isinstance(run.algorithm, Method)
-    server = replace(run.algorithm, classifier_epochs=options.classifier_epochs).on(run.algorithm.setting)
-    network = server.setting.network()
-    parameters = server.evaluated({"images": found.images, "labels": found.labels})
+    server = replace(run.algorithm, classifier_epochs=options.classifier_epochs).bind(run.algorithm.context)
+    network = server.context.network()
+    parameters = server.eval_parameters({"images": found.images, "labels": found.labels})
     torch.nn.utils.vector_to_parameters(parameters, network.parameters())
     with torch.no_grad():
         return float((network(task.test_inputs).argmax(1) == task.test_targets).double().mean())
@@ -216,7 +216,7 @@ def references(images: Pictures, distances: Distances, options: argparse.Namespa
     rows = [torch.where(images.others[1] == label)[0][: options.samples_per_class] for label in range(10)]
     chosen = torch.cat(rows)
     real = SyntheticSet(images.others[0][chosen], images.others[1][chosen])
-    start = pf.FedEvg(samples_per_class=options.samples_per_class).on(task.setting(1, options.seed))
+    start = pf.FedEvg(samples_per_class=options.samples_per_class).bind(task.context(1, options.seed))
     server = start.start(torch.zeros(1))
     noise = SyntheticSet(server["images"].clamp(0, 1), server["labels"])
     found: dict[str, Any] = {
@@ -278,7 +278,7 @@ def draw(store: dict[str, Any], out: Path) -> None:
     curves(rows, store["references"]).savefig(out / "curves.png", dpi=130)
     for row in rows:
         name = row["name"].replace(":", "-")
-        gallery = Gallery(folder=out / "runs" / name / "images")
+        gallery = SyntheticImageLog(folder=out / "runs" / name / "images")
         evolution(gallery.sets, f"one synthetic image of each class, α = {row['name'].replace(':', ', ')}").savefig(
             out / f"evolution-{name}.png", dpi=110
         )

@@ -125,9 +125,9 @@ def heartbeats(options: argparse.Namespace, seed: int) -> Federation:
         )
     )
     names = data.class_names
-    kept = [number for number, name in enumerate(names) if name not in SYMBOLS_LEFT_OUT]
+    client_state = [number for number, name in enumerate(names) if name not in SYMBOLS_LEFT_OUT]
     new = torch.full((len(names),), -1)
-    new[kept] = torch.arange(len(kept))
+    new[client_state] = torch.arange(len(client_state))
     targets = new[targets]
     order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed))
     group = (owners * len(names) + targets)[order].numpy()
@@ -180,8 +180,12 @@ def scores(simulation: Simulation, federation: Federation) -> dict[str, float]:
     shared, inputs = server["parameters"], task.test_inputs
     models = []
     for client in range(len(task.clients)):
-        kept = simulation.kept.get(client, {})
-        own = {"own": kept.get("parameters", shared)} if algorithm.ensemble else algorithm.personal(server, kept)
+        client_state = simulation.client_state.get(client, {})
+        own = (
+            {"own": client_state.get("parameters", shared)}
+            if algorithm.ensemble
+            else algorithm.personal(server, client_state)
+        )
         models.append(next(iter(own.values()), shared))
     of_shared = simulation.engine.logits(shared, inputs)
     everywhere = [of_shared if model is shared else simulation.engine.logits(model, inputs) for model in models]

@@ -63,11 +63,11 @@ class SharedPath(pf.GRPFed):
     keeps: ClassVar[tuple[str, ...]] = ()
     tape: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    def initial_kept(self, client: int) -> Tensors:
+    def initial_client_state(self, client: int) -> Tensors:
         return {}
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
-        return {**Algorithm.begin(self, received, kept, training), "tally": received["parameters"].new_zeros(2)}
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
+        return {**Algorithm.begin(self, received, client_state, training), "tally": received["parameters"].new_zeros(2)}
 
     def step(self, local: Tensors, received: Tensors, batch: Batch, client: Door, training: LocalTraining) -> None:
         if not self.reports_once:
@@ -83,7 +83,7 @@ class SharedPath(pf.GRPFed):
         self.tape.append((round.members, weights))
         return after
 
-    def personal(self, server: Tensors, kept: Tensors) -> dict[str, Tensor]:
+    def personal(self, server: Tensors, client_state: Tensors) -> dict[str, Tensor]:
         return {}
 
 
@@ -161,14 +161,14 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="digits, 10 clients, 3 rounds, four settings")
     options = parser.parse_args()
     if options.small:
-        options.dataset, options.setting, options.rounds, options.seeds = ["digits"], list(SETTINGS)[:4], 3, 1
+        options.dataset, options.context, options.rounds, options.seeds = ["digits"], list(SETTINGS)[:4], 3, 1
     options.out.mkdir(parents=True, exist_ok=True)
     store = options.out / "grpfed-weights.json"
     rows: list[dict[str, Any]] = json.loads(store.read_text(encoding="utf-8"))["rows"] if store.exists() else []
     keys = ("dataset", "setting", "fraction", "seed", "rounds", "epochs")
     for seed in range(options.seeds):
         for name in options.dataset or ("mitbih", "cifar10"):
-            for setting in options.setting or SETTINGS:
+            for setting in options.context or SETTINGS:
                 wanted = (name, setting, options.fraction, seed, options.rounds, options.epochs)
                 if any(tuple(row[key] for key in keys) == wanted for row in rows):
                     continue

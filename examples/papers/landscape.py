@@ -183,13 +183,13 @@ def corners(simulation: Simulation, client: int) -> tuple[Tensor, Tensor, Tensor
 
     Nothing is sent or kept: the round is trained with noise of its own, if with any, and forgotten.
     """
-    received = simulation.algorithm.broadcast(simulation.algorithm.turn(simulation.server, simulation.round))
-    context = RoundContext(simulation.round, simulation.schedule.seed, NoiseSource.from_os(), simulation.kept)
+    received = simulation.algorithm.broadcast(simulation.algorithm.begin_round(simulation.server, simulation.round))
+    context = RoundContext(simulation.round, simulation.schedule.seed, NoiseSource.from_os(), simulation.client_state)
     (result,) = simulation.engine.train([client], received, context)
     if result.upload is None:
         raise ConfigError(f"client {client} could not be trained ({result.dropped}); choose another one")
     start = simulation.server["parameters"]
-    return start, start + result.upload["update"], result.kept["personal"]
+    return start, start + result.upload["update"], result.client_state["personal"]
 
 
 def draw_curves(groups: Mapping[str, Curves], title: str = "") -> Figure:

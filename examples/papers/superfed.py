@@ -103,8 +103,10 @@ def calibration(simulation: Simulation, models: Mapping[int, Tensor]) -> dict[st
 def measured(simulation: Simulation, resolution: int) -> dict[str, Any]:
     """What is known of the clients' mixtures after the last round; a ``resolution`` of 0 leaves the landscape out."""
     task, model = simulation.task, simulation.server["parameters"]
-    fresh = {client: simulation.algorithm.initial_kept(client)["personal"] for client in range(len(task.clients))}
-    own = fresh | {client: kept["personal"] for client, kept in simulation.kept.items()}
+    fresh = {
+        client: simulation.algorithm.initial_client_state(client)["personal"] for client in range(len(task.clients))
+    }
+    own = fresh | {client: client_state["personal"] for client, client_state in simulation.client_state.items()}
     moved = [client for client in fresh if not torch.equal(own[client], fresh[client])]
     found = along(task, model, own)
     validation = along(task, model, own, task.local_validations)
@@ -143,7 +145,9 @@ def run(options: argparse.Namespace, clients: int, method: str, seed: int) -> di
             if method == "FedAvg":
                 found["calibration"] = calibration(simulation, dict.fromkeys(clients_of, server))
             elif method == "Local":
-                models = {client: kept["parameters"] for client, kept in simulation.kept.items()}
+                models = {
+                    client: client_state["parameters"] for client, client_state in simulation.client_state.items()
+                }
                 found["calibration"] = calibration(simulation, models)
             else:
                 found["mixtures"] = measured(simulation, options.resolution if seed == 0 else 0)

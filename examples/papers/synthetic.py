@@ -56,7 +56,7 @@ class SyntheticSet:
 
 
 @dataclass
-class Gallery:
+class SyntheticImageLog:
     """Keeps the synthetic images of a run: give it to ``simulate`` as a callback.
 
     Args:

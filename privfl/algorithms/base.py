@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from privfl.errors import ConfigError
-from privfl.federation.context import Setting
+from privfl.federation.context import RunContext
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import Epochs, LocalTraining, Plan
 from privfl.privacy.door.contract import Batch, Door
@@ -54,7 +54,7 @@ class Round:
     samples: float | None = None
     number: int = 0
     members: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    factors: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
+    weights: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
     generator: torch.Generator = field(default_factory=torch.Generator)
 
 
@@ -76,23 +76,23 @@ class Algorithm(Settings):
     pools_data: ClassVar[bool] = False
     ensemble: ClassVar[bool] = False
 
-    def on(self, setting: Setting) -> Self:
-        """This algorithm as part of a run, whose public facts :attr:`setting` then tells."""
+    def bind(self, context: RunContext) -> Self:
+        """This algorithm as part of a run, whose public facts :attr:`context` then tells."""
         bound = copy.copy(self)
-        object.__setattr__(bound, "_setting", setting)
+        object.__setattr__(bound, "_context", context)
         return bound
 
     @property
-    def setting(self) -> Setting:
+    def context(self) -> RunContext:
         """Public facts of the run.
 
         Raises:
-            ConfigError: the algorithm is not part of a run yet; :meth:`on` makes it one.
+            ConfigError: the algorithm is not part of a run yet; :meth:`bind` makes it one.
         """
-        setting: Setting | None = getattr(self, "_setting", None)
-        if setting is None:
-            raise ConfigError(f"{self.name} needs to know its run; call algorithm.on(setting) first")
-        return setting
+        context: RunContext | None = getattr(self, "_context", None)
+        if context is None:
+            raise ConfigError(f"{self.name} needs to know its run; call algorithm.bind(context) first")
+        return context
 
     def survey(self) -> Algorithm | None:
         """A first phase of every round, on the same cohort, whose answers decide how the round goes on."""
@@ -106,7 +106,7 @@ class Algorithm(Settings):
         """How uploads are summed: as they are, times the client's (reported) size, or as the server decides."""
         return "uniform"
 
-    def decided(self, server: Tensors, clients: Tensor) -> Tensor:
+    def server_weights(self, server: Tensors, clients: Tensor) -> Tensor:
         """The weights, float64 [m], that the server gives the uploads of ``clients``, int64 [m], in this round."""
         return torch.ones(len(clients), dtype=torch.float64)
 
@@ -122,23 +122,23 @@ class Algorithm(Settings):
         """The server's state before round 0, from the initial model ``parameters`` [size]."""
         return {"parameters": parameters.clone()}
 
-    def sized(self, server: Tensors, samples: float, contacted: float) -> Tensors:
+    def with_size_estimate(self, server: Tensors, samples: float, contacted: float) -> Tensors:
         """The server's state once it knows about ``samples`` samples, of which a fraction ``contacted`` is asked."""
         return server
 
-    def turn(self, server: Tensors, number: int) -> Tensors:
+    def begin_round(self, server: Tensors, number: int) -> Tensors:
         """The server's state at the beginning of round ``number``, for what changes with the clock."""
         return server
 
-    def measures(self, server: Tensors) -> dict[str, float]:
+    def server_metrics(self, server: Tensors) -> dict[str, float]:
         """What a metrics line says of the server's state."""
         return {}
 
-    def evaluated(self, server: Tensors) -> Tensor:
+    def eval_parameters(self, server: Tensors) -> Tensor:
         """The parameters [size] that are tested."""
         return server["parameters"]
 
-    def personal(self, server: Tensors, kept: Tensors) -> dict[str, Tensor]:
+    def personal(self, server: Tensors, client_state: Tensors) -> dict[str, Tensor]:
         """A client's own models by name, the first of them the one it would use; none for most algorithms."""
         return {}
 
@@ -154,15 +154,15 @@ class Algorithm(Settings):
         """How the client draws its batches in this round; ``usual`` is what the training settings say."""
         return usual
 
-    def draws(self) -> tuple[int, int]:
+    def random_numbers(self) -> tuple[int, int]:
         """How many uniform and how many normal numbers a step asks for."""
         return 0, 0
 
-    def initial_kept(self, client: int) -> Tensors:
+    def initial_client_state(self, client: int) -> Tensors:
         """What ``client`` keeps before its first round."""
         return {}
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
         """The client's local state before its first step; the engine copies ``parameters`` before it is trained."""
         local = {"parameters": received["parameters"]}
         if training.momentum:
@@ -181,10 +181,10 @@ class Algorithm(Settings):
         more than two draws (ε = 0.82 instead of 0.25 at rate 0.01, noise multiplier 1, δ = 1e-5).
         """
         gradient = client.gradient(client.loss, local["parameters"], batch)
-        self.correct(gradient, local, received)
+        self.add_data_independent_gradient(gradient, local, received)
         descend(local, gradient, training)
 
-    def correct(self, gradient: Tensor, local: Tensors, received: Tensors) -> None:
+    def add_data_independent_gradient(self, gradient: Tensor, local: Tensors, received: Tensors) -> None:
         """Add the data-independent part of the gradient in place; it comes after clipping and noise."""
 
     def conclude(

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from privfl.algorithms.base import Algorithm
-from privfl.federation.context import Setting
+from privfl.federation.context import RunContext
 from privfl.models.base import Network
 
 
@@ -17,10 +17,10 @@ def declared(algorithm: Algorithm) -> dict[str, str]:
     ``yes`` if the server needs nothing but sums over clients, so that it may see no more. ``dp-sgd``: ``yes``, or
     ``no:`` and why.
     """
-    algorithm = algorithm.on(_example())
+    algorithm = algorithm.bind(_example())
     phases, phase = [algorithm], algorithm.survey()
     while phase is not None:
-        phases.insert(0, phase := phase.on(algorithm.setting))
+        phases.insert(0, phase := phase.bind(algorithm.context))
         phase = phase.survey()
     fields = [field for one in phases for field in one.fields()]
     sizes = ["size (once)"] if algorithm.asks_sizes() or algorithm.weights() == "size" else []
@@ -33,10 +33,10 @@ def declared(algorithm: Algorithm) -> dict[str, str]:
     }
 
 
-def _example() -> Setting:
+def _example() -> RunContext:
     """A setting that every algorithm can be asked about: a network with a body and a head."""
 
     def model(seed: int) -> nn.Module:
         return Network(nn.Linear(4, 3), nn.Linear(3, 2))
 
-    return Setting(model, classes=2, clients=10, rounds=10, seed=0, input_shape=(4,), device=torch.device("cpu"))
+    return RunContext(model, classes=2, clients=10, rounds=10, seed=0, input_shape=(4,), device=torch.device("cpu"))

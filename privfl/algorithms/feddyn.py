@@ -77,12 +77,12 @@ class FedDyn(Algorithm):
     def start(self, parameters: Tensor) -> Tensors:
         return {**super().start(parameters), "average": parameters.clone(), "dual": torch.zeros_like(parameters)}
 
-    def evaluated(self, server: Tensors) -> Tensor:
+    def eval_parameters(self, server: Tensors) -> Tensor:
         return server["average" if self.evaluate == "average" else "parameters"]
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
-        local = super().begin(received, kept, training)
-        local["dual"] = kept["dual"] if "dual" in kept else torch.zeros_like(received["parameters"])
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
+        local = super().begin(received, client_state, training)
+        local["dual"] = client_state["dual"] if "dual" in client_state else torch.zeros_like(received["parameters"])
         local["alpha"] = torch.full_like(received["parameters"][0], self.alpha)
         return local
 
@@ -90,10 +90,10 @@ class FedDyn(Algorithm):
         if self.mean_size is not None:
             local["alpha"].copy_(self.alpha * self.mean_size / client.size())
         gradient = client.gradient(client.loss, local["parameters"], batch)
-        self.correct(gradient, local, received)
+        self.add_data_independent_gradient(gradient, local, received)
         descend(local, gradient, training)
 
-    def correct(self, gradient: Tensor, local: Tensors, received: Tensors) -> None:
+    def add_data_independent_gradient(self, gradient: Tensor, local: Tensors, received: Tensors) -> None:
         pull = (local["parameters"] - received["parameters"]).add_(local["dual"])
         gradient.add_(pull.mul_(local["alpha"]))
 
@@ -105,7 +105,7 @@ class FedDyn(Algorithm):
 
     def aggregate(self, server: Tensors, total: Tensors, round: Round, training: LocalTraining) -> Tensors:
         # m: clients, not draws, so that u and the mean see the same sum; where noise hides them, the public number.
-        present = round.weight - (float(round.factors.sum()) - len(round.members))
+        present = round.weight - (float(round.weights.sum()) - len(round.members))
         if present == 0:
             return server
         average = server["parameters"] + total["update"] / present

@@ -29,5 +29,5 @@ class FedProx(FedAvg):
         super().__post_init__()
         check_number("fedprox's mu", self.mu, 0)
 
-    def correct(self, gradient: Tensor, local: Tensors, received: Tensors) -> None:
+    def add_data_independent_gradient(self, gradient: Tensor, local: Tensors, received: Tensors) -> None:
         gradient.add_(local["parameters"], alpha=self.mu).sub_(received["parameters"], alpha=self.mu)

@@ -57,7 +57,7 @@ class FedSampling(Algorithm):
     def start(self, parameters: Tensor) -> Tensors:
         return {**super().start(parameters), "rate": torch.ones((), dtype=torch.float64)}
 
-    def sized(self, server: Tensors, samples: float, contacted: float) -> Tensors:
+    def with_size_estimate(self, server: Tensors, samples: float, contacted: float) -> Tensors:
         rate = sampling_rate(self.samples_per_round, samples, contacted).value
         return {**server, "rate": torch.tensor(rate, dtype=torch.float64)}
 
@@ -69,7 +69,7 @@ class FedSampling(Algorithm):
             "rate is capped at 1 and nothing is amplified; lower it"
         ]
 
-    def measures(self, server: Tensors) -> dict[str, float]:
+    def server_metrics(self, server: Tensors) -> dict[str, float]:
         return {"sampling_rate": float(server["rate"])}
 
     def broadcast(self, server: Tensors) -> Tensors:
@@ -79,7 +79,7 @@ class FedSampling(Algorithm):
         divisor = float(self.samples_per_round) if self.local_steps == 1 else None
         return Poisson(float(received["rate"]), steps=1, divisor=divisor)
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
         return {"parameters": received["parameters"], "update": torch.zeros_like(received["parameters"])}
 
     def step(self, local: Tensors, received: Tensors, batch: Batch, client: Door, training: LocalTraining) -> None:
@@ -125,7 +125,7 @@ class NaiveFedSampling(Algorithm):
     def plan(self, usual: Plan, received: Tensors) -> Plan:
         return Poisson(self.rate)
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
         parameters = received["parameters"]
         return {
             "parameters": parameters,

@@ -40,14 +40,16 @@ class Local(Algorithm):
     def fields(self) -> tuple[Field, ...]:
         return ()
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
-        return super().begin({"parameters": kept.get("parameters", received["parameters"])}, kept, training)
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
+        return super().begin(
+            {"parameters": client_state.get("parameters", received["parameters"])}, client_state, training
+        )
 
     def finish(self, local: Tensors, received: Tensors, training: LocalTraining) -> Tensors:
         return {}
 
-    def personal(self, server: Tensors, kept: Tensors) -> dict[str, Tensor]:
-        return {"own": kept.get("parameters", server["parameters"])}
+    def personal(self, server: Tensors, client_state: Tensors) -> dict[str, Tensor]:
+        return {"own": client_state.get("parameters", server["parameters"])}
 
     def aggregate(self, server: Tensors, total: Tensors, round: Round, training: LocalTraining) -> Tensors:
         return server

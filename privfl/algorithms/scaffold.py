@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Round, Tensors, descend
-from privfl.federation.context import Setting
+from privfl.federation.context import RunContext
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
@@ -65,8 +65,8 @@ class Scaffold(Algorithm):
     def __post_init__(self) -> None:
         check_number("scaffold's server_learning_rate", self.server_learning_rate, 0, above=True)
 
-    def on(self, setting: Setting) -> Self:
-        bound = super().on(setting)
+    def bind(self, context: RunContext) -> Self:
+        bound = super().bind(context)
         if self.option == "I":  # a class of its own: option II must not pay for a batch of all rows
             kind = type(self)
             object.__setattr__(bound, "__class__", type(kind.__name__, (kind, _FullGradientFirst), {}))
@@ -91,9 +91,9 @@ class Scaffold(Algorithm):
     def broadcast(self, server: Tensors) -> Tensors:
         return {name: server[name] for name in ("parameters", "control")}
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
-        parameters, ours = received["parameters"], super().begin(received, kept, training)
-        ours["control"] = kept["control"] if "control" in kept else torch.zeros_like(parameters)
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
+        parameters, ours = received["parameters"], super().begin(received, client_state, training)
+        ours["control"] = client_state["control"] if "control" in client_state else torch.zeros_like(parameters)
         ours["gathered"], ours["taken"] = torch.zeros_like(parameters), parameters.new_zeros(())
         ours["scale"] = parameters.new_ones(())
         return ours
@@ -104,10 +104,10 @@ class Scaffold(Algorithm):
         gradient = client.gradient(client.loss, local["parameters"], batch)
         if self.option == "II":
             gather(local, gradient)
-        self.correct(gradient, local, received)
+        self.add_data_independent_gradient(gradient, local, received)
         descend(local, gradient, training)
 
-    def correct(self, gradient: Tensor, local: Tensors, received: Tensors) -> None:
+    def add_data_independent_gradient(self, gradient: Tensor, local: Tensors, received: Tensors) -> None:
         common = received["control"] if self.weighting == "uniform" else received["control"] / local["scale"]
         gradient.sub_(local["control"]).add_(common)
 

@@ -28,7 +28,7 @@ class CohortSums:
 
     total: Tensors = field(default_factory=dict)
     members: list[int] = field(default_factory=list)
-    factors: list[float] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
     weight: float = 0.0
     problems: Counter[str] = field(default_factory=Counter)
     aborted: bool = False
@@ -80,18 +80,18 @@ class PlainAggregator:
         apart = {name: torch.stack([values[place] for place in order]) for name, values in self._apart.items()}
         sums.total = self._total | apart
         sums.members = [self._members[place] for place in order]
-        sums.factors = [self._factors[place] for place in order]
+        sums.weights = [self._factors[place] for place in order]
         sums.weight = sum(self._factors)
 
 
 def aggregate_uploads(
     results: Iterable[ClientResult],
     aggregator: Aggregator,
-    factors: Mapping[int, float],
-    kept: MutableMapping[int, Tensors],
+    weights: Mapping[int, float],
+    client_state: MutableMapping[int, Tensors],
     check: Callable[[int, DoorLog], None],
 ) -> CohortSums:
-    """Let ``aggregator`` add ``results`` up with their clients' factors; what clients keep goes to ``kept``.
+    """Let ``aggregator`` add ``results`` up with their clients' factors; what clients keep goes to ``client_state``.
 
     ``check`` is called with every client and its door's log, and raises if more left the client than was charged.
     """
@@ -102,13 +102,13 @@ def aggregate_uploads(
         if result.upload is None:
             sums.problems[result.dropped] += 1
             continue
-        problem = aggregator.add(result.client, result.upload, factors[result.client])
+        problem = aggregator.add(result.client, result.upload, weights[result.client])
         if problem:
             sums.problems[problem] += 1
-        elif result.kept:
-            keeps[result.client] = result.kept
+        elif result.client_state:
+            keeps[result.client] = result.client_state
     aggregator.close(sums)
     for client in sums.members:  # a round that is given up leaves clients as they were, too
         if client in keeps:
-            kept[client] = {**kept.get(client, {}), **keeps[client]}
+            client_state[client] = {**client_state.get(client, {}), **keeps[client]}
     return sums

@@ -147,7 +147,7 @@ class LoopEngine:
         )
         space.start(context.stream("dropout", client, self.device))
         with torch.no_grad():
-            local = algorithm.begin(received, phase.kept(client, context.kept), training)
+            local = algorithm.begin(received, phase.client_state(client, context.client_state), training)
             space.own.load(local["parameters"])
             local["parameters"] = space.own.flat
             if overrides(algorithm, "prepare"):

@@ -35,7 +35,7 @@ class SecureAggregator:
         assert channel.secure_encoding is not None
         self.phase, self.channel, self.like, self.source = phase, channel, like, source
         self.secure_encoding = channel.secure_encoding
-        self.factors = dict(zip(members, map(float, times), strict=True))  # what the server knows of them
+        self.weights = dict(zip(members, map(float, times), strict=True))  # what the server knows of them
         encoding = self.secure_encoding.encoding
         self.number = channel.round.number
         session = channel.secure.session(
@@ -61,7 +61,7 @@ class SecureAggregator:
             return OUT_OF_RANGE
         self.sum.submit(client, vector)
         if not self.channel.hides_weights:
-            self.factors[client] = factor
+            self.weights[client] = factor
         return ""
 
     def close(self, sums: CohortSums) -> None:
@@ -70,7 +70,7 @@ class SecureAggregator:
             total, survivors = self.sum.close()
             decoded = self.secure_encoding.sums(total, len(survivors))
         except (TooFewClients, BadShare, BadVector):
-            sums.problems[GIVEN_UP] += len(self.factors) - sum(sums.problems.values())
+            sums.problems[GIVEN_UP] += len(self.weights) - sum(sums.problems.values())
             sums.aborted = True
             return
         for field in self.channel.sent:
@@ -78,5 +78,5 @@ class SecureAggregator:
             numbers = torch.from_numpy(np.ascontiguousarray(decoded[field.name]))
             sums.total[field.name] = numbers.to(self.like.device).view(shape)  # float64, until the noise is added
         sums.members = sorted(survivors)
-        sums.factors = [self.factors[client] for client in sums.members]
-        sums.weight = float(decoded[WEIGHT][0]) if self.channel.hides_weights else sum(sums.factors)
+        sums.weights = [self.weights[client] for client in sums.members]
+        sums.weight = float(decoded[WEIGHT][0]) if self.channel.hides_weights else sum(sums.weights)

@@ -124,7 +124,10 @@ class VectorisedEngine:
             loop.precision,
         )
         with torch.no_grad():
-            begun = [algorithm.begin(received, phase.kept(one.client, context.kept), training) for one in slots]
+            begun = [
+                algorithm.begin(received, phase.client_state(one.client, context.client_state), training)
+                for one in slots
+            ]
             local = {name: _stacked([tensors[name] for tensors in begun]) for name in begun[0]}
             del begun
             self._train(door, local, received, algorithm, training)

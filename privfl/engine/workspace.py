@@ -81,7 +81,7 @@ class RoundContext:
     number: int
     seed: int
     source: NoiseSource
-    kept: dict[int, Tensors]
+    client_state: dict[int, Tensors]
 
     def stream(self, use: str, client: int, device: torch.device | str = "cpu") -> torch.Generator:
         """Random numbers of the experiment for ``client`` in this round."""
@@ -103,13 +103,13 @@ class Phase:
     channel: RoundChannel
     label: str = ""
 
-    def kept(self, client: int, kept: Mapping[int, Tensors]) -> Tensors:
+    def client_state(self, client: int, client_state: Mapping[int, Tensors]) -> Tensors:
         """Copies of what ``client`` kept, or would have kept had it taken part before."""
-        own = {name: value.clone() for name, value in kept.get(client, {}).items()}
+        own = {name: value.clone() for name, value in client_state.get(client, {}).items()}
         keeps = self.algorithm.keeps
-        if not overrides(self.algorithm, "initial_kept") or (keeps and all(name in own for name in keeps)):
+        if not overrides(self.algorithm, "initial_client_state") or (keeps and all(name in own for name in keeps)):
             return own
-        return {**self.algorithm.initial_kept(client), **own}
+        return {**self.algorithm.initial_client_state(client), **own}
 
     def slot(
         self, client: int, rows: Tensor, training: LocalTraining, received: Tensors, context: RoundContext
@@ -120,7 +120,7 @@ class Phase:
             private = context.noise("door" + self.label, client)
         if self.channel.statistics:
             totals = context.noise("totals" + self.label, client)
-        uniform, normal = algorithm.draws()
+        uniform, normal = algorithm.random_numbers()
         if uniform or normal:
             draws = Draws(uniform, normal, context.stream("algorithm", client))
         plan = algorithm.plan(private_plan(training, self.channel.dpsgd, client), received)
@@ -133,7 +133,7 @@ def phases_of(algorithm: Algorithm, channel: RoundChannel, label: str = "") -> l
     survey = algorithm.survey()
     if survey is None:
         return [phase]
-    return [*phases_of(survey.on(algorithm.setting), channel.survey(survey.fields()), label + " survey"), phase]
+    return [*phases_of(survey.bind(algorithm.context), channel.survey(survey.fields()), label + " survey"), phase]
 
 
 @dataclass(frozen=True)
@@ -142,13 +142,19 @@ class ClientResult:
 
     client: int
     upload: Tensors | None
-    kept: Tensors
+    client_state: Tensors
     log: DoorLog
     dropped: str = ""
 
 
 def send(
-    channel: RoundChannel, client: int, upload: Any, kept: Tensors, log: DoorLog, noise: NoiseStream, like: Tensor
+    channel: RoundChannel,
+    client: int,
+    upload: Any,
+    client_state: Tensors,
+    log: DoorLog,
+    noise: NoiseStream,
+    like: Tensor,
 ) -> ClientResult:
     """Pass ``client``'s upload through its side of ``channel``; one that cannot be used is dropped, with the reason.
 
@@ -166,7 +172,7 @@ def send(
         return ClientResult(client, None, {}, log, problem)
     if sent is None:
         sent = channel.at_client({}, noise, like=like, broken=True)
-    return ClientResult(client, sent, {} if problem else kept, log)
+    return ClientResult(client, sent, {} if problem else client_state, log)
 
 
 def _problem(channel: RoundChannel, upload: Any, like: Tensor) -> str:

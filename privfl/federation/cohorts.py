@@ -23,12 +23,12 @@ class Selection:
     """The cohort of one round: ``clients`` ascending, and how often each one's upload counts (``times``)."""
 
     clients: Clients
-    times: NDArray[np.int64]
+    multiplicity: NDArray[np.int64]
 
     def among(self, members: Sequence[int]) -> Selection:
         """The part of this cohort that is among ``members``."""
         stay = np.isin(self.clients, np.array(members, dtype=np.int64))
-        return Selection(self.clients[stay], self.times[stay])
+        return Selection(self.clients[stay], self.multiplicity[stay])
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,8 @@ class SizeWeightedCohort(Cohort):
         if not (math.isfinite(float(weights.sum())) and weights.sum() > 0):
             weights = np.ones_like(weights)
         drawn = numpy_stream(seed, "cohort", round).choice(available, self.size, p=weights / weights.sum())
-        clients, times = np.unique(drawn, return_counts=True)
-        return Selection(clients, times.astype(np.int64))
+        clients, multiplicity = np.unique(drawn, return_counts=True)
+        return Selection(clients, multiplicity.astype(np.int64))
 
 
 @dataclass(frozen=True)

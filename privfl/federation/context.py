@@ -21,7 +21,7 @@ HEAD = "head."
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunContext:
     """Public facts of one run; nothing here depends on a client's data.
 
     Args:

@@ -28,7 +28,7 @@ from privfl.data.local_tests import LocalTests
 from privfl.data.mapped import Rows
 from privfl.data.partitions import Natural, Partition, PartitionReport, describe
 from privfl.errors import ConfigError, DataError
-from privfl.federation.context import Setting
+from privfl.federation.context import RunContext
 from privfl.federation.fit import check_builder, check_fit
 from privfl.federation.recipe import Recipe, content_hash
 from privfl.models import InputKind, NamedModel, OwnModel, default_model
@@ -272,10 +272,10 @@ class Task(Settings):
         names = ("inputs", "targets", "test_inputs", "test_targets")
         return {name: content_hash(getattr(self, name)) for name in names}
 
-    def setting(self, rounds: int, seed: int) -> Setting:
+    def context(self, rounds: int, seed: int) -> RunContext:
         """What an algorithm may know of a run of ``rounds`` rounds on this task."""
         shape, device = tuple(self.inputs.shape[1:]), self.targets.device
-        return Setting(self.model, self.classes, len(self.clients), rounds, seed, shape, device)
+        return RunContext(self.model, self.classes, len(self.clients), rounds, seed, shape, device)
 
     def probe(self, rows: int) -> tuple[Tensor, Tensor]:
         """Random *public* inputs [rows, ...] and targets [rows] of the right shapes, for checks of model and loss."""

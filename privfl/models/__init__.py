@@ -1,6 +1,7 @@
 """Networks by family: GroupNorm instead of BatchNorm, ``features()`` and ``head`` everywhere.
 
-:func:`build` makes one by name, :func:`models` lists them; :class:`Network` turns any two modules into one.
+:func:`~privfl.models.registry.build` makes one by name, :func:`models` lists them; :class:`Network` turns any two
+modules into one.
 """
 
 from privfl.models.base import Network

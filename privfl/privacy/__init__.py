@@ -1,1 +1,0 @@
-"""Everything between the data and an observer."""

@@ -31,7 +31,7 @@ class Simulation:
 
     round: int
     server: Tensors
-    kept: dict[int, Tensors]
+    client_state: dict[int, Tensors]
     metrics: tuple[Metrics, ...]
     engine: Engine
     schedule: Schedule

@@ -109,7 +109,7 @@ def _check_statistics(algorithm: Algorithm, privacy: Privacy) -> None:
     valid, phase = list(algorithm.statistics), algorithm.survey()
     while phase is not None:
         valid += phase.statistics
-        phase = phase.on(algorithm.setting).survey()
+        phase = phase.bind(algorithm.context).survey()
     for one in privacy.statistics:
         if one.statistic not in valid:
             known = f"it takes {', '.join(valid)}" if valid else "it takes none"
@@ -148,9 +148,9 @@ def _keep_draw_secret(privacy: Privacy) -> None:
 
 def _check_kept(algorithm: Algorithm, parameters: Tensor) -> None:
     """Refuse an algorithm whose clients begin with something that nobody has kept yet."""
-    if not algorithm.keeps or overrides(algorithm, "initial_kept"):
+    if not algorithm.keeps or overrides(algorithm, "initial_client_state"):
         return
-    received = algorithm.broadcast(algorithm.turn(algorithm.start(parameters.clone()), 0))
+    received = algorithm.broadcast(algorithm.begin_round(algorithm.start(parameters.clone()), 0))
     try:
         with torch.no_grad():
             algorithm.begin(received, {}, LocalTraining())
@@ -158,7 +158,7 @@ def _check_kept(algorithm: Algorithm, parameters: Tensor) -> None:
         if error.args[0] in algorithm.keeps:
             raise ConfigError(
                 f"{algorithm.name}'s clients keep {error.args[0]!r} and begin with it, but before the first round "
-                "there is none; define initial_kept(client), or begin with kept.get(…)"
+                "there is none; define initial_client_state(client), or begin with client_state.get(…)"
             ) from error
         raise
 

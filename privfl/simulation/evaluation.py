@@ -31,7 +31,7 @@ class Predictor(Protocol):
 
 
 def evaluate(
-    task: Task, algorithm: Algorithm, predictor: Predictor, server: Tensors, kept: Mapping[int, Tensors]
+    task: Task, algorithm: Algorithm, predictor: Predictor, server: Tensors, client_state: Mapping[int, Tensors]
 ) -> dict[str, float]:
     """Metrics of the server's model or, for an ensemble, of the mean soft-max output of the clients' own models.
 
@@ -40,9 +40,9 @@ def evaluate(
     tested model on every client's own test and how it is spread, and ``personal_…``, the same of clients' own models.
     """
     inputs, targets = task.test_inputs, task.test_targets
-    tested = server["parameters"] if algorithm.ensemble else algorithm.evaluated(server)
+    tested = server["parameters"] if algorithm.ensemble else algorithm.eval_parameters(server)
     if algorithm.ensemble:
-        found = _tested(_ensemble(task, algorithm, predictor, server, kept), targets)
+        found = _tested(_ensemble(task, algorithm, predictor, server, client_state), targets)
     else:
         found = _tested(predictor.logits(tested, inputs), targets)
     if task.local_tests is None:
@@ -52,7 +52,7 @@ def evaluate(
         rows = task.local_tests.rows
         logits = predictor.logits(tested, task.inputs[rows])
         found |= _spread("local", task, holders, _own(task, logits))
-    return found | _personal(task, algorithm, predictor, server, kept, holders)
+    return found | _personal(task, algorithm, predictor, server, client_state, holders)
 
 
 def storable(metrics: Mapping[str, float]) -> dict[str, float | None]:
@@ -79,13 +79,13 @@ def _tested(logits: Tensor, targets: Tensor) -> dict[str, float]:
 
 
 def _ensemble(
-    task: Task, algorithm: Algorithm, predictor: Predictor, server: Tensors, kept: Mapping[int, Tensors]
+    task: Task, algorithm: Algorithm, predictor: Predictor, server: Tensors, client_state: Mapping[int, Tensors]
 ) -> Tensor:
     total = torch.zeros(len(task.test_inputs), task.classes, device=task.test_inputs.device)
-    for client in sorted(kept):
-        own = next(iter(algorithm.personal(server, kept[client]).values()))
+    for client in sorted(client_state):
+        own = next(iter(algorithm.personal(server, client_state[client]).values()))
         total += predictor.logits(own, task.test_inputs).softmax(1)
-    return (total / max(len(kept), 1)).clamp_min(1e-12).log()
+    return (total / max(len(client_state), 1)).clamp_min(1e-12).log()
 
 
 def _own(task: Task, logits: Tensor) -> dict[int, Tensor]:
@@ -100,7 +100,7 @@ def _personal(
     algorithm: Algorithm,
     predictor: Predictor,
     server: Tensors,
-    kept: Mapping[int, Tensors],
+    client_state: Mapping[int, Tensors],
     holders: NDArray[np.int64],
 ) -> dict[str, float]:
     """Metrics of personal models, on each client's own test.
@@ -113,7 +113,7 @@ def _personal(
     accuracies: list[dict[str, float]] = []
     validated: list[float] = []
     for client in holders.tolist():
-        own = {**algorithm.initial_kept(client), **kept.get(client, {})}
+        own = {**algorithm.initial_client_state(client), **client_state.get(client, {})}
         models = algorithm.personal(server, own)
         if not models:
             return {}

@@ -90,11 +90,11 @@ class Plan(RunSettings):
         """Who of the ``available`` trains in ``round``, and the server's state once it knows their sizes."""
         known = sizes.weights(available) if self.cohort.needs_sizes else np.ones(len(available))
         selection = self.cohort.draw(available, round, self.schedule.seed, self.source, known)
-        server = self.algorithm.turn(server, round)
+        server = self.algorithm.begin_round(server, round)
         if not self.needs_sizes:
             return selection, server
         contacted = min(1.0, self.cohort.expected(len(available)) / len(available))
-        return selection, self.algorithm.sized(server, sizes.total(available), contacted)
+        return selection, self.algorithm.with_size_estimate(server, sizes.total(available), contacted)
 
 
 def prepare(settings: RunSettings) -> Plan:
@@ -109,7 +109,7 @@ def prepare(settings: RunSettings) -> Plan:
         settings = replace(settings, cohort=Everyone(), availability=Always())
     device = pick_device(settings.execution.device)
     task = task.to(device)
-    algorithm = settings.algorithm.on(task.setting(schedule.rounds, schedule.seed))
+    algorithm = settings.algorithm.bind(task.context(schedule.rounds, schedule.seed))
     checked = check_settings(task, algorithm, settings.privacy, settings.cohort, device)
     key = settings.privacy.noise_key
     settings = replace(settings, task=task, algorithm=algorithm)

@@ -18,9 +18,9 @@ from privfl.simulation.transcript import Transcript
 class Run:
     """What a finished run leaves: the model, its metrics round by round, and what may be claimed.
 
-    ``server`` and ``kept`` are the states that the server and the clients ended in, and ``algorithm`` reads them:
-    ``run.algorithm.personal(run.server, run.kept[client])`` are a client's own models.
-    ``transcript`` holds what observers saw, if it was recorded.
+    ``server`` and ``client_state`` are the states that the server and the clients ended in, and ``algorithm`` reads
+    them: ``run.algorithm.personal(run.server, run.client_state[client])`` are a client's own models. ``transcript``
+    holds what observers saw, if it was recorded.
     """
 
     parameters: Tensor
@@ -30,5 +30,5 @@ class Run:
     path: Path | None = None
     algorithm: Algorithm | None = None
     server: Tensors = field(default_factory=dict)
-    kept: dict[int, Tensors] = field(default_factory=dict)
+    client_state: dict[int, Tensors] = field(default_factory=dict)
     transcript: Transcript | None = None

@@ -52,10 +52,10 @@ def collect(costs: RoundCosts, selection: Selection, server: Tensors, context: S
     else:
         results = context.engine.train(clients, received, context, phase)
         seen = context.recorder.uploads(results) if isinstance(aggregator, PlainAggregator) else results
-        sums = aggregate_uploads(seen, aggregator, factors, context.kept, costs.check)
+        sums = aggregate_uploads(seen, aggregator, factors, context.client_state, costs.check)
     if not sums.members:
         sums.total = {field.name: _nothing(field.shape, received["parameters"]) for field in phase.channel.sent}
-    known = dict(zip(clients, selection.times.tolist(), strict=True)) if phase.channel.hides_weights else factors
+    known = dict(zip(clients, selection.multiplicity.tolist(), strict=True)) if phase.channel.hides_weights else factors
     context.recorder.exchanged(phase, phase.channel.broadcast_to_clients(received), known, sums)
     return sums
 
@@ -70,7 +70,7 @@ def aggregate(costs: RoundCosts, sums: CohortSums, server: Tensors, context: Ser
         context.facts,
         weight=context.facts.weight if channel.has_client_level_noise else sums.weight,
         members=torch.tensor(sums.members, dtype=torch.int64),
-        factors=torch.tensor(sums.factors, dtype=torch.float64),
+        weights=torch.tensor(sums.weights, dtype=torch.float64),
         generator=torch_stream(context.seed, "server" + phase.label, context.number),
     )
     total = channel.at_server(sums.total, context.source, phase.label, context.facts.weight)
@@ -88,7 +88,7 @@ def _aggregator(phase: Phase, selection: Selection, like: Tensor, source: NoiseS
     if phase.channel.refusal:
         return phase.channel.refusal
     try:
-        return SecureAggregator(phase, selection.clients.tolist(), selection.times.tolist(), like, source)
+        return SecureAggregator(phase, selection.clients.tolist(), selection.multiplicity.tolist(), like, source)
     except ConfigError as error:
         return f"no secure sum over {len(selection.clients)} clients: {error}"
 
@@ -99,12 +99,12 @@ def _weights(algorithm: Algorithm, selection: Selection, server: Tensors, sizes:
     Raises:
         ConfigError: what the server decided are no weights.
     """
-    times = selection.times.astype(np.float64)
+    times = selection.multiplicity.astype(np.float64)
     if algorithm.weights() == "uniform":
         return times
     if algorithm.weights() == "size":
         return times * sizes.weights(selection.clients)
-    decided = algorithm.decided(server, torch.from_numpy(selection.clients)).double().cpu().numpy()
+    decided = algorithm.server_weights(server, torch.from_numpy(selection.clients)).double().cpu().numpy()
     if decided.shape != selection.clients.shape or not (np.isfinite(decided).all() and (decided >= 0).all()):
         raise ConfigError(
             f"{algorithm.name} decided the weights {decided}; give one finite number ≥ 0 for each of "

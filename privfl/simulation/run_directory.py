@@ -115,12 +115,13 @@ class RunDirectory:
         began_with = json.loads((self.path / "environment.json").read_text(encoding="utf-8")).get("config_sha256")
         if hashlib.sha256(path.read_bytes()).hexdigest() != began_with:
             raise DataError(f"{path} was changed since the run began; restore it, or start anew with another --out")
-        if there.get("task") is not None and not any(key.startswith("data.") for key in here):
-            there = {key: value for key, value in there.items() if not key.startswith("data.")}  # known once it is made
+        # Where both hash the data, it does not matter whose function returned them; where one does not yet, it does.
+        hashed = all(any(key.startswith("data.") for key in side) for side in (there, here))
+        ignored = ("task",) if hashed else tuple(key for key in there if "task" in there and key.startswith("data."))
         return [
             f"{key} is {there.get(key, 'not set')!r} there and {here.get(key, 'not set')!r} here"
             for key in sorted(there.keys() | here.keys(), key=lambda key: (key.startswith("data."), key))
-            if key not in INDIFFERENT and there.get(key) != here.get(key)
+            if key not in (*INDIFFERENT, *ignored) and there.get(key) != here.get(key)
         ]
 
     def write_json(self, name: str, content: Any) -> None:

@@ -120,7 +120,7 @@ class RunConfig:
         """The settings as the text of a TOML file."""
         return tomli_w.dumps(self.to_dict())
 
-    def on(self, task: Task) -> RunConfig:
+    def for_task(self, task: Task) -> RunConfig:
         """These settings for a run on ``task``; where it is not known how to load that, its data are hashed."""
         recipe = task.recipe or Recipe()
         if recipe.dataset is None:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -37,8 +36,6 @@ from privfl.simulation.run_directory import Metrics, RunDirectory, write_whole
 from privfl.simulation.settings import Execution, RunConfig, Schedule
 from privfl.simulation.state import State
 from privfl.validation import checked
-
-Stopped = Literal["finished", "budget"]
 
 
 @checked
@@ -91,7 +88,7 @@ def simulate(
     state = State.start(plan)
     directory = None if out is None else RunDirectory(Path(out))
     if directory is not None:
-        config = RunConfig(**{name: part for name, part in vars(asked).items() if name != "task"}).on(task)
+        config = RunConfig(**{name: part for name, part in vars(asked).items() if name != "task"}).for_task(task)
         checkpoint = directory.begin(config.to_dict(), resume=resume)
         key = directory.noise_key(plan.source.key)
         plan = replace(plan, source=NoiseSource(key, plan.source.reproducible))
@@ -115,7 +112,7 @@ def pick_engine(plan: Plan, state: State, loop: LoopEngine, directory: RunDirect
     """The engine that was asked for or measured to be fastest; a resumed run keeps the one it began with."""
     recorded = None if directory is None else directory.read_json("engine.json")
     if recorded is None:
-        received = plan.algorithm.broadcast(plan.algorithm.turn(state.server, state.round))
+        received = plan.algorithm.broadcast(plan.algorithm.begin_round(state.server, state.round))
         cohort = math.ceil(plan.cohort.expected(len(plan.task.clients)))
         choice = choose(plan.execution.engine, loop, plan.way, received, cohort=cohort, rounds=plan.schedule.rounds)
     else:
@@ -133,14 +130,12 @@ def run(
     recorder = Recorder(plan.record, public_facts(plan), path, state.round, plan.task)
     tracker = EpsilonTracker(state.ledger, plan.privacy.target_delta)
     budget, sizes, everyone = plan.privacy.budget, state.sizes, np.arange(len(plan.task.clients))
-    stopped: Stopped = "finished"
     saved = time.monotonic()
     while state.round < plan.schedule.rounds:
         began, round = time.perf_counter(), state.round
         available = plan.available(round)
         if plan.asks_every_round:
             if exceeds(budget, tracker, [(sizes.cost, sizes.due(round, available), 1)], round):
-                stopped = "budget"
                 break
             sizes.ask(round, available, plan.source)
         selection, server = plan.select_cohort(round, available, state.server, sizes)
@@ -152,17 +147,18 @@ def run(
         priced = [RoundCosts(phase, training, phase.algorithm.broadcast(server), sends=sends) for phase in phases]
         planned = [cost for costs in priced for cost in costs.of(selection.clients, available)]
         if exceeds(budget, tracker, planned, round):
-            stopped = "budget"
             break
 
         facts = Round(
             weight=plan.cohort.expected(len(available)),
-            cohort=int(selection.times.sum()),
+            cohort=int(selection.multiplicity.sum()),
             clients=len(everyone),
             samples=sizes.total(everyone) if plan.needs_sizes else None,
             number=round,
         )
-        context = ServerContext(round, plan.schedule.seed, plan.source, state.kept, engine, recorder, sizes, facts)
+        context = ServerContext(
+            round, plan.schedule.seed, plan.source, state.client_state, engine, recorder, sizes, facts
+        )
         problems: Counter[str] = Counter()
         for costs in priced:
             sums = collect(costs, selection, server, context)
@@ -174,7 +170,7 @@ def run(
         state.server, state.round = server, round + 1
         state.dropped.update(problems)
         recorder.close(
-            round, lambda: plan.algorithm.evaluated(state.server), sizes.sent(round) if plan.needs_sizes else {}
+            round, lambda: plan.algorithm.eval_parameters(state.server), sizes.sent(round) if plan.needs_sizes else {}
         )
 
         line = measure(plan, state, engine, len(sums.members), problems)
@@ -187,9 +183,9 @@ def run(
                 directory.save(state.checkpoint())
                 saved = time.monotonic()
         for callback in callbacks:
-            shown = dict(state.server), dict(state.kept), tuple(state.metrics)
+            shown = dict(state.server), dict(state.client_state), tuple(state.metrics)
             callback(Simulation(state.round, *shown, engine, plan.schedule, plan.task, plan.algorithm, path), line)
-    return conclude(plan, state, engine, recorder, stopped, directory)
+    return conclude(plan, state, engine, recorder, directory)
 
 
 def measure(plan: Plan, state: State, engine: Engine, arrived: int, problems: Counter[str]) -> Metrics:
@@ -197,15 +193,13 @@ def measure(plan: Plan, state: State, engine: Engine, arrived: int, problems: Co
     line: Metrics = {"round": state.round - 1, "clients": arrived}
     if problems:
         line["dropped"] = dict(problems)
-    line |= storable(plan.algorithm.measures(state.server))
+    line |= storable(plan.algorithm.server_metrics(state.server))
     if state.round % plan.schedule.evaluate_every == 0 or state.round == plan.schedule.rounds:
-        line |= storable(evaluate(plan.task, plan.algorithm, engine, state.server, state.kept))
+        line |= storable(evaluate(plan.task, plan.algorithm, engine, state.server, state.client_state))
     return line
 
 
-def conclude(
-    plan: Plan, state: State, engine: Engine, recorder: Recorder, stopped: Stopped, directory: RunDirectory | None
-) -> Run:
+def conclude(plan: Plan, state: State, engine: Engine, recorder: Recorder, directory: RunDirectory | None) -> Run:
     """The statement, the summary, and an end to the noise key."""
     task, algorithm, privacy = plan.task, plan.algorithm, plan.privacy
     statement = make_statement(
@@ -221,7 +215,7 @@ def conclude(
         "model": task.model_name,
         "clients": len(task.clients),
         "rounds": state.round,
-        "stopped": stopped,
+        "stopped": "finished" if state.round == plan.schedule.rounds else "budget",
         **{name: value for name, value in last.items() if name.startswith("test_")},
         "dropped": dict(state.dropped),
         "noise_multiplier": None if privacy.training is None else privacy.training.noise_multiplier,
@@ -233,5 +227,5 @@ def conclude(
         directory.write_json("summary.json", summary)
         directory.erase_key()
     path = None if directory is None else directory.path
-    final, seen = algorithm.evaluated(state.server), recorder.transcript()
-    return Run(final, state.metrics, statement, summary, path, algorithm, state.server, state.kept, seen)
+    final, seen = algorithm.eval_parameters(state.server), recorder.transcript()
+    return Run(final, state.metrics, statement, summary, path, algorithm, state.server, state.client_state, seen)

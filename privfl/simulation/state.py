@@ -29,7 +29,7 @@ class State:
 
     round: int
     server: Tensors
-    kept: dict[int, Tensors]
+    client_state: dict[int, Tensors]
     ledger: Ledger
     sizes: Sizes
     metrics: list[Metrics]
@@ -45,7 +45,7 @@ class State:
     def checkpoint(self) -> Checkpoint:
         """The whole state, as a checkpoint stores it."""
         tensors = {f"server/{name}": tensor for name, tensor in self.server.items()}
-        for client, own in self.kept.items():
+        for client, own in self.client_state.items():
             tensors |= {f"kept/{client}/{name}": tensor for name, tensor in own.items()}
         meta = {
             "ledger": self.ledger.state(),
@@ -59,18 +59,18 @@ class State:
     def load(cls, checkpoint: Checkpoint, plan: Plan) -> State:
         """The state that :meth:`checkpoint` stored, on the device of ``plan``."""
         server: Tensors = {}
-        kept: dict[int, Tensors] = {}
+        client_state: dict[int, Tensors] = {}
         for name, tensor in checkpoint.tensors.items():
             kind, path = name.split("/", 1)
             if kind == "server":
                 server[path] = tensor.to(plan.initial.device)
             else:
                 client, own = path.split("/", 1)
-                kept.setdefault(int(client), {})[own] = tensor.to(plan.initial.device)
+                client_state.setdefault(int(client), {})[own] = tensor.to(plan.initial.device)
         meta = checkpoint.meta
         ledger = Ledger.from_state(meta["ledger"])
         sizes = _sizes(plan, ledger, SizeResponses.from_state(meta["sizes"]))
-        return cls(checkpoint.round, server, kept, ledger, sizes, meta["metrics"], Counter(meta["dropped"]))
+        return cls(checkpoint.round, server, client_state, ledger, sizes, meta["metrics"], Counter(meta["dropped"]))
 
 
 def _sizes(plan: Plan, ledger: Ledger, responses: SizeResponses) -> Sizes:

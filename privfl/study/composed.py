@@ -37,7 +37,7 @@ class PythonRun:
     def to_dict(self) -> dict[str, Any]:
         """What tells this run apart from another one; builds the task, to know who holds which rows."""
         chosen = {name: value for name, value in self.arguments.items() if value is not None}
-        return RunConfig(schedule=self.schedule, algorithm=self.algorithm, **chosen).on(self._task()).to_dict()
+        return RunConfig(schedule=self.schedule, algorithm=self.algorithm, **chosen).for_task(self._task()).to_dict()
 
     def run(self, out: Path | str | None = None, *, resume: bool = False, callbacks: Sequence[Callback] = ()) -> Run:
         """Run it; see :func:`privfl.simulation.simulation.simulate`."""

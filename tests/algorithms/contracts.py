@@ -22,7 +22,7 @@ TRAINING = LocalTraining(batch_size=5, epochs=2, learning_rate=0.1)
 
 
 def results(task, algorithm, *, chunk=None, dpsgd=None, statistics=(), received=None, training=TRAINING):
-    algorithm = algorithm.on(task.setting(3, 1))
+    algorithm = algorithm.bind(task.context(3, 1))
     channel = RoundChannel.bare(algorithm.fields(), dpsgd, statistics)
     way = None if dpsgd is None else "layers"
     with LoopEngine(task, algorithm, training, channel, way=way, workers=1) as loop:
@@ -40,8 +40,8 @@ def both(task, algorithm, **settings):
             assert result.log == expected[client].log
             for name, value in (expected[client].upload or {}).items():
                 torch.testing.assert_close(result.upload[name], value, rtol=1e-9, atol=1e-9)
-            for name, value in expected[client].kept.items():
-                torch.testing.assert_close(result.kept[name], value, rtol=1e-9, atol=1e-9)
+            for name, value in expected[client].client_state.items():
+                torch.testing.assert_close(result.client_state[name], value, rtol=1e-9, atol=1e-9)
     return expected
 
 
@@ -66,12 +66,12 @@ class Voiced(pf.FedAvg):
         return LossOnly(self.epsilon)
 
     def start(self, parameters):
-        return {"parameters": parameters.clone(), "losses": torch.zeros(self.setting.clients, dtype=torch.float64)}
+        return {"parameters": parameters.clone(), "losses": torch.zeros(self.context.clients, dtype=torch.float64)}
 
     def weights(self):
         return "server"
 
-    def decided(self, server, clients):
+    def server_weights(self, server, clients):
         return server["losses"][clients].square()
 
 
@@ -84,8 +84,8 @@ class LossOnly(Survey):
     def fields(self):
         return (Field("loss", "each", (), epsilon=self.epsilon, value_range=(0.0, 4.0)),)
 
-    def begin(self, received, kept, training):
-        return {**super().begin(received, kept, training), "loss": received["parameters"].new_zeros(())}
+    def begin(self, received, client_state, training):
+        return {**super().begin(received, client_state, training), "loss": received["parameters"].new_zeros(())}
 
     def prepare(self, local, received, everything, client, training):
         local["loss"] += client.total(client.loss, received["parameters"], everything, name="loss") / everything.count

@@ -67,7 +67,7 @@ def uploads(
     clients: Sequence[int] | None = None,
 ) -> list[ClientResult]:
     """What every client sends in one round, straight from the engine."""
-    algorithm = algorithm.on(task.setting(round + 1, seed))
+    algorithm = algorithm.bind(task.context(round + 1, seed))
     channel = RoundChannel.bare(algorithm.fields(), dpsgd)
     way = None if dpsgd is None else "layers"
     chosen = range(len(task.clients)) if clients is None else clients
@@ -77,7 +77,7 @@ def uploads(
 
 def uploads_of_rounds(task: Task, algorithm: Algorithm, received: Tensors, rounds: int) -> list[list[ClientResult]]:
     """What every client sends in each of ``rounds`` rounds that all begin with ``received``, from one engine."""
-    algorithm = algorithm.on(task.setting(rounds, 0))
+    algorithm = algorithm.bind(task.context(rounds, 0))
     channel, everybody, source = (
         RoundChannel.bare(algorithm.fields()),
         range(len(task.clients)),

@@ -219,8 +219,8 @@ def test_an_upload_holds_what_the_table_says_and_nothing_else(name):
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_an_upload_holds_what_the_algorithm_declares_and_nothing_else(name):
     task = layered_task(SIZES)
-    algorithm = ALGORITHMS[name]().on(task.setting(2, 0))
-    server = algorithm.turn(algorithm.start(initial(task)), 0)
+    algorithm = ALGORITHMS[name]().bind(task.context(2, 0))
+    server = algorithm.begin_round(algorithm.start(initial(task)), 0)
     size = len(initial(task))
     declared = {field.name: (size,) if field.shape is None else field.shape for field in algorithm.fields()}
     for result in uploads(task, algorithm, algorithm.broadcast(server)):

@@ -46,9 +46,9 @@ class Reports(Survey):
     def fields(self):
         return (Field("loss", "each", ()), Field("counts", "sum", (10,), weighted=False))
 
-    def begin(self, received, kept, training):
+    def begin(self, received, client_state, training):
         zeros = received["parameters"].new_zeros
-        return {**super().begin(received, kept, training), "loss": zeros(()), "counts": zeros(10)}
+        return {**super().begin(received, client_state, training), "loss": zeros(()), "counts": zeros(10)}
 
     def prepare(self, local, received, everything, client, training):
         local["loss"] += client.total(client.loss, received["parameters"], everything) / everything.count
@@ -98,15 +98,18 @@ class Apart(Algorithm):
     name: ClassVar[str] = "apart"
     keeps: ClassVar[tuple[str, ...]] = ("personal", "shift")
 
-    def initial_kept(self, client):
-        return {"personal": self.setting.fresh("personal", client), "shift": torch.zeros(12, dtype=torch.float64)}
+    def initial_client_state(self, client):
+        return {"personal": self.context.fresh("personal", client), "shift": torch.zeros(12, dtype=torch.float64)}
 
-    def begin(self, received, kept, training):
-        return {**super().begin(received, kept, training), **{name: kept[name].clone() for name in self.keeps}}
+    def begin(self, received, client_state, training):
+        return {
+            **super().begin(received, client_state, training),
+            **{name: client_state[name].clone() for name in self.keeps},
+        }
 
     def step(self, local, received, batch, client, training):
-        own = client.kept_gradient(shifted, local["personal"], batch, {"shift": local["shift"]})
-        shift = client.kept_gradient(shifted, local["personal"], batch, {"shift": local["shift"]}, wrt="shift")
+        own = client.local_only_gradient(shifted, local["personal"], batch, {"shift": local["shift"]})
+        shift = client.local_only_gradient(shifted, local["personal"], batch, {"shift": local["shift"]}, wrt="shift")
         local["personal"].sub_(own, alpha=0.1)
         local["shift"].sub_(shift, alpha=0.1)
         super().step(local, received, batch, client, training)
@@ -123,7 +126,7 @@ def test_gradients_that_stay_train_a_personal_model_and_change_no_upload(task):
         assert torch.equal(found[client].upload["update"], plain[client].upload["update"])
         assert set(found[client].log.bare) == {BARE_GRADIENT}
     client, order = 1, torch_stream(1, "batches", 2, 1)
-    personal, shift = task.setting(3, 1).fresh("personal", client), torch.zeros(12, dtype=torch.float64)
+    personal, shift = task.context(3, 1).fresh("personal", client), torch.zeros(12, dtype=torch.float64)
     for _ in range(TRAINING.epochs):
         for batch in task.clients[client][torch.randperm(SIZES[client], generator=order)].split(TRAINING.batch_size):
             inputs, targets = task.inputs[batch], task.targets[batch]
@@ -132,8 +135,8 @@ def test_gradients_that_stay_train_a_personal_model_and_change_no_upload(task):
             network = loaded(task, personal)
             (move,) = torch.autograd.grad(shifted(network, inputs, targets, leaf).mean(), leaf)
             personal, shift = personal - 0.1 * step, shift - 0.1 * move
-    torch.testing.assert_close(found[client].kept["personal"], personal)
-    torch.testing.assert_close(found[client].kept["shift"], shift)
+    torch.testing.assert_close(found[client].client_state["personal"], personal)
+    torch.testing.assert_close(found[client].client_state["shift"], shift)
 
 
 def test_gradients_that_stay_cost_nothing_under_dp_sgd(task):
@@ -156,23 +159,26 @@ class Dreams(Algorithm):
             Field("drift"),
         )
 
-    def draws(self):
+    def random_numbers(self):
         return 2, 3
 
-    def begin(self, received, kept, training):
+    def begin(self, received, client_state, training):
         zeros = received["parameters"].new_zeros
         shapes = {"slope": (3, 64), "values": (3, 10), "seen": (5,), "drift": received["parameters"].shape}
-        return {**super().begin(received, kept, training), **{name: zeros(shape) for name, shape in shapes.items()}}
+        return {
+            **super().begin(received, client_state, training),
+            **{name: zeros(shape) for name, shape in shapes.items()},
+        }
 
     def step(self, local, received, batch, client, training):
         super().step(local, received, batch, client, training)
         local["seen"] += torch.cat([batch.uniform, batch.normal * batch.last])
-        local["drift"] += client.free_gradient(logits_at, local["parameters"], {"images": received["images"]})
+        local["drift"] += client.data_free_gradient(logits_at, local["parameters"], {"images": received["images"]})
 
     def conclude(self, local, received, everything, client, training):
         given = {"images": received["images"] + local["seen"][0]}
-        local["slope"] += client.free_gradient(logits_at, local["parameters"], given, wrt="images")
-        local["values"] += client.free_value(logits_at, local["parameters"], given)
+        local["slope"] += client.data_free_gradient(logits_at, local["parameters"], given, wrt="images")
+        local["values"] += client.data_free_value(logits_at, local["parameters"], given)
 
     def finish(self, local, received, training):
         return {name: local[name] for name in ("slope", "values", "seen", "drift")}
@@ -244,7 +250,7 @@ def test_dp_sgd_refuses_a_coupled_loss(task, chunk):
 
 def test_what_a_survey_finds_weighs_the_updates_of_the_same_round(task):
     run = pf.simulate(task, Voiced(), rounds=1, training=TRAINING, seed=1)
-    network = loaded(task, start := task.setting(1, 1).fresh("unused", 0) * 0 + torch_flat(task, 1))
+    network = loaded(task, start := task.context(1, 1).fresh("unused", 0) * 0 + torch_flat(task, 1))
     losses = torch.stack([cross_entropy(network, *rows_of(task, client)).mean() for client in range(4)]).detach()
     torch.testing.assert_close(run.server["losses"], losses)
     alone = [

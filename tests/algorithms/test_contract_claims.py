@@ -61,11 +61,11 @@ class Whisper(Survey):
     def fields(self):
         return (Field("report", "each", (), epsilon=1.0),) if self.report else ()
 
-    def initial_kept(self, client):
+    def initial_client_state(self, client):
         return {"seen": torch.zeros(10, dtype=torch.float64)}
 
-    def begin(self, received, kept, training):
-        return {**super().begin(received, kept, training), "seen": kept["seen"]}
+    def begin(self, received, client_state, training):
+        return {**super().begin(received, client_state, training), "seen": client_state["seen"]}
 
     def prepare(self, local, received, everything, client, training):
         local["seen"] += client.total(one_hot, received["parameters"], everything, name="counts")
@@ -88,14 +88,14 @@ class Loud(pf.FedAvg):
     def survey(self):
         return Whisper(self.report)
 
-    def initial_kept(self, client):
+    def initial_client_state(self, client):
         return {"seen": torch.zeros(10, dtype=torch.float64)}
 
     def fields(self):
         return (Field("update"), Field("seen", shape=(10,)))
 
-    def begin(self, received, kept, training):
-        return {**super().begin(received, kept, training), "seen": kept["seen"]}
+    def begin(self, received, client_state, training):
+        return {**super().begin(received, client_state, training), "seen": client_state["seen"]}
 
     def finish(self, local, received, training):
         return {**super().finish(local, received, training), "seen": local["seen"]}
@@ -185,7 +185,7 @@ def test_weights_that_are_none_stop_the_round_before_it_is_spoilt(task, weight):
         def weights(self):
             return "server"
 
-        def decided(self, server, clients):
+        def server_weights(self, server, clients):
             return torch.full((len(clients),), weight)
 
     with pytest.raises(ConfigError, match="odd decided the weights"):
@@ -230,11 +230,11 @@ def test_tensors_may_be_swapped_in_a_step_and_kept_ones_changed_in_place(task):
         name: ClassVar[str] = "swap"
         keeps: ClassVar[tuple[str, ...]] = ("a", "b")
 
-        def initial_kept(self, client):
+        def initial_client_state(self, client):
             return {"a": torch.ones(3), "b": 2 * torch.ones(3)}
 
-        def begin(self, received, kept, training):
-            return {**super().begin(received, kept, training), **kept}
+        def begin(self, received, client_state, training):
+            return {**super().begin(received, client_state, training), **client_state}
 
         def step(self, local, received, batch, client, training):
             local["a"], local["b"] = local["b"], local["a"]
@@ -242,8 +242,8 @@ def test_tensors_may_be_swapped_in_a_step_and_kept_ones_changed_in_place(task):
     odd = replace(TRAINING, steps=3)
     for chunk in (None, 4):
         found = results(task, Swap("uniform"), chunk=chunk, training=odd)
-        assert all(torch.equal(result.kept["a"], 2 * torch.ones(3)) for result in found.values())
-        assert all(torch.equal(result.kept["b"], torch.ones(3)) for result in found.values())
+        assert all(torch.equal(result.client_state["a"], 2 * torch.ones(3)) for result in found.values())
+        assert all(torch.equal(result.client_state["b"], torch.ones(3)) for result in found.values())
 
 
 def test_a_number_of_the_servers_state_that_is_not_finite_does_not_end_a_run(task, tmp_path):
@@ -251,7 +251,7 @@ def test_a_number_of_the_servers_state_that_is_not_finite_does_not_end_a_run(tas
     class Silent(pf.FedAvg):
         name: ClassVar[str] = "silent"
 
-        def measures(self, server):
+        def server_metrics(self, server):
             return {"regret": float("inf"), "q": 1.0}
 
     line = pf.simulate(task, Silent(), rounds=1, out=tmp_path / "run").metrics[0]

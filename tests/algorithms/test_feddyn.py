@@ -69,9 +69,9 @@ def test_rounds_of_a_part_of_the_federation_are_the_papers(task, training):
     torch.testing.assert_close(run.parameters, average, rtol=0, atol=1e-12)
     torch.testing.assert_close(run.server["parameters"], w, rtol=0, atol=1e-12)
     torch.testing.assert_close(-alpha * run.server["dual"], h, rtol=0, atol=1e-12)
-    for client, kept in run.kept.items():
-        torch.testing.assert_close(-alpha * kept["dual"], own[client], rtol=0, atol=1e-12)
-    assert len(run.kept) > 2  # some came late, some came again
+    for client, client_state in run.client_state.items():
+        torch.testing.assert_close(-alpha * client_state["dual"], own[client], rtol=0, atol=1e-12)
+    assert len(run.client_state) > 2  # some came late, some came again
 
 
 def test_with_a_mean_size_every_client_has_the_authors_alpha(task):
@@ -132,7 +132,7 @@ def test_a_bound_that_bites_parts_the_servers_dual_from_the_clients_and_shifts_t
             "execution": pf.Execution(engine="loop"),
         }
         run = pf.simulate(task, pf.FedDyn(2.0), **settings)
-        apart = run.server["dual"] - sum(kept["dual"] for kept in run.kept.values()) / 4
+        apart = run.server["dual"] - sum(client_state["dual"] for client_state in run.client_state.values()) / 4
         assert (float(apart.norm()) > 1e-2) == bites
         assert (float((run.parameters - optimum).norm()) > 1e-2) == bites
 
@@ -155,7 +155,7 @@ def test_with_the_sub_problem_solved_the_dual_is_the_gradient_at_the_clients_mod
     points = []
 
     def keep(simulation, line):
-        points.append((simulation.server["parameters"], {k: one["dual"] for k, one in simulation.kept.items()}))
+        points.append((simulation.server["parameters"], {k: one["dual"] for k, one in simulation.client_state.items()}))
 
     pf.simulate(
         task,
@@ -210,7 +210,7 @@ def test_the_servers_dual_is_the_mean_of_all_clients_whoever_drops_out_when(task
     assert len(check.moved) == 24
     assert min(check.moved) > 0
     assert sum(resumed.summary["dropped"].values()) >= 2  # lost after training
-    assert 1 in resumed.kept  # and at other times not
+    assert 1 in resumed.client_state  # and at other times not
 
 
 def test_a_client_whose_broken_upload_counts_as_zeros_keeps_its_dual(task):
@@ -221,7 +221,7 @@ def test_a_client_whose_broken_upload_counts_as_zeros_keeps_its_dual(task):
     for engine in ("loop", "vectorised"):
         run = pf.simulate(one_bad_row(task), pf.FedDyn(), execution=pf.Execution(engine=engine), **settings)
         assert not run.summary["dropped"]
-        assert all(0 < float(kept["dual"].norm()) < 100 for kept in run.kept.values())
+        assert all(0 < float(client_state["dual"].norm()) < 100 for client_state in run.client_state.values())
 
 
 def test_a_client_that_is_drawn_twice_counts_once(task):
@@ -278,9 +278,9 @@ def test_under_dp_sgd_the_update_and_the_kept_dual_are_functions_of_the_noisy_gr
     (result,) = uploads(task, watched, received, training=training, dpsgd=dpsgd, clients=[2])
     assert len(watched.tape) == sum(result.log.noisy.values()) == 5
     assert not result.log.bare
-    sent, kept = replayed(pf.FedDyn(0.3), received, watched.tape, training)
+    sent, client_state = replayed(pf.FedDyn(0.3), received, watched.tape, training)
     assert torch.equal(sent["update"], result.upload["update"])
-    assert torch.equal(kept["dual"], result.kept["dual"])
+    assert torch.equal(client_state["dual"], result.client_state["dual"])
 
 
 MECHANISMS = {

@@ -99,9 +99,9 @@ def test_rounds_of_a_part_of_the_federation_are_the_papers(task, settings, train
     scale = task.clients.sizes.mean() if algorithm.weighting == "size" else 1.0  # ours has no constant N/n
     torch.testing.assert_close(run.parameters, w, rtol=0, atol=1e-12)
     torch.testing.assert_close(run.server["control"], c * scale, rtol=0, atol=1e-11)
-    for client, kept in run.kept.items():
-        torch.testing.assert_close(kept["control"], controls[client], rtol=0, atol=1e-11)
-    assert len(run.kept) > 2  # some came late, some came again
+    for client, client_state in run.client_state.items():
+        torch.testing.assert_close(client_state["control"], controls[client], rtol=0, atol=1e-11)
+    assert len(run.client_state) > 2  # some came late, some came again
 
 
 def test_stacked_clients_take_the_same_rounds(task):
@@ -209,7 +209,7 @@ def test_with_many_steps_on_unlike_curvatures_option_one_diverges_and_two_does_n
 
 def test_a_subclass_keeps_what_it_overrides_with_either_option(task):
     class Still(pf.Scaffold):
-        def correct(self, gradient, local, received):
+        def add_data_independent_gradient(self, gradient, local, received):
             gradient.zero_()
 
     for option in ("I", "II"):
@@ -251,8 +251,10 @@ class Invariant:
 
     def __call__(self, simulation, line):
         ours = simulation.server[self.name]
-        theirs = sum(self.weights[client] * kept[self.name] for client, kept in simulation.kept.items())
-        mean = theirs / len(simulation.task.clients) if simulation.kept else torch.zeros_like(ours)
+        theirs = sum(
+            self.weights[client] * client_state[self.name] for client, client_state in simulation.client_state.items()
+        )
+        mean = theirs / len(simulation.task.clients) if simulation.client_state else torch.zeros_like(ours)
         torch.testing.assert_close(ours, mean, rtol=0, atol=self.tolerance)
         self.moved.append(float(ours.norm()))
 
@@ -292,7 +294,7 @@ def test_the_servers_control_is_the_mean_of_all_clients_whoever_drops_out_when(t
     assert len(check.moved) == 24
     assert min(check.moved) > 0
     assert sum(resumed.summary["dropped"].values()) >= 2  # lost after training
-    assert 1 in resumed.kept  # and at other times not
+    assert 1 in resumed.client_state  # and at other times not
 
 
 def test_a_client_that_is_drawn_twice_moves_the_servers_control_once(task):
@@ -316,7 +318,7 @@ def test_under_secure_sums_the_servers_control_is_the_mean_up_to_the_grid(task):
 def test_a_secure_sum_that_is_given_up_leaves_every_control_as_it_was(task):
     privacy = pf.Privacy(update=[pf.SecureSum(mode="ideal", largest=0.1)])
     run = pf.simulate(task, pf.Scaffold(), rounds=2, training=PLAIN, privacy=privacy)
-    assert run.kept == {}
+    assert run.client_state == {}
     assert not run.server["control"].any()
     assert torch.equal(run.parameters, initial(task))
 
@@ -377,11 +379,11 @@ def test_under_dp_sgd_both_fields_and_the_kept_control_are_functions_of_the_nois
     (result,) = uploads(task, watched, received, training=training, dpsgd=dpsgd, clients=[2])
     assert len(watched.tape) == sum(result.log.noisy.values()) == 5
     assert not result.log.bare
-    sent, kept = replayed(pf.Scaffold(), received, watched.tape, training)
+    sent, client_state = replayed(pf.Scaffold(), received, watched.tape, training)
     assert sent.keys() == result.upload.keys()
     assert all(torch.equal(sent[name], value) for name, value in result.upload.items())
-    assert torch.equal(kept["control"], result.kept["control"])
-    torch.testing.assert_close(kept["control"], torch.stack(watched.tape).mean(0), rtol=0, atol=1e-14)
+    assert torch.equal(client_state["control"], result.client_state["control"])
+    torch.testing.assert_close(client_state["control"], torch.stack(watched.tape).mean(0), rtol=0, atol=1e-14)
 
 
 def test_dp_sgd_claims_for_it_what_it_claims_for_uniform_fedavg(task):

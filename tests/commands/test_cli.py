@@ -231,7 +231,7 @@ def test_the_accounts_agree_with_published_and_cross_computed_values():
 
 
 def test_a_terminal_that_has_no_epsilon_still_gets_its_answer():
-    command = [sys.executable, "-m", "privfl.cli", "account", "epsilon", "--noise-multiplier", "1", "--steps", "10"]
+    command = [sys.executable, "-m", "privfl", "account", "epsilon", "--noise-multiplier", "1", "--steps", "10"]
     done = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "latin-1"}, timeout=300)
     assert done.returncode == 0, done.stderr
     assert rb"\u03b5" in done.stdout

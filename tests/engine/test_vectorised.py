@@ -67,7 +67,7 @@ def task():
 
 def trained(task, algorithm, *, dpsgd=None, way=None, workers=1, chunk=None, training=TRAINING, received=None):
     """What every client sends, by client."""
-    algorithm = algorithm.on(task.setting(10, 1))
+    algorithm = algorithm.bind(task.context(10, 1))
     channel = RoundChannel.bare(algorithm.fields(), dpsgd)
     state = {**algorithm.start(flatten(task.model(0))), "rate": torch.tensor(0.2, dtype=torch.float64)}
     received = algorithm.broadcast(state) if received is None else received
@@ -84,7 +84,7 @@ def assert_same(expected, found, *, absolute=0.0):
         other = found[client]
         assert one.log == other.log
         assert one.dropped == other.dropped
-        for mine, theirs in ((one.upload or {}, other.upload or {}), (one.kept, other.kept)):
+        for mine, theirs in ((one.upload or {}, other.upload or {}), (one.client_state, other.client_state)):
             assert mine.keys() == theirs.keys()
             for name, value in mine.items():
                 tolerance = 1e-9 * float(value.abs().max()) + absolute
@@ -176,7 +176,7 @@ def test_they_agree_under_dp_sgd_with_the_same_noise_and_the_same_log(task, name
     one, two = (trained(task, algorithm, dpsgd=NOISY, way=way, workers=workers) for workers in (1, 2))
     for client, result in one.items():
         assert all(torch.equal(value, two[client].upload[field]) for field, value in result.upload.items())
-        assert all(torch.equal(value, two[client].kept[field]) for field, value in result.kept.items())
+        assert all(torch.equal(value, two[client].client_state[field]) for field, value in result.client_state.items())
     found = trained(task, algorithm, dpsgd=NOISY, way=way, chunk=3)
     assert_same(one, found, absolute=STEP_OF_THE_GRID)
     assert any(sum(result.log.noisy.values()) for result in found.values())
@@ -284,9 +284,14 @@ class Prototypes(Algorithm):
     def fields(self):
         return (Field("prototypes", "each", (5, 12)), Field("loss", "each", ()), Field("size", "each", ()))
 
-    def begin(self, received, kept, training):
+    def begin(self, received, client_state, training):
         zero = received["parameters"].new_zeros
-        return {**super().begin(received, kept, training), "sums": zero(5, 13), "loss": zero(()), "size": zero(())}
+        return {
+            **super().begin(received, client_state, training),
+            "sums": zero(5, 13),
+            "loss": zero(()),
+            "size": zero(()),
+        }
 
     def step(self, local, received, batch, client, training):
         local["sums"] += client.total(features_by_class, received["parameters"], batch)
@@ -326,8 +331,8 @@ class Pulled(FedAvg):
 
     name: ClassVar[str] = "pulled"
 
-    def begin(self, received, kept, training):
-        local = super().begin(received, kept, training)
+    def begin(self, received, client_state, training):
+        local = super().begin(received, client_state, training)
         return {**local, "centre": received["parameters"][:5].clone()}
 
     def step(self, local, received, batch, client, training):
@@ -398,11 +403,11 @@ class Memory:
     """A loss that runs out of memory the first ``times`` times."""
 
     def __init__(self, times):
-        self.times = times
+        self.multiplicity = times
 
     def __call__(self, network, inputs, targets):
-        if self.times > 0:
-            self.times -= 1
+        if self.multiplicity > 0:
+            self.multiplicity -= 1
             raise torch.OutOfMemoryError("CUDA out of memory")
         return nn.functional.cross_entropy(network(inputs), targets, reduction="none")
 

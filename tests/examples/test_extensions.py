@@ -101,12 +101,12 @@ def test_fednova_with_equal_steps_is_fedavg():
 
 def test_fedbn_uploads_everything_but_the_normalisation_layers():
     run = pf.simulate(task_of("fedbn"), part("fedbn", "FedBN")(), rounds=2, execution=LOOP, record=True)
-    layout = run.algorithm.setting.layout
+    layout = run.algorithm.context.layout
     assert len(run.transcript[0].uploads[0]["update"]) == layout.size - 2 * 16
-    one, two = (layout.named_views(run.kept[client]["parameters"]) for client in (0, 1))
+    one, two = (layout.named_views(run.client_state[client]["parameters"]) for client in (0, 1))
     shared, first = (
         layout.named_views(run.server["parameters"]),
-        layout.named_views(run.algorithm.setting.fresh("a", 0)),
+        layout.named_views(run.algorithm.context.fresh("a", 0)),
     )
     for name in ("2.weight", "2.bias"):
         assert torch.equal(shared[name], first[name])  # the server has never seen one: all begin at ones and zeros
@@ -123,7 +123,7 @@ def test_ifca_tells_two_kinds_of_clients_apart():
     task = pf.Task.from_arrays(inputs, labels, clients=clients)
     training = pf.LocalTraining(learning_rate=0.5, batch_size=20, epochs=3)
     run = pf.simulate(task, part("ifca", "IFCA")("uniform"), rounds=10, training=training, execution=LOOP, seed=1)
-    chosen = [int(run.kept[client]["choice"].argmax()) for client in range(8)]
+    chosen = [int(run.client_state[client]["choice"].argmax()) for client in range(8)]
     assert len({*chosen[::2]}) == len({*chosen[1::2]}) == 1
     assert chosen[0] != chosen[1]
 
@@ -154,7 +154,7 @@ def test_coarse_response_is_unbiased_with_the_variance_it_states(epsilon):
     mechanism = part("coarse_response", "CoarseResponse")(epsilon=epsilon, bound=100, levels=4)
     stream, count = NoiseSource.from_key(5).stream("sizes", 0), 200_000
     for size in (1, 20, 55, 100):
-        found = np.array(mechanism._unbiased(mechanism.respond(np.full(count, size), stream)))
+        found = np.array(mechanism.unbiased(mechanism.respond(np.full(count, size), stream)))
         variance = mechanism.variance([size])
         assert abs(found.mean() - size) <= 5 * math.sqrt(variance / count) + 1e-9
         spread = found.var()

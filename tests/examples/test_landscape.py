@@ -172,10 +172,12 @@ class TinyRuns:
 
         def watch(simulation, line):
             if line["round"] == rounds - 1:
-                kept = {client: tensors["personal"] for client, tensors in simulation.kept.items() if tensors}
-                left.update(line=line, kept=kept, model=simulation.server["parameters"])
-                if kept:
-                    left["corners"] = corners(simulation, min(kept))
+                client_state = {
+                    client: tensors["personal"] for client, tensors in simulation.client_state.items() if tensors
+                }
+                left.update(line=line, client_state=client_state, model=simulation.server["parameters"])
+                if client_state:
+                    left["corners"] = corners(simulation, min(client_state))
 
         options = {"cohort": pf.FixedCohort(5), "training": self.training, "evaluate_every": rounds}
         pf.simulate(

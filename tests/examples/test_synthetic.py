@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from synthetic import (
-    Gallery,
+    SyntheticImageLog,
     SyntheticSet,
     classifier_scores,
     contact_sheet,
@@ -90,22 +90,22 @@ def test_features_tell_real_digits_from_noise_and_say_where_they_come_from() -> 
 
 
 def test_a_gallery_keeps_the_first_the_last_and_every_nth_round_and_not_what_comes_after() -> None:
-    gallery, images = Gallery(every=3), torch.zeros(2, 1, 2, 2)
+    gallery, images = SyntheticImageLog(every=3), torch.zeros(2, 1, 2, 2)
     for done in range(1, 8):
         images += 1
         server = {"images": images, "labels": torch.arange(2)}
         gallery(SimpleNamespace(round=done, rounds=7, server=server), {})
     assert list(gallery.sets) == [1, 3, 6, 7]
-    assert [float(kept.images[0, 0, 0, 0]) for kept in gallery.sets.values()] == [1, 3, 6, 7]
+    assert [float(client_state.images[0, 0, 0, 0]) for client_state in gallery.sets.values()] == [1, 3, 6, 7]
     assert gallery.last is gallery.sets[7]
 
 
 def test_a_gallery_with_a_folder_has_the_sets_of_the_interrupted_run_too(tmp_path: Path) -> None:
     state = SimpleNamespace(round=1, rounds=9, server={"images": torch.rand(2, 1, 2, 2), "labels": torch.arange(2)})
-    first = Gallery(every=5, folder=tmp_path)
+    first = SyntheticImageLog(every=5, folder=tmp_path)
     first(state, {})
     state.round = 5
-    again = Gallery(every=5, folder=tmp_path)
+    again = SyntheticImageLog(every=5, folder=tmp_path)
     again(state, {})
     assert list(again.sets) == [1, 5]
     assert torch.equal(again.sets[1].images, first.sets[1].images)

@@ -19,7 +19,7 @@ def counts(cohort, key=1):
     for round in range(ROUNDS):
         selection = cohort.draw(AVAILABLE, round, 0, source, SIZES)
         assert np.all(np.diff(selection.clients) > 0)
-        found[round, np.searchsorted(AVAILABLE, selection.clients)] = selection.times
+        found[round, np.searchsorted(AVAILABLE, selection.clients)] = selection.multiplicity
     return found
 
 
@@ -109,7 +109,7 @@ def test_the_expected_size_is_public():
 
 def test_weights_that_are_all_zero_or_negative_fall_back_to_uniform_draws():
     selection = pf.SizeWeightedCohort(4).draw(AVAILABLE, 0, 0, NoiseSource.from_key(1), np.array([-1.0] * 6))
-    assert selection.times.sum() == 4
+    assert selection.multiplicity.sum() == 4
 
 
 @pytest.mark.parametrize(

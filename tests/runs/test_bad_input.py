@@ -92,12 +92,12 @@ class Keeper(pf.FedAvg):
     name: ClassVar[str] = "keeper"
     keeps: ClassVar[tuple[str, ...]] = ("control",)
 
-    def begin(self, received, kept, training):
-        return {**super().begin(received, kept, training), "control": kept["control"]}
+    def begin(self, received, client_state, training):
+        return {**super().begin(received, client_state, training), "control": client_state["control"]}
 
 
 class Prepared(Keeper):
-    def initial_kept(self, client):
+    def initial_client_state(self, client):
         return {"control": torch.zeros(2)}
 
 
@@ -133,7 +133,7 @@ class SendsMore(pf.FedAvg):
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        (Keeper, "keeper's clients keep 'control' and begin with it, .* define initial_kept"),
+        (Keeper, "keeper's clients keep 'control' and begin with it, .* define initial_client_state"),
         (KeepsText, r"KeepsText's keeps is 'control'; give a tuple of names, such as \('control',\)"),
         (Nameless, "Nameless has no name; write name: ClassVar"),
         (OneField, r"OneField's fields\(\) returned .*; give a tuple of fields"),
@@ -150,7 +150,7 @@ def test_an_algorithm_that_contradicts_itself_is_refused_by_its_names(task, kind
 
 
 def test_a_client_that_keeps_something_from_the_start_trains(task):
-    assert set(pf.simulate(task, Prepared(), rounds=1, execution=ONE_CORE).kept[0]) == {"control"}
+    assert set(pf.simulate(task, Prepared(), rounds=1, execution=ONE_CORE).client_state[0]) == {"control"}
 
 
 ODD = (

@@ -194,6 +194,8 @@ def test_a_run_on_arrays_names_its_data_and_goes_on_when_they_are_handed_over(tm
     code, _, err = privfl("run", folder, "--set", "task=tests.own_parts:hospitals", "--out", tmp_path / "again")
     assert code == 0, err
     assert written(tmp_path / "again") == {**written(folder), "task": "tests.own_parts:hospitals"}
+    code, _, err = privfl("run", folder, "--set", "task=tests.own_parts:hospitals", "--resume")
+    assert code == 0, err
     again = Experiment.of_run(tmp_path / "again").run(tmp_path / "again", resume=True)
     assert torch.equal(again.parameters, run.parameters)
 

@@ -204,8 +204,10 @@ def test_a_client_whose_upload_counts_as_zeros_keeps_what_it_had(task):
     privacy = pf.Privacy(update=[pf.Clip(1.0), pf.GaussianNoise(1.0, at="client")])
     run = pf.simulate(poison(task, 0), pf.MOON("uniform"), rounds=2, privacy=privacy, execution=pf.Execution(workers=1))
     assert run.summary["dropped"] == {}
-    assert sorted(run.kept) == list(range(1, CLIENTS))
-    assert all(bool(value.isfinite().all()) for kept in run.kept.values() for value in kept.values())
+    assert sorted(run.client_state) == list(range(1, CLIENTS))
+    assert all(
+        bool(value.isfinite().all()) for client_state in run.client_state.values() for value in client_state.values()
+    )
 
 
 def test_both_engines_submit_the_same_integers_up_to_float_rounding(task):
@@ -343,9 +345,9 @@ def test_groups_of_a_rotation_too_small_for_a_sum_are_refused_before_training(ta
 def test_a_round_that_is_given_up_leaves_what_clients_keep(task):
     broken = poison(poison(poison(task, 0), 1), 2)
     chain = pf.SecureSum(threshold=0.6, mode="ideal")
-    kept = [train(one, pf.SuPerFed(start_fraction=0.0), chain, rounds=1).kept for one in (task, broken)]
-    assert len(kept[0]) == CLIENTS
-    assert kept[1] == {}
+    client_state = [train(one, pf.SuPerFed(start_fraction=0.0), chain, rounds=1).client_state for one in (task, broken)]
+    assert len(client_state[0]) == CLIENTS
+    assert client_state[1] == {}
 
 
 def test_adaptive_clipping_estimates_its_quantile_among_the_clients_that_can_be_reached(task):

@@ -28,7 +28,7 @@ def test_a_callback_sees_the_run_after_every_round(task, tmp_path):
     last = seen[-1]
     assert [one.round for one in seen] == [1, 2, 3]
     assert torch.equal(last.server["parameters"], run.parameters)
-    assert last.kept.keys() == run.kept.keys() == set(range(4))
+    assert last.client_state.keys() == run.client_state.keys() == set(range(4))
     assert (last.schedule.rounds, last.algorithm.name, last.path) == (3, "ditto", tmp_path / "run")
     assert len(last.task.clients) == 4
 
@@ -42,7 +42,7 @@ def test_nothing_is_written_without_a_folder(task):
 def test_a_callback_cannot_take_the_state_away_from_the_run(task):
     def meddle(simulation, line):
         simulation.server.clear()
-        simulation.kept.clear()
+        simulation.client_state.clear()
         with pytest.raises(FrozenInstanceError):
             simulation.round = 0
 

@@ -55,7 +55,7 @@ def test_local_metrics_are_those_of_the_servers_model_on_every_clients_own_rows(
 
 def test_personal_metrics_are_those_of_each_clients_own_model(task):
     run = pf.simulate(task, pf.Local(), rounds=1)
-    own = [hits(task, run.kept[client]["parameters"], task.local_tests, client) for client in range(12)]
+    own = [hits(task, run.client_state[client]["parameters"], task.local_tests, client) for client in range(12)]
     assert run.metrics[-1]["personal_accuracy_of_clients"] == pytest.approx(np.mean(own))
     assert run.metrics[-1]["personal_accuracy_deviation"] == pytest.approx(np.std(own))
 
@@ -66,8 +66,8 @@ class Two(pf.Local):
 
     name: ClassVar[str] = "two"
 
-    def personal(self, server, kept):
-        return {"zero": torch.zeros_like(server["parameters"]), "trained": kept["parameters"]}
+    def personal(self, server, client_state):
+        return {"zero": torch.zeros_like(server["parameters"]), "trained": client_state["parameters"]}
 
 
 def test_among_several_models_validation_rows_choose_and_test_rows_bound(task):
@@ -75,7 +75,7 @@ def test_among_several_models_validation_rows_choose_and_test_rows_bound(task):
     line = run.metrics[-1]
     chosen, best = [], []
     for client in range(12):
-        models = Two().personal(run.server, run.kept[client])
+        models = Two().personal(run.server, run.client_state[client])
         scores = {name: hits(task, model, task.local_validations, client) for name, model in models.items()}
         tested = {name: hits(task, model, task.local_tests, client) for name, model in models.items()}
         chosen.append(tested[max(scores, key=scores.get)])
@@ -88,7 +88,7 @@ def test_among_several_models_validation_rows_choose_and_test_rows_bound(task):
 
 def test_a_client_that_never_trained_is_judged_by_what_it_starts_with(task):
     run = pf.simulate(task, pf.Local(), rounds=1, cohort=pf.FixedCohort(size=3))
-    assert len(run.kept) == 3
+    assert len(run.client_state) == 3
     assert "personal_accuracy" in run.metrics[-1]
 
 

@@ -41,7 +41,7 @@ def underway(plan):
     state = State.start(plan)
     state.round = 3
     state.server = {**state.server, "parameters": torch.randn(650), "a/b": torch.tensor(0.3, dtype=torch.float64)}
-    state.kept = {4: {"own": torch.randn(3)}, 0: {"own/part": torch.zeros(2, dtype=torch.int64)}}
+    state.client_state = {4: {"own": torch.randn(3)}, 0: {"own/part": torch.zeros(2, dtype=torch.int64)}}
     state.sizes.ask(2, np.array([1, 4]), plan.source)
     state.ledger.record(everywhere(SIZE, pure_cost(0.5)), [2], 7)
     state.metrics = [{"round": 2, "clients": 5, "epsilon": {"sample/public": 1.5}}]

@@ -108,7 +108,7 @@ class FairAggregation(Algorithm):
         state, optimiser = super().start(parameters), self._optimiser()
         if self.randomised:
             state[REFERENCE] = torch.tensor(
-                math.log(self.setting.classes), dtype=torch.float64, device=parameters.device
+                math.log(self.context.classes), dtype=torch.float64, device=parameters.device
             )
         if self.rising_server_rate:
             state[FIRST_RATE] = torch.zeros((), dtype=torch.float64, device=parameters.device)
@@ -145,7 +145,7 @@ class FairAggregation(Algorithm):
     def weights(self) -> Literal["uniform", "size", "server"]:
         return "server"
 
-    def correct(self, gradient: Tensor, local: Tensors, received: Tensors) -> None:
+    def add_data_independent_gradient(self, gradient: Tensor, local: Tensors, received: Tensors) -> None:
         if self.mu:
             gradient.add_(local["parameters"], alpha=self.mu).sub_(received["parameters"], alpha=self.mu)
 
@@ -195,10 +195,10 @@ class AAggFFS(FairAggregation):
     @property
     def range(self) -> tuple[float, float]:
         """C1 and C2."""
-        return self.lower, self.upper or 1 / self.setting.clients
+        return self.lower, self.upper or 1 / self.context.clients
 
     def start(self, parameters: Tensor) -> Tensors:
-        clients = self.setting.clients
+        clients = self.context.clients
         if self.lower >= self.range[1]:
             raise ConfigError(f"aaggff-s's lower is {self.lower!r}, but upper is 1/{clients}; give a larger upper")
         alpha, _ = newton_constants(clients, *self.range, self.paper_constants)
@@ -228,12 +228,12 @@ class AAggFFS(FairAggregation):
             state["responses"] = torch.cat([server["responses"], responses[None]])
         return {**server, **state, **self.refer(server, reports)}
 
-    def decided(self, server: Tensors, clients: Tensor) -> Tensor:
+    def server_weights(self, server: Tensors, clients: Tensor) -> Tensor:
         decision = server["decision"].cpu()[clients]
         total = decision.sum()
         return decision / total if float(total) > 0 else torch.ones_like(decision) / len(clients)
 
-    def measures(self, server: Tensors) -> dict[str, float]:
+    def server_metrics(self, server: Tensors) -> dict[str, float]:
         found = _spread(server["decision"])
         if self.log_regret and len(server["played"]):
             rounds, clients = server["played"].shape
@@ -268,7 +268,7 @@ class AAggFFD(FairAggregation):
     name: ClassVar[str] = "aaggff-d"
 
     def start(self, parameters: Tensor) -> Tensors:
-        zeros = torch.zeros(self.setting.clients, dtype=torch.float64, device=parameters.device)
+        zeros = torch.zeros(self.context.clients, dtype=torch.float64, device=parameters.device)
         return super().start(parameters) | {
             "accumulators": zeros,
             "decided": zeros.new_zeros((), dtype=torch.int64),
@@ -291,10 +291,10 @@ class AAggFFD(FairAggregation):
         state = {"accumulators": accumulators, "decided": decided, "scale": entropy_scale(clients, decided, bound)}
         return {**server, **state, **self.refer(server, reports)}
 
-    def decided(self, server: Tensors, clients: Tensor) -> Tensor:
+    def server_weights(self, server: Tensors, clients: Tensor) -> Tensor:
         return entropy_decision(server["accumulators"].cpu()[clients], server["scale"].cpu())
 
-    def measures(self, server: Tensors) -> dict[str, float]:
+    def server_metrics(self, server: Tensors) -> dict[str, float]:
         return _spread(entropy_decision(server["accumulators"], server["scale"]))
 
 

@@ -100,16 +100,16 @@ class AAggFFDSums(FairAggregation):
         names = ("parameters", "mean_response", "rate", "scale", "counted")
         return {name: server[name] for name in names}
 
-    def initial_kept(self, client: int) -> Tensors:
-        nothing = torch.zeros((), dtype=torch.float64, device=self.setting.device)
+    def initial_client_state(self, client: int) -> Tensors:
+        nothing = torch.zeros((), dtype=torch.float64, device=self.context.device)
         return {name: nothing.clone() for name in (ACCUMULATOR, LOSS, RESPONSE)}
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
-        gain = visit_gain(kept[RESPONSE].to(torch.float64), received["mean_response"], received["rate"])
-        accumulator = kept[ACCUMULATOR] + torch.where(received["counted"] > 0, gain, torch.zeros_like(gain))
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
+        gain = visit_gain(client_state[RESPONSE].to(torch.float64), received["mean_response"], received["rate"])
+        accumulator = client_state[ACCUMULATOR] + torch.where(received["counted"] > 0, gain, torch.zeros_like(gain))
         exponent = (received["scale"] * accumulator).clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT)
         share = torch.exp(exponent).to(received["parameters"].dtype)
-        return super().begin(received, kept, training) | {ACCUMULATOR: accumulator, SHARE: share}
+        return super().begin(received, client_state, training) | {ACCUMULATOR: accumulator, SHARE: share}
 
     def finish(self, local: Tensors, received: Tensors, training: LocalTraining) -> Tensors:
         return {"update": local[SHARE] * super().finish(local, received, training)["update"], SHARE: local[SHARE]}
@@ -117,7 +117,7 @@ class AAggFFDSums(FairAggregation):
     def aggregate(self, server: Tensors, total: Tensors, round: Round, training: LocalTraining) -> Tensors:
         return self.move(server, total["update"] / total[SHARE], training)
 
-    def measures(self, server: Tensors) -> dict[str, float]:
+    def server_metrics(self, server: Tensors) -> dict[str, float]:
         return {"mean_loss": float(server["mean_loss"]), "mean_response": float(server["mean_response"])}
 
 
@@ -149,11 +149,11 @@ class ResponseSumSurvey(Survey):
     def broadcast(self, server: Tensors) -> Tensors:
         return {name: server[name] for name in ("parameters", "mean_loss", "rate")}
 
-    def initial_kept(self, client: int) -> Tensors:
-        return self.fair.initial_kept(client)
+    def initial_client_state(self, client: int) -> Tensors:
+        return self.fair.initial_client_state(client)
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
-        relative = relative_to(kept[LOSS].to(torch.float64), received["mean_loss"])
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
+        relative = relative_to(client_state[LOSS].to(torch.float64), received["mean_loss"])
         upper = received["rate"] if self.fair.upper == 0 else torch.full_like(relative, self.fair.upper)
         response = self.fair.lower + (upper - self.fair.lower) * respond(relative, self.fair.cdf, 0.0, 1.0)
         return {"parameters": received["parameters"], RESPONSE: response}

@@ -57,7 +57,7 @@ class AFL(Algorithm):
         return "server"
 
     def start(self, parameters: Tensor) -> Tensors:
-        clients = self.setting.clients
+        clients = self.context.clients
         mixture = torch.full((clients,), 1 / clients, dtype=torch.float64, device=parameters.device)
         server = {**super().start(parameters), MIXTURE: mixture}
         if not self.average_iterates:
@@ -72,7 +72,7 @@ class AFL(Algorithm):
         after = project((before + self.step_size * everybody).cpu().numpy())
         return {**server, MIXTURE: torch.from_numpy(after).to(before.device)}
 
-    def decided(self, server: Tensors, clients: Tensor) -> Tensor:
+    def server_weights(self, server: Tensors, clients: Tensor) -> Tensor:
         mixture = server[MIXTURE].cpu()[clients]
         return mixture if float(mixture.sum()) > 0 else torch.ones_like(mixture)
 
@@ -84,10 +84,10 @@ class AFL(Algorithm):
         mean = server[MEAN] + (after["parameters"] - server[MEAN]) / float(count)
         return {**after, MEAN: mean, AVERAGED: count}
 
-    def evaluated(self, server: Tensors) -> Tensor:
+    def eval_parameters(self, server: Tensors) -> Tensor:
         return server[MEAN] if self.average_iterates else server["parameters"]
 
-    def measures(self, server: Tensors) -> dict[str, float]:
+    def server_metrics(self, server: Tensors) -> dict[str, float]:
         mixture = server[MIXTURE]
         spread = {"effective_clients": effective_clients(mixture.cpu().numpy())}
         return {**spread, "largest_weight": float(mixture.max()) * len(mixture)}

@@ -85,7 +85,7 @@ class FedMGDA(Algorithm):
             LENGTH: torch.full_like(server[LENGTH], length),
         }
 
-    def measures(self, server: Tensors) -> dict[str, float]:
+    def server_metrics(self, server: Tensors) -> dict[str, float]:
         return {LENGTH: float(server[LENGTH])} if bool(server[LENGTH].isfinite()) else {}
 
 

@@ -26,7 +26,7 @@ from privfl.algorithms.fair.discriminator import (
     new_discriminator,
     personal_terms,
 )
-from privfl.algorithms.fair.loss_survey import LOSS, counted, mean_loss
+from privfl.algorithms.fair.loss_survey import LOSS, mean_loss, with_count
 from privfl.errors import ConfigError
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.field import Field
@@ -137,7 +137,7 @@ class GRPFed(Algorithm):
         server = {"parameters": parameters.clone(), "q": number(self.q)}
         server |= {name: number(float("nan")) for name in ("sigma", "mean_loss", "max_loss", "effective_clients")}
         if self.sigma_scope == "last_known":
-            server["losses"] = number(float("nan")).repeat(self.setting.clients)
+            server["losses"] = number(float("nan")).repeat(self.context.clients)
         if self.form == "sums":
             server |= {"scale": number(1.0), "lost": number(0.0)}
         return server
@@ -146,25 +146,25 @@ class GRPFed(Algorithm):
         names = ("parameters", "q", "scale") if self.form == "sums" else ("parameters",)
         return {name: server[name] for name in names}
 
-    def initial_kept(self, client: int) -> Tensors:
-        stream = torch_stream(self.setting.seed, "discriminator", client)
-        like = next(self.setting.network().parameters())
-        fresh = new_discriminator(self.setting.feature_dim, self.hidden, stream, like.dtype)
-        kept = {"discriminator": fresh.to(like.device)}
+    def initial_client_state(self, client: int) -> Tensors:
+        stream = torch_stream(self.context.seed, "discriminator", client)
+        like = next(self.context.network().parameters())
+        fresh = new_discriminator(self.context.feature_dim, self.hidden, stream, like.dtype)
+        client_state = {"discriminator": fresh.to(like.device)}
         # Engines measure themselves by training without the survey that precedes it in a run.
-        return {**kept, "loss": like.new_ones(())} if self.form == "sums" else kept
+        return {**client_state, "loss": like.new_ones(())} if self.form == "sums" else client_state
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
-        local = super().begin(received, kept, training)
-        own = kept["personal"] if "personal" in kept else flatten(self.setting.network())
-        local["personal"] = torch.where(self.setting.head, received["parameters"], own)
-        local["discriminator"] = kept["discriminator"].clone()
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
+        local = super().begin(received, client_state, training)
+        own = client_state["personal"] if "personal" in client_state else flatten(self.context.network())
+        local["personal"] = torch.where(self.context.head, received["parameters"], own)
+        local["discriminator"] = client_state["discriminator"].clone()
         if training.momentum:
             for name in self.keeps:
                 local[f"{name}_momentum"] = torch.zeros_like(local[name])
         local["tally"] = received["parameters"].new_zeros(2)
         if self.form == "sums":
-            local["loss"] = kept["loss"]
+            local["loss"] = client_state["loss"]
         return local
 
     def prepare(
@@ -191,12 +191,12 @@ class GRPFed(Algorithm):
         given = {"discriminator": local["discriminator"]}
         shape: dict[str, Any] = {"hidden": self.hidden, "kind": self.disc_loss}
         both = partial(personal_terms, client.loss, beta=self.beta, **shape)
-        descend_in("personal", client.kept_gradient(both, local["personal"], batch, given))
-        local["personal"] = torch.where(self.setting.head, received["parameters"], local["personal"])
+        descend_in("personal", client.local_only_gradient(both, local["personal"], batch, given))
+        local["personal"] = torch.where(self.context.head, received["parameters"], local["personal"])
 
         def judging(extractor: Tensor, *, is_global: bool) -> Tensor:
             terms = partial(judged_terms, is_global=is_global, **shape)
-            return client.kept_gradient(terms, extractor, batch, given, wrt="discriminator")
+            return client.local_only_gradient(terms, extractor, batch, given, wrt="discriminator")
 
         reference = received["parameters"] if self.disc_ref == "broadcast" else local["parameters"]
         of_global = judging(reference, is_global=True)
@@ -246,16 +246,16 @@ class GRPFed(Algorithm):
 
     def losses(self, parameters: Tensor, batch: Batch, client: Door, name: str) -> Tensor:
         """Σ over ``batch`` of (loss, 1), [2], scaled as :func:`privfl.algorithms.fair.loss_survey.counted` says."""
-        return client.total(counted(client.loss, self.loss_bound), parameters, batch, name=name)
+        return client.total(with_count(client.loss, self.loss_bound), parameters, batch, name=name)
 
-    def measures(self, server: Tensors) -> dict[str, float]:
+    def server_metrics(self, server: Tensors) -> dict[str, float]:
         names = ("q", "sigma", "mean_loss", "max_loss", "effective_clients", "scale")
         return {name: float(server[name]) for name in names if name in server and bool(server[name].isfinite())}
 
-    def personal(self, server: Tensors, kept: Tensors) -> dict[str, Tensor]:
-        own = kept.get("personal", server["parameters"])
+    def personal(self, server: Tensors, client_state: Tensors) -> dict[str, Tensor]:
+        own = client_state.get("personal", server["parameters"])
         if self.personal_head == "latest":
-            own = torch.where(self.setting.head, server["parameters"], own)
+            own = torch.where(self.context.head, server["parameters"], own)
         return {"personal": own}
 
     def warnings(self, server: Tensors) -> list[str]:
@@ -290,10 +290,10 @@ class MomentsSurvey(Survey):
     def fields(self) -> tuple[Field, ...]:
         return tuple(Field(name, shape=(), weighted=False) for name in ("loss", "square", "one"))
 
-    def initial_kept(self, client: int) -> Tensors:
+    def initial_client_state(self, client: int) -> Tensors:
         return {}
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
         return {"parameters": received["parameters"], "loss": received["parameters"].new_zeros(())}
 
     def prepare(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Round, Tensors
-from privfl.algorithms.fair.loss_survey import LOSS, counted, mean_loss
+from privfl.algorithms.fair.loss_survey import LOSS, mean_loss, with_count
 from privfl.errors import ConfigError
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
@@ -83,20 +83,20 @@ class LossShares(Algorithm):
         return Field("update"), Field(NORMALISER, shape=())
 
     def start(self, parameters: Tensor) -> Tensors:
-        usual = torch.tensor(math.log(max(self.setting.classes, 2)), dtype=torch.float64, device=parameters.device)
+        usual = torch.tensor(math.log(max(self.context.classes, 2)), dtype=torch.float64, device=parameters.device)
         return {**super().start(parameters), LEVEL: self.log_share(usual), LOST: torch.zeros_like(usual)}
 
     def broadcast(self, server: Tensors) -> Tensors:
         return {name: server[name] for name in ("parameters", LEVEL)}
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
-        return {**super().begin(received, kept, training), LOSS: received[LEVEL].new_zeros(())}
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
+        return {**super().begin(received, client_state, training), LOSS: received[LEVEL].new_zeros(())}
 
     def prepare(
         self, local: Tensors, received: Tensors, everything: Batch, client: Door, training: LocalTraining
     ) -> None:
         """F_k: the mean loss over all of the client's rows at the received model, in evaluation mode."""
-        total = client.total(counted(client.loss, self.loss_bound), local["parameters"], everything, name=LOSS)
+        total = client.total(with_count(client.loss, self.loss_bound), local["parameters"], everything, name=LOSS)
         local[LOSS] = mean_loss(total, self.loss_bound).to(local[LOSS].dtype)
 
     def finish(self, local: Tensors, received: Tensors, training: LocalTraining) -> Tensors:
@@ -115,7 +115,7 @@ class LossShares(Algorithm):
         level = server[LEVEL] + torch.log(whole / round.weight)
         return {**server, "parameters": server["parameters"] + step, LEVEL: level}
 
-    def measures(self, server: Tensors) -> dict[str, float]:
+    def server_metrics(self, server: Tensors) -> dict[str, float]:
         return {LEVEL: float(server[LEVEL])}
 
     def warnings(self, server: Tensors) -> list[str]:

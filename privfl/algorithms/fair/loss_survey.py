@@ -48,13 +48,13 @@ class LossSurvey(Survey):
     def fields(self) -> tuple[Field, ...]:
         return (Field(LOSS, combine=self.combine, shape=(), weighted=False),)
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
         return {"parameters": received["parameters"], LOSS: received["parameters"].new_zeros(())}
 
     def prepare(
         self, local: Tensors, received: Tensors, everything: Batch, client: Door, training: LocalTraining
     ) -> None:
-        total = client.total(counted(client.loss, self.bound), local["parameters"], everything, name=LOSS)
+        total = client.total(with_count(client.loss, self.bound), local["parameters"], everything, name=LOSS)
         local[LOSS] = mean_loss(total, self.bound).to(local[LOSS].dtype)
 
     def finish(self, local: Tensors, received: Tensors, training: LocalTraining) -> Tensors:
@@ -91,7 +91,7 @@ class ResponseSurvey(LossSurvey):
         return {LOSS: CDFS[self.cdf](relative_to(local[LOSS], received[REFERENCE].to(local[LOSS].dtype)))}
 
 
-def counted(loss: Loss, bound: float) -> Loss:
+def with_count(loss: Loss, bound: float) -> Loss:
     """A statistic [B, 2]: every example's loss next to a 1 that counts it, scaled to norm ≤ 1 if ``bound`` is finite.
 
     Their sums divide to the mean loss, and only both together cost one release: a mean whose divisor is the private

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from privfl.algorithms.base import Tensors, descend
 from privfl.algorithms.fair.loss_shares import check_loss_bound
-from privfl.algorithms.fair.loss_survey import LOSS, counted, mean_loss
+from privfl.algorithms.fair.loss_survey import LOSS, mean_loss, with_count
 from privfl.algorithms.fedavg import FedAvg
 from privfl.errors import ConfigError
 from privfl.privacy.door.batch_plans import LocalTraining
@@ -72,14 +72,14 @@ class PropFair(FedAvg):
             return ""
         return "propfair's surrogate couples the samples of a batch; set per_sample = true"
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
-        return {**super().begin(received, kept, training), "slope": received["parameters"].new_ones(())}
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
+        return {**super().begin(received, client_state, training), "slope": received["parameters"].new_ones(())}
 
     def prepare(
         self, local: Tensors, received: Tensors, everything: Batch, client: Door, training: LocalTraining
     ) -> None:
         if self.per_sample:
-            total = client.total(counted(client.loss, self.loss_bound), local["parameters"], everything, name=LOSS)
+            total = client.total(with_count(client.loss, self.loss_bound), local["parameters"], everything, name=LOSS)
             loss = mean_loss(total, self.loss_bound).to(local["slope"].dtype)
             local["slope"] = slope(loss, self.base, self.margin, self.tail)
 

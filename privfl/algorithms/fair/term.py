@@ -84,24 +84,24 @@ class RunningTERM(Algorithm):
 
     def start(self, parameters: Tensor) -> Tensors:
         none = torch.zeros((), dtype=torch.float64, device=parameters.device)
-        return {**super().start(parameters), SHARES: none.repeat(self.setting.clients), RUNNING: none}
+        return {**super().start(parameters), SHARES: none.repeat(self.context.clients), RUNNING: none}
 
     def hear(self, server: Tensors, losses: Tensor, round: Round) -> Tensors:
         """The weights of this round's members, from their ``losses`` [m], and the running mean that divides them."""
         tilted = self.t * losses.double()
         shares = (tilted - tilted.max()).exp()
-        times = round.factors.to(shares.device)
+        times = round.weights.to(shares.device)
         running = server[RUNNING] / 2 + (times @ shares) / times.sum() / 2
         weights = torch.zeros_like(server[SHARES])
         weights[round.members.to(weights.device)] = shares / (running * times.sum() ** 2)
         return {**server, SHARES: weights, RUNNING: running}
 
-    def decided(self, server: Tensors, clients: Tensor) -> Tensor:
+    def server_weights(self, server: Tensors, clients: Tensor) -> Tensor:
         return server[SHARES].cpu()[clients]
 
     def aggregate(self, server: Tensors, total: Tensors, round: Round, training: LocalTraining) -> Tensors:
         step = self.server_learning_rate * total["update"]
         return {**server, "parameters": server["parameters"] + step}
 
-    def measures(self, server: Tensors) -> dict[str, float]:
+    def server_metrics(self, server: Tensors) -> dict[str, float]:
         return {RUNNING: float(server[RUNNING])}

@@ -118,10 +118,10 @@ def step_sizes(rounds: int, start: float, end: float, schedule: Schedule) -> Ten
     """
     if rounds < 1:
         raise ConfigError(f"a schedule of {rounds} rounds has no step; give rounds ≥ 1")
-    kept = cosine_decay(rounds)
+    client_state = cosine_decay(rounds)
     if schedule == "as-coded":
-        return start + (1 - kept[1:] / kept[:-1]) * (end - start)
-    return end + (start - end) * kept[1:]
+        return start + (1 - client_state[1:] / client_state[:-1]) * (end - start)
+    return end + (start - end) * client_state[1:]
 
 
 def langevin(

@@ -54,13 +54,13 @@ class FedCGAN(GenerativeFedAvg):
     latent: int = 100
 
     def networks(self) -> ConditionalAdversaries:
-        setting = self.setting
-        return ConditionalAdversaries(setting.input_shape, setting.classes, self.latent, self.hidden)
+        context = self.context
+        return ConditionalAdversaries(context.input_shape, context.classes, self.latent, self.hidden)
 
-    def draws(self) -> tuple[int, int]:
+    def random_numbers(self) -> tuple[int, int]:
         return 0, 2 * NOISE_ROWS * self.latent
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
         generator, discriminator = self.networks().parts(received["generator"])
         return {
             "parameters": received["parameters"],

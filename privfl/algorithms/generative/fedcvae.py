@@ -60,13 +60,13 @@ class FedCVAE(GenerativeFedAvg):
         check_number("fedcvae's beta", self.beta, 0)
 
     def networks(self) -> ConditionalAutoencoder:
-        setting = self.setting
-        return ConditionalAutoencoder(setting.input_shape, setting.classes, self.latent, self.hidden)
+        context = self.context
+        return ConditionalAutoencoder(context.input_shape, context.classes, self.latent, self.hidden)
 
-    def draws(self) -> tuple[int, int]:
+    def random_numbers(self) -> tuple[int, int]:
         return 0, NOISE_ROWS * self.latent
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
         return {"parameters": received["parameters"], **with_moments("generator", received["generator"])}
 
     def step(self, local: Tensors, received: Tensors, batch: Batch, client: Door, training: LocalTraining) -> None:

@@ -120,7 +120,7 @@ class FedEvg(Algorithm):
         object.__setattr__(self, "keeps", () if self.reinitialise else ("parameters",))
 
     def fields(self) -> tuple[Field, ...]:
-        images, pixels = self._images(), math.prod(self.setting.input_shape)
+        images, pixels = self._images(), math.prod(self.context.input_shape)
         if self.weighting == "exact":
             return (Field("gradient", "each", shape=(images, pixels)), Field("energy", "each", shape=(images,)))
         return (Field("update", shape=(images, pixels + 1)),)
@@ -130,29 +130,29 @@ class FedEvg(Algorithm):
 
     def start(self, parameters: Tensor) -> Tensors:
         """Equation (7): x̃ ~ N(0, I), unclipped, with as many images of every class, in the order of the classes."""
-        shape = (self._images(), *self.setting.input_shape)
-        generator = torch_stream(self.setting.seed, "fedevg-images")
+        shape = (self._images(), *self.context.input_shape)
+        generator = torch_stream(self.context.seed, "fedevg-images")
         return {
             "parameters": parameters.clone(),
             "images": torch.randn(shape, generator=generator, dtype=parameters.dtype).to(parameters.device),
-            "labels": torch.arange(self.setting.classes, device=parameters.device).repeat_interleave(
+            "labels": torch.arange(self.context.classes, device=parameters.device).repeat_interleave(
                 self.samples_per_class
             ),
             "pull": torch.zeros((), dtype=torch.float64),
         }
 
-    def turn(self, server: Tensors, number: int) -> Tensors:
-        return {**server, "parameters": self.setting.fresh(self.name, number)} if self.reinitialise else server
+    def begin_round(self, server: Tensors, number: int) -> Tensors:
+        return {**server, "parameters": self.context.fresh(self.name, number)} if self.reinitialise else server
 
     def broadcast(self, server: Tensors) -> Tensors:
         return {name: server[name] for name in ("parameters", "images", "labels")}
 
-    def draws(self) -> tuple[int, int]:
+    def random_numbers(self) -> tuple[int, int]:
         """Uniform numbers that order the images, and normal ones for the chain's noise (for ``|I| = N`` at most)."""
-        return self._images(), self.chain_steps * self._images() * math.prod(self.setting.input_shape)
+        return self._images(), self.chain_steps * self._images() * math.prod(self.context.input_shape)
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
-        parameters, images = kept.get("parameters", received["parameters"]), received["images"]
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
+        parameters, images = client_state.get("parameters", received["parameters"]), received["images"]
         return {
             "parameters": parameters,
             "first_moment": torch.zeros_like(parameters),
@@ -169,7 +169,7 @@ class FedEvg(Algorithm):
         negatives = self._advance(local, chosen, labels, batch, client)
         synthetic = partial(synthetic_loss, gamma=self.gamma, penalty=self.energy_penalty)
         given = {"images": received["images"][chosen], "negatives": negatives, "labels": labels}
-        free = client.free_gradient(synthetic, local["parameters"], given) / len(chosen)
+        free = client.data_free_gradient(synthetic, local["parameters"], given) / len(chosen)
         real = partial(real_loss, penalty=self.energy_penalty)
         adam(local, client.gradient(real, local["parameters"], batch).add_(free), training)
 
@@ -179,7 +179,7 @@ class FedEvg(Algorithm):
         noise = batch.normal.view(self.chain_steps, *local["chain"].shape)[:, : len(chosen)]
         for number in range(self.chain_steps):
             given = {"points": points, "labels": labels}
-            gradient = client.free_gradient(joint_energy, local["parameters"], given, wrt="points")
+            gradient = client.data_free_gradient(joint_energy, local["parameters"], given, wrt="points")
             points = chain_step(
                 points, gradient, noise[number], step=self.chain_step_size, deviation=self.chain_noise, clip=self.clip
             )
@@ -195,9 +195,9 @@ class FedEvg(Algorithm):
         gradients, energies = [], []
         for points, labels in zip(*pieces, strict=True):
             given = {"points": points, "labels": labels}
-            gradient = client.free_gradient(joint_energy, local["parameters"], given, wrt="points")
+            gradient = client.data_free_gradient(joint_energy, local["parameters"], given, wrt="points")
             gradients.append(gradient.flatten(1).clamp(-self.clip, self.clip))
-            energies.append(client.free_value(joint_energy, local["parameters"], given))
+            energies.append(client.data_free_value(joint_energy, local["parameters"], given))
         local["gradient"], local["energy"] = torch.cat(gradients), torch.cat(energies)
 
     def finish(self, local: Tensors, received: Tensors, training: LocalTraining) -> Tensors:
@@ -212,10 +212,10 @@ class FedEvg(Algorithm):
             return server
         images = server["images"]
         if self.weighting == "exact":
-            pull = mixed(total["gradient"], shares(total["energy"], round.factors.to(images.device), "exact"))
+            pull = mixed(total["gradient"], shares(total["energy"], round.weights.to(images.device), "exact"))
         else:
             pull = from_sums(total["update"], round.weight)
-        rounds = max(self.setting.rounds, round.number + 1)
+        rounds = max(self.context.rounds, round.number + 1)
         steps = step_sizes(rounds, self.step_size, self.last_step_size, self.schedule)
         noise = torch.randn(images.shape, generator=round.generator, dtype=images.dtype).to(images.device)
         moved = langevin(
@@ -229,25 +229,25 @@ class FedEvg(Algorithm):
         )
         return {**server, "images": moved, "pull": pull.norm(dim=1).mean().double().cpu()}
 
-    def measures(self, server: Tensors) -> dict[str, float]:
+    def server_metrics(self, server: Tensors) -> dict[str, float]:
         """The part of the pixels that lie on a bound, and the mean norm of the last G_n."""
         saturated = saturation(server["images"], self.low, self.high)
         return {"saturated_pixels": float(saturated), "pull_norm": float(server["pull"])}
 
-    def evaluated(self, server: Tensors) -> Tensor:
+    def eval_parameters(self, server: Tensors) -> Tensor:
         """A classifier that is trained on the synthetic set: equation (12) as far as the server can go."""
-        setting = self.setting
+        context = self.context
         return train_classifier(
-            setting.network(),
-            setting.fresh("fedevg-classifier", 0),
+            context.network(),
+            context.fresh("fedevg-classifier", 0),
             server["images"],
             server["labels"],
             epochs=self.classifier_epochs,
-            seed=setting.seed,
+            seed=context.seed,
         )
 
     def _images(self) -> int:
-        return self.setting.classes * self.samples_per_class
+        return self.context.classes * self.samples_per_class
 
 
 def adam(local: Tensors, gradient: Tensor, training: LocalTraining) -> None:

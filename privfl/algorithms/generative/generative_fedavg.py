@@ -71,11 +71,11 @@ class GenerativeFedAvg(FedAvg, ABC):
         return (Field("update", shape=(self.networks().size,)),)
 
     def start(self, parameters: Tensor) -> Tensors:
-        setting, dtype, device = self.setting, parameters.dtype, parameters.device
-        generator = self.networks().new(torch_stream(setting.seed, f"{self.name}-networks"), dtype).to(device)
-        labels = torch.arange(setting.classes, device=device).repeat_interleave(self.samples_per_class)
+        context, dtype, device = self.context, parameters.dtype, parameters.device
+        generator = self.networks().new(torch_stream(context.seed, f"{self.name}-networks"), dtype).to(device)
+        labels = torch.arange(context.classes, device=device).repeat_interleave(self.samples_per_class)
         shape = (len(labels), self.latent)
-        noise = torch.randn(shape, generator=torch_stream(setting.seed, f"{self.name}-set"), dtype=dtype).to(device)
+        noise = torch.randn(shape, generator=torch_stream(context.seed, f"{self.name}-set"), dtype=dtype).to(device)
         return {
             "parameters": parameters.clone(),
             "generator": generator,
@@ -94,16 +94,16 @@ class GenerativeFedAvg(FedAvg, ABC):
         averaged = super().aggregate({"parameters": server["generator"]}, total, round, training)["parameters"]
         return {**server, "generator": averaged, "images": self.drawn(averaged, server["noise"], server["labels"])}
 
-    def evaluated(self, server: Tensors) -> Tensor:
+    def eval_parameters(self, server: Tensors) -> Tensor:
         """The task's model, trained by the server on the synthetic set from fresh parameters."""
-        setting = self.setting
+        context = self.context
         return train_classifier(
-            setting.network(),
-            setting.fresh(f"{self.name}-classifier", 0),
+            context.network(),
+            context.fresh(f"{self.name}-classifier", 0),
             server["images"],
             server["labels"],
             epochs=self.classifier_epochs,
-            seed=setting.seed,
+            seed=context.seed,
         )
 
     def synthesise(self, server: Tensors, labels: Tensor, seed: int = 0) -> Tensor:
@@ -112,7 +112,7 @@ class GenerativeFedAvg(FedAvg, ABC):
         Raises:
             ConfigError: there is no such class.
         """
-        classes, generator = self.setting.classes, server["generator"]
+        classes, generator = self.context.classes, server["generator"]
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
             raise ConfigError(
                 f"labels lie between {int(labels.min())} and {int(labels.max())}; give classes from 0 to {classes - 1}"
@@ -126,11 +126,11 @@ class GenerativeFedAvg(FedAvg, ABC):
         with torch.no_grad():
             logits = self.networks().generate(generator, noise, self.kinds(labels, noise.dtype))
             pixels = self.low + (self.high - self.low) * logits.sigmoid()
-        return pixels.view(-1, *self.setting.input_shape)
+        return pixels.view(-1, *self.context.input_shape)
 
     def kinds(self, labels: Tensor, dtype: torch.dtype) -> Tensor:
         """One-hot rows [n, classes] of ``labels`` [n]."""
-        return F.one_hot(labels, self.setting.classes).to(dtype)
+        return F.one_hot(labels, self.context.classes).to(dtype)
 
     def pixels(self, inputs: Tensor) -> Tensor:
         """``inputs`` [B, ...] as rows [B, D] in [0, 1]."""

@@ -34,14 +34,14 @@ class BalancedFedAvg(FedAvg):
             "rebafl with mu = 0 and epsilon > 0"
         )
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
-        local = super().begin(received, kept, training)
-        return {**local, "log_prior": received["parameters"].new_zeros(self.setting.classes)}
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
+        local = super().begin(received, client_state, training)
+        return {**local, "log_prior": received["parameters"].new_zeros(self.context.classes)}
 
     def prepare(
         self, local: Tensors, received: Tensors, everything: Batch, client: Door, training: LocalTraining
     ) -> None:
-        statistic = partial(label_counts, classes=self.setting.classes)
+        statistic = partial(label_counts, classes=self.context.classes)
         counts: Tensor = client.total(statistic, local["parameters"], everything, name="label_prior")
         local["log_prior"] = torch.log(smoothed_prior(counts, 0.0)).to(local["log_prior"].dtype)
 

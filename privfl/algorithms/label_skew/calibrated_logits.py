@@ -35,9 +35,9 @@ class CalibratedFedAvg(FedAvg):
         """a and b [C] for label counts ``counts`` [C], which may be noisy and so negative; here those of FedAvg."""
         return torch.ones_like(counts), torch.zeros_like(counts)
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
-        local = super().begin(received, kept, training)
-        zeros = received["parameters"].new_zeros(self.setting.classes)
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
+        local = super().begin(received, client_state, training)
+        zeros = received["parameters"].new_zeros(self.context.classes)
         return {**local, "factor": zeros + 1, "shift": zeros}
 
     def prepare(
@@ -45,7 +45,7 @@ class CalibratedFedAvg(FedAvg):
     ) -> None:
         if not self.statistics:  # a total that changes nothing must cost nothing
             return
-        statistic = partial(label_counts, classes=self.setting.classes)
+        statistic = partial(label_counts, classes=self.context.classes)
         counts = client.total(statistic, local["parameters"], everything, name=LABELS)
         kind = local["shift"].dtype
         local["factor"], local["shift"] = (part.to(kind) for part in self.calibration(counts))

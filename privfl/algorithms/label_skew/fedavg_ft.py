@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from privfl.algorithms.base import Round, Tensors
 from privfl.algorithms.fedavg import FedAvg
 from privfl.errors import ConfigError
-from privfl.federation.context import Setting
+from privfl.federation.context import RunContext
 from privfl.models.flat_network import flatten
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.validation import check_count, check_number
@@ -66,9 +66,9 @@ class FedAvgFT(FedAvg):
         check_number("fedavg-ft's weight_decay", self.weight_decay, 0)
         check_number("fedavg-ft's momentum", self.momentum, 0, 1, below=True)
 
-    def on(self, setting: Setting) -> Self:
-        bound = super().on(setting)
-        object.__setattr__(bound, "own", own := _load(self.images, setting) if self.images else None)
+    def bind(self, context: RunContext) -> Self:
+        bound = super().bind(context)
+        object.__setattr__(bound, "own", own := _load(self.images, context) if self.images else None)
         if own is not None:
             content = b"".join(part.cpu().numpy().tobytes() for part in own)
             object.__setattr__(bound, "digest", torch.tensor([*hashlib.sha256(content).digest()], dtype=torch.uint8))
@@ -78,7 +78,7 @@ class FedAvgFT(FedAvg):
         server = super().start(parameters)
         return server if self.own is None else {**server, "images": self.digest}
 
-    def turn(self, server: Tensors, number: int) -> Tensors:
+    def begin_round(self, server: Tensors, number: int) -> Tensors:
         if self.own is not None and not torch.equal(server["images"].cpu(), self.digest):
             raise ConfigError(
                 f"fedavg-ft's '{self.images}' holds other images than when this run began; restore the file, or start "
@@ -96,7 +96,7 @@ class FedAvgFT(FedAvg):
         self, parameters: Tensor, images: Tensor, labels: Tensor, batch_size: int, generator: torch.Generator
     ) -> Tensor:
         """``parameters`` [size] with the head after ``epochs`` of SGD on ``images`` [N, ...] and ``labels`` [N]."""
-        network = self.setting.network()
+        network = self.context.network()
         nn.utils.vector_to_parameters(parameters.clone(), network.parameters())
         head: nn.Module = network.head  # type: ignore[assignment]
         with torch.no_grad():
@@ -119,13 +119,13 @@ class FedAvgFT(FedAvg):
         return ["fedavg-ft had no images of its own to tune the head with, so this was FedAvg; set algorithm.images"]
 
 
-def _load(path: str, setting: Setting) -> tuple[Tensor, Tensor]:
+def _load(path: str, context: RunContext) -> tuple[Tensor, Tensor]:
     """The server's images and labels for the network of ``setting``, on its device.
 
     Raises:
         ConfigError: the network has no head, or the file cannot be read or does not fit the task.
     """
-    _ = setting.head
+    _ = context.head
     try:
         with np.load(path, allow_pickle=False) as arrays:
             images, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])
@@ -134,23 +134,23 @@ def _load(path: str, setting: Setting) -> tuple[Tensor, Tensor]:
             f"fedavg-ft cannot read its images from '{path}' ({error}); give an .npz file with the arrays images and "
             "labels"
         ) from error
-    if tuple(images.shape[1:]) != setting.input_shape or labels.shape != images.shape[:1]:
+    if tuple(images.shape[1:]) != context.input_shape or labels.shape != images.shape[:1]:
         raise ConfigError(
             f"fedavg-ft's '{path}' holds images {tuple(images.shape)} and labels {tuple(labels.shape)}; give images "
-            f"[N, {', '.join(map(str, setting.input_shape))}] with one label each"
+            f"[N, {', '.join(map(str, context.input_shape))}] with one label each"
         )
-    wrong = (labels < 0) | (labels >= setting.classes) | (labels != labels.long())
-    counts = torch.bincount(labels[~wrong].long(), minlength=setting.classes)
+    wrong = (labels < 0) | (labels >= context.classes) | (labels != labels.long())
+    counts = torch.bincount(labels[~wrong].long(), minlength=context.classes)
     if bool(wrong.any()) or int(counts.min()) != int(counts.max()) or not len(labels):
         raise ConfigError(
             f"fedavg-ft's '{path}' holds {int(counts.min())} to {int(counts.max())} images of each of the "
-            f"{setting.classes} classes and {int(wrong.sum())} of others; give equally many of each class"
+            f"{context.classes} classes and {int(wrong.sum())} of others; give equally many of each class"
         )
     if not bool(torch.isfinite(images).all()):
         raise ConfigError(f"fedavg-ft's '{path}' holds values that are not finite; replace them by a fixed value")
-    network = setting.network()
+    network = context.network()
     kind = next(network.parameters()).dtype if images.is_floating_point() else torch.int64
-    images = images.to(setting.device, kind)
+    images = images.to(context.device, kind)
     try:
         with torch.no_grad():
             network.features(images)  # type: ignore[operator]
@@ -159,4 +159,4 @@ def _load(path: str, setting: Setting) -> tuple[Tensor, Tensor]:
             f"fedavg-ft's '{path}' holds images that the network cannot read ({str(error).splitlines()[0]}); give "
             "floating-point images, or int64 token ids, scaled as the clients' are"
         ) from error
-    return images, labels.to(setting.device, torch.int64)
+    return images, labels.to(context.device, torch.int64)

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from privfl.algorithms.base import Tensors, descend
 from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.label_skew.calibrated_logits import rewritten
-from privfl.federation.context import Setting
+from privfl.federation.context import RunContext
 from privfl.models.flat_network import flatten
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
@@ -62,8 +62,8 @@ class MOON(FedAvg):
         check_number("moon's mu", self.mu, 0)
         check_number("moon's temperature", self.temperature, 0, above=True)
 
-    def on(self, setting: Setting) -> Self:
-        bound = super().on(setting)
+    def bind(self, context: RunContext) -> Self:
+        bound = super().bind(context)
         bound.__dict__.pop("frozen", None)  # anew for this run, and now: threads must not make two of it
         bound.frozen.check()
         return bound
@@ -71,16 +71,16 @@ class MOON(FedAvg):
     @cached_property
     def frozen(self) -> FrozenFeatures:
         """Features of models that are not in training."""
-        return FrozenFeatures(self.setting)
+        return FrozenFeatures(self.context)
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
         self.frozen.here()
-        local = super().begin(received, kept, training)
-        previous, weight = kept.get("parameters"), self.mu
+        local = super().begin(received, client_state, training)
+        previous, weight = client_state.get("parameters"), self.mu
         if previous is None:
             previous, weight = received["parameters"], 0.0
             if self.first == "initial":
-                previous, weight = flatten(self.setting.network()), self.mu
+                previous, weight = flatten(self.context.network()), self.mu
         return {**local, "previous": previous, "weight": received["parameters"].new_tensor(weight)}
 
     def step(self, local: Tensors, received: Tensors, batch: Batch, client: Door, training: LocalTraining) -> None:
@@ -126,9 +126,9 @@ class FrozenFeatures(threading.local):
     own; it has no part in what an engine does with the one it trains.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, context: RunContext) -> None:
         """Called anew in every thread that uses the object."""
-        self._setting = setting
+        self._setting = context
         self._extractor: _Extractor | None = None
 
     def check(self) -> None:

@@ -123,7 +123,7 @@ class ReBaFL(FedAvg):
     def fields(self) -> tuple[Field, ...]:
         if not self.augments:
             return (Field("update"),)
-        classes, width = self.setting.classes, self.setting.feature_dim
+        classes, width = self.context.classes, self.context.feature_dim
         return (
             Field("update"),
             Field("prototype_sums", shape=(classes, width), weighted=False),
@@ -134,7 +134,7 @@ class ReBaFL(FedAvg):
         server = super().start(parameters)
         if not self.augments:
             return server
-        classes, width = self.setting.classes, self.setting.feature_dim
+        classes, width = self.context.classes, self.context.feature_dim
         known = torch.zeros(classes, dtype=torch.bool, device=parameters.device)
         return {**server, "prototypes": parameters.new_zeros(classes, width), "known": known}
 
@@ -142,14 +142,14 @@ class ReBaFL(FedAvg):
         names = ("parameters", "prototypes", "known") if self.augments else ("parameters",)
         return {name: server[name] for name in names}
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
-        local = super().begin(received, kept, training)
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
+        local = super().begin(received, client_state, training)
         zeros = received["parameters"].new_zeros
-        local["log_prior"] = zeros(self.setting.classes)
+        local["log_prior"] = zeros(self.context.classes)
         if self.augments:
             local["prototypes"], local["known"] = received["prototypes"], received["known"]
             local["weight"] = zeros(())
-            local["sums"], local["counts"] = torch.zeros_like(received["prototypes"]), zeros(self.setting.classes)
+            local["sums"], local["counts"] = torch.zeros_like(received["prototypes"]), zeros(self.context.classes)
         return local
 
     def prepare(
@@ -157,7 +157,7 @@ class ReBaFL(FedAvg):
     ) -> None:
         """The smoothed label prior (2), and which prototypes serve in this round, and whether they do (10)."""
         if "label_prior" in self.statistics:
-            statistic = partial(label_counts, classes=self.setting.classes)
+            statistic = partial(label_counts, classes=self.context.classes)
             counts = client.total(statistic, local["parameters"], everything, name="label_prior")
             local["log_prior"] = smoothed_prior(counts, self.epsilon).log().to(local["log_prior"].dtype)
         if not self.augments:
@@ -167,7 +167,7 @@ class ReBaFL(FedAvg):
             on = on & ((counts > 0).sum() > 1)
         local["weight"] = self.mu * on.to(local["weight"].dtype)
         if self.proto_source == "paper":
-            total = client.total(partial(class_features, classes=self.setting.classes), local["parameters"], everything)
+            total = client.total(partial(class_features, classes=self.context.classes), local["parameters"], everything)
             local["prototypes"], local["known"] = overridden(
                 received["prototypes"], received["known"], *split_total(total)
             )
@@ -187,7 +187,7 @@ class ReBaFL(FedAvg):
         """Sums of features and counts by class, with the trained extractor (11)."""
         if not self.augments:
             return
-        statistic = partial(class_features, classes=self.setting.classes, feature_norm=self.feature_norm)
+        statistic = partial(class_features, classes=self.context.classes, feature_norm=self.feature_norm)
         total = client.total(statistic, local["parameters"], everything, name="prototypes")
         sums, counts = withhold(*split_total(total, self.feature_norm), self.n_min)
         if self.proto_source == "code":
@@ -215,7 +215,7 @@ class ReBaFL(FedAvg):
         )
         return {**after, "prototypes": prototypes, "known": known}
 
-    def measures(self, server: Tensors) -> dict[str, float]:
+    def server_metrics(self, server: Tensors) -> dict[str, float]:
         return {"known_prototypes": float(server["known"].sum())} if self.augments else {}
 
     @coupled
@@ -234,7 +234,7 @@ class ReBaFL(FedAvg):
         """Equation (9) as one term per row [B], whose mean over the rows that are ``present`` is the objective."""
         features: Tensor = network.features(inputs)  # type: ignore[operator]
         augmented = augment(features, targets, prototypes, known, present, scale=self.lam, missing=self.aug_missing)
-        prior = augmented_prior(augmented, self.setting.classes, self.epsilon)
+        prior = augmented_prior(augmented, self.context.classes, self.epsilon)
         own, moved = network.head(features), network.head(augmented.features)  # type: ignore[operator]
         terms = balanced_cross_entropy(moved, augmented.labels, prior.log())
         used = augmented.used.sum().clamp_min(1).to(features.dtype)

@@ -52,9 +52,11 @@ class APFL(WithOwnModel):
         check_number("apfl's alpha", self.alpha, 0, 1)
         check_number("apfl's alpha_decay", self.alpha_decay, 0)
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
-        local = super().begin(received, kept, training)
-        local["alpha"] = kept["alpha"] if "alpha" in kept else received["parameters"].new_tensor(self.alpha)
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
+        local = super().begin(received, client_state, training)
+        local["alpha"] = (
+            client_state["alpha"] if "alpha" in client_state else received["parameters"].new_tensor(self.alpha)
+        )
         return local
 
     def step(self, local: Tensors, received: Tensors, batch: Batch, client: Door, training: LocalTraining) -> None:
@@ -67,8 +69,8 @@ class APFL(WithOwnModel):
             step = training.learning_rate * torch.where(slope.isfinite(), slope, 0.0)  # w_k may be broken, not α
             local["alpha"] = (alpha - step).clamp(0, 1)
 
-    def personal(self, server: Tensors, kept: Tensors) -> dict[str, Tensor]:
+    def personal(self, server: Tensors, client_state: Tensors) -> dict[str, Tensor]:
         """v̄ of the client's v and α and the server's model; the server's alone for a client that never took part."""
-        if "personal" not in kept:
-            return super().personal(server, kept)
-        return {"personal": mix(server["parameters"], kept["personal"], kept["alpha"])}
+        if "personal" not in client_state:
+            return super().personal(server, client_state)
+        return {"personal": mix(server["parameters"], client_state["personal"], client_state["alpha"])}

@@ -47,10 +47,10 @@ class FedBABU(PartialUpload):
         object.__setattr__(self, "keeps", ("personal",) if self.finetune_steps else ())
 
     def part(self) -> Tensor:
-        return ~self.setting.head
+        return ~self.context.head
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
-        local = super().begin(received, kept, training)
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
+        local = super().begin(received, client_state, training)
         if self.finetune_steps:
             local["personal"] = received["parameters"].clone()
             if training.momentum:
@@ -67,11 +67,11 @@ class FedBABU(PartialUpload):
         body = self.shared
         tuned = {"full": torch.ones_like(body), "head": ~body, "body": body}[self.finetune]
         for _ in range(self.finetune_steps):
-            gradient = client.kept_gradient(client.loss, local["personal"], everything)
+            gradient = client.local_only_gradient(client.loss, local["personal"], everything)
             slot = {"parameters": local["personal"]}
             if training.momentum:
                 slot["momentum"] = local["personal_momentum"]
             descend_part(slot, gradient, tuned, training)
 
-    def personal(self, server: Tensors, kept: Tensors) -> dict[str, Tensor]:
-        return {"personal": kept.get("personal", server["parameters"])} if self.finetune_steps else {}
+    def personal(self, server: Tensors, client_state: Tensors) -> dict[str, Tensor]:
+        return {"personal": client_state.get("personal", server["parameters"])} if self.finetune_steps else {}

@@ -33,4 +33,4 @@ class FedPer(Split):
         check_layers(f"{self.name}'s personal_layers", self.personal_layers)
 
     def part(self) -> Tensor:
-        return ~last_layers(self.setting, self.personal_layers, f"{self.name}'s personal_layers")
+        return ~last_layers(self.context, self.personal_layers, f"{self.name}'s personal_layers")

@@ -47,7 +47,7 @@ class FedRep(Split):
         check_layers("fedrep's personal_layers", self.personal_layers)
 
     def part(self) -> Tensor:
-        return ~last_layers(self.setting, self.personal_layers, "fedrep's personal_layers")
+        return ~last_layers(self.context, self.personal_layers, "fedrep's personal_layers")
 
     def plan(self, usual: Plan, received: Tensors) -> Plan:
         if isinstance(usual, Poisson):

@@ -37,4 +37,4 @@ class LGFedAvg(Split):
         check_layers(f"{self.name}'s shared_layers", self.shared_layers)
 
     def part(self) -> Tensor:
-        return last_layers(self.setting, self.shared_layers, f"{self.name}'s shared_layers")
+        return last_layers(self.context, self.shared_layers, f"{self.name}'s shared_layers")

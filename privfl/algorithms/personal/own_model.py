@@ -26,16 +26,16 @@ class WithOwnModel(FedAvg):
 
     keeps: ClassVar[tuple[str, ...]] = ("personal",)
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
-        local = super().begin(received, kept, training)
-        local["personal"] = kept["personal"] if "personal" in kept else flatten(self.setting.network())
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
+        local = super().begin(received, client_state, training)
+        local["personal"] = client_state["personal"] if "personal" in client_state else flatten(self.context.network())
         if training.momentum:
             local["personal_momentum"] = torch.zeros_like(local["personal"])
         return local
 
     def own_gradient(self, parameters: Tensor, batch: Batch, client: Door) -> Tensor:
         """Gradient [size] of the loss at ``parameters`` that stays with the client; 0 if it is not finite."""
-        gradient = client.kept_gradient(client.loss, parameters, batch)
+        gradient = client.local_only_gradient(client.loss, parameters, batch)
         return torch.where(gradient.isfinite().all(), gradient, 0.0)
 
     def descend_own(self, local: Tensors, gradient: Tensor, training: LocalTraining) -> None:
@@ -45,6 +45,6 @@ class WithOwnModel(FedAvg):
             own["momentum"] = local["personal_momentum"]
         descend(own, gradient, training)
 
-    def personal(self, server: Tensors, kept: Tensors) -> dict[str, Tensor]:
+    def personal(self, server: Tensors, client_state: Tensors) -> dict[str, Tensor]:
         """The client's own model; the server's for a client that never took part."""
-        return {"personal": kept.get("personal", server["parameters"])}
+        return {"personal": client_state.get("personal", server["parameters"])}

@@ -17,7 +17,7 @@ from torch import Tensor
 from privfl.algorithms.base import Round, Tensors
 from privfl.algorithms.fedavg import FedAvg
 from privfl.errors import ConfigError
-from privfl.federation.context import Setting
+from privfl.federation.context import RunContext
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.validation import check_count
@@ -34,8 +34,8 @@ class PartialUpload(FedAvg, ABC):
     def part(self) -> Tensor:
         """Which parameters are uploaded and averaged, bool [size]; it follows from public facts alone."""
 
-    def on(self, setting: Setting) -> Self:
-        bound = super().on(setting)
+    def bind(self, context: RunContext) -> Self:
+        bound = super().bind(context)
         for name in ("shared", "places"):  # anew for this run, and now: inside a stack no network can be built
             bound.__dict__.pop(name, None)
             getattr(bound, name)
@@ -84,19 +84,21 @@ class Split(PartialUpload):
     keeps: ClassVar[tuple[str, ...]] = ("parameters",)
     ensemble: ClassVar[bool] = True
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
-        return super().begin({**received, "parameters": self.joined(received, kept)}, kept, training)
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
+        return super().begin({**received, "parameters": self.joined(received, client_state)}, client_state, training)
 
-    def personal(self, server: Tensors, kept: Tensors) -> dict[str, Tensor]:
-        return {"personal": self.joined(server, kept)}
+    def personal(self, server: Tensors, client_state: Tensors) -> dict[str, Tensor]:
+        return {"personal": self.joined(server, client_state)}
 
-    def joined(self, server: Tensors, kept: Tensors) -> Tensor:
+    def joined(self, server: Tensors, client_state: Tensors) -> Tensor:
         """A client's model [size]: the shared part as the server has it, and the client's own private part."""
         current = server["parameters"]
-        return torch.where(self.shared, current, kept["parameters"]) if "parameters" in kept else current
+        return (
+            torch.where(self.shared, current, client_state["parameters"]) if "parameters" in client_state else current
+        )
 
 
-def last_layers(setting: Setting, count: int | None, asked_by: str) -> Tensor:
+def last_layers(context: RunContext, count: int | None, asked_by: str) -> Tensor:
     """Which parameters belong to the model's last ``count`` layers, bool [size]; ``None``: to its head.
 
     A layer is a module with parameters of its own, in the model's order; a normalisation layer counts as one.
@@ -110,14 +112,14 @@ def last_layers(setting: Setting, count: int | None, asked_by: str) -> Tensor:
         ConfigError: the model has no head, or not that many layers.
     """
     if count is None:
-        return setting.head
-    layers = int(setting.blocks.max()) + 1
+        return context.head
+    layers = int(context.blocks.max()) + 1
     if count >= layers:
         raise ConfigError(
             f"{asked_by} is {count}, but of the model's {layers} layers at least one must be left; give fewer, or use "
             "fedavg to share all layers and local to share none"
         )
-    return setting.blocks >= layers - count
+    return context.blocks >= layers - count
 
 
 def check_layers(name: str, count: int | None) -> None:

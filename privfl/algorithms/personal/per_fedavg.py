@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from privfl.algorithms.base import Tensors, descend
 from privfl.algorithms.fedavg import FedAvg
 from privfl.errors import ConfigError
-from privfl.federation.context import Setting
+from privfl.federation.context import RunContext
 from privfl.privacy.door.batch_plans import LocalTraining, Plan, Poisson
 from privfl.privacy.door.contract import Batch, Door
 from privfl.validation import check_count, check_number
@@ -70,9 +70,9 @@ class PerFedAvg(FedAvg):
         """Batches of one local step."""
         return 2 if self.form == "first-order" else 3
 
-    def on(self, setting: Setting) -> Self:
-        bound = super().on(setting)
-        if self.form == "hessian-free" and any(map(_drops, setting.network().modules())):
+    def bind(self, context: RunContext) -> Self:
+        bound = super().bind(context)
+        if self.form == "hessian-free" and any(map(_drops, context.network().modules())):
             raise ConfigError(
                 "per-fedavg's hessian-free form subtracts two gradients whose drop-out masks would differ; use form = "
                 "'first-order', or a model without drop-out"
@@ -93,8 +93,8 @@ class PerFedAvg(FedAvg):
         steps = None if usual.steps is None else self.batches * usual.steps
         return replace(usual, epochs=self.batches * usual.epochs, steps=steps)
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
-        local = super().begin(received, kept, training)
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
+        local = super().begin(received, client_state, training)
         start = received["parameters"]
         local |= {"turn": start.new_zeros(()), "adapted": start.clone(), "personal": start.clone()}
         if self.form == "hessian-free":
@@ -132,12 +132,12 @@ class PerFedAvg(FedAvg):
     ) -> None:
         own = received["parameters"]
         for _ in range(self.adaptation_steps):
-            own = own - self.inner_learning_rate * client.kept_gradient(client.loss, own, everything)
+            own = own - self.inner_learning_rate * client.local_only_gradient(client.loss, own, everything)
         local["personal"] = own
 
-    def personal(self, server: Tensors, kept: Tensors) -> dict[str, Tensor]:
+    def personal(self, server: Tensors, client_state: Tensors) -> dict[str, Tensor]:
         """The received model after its steps; the server's model for a client that never took part."""
-        return {"personal": kept.get("personal", server["parameters"])}
+        return {"personal": client_state.get("personal", server["parameters"])}
 
 
 def _drops(module: nn.Module) -> bool:

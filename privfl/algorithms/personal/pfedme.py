@@ -66,8 +66,8 @@ class PFedMe(FedAvg):
             "personal_steps = 1"
         )
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
-        local = super().begin(received, kept, training)
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
+        local = super().begin(received, client_state, training)
         return {**local, "theta": received["parameters"].clone()}
 
     def step(self, local: Tensors, received: Tensors, batch: Batch, client: Door, training: LocalTraining) -> None:
@@ -80,6 +80,6 @@ class PFedMe(FedAvg):
         local["theta"] = theta
         descend(local, self.proximal_weight * (near - theta), training)
 
-    def personal(self, server: Tensors, kept: Tensors) -> dict[str, Tensor]:
+    def personal(self, server: Tensors, client_state: Tensors) -> dict[str, Tensor]:
         """The client's θ; the server's model for a client that never took part."""
-        return {"personal": kept.get("theta", server["parameters"])}
+        return {"personal": client_state.get("theta", server["parameters"])}

@@ -14,7 +14,7 @@ from privfl.algorithms.base import Tensors
 from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.personal.interpolation import mix, norm_proximity_gradient, random_parameters
 from privfl.algorithms.personal.superfed_steps import Pull, Regularisers, descend_both, mixture
-from privfl.federation.context import Setting
+from privfl.federation.context import RunContext
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
 from privfl.validation import check_number
@@ -82,25 +82,25 @@ class SuPerFed(FedAvg):
         """L: as given, or the paper's usual one for the mode."""
         return {"mm": 0.4, "lm": 0.6}[self.mode] if self.start_fraction is None else self.start_fraction
 
-    def on(self, setting: Setting) -> Self:
-        bound = super().on(setting)
+    def bind(self, context: RunContext) -> Self:
+        bound = super().bind(context)
         for name in ("layer_sizes", "drawn"):  # anew for this run, and now: inside a stack nothing can be initialised
             bound.__dict__.pop(name, None)
             getattr(bound, name)
         return bound
 
     def start(self, parameters: Tensor) -> Tensors:
-        return self.turn(super().start(parameters), 0)
+        return self.begin_round(super().start(parameters), 0)
 
-    def turn(self, server: Tensors, number: int) -> Tensors:
+    def begin_round(self, server: Tensors, number: int) -> Tensors:
         """Phase II begins with round ⌊L·R⌋ (from 0); from then on the broadcast says ``mixing``."""
-        first = math.floor(self.begins * self.setting.rounds + 1e-9)  # 0.29·100 is 28.999…
+        first = math.floor(self.begins * self.context.rounds + 1e-9)  # 0.29·100 is 28.999…
         return server if number < first else {**server, "mixing": torch.ones((), device=server["parameters"].device)}
 
     def broadcast(self, server: Tensors) -> Tensors:
         return {name: server[name] for name in ("parameters", "mixing") if name in server}
 
-    def measures(self, server: Tensors) -> dict[str, float]:
+    def server_metrics(self, server: Tensors) -> dict[str, float]:
         return {"phase": 2.0 if "mixing" in server else 1.0}
 
     def warnings(self, server: Tensors) -> list[str]:
@@ -108,19 +108,19 @@ class SuPerFed(FedAvg):
             return []
         return ["superfed never mixed, so personal end points are untrained; lower start_fraction or add rounds"]
 
-    def draws(self) -> tuple[int, int]:
+    def random_numbers(self) -> tuple[int, int]:
         return (1 if self.mode == "mm" else len(self.layer_sizes)), 0
 
-    def initial_kept(self, client: int) -> Tensors:
-        return {"personal": self.setting.fresh("personal", client)}
+    def initial_client_state(self, client: int) -> Tensors:
+        return {"personal": self.context.fresh("personal", client)}
 
-    def begin(self, received: Tensors, kept: Tensors, training: LocalTraining) -> Tensors:
-        local = super().begin(received, kept, training)
-        local["personal"] = kept["personal"]
+    def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
+        local = super().begin(received, client_state, training)
+        local["personal"] = client_state["personal"]
         if "mixing" in received:
-            local["personal"] = kept["personal"].clone()
+            local["personal"] = client_state["personal"].clone()
             if training.momentum:
-                local["personal_momentum"] = torch.zeros_like(kept["personal"])
+                local["personal_momentum"] = torch.zeros_like(client_state["personal"])
         return local
 
     def step(self, local: Tensors, received: Tensors, batch: Batch, client: Door, training: LocalTraining) -> None:
@@ -144,28 +144,28 @@ class SuPerFed(FedAvg):
             return None
         if self.prox == "squared":
             return Pull(2 * self.mu, -2 * self.mu, anchor)
-        return Pull(0.0, self.mu, norm_proximity_gradient(here, anchor, self.setting.layout.sizes))
+        return Pull(0.0, self.mu, norm_proximity_gradient(here, anchor, self.context.layout.sizes))
 
-    def correct(self, gradient: Tensor, local: Tensors, received: Tensors) -> None:
+    def add_data_independent_gradient(self, gradient: Tensor, local: Tensors, received: Tensors) -> None:
         """Add the gradient of the proximity to w^g in place."""
         pull = self.pull(local, received)
         if pull is not None:
             pull.add_to_(gradient, local["parameters"])
 
-    def personal(self, server: Tensors, kept: Tensors) -> dict[str, Tensor]:
+    def personal(self, server: Tensors, client_state: Tensors) -> dict[str, Tensor]:
         """The client's models along the segment from w^g to its w^l, one λ for all layers."""
-        return {f"lambda-{lam}": mix(server["parameters"], kept["personal"], lam) for lam in LAMBDAS}
+        return {f"lambda-{lam}": mix(server["parameters"], client_state["personal"], lam) for lam in LAMBDAS}
 
     @cached_property
     def layer_sizes(self) -> list[int]:
         """Number of parameters of each layer, in order."""
-        return torch.bincount(self.setting.blocks).tolist()
+        return torch.bincount(self.context.blocks).tolist()
 
     @cached_property
     def drawn(self) -> Tensor | None:
         """1 where a parameter counts in the cosine, else 0, [size]; ``None`` if all count."""
         if self.cos_over == "all":
             return None
-        one, other = (self.setting.fresh("cosine", number) for number in (0, 1))
-        found = random_parameters(self.setting.layout, one, other)
+        one, other = (self.context.fresh("cosine", number) for number in (0, 1))
+        found = random_parameters(self.context.layout, one, other)
         return None if bool(found.all()) else found.to(one.dtype)

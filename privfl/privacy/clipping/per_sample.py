@@ -109,9 +109,13 @@ class PerSampleGradients:
         arriving = iter(torch.autograd.grad(total, outputs, allow_unused=True))
         reached = {}
         for module, calls in seen.items():
-            pairs = [(given, back) for (given, _), back in zip(calls, arriving, strict=False) if back is not None]
+            pairs = [
+                (loss_kwargs, back) for (loss_kwargs, _), back in zip(calls, arriving, strict=False) if back is not None
+            ]
             if pairs:
-                reached[module] = [(widened(given, total.dtype), widened(back, total.dtype)) for given, back in pairs]
+                reached[module] = [
+                    (widened(loss_kwargs, total.dtype), widened(back, total.dtype)) for loss_kwargs, back in pairs
+                ]
         return reached
 
     def _record(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -176,9 +180,9 @@ class LossModule(nn.Module):
         super().__init__()
         self.network, self.loss = network, loss
 
-    def forward(self, *batch: Tensor, **given: Tensor) -> Tensor:
+    def forward(self, *batch: Tensor, **loss_kwargs: Tensor) -> Tensor:
         """The loss of every sample [B] of ``batch``, inputs and targets; of a function without data its value."""
-        return self.loss(self.network, *batch, **given)
+        return self.loss(self.network, *batch, **loss_kwargs)
 
 
 def widened(values: Tensor, dtype: torch.dtype) -> Tensor:

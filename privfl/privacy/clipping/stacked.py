@@ -37,7 +37,7 @@ class StackedBatch:
     inputs: Tensor
     targets: Tensor
     mask: Tensor | None
-    given: Given
+    loss_kwargs: Given
 
     def rows_only(self, values: Tensor) -> Tensor:
         """``values`` [clients, B, ...], zero where there is padding."""
@@ -75,9 +75,9 @@ class StackedGradients:
 
     def plain_sum(self, loss: Loss, parameters: Tensor, batch: StackedBatch, wrt: str = "parameters") -> Tensor:
         """Gradient [clients, ...] of each client's sum of ``loss`` over its rows, for the tensor called ``wrt``."""
-        parameters, given, leaf = self._leaf(parameters, batch.given, wrt)
+        parameters, loss_kwargs, leaf = self._leaf(parameters, batch.loss_kwargs, wrt)
         with torch.enable_grad():
-            total = batch.rows_only(self._of_each(loss, parameters, given, batch.inputs, batch.targets)).sum()
+            total = batch.rows_only(self._of_each(loss, parameters, loss_kwargs, batch.inputs, batch.targets)).sum()
         return torch.autograd.grad(total, leaf)[0]
 
     def clipped_sum(self, loss: Loss, parameters: Tensor, batch: StackedBatch, max_grad_norm: float) -> Tensor:
@@ -94,11 +94,11 @@ class StackedGradients:
         before is returned too.
         """
         with evaluating(self.module), torch.no_grad():
-            values = self._of_each(statistic, parameters, batch.given, batch.inputs, batch.targets)
+            values = self._of_each(statistic, parameters, batch.loss_kwargs, batch.inputs, batch.targets)
             bounded = values if clip is None else clip(values.flatten(0, 1)).view_as(values)
         return batch.rows_only(bounded).sum(1), values.dtype
 
-    def value(self, function: Loss, parameters: Tensor, given: Given, wrt: str | None = None) -> Tensor:
+    def value(self, function: Loss, parameters: Tensor, loss_kwargs: Given, wrt: str | None = None) -> Tensor:
         """Each client's ``function(network, **given)`` [clients, ...] in evaluation mode.
 
         With ``wrt`` the gradient of its sum for the tensor of that name instead.
@@ -106,22 +106,22 @@ class StackedGradients:
         with evaluating(self.module):
             if wrt is None:
                 with torch.no_grad():
-                    return self._of_each(function, parameters, given)
-            parameters, given, leaf = self._leaf(parameters, given, wrt)
+                    return self._of_each(function, parameters, loss_kwargs)
+            parameters, loss_kwargs, leaf = self._leaf(parameters, loss_kwargs, wrt)
             with torch.enable_grad():
-                total = self._of_each(function, parameters, given).sum()
+                total = self._of_each(function, parameters, loss_kwargs).sum()
         return torch.autograd.grad(total, leaf, allow_unused=True, materialize_grads=True)[0]
 
     @staticmethod
-    def _leaf(parameters: Tensor, given: Given, wrt: str) -> tuple[Tensor, Given, Tensor]:
-        """``parameters`` and ``given`` with the tensor called ``wrt``, clients first, as a leaf."""
+    def _leaf(parameters: Tensor, loss_kwargs: Given, wrt: str) -> tuple[Tensor, Given, Tensor]:
+        """``parameters`` and ``loss_kwargs`` with the tensor called ``wrt``, clients first, as a leaf."""
         if wrt == "parameters":
             leaf = parameters.detach().requires_grad_()
-            return leaf, given, leaf
-        value, dim = given[wrt]
+            return leaf, loss_kwargs, leaf
+        value, dim = loss_kwargs[wrt]
         stacked = value.expand(len(parameters), *value.shape) if dim is None else value.movedim(dim, 0)
         leaf = stacked.detach().clone().requires_grad_()
-        return parameters, {**given, wrt: (leaf, 0)}, leaf
+        return parameters, {**loss_kwargs, wrt: (leaf, 0)}, leaf
 
     def _views(self, stacked: Tensor) -> dict[str, Tensor]:
         """The parameters as views [clients, *shape] into ``stacked`` [clients, size], by name."""
@@ -133,15 +133,15 @@ class StackedGradients:
         named = zip(self._views(parameters).items(), self._trained, strict=True)
         return {f"network.{name}": view if trained else view.detach() for (name, view), trained in named}
 
-    def _of_each(self, function: Loss, parameters: Tensor, given: Given, *batch: Tensor) -> Tensor:
+    def _of_each(self, function: Loss, parameters: Tensor, loss_kwargs: Given, *batch: Tensor) -> Tensor:
         """Each client's ``function(network, *batch, **given)``, stacked."""
         whole = LossModule(self.module, function)
 
-        def one(views: dict[str, Tensor], given: dict[str, Tensor], *batch: Tensor) -> Tensor:
-            answer: Tensor = functional_call(whole, views, batch, given)
+        def one(views: dict[str, Tensor], loss_kwargs: dict[str, Tensor], *batch: Tensor) -> Tensor:
+            answer: Tensor = functional_call(whole, views, batch, loss_kwargs)
             return answer
 
-        values, dims = _apart(given)
+        values, dims = _apart(loss_kwargs)
         stacked: Tensor = vmap(one, in_dims=(0, dims, *[0] * len(batch)))(self._weights(parameters), values, *batch)
         return stacked
 
@@ -156,7 +156,7 @@ class StackedGradients:
         try:
             with torch.enable_grad():
                 leaf = parameters.detach().requires_grad_()
-                losses = self._of_each(loss, leaf, batch.given, batch.inputs, batch.targets)
+                losses = self._of_each(loss, leaf, batch.loss_kwargs, batch.inputs, batch.targets)
                 total = batch.rows_only(losses).sum()
         finally:
             self._seen = None
@@ -177,10 +177,10 @@ class StackedGradients:
                 rule.receive(
                     [
                         (
-                            widened(given.movedim(into, first).flatten(0, 1), losses.dtype),
+                            widened(loss_kwargs.movedim(into, first).flatten(0, 1), losses.dtype),
                             widened(back.movedim(out, first).flatten(0, 1), losses.dtype),
                         )
-                        for given, into, _, out, back in found
+                        for loss_kwargs, into, _, out, back in found
                     ]
                 )
                 norms = rule.squared_norms(losses.numel())
@@ -201,11 +201,11 @@ class StackedGradients:
     def _by_vmap(self, loss: Loss, parameters: Tensor, batch: StackedBatch, max_grad_norm: float) -> Tensor:
         whole = LossModule(self.module, loss)
 
-        def one(views: dict[str, Tensor], row: Tensor, target: Tensor, given: dict[str, Tensor]) -> Tensor:
-            term: Tensor = functional_call(whole, views, (row[None], target[None]), given)[0]
+        def one(views: dict[str, Tensor], row: Tensor, target: Tensor, loss_kwargs: dict[str, Tensor]) -> Tensor:
+            term: Tensor = functional_call(whole, views, (row[None], target[None]), loss_kwargs)[0]
             return term
 
-        values, dims = _apart(batch.given)
+        values, dims = _apart(batch.loss_kwargs)
         rows = vmap(grad_and_value(one), in_dims=(None, 0, 0, None), randomness="different")
         with torch.no_grad():
             formed, _ = vmap(rows, in_dims=(0, 0, 0, dims))(
@@ -223,9 +223,11 @@ class StackedGradients:
             return torch.cat([torch.bmm(factors[:, None], part)[:, 0] for part in parts], dim=1)
 
 
-def _apart(given: Given) -> tuple[dict[str, Tensor], dict[str, int | None]]:
-    """The tensors of ``given``, and where the clients are in them."""
-    return {name: value for name, (value, _) in given.items()}, {name: dim for name, (_, dim) in given.items()}
+def _apart(loss_kwargs: Given) -> tuple[dict[str, Tensor], dict[str, int | None]]:
+    """The tensors of ``loss_kwargs``, and where the clients are in them."""
+    return {name: value for name, (value, _) in loss_kwargs.items()}, {
+        name: dim for name, (_, dim) in loss_kwargs.items()
+    }
 
 
 class _Shown(torch.autograd.Function):

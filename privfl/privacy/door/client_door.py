@@ -47,10 +47,12 @@ class ClientDoor(Door):
         note, inputs, targets = self._note_size, self._inputs[own], self._targets[own]
         return DrawnBatch(count, flag, uniform, normal, note, plans, [len(own)], own, inputs, targets)
 
-    def _mean(self, loss: Loss, batch: DrawnBatch, parameters: Tensor, given: Given, wrt: str | None = None) -> Tensor:
+    def _mean(
+        self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, wrt: str | None = None
+    ) -> Tensor:
         network, (divisor,) = self._network, batch.divisors()
-        given, leaf = _with_leaf(given, wrt)
-        whole, loss = is_coupled(loss), self._prepared(loss, batch, given)
+        loss_kwargs, leaf = _with_leaf(loss_kwargs, wrt)
+        whole, loss = is_coupled(loss), self._prepared(loss, batch, loss_kwargs)
 
         def mean(inputs: Tensor, targets: Tensor) -> Tensor:
             with torch.enable_grad():
@@ -71,9 +73,9 @@ class ClientDoor(Door):
             return torch.autograd.grad(mean(batch.inputs, batch.targets), leaf)[0]
 
     def _clipped_sum(
-        self, loss: Loss, batch: DrawnBatch, parameters: Tensor, given: Given, max_grad_norm: float
+        self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, max_grad_norm: float
     ) -> Tensor:
-        clipper, loss = self._clipper, self._prepared(loss, batch, given)
+        clipper, loss = self._clipper, self._prepared(loss, batch, loss_kwargs)
         assert clipper is not None
         with self._network.at(parameters):
             return self._add_up(lambda x, y: clipper.clipped_sum(loss, x, y, max_grad_norm), batch)
@@ -83,38 +85,43 @@ class ClientDoor(Door):
         statistic: Loss,
         batch: DrawnBatch,
         parameters: Tensor,
-        given: Given,
+        loss_kwargs: Given,
         clip: Callable[[Tensor], Tensor] | None,
     ) -> tuple[Tensor, torch.dtype]:
         sums = []
         module = self._network.module
         with evaluating(module), self._network.at(parameters), torch.no_grad():
             for piece in _pieces(batch):
-                values = statistic(module, *piece, **given)
+                values = statistic(module, *piece, **loss_kwargs)
                 sums.append((values if clip is None else clip(values)).sum(0))
         return torch.stack(sums).sum(0), values.dtype
 
     def _value(
-        self, function: Callable[..., Tensor], parameters: Tensor, given: Given, wrt: str | None = None
+        self, function: Callable[..., Tensor], parameters: Tensor, loss_kwargs: Given, wrt: str | None = None
     ) -> Tensor:
-        given, leaf = _with_leaf(given, wrt)
+        loss_kwargs, leaf = _with_leaf(loss_kwargs, wrt)
         module = self._network.module
         with evaluating(module), self._network.at(parameters):
             if wrt is None:
                 with torch.no_grad():
-                    return function(module, **given).clone()
+                    return function(module, **loss_kwargs).clone()
             with torch.enable_grad():
-                total = function(module, **given).sum()
+                total = function(module, **loss_kwargs).sum()
             return self._flat_gradient(total) if leaf is None else torch.autograd.grad(total, leaf)[0]
 
     def _sizes(self, sizes: Sequence[float]) -> Tensor:
         return torch.tensor(sizes[0], dtype=torch.float64, device=self._inputs.device)
 
-    def _prepared(self, loss: Loss, batch: DrawnBatch, given: Given) -> Loss:
+    def _prepared(self, loss: Loss, batch: DrawnBatch, loss_kwargs: Given) -> Loss:
         """``loss`` with what it takes by name, in the run's precision."""
         if is_coupled(loss):
-            given = {**given, "present": torch.ones(len(batch.rows), dtype=torch.bool, device=batch.rows.device)}
-        return in_precision(partial(loss, **given) if given else loss, self._precision, self._network.flat.device)
+            loss_kwargs = {
+                **loss_kwargs,
+                "present": torch.ones(len(batch.rows), dtype=torch.bool, device=batch.rows.device),
+            }
+        return in_precision(
+            partial(loss, **loss_kwargs) if loss_kwargs else loss, self._precision, self._network.flat.device
+        )
 
     def _flat_gradient(self, value: Tensor, out: Tensor | None = None) -> Tensor:
         """Gradient [size] of the scalar ``value`` for the parameters."""
@@ -134,12 +141,12 @@ class ClientDoor(Door):
         return gradient.copy_(total)
 
 
-def _with_leaf(given: Given, wrt: str | None) -> tuple[Given, Tensor | None]:
-    """``given`` with its tensor called ``wrt`` as a leaf, and that leaf; there is none for the parameters."""
+def _with_leaf(loss_kwargs: Given, wrt: str | None) -> tuple[Given, Tensor | None]:
+    """``loss_kwargs`` with its tensor called ``wrt`` as a leaf, and that leaf; there is none for the parameters."""
     if wrt is None or wrt == "parameters":
-        return given, None
-    leaf = given[wrt].detach().requires_grad_()
-    return {**given, wrt: leaf}, leaf
+        return loss_kwargs, None
+    leaf = loss_kwargs[wrt].detach().requires_grad_()
+    return {**loss_kwargs, wrt: leaf}, leaf
 
 
 def _pieces(batch: DrawnBatch) -> Iterator[tuple[Tensor, Tensor]]:

@@ -87,9 +87,9 @@ class CohortDoor(Door):
         return self._batch
 
     def _outside(
-        self, work: Callable[[Tensor, Given], Tensor], parameters: Tensor, given: dict[str, Tensor] | None
+        self, work: Callable[[Tensor, Given], Tensor], parameters: Tensor, loss_kwargs: dict[str, Tensor] | None
     ) -> Tensor:
-        named = given or {}
+        named = loss_kwargs or {}
 
         def stacked(parameters: Tensor, *values: Any) -> Tensor:
             return work(parameters, dict(zip(named, values, strict=True)))
@@ -100,15 +100,17 @@ class CohortDoor(Door):
     def _sizes(self, sizes: Sequence[float]) -> Tensor:
         return self._outside(lambda count, _: count.new_tensor(sizes), self._count, None)
 
-    def _mean(self, loss: Loss, batch: DrawnBatch, parameters: Tensor, given: Given, wrt: str | None = None) -> Tensor:
+    def _mean(
+        self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, wrt: str | None = None
+    ) -> Tensor:
         plain_sum = partial(self._stacked.plain_sum, wrt=wrt or "parameters")
-        return divided_(self._sum(plain_sum, loss, batch, parameters, given), batch.divisors())
+        return divided_(self._sum(plain_sum, loss, batch, parameters, loss_kwargs), batch.divisors())
 
     def _clipped_sum(
-        self, loss: Loss, batch: DrawnBatch, parameters: Tensor, given: Given, max_grad_norm: float
+        self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, max_grad_norm: float
     ) -> Tensor:
         clipped_sum = partial(self._stacked.clipped_sum, max_grad_norm=max_grad_norm)
-        return self._sum(clipped_sum, loss, batch, parameters, given)
+        return self._sum(clipped_sum, loss, batch, parameters, loss_kwargs)
 
     def _sum(
         self,
@@ -116,11 +118,11 @@ class CohortDoor(Door):
         loss: Loss,
         batch: DrawnBatch,
         parameters: Tensor,
-        given: Given,
+        loss_kwargs: Given,
     ) -> Tensor:
         """Every client's sum of what ``of_piece`` gives; zero where the batch is empty."""
         whole, loss = is_coupled(loss), in_precision(loss, self._precision, parameters.device)
-        parts = (of_piece(loss, parameters, piece) for piece in self._pieces(batch, given, whole=whole))
+        parts = (of_piece(loss, parameters, piece) for piece in self._pieces(batch, loss_kwargs, whole=whole))
         return _without_empty(reduce(Tensor.add_, parts), batch)
 
     def _total(
@@ -128,18 +130,18 @@ class CohortDoor(Door):
         statistic: Loss,
         batch: DrawnBatch,
         parameters: Tensor,
-        given: Given,
+        loss_kwargs: Given,
         clip: Callable[[Tensor], Tensor] | None,
     ) -> tuple[Tensor, torch.dtype]:
-        found = [self._stacked.total(statistic, parameters, piece, clip) for piece in self._pieces(batch, given)]
+        found = [self._stacked.total(statistic, parameters, piece, clip) for piece in self._pieces(batch, loss_kwargs)]
         return _without_empty(torch.stack([total for total, _ in found]).sum(0), batch), found[-1][1]
 
     def _value(
-        self, function: Callable[..., Tensor], parameters: Tensor, given: Given, wrt: str | None = None
+        self, function: Callable[..., Tensor], parameters: Tensor, loss_kwargs: Given, wrt: str | None = None
     ) -> Tensor:
-        return self._stacked.value(function, parameters, given, wrt)
+        return self._stacked.value(function, parameters, loss_kwargs, wrt)
 
-    def _pieces(self, batch: DrawnBatch, given: Given, *, whole: bool = False) -> Iterator[StackedBatch]:
+    def _pieces(self, batch: DrawnBatch, loss_kwargs: Given, *, whole: bool = False) -> Iterator[StackedBatch]:
         """The columns of ``batch`` in pieces of at most ``ROWS_AT_ONCE``, as the loop engine cuts a client's rows.
 
         A loss that couples samples gets its ``whole`` batch, and is told which rows are present.
@@ -152,8 +154,8 @@ class CohortDoor(Door):
             targets, mask = batch.targets[:, start:end], None if batch.mask is None else batch.mask[:, start:end]
             if whole:
                 present = torch.ones_like(targets, dtype=torch.bool) if mask is None else mask
-                given = {**given, "present": (present, 0)}
-            yield StackedBatch(batch.inputs[:, start:end], targets, mask, given)
+                loss_kwargs = {**loss_kwargs, "present": (present, 0)}
+            yield StackedBatch(batch.inputs[:, start:end], targets, mask, loss_kwargs)
 
 
 def _without_empty(total: Tensor, batch: DrawnBatch) -> Tensor:

@@ -109,8 +109,8 @@ class ClientSlot:
 class Door(ABC):
     """What an algorithm's step may do with the data of the clients in ``slots``.
 
-    ``given`` holds tensors of ``local`` that a loss or function takes by name besides the network, the inputs and the
-    targets.
+    ``loss_kwargs`` holds tensors of ``local`` that a loss or function takes by name besides the network, the inputs and
+    the targets.
 
     Args:
         slots: the clients, those with more steps first.
@@ -153,7 +153,9 @@ class Door(ABC):
         plan = Epochs(max(map(len, rows)), 1)
         return self._gather([plan] * len(rows), rows, [True] * len(rows), [Draws()] * len(rows))
 
-    def gradient(self, loss: Loss, parameters: Tensor, batch: Batch, given: dict[str, Tensor] | None = None) -> Tensor:
+    def gradient(
+        self, loss: Loss, parameters: Tensor, batch: Batch, loss_kwargs: dict[str, Tensor] | None = None
+    ) -> Tensor:
         """Gradient [size] of the mean (or, by the plan's divisor, scaled sum) of ``loss`` over ``batch``.
 
         The result may be changed in place, and may be overwritten by the next gradient. Without DP-SGD an empty batch
@@ -167,15 +169,15 @@ class Door(ABC):
         drawn, active, dpsgd = self._drawn(batch), self._active, self._dpsgd
         if dpsgd is None:
             self._note(BARE_GRADIENT)
-            return self._outside(partial(self._mean, loss, drawn), parameters, given)
+            return self._outside(partial(self._mean, loss, drawn), parameters, loss_kwargs)
         refuse_coupled(loss)
         public = [public_plan(plan) for plan in drawn.plans]
         if drawn is self._spent:
             raise ConfigError(SECOND_GRADIENT)
         self._spent = drawn
 
-        def private(parameters: Tensor, given: Given) -> Tensor:
-            total = self._clipped_sum(loss, drawn, parameters, given, dpsgd.max_grad_norm)
+        def private(parameters: Tensor, loss_kwargs: Given) -> Tensor:
+            total = self._clipped_sum(loss, drawn, parameters, loss_kwargs, dpsgd.max_grad_norm)
             if dpsgd.noise_at == "client":
                 deviations = [dpsgd.noise(slot.client) * dpsgd.max_grad_norm for slot in active]
                 _add_noise_(total, [slot.noise for slot in active], deviations)
@@ -183,14 +185,14 @@ class Door(ABC):
                 slot.log.note_private(dpsgd, slot.client, rate)
             return divided_(total, [divisor for _, divisor in public])
 
-        return self._outside(private, parameters, given)
+        return self._outside(private, parameters, loss_kwargs)
 
     def total(
         self,
         statistic: Loss,
         parameters: Tensor,
         batch: Batch,
-        given: dict[str, Tensor] | None = None,
+        loss_kwargs: dict[str, Tensor] | None = None,
         name: str | None = None,
     ) -> Tensor:
         """Sum over ``batch`` of ``statistic(network, inputs, targets, **given) -> [B, ...]``; no gradient is taken.
@@ -207,9 +209,9 @@ class Door(ABC):
         if mechanism is not None:
             refuse_coupled(statistic)
 
-        def released(parameters: Tensor, given: Given) -> Tensor:
+        def released(parameters: Tensor, loss_kwargs: Given) -> Tensor:
             clip = None if mechanism is None else mechanism.clip
-            total, dtype = self._total(statistic, drawn, parameters, given, clip)
+            total, dtype = self._total(statistic, drawn, parameters, loss_kwargs, clip)
             if mechanism is not None and mechanism.noise_multiplier > 0:
                 total = total.contiguous()
                 _add_noise_(total, [slot.total_noise for slot in active], [mechanism.deviation] * len(active))
@@ -217,42 +219,42 @@ class Door(ABC):
                 slot.log.note_total(mechanism)
             return total.to(dtype) if dtype.is_floating_point else total
 
-        return self._outside(released, parameters, given)
+        return self._outside(released, parameters, loss_kwargs)
 
-    def kept_gradient(
+    def local_only_gradient(
         self,
         loss: Loss,
         parameters: Tensor,
         batch: Batch,
-        given: dict[str, Tensor] | None = None,
+        loss_kwargs: dict[str, Tensor] | None = None,
         wrt: str = "parameters",
     ) -> Tensor:
         """Gradient of the mean of ``loss`` over ``batch`` that stays with the client, whatever it is used for.
 
         For personal models and local discriminators. It is neither protected nor noted: it must never influence an
-        upload, and an algorithm that takes one tests that. ``wrt`` may name a tensor of ``given`` instead.
+        upload, and an algorithm that takes one tests that. ``wrt`` may name a tensor of ``loss_kwargs`` instead.
         """
-        return self._outside(partial(self._mean, loss, self._drawn(batch), wrt=wrt), parameters, given)
+        return self._outside(partial(self._mean, loss, self._drawn(batch), wrt=wrt), parameters, loss_kwargs)
 
-    def free_gradient(
+    def data_free_gradient(
         self,
         function: Callable[..., Tensor],
         parameters: Tensor,
-        given: dict[str, Tensor] | None = None,
+        loss_kwargs: dict[str, Tensor] | None = None,
         wrt: str = "parameters",
     ) -> Tensor:
         """Gradient of the sum of ``function(network, **given)``, in evaluation mode; no data passes.
 
         For what depends on data only through the parameters: synthetic inputs, regularisers of the network's outputs.
-        ``wrt`` may name a tensor of ``given``, such as the synthetic inputs.
+        ``wrt`` may name a tensor of ``loss_kwargs``, such as the synthetic inputs.
         """
-        return self._outside(partial(self._value, function, wrt=wrt), parameters, given)
+        return self._outside(partial(self._value, function, wrt=wrt), parameters, loss_kwargs)
 
-    def free_value(
-        self, function: Callable[..., Tensor], parameters: Tensor, given: dict[str, Tensor] | None = None
+    def data_free_value(
+        self, function: Callable[..., Tensor], parameters: Tensor, loss_kwargs: dict[str, Tensor] | None = None
     ) -> Tensor:
         """``function(network, **given)`` in evaluation mode, without a gradient; no data passes."""
-        return self._outside(partial(self._value, function), parameters, given)
+        return self._outside(partial(self._value, function), parameters, loss_kwargs)
 
     def size(self) -> Tensor:
         """The client's exact number of samples [], noted as unprotected."""
@@ -273,10 +275,10 @@ class Door(ABC):
         return batch
 
     def _outside(
-        self, work: Callable[[Tensor, Given], Tensor], parameters: Tensor, given: dict[str, Tensor] | None
+        self, work: Callable[[Tensor, Given], Tensor], parameters: Tensor, loss_kwargs: dict[str, Tensor] | None
     ) -> Tensor:
         """The answer of ``work``, which sees all clients at once where the step that asks is stacked."""
-        return work(parameters, given or {})
+        return work(parameters, loss_kwargs or {})
 
     @abstractmethod
     def _gather(
@@ -285,7 +287,9 @@ class Door(ABC):
         """The next batch, of ``rows`` [B] of every active client, with the numbers of their steps from ``draws``."""
 
     @abstractmethod
-    def _mean(self, loss: Loss, batch: DrawnBatch, parameters: Tensor, given: Given, wrt: str | None = None) -> Tensor:
+    def _mean(
+        self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, wrt: str | None = None
+    ) -> Tensor:
         """Gradient of every client's mean (by its plan's divisor) of ``loss``, for the tensor called ``wrt``.
 
         ``None`` is the parameters too, but the answer may lie in a buffer that the next gradient overwrites.
@@ -293,7 +297,7 @@ class Door(ABC):
 
     @abstractmethod
     def _clipped_sum(
-        self, loss: Loss, batch: DrawnBatch, parameters: Tensor, given: Given, max_grad_norm: float
+        self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, max_grad_norm: float
     ) -> Tensor:
         """Every client's sum of per-sample gradients clipped to ``max_grad_norm``, likewise in a buffer."""
 
@@ -303,14 +307,14 @@ class Door(ABC):
         statistic: Loss,
         batch: DrawnBatch,
         parameters: Tensor,
-        given: Given,
+        loss_kwargs: Given,
         clip: Callable[[Tensor], Tensor] | None,
     ) -> tuple[Tensor, torch.dtype]:
         """Every client's sum of ``statistic``, single rows passed through ``clip``, and the type that these had."""
 
     @abstractmethod
     def _value(
-        self, function: Callable[..., Tensor], parameters: Tensor, given: Given, wrt: str | None = None
+        self, function: Callable[..., Tensor], parameters: Tensor, loss_kwargs: Given, wrt: str | None = None
     ) -> Tensor:
         """Every client's ``function(network, **given)``, or the gradient of its sum for the tensor called ``wrt``."""
 

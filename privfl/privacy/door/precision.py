@@ -25,9 +25,9 @@ def in_precision(loss: Loss, precision: Precision, device: torch.device) -> Loss
     if precision != "bfloat16":
         return loss
 
-    def cast(network: nn.Module, inputs: Tensor, targets: Tensor, **given: Any) -> Tensor:
+    def cast(network: nn.Module, inputs: Tensor, targets: Tensor, **loss_kwargs: Any) -> Tensor:
         with torch.autocast(device.type, dtype=torch.bfloat16):
-            terms = loss(network, inputs, targets, **given)
+            terms = loss(network, inputs, targets, **loss_kwargs)
         return terms if terms.dtype == torch.float64 else terms.float()
 
     return cast

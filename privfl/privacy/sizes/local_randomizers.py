@@ -37,19 +37,19 @@ class LaplaceSize(SizeMechanism):
         """The scale of the noise, in samples."""
         return 2 * self.range.half_width / self.epsilon
 
-    def _randomize(self, truths: NDArray[np.int64], stream: NoiseStream) -> Values:
+    def randomise(self, truths: NDArray[np.int64], stream: NoiseStream) -> Values:
         return round_to_grid(truths + stream.laplace(truths.size, self.scale), self.scale)
 
-    def _response_variance(self, truths: Values) -> Values:
+    def response_variance(self, truths: Values) -> Values:
         return np.full(truths.shape, 2 * self.scale**2)
 
-    def _support(self) -> tuple[float, float]:
+    def support(self) -> tuple[float, float]:
         return -math.inf, math.inf
 
-    def _client_cost(self) -> Cost:
+    def client_cost(self) -> Cost:
         return self._cost(sensitivity=2 * self.range.half_width)
 
-    def _sample_cost(self) -> Cost:
+    def sample_cost(self) -> Cost:
         return self._cost(sensitivity=1.0)
 
     def _cost(self, sensitivity: float) -> Cost:
@@ -78,8 +78,8 @@ class DuchiSize(SizeMechanism):
         """ε of one answer when the size may change by one sample."""
         return math.log1p(math.expm1(self.epsilon) / (2 * self.range.half_width))
 
-    def _randomize(self, truths: NDArray[np.int64], stream: NoiseStream) -> Values:
-        low, high = self._support()
+    def randomise(self, truths: NDArray[np.int64], stream: NoiseStream) -> Values:
+        low, high = self.support()
         return np.where(stream.bernoulli(self._upper_probability(truths), truths.size), high, low)
 
     def _upper_probability(self, truths: NDArray[np.int64]) -> Values:
@@ -87,17 +87,17 @@ class DuchiSize(SizeMechanism):
         weight = (self.range.to_unit(truths) + 1) / 2
         return weight / (1 + math.exp(-self.epsilon)) + (1 - weight) * _rare(self.epsilon)
 
-    def _response_variance(self, truths: Values) -> Values:
+    def response_variance(self, truths: Values) -> Values:
         return self.range.half_width**2 * (self.magnitude**2 - self.range.to_unit(truths) ** 2)
 
-    def _support(self) -> tuple[float, float]:
+    def support(self) -> tuple[float, float]:
         reach = self.range.half_width * self.magnitude
         return self.range.centre - reach, self.range.centre + reach
 
-    def _client_cost(self) -> Cost:
+    def client_cost(self) -> Cost:
         return pure_cost(self.epsilon)
 
-    def _sample_cost(self) -> Cost:
+    def sample_cost(self) -> Cost:
         return pure_cost(self.sample_epsilon)
 
 
@@ -116,7 +116,7 @@ class PiecewiseSize(SizeMechanism):
         """C ≥ 1, the largest answer on the scale of x."""
         return 1.0 / math.tanh(self.epsilon / 4)
 
-    def _randomize(self, truths: NDArray[np.int64], stream: NoiseStream) -> Values:
+    def randomise(self, truths: NDArray[np.int64], stream: NoiseStream) -> Values:
         reach, n = self.magnitude, truths.size
         left = self.range.to_unit(truths) * (reach + 1) / 2 - (reach - 1) / 2
         far = stream.bernoulli(_rare(self.epsilon / 2), n)
@@ -128,17 +128,17 @@ class PiecewiseSize(SizeMechanism):
         answer = self.range.from_unit(np.where(far, far_point, near_point))
         return round_to_grid(answer, self.range.half_width * (reach - 1))
 
-    def _response_variance(self, truths: Values) -> Values:
+    def response_variance(self, truths: Values) -> Values:
         decay = math.exp(-self.epsilon / 2)
         rest = -math.expm1(-self.epsilon / 2)
         unit = self.range.to_unit(truths) ** 2 * decay / rest + decay * (1 + 3 * decay) / (3 * rest**2)
         return np.asarray(self.range.half_width**2 * unit)
 
-    def _support(self) -> tuple[float, float]:
+    def support(self) -> tuple[float, float]:
         reach = self.range.half_width * self.magnitude
         return self.range.centre - reach, self.range.centre + reach
 
-    def _client_cost(self) -> Cost:
+    def client_cost(self) -> Cost:
         return pure_cost(self.epsilon)
 
 
@@ -160,18 +160,18 @@ class HybridSize(SizeMechanism):
         fields = (self.epsilon, self.bound, self.lower, self.convention, self.refresh)
         return PiecewiseSize(*fields), DuchiSize(*fields)
 
-    def _randomize(self, truths: NDArray[np.int64], stream: NoiseStream) -> Values:
-        piecewise, duchi = (part._randomize(truths, stream) for part in self._parts)
+    def randomise(self, truths: NDArray[np.int64], stream: NoiseStream) -> Values:
+        piecewise, duchi = (part.randomise(truths, stream) for part in self._parts)
         return np.where(stream.bernoulli(self.piecewise_probability, truths.size), piecewise, duchi)
 
-    def _response_variance(self, truths: Values) -> Values:
-        piecewise, duchi = (part._response_variance(truths) for part in self._parts)
+    def response_variance(self, truths: Values) -> Values:
+        piecewise, duchi = (part.response_variance(truths) for part in self._parts)
         return self.piecewise_probability * piecewise + (1 - self.piecewise_probability) * duchi
 
-    def _support(self) -> tuple[float, float]:
-        return self._parts[0]._support()  # C ≥ A: the piecewise answer reaches further
+    def support(self) -> tuple[float, float]:
+        return self._parts[0].support()  # C ≥ A: the piecewise answer reaches further
 
-    def _client_cost(self) -> Cost:
+    def client_cost(self) -> Cost:
         return pure_cost(self.epsilon)
 
 

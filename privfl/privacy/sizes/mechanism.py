@@ -144,7 +144,7 @@ class SizeMechanism(Settings, ABC):
         Raises:
             DataError: ``sizes`` are not non-negative integers.
         """
-        return self._randomize(self.range.clip(_as_sizes(sizes)), stream)
+        return self.randomise(self.range.clip(_as_sizes(sizes)), stream)
 
     def estimate(self, responses: ArrayLike) -> SizeEstimate:
         """The total number of samples from the answers, equations (5) and (8).
@@ -155,19 +155,19 @@ class SizeMechanism(Settings, ABC):
         answers = np.asarray(responses, dtype=np.float64)
         if answers.size == 0:
             raise DataError("no client answered with its size, so the total cannot be estimated: contact some clients.")
-        low, high = self._support()
+        low, high = self.support()
         slack = 1e-6 * (high - low)  # an answer at the edge may have been rounded outwards to the grid
         strange = answers[~((answers >= low - slack) & (answers <= high + slack) & np.isfinite(answers))]
         if strange.size:
             raise DataError(f"a size answer is {strange[0]}, outside [{low:g}, {high:g}]: refuse the client's message.")
-        raw = float(np.sum(self._unbiased(answers)))
+        raw = float(np.sum(self.unbiased(answers)))
         floor = max(answers.size * self.range.lo, 1)
         value = min(max(raw, floor), answers.size * self.range.hi)
         return SizeEstimate(raw, float(value), answers.size, floored=raw < floor, capped=raw > value)
 
     def variance(self, sizes: ArrayLike) -> float:
         """The exact variance of the raw estimate for these true sizes, equation (6) or its counterpart."""
-        return float(np.sum(self._response_variance(self.range.clip(_as_sizes(sizes)).astype(np.float64))))
+        return float(np.sum(self.response_variance(self.range.clip(_as_sizes(sizes)).astype(np.float64))))
 
     def clipping_bias(self, sizes: ArrayLike) -> int:
         """Equation (7): the expectation of the raw estimate minus the true total; negative if large clients exist."""
@@ -183,7 +183,7 @@ class SizeMechanism(Settings, ABC):
         if clients < 1:
             raise ConfigError(f"the number of clients is {clients}: at least one must answer.")
         corners = np.array([self.range.lo, (self.range.lo + self.range.hi) // 2, self.range.hi], dtype=np.float64)
-        return math.sqrt(float(np.max(self._response_variance(corners))) / clients) / max(self.range.lo, 1)
+        return math.sqrt(float(np.max(self.response_variance(corners))) / clients) / max(self.range.lo, 1)
 
     def require_precision(self, clients: int, max_relative_sd: float = 1.0) -> None:
         """Refuse a mechanism whose estimate could be mere noise, before any client is asked.
@@ -232,33 +232,33 @@ class SizeMechanism(Settings, ABC):
         """
         if self.epsilon == math.inf:
             return everywhere("size response", unprotected("the size response has epsilon = inf: no coin protects it."))
-        by_unit: dict[Unit, Cost] = {"client": self._client_cost(), "sample": self._sample_cost()}
+        by_unit: dict[Unit, Cost] = {"client": self.client_cost(), "sample": self.sample_cost()}
         cells: dict[tuple[Unit, Observer], Cost] = {(u, o): cost for u, cost in by_unit.items() for o in OBSERVERS}
         return Release.of("size response", cells)
 
     @abstractmethod
-    def _randomize(self, truths: NDArray[np.int64], stream: NoiseStream) -> NDArray[Any]:
+    def randomise(self, truths: NDArray[np.int64], stream: NoiseStream) -> NDArray[Any]:
         """Answers for truths inside the range, from as many random numbers for each truth, whatever its value."""
 
-    def _unbiased(self, responses: Values) -> Values:
+    def unbiased(self, responses: Values) -> Values:
         """Per answer, an unbiased estimate of its clipped truth."""
         return responses
 
     @abstractmethod
-    def _response_variance(self, truths: Values) -> Values:
+    def response_variance(self, truths: Values) -> Values:
         """Per truth inside the range, the variance of its unbiased estimate."""
 
     @abstractmethod
-    def _support(self) -> tuple[float, float]:
+    def support(self) -> tuple[float, float]:
         """The smallest and the largest answer possible."""
 
     @abstractmethod
-    def _client_cost(self) -> Cost:
+    def client_cost(self) -> Cost:
         """The cost when a client's size may become any other size; ε is finite."""
 
-    def _sample_cost(self) -> Cost:
+    def sample_cost(self) -> Cost:
         """The cost when a client's size may change by one; ε is finite."""
-        return self._client_cost()
+        return self.client_cost()
 
 
 def _as_sizes(sizes: ArrayLike) -> NDArray[np.int64]:

@@ -76,23 +76,23 @@ class RandomizedResponse(SizeMechanism):
         decay = math.exp(-self.epsilon)
         return self.range.domain * decay / (1.0 + (self.range.domain - 1) * decay)
 
-    def _randomize(self, truths: NDArray[np.int64], stream: NoiseStream) -> NDArray[np.int64]:
+    def randomise(self, truths: NDArray[np.int64], stream: NoiseStream) -> NDArray[np.int64]:
         lies = self.range.uniform(truths.size, stream)  # always drawn, so that the time taken says nothing
         return np.where(stream.bernoulli(self.lie_probability, truths.size), lies, truths)
 
-    def _unbiased(self, responses: Values) -> Values:
+    def unbiased(self, responses: Values) -> Values:
         return (responses - self.lie_probability * self.range.centre) / self.alpha
 
-    def _response_variance(self, truths: Values) -> Values:
+    def response_variance(self, truths: Values) -> Values:
         lie_variance = (self.range.domain**2 - 1) / 12
         off_centre = truths - self.range.centre
         spread = lie_variance + self.alpha * off_centre**2
         return np.asarray(self.lie_probability * spread / self.alpha**2)
 
-    def _support(self) -> tuple[float, float]:
+    def support(self) -> tuple[float, float]:
         return self.range.lo, self.range.hi
 
-    def _client_cost(self) -> Cost:
+    def client_cost(self) -> Cost:
         """Exact for both units: one sample more or less already moves the truth to another value of the range."""
         event = RandomizedResponseDpEvent(noise_parameter=self.lie_probability, num_buckets=self.range.domain)
         return Cost(event, NeighboringRelation.REPLACE_ONE)

@@ -16,7 +16,7 @@ import privfl as pf
 from privfl.algorithms.base import Round
 from privfl.algorithms.fair.aaggff import AAggFFD, AAggFFS
 from privfl.algorithms.fair.aaggff_sums import AAggFFDSums
-from privfl.algorithms.fair.loss_survey import LossSurvey, counted, mean_loss
+from privfl.algorithms.fair.loss_survey import LossSurvey, mean_loss, with_count
 from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.fedprox import FedProx
 from privfl.algorithms.server_optimisers import FedAdagrad, FedAdam, FedYogi
@@ -58,14 +58,14 @@ def trained(task, parameters, round, algorithm=None, clients=None):
 
 def watched(task, algorithm, rounds, **settings):
     """A run, and the server's state and what clients keep after every round."""
-    states, kept = [], []
+    states, client_state = [], []
 
     def watch(simulation, line):
         states.append(dict(simulation.server))
-        kept.append({client: dict(tensors) for client, tensors in simulation.kept.items()})
+        client_state.append({client: dict(tensors) for client, tensors in simulation.client_state.items()})
 
     run = pf.simulate(task, algorithm, rounds=rounds, training=TRAINING, callbacks=[watch], **settings)
-    return run, states, kept
+    return run, states, client_state
 
 
 def newton_twin(task, rounds, *, beta):
@@ -141,15 +141,17 @@ def test_aaggff_d_is_ftrl_with_entropy_on_doubly_robust_linearised_gradients(tas
 @pytest.mark.parametrize("cohort", [3, 5])
 def test_the_form_that_sees_only_sums_gives_the_same_and_keeps_the_accumulators_at_the_clients(task, cohort):
     settings = {"rounds": 6, "cohort": pf.FixedCohort(cohort)}
-    (plain, states, _), (sums, seen, kept) = (watched(task, one, **settings) for one in (AAggFFD(), AAggFFDSums()))
+    (plain, states, _), (sums, seen, client_state) = (
+        watched(task, one, **settings) for one in (AAggFFD(), AAggFFDSums())
+    )
     torch.testing.assert_close(sums.parameters, plain.parameters, rtol=0, atol=1e-12)
-    for client, tensors in kept[-1].items():
+    for client, tensors in client_state[-1].items():
         assert float(tensors["accumulator"]) == pytest.approx(float(states[-1]["accumulators"][client]), abs=1e-14)
     assert all(value.numel() == 1 for name, value in seen[-1].items() if name != "parameters")
 
 
 def test_the_form_that_sees_only_sums_declares_nothing_but_sums(task):
-    algorithm = AAggFFDSums().on(task.setting(1, 0))
+    algorithm = AAggFFDSums().bind(task.context(1, 0))
     phases = phases_of(algorithm, RoundChannel.bare(algorithm.fields()))
     assert [[field.name for field in phase.algorithm.fields()] for phase in phases] == [
         ["loss"],
@@ -157,7 +159,7 @@ def test_the_form_that_sees_only_sums_declares_nothing_but_sums(task):
         ["update", "share"],
     ]
     assert all(field.combine == "sum" for phase in phases for field in phase.algorithm.fields())
-    plain = AAggFFD().on(task.setting(1, 0))
+    plain = AAggFFD().bind(task.context(1, 0))
     first, second = phases_of(plain, RoundChannel.bare(plain.fields()))
     assert [(f.name, f.combine, f.shape) for f in first.algorithm.fields()] == [("loss", "each", ())]
     assert [(f.name, f.combine) for f in second.algorithm.fields()] == [("update", "sum")]
@@ -165,11 +167,11 @@ def test_the_form_that_sees_only_sums_declares_nothing_but_sums(task):
 
 def test_below_the_minimum_number_of_reports_no_sum_is_used_and_the_mean_is_plain(task):
     cohort = pf.FixedCohort(4)
-    run, states, kept = watched(task, AAggFFDSums(minimum=5), 3, cohort=cohort)
+    run, states, client_state = watched(task, AAggFFDSums(minimum=5), 3, cohort=cohort)
     plain = pf.simulate(task, FedAvg(weighting="uniform"), rounds=3, training=TRAINING, cohort=cohort)
     torch.testing.assert_close(run.parameters, plain.parameters, rtol=0, atol=1e-12)
     assert all(float(state[name]) == 0 for state in states for name in ("mean_loss", "mean_response", "decided"))
-    assert all(float(tensors["accumulator"]) == 0 for tensors in kept[-1].values())
+    assert all(float(tensors["accumulator"]) == 0 for tensors in client_state[-1].values())
 
 
 @pytest.mark.parametrize("algorithm", [*BOTH, AAggFFDSums()], ids=lambda one: one.name)
@@ -295,7 +297,7 @@ def test_decisions_lie_on_the_simplex_and_follow_the_losses(task):
     for state in states:
         assert float(state["decision"].min()) >= 0
         assert abs(float(state["decision"].sum()) - 1) < 1e-9
-        weights = AAggFFS().decided(state, torch.tensor([4, 1]))
+        weights = AAggFFS().server_weights(state, torch.tensor([4, 1]))
         torch.testing.assert_close(weights, state["decision"][[4, 1]] / state["decision"][[4, 1]].sum())
     last = losses_at(task, states[-1]["parameters"])
     assert states[-1]["decision"][last.argmax()] > states[-1]["decision"][last.argmin()]
@@ -348,7 +350,7 @@ def test_a_bounded_report_cuts_every_examples_loss_and_weighs_at_most_one(task):
     network = task.model(0)
     nn.init.normal_(network.weight, generator=torch.Generator().manual_seed(0))
     losses = F.cross_entropy(network(task.inputs), task.targets, reduction="none").detach()
-    statistic = counted(task.loss, 2.0)(network, task.inputs, task.targets).detach()
+    statistic = with_count(task.loss, 2.0)(network, task.inputs, task.targets).detach()
     assert float(statistic.norm(dim=1).max()) <= 1 + 1e-12
     assert float(mean_loss(statistic.sum(0), 2.0)) == pytest.approx(float(losses.clamp_max(2.0).mean()))
     assert float(mean_loss(torch.tensor([-3.0, -5.0]), 2.0)) == 0
@@ -361,7 +363,7 @@ def test_a_client_whose_loss_is_not_finite_is_out_of_the_round_and_keeps_its_sta
     broken = base.inputs.clone()
     broken[base.clients[2]] = math.nan
     task = Task(**{**vars(base), "inputs": broken})
-    run, states, kept = watched(task, algorithm, 3)
+    run, states, client_state = watched(task, algorithm, 3)
     assert [line["clients"] for line in run.metrics] == [5, 5, 5]
     assert run.summary["dropped"] == {"sent a non-finite 'loss'": 3}
     assert bool(torch.isfinite(run.parameters).all())
@@ -372,11 +374,11 @@ def test_a_client_whose_loss_is_not_finite_is_out_of_the_round_and_keeps_its_sta
     elif algorithm.name == "aaggff-d":
         assert float(states[-1]["accumulators"][2]) == 0
     else:
-        assert 2 not in kept[-1]
+        assert 2 not in client_state[-1]
 
 
 def test_a_missing_report_counts_with_the_mean_response(task):
-    algorithm = AAggFFS(log_regret=True).on(task.setting(1, 0))
+    algorithm = AAggFFS(log_regret=True).bind(task.context(1, 0))
     losses, members = torch.tensor([0.5, 2.0, 1.0]), torch.tensor([0, 3, 4])
     server = algorithm.hear(algorithm.start(initial(task)), losses, Round(3.0, 6, 6, members=members))
     expected = stats.norm.cdf(losses.numpy() / losses.mean().item(), 1, 1) / 6
@@ -385,9 +387,9 @@ def test_a_missing_report_counts_with_the_mean_response(task):
 
 
 def test_without_any_weight_among_those_who_answer_weights_are_uniform_and_no_update_is_an_error(task):
-    algorithm = AAggFFS().on(task.setting(1, 0))
+    algorithm = AAggFFS().bind(task.context(1, 0))
     server = algorithm.start(initial(task)) | {"decision": torch.tensor([1.0, 0, 0, 0, 0, 0]).double()}
-    assert algorithm.decided(server, torch.tensor([2, 4])).tolist() == [0.5, 0.5]
+    assert algorithm.server_weights(server, torch.tensor([2, 4])).tolist() == [0.5, 0.5]
     assert algorithm.aggregate(server, {"update": initial(task)}, Round(0.0, 6, 6), TRAINING) is server
 
 
@@ -489,7 +491,7 @@ def test_randomised_responses_cost_their_epsilon_a_round_and_nothing_else_of_the
 @pytest.mark.parametrize("algorithm", RANDOMISED, ids=lambda one: one.name)
 def test_a_randomised_round_shows_the_server_a_clipped_laplace_answer_around_the_response(task, algorithm):
     """400 runs of one round: every client's answers against the law, rejected below p = 1e-8 (6 clients, 2 forms)."""
-    survey = algorithm.on(task.setting(1, 0)).survey()
+    survey = algorithm.bind(task.context(1, 0)).survey()
     received = {"parameters": initial(task), "reference": torch.tensor(2.5, dtype=torch.float64)}
     found = np.array([reported(task, survey, received, seed=seed) for seed in range(400)])
     assert found.min() >= 0

@@ -70,7 +70,7 @@ def test_without_a_step_of_the_mixture_it_is_uniform_fedavg(task):
 
 
 def heard(task, losses, members=range(4), step_size=0.3, mixture=None):
-    bound = pf.AFL(step_size=step_size).on(task.setting(1, 0))
+    bound = pf.AFL(step_size=step_size).bind(task.context(1, 0))
     server = bound.start(flatten(task.model(0)))
     if mixture is not None:
         server["mixture"] = torch.tensor(mixture, dtype=torch.float64)
@@ -94,8 +94,8 @@ def test_a_client_that_does_not_report_counts_with_the_mean_of_those_that_do(tas
 def test_the_mixture_is_renormalised_over_who_is_there_and_uniform_where_it_vanishes(task):
     bound, after = heard(task, [0.0, 0.0, 0.0, 50.0])
     torch.testing.assert_close(after["mixture"], torch.tensor([0.0, 0, 0, 1], dtype=torch.float64))
-    assert bound.decided(after, torch.tensor([1, 2])).tolist() == [1.0, 1.0]
-    assert bound.measures(after) == {"effective_clients": 1.0, "largest_weight": 4.0}
+    assert bound.server_weights(after, torch.tensor([1, 2])).tolist() == [1.0, 1.0]
+    assert bound.server_metrics(after) == {"effective_clients": 1.0, "largest_weight": 4.0}
     run = simulated(task, pf.AFL(), cohort=pf.FixedCohort(2))
     assert bool(run.parameters.isfinite().all())
 

@@ -135,22 +135,22 @@ def test_a_step_is_never_longer_than_the_servers_rate(task):
 
 
 def test_updates_that_are_zero_take_no_part(task):
-    bound = pf.FedMGDA(epsilon=0.0).on(task.setting(1, 0))
+    bound = pf.FedMGDA(epsilon=0.0).bind(task.context(1, 0))
     server = bound.start(torch.zeros(3, dtype=torch.float64))
     updates = torch.tensor([[0.0, 0, 0], [3, 0, 0], [0, 4, 0]], dtype=torch.float64)
     after = bound.aggregate(server, {"update": updates}, Round(3.0, 3, 3), pf.LocalTraining())
     torch.testing.assert_close(after["parameters"], torch.tensor([0.5, 0.5, 0], dtype=torch.float64))
     still = bound.aggregate(server, {"update": 0 * updates}, Round(3.0, 3, 3), pf.LocalTraining())
     assert torch.equal(still["parameters"], server["parameters"])
-    assert bound.measures(still) == {"direction_norm": 0.0}
-    assert bound.measures(server) == {}
+    assert bound.server_metrics(still) == {"direction_norm": 0.0}
+    assert bound.server_metrics(server) == {}
 
 
 def test_without_normalisation_an_update_of_zero_counts_like_any_other(task):
     """At ε = 0 it pulls the mean down as in FedAvg; at ε = 1 the shortest vector of the convex hull is zero itself."""
     updates = torch.tensor([[0.0, 0, 0], [3, 0, 0], [0, 6, 0]], dtype=torch.float64)
     for epsilon, expected in ((0.0, [1.0, 2.0, 0.0]), (1.0, [0.0, 0.0, 0.0])):
-        bound = pf.FedMGDA(epsilon=epsilon, normalise=False).on(task.setting(1, 0))
+        bound = pf.FedMGDA(epsilon=epsilon, normalise=False).bind(task.context(1, 0))
         server = bound.start(torch.zeros(3, dtype=torch.float64))
         after = bound.aggregate(server, {"update": updates}, Round(3.0, 3, 3), pf.LocalTraining())
         expected = torch.tensor(expected, dtype=torch.float64)
@@ -158,7 +158,7 @@ def test_without_normalisation_an_update_of_zero_counts_like_any_other(task):
 
 
 def test_the_length_of_an_update_does_not_matter(task):
-    bound = pf.FedMGDA(epsilon=1.0).on(task.setting(1, 0))
+    bound = pf.FedMGDA(epsilon=1.0).bind(task.context(1, 0))
     server = bound.start(torch.zeros(6, dtype=torch.float64))
     rows = torch.from_numpy(units(3, 4))
     scale = torch.tensor([[1e-20], [1.0], [7.0], [1e20]], dtype=torch.float64)

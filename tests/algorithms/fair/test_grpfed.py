@@ -47,31 +47,35 @@ def task():
     return dataclasses.replace(digits_task(SIZES), model=two_layer_head)
 
 
-def clients_of(task, algorithm, *, kept=None, training=TRAINING, round=0, chunk=None, dpsgd=None, parameters=None):
+def clients_of(
+    task, algorithm, *, client_state=None, training=TRAINING, round=0, chunk=None, dpsgd=None, parameters=None
+):
     """What every client sends and keeps in one round, by client."""
-    algorithm = algorithm.on(task.setting(1, 0))
+    algorithm = algorithm.bind(task.context(1, 0))
     way = None if dpsgd is None else "layers"
     server = algorithm.start(flatten(task.model(0)) if parameters is None else parameters)
     channel = RoundChannel.bare(algorithm.fields(), dpsgd)
-    context = RoundContext(round, 0, NoiseSource.from_key(4), kept or {})
+    context = RoundContext(round, 0, NoiseSource.from_key(4), client_state or {})
     with LoopEngine(task, algorithm, training, channel, way=way, workers=1) as loop:
         engine = loop if chunk is None else VectorisedEngine(loop, chunk, way)
         results = engine.train(range(len(task.clients)), algorithm.broadcast(server), context)
         return {result.client: result for result in results}
 
 
-def pseudo_code(task, algorithm, client, start, *, round=0, kept=None):
+def pseudo_code(task, algorithm, client, start, *, round=0, client_state=None):
     """Client m of algorithm 1 with five optimisers' worth of torch.optim, on the engine's batches."""
     networks = {name: task.model(0) for name in ("global", "local", "reference")}
-    kept = kept or {"discriminator": algorithm.on(task.setting(1, 0)).initial_kept(client)["discriminator"]}
-    if "personal" in kept:
-        nn.utils.vector_to_parameters(kept["personal"].clone(), networks["local"].parameters())
+    client_state = client_state or {
+        "discriminator": algorithm.bind(task.context(1, 0)).initial_client_state(client)["discriminator"]
+    }
+    if "personal" in client_state:
+        nn.utils.vector_to_parameters(client_state["personal"].clone(), networks["local"].parameters())
     for name in ("global", "reference"):
         nn.utils.vector_to_parameters(start.clone(), networks[name].parameters())
     head = [parameter.clone() for parameter in networks["global"].head.parameters()]
     nn.utils.vector_to_parameters(torch.cat([p.flatten() for p in head]), networks["local"].head.parameters())
     judge = nn.Sequential(nn.Linear(12, HIDDEN), nn.LeakyReLU(0.2), nn.Linear(HIDDEN, 1)).double()
-    nn.utils.vector_to_parameters(kept["discriminator"].clone(), judge.parameters())
+    nn.utils.vector_to_parameters(client_state["discriminator"].clone(), judge.parameters())
     rate = {"lr": TRAINING.learning_rate, "momentum": TRAINING.momentum}
     for_global = torch.optim.SGD(networks["global"].parameters(), **rate)
     for_local = torch.optim.SGD(networks["local"].body.parameters(), **rate)
@@ -135,53 +139,53 @@ def test_a_client_does_what_the_pseudo_code_says(task, algorithm, chunk):
     for client, result in clients_of(task, algorithm, parameters=start, chunk=chunk).items():
         twin = pseudo_code(task, algorithm, client, start)
         assert sorted(result.upload) == ["loss", "update"]
-        assert sorted(result.kept) == ["discriminator", "personal"]
-        for name, value in {**result.upload, **result.kept}.items():
+        assert sorted(result.client_state) == ["discriminator", "personal"]
+        for name, value in {**result.upload, **result.client_state}.items():
             torch.testing.assert_close(value, twin[name], rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("chunk", [None, 3], ids=["loop", "vectorised"])
 def test_local_extractor_and_discriminator_go_on_from_where_they_were(task, chunk):
     algorithm = GRPFed(hidden=HIDDEN)
-    kept = {client: result.kept for client, result in clients_of(task, algorithm).items()}
+    client_state = {client: result.client_state for client, result in clients_of(task, algorithm).items()}
     start = flatten(task.model(8))
-    found = clients_of(task, algorithm, kept=kept, round=1, parameters=start, chunk=chunk)
+    found = clients_of(task, algorithm, client_state=client_state, round=1, parameters=start, chunk=chunk)
     for client, result in found.items():
-        twin = pseudo_code(task, algorithm, client, start, round=1, kept=kept[client])
-        for name, value in result.kept.items():
+        twin = pseudo_code(task, algorithm, client, start, round=1, client_state=client_state[client])
+        for name, value in result.client_state.items():
             torch.testing.assert_close(value, twin[name], rtol=0, atol=1e-11)
 
 
 def test_a_batch_tells_the_printed_discriminator_from_a_stable_one(task):
     """The printed loss moves the logits with gradients that grow with certainty, so the two must come apart."""
-    kept = [clients_of(task, GRPFed(disc_loss=kind))[1].kept for kind in ("bce", "paper")]
-    assert float((kept[0]["discriminator"] - kept[1]["discriminator"]).abs().max()) > 1e-3
+    client_state = [clients_of(task, GRPFed(disc_loss=kind))[1].client_state for kind in ("bce", "paper")]
+    assert float((client_state[0]["discriminator"] - client_state[1]["discriminator"]).abs().max()) > 1e-3
 
 
 def test_the_local_models_head_is_the_received_one_bit_for_bit(task):
     start, training = flatten(task.model(7)), dataclasses.replace(TRAINING, weight_decay=0.1)
-    head = task.setting(1, 0).head
+    head = task.context(1, 0).head
     assert int(head.sum()) == 12 * 8 + 8 + 8 * 10 + 10
     for chunk in (None, 3):
         for result in clients_of(task, GRPFed(), parameters=start, training=training, chunk=chunk).values():
-            assert torch.equal(result.kept["personal"][head], start[head])
-            assert bool((result.kept["personal"][~head] != start[~head]).any())
+            assert torch.equal(result.client_state["personal"][head], start[head])
+            assert bool((result.client_state["personal"][~head] != start[~head]).any())
 
 
 def test_with_beta_one_the_local_extractor_ignores_the_discriminator(task):
     found = [clients_of(task, GRPFed(beta=1.0, hidden=hidden)) for hidden in (6, 50)]
     for client in range(len(SIZES)):
-        assert torch.equal(found[0][client].kept["personal"], found[1][client].kept["personal"])
+        assert torch.equal(found[0][client].client_state["personal"], found[1][client].client_state["personal"])
     found = [clients_of(task, GRPFed(beta=0.9, hidden=hidden)) for hidden in (6, 50)]
-    assert not torch.equal(found[0][1].kept["personal"], found[1][1].kept["personal"])
+    assert not torch.equal(found[0][1].client_state["personal"], found[1][1].client_state["personal"])
 
 
 def test_with_beta_zero_the_local_extractor_ignores_the_labels(task):
     other = dataclasses.replace(task, targets=(task.targets + 3) % 10)
     found = [clients_of(one, GRPFed(beta=0.0)) for one in (task, other)]
     for client in range(len(SIZES)):
-        for name, value in found[0][client].kept.items():
-            assert torch.equal(value, found[1][client].kept[name])
+        for name, value in found[0][client].client_state.items():
+            assert torch.equal(value, found[1][client].client_state[name])
         assert not torch.equal(found[0][client].upload["update"], found[1][client].upload["update"])
 
 
@@ -206,7 +210,7 @@ def test_the_global_path_is_bit_identical_without_the_local_branch(task, dpsgd):
 @pytest.mark.parametrize("chunk", [None, 3], ids=["loop", "vectorised"])
 def test_what_a_client_keeps_enters_no_upload(task, chunk, dpsgd):
     algorithm, draws = GRPFed(), torch.Generator().manual_seed(0)
-    fresh = algorithm.on(task.setting(1, 0)).initial_kept(0)["discriminator"]
+    fresh = algorithm.bind(task.context(1, 0)).initial_client_state(0)["discriminator"]
     others = {
         client: {
             "personal": torch.randn(flatten(task.model(0)).shape, generator=draws, dtype=torch.float64),
@@ -214,11 +218,14 @@ def test_what_a_client_keeps_enters_no_upload(task, chunk, dpsgd):
         }
         for client in range(len(SIZES))
     }
-    found = [clients_of(task, algorithm, kept=kept, chunk=chunk, dpsgd=dpsgd) for kept in ({}, others)]
+    found = [
+        clients_of(task, algorithm, client_state=client_state, chunk=chunk, dpsgd=dpsgd)
+        for client_state in ({}, others)
+    ]
     for client in range(len(SIZES)):
         one, other = found[0][client], found[1][client]
         assert all(torch.equal(value, other.upload[name]) for name, value in one.upload.items())
-        assert not torch.equal(one.kept["personal"], other.kept["personal"])
+        assert not torch.equal(one.client_state["personal"], other.client_state["personal"])
         assert one.log == other.log
 
 
@@ -326,20 +333,20 @@ def test_stacked_clients_run_as_they_do_one_by_one(task):
 
 
 def test_an_own_model_has_the_head_it_was_trained_with_or_the_latest(task):
-    head, server = task.setting(1, 0).head, {"parameters": flatten(task.model(5))}
-    kept = {"personal": flatten(task.model(6))}
-    paired = GRPFed().on(task.setting(1, 0)).personal(server, kept)["personal"]
-    latest = GRPFed(personal_head="latest").on(task.setting(1, 0)).personal(server, kept)["personal"]
-    assert torch.equal(paired, kept["personal"])
+    head, server = task.context(1, 0).head, {"parameters": flatten(task.model(5))}
+    client_state = {"personal": flatten(task.model(6))}
+    paired = GRPFed().bind(task.context(1, 0)).personal(server, client_state)["personal"]
+    latest = GRPFed(personal_head="latest").bind(task.context(1, 0)).personal(server, client_state)["personal"]
+    assert torch.equal(paired, client_state["personal"])
     assert torch.equal(latest[head], server["parameters"][head])
-    assert torch.equal(latest[~head], kept["personal"][~head])
+    assert torch.equal(latest[~head], client_state["personal"][~head])
 
 
 def test_a_client_that_never_trained_uses_the_global_model(task):
-    algorithm = GRPFed().on(task.setting(1, 0))
+    algorithm = GRPFed().bind(task.context(1, 0))
     server = {"parameters": flatten(task.model(5))}
-    for kept in ({}, algorithm.initial_kept(2)):
-        assert torch.equal(algorithm.personal(server, kept)["personal"], server["parameters"])
+    for client_state in ({}, algorithm.initial_client_state(2)):
+        assert torch.equal(algorithm.personal(server, client_state)["personal"], server["parameters"])
 
 
 def test_a_bound_on_losses_bounds_the_report(task):

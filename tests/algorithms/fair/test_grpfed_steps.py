@@ -34,14 +34,14 @@ class Recording:
         self.tape.append({"global": parameters.clone()})
         return self.door.gradient(loss, parameters, batch)
 
-    def kept_gradient(self, loss, parameters, batch, given, wrt="parameters"):
+    def local_only_gradient(self, loss, parameters, batch, given, wrt="parameters"):
         seen = self.tape[-1]
         if wrt == "parameters":
             names = "local", "discriminator"
         else:
             names = ("judged local", "judged again") if "judged" in seen else ("reference", "judged")
         seen.update(zip(names, (parameters.clone(), given["discriminator"].clone()), strict=True))
-        return self.door.kept_gradient(loss, parameters, batch, given, wrt)
+        return self.door.local_only_gradient(loss, parameters, batch, given, wrt)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Watched(GRPFed):
 @pytest.mark.parametrize("reference", ["broadcast", "current"])
 def test_each_step_changes_its_own_network_and_no_other(task, reference):
     start = flatten(task.model(7))
-    head = task.setting(1, 0).head
+    head = task.context(1, 0).head
     watched = Watched(hidden=HIDDEN, disc_ref=reference)
     clients_of(task, watched, parameters=start, training=TRAINING)
     steps = watched.tape

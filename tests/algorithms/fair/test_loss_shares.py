@@ -51,7 +51,7 @@ def test_the_level_cancels(task, algorithm):
 
 @BOTH
 def test_the_level_is_the_log_of_the_last_rounds_mean_normaliser(task, algorithm):
-    bound = algorithm.on(task.setting(1, 0))
+    bound = algorithm.bind(task.context(1, 0))
     before = bound.start(flatten(task.model(0)))
     weights = torch.tensor(SIZES if bound.weighting == "size" else (1,) * 4, dtype=torch.float64)
     found = uploads(task, algorithm, bound.broadcast(before), training=TRAINING)
@@ -93,7 +93,7 @@ def test_the_order_of_the_clients_does_not_matter(algorithm):
 
 @BOTH
 def test_where_the_shares_are_out_of_reach_the_model_stays_and_the_level_falls(task, algorithm):
-    bound = algorithm.on(task.setting(1, 0))
+    bound = algorithm.bind(task.context(1, 0))
     server = bound.start(flatten(task.model(0)))
     total = {"update": torch.ones_like(server["parameters"]), "normaliser": torch.tensor(0.0)}
     after = bound.aggregate(server, total, Round(weight=4.0, cohort=4, clients=4), TRAINING)
@@ -188,7 +188,7 @@ def test_noisy_gradients_and_a_noisy_loss_compose_to_a_finite_epsilon(task, algo
 
 @BOTH
 def test_all_that_is_sent_is_computed_from_the_noisy_loss_and_the_noisy_gradients(task, algorithm):
-    bound = algorithm.on(task.setting(1, 0))
+    bound = algorithm.bind(task.context(1, 0))
     told = received(task, 0.0)
     told["parameters"] = told["parameters"] + 0.01
 

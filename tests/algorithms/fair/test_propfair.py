@@ -185,7 +185,7 @@ def test_the_separable_form_costs_its_gradients_and_its_loss(task):
 
 def test_the_slope_multiplies_the_noise_as_well(task):
     """What is sent is a function of the noisy gradient and the noisy loss: the first is scaled as a whole."""
-    bound = pf.PropFair("uniform", per_sample=True).on(task.setting(1, 0))
+    bound = pf.PropFair("uniform", per_sample=True).bind(task.context(1, 0))
 
     class Answers:
         loss = None

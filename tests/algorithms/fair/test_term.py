@@ -131,16 +131,16 @@ def test_the_running_form_weighs_those_who_reported_alone(task):
 
 def test_the_running_form_counts_a_client_as_often_as_it_was_drawn(task):
     """With all losses alike the weights of the first round sum to 2/m, m the draws and not the clients drawn."""
-    bound = pf.RunningTERM(t=3.0).on(task.setting(1, 0))
+    bound = pf.RunningTERM(t=3.0).bind(task.context(1, 0))
     server = bound.start(flatten(task.model(0)))
     losses, times = torch.tensor([2.0, 2.0], dtype=torch.float64), torch.tensor([3.0, 1.0], dtype=torch.float64)
-    after = bound.hear(server, losses, Round(4.0, 4, 4, members=torch.tensor([1, 3]), factors=times))
+    after = bound.hear(server, losses, Round(4.0, 4, 4, members=torch.tensor([1, 3]), weights=times))
     assert after["shares"].tolist() == [0, 2 / 16, 0, 2 / 16]
-    assert float(times @ bound.decided(after, torch.tensor([1, 3]))) == 2 / 4
+    assert float(times @ bound.server_weights(after, torch.tensor([1, 3]))) == 2 / 4
     uneven = bound.hear(
         server,
         torch.tensor([2.0, 1.0], dtype=torch.float64),
-        Round(4.0, 4, 4, members=torch.tensor([1, 3]), factors=times),
+        Round(4.0, 4, 4, members=torch.tensor([1, 3]), weights=times),
     )
     low = math.exp(-3.0)
     assert float(uneven["running_mean"]) == pytest.approx((3 + low) / 4 / 2, rel=1e-12)

@@ -54,8 +54,8 @@ def sent(
     task: Task, algorithm: FedEvg, *, round: int = 0, vectorised: bool = False, dpsgd: pf.DPSGD | None = None
 ) -> tuple[dict[str, Tensor], list[ClientResult]]:
     """The server's state at the start of ``round`` and what every client sends, by client."""
-    bound = algorithm.on(task.setting(10, 0))
-    server = bound.turn(bound.start(bound.setting.fresh("initial", 0)), round)
+    bound = algorithm.bind(task.context(10, 0))
+    server = bound.begin_round(bound.start(bound.context.fresh("initial", 0)), round)
     channel, way = RoundChannel.bare(bound.fields(), dpsgd), None if dpsgd is None else "vmap"
     with LoopEngine(task, bound, TRAINING, channel, way=way, workers=1) as loop:
         engine = VectorisedEngine(loop, 3, way) if vectorised else loop

@@ -46,8 +46,8 @@ def sent(
     task: Task, algorithm: GenerativeFedAvg, training: pf.LocalTraining = TRAINING, *, stacked: bool = False
 ) -> tuple[dict[str, Tensor], list[ClientResult]]:
     """The server's state at the start of round 0 and what every client sends, by client."""
-    bound = algorithm.on(task.setting(10, 0))
-    server = bound.start(bound.setting.fresh("initial", 0))
+    bound = algorithm.bind(task.context(10, 0))
+    server = bound.start(bound.context.fresh("initial", 0))
     with LoopEngine(task, bound, training, RoundChannel.bare(bound.fields()), workers=1) as loop:
         engine = VectorisedEngine(loop, 3, None) if stacked else loop
         context = RoundContext(0, 0, NoiseSource.from_key(1), {})

@@ -52,7 +52,7 @@ def trained(task: Task, client: int, start: Tensor, *, round: int = 0) -> Tensor
 
 
 def test_the_losses_are_those_of_a_certain_and_of_an_undecided_discriminator() -> None:
-    algorithm = pf.FedCGAN(**SMALL).on(task_of().setting(1, 0))
+    algorithm = pf.FedCGAN(**SMALL).bind(task_of().context(1, 0))
     networks = algorithm.networks()
     maker, judge = networks.parts(torch.zeros(networks.size, dtype=torch.float64))
     pixels, kinds = torch.rand(4, PIXELS, dtype=torch.float64), torch.eye(CLASSES, dtype=torch.float64)[[0, 1, 2, 0]]

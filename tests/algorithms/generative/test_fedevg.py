@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from synthetic import Gallery
+from synthetic import SyntheticImageLog
 from torch import Tensor, nn
 
 import privfl as pf
@@ -98,7 +98,7 @@ def test_check_14_a_round_is_equations_5_and_6_of_what_the_clients_sent(weightin
     factor = {"signed": torch.exp(-energy.sign()), "exact": torch.exp(-energy), "size": torch.ones_like(energy)}
     omega = sizes * factor[weighting]
     pull = ((omega / omega.sum(0))[:, :, None] * g).sum(0).view_as(server["images"])
-    gallery = Gallery(every=1)
+    gallery = SyntheticImageLog(every=1)
     pf.simulate(
         task,
         algorithm,
@@ -115,7 +115,7 @@ def test_check_14_a_round_is_equations_5_and_6_of_what_the_clients_sent(weightin
 def test_check_2_with_one_client_all_weightings_are_the_same() -> None:
     task, found = task_of((12,)), []
     for weighting in ("signed", "exact", "size"):
-        gallery = Gallery()
+        gallery = SyntheticImageLog()
         run = pf.simulate(task, small(weighting=weighting), rounds=2, training=TRAINING, callbacks=[gallery])
         found.append(gallery.last.images)
         assert run.metrics[-1]["clients"] == 1
@@ -124,7 +124,7 @@ def test_check_2_with_one_client_all_weightings_are_the_same() -> None:
 
 
 def test_check_4_images_are_pixels_after_every_round_and_labels_never_change() -> None:
-    gallery = Gallery(every=1)
+    gallery = SyntheticImageLog(every=1)
     algorithm = small(step_size=10.0, samples_per_class=3)
     run = pf.simulate(task_of(), algorithm, rounds=4, training=TRAINING, callbacks=[gallery])
     assert list(gallery.sets) == [1, 2, 3, 4]
@@ -139,7 +139,7 @@ def test_check_4_images_are_pixels_after_every_round_and_labels_never_change() -
 
 
 def test_other_pixel_bounds_are_kept_too() -> None:
-    gallery = Gallery()
+    gallery = SyntheticImageLog()
     algorithm = small(low=-0.5, high=2.5, step_size=30.0)
     pf.simulate(task_of(), algorithm, rounds=1, training=TRAINING, callbacks=[gallery])
     assert float(gallery.last.images.min()) == -0.5
@@ -148,7 +148,7 @@ def test_other_pixel_bounds_are_kept_too() -> None:
 
 def test_images_start_as_standard_normal_noise_with_equally_many_of_each_class() -> None:
     """False alarm below 1e-6: 10,800 normal pixels; the mean lies within 5 standard errors of 0, the spread of 1."""
-    algorithm = FedEvg(samples_per_class=100).on(task_of().setting(10, 3))
+    algorithm = FedEvg(samples_per_class=100).bind(task_of().context(10, 3))
     server = algorithm.start(torch.zeros(4, dtype=torch.float64))
     assert server["images"].dtype == torch.float64
     assert server["labels"].bincount().tolist() == [100, 100, 100]
@@ -162,7 +162,7 @@ def test_images_start_as_standard_normal_noise_with_equally_many_of_each_class()
 def test_check_6_seeds_decide_everything_and_without_step_and_noise_images_are_only_clipped() -> None:
     task, found = task_of(), []
     for seed in (1, 1, 2):
-        gallery = Gallery()
+        gallery = SyntheticImageLog()
         run = pf.simulate(
             task,
             small(),
@@ -176,10 +176,10 @@ def test_check_6_seeds_decide_everything_and_without_step_and_noise_images_are_o
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
     assert not torch.equal(found[0][0], found[2][0])
-    gallery = Gallery(every=1)
+    gallery = SyntheticImageLog(every=1)
     still = small(step_size=0.0, last_step_size=0.0, noise=0.0)
     pf.simulate(task, still, rounds=2, training=TRAINING, callbacks=[gallery])
-    start = still.on(task.setting(2, 0)).start(torch.zeros(1, dtype=torch.float64))["images"]
+    start = still.bind(task.context(2, 0)).start(torch.zeros(1, dtype=torch.float64))["images"]
     assert torch.equal(gallery.sets[1].images, start.clamp(0, 1))
     assert torch.equal(gallery.sets[2].images, gallery.sets[1].images)
 
@@ -260,7 +260,7 @@ def test_check_11_the_payload_has_nd_plus_n_numbers_whatever_the_model_and_no_pa
         for result in sent(task, small(weighting=weighting))[1]:
             assert result.upload is not None
             assert sum(value.numel() for value in result.upload.values()) == expected
-    assert task.setting(1, 0).layout.size not in (expected, expected - 6)
+    assert task.context(1, 0).layout.size not in (expected, expected - 6)
 
 
 def test_the_upload_does_not_depend_on_how_many_images_are_differentiated_at_once(monkeypatch: Any) -> None:
@@ -271,19 +271,19 @@ def test_the_upload_does_not_depend_on_how_many_images_are_differentiated_at_onc
 
 
 def test_a_round_begins_with_fresh_parameters_that_the_seed_tells_or_with_those_a_client_kept() -> None:
-    task, bound = task_of(), small().on(task_of().setting(10, 0))
+    task, bound = task_of(), small().bind(task_of().context(10, 0))
     first, second = (sent(task, small(), round=number)[0]["parameters"] for number in (0, 1))
     assert not torch.equal(first, second)
-    assert torch.equal(second, bound.setting.fresh("fedevg", 1))
+    assert torch.equal(second, bound.context.fresh("fedevg", 1))
     keeping = small(reinitialise=False)
     assert small().keeps == ()
-    assert keeping.keeps == keeping.on(task.setting(10, 0)).keeps == ("parameters",)
+    assert keeping.keeps == keeping.bind(task.context(10, 0)).keeps == ("parameters",)
     server, results = sent(task, keeping)
     assert torch.equal(sent(task, keeping, round=1)[0]["parameters"], server["parameters"])
-    kept = results[0].kept["parameters"]
-    assert not torch.equal(kept, server["parameters"])
-    begun = keeping.begin(server, {"parameters": kept}, TRAINING)
-    assert torch.equal(begun["parameters"], kept)
+    client_state = results[0].client_state["parameters"]
+    assert not torch.equal(client_state, server["parameters"])
+    begun = keeping.begin(server, {"parameters": client_state}, TRAINING)
+    assert torch.equal(begun["parameters"], client_state)
 
 
 def blobs(seed: int = 0) -> Task:
@@ -307,7 +307,7 @@ def blobs(seed: int = 0) -> Task:
 @pytest.mark.parametrize("weighting", ["signed", "exact"])
 def test_check_12_the_images_come_to_look_like_the_classes_and_teach_a_classifier(weighting: str) -> None:
     """A classifier that guesses has 50 % of 80 test images: 75 % or more by luck has p < 6e-6; seeds are fixed."""
-    task, gallery = blobs(), Gallery()
+    task, gallery = blobs(), SyntheticImageLog()
     algorithm = FedEvg(
         samples_per_class=5, weighting=weighting, step_size=1.0, last_step_size=0.1, clip=1.0, classifier_epochs=100
     )

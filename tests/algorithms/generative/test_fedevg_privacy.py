@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from synthetic import Gallery
+from synthetic import SyntheticImageLog
 
 import privfl as pf
 from privfl.errors import ConfigError
@@ -67,7 +67,7 @@ def test_both_engines_agree_under_dp_sgd() -> None:
 
 @pytest.mark.parametrize("at", ["server", "client"])
 def test_client_level_noise_covers_strengths_and_gradients_and_keeps_the_images_pixels(at: str) -> None:
-    task, gallery = task_of(), Gallery()
+    task, gallery = task_of(), SyntheticImageLog()
     privacy = pf.Privacy(update=[pf.Clip(2.0), pf.GaussianNoise(5.0, at=at)])  # type: ignore[arg-type]
     run = pf.simulate(
         task, small(client_weights="uniform"), rounds=2, training=TRAINING, privacy=privacy, callbacks=[gallery]

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from synthetic import Gallery
+from synthetic import SyntheticImageLog
 
 import privfl as pf
 from privfl.algorithms.generative.generative_fedavg import GenerativeFedAvg
@@ -34,7 +34,7 @@ both = pytest.mark.parametrize("name", ALGORITHMS)
 
 @both
 def test_the_server_keeps_a_labelled_set_of_pixels_that_its_generator_draws_anew_after_every_round(name: str) -> None:
-    gallery = Gallery(every=1)
+    gallery = SyntheticImageLog(every=1)
     algorithm = ALGORITHMS[name](low=-0.5, high=2.5, **SMALL)
     run = pf.simulate(
         task_of(), algorithm, rounds=2, training=TRAINING, callbacks=[gallery], execution=pf.Execution(workers=1)
@@ -72,7 +72,7 @@ def test_the_tested_model_is_the_tasks_own_trained_on_the_set_from_fresh_paramet
     task = task_of()
     run = pf.simulate(task, ALGORITHMS[name](**{**SMALL, "classifier_epochs": 5}), rounds=1, training=TRAINING)
     assert isinstance(run.algorithm, GenerativeFedAvg)
-    fresh = run.algorithm.setting.fresh(f"{name}-classifier", 0)
+    fresh = run.algorithm.context.fresh(f"{name}-classifier", 0)
     images, labels = run.server["images"], run.server["labels"]
     expected = train_classifier(task.model(0), fresh, images, labels, epochs=5, seed=0)
     torch.testing.assert_close(run.parameters, expected, rtol=0, atol=1e-12)
@@ -132,7 +132,7 @@ def test_every_client_notes_at_its_door_that_sums_over_its_samples_left_bare(nam
         for result in results:
             assert "sums over samples are sent without a mechanism" in result.log.bare
             assert not result.log.noisy
-            assert not result.kept
+            assert not result.client_state
 
 
 @both

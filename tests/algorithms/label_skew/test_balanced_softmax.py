@@ -72,8 +72,8 @@ def test_without_smoothing_a_missing_class_gets_no_gradient_at_all():
     assert torch.equal(gradient[:, [1, 4]], torch.zeros(40, 2, dtype=torch.float64))
     assert float(gradient[:, [0, 2, 3]].abs().min()) > 0
     renumbered = torch.tensor([0, -1, 1, 2, -1])[targets]
-    kept = logits[:, [0, 2, 3]] + COUNTS.double()[[0, 2, 3]].log()
-    present = F.cross_entropy(kept, renumbered, reduction="none")
+    client_state = logits[:, [0, 2, 3]] + COUNTS.double()[[0, 2, 3]].log()
+    present = F.cross_entropy(client_state, renumbered, reduction="none")
     masked = balanced_cross_entropy(logits, targets, smoothed_prior(COUNTS.double(), 0.0).log())
     torch.testing.assert_close(masked, present, rtol=0, atol=1e-14)
 

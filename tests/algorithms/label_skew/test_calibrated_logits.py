@@ -74,7 +74,7 @@ class Counted:
 
 def test_logits_keep_the_type_of_the_model():
     for algorithm in (pf.FedRS(form="graded"), pf.FedLC()):
-        bound, received = algorithm.on(skewed_task().setting(1, 0)), {"parameters": torch.zeros(3)}
+        bound, received = algorithm.bind(skewed_task().context(1, 0)), {"parameters": torch.zeros(3)}
         local = bound.begin(received, {}, TRAINING)
         bound.prepare(local, received, None, Counted(), TRAINING)
         assert (local["factor"].dtype, local["shift"].dtype) == (torch.float32, torch.float32)

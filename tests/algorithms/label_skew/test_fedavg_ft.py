@@ -94,7 +94,7 @@ def test_two_rounds_are_fedavgs_with_the_head_trained_after_each(task, own, sett
 
 
 def test_the_body_is_the_mean_of_the_clients_bit_by_bit_and_the_head_is_not(task, own):
-    head = FedAvgFT().on(task.setting(1, 0)).setting.head
+    head = FedAvgFT().bind(task.context(1, 0)).context.head
     found, plain = (run(task, one, 1).parameters for one in (FedAvgFT(images=own), pf.FedAvg()))
     assert torch.equal(found[~head], plain[~head])
     assert float((found - plain)[head].abs().max()) > 1e-3
@@ -106,11 +106,13 @@ def test_tuning_draws_no_drop_out_and_lowers_the_loss_of_the_images(own):
         return Network(nn.Sequential(nn.Linear(64, 12), nn.Dropout(0.9)), nn.Linear(12, 10)).double()
 
     task = replace(digits_task(SIZES), model=dropping)
-    bound, start = FedAvgFT(images=own).on(task.setting(1, 0)), flatten(dropping(3))
-    kept = [bound.tuned(start, *bound.own, 8, torch.Generator().manual_seed(1)) for _ in range(2)]
-    assert torch.equal(*kept)
+    bound, start = FedAvgFT(images=own).bind(task.context(1, 0)), flatten(dropping(3))
+    client_state = [bound.tuned(start, *bound.own, 8, torch.Generator().manual_seed(1)) for _ in range(2)]
+    assert torch.equal(*client_state)
     features = loaded(task, start).eval().features(bound.own[0]).detach()
-    before, after = (F.cross_entropy(loaded(task, flat).head(features), bound.own[1]) for flat in (start, kept[0]))
+    before, after = (
+        F.cross_entropy(loaded(task, flat).head(features), bound.own[1]) for flat in (start, client_state[0])
+    )
     assert after.item() < before.item()
 
 
@@ -147,7 +149,7 @@ def rows_of(inputs):
 def test_rows_set_aside_are_no_clients_in_a_task_built_of_the_others(tmp_path):
     rest = set_aside(load_dataset("digits"), path := tmp_path / "own.npz", per_class=4)
     task = pf.Task.from_dataset(rest, partition=pf.IID(clients=4), model="two-nn")
-    bound = FedAvgFT(images=str(path)).on(task.setting(1, 0))
+    bound = FedAvgFT(images=str(path)).bind(task.context(1, 0))
     assert len(rows_of(bound.own[0])) == 40
     assert not rows_of(bound.own[0]) & (rows_of(task.inputs) | rows_of(task.test_inputs))
     training = pf.LocalTraining(batch_size=200, steps=1)

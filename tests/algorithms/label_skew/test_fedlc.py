@@ -101,7 +101,7 @@ def alone(task, client):
 def test_the_head_of_classes_that_a_client_does_not_hold_stays(task):
     training = pf.LocalTraining(learning_rate=0.5, batch_size=10)
     found = run(alone(task, 0), FedLC(), 1, training=training, availability=None).parameters
-    layout = FedLC().on(task.setting(1, 0)).setting.layout
+    layout = FedLC().bind(task.context(1, 0)).context.layout
     moved = layout.named_views(found - initial(task))["head.weight"].abs().amax(1)
     held = torch.tensor(sorted(HELD[0]))
     missing = torch.tensor(sorted(set(range(10)) - set(HELD[0])))
@@ -125,7 +125,7 @@ def test_a_test_sees_the_plain_logits(task):
 def test_a_client_sends_its_update_alone(task):
     for result in uploads(task, FedLC(), {"parameters": initial(task)}):
         assert {name: value.numel() for name, value in result.upload.items()} == {"update": len(initial(task))}
-        assert result.kept == {}
+        assert result.client_state == {}
 
 
 def test_permuting_clients_changes_nothing_but_rounding(task):

@@ -105,7 +105,7 @@ def test_a_test_sees_the_plain_logits(task, engine):
 def test_a_client_sends_its_update_alone(task):
     for result in uploads(task, FedRS(), {"parameters": initial(task)}):
         assert {name: value.numel() for name, value in result.upload.items()} == {"update": len(initial(task))}
-        assert result.kept == {}
+        assert result.client_state == {}
 
 
 def test_permuting_clients_changes_nothing_but_rounding(task):

@@ -93,16 +93,16 @@ VARIANTS = {"none": MOON(mu=5.0), "initial": MOON(mu=5.0, first="initial"), "war
 @pytest.mark.parametrize("engine", ["loop", "vectorised"])
 def test_four_rounds_with_clients_that_come_and_go_are_those_of_a_plain_twin(task, moon, engine):
     expected, previous = twin(task, moon, 4)
-    kept = {}
+    client_state = {}
     found = run(
         task,
         moon,
         execution=pf.Execution(engine=engine),
-        callbacks=[lambda simulation, line: kept.update(simulation.kept)],
+        callbacks=[lambda simulation, line: client_state.update(simulation.client_state)],
     )
     torch.testing.assert_close(found.parameters, expected, rtol=0, atol=1e-10)
-    assert kept.keys() == previous.keys()
-    for client, tensors in kept.items():
+    assert client_state.keys() == previous.keys()
+    for client, tensors in client_state.items():
         assert set(tensors) == {"parameters"}
         torch.testing.assert_close(tensors["parameters"], previous[client], rtol=0, atol=1e-10)
 
@@ -182,7 +182,7 @@ def test_frozen_features_are_those_of_the_model_in_evaluation_mode():
         return Network(nn.Sequential(nn.Linear(64, 12), nn.Dropout(0.5)), nn.Linear(12, 10)).double()
 
     task = replace(digits_task((5,)), model=dropping)
-    moon, other = MOON().on(task.setting(1, 0)), dropping(7)
+    moon, other = MOON().bind(task.context(1, 0)), dropping(7)
     found = moon.frozen.of(flatten(other).requires_grad_(), task.inputs)
     assert not found.requires_grad
     torch.testing.assert_close(found, other.eval().features(task.inputs).detach())
@@ -190,10 +190,10 @@ def test_frozen_features_are_those_of_the_model_in_evaluation_mode():
 
 
 def test_an_algorithm_of_one_run_knows_the_network_of_the_next(task):
-    moon = MOON().on(task.setting(1, 0))
+    moon = MOON().bind(task.context(1, 0))
     assert moon.frozen.of(flatten(task.model(0)), task.inputs).shape == (len(task.inputs), 12)
     wider = replace(task, model=lambda seed: Network(nn.Linear(64, 5), nn.Linear(5, 10)).double())
-    again = moon.on(wider.setting(1, 0))
+    again = moon.bind(wider.context(1, 0))
     assert again.frozen.of(flatten(wider.model(0)), task.inputs).shape == (len(task.inputs), 5)
     assert moon.frozen.of(flatten(task.model(0)), task.inputs).shape == (len(task.inputs), 12)
 
@@ -202,7 +202,9 @@ def test_a_client_sends_its_update_alone_and_keeps_the_model_it_ended_with(task)
     start = flatten(task.model(0))
     for result in uploads(task, MOON(), {"parameters": start}, training=TRAINING):
         assert {name: value.numel() for name, value in result.upload.items()} == {"update": len(start)}
-        torch.testing.assert_close(result.kept["parameters"], start + result.upload["update"], rtol=0, atol=1e-15)
+        torch.testing.assert_close(
+            result.client_state["parameters"], start + result.upload["update"], rtol=0, atol=1e-15
+        )
 
 
 def test_permuting_clients_changes_nothing_but_rounding(task):
@@ -272,42 +274,44 @@ class Watched(MOON):
             client.gradient = gradient
 
 
-def trained(task, algorithm, client, dpsgd, training, kept):
-    algorithm = algorithm.on(task.setting(3, 0))
+def trained(task, algorithm, client, dpsgd, training, client_state):
+    algorithm = algorithm.bind(task.context(3, 0))
     channel, received = RoundChannel.bare(algorithm.fields(), dpsgd), {"parameters": flatten(task.model(0))}
     with LoopEngine(task, algorithm, training, channel, way="layers", workers=1) as engine:
-        context = RoundContext(1, 0, NoiseSource.from_key(3), kept)
+        context = RoundContext(1, 0, NoiseSource.from_key(3), client_state)
         return next(iter(engine.train([client], received, context)))
 
 
 def test_update_and_kept_model_are_a_function_of_noisy_gradients_and_public_values(task):
     training, dpsgd = replace(TRAINING, steps=4), pf.DPSGD(noise_multiplier=1.0, sample_rate=0.3)
-    kept, watched = {1: {"parameters": flatten(task.model(5))}}, Watched(mu=5.0)
-    result = trained(task, watched, 1, dpsgd, training, kept)
+    client_state, watched = {1: {"parameters": flatten(task.model(5))}}, Watched(mu=5.0)
+    result = trained(task, watched, 1, dpsgd, training, client_state)
     assert len(watched.tape) == 4  # one gradient passes the door in a step
     assert sum(result.log.noisy.values()) == 4
     assert not result.log.bare
-    moon, received = MOON(mu=5.0).on(task.setting(3, 0)), {"parameters": flatten(task.model(0))}
-    local, nothing = moon.begin(received, kept[1], training), torch.empty(0)
+    moon, received = MOON(mu=5.0).bind(task.context(3, 0)), {"parameters": flatten(task.model(0))}
+    local, nothing = moon.begin(received, client_state[1], training), torch.empty(0)
     local["parameters"] = local["parameters"].clone()
     door = Replaying(watched.tape)
     for _ in list(watched.tape):
         batch = Batch(nothing, nothing, nothing, nothing, lambda: pytest.fail("a batch was counted"))
         moon.step(local, received, batch, door, training)
     assert torch.equal(moon.finish(local, received, training)["update"], result.upload["update"])
-    assert torch.equal(local["parameters"], result.kept["parameters"])
+    assert torch.equal(local["parameters"], result.client_state["parameters"])
 
 
 def test_one_example_moves_a_step_by_no_more_than_the_clipping_norm(task):
     dpsgd = pf.DPSGD(noise_multiplier=0.0, sample_rate=1.0, max_grad_norm=0.2)
     training = pf.LocalTraining(learning_rate=1.0, batch_size=8, steps=1)
-    kept = {0: {"parameters": flatten(task.model(5))}}
-    whole = trained(task, MOON(mu=50.0), 0, dpsgd, training, kept).upload["update"]
+    client_state = {0: {"parameters": flatten(task.model(5))}}
+    whole = trained(task, MOON(mu=50.0), 0, dpsgd, training, client_state).upload["update"]
     moved = []
     for left_out in range(SIZES[0]):
         rows = task.clients[0][torch.arange(SIZES[0]) != left_out]
         alone = replace(task, clients=ClientIndex.of([rows.numpy()]))
-        moved.append(float((trained(alone, MOON(mu=50.0), 0, dpsgd, training, kept).upload["update"] - whole).norm()))
+        moved.append(
+            float((trained(alone, MOON(mu=50.0), 0, dpsgd, training, client_state).upload["update"] - whole).norm())
+        )
     assert 0.5 * 0.2 / 8 < max(moved) <= 0.2 / 8 * (1 + 1e-9)
 
 

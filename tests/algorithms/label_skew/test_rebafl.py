@@ -174,7 +174,7 @@ def test_bsm_fedavg_leaves_the_head_of_classes_that_a_client_does_not_hold(task)
     alone = Task(**{**vars(task), "clients": ClientIndex.of([task.clients[0].numpy()])})
     training = pf.LocalTraining(learning_rate=0.5, batch_size=10)
     found = run(alone, BalancedFedAvg(), 1, training=training, availability=None).parameters
-    layout = ReBaFL().on(alone.setting(1, 0)).setting.layout
+    layout = ReBaFL().bind(alone.context(1, 0)).context.layout
     moved = layout.named_views(found - flatten(network(0)))["head.weight"].abs().amax(1)
     assert (moved[:2] > 1e-3).all()
     assert torch.equal(moved[2:], torch.zeros(8).double())
@@ -210,7 +210,7 @@ def given_for(task, rows):
 
 @pytest.mark.parametrize("form", ["coupled", "per sample"])
 def test_the_augmented_loss_trains_the_head_alone(task, form):
-    rebafl, model, rows = ReBaFL().on(task.setting(1, 0)), network(0), task.clients[1]
+    rebafl, model, rows = ReBaFL().bind(task.context(1, 0)), network(0), task.clients[1]
     extra = {"present": torch.ones(len(rows), dtype=torch.bool)} if form == "coupled" else {}
     loss = rebafl.loss if form == "coupled" else rebafl.separable_loss
     gradients = []
@@ -224,11 +224,11 @@ def test_the_augmented_loss_trains_the_head_alone(task, form):
 
 
 def test_padding_changes_no_term_of_the_coupled_loss(task):
-    rebafl, model, rows = ReBaFL().on(task.setting(1, 0)), network(0), task.clients[1][:12]
+    rebafl, model, rows = ReBaFL().bind(task.context(1, 0)), network(0), task.clients[1][:12]
     given = given_for(task, rows)
     inputs, targets = task.inputs[rows], task.targets[rows]
     for missing in ("keep", "drop", "cycle_available"):
-        variant = ReBaFL(aug_missing=missing).on(rebafl.setting)
+        variant = ReBaFL(aug_missing=missing).bind(rebafl.context)
         whole = variant.loss(model, inputs, targets, present=torch.ones(12, dtype=torch.bool), **given)
         padded = variant.loss(
             model,

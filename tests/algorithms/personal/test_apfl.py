@@ -51,8 +51,8 @@ def test_two_rounds_descend_the_loss_of_the_mixture_for_v_and_alpha(task, alpha,
         own, shares = ({k: one[place] for k, one in enumerate(found)} for place in (1, 2))
     torch.testing.assert_close(run.parameters, server, rtol=0, atol=1e-12)
     for client in range(3):
-        torch.testing.assert_close(run.kept[client]["personal"], own[client], rtol=0, atol=1e-12)
-        torch.testing.assert_close(run.kept[client]["alpha"], shares[client], rtol=0, atol=1e-12)
+        torch.testing.assert_close(run.client_state[client]["personal"], own[client], rtol=0, atol=1e-12)
+        torch.testing.assert_close(run.client_state[client]["alpha"], shares[client], rtol=0, atol=1e-12)
     assert len({float(share) for share in shares.values()} - {alpha}) == 3  # each has learnt its own
 
 
@@ -65,20 +65,20 @@ def test_the_server_follows_fedavg_bit_for_bit_whatever_alpha(task, alpha):
 
 def test_a_fixed_alpha_of_zero_uses_fedavgs_model(task):
     run = pf.simulate(task, pf.APFL(alpha=0.0, adaptive=False), rounds=2, training=PLAIN)
-    for kept in run.kept.values():
-        (model,) = run.algorithm.personal(run.server, kept).values()
+    for client_state in run.client_state.values():
+        (model,) = run.algorithm.personal(run.server, client_state).values()
         assert torch.equal(model, run.parameters)
-        assert torch.equal(kept["personal"], initial(task))  # nothing reaches v
+        assert torch.equal(client_state["personal"], initial(task))  # nothing reaches v
 
 
 def test_a_fixed_alpha_of_one_is_training_alone(task):
     settings = {"rounds": 4, "training": TRAINING, "cohort": pf.FixedCohort(2), "seed": 1}
     ours, theirs = (pf.simulate(task, one, **settings) for one in (pf.APFL(alpha=1.0, adaptive=False), pf.Local()))
-    trained = {client: kept for client, kept in ours.kept.items() if kept}
+    trained = {client: client_state for client, client_state in ours.client_state.items() if client_state}
     assert len(trained) == 3
-    for client, kept in trained.items():
-        (model,) = ours.algorithm.personal(ours.server, kept).values()
-        assert torch.equal(model, theirs.kept[client]["parameters"])
+    for client, client_state in trained.items():
+        (model,) = ours.algorithm.personal(ours.server, client_state).values()
+        assert torch.equal(model, theirs.client_state[client]["parameters"])
 
 
 def test_alpha_never_leaves_its_range(task):
@@ -86,13 +86,13 @@ def test_alpha_never_leaves_its_range(task):
     received = {"parameters": initial(task)}
     for start in (0.01, 0.99):
         for result in uploads(task, pf.APFL(alpha=start), received, training=steep):
-            assert 0 <= float(result.kept["alpha"]) <= 1
+            assert 0 <= float(result.client_state["alpha"]) <= 1
 
 
 def test_v_and_alpha_are_no_part_of_the_upload(task):
     (result, *_) = uploads(task, pf.APFL(), {"parameters": initial(task)}, training=PLAIN)
     assert result.upload.keys() == {"update"}
-    assert result.kept.keys() == {"personal", "alpha"}
+    assert result.client_state.keys() == {"personal", "alpha"}
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_two_rounds_follow_torch_sgd_on_the_penalised_loss(task):
         server = sum(size / 40 * one for size, one in zip(SIZES, trained, strict=True))
     torch.testing.assert_close(run.parameters, server, rtol=0, atol=1e-12)
     for client, expected in own.items():
-        torch.testing.assert_close(run.kept[client]["personal"], expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(run.client_state[client]["personal"], expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("weight", [0.0, 1.0, 1e9])
@@ -55,7 +55,9 @@ def test_the_server_follows_fedavg_bit_for_bit_even_if_a_personal_model_diverges
     settings = {"rounds": 3, "training": TRAINING, "cohort": pf.FixedCohort(2), "seed": 4}
     ours, theirs = (pf.simulate(task, one, **settings) for one in (pf.Ditto(proximal_weight=weight), pf.FedAvg()))
     assert torch.equal(ours.parameters, theirs.parameters)
-    largest = max(float(kept["personal"].abs().max()) for kept in ours.kept.values() if kept)
+    largest = max(
+        float(client_state["personal"].abs().max()) for client_state in ours.client_state.values() if client_state
+    )
     assert (largest > 1e9) == (weight == 1e9)
 
 
@@ -72,10 +74,10 @@ def test_drop_out_moves_the_servers_path_because_both_models_draw_their_masks_fr
 def test_without_a_pull_it_is_training_alone(task):
     settings = {"rounds": 4, "training": TRAINING, "cohort": pf.FixedCohort(2), "seed": 1}
     ours, theirs = (pf.simulate(task, one, **settings) for one in (pf.Ditto(proximal_weight=0.0), pf.Local()))
-    trained = [client for client, kept in ours.kept.items() if kept]
+    trained = [client for client, client_state in ours.client_state.items() if client_state]
     assert len(trained) == 3
     for client in trained:
-        assert torch.equal(ours.kept[client]["personal"], theirs.kept[client]["parameters"])
+        assert torch.equal(ours.client_state[client]["personal"], theirs.client_state[client]["parameters"])
 
 
 def test_a_huge_pull_sets_the_own_model_to_the_received_one(task):
@@ -84,8 +86,8 @@ def test_a_huge_pull_sets_the_own_model_to_the_received_one(task):
     training = replace(TRAINING, momentum=0.0, weight_decay=0.0)
     before = pf.simulate(task, algorithm, rounds=1, training=training).parameters
     run = pf.simulate(task, algorithm, rounds=2, training=training)
-    for kept in run.kept.values():
-        torch.testing.assert_close(kept["personal"], before, rtol=0, atol=1e-7)
+    for client_state in run.client_state.values():
+        torch.testing.assert_close(client_state["personal"], before, rtol=0, atol=1e-7)
     assert float((run.parameters - before).abs().max()) > 1e-3
 
 
@@ -97,7 +99,7 @@ def test_on_quadratics_the_own_models_end_at_the_closed_form(weight):
     torch.testing.assert_close(run.parameters, optimum, rtol=0, atol=1e-7)
     for client in range(4):
         expected = pulled(curvatures[client], optima[client], optimum, weight)
-        torch.testing.assert_close(run.kept[client]["personal"], expected, rtol=0, atol=1e-7)
+        torch.testing.assert_close(run.client_state[client]["personal"], expected, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize(

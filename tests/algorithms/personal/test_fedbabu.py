@@ -42,11 +42,11 @@ def twin(task, **settings):
 def test_two_rounds_are_those_of_the_twin(task, engine):
     run = simulate(task, pf.FedBABU(), execution=pf.Execution(engine=engine))
     assert_as_by_hand(task, run, (twin(task), [{}] * 3))
-    assert run.kept == {}
+    assert run.client_state == {}
 
 
 def test_the_head_is_the_initial_one_in_all_rounds_and_the_body_is_not(task):
-    head, begin = task.setting(1, 0).head, flatten(deep(0))
+    head, begin = task.context(1, 0).head, flatten(deep(0))
     training = replace(TRAINING, momentum=0.9, weight_decay=0.5)
     for privacy in (None, PRIVATE):
         run = simulate(task, pf.FedBABU(), rounds=3, training=training, privacy=privacy, record=True)
@@ -60,7 +60,7 @@ class Headless(pf.FedBABU):
     """All parameters are the body."""
 
     def part(self):
-        return torch.ones_like(self.setting.head)
+        return torch.ones_like(self.context.head)
 
 
 def test_with_an_empty_head_it_is_fedavg(task):
@@ -97,9 +97,9 @@ def test_a_client_fine_tunes_the_model_it_receives(task, part, engine):
     run = simulate(task, algorithm, execution=pf.Execution(engine=engine), record=True)
     received = run.transcript[1].broadcast["parameters"]
     for client in range(len(SHARES)):
-        own = run.kept[client]["personal"]
+        own = run.client_state[client]["personal"]
         torch.testing.assert_close(own, tuned_by_hand(task, received, client, part, 3), rtol=0, atol=1e-12)
-        resting = ~task.setting(1, 0).head if part == "head" else task.setting(1, 0).head
+        resting = ~task.context(1, 0).head if part == "head" else task.context(1, 0).head
         if part != "full":
             assert torch.equal(own[resting], received[resting])
 
@@ -110,7 +110,7 @@ def test_personal_metrics_are_those_of_the_fine_tuned_models(task):
     accuracies = []
     for client in range(3):
         network, rows = deep(0), held.local_tests[client]
-        nn.utils.vector_to_parameters(run.kept[client]["personal"], network.parameters())
+        nn.utils.vector_to_parameters(run.client_state[client]["personal"], network.parameters())
         accuracies.append(float((network(held.inputs[rows]).argmax(1) == held.targets[rows]).double().mean()))
     last = run.metrics[-1]
     assert last["personal_accuracy_of_clients"] == pytest.approx(np.mean(accuracies))
@@ -125,7 +125,7 @@ def test_fine_tuning_changes_no_bit_of_any_message_and_no_claim(task, privacy, e
         simulate(task, algorithm, privacy=privacy, execution=pf.Execution(engine=engine), record=True, evaluate_every=2)
         for algorithm in (pf.FedBABU(), pf.FedBABU(finetune_steps=3), pf.FedBABU(finetune_steps=2, finetune="head"))
     ]
-    assert [len(run.kept) for run in runs] == [0, 3, 3]
+    assert [len(run.client_state) for run in runs] == [0, 3, 3]
     for run in runs[1:]:
         for mine, other in zip(run.transcript, runs[0].transcript, strict=True):
             assert torch.equal(mine.released, other.released)
@@ -149,8 +149,8 @@ class Shifted:
         self.door = door
         self.loss = lambda network, inputs, targets: door.loss(network, inputs, (targets + 3) % 10)
 
-    def kept_gradient(self, *arguments):
-        return self.door.kept_gradient(*arguments)
+    def local_only_gradient(self, *arguments):
+        return self.door.local_only_gradient(*arguments)
 
 
 def test_other_data_behind_the_personal_model_leave_every_upload_bit_identical(task):
@@ -162,4 +162,4 @@ def test_other_data_behind_the_personal_model_leave_every_upload_bit_identical(t
         assert torch.equal(mine.released, other.released)
         assert all(torch.equal(mine.uploads[client]["update"], other.uploads[client]["update"]) for client in range(3))
     for client in range(3):
-        assert not torch.equal(runs[0].kept[client]["personal"], runs[1].kept[client]["personal"])
+        assert not torch.equal(runs[0].client_state[client]["personal"], runs[1].client_state[client]["personal"])

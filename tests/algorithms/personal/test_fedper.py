@@ -48,7 +48,7 @@ class Everything(pf.FedPer):
     """No parameter is private."""
 
     def part(self):
-        return torch.ones_like(self.setting.head)
+        return torch.ones_like(self.context.head)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Nothing(pf.FedPer):
     """No parameter is shared."""
 
     def part(self):
-        return torch.zeros_like(self.setting.head)
+        return torch.zeros_like(self.context.head)
 
 
 @pytest.mark.parametrize("weighting", ["size", "uniform", "scheme-2"])
@@ -69,6 +69,6 @@ def test_without_private_parameters_it_is_fedavg(task, weighting):
 def test_without_shared_parameters_every_client_trains_alone(task):
     runs = [simulate(task, algorithm, rounds=3) for algorithm in (Nothing(), pf.Local())]
     for client in range(len(SHARES)):
-        assert torch.equal(runs[0].kept[client]["parameters"], runs[1].kept[client]["parameters"])
+        assert torch.equal(runs[0].client_state[client]["parameters"], runs[1].client_state[client]["parameters"])
     assert runs[0].metrics[-1]["test_accuracy"] == runs[1].metrics[-1]["test_accuracy"]
     assert torch.equal(runs[0].parameters, flatten(task.model(0)))

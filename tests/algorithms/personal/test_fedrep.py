@@ -67,7 +67,7 @@ def test_in_every_step_one_part_rests_bit_for_bit_whatever_the_momentum(task):
     algorithm = Watched(head_epochs=2)
     training = replace(TRAINING, momentum=0.9, weight_decay=0.5, epochs=3)
     simulate(task, algorithm, rounds=1, training=training, cohort=pf.FixedCohort(1), seed=0)
-    head = task.setting(1, 0).head
+    head = task.context(1, 0).head
     points = [flatten(deep(0)), *algorithm.path]
     trained = []
     for before, after in pairwise(points):
@@ -91,7 +91,7 @@ class Masked(pf.FedRep):
     shares: bool = True
 
     def part(self):
-        return torch.full_like(self.setting.head, self.shares)
+        return torch.full_like(self.context.head, self.shares)
 
 
 def test_with_an_empty_head_it_is_fedavg(task):
@@ -104,7 +104,9 @@ def test_with_an_empty_base_every_client_trains_alone_for_the_heads_epochs(task)
     alone = simulate(task, pf.Local(), rounds=3, training=replace(TRAINING, epochs=4))
     run = simulate(task, Masked(head_epochs=4, shares=False), rounds=3, training=replace(TRAINING, epochs=1))
     for client in range(3):
-        torch.testing.assert_close(run.kept[client]["parameters"], alone.kept[client]["parameters"], rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            run.client_state[client]["parameters"], alone.client_state[client]["parameters"], rtol=0, atol=1e-12
+        )
 
 
 def test_the_plan_puts_the_heads_passes_before_the_usual_ones(task):
@@ -145,5 +147,5 @@ def test_under_dp_sgd_every_client_has_as_many_steps_for_its_head_as_its_own_rat
     for client, steps in enumerate((7, 23, 11)):
         assert sum(one_by_one[client].log.noisy.values()) == steps
         assert one_by_one[client].log == stacked[client].log
-        both = [results[client].kept["parameters"] for results in (one_by_one, stacked)]
+        both = [results[client].client_state["parameters"] for results in (one_by_one, stacked)]
         torch.testing.assert_close(both[0], both[1], rtol=0, atol=1e-4)  # noise is rounded to a grid

@@ -171,9 +171,9 @@ def test_keeping_apart_adds_the_gradients_in_place_for_one_client_and_for_a_stac
     found = vmap(one)(for_u, for_v, u, v)
     for mine, theirs in zip(alone, expected[0], strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-14)
-    for kept, changed, number in zip(found, (for_u, for_v), (0, 1), strict=True):
-        assert kept.data_ptr() == changed.data_ptr()
-        torch.testing.assert_close(kept, torch.stack([pair[number] for pair in expected]), rtol=0, atol=1e-14)
+    for client_state, changed, number in zip(found, (for_u, for_v), (0, 1), strict=True):
+        assert client_state.data_ptr() == changed.data_ptr()
+        torch.testing.assert_close(client_state, torch.stack([pair[number] for pair in expected]), rtol=0, atol=1e-14)
 
 
 def test_scales_and_shifts_of_norm_layers_are_not_random_and_everything_else_is():

@@ -35,9 +35,9 @@ def test_two_rounds_are_those_of_the_twin_with_equal_weights(task, layers, priva
 
 
 def test_it_shares_what_fedper_keeps(task):
-    setting = task.setting(2, 0)
+    setting = task.context(2, 0)
     for layers in (None, 1, 2):
-        top, base = pf.LGFedAvg(shared_layers=layers).on(setting), pf.FedPer(personal_layers=layers).on(setting)
+        top, base = pf.LGFedAvg(shared_layers=layers).bind(setting), pf.FedPer(personal_layers=layers).bind(setting)
         assert torch.equal(top.shared, ~base.shared)
 
 
@@ -46,7 +46,7 @@ class Everything(pf.LGFedAvg):
     """No parameter is private."""
 
     def part(self):
-        return torch.ones_like(self.setting.head)
+        return torch.ones_like(self.context.head)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Nothing(pf.LGFedAvg):
     """No parameter is shared."""
 
     def part(self):
-        return torch.zeros_like(self.setting.head)
+        return torch.zeros_like(self.context.head)
 
 
 def test_without_private_parameters_it_is_fedavg_with_uniform_weights(task):
@@ -65,7 +65,7 @@ def test_without_private_parameters_it_is_fedavg_with_uniform_weights(task):
 def test_without_shared_parameters_every_client_trains_alone(task):
     runs = [simulate(task, one, rounds=3) for one in (Nothing(), pf.Local())]
     for client in range(3):
-        assert torch.equal(runs[0].kept[client]["parameters"], runs[1].kept[client]["parameters"])
+        assert torch.equal(runs[0].client_state[client]["parameters"], runs[1].client_state[client]["parameters"])
 
 
 def test_all_clients_may_start_from_a_model_that_fedavg_trained(task):
@@ -80,5 +80,5 @@ def test_all_clients_may_start_from_a_model_that_fedavg_trained(task):
     still = pf.LocalTraining(learning_rate=1e-300)  # nobody moves, so what is kept is what clients began with
     run = simulate(started, pf.LGFedAvg(), training=still)
     for client in range(3):
-        assert torch.equal(run.kept[client]["parameters"], trained)
+        assert torch.equal(run.client_state[client]["parameters"], trained)
     assert not torch.equal(flatten(deep(0)), trained)

@@ -35,13 +35,13 @@ def task():
     return digits_task(SIZES)
 
 
-def sent(task, algorithm, *, kept=None, dpsgd=None):
+def sent(task, algorithm, *, client_state=None, dpsgd=None):
     """What clients send and keep in one round, straight from the engine, with the same noise every time."""
-    algorithm = algorithm.on(task.setting(5, 0))
+    algorithm = algorithm.bind(task.context(5, 0))
     channel = RoundChannel.bare(algorithm.fields(), dpsgd)
     way = None if dpsgd is None else "layers"
     with LoopEngine(task, algorithm, TRAINING, channel, way=way, workers=1) as engine:
-        context = RoundContext(1, 0, NoiseSource.from_key(3), kept or {})
+        context = RoundContext(1, 0, NoiseSource.from_key(3), client_state or {})
         return list(engine.train(range(3), {"parameters": initial(task) + 0.01}, context))
 
 
@@ -56,7 +56,7 @@ class Guarded:
         self.tape.append(given.clone())
         return given
 
-    def kept_gradient(self, loss, parameters, batch):
+    def local_only_gradient(self, loss, parameters, batch):
         return torch.full_like(parameters, 7.0)
 
 
@@ -71,7 +71,7 @@ class Replaying:
     def gradient(self, loss, parameters, batch):
         return self.tape.pop(0)
 
-    def kept_gradient(self, loss, parameters, batch):
+    def local_only_gradient(self, loss, parameters, batch):
         return torch.full_like(parameters, -1e6)
 
 
@@ -93,9 +93,9 @@ def guarded(algorithm, tape):
 def test_neither_gradients_that_stay_nor_what_is_kept_influence_an_upload(task, name):
     algorithm = {**METHODS, **SEVERAL_GRADIENTS}[name]
     usual = sent(task, algorithm)
-    like = usual[0].kept
+    like = usual[0].client_state
     other = {client: {key: torch.full_like(value, 0.9) for key, value in like.items()} for client in range(3)}
-    for found in (sent(task, algorithm, kept=other), sent(task, guarded(algorithm, []))):
+    for found in (sent(task, algorithm, client_state=other), sent(task, guarded(algorithm, []))):
         for one, two in zip(usual, found, strict=True):
             assert torch.equal(one.upload["update"], two.upload["update"])
             assert one.log == two.log
@@ -105,7 +105,7 @@ def test_neither_gradients_that_stay_nor_what_is_kept_influence_an_upload(task, 
 def test_under_dp_sgd_an_upload_is_a_function_of_one_noisy_gradient_of_each_batch(task, name):
     tape = []
     results = sent(task, guarded(METHODS[name], tape), dpsgd=NOISY)
-    algorithm = METHODS[name].on(task.setting(5, 0))
+    algorithm = METHODS[name].bind(task.context(5, 0))
     received = {"parameters": initial(task) + 0.01}
     steps = algorithm.plan(private_plan(TRAINING, NOISY, 0), received).steps
     assert len(tape) == 3 * steps
@@ -135,8 +135,8 @@ def test_a_row_that_is_not_finite_does_not_end_an_own_model_where_noise_lets_its
             broken, METHODS[name], rounds=4, training=training, privacy=privacy, execution=pf.Execution(engine=engine)
         )
         assert not run.summary["dropped"]
-        assert all(bool(value.isfinite().all()) for value in run.kept[1].values())
-        assert bool(run.kept[1]["personal"].any())
+        assert all(bool(value.isfinite().all()) for value in run.client_state[1].values())
+        assert bool(run.client_state[1]["personal"].any())
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -206,16 +206,16 @@ def test_permuting_clients_permutes_their_own_models_and_changes_nothing_else(ta
     one, two = (pf.simulate(task, METHODS[name], rounds=2, training=whole) for task in (task, permuted))
     torch.testing.assert_close(one.parameters, two.parameters, rtol=0, atol=1e-12)
     for place, client in enumerate(order):
-        for key, value in two.kept[place].items():
-            torch.testing.assert_close(value, one.kept[client][key], rtol=0, atol=1e-12)
-    assert not torch.allclose(*(next(iter(one.kept[client].values())) for client in (0, 1)), atol=1e-3)
+        for key, value in two.client_state[place].items():
+            torch.testing.assert_close(value, one.client_state[client][key], rtol=0, atol=1e-12)
+    assert not torch.allclose(*(next(iter(one.client_state[client].values())) for client in (0, 1)), atol=1e-3)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_client_that_never_took_part_uses_the_servers_model(task, name):
     run = pf.simulate(task, METHODS[name], rounds=1, training=TRAINING, cohort=pf.FixedCohort(1))
-    (absent, *_) = (client for client in range(3) if not run.kept.get(client))
-    (model,) = run.algorithm.personal(run.server, run.kept.get(absent, {})).values()
+    (absent, *_) = (client for client in range(3) if not run.client_state.get(client))
+    (model,) = run.algorithm.personal(run.server, run.client_state.get(absent, {})).values()
     assert torch.equal(model, run.parameters)
 
 

@@ -52,7 +52,7 @@ def simulate(task, algorithm, **settings):
 
 
 def bound(task, algorithm):
-    return algorithm.on(task.setting(2, 0))
+    return algorithm.bind(task.context(2, 0))
 
 
 def descend_by_hand(task, network, parameters, client, training, order, epochs):
@@ -100,7 +100,7 @@ def by_hand(task, private, phases, *, weights=SHARES, rounds=2, training=TRAININ
 def assert_as_by_hand(task, run, expected):
     """The server's shared and the clients' private parameters are the twin's; the server's private ones never moved."""
     shared, own = expected
-    layout = bound(task, pf.FedAvg()).setting.layout
+    layout = bound(task, pf.FedAvg()).context.layout
     begin, server = (layout.named_views(flat) for flat in (flatten(task.model(0)), run.parameters))
     for name in layout.names:
         if name in shared:
@@ -109,9 +109,9 @@ def assert_as_by_hand(task, run, expected):
             assert torch.equal(server[name], begin[name])
     for client, private in enumerate(own):
         if private:
-            kept = layout.named_views(run.kept[client]["parameters"])
+            client_state = layout.named_views(run.client_state[client]["parameters"])
             for name, value in private.items():
-                torch.testing.assert_close(kept[name], value, rtol=0, atol=1e-12)
+                torch.testing.assert_close(client_state[name], value, rtol=0, atol=1e-12)
 
 
 PARTS = {
@@ -162,7 +162,7 @@ def test_private_parameters_differ_from_client_to_client_unless_their_data_are_t
     alike = replace(task, clients=ClientIndex.of([rows.numpy() for rows in twice]))
     private = ~bound(alike, algorithm).shared
     run = simulate(alike, algorithm, training=training)
-    own = [run.kept[client]["parameters"][private] for client in range(3)]
+    own = [run.client_state[client]["parameters"][private] for client in range(3)]
     torch.testing.assert_close(own[0], own[1], rtol=0, atol=1e-12)
     assert float((own[0] - own[2]).abs().max()) > 1e-3
 
@@ -171,13 +171,15 @@ def test_private_parameters_differ_from_client_to_client_unless_their_data_are_t
 def test_whoever_is_not_asked_keeps_its_private_part_as_it_was(task, algorithm):
     states = []
     cohort = pf.FixedCohort(1)
-    run = simulate(task, algorithm, rounds=6, cohort=cohort, callbacks=[lambda one, _: states.append(dict(one.kept))])
+    run = simulate(
+        task, algorithm, rounds=6, cohort=cohort, callbacks=[lambda one, _: states.append(dict(one.client_state))]
+    )
     private, trained = ~bound(task, algorithm).shared, []
     for before, after in zip([{}, *states], states, strict=False):
         changed = [client for client in after if client not in before or after[client] is not before[client]]
         assert len(changed) == 1
         trained += changed
-    assert len(run.kept) == len(set(trained)) < 6  # somebody came back
+    assert len(run.client_state) == len(set(trained)) < 6  # somebody came back
     again = next(number for number in range(1, 6) if trained[number] in trained[:number])
     old, new = (states[number][trained[again]]["parameters"] for number in (again - 1, again))
     assert 0 < float((new - old)[private].abs().max()) < float((new - flatten(deep(0)))[private].abs().max())
@@ -190,8 +192,8 @@ def test_permuting_clients_changes_nothing_but_rounding(task):
         runs = [simulate(one, algorithm, training=training) for one in (task, permuted)]
         torch.testing.assert_close(runs[0].parameters, runs[1].parameters, rtol=0, atol=1e-12)
         for client, other in ((2, 0), (0, 1), (1, 2)) if algorithm.keeps else ():
-            kept = runs[0].kept[client]["parameters"], runs[1].kept[other]["parameters"]
-            torch.testing.assert_close(*kept, rtol=0, atol=1e-12)
+            client_state = runs[0].client_state[client]["parameters"], runs[1].client_state[other]["parameters"]
+            torch.testing.assert_close(*client_state, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("algorithm", KEEPING, ids=named(KEEPING))
@@ -200,7 +202,7 @@ def test_the_global_test_is_the_mean_soft_max_of_the_clients_own_models(task, al
     outputs = []
     for client in range(3):
         network = deep(0)
-        own = torch.where(bound(task, algorithm).shared, run.parameters, run.kept[client]["parameters"])
+        own = torch.where(bound(task, algorithm).shared, run.parameters, run.client_state[client]["parameters"])
         nn.utils.vector_to_parameters(own, network.parameters())
         outputs.append(network(task.test_inputs).softmax(1))
     mean = torch.stack(outputs).mean(0).detach()
@@ -217,8 +219,8 @@ def test_a_clients_own_model_is_the_servers_shared_part_with_its_own_private_par
     accuracies = []
     for client in range(3):
         network, rows = deep(0), held.local_tests[client]
-        own = torch.where(part, run.parameters, run.kept[client]["parameters"])
-        assert torch.equal(bound(held, algorithm).personal(run.server, run.kept[client])["personal"], own)
+        own = torch.where(part, run.parameters, run.client_state[client]["parameters"])
+        assert torch.equal(bound(held, algorithm).personal(run.server, run.client_state[client])["personal"], own)
         nn.utils.vector_to_parameters(own, network.parameters())
         accuracies.append(float((network(held.inputs[rows]).argmax(1) == held.targets[rows]).double().mean()))
     assert run.metrics[-1]["personal_accuracy_of_clients"] == pytest.approx(np.mean(accuracies))
@@ -282,7 +284,7 @@ def test_a_part_may_be_scattered_over_the_vector(task):
     run = simulate(task, Masked(shares=shares))
     begin = flatten(deep(0))
     assert torch.equal(run.parameters[~shares], begin[~shares])
-    models = torch.stack([run.kept[client]["parameters"] for client in range(3)])
+    models = torch.stack([run.client_state[client]["parameters"] for client in range(3)])
     mean = torch.from_numpy(SHARES) @ models
     torch.testing.assert_close(run.parameters[shares], mean[shares], rtol=0, atol=1e-12)
 
@@ -291,7 +293,7 @@ def test_an_algorithm_knows_its_part_anew_in_every_run(task):
     algorithm = bound(task, pf.FedPer())
     assert len(algorithm.places) == 574
     smaller = replace(task, model=lambda seed: Network(nn.Linear(64, 3), nn.Linear(3, 10)).double())
-    assert len(algorithm.on(smaller.setting(2, 0)).places) == 195
+    assert len(algorithm.bind(smaller.context(2, 0)).places) == 195
     assert isinstance(algorithm, PartialUpload)
 
 

@@ -81,18 +81,18 @@ def test_under_dp_sgd_upload_and_private_part_are_functions_of_the_noisy_gradien
     dpsgd, tape = pf.DPSGD(noise_multiplier=1.0, sample_rate=0.5), []
     training = replace(TRAINING, steps=3)
     seen = bound(task, watched(algorithm, tape))
-    kept = {1: {"parameters": flatten(deep(5))}} if algorithm.keeps else {}
+    client_state = {1: {"parameters": flatten(deep(5))}} if algorithm.keeps else {}
     received = {"parameters": flatten(deep(0))}
     channel = RoundChannel.bare(seen.fields(), dpsgd)
     with LoopEngine(task, seen, training, channel, way="layers", workers=1) as engine:
         source = NoiseSource.from_key(2)
-        (result,) = engine.train([1], received, RoundContext(0, 0, source, kept))
+        (result,) = engine.train([1], received, RoundContext(0, 0, source, client_state))
     steps = 5 if algorithm.name == "fedrep" else 3  # one epoch of the head at rate 1/2 comes first
     assert sum(result.log.noisy.values()) == len(tape) == steps
     assert not result.log.bare
     plain = bound(task, algorithm)
     assert plain.plan(private_plan(training, dpsgd, 1), received).steps == steps
-    local = plain.begin(received, kept.get(1, {}), training)
+    local = plain.begin(received, client_state.get(1, {}), training)
     local["parameters"] = local["parameters"].clone()
     nothing, door = torch.empty(0), Replaying(list(tape))
     for _, last in tape:
@@ -100,7 +100,7 @@ def test_under_dp_sgd_upload_and_private_part_are_functions_of_the_noisy_gradien
         plain.step(local, received, unread, door, training)
     assert torch.equal(plain.finish(local, received, training)["update"], result.upload["update"])
     if algorithm.keeps:
-        assert torch.equal(local["parameters"], result.kept["parameters"])
+        assert torch.equal(local["parameters"], result.client_state["parameters"])
 
 
 MECHANISMS = {
@@ -167,7 +167,7 @@ def test_one_example_moves_upload_and_private_part_together_by_no_more_than_the_
         with LoopEngine(replace(task, clients=index), algorithm, training, channel, way="layers", workers=1) as engine:
             source = NoiseSource.from_key(0)
             (result,) = engine.train([0], {"parameters": flatten(deep(0))}, RoundContext(0, 0, source, {}))
-        return torch.cat([result.upload["update"], result.kept["parameters"][~algorithm.shared]])
+        return torch.cat([result.upload["update"], result.client_state["parameters"][~algorithm.shared]])
 
     rows = task.clients[1].numpy()
     whole = trained(rows)

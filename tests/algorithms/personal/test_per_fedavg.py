@@ -66,9 +66,9 @@ def test_two_rounds_follow_the_meta_gradient(task, form, tolerance):
     torch.testing.assert_close(run.parameters, server, rtol=0, atol=tolerance)
     plain = sum(twin(task, client, 1, received, "first-order", 0.0, rate=rate) for client in range(3)) / 3
     assert float((server - plain).abs().max()) > 1e-3
-    for client, kept in run.kept.items():
+    for client, client_state in run.client_state.items():
         expected = received - 0.5 * slope(task, received, task.clients[client])
-        torch.testing.assert_close(kept["personal"], expected, rtol=0, atol=10 * tolerance)
+        torch.testing.assert_close(client_state["personal"], expected, rtol=0, atol=10 * tolerance)
 
 
 def test_the_hessian_free_form_is_not_the_first_order_one(task):
@@ -96,7 +96,7 @@ def test_on_quadratics_the_hessian_free_form_has_no_error_of_its_own():
         adapted = start - alpha * matrix @ (start - own)
         meta = (torch.eye(3, dtype=torch.float64) - alpha * matrix) @ matrix @ (adapted - own)
         torch.testing.assert_close(result.upload["update"], -beta * meta, rtol=0, atol=1e-12)
-        torch.testing.assert_close(result.kept["personal"], adapted, rtol=0, atol=1e-12)
+        torch.testing.assert_close(result.client_state["personal"], adapted, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -119,9 +119,9 @@ def test_without_an_inner_step_it_is_fedavg(task, form):
     ours = pf.simulate(task, pf.PerFedAvg(form=form, inner_learning_rate=0.0), rounds=3, training=whole)
     theirs = pf.simulate(task, pf.FedAvg("uniform"), rounds=3, training=whole)
     torch.testing.assert_close(ours.parameters, theirs.parameters, rtol=0, atol=1e-12)
-    for kept in ours.kept.values():
+    for client_state in ours.client_state.values():
         previous = pf.simulate(task, pf.FedAvg("uniform"), rounds=2, training=whole).parameters
-        torch.testing.assert_close(kept["personal"], previous, rtol=0, atol=1e-12)
+        torch.testing.assert_close(client_state["personal"], previous, rtol=0, atol=1e-12)
 
 
 def test_the_batches_of_a_local_step_are_its_own():
@@ -147,13 +147,13 @@ def test_a_local_step_draws_as_many_batches_as_it_needs_of_the_usual_plan():
 def test_several_steps_lead_to_the_own_model(task):
     training = replace(TRAINING, batch_size=ALL)
     run = pf.simulate(task, pf.PerFedAvg(inner_learning_rate=0.3, adaptation_steps=3), rounds=1, training=training)
-    for client, kept in run.kept.items():
+    for client, client_state in run.client_state.items():
         own = initial(task)
         for _ in range(3):
             own = own - 0.3 * slope(task, own, task.clients[client])
-        torch.testing.assert_close(kept["personal"], own, rtol=0, atol=1e-12)
-        (model,) = run.algorithm.personal(run.server, kept).values()
-        assert torch.equal(model, kept["personal"])
+        torch.testing.assert_close(client_state["personal"], own, rtol=0, atol=1e-12)
+        (model,) = run.algorithm.personal(run.server, client_state).values()
+        assert torch.equal(model, client_state["personal"])
 
 
 def test_the_hessian_free_form_is_the_same_for_one_client_and_for_a_stack():
@@ -182,13 +182,13 @@ def test_the_hessian_free_form_is_refused_where_its_two_gradients_would_not_belo
     ],
 )
 def test_any_layer_with_drop_out_is_refused_and_none_without(task, layer, drops):
-    setting = replace(task, model=lambda seed: nn.Sequential(layer)).setting(1, 0)
+    setting = replace(task, model=lambda seed: nn.Sequential(layer)).context(1, 0)
     if not drops:
-        pf.PerFedAvg(form="hessian-free").on(setting)
+        pf.PerFedAvg(form="hessian-free").bind(setting)
         return
-    pf.PerFedAvg().on(setting)
+    pf.PerFedAvg().bind(setting)
     with pytest.raises(ConfigError, match="drop-out masks would differ"):
-        pf.PerFedAvg(form="hessian-free").on(setting)
+        pf.PerFedAvg(form="hessian-free").bind(setting)
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,9 @@ def test_two_rounds_follow_the_algorithm(task, weighting, beta, weights, warm, d
         server = (1 - beta) * server + beta * mean
     torch.testing.assert_close(run.parameters, server, rtol=0, atol=1e-12)
     for client, (_, theta) in enumerate(found):
-        torch.testing.assert_close(run.kept[client]["theta"], theta, rtol=0, atol=1e-12)
-        (model,) = run.algorithm.personal(run.server, run.kept[client]).values()
-        assert torch.equal(model, run.kept[client]["theta"])
+        torch.testing.assert_close(run.client_state[client]["theta"], theta, rtol=0, atol=1e-12)
+        (model,) = run.algorithm.personal(run.server, run.client_state[client]).values()
+        assert torch.equal(model, run.client_state[client]["theta"])
 
 
 def test_momentum_and_weight_decay_act_on_the_step_of_the_envelope(task):
@@ -67,20 +67,20 @@ def test_momentum_and_weight_decay_act_on_the_step_of_the_envelope(task):
     for result in uploads(task, algorithm, {"parameters": initial(task) + 0.1}, training=training):
         v, theta = twin(task, result.client, 0, initial(task) + 0.1, momentum=0.5, wd=0.1)
         torch.testing.assert_close(result.upload["update"], v - initial(task) - 0.1, rtol=0, atol=1e-12)
-        torch.testing.assert_close(result.kept["theta"], theta, rtol=0, atol=1e-12)
+        torch.testing.assert_close(result.client_state["theta"], theta, rtol=0, atol=1e-12)
 
 
 def test_without_a_pull_v_stays_where_it_was(task):
     for result in uploads(task, pf.PFedMe(proximal_weight=0.0), {"parameters": initial(task)}, training=TRAINING):
         assert not result.upload["update"].any()
-        assert result.kept["theta"].any()
+        assert result.client_state["theta"].any()
 
 
 def test_if_eta_times_lambda_is_one_v_becomes_theta(task):
     algorithm = pf.PFedMe(proximal_weight=20.0, personal_learning_rate=0.02)
     start = initial(task) + 0.1
     for result in uploads(task, algorithm, {"parameters": start}, training=TRAINING):
-        torch.testing.assert_close(result.upload["update"], result.kept["theta"] - start, rtol=0, atol=1e-12)
+        torch.testing.assert_close(result.upload["update"], result.client_state["theta"] - start, rtol=0, atol=1e-12)
 
 
 def test_one_inner_step_is_fedavg_with_the_product_of_the_three_rates(task):
@@ -101,7 +101,7 @@ def test_on_quadratics_many_inner_steps_solve_the_proximal_problem(weight):
     training = pf.LocalTraining(learning_rate=0.1)
     for client, result in enumerate(uploads(task, algorithm, {"parameters": start}, training=training)):
         theta = pulled(curvatures[client], optima[client], start, weight)
-        torch.testing.assert_close(result.kept["theta"], theta, rtol=0, atol=1e-9)
+        torch.testing.assert_close(result.client_state["theta"], theta, rtol=0, atol=1e-9)
         expected = -0.1 * weight * (start - theta)
         torch.testing.assert_close(result.upload["update"], expected, rtol=0, atol=1e-9)
 

@@ -60,8 +60,10 @@ def simulate(task, algorithm, rounds=4, **options):
     seen = []
 
     def watch(simulation, line):
-        kept = {client: tensors["personal"].clone() for client, tensors in simulation.kept.items() if tensors}
-        seen.append((line, kept, simulation.server["parameters"].clone()))
+        client_state = {
+            client: tensors["personal"].clone() for client, tensors in simulation.client_state.items() if tensors
+        }
+        seen.append((line, client_state, simulation.server["parameters"].clone()))
 
     options = {
         "training": TRAINING,
@@ -74,19 +76,19 @@ def simulate(task, algorithm, rounds=4, **options):
 
 
 def bound(task, algorithm, rounds=10, seed=0):
-    return algorithm.on(task.setting(rounds, seed))
+    return algorithm.bind(task.context(rounds, seed))
 
 
-def trained(task, algorithm, *, training=TRAINING, kept=None, number=0, dpsgd=None, clients=None, start=None):
+def trained(task, algorithm, *, training=TRAINING, client_state=None, number=0, dpsgd=None, clients=None, start=None):
     """What clients send and keep in round ``number``, straight from the engine."""
     algorithm = bound(task, algorithm)
     server = algorithm.start(flatten(task.model(0)) if start is None else start)
-    received = algorithm.broadcast(algorithm.turn(server, number))
+    received = algorithm.broadcast(algorithm.begin_round(server, number))
     channel = RoundChannel.bare(algorithm.fields(), dpsgd)
     way = None if dpsgd is None else "layers"
     chosen = range(len(task.clients)) if clients is None else clients
     with LoopEngine(task, algorithm, training, channel, way=way, workers=1) as engine:
-        context = RoundContext(number, 0, NoiseSource.from_key(3), kept or {})
+        context = RoundContext(number, 0, NoiseSource.from_key(3), client_state or {})
         return list(engine.train(chosen, received, context))
 
 
@@ -144,11 +146,11 @@ def test_both_end_points_follow_autograd_and_torch_sgd(task, mode, training):
     algorithm = SuPerFed(mode=mode, start_fraction=0.0, mu=0.05, nu=3.0)
     start = flatten(task.model(0)) + 0.05
     for result in trained(task, algorithm, training=training, start=start):
-        personal = bound(task, algorithm).initial_kept(result.client)["personal"]
+        personal = bound(task, algorithm).initial_client_state(result.client)["personal"]
         u, v, (share, gradients) = twin(task, result.client, algorithm, training, start, personal, [585, 18, 100])
         for found, expected in (
             (result.upload["update"], u - start),
-            (result.kept["personal"] - personal, v - personal),
+            (result.client_state["personal"] - personal, v - personal),
         ):
             assert float((found - expected).norm() / expected.norm()) < 1e-6
         for ours, theirs in zip(*(gradient.split([585, 18, 100]) for gradient in gradients), strict=True):
@@ -169,7 +171,7 @@ def test_with_a_single_layer_one_lambda_per_layer_is_one_lambda():
 def test_phase_two_begins_with_the_round_after_the_fraction(task, fraction, rounds, first):
     algorithm = bound(task, SuPerFed(start_fraction=fraction), rounds)
     server = algorithm.start(flatten(task.model(0)))
-    phases = [algorithm.measures(algorithm.turn(server, number))["phase"] for number in range(rounds)]
+    phases = [algorithm.server_metrics(algorithm.begin_round(server, number))["phase"] for number in range(rounds)]
     assert phases == [1.0] * first + [2.0] * (rounds - first)
 
 
@@ -177,10 +179,14 @@ def test_a_personal_end_point_rests_in_phase_one_and_while_its_client_is_not_cho
     _, seen = simulate(task, SuPerFed(start_fraction=0.5), rounds=8, cohort=pf.FixedCohort(1))
     algorithm, before = bound(task, SuPerFed(), 8, 1), {}
     moved = set()
-    for line, kept, _ in seen:
-        chosen = [client for client in kept if client not in before or not torch.equal(kept[client], before[client])]
-        for client, personal in kept.items():
-            initial = algorithm.initial_kept(client)["personal"]
+    for line, client_state, _ in seen:
+        chosen = [
+            client
+            for client in client_state
+            if client not in before or not torch.equal(client_state[client], before[client])
+        ]
+        for client, personal in client_state.items():
+            initial = algorithm.initial_client_state(client)["personal"]
             if line["phase"] == 1.0:
                 assert torch.equal(personal, initial)
             elif client in chosen:
@@ -188,7 +194,7 @@ def test_a_personal_end_point_rests_in_phase_one_and_while_its_client_is_not_cho
                 assert not torch.equal(personal, initial)
         if line["phase"] == 2.0:
             assert len(chosen) == 1
-        before = kept
+        before = client_state
     assert moved
 
 
@@ -201,8 +207,8 @@ def test_an_upload_is_as_long_as_fedavgs_and_holds_nothing_of_the_personal_end_p
     assert ours.upload.keys() == theirs.upload.keys() == {"update"}
     payload, usual = (result.upload["update"].numpy().tobytes() for result in (ours, theirs))
     assert len(payload) == len(usual)
-    initial = bound(task, SuPerFed()).initial_kept(1)["personal"]
-    for secret in (ours.kept["personal"], initial, ours.kept["personal"] - initial):
+    initial = bound(task, SuPerFed()).initial_client_state(1)["personal"]
+    for secret in (ours.client_state["personal"], initial, ours.client_state["personal"] - initial):
         values = secret[secret.abs() > 1e-6]  # a lone zero occurs anywhere
         assert not [value for value in values.numpy() if value.tobytes() in payload]
 
@@ -218,16 +224,16 @@ def test_initial_end_points_are_nearly_orthogonal_and_no_two_clients_have_the_sa
         model=lambda: build(name, (1, 28, 28), 10, **options),
     )
     algorithm = bound(task, SuPerFed())
-    layout, federated = algorithm.setting.layout, flatten(task.model(0)).double()
+    layout, federated = algorithm.context.layout, flatten(task.model(0)).double()
     parts = layout.views(federated)
     deviation = math.sqrt(sum(part.numel() * float(part.var()) ** 2 for part in parts)) / float(
         federated.square().sum()
     )
-    personal = [algorithm.initial_kept(client)["personal"] for client in range(8)]
+    personal = [algorithm.initial_client_state(client)["personal"] for client in range(8)]
     cosines = [float(alignment(federated, each.double()).cosine) for each in personal]
     assert max(map(abs, cosines)) < 5 * deviation
     assert len(set(cosines)) == 8
-    assert torch.equal(personal[3], algorithm.initial_kept(3)["personal"])
+    assert torch.equal(personal[3], algorithm.initial_client_state(3)["personal"])
 
 
 @pytest.mark.parametrize(("mode", "layers"), [("mm", 1), ("lm", 3)])
@@ -262,13 +268,13 @@ def test_lambda_is_uniform_with_one_number_for_each_batch_or_layer(mode, layers)
 def test_the_personal_models_lie_on_the_segment_with_the_middle_first(task):
     algorithm = bound(task, SuPerFed())
     server = algorithm.start(flatten(task.model(0)))
-    kept = algorithm.initial_kept(2)
-    models = algorithm.personal(server, kept)
+    client_state = algorithm.initial_client_state(2)
+    models = algorithm.personal(server, client_state)
     assert next(iter(models)) == "lambda-0.5"
     assert sorted(LAMBDAS) == [step / 10 for step in range(11)]
     assert torch.equal(models["lambda-0.0"], server["parameters"])
-    assert torch.equal(models["lambda-1.0"], kept["personal"])
-    torch.testing.assert_close(models["lambda-0.3"], 0.7 * server["parameters"] + 0.3 * kept["personal"])
+    assert torch.equal(models["lambda-1.0"], client_state["personal"])
+    torch.testing.assert_close(models["lambda-0.3"], 0.7 * server["parameters"] + 0.3 * client_state["personal"])
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -278,8 +284,8 @@ def test_a_cosine_over_random_parameters_leaves_the_scales_of_norms_alone(task, 
     for cos_over, moves in (("random", False), ("all", True)):
         algorithm = AtFederatedEnd(mode=mode, start_fraction=0.0, nu=2.0, cos_over=cos_over)
         (result,) = trained(task, algorithm, training=training, clients=[0])
-        initial = bound(task, algorithm).initial_kept(0)["personal"]
-        views = bound(task, algorithm).setting.layout.named_views(result.kept["personal"] - initial)
+        initial = bound(task, algorithm).initial_client_state(0)["personal"]
+        views = bound(task, algorithm).context.layout.named_views(result.client_state["personal"] - initial)
         assert bool(views["body.1.weight"].any()) == moves
         assert bool(views["body.0.weight"].any())
 

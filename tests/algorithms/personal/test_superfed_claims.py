@@ -70,14 +70,14 @@ def test_both_end_points_are_a_function_of_the_noisy_gradients_alone(task, mode)
     assert not result.log.bare
     algorithm = bound(task, SuPerFed(mode=mode, start_fraction=0.0))
     received = algorithm.broadcast(algorithm.start(flatten(task.model(0))))
-    door, local = Replaying(watched.tape), algorithm.begin(received, algorithm.initial_kept(2), training)
+    door, local = Replaying(watched.tape), algorithm.begin(received, algorithm.initial_client_state(2), training)
     local["parameters"] = local["parameters"].clone()
     nothing = torch.empty(0)
     for _, uniform in list(watched.tape):
         batch = Batch(nothing, nothing, uniform, nothing, lambda: pytest.fail("a batch was counted"))
         algorithm.step(local, received, batch, door, training)
     assert torch.equal(algorithm.finish(local, received, training)["update"], result.upload["update"])
-    assert torch.equal(local["personal"], result.kept["personal"])
+    assert torch.equal(local["personal"], result.client_state["personal"])
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -96,7 +96,7 @@ def test_one_example_moves_both_end_points_together_by_no_more_than_the_clipping
         (without,) = trained(replace(task, clients=index), algorithm, training=training, dpsgd=dpsgd, clients=[1])
         change = [
             with_all.upload["update"] - without.upload["update"],
-            with_all.kept["personal"] - without.kept["personal"],
+            with_all.client_state["personal"] - without.client_state["personal"],
         ]
         moved.append(float(torch.cat(change).norm()))
     assert 0 < max(moved) <= 0.2 / 8 * (1 + 1e-9)
@@ -106,7 +106,9 @@ def test_the_personal_end_point_shapes_uploads_in_phase_two_only(task):
     other = {0: {"personal": torch.full((len(flatten(small(0))),), 0.1, dtype=torch.float64)}}
     for fraction, same in ((1.0, True), (0.0, False)):
         algorithm = SuPerFed(start_fraction=fraction)
-        (usual,), (changed,) = (trained(task, algorithm, clients=[0], kept=kept) for kept in ({}, other))
+        (usual,), (changed,) = (
+            trained(task, algorithm, clients=[0], client_state=client_state) for client_state in ({}, other)
+        )
         assert torch.equal(usual.upload["update"], changed.upload["update"]) == same
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import privfl as pf
 from attacks.auxiliary import Auxiliary
-from attacks.membership.active_server import ascending
+from attacks.membership.active_server import gradient_ascent_server
 from attacks.membership.update_attacks import LossDrop
 from privfl.errors import ConfigError
 from tests.attacks.membership.worlds import game, part, task_of, watch
@@ -18,7 +18,9 @@ TRAINING = {"rounds": 2, "epochs": 4, "learning_rate": 0.1}
 
 @pytest.fixture(scope="module")
 def seen():
-    return watch(task_of(CLIENTS), algorithm=ascending(pf.FedAvg(), ASKED.candidates, step=2.0), **TRAINING)
+    return watch(
+        task_of(CLIENTS), algorithm=gradient_ascent_server(pf.FedAvg(), ASKED.candidates, step=2.0), **TRAINING
+    )
 
 
 def loss(seen, parameters) -> float:
@@ -42,7 +44,7 @@ def test_the_broadcast_is_steps_up_the_normalised_gradient_and_updates_reach_the
 def test_who_trains_on_a_record_brings_its_ascended_loss_down_and_another_client_far_less():
     """Ten records of client 0 are ascended: its update brings their losses down, that of client 1 far less."""
     targets = part(0, 10)
-    algorithm = ascending(pf.FedAvg(), targets, step=1.0)
+    algorithm = gradient_ascent_server(pf.FedAvg(), targets, step=1.0)
     run = watch(task_of(CLIENTS), algorithm=algorithm, rounds=2, epochs=15, learning_rate=0.1)
     drops = [LossDrop(client=client).guess(run, Auxiliary(candidates=targets)).scores for client in (0, 1)]
     assert (drops[0] > drops[1]).all()
@@ -50,10 +52,10 @@ def test_who_trains_on_a_record_brings_its_ascended_loss_down_and_another_client
 
 
 def test_the_algorithm_is_otherwise_its_own():
-    wrapped = ascending(pf.FedProx(mu=0.1), ASKED.candidates, step=1.0)
+    wrapped = gradient_ascent_server(pf.FedProx(mu=0.1), ASKED.candidates, step=1.0)
     assert isinstance(wrapped, pf.FedProx)
     assert wrapped.mu == 0.1
-    assert type(wrapped).correct is pf.FedProx.correct
+    assert type(wrapped).add_data_independent_gradient is pf.FedProx.add_data_independent_gradient
     for wrong in ({"step": 0.0}, {"step": 1.0, "ascents": 0}):
         with pytest.raises(ConfigError):
-            ascending(pf.FedAvg(), ASKED.candidates, **wrong)
+            gradient_ascent_server(pf.FedAvg(), ASKED.candidates, **wrong)

@@ -5,7 +5,7 @@ import torch
 
 import privfl as pf
 from attacks.auxiliary import Auxiliary, Records
-from attacks.prototypes.membership import PrototypeTracing, traced
+from attacks.prototypes.membership import PrototypeTracing, trace_message
 from attacks.prototypes.messages import message_of
 from attacks.prototypes.tracing import PublicReference
 from privfl.errors import ConfigError
@@ -47,7 +47,7 @@ def test_the_images_of_another_client_are_not_in_the_prototype(transcript):
 
 def test_the_score_is_the_statistic_over_its_deviation(transcript):
     message, candidates = message_of(transcript, 0), auxiliary(0).candidates
-    found = traced(message, PUBLIC, candidates)
+    found = trace_message(message, PUBLIC, candidates)
     label = message.classes[0]
     rows = candidates.targets == label
     reference = PublicReference.of(message.features(PUBLIC.inputs[PUBLIC.targets == label])[::2])

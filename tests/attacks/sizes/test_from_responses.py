@@ -55,7 +55,7 @@ def test_the_posterior_of_randomised_response_is_bayes_rule():
 
 def test_the_posterior_of_one_bit_and_of_laplace_answers_is_bayes_rule():
     duchi = DuchiSize(epsilon=1.5, bound=9)
-    low, high = duchi._support()
+    low, high = duchi.support()
     sizes = np.arange(1, 10)
     upper = 0.5 + duchi.range.to_unit(sizes) / (2 * duchi.magnitude)
     found = posterior([high, high, low], duchi)

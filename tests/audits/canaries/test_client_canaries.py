@@ -9,7 +9,7 @@ import privfl as pf
 from audits.bounds.gaussian_family import GaussianFamily
 from audits.canaries.alignment import client_alignment
 from audits.canaries.canaries import noise_canaries, rare_token_canaries, rare_token_task
-from audits.canaries.client_canaries import Without, audit_clients, with_canary_clients
+from audits.canaries.client_canaries import CohortWithout, audit_clients, with_canary_clients
 from audits.canaries.views import seen_by
 from privfl.errors import ConfigError
 from privfl.privacy.noise.source import NoiseSource
@@ -47,7 +47,7 @@ def test_a_canary_client_moves_the_sum_by_the_clipping_norm_and_a_silent_one_by_
     planted, canaries = with_canary_clients(*tokens)
     included = canaries.coins(1)
     left_out = frozenset(canaries.owners[~included].tolist())
-    run = trainer(2.0)(planted, Without(pf.Everyone(), left_out))
+    run = trainer(2.0)(planted, CohortWithout(pf.Everyone(), left_out))
     assert run.statement.cell("client", "public").epsilon == pytest.approx(2.943, abs=1e-3)
     shift = client_alignment(seen_by(run, "public"), canaries, planted.loss) * 501 / CLIP
     # 500 numbers a side of standard deviation 2: five standard errors
@@ -117,7 +117,7 @@ def test_any_model_takes_canary_clients():
 
 
 def test_a_cohort_keeps_its_public_numbers_without_some_clients():
-    cohort = Without(pf.PoissonCohort(0.5), frozenset({0, 1}))
+    cohort = CohortWithout(pf.PoissonCohort(0.5), frozenset({0, 1}))
     assert cohort.rate == 0.5
     assert cohort.expected(10) == 5
     assert not cohort.needs_sizes

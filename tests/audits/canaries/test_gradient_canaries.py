@@ -269,13 +269,13 @@ def test_what_cannot_be_audited_says_why(tokens):
 
 def test_the_summary_of_rounds_is_what_it_says():
     from audits.canaries.alignment import Alignment
-    from audits.canaries.claimed_statistic import Law
+    from audits.canaries.claimed_statistic import ClaimedStatistic
 
     seen = Alignment(np.array([[1.0, 0.0], [3.0, -2.0]]), np.ones((2, 2)))
     assert summary(seen, "sum").tolist() == [4.0, -2.0]
     assert summary(seen, "largest").tolist() == [3.0, 0.0]
     assert summary(seen, "spread").tolist() == [2.0, 2.0]
-    ratio = summary(seen, "likelihood", Law(0.25, 2.0))
+    ratio = summary(seen, "likelihood", ClaimedStatistic(0.25, 2.0))
     expected = [
         sum(math.log(0.75 + 0.25 * math.exp((2 * s - 1) / 8)) for s in column) for column in ([1.0, 3.0], [0.0, -2.0])
     ]

@@ -67,7 +67,7 @@ def test_errors_per_client_agree_with_the_oracle_on_one_and_the_same_mix_of_size
     for name, column in [("grr", "rr"), ("laplace", "lap"), ("piecewise", "pm"), ("hybrid", "hyb")]:
         mechanism = SIZE_MECHANISMS[name](row["eps"], row["M"], convention="code")
         truth = np.array([mechanism.range.centre + half * math.sqrt(mean_square)])
-        variance = mechanism._response_variance(truth)[0]
+        variance = mechanism.response_variance(truth)[0]
         assert math.sqrt(variance) == pytest.approx(row[column], rel=1e-9)
 
 
@@ -158,7 +158,7 @@ def test_laplace_answers_are_the_truth_plus_noise_on_the_grid(truth):
 def test_hybrid_answers_are_a_mixture_with_the_published_weight():
     mechanism, n, truth = HybridSize(2.0, 100), 300_000, 20
     answers = mechanism.respond(np.full(n, truth), stream("hybrid"))
-    low, high = DuchiSize(2.0, 100)._support()
+    low, high = DuchiSize(2.0, 100).support()
     bit = np.isin(answers, [low, high])
     assert stats.binomtest(int(bit.sum()), n, math.exp(-1)).pvalue > FALSE_ALARM / 3
     y = (answers[~bit] - 50.5) / 49.5

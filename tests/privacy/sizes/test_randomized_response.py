@@ -140,7 +140,7 @@ def holes(counts, trials, mechanism, gamma=GAMMA):
 class LiesStopBelowTheBound(RandomizedResponse):
     """Lies from {1..M−1}, truth clipped at M: the authors' programme after a half-hearted mend."""
 
-    def _randomize(self, truths, stream):
+    def randomise(self, truths, stream):
         lies = stream.integers(self.range.lo, self.range.hi - 1, truths.size)
         return np.where(stream.bernoulli(self.lie_probability, truths.size), lies, truths)
 
@@ -149,13 +149,13 @@ class TruthIsNotClipped(RandomizedResponse):
     """Lies from the range, truth as it is: the authors' programme."""
 
     def respond(self, sizes, stream):
-        return self._randomize(np.asarray(sizes), stream)
+        return self.randomise(np.asarray(sizes), stream)
 
 
 class LiesHalfAsOften(RandomizedResponse):
     """The right range and the wrong coin."""
 
-    def _randomize(self, truths, stream):
+    def randomise(self, truths, stream):
         lies = self.range.uniform(truths.size, stream)
         return np.where(stream.bernoulli(0.5 * self.lie_probability, truths.size), lies, truths)
 
