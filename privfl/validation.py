@@ -119,10 +119,16 @@ def _check_fields(settings: Any) -> None:
         value = getattr(settings, name)
         typed = _fitted(value, hint)
         if typed is _MISFIT:
-            owner = kind.__name__ + ("'" if kind.__name__.endswith("s") else "'s")
-            raise _misfit(f"{owner} {name}", value, hint, kind)
+            raise _misfit(f"{_owner(kind)} {name}", value, hint, kind)
         if typed is not value:
             object.__setattr__(settings, name, typed)
+
+
+def _owner(kind: Any) -> str:
+    """Whose field it is: a class with a name of its own, such as an algorithm, goes by that."""
+    own = getattr(kind, "name", None)
+    name = own if isinstance(own, str) and "name" not in dict(_field_hints(kind)) else kind.__name__
+    return name + ("'" if name.endswith("s") else "'s")
 
 
 @functools.cache
@@ -151,10 +157,12 @@ def _hints(annotated: Any) -> Mapping[str, Any]:
 def _misfit(name: str, value: Any, kind: Any, owner: type | None = None) -> ConfigError:
     """What is said of a ``value`` that is no ``kind``; ``owner`` is the class whose field it is."""
     for one in _kinds(kind):
-        if owner is not None and get_origin(one) in (tuple, Sequence) and isinstance(value, list | tuple):
-            wrong = next((entry for entry in value if _fitted((entry,), one) is _MISFIT), None)
-            for field, _ in _places(wrong, owner):
-                return ConfigError(f"{name} holds {said(wrong)}, which has a place of its own; give it as {field}")
+        if get_origin(one) in (tuple, Sequence) and isinstance(value, list | tuple):
+            entries = (entry for entry in value if _fitted(entry, get_args(one)[0]) is _MISFIT)
+            for wrong in entries:
+                for field, _ in _places(wrong, owner) if owner is not None else ():
+                    return ConfigError(f"{name} holds {said(wrong)}, which has a place of its own; give it as {field}")
+                return ConfigError(f"{name} holds {said(wrong)}; {_mend(wrong, get_args(one)[0])}")
     return ConfigError(f"{name} is {said(value)}; {_mend(value, kind)}")
 
 

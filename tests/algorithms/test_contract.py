@@ -311,7 +311,7 @@ def test_a_randomised_report_costs_epsilon_in_every_round_and_hides_a_value_that
 
 
 @pytest.mark.parametrize(
-    "settings", [{"epsilon": 0.0}, {"epsilon": float("nan")}, {"epsilon": 1.0, "value_range": (1, 1)}]
+    "settings", [{"epsilon": 0.0}, {"epsilon": float("inf")}, {"epsilon": 1.0, "value_range": (1, 1)}]
 )
 def test_an_impossible_report_is_refused(settings):
     with pytest.raises(ConfigError, match="the field 'loss' is randomised with epsilon"):

@@ -153,6 +153,6 @@ def test_layers_that_mix_the_rows_of_a_batch_are_refused_before_any_claim():
     def model():
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
 
-    task = pf.Task.from_arrays(np.zeros((8, 4), np.float32), np.arange(8) % 2, partition=pf.IID(clients=2), model=model)
+    rows, classes = np.zeros((8, 4), np.float32), np.arange(8) % 2
     with pytest.raises(pf.ConfigError, match="mixes the samples"):
-        train()(task)
+        train()(pf.Task.from_arrays(rows, classes, partition=pf.IID(clients=2), model=model))

@@ -49,7 +49,7 @@ def test_amazon_users_lend_their_counts(data_folder):
         (lambda: GivenSizes(), "given-sizes has 0 sizes and dataset=None: give exactly one of the two."),
         (lambda: GivenSizes(sizes=(1,), dataset="digits"), "give exactly one of the two."),
         (lambda: GivenSizes(sizes=(3, 0)), "a client's size is 0: give a whole number of at least 1."),
-        (lambda: GivenSizes(sizes=(2.5,)), "GivenSizes' sizes is (2.5,); give a list, each entry of it a whole number"),
+        (lambda: GivenSizes(sizes=(2.5,)), "GivenSizes' sizes holds 2.5; give a whole number"),
         (lambda: GivenSizes(sizes=3), "GivenSizes' sizes is 3; give a list, such as [3]"),
         (lambda: GivenSizes(sizes=(1,), clients=0), "clients is 0"),
         (lambda: GivenSizes(dataset="amazon-toy"), "did you mean 'amazon-toys'?"),

@@ -13,7 +13,7 @@ from privfl.engine.workspace import Phase
 from privfl.experiment import Experiment
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.channel.field import Field
-from privfl.simulation.recorder import Recorder, recorded_observers
+from privfl.simulation.recorder import Recorder
 from privfl.simulation.simulation import simulate
 
 
@@ -260,7 +260,7 @@ def test_what_cannot_be_read_or_recorded_is_said(tmp_path, plain):
     with pytest.raises(pf.ConfigError, match="neighbour"):
         pf.Transcript.load(out, "neighbour")
     with pytest.raises(pf.ConfigError, match="nobody"):
-        recorded_observers(("nobody",))
+        record(record=("nobody",))
     folder = tmp_path / "transcript"
     folder.mkdir()
     (folder / "facts.json").write_bytes((out / "transcript" / "facts.json").read_bytes())

@@ -104,14 +104,6 @@ class FedEvg(Algorithm):
         check_count("fedevg's samples_per_class", self.samples_per_class)
         check_count("fedevg's classifier_epochs", self.classifier_epochs)
         check_count("fedevg's chain_steps", self.chain_steps, 0)
-        choices = {
-            "weighting": ("signed", "exact", "size"),
-            "client_weights": ("size", "uniform"),
-            "schedule": ("as-coded", "cosine"),
-        }
-        for name, valid in choices.items():
-            if getattr(self, name) not in valid:
-                raise ConfigError(f"fedevg's {name} is {getattr(self, name)!r}; choose one of {', '.join(valid)}")
         for name in (
             "step_size",
             "last_step_size",

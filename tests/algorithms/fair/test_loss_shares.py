@@ -221,7 +221,7 @@ def test_noise_on_the_update_is_refused_because_a_share_travels_beside_it(task, 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"weighting": "scheme-2"}, "weighting 'scheme-2'"),
+        ({"weighting": "scheme-2"}, "weighting is 'scheme-2'"),
         ({"server_learning_rate": 0.0}, "server_learning_rate is 0.0"),
         ({"loss_bound": 0.0}, "loss_bound is 0.0"),
         ({"loss_bound": math.nan}, "loss_bound is nan"),

@@ -221,7 +221,7 @@ def test_noise_that_hides_clients_claims_for_it_what_it_claims_for_fedavg(task):
         ({"base": 0.0}, "propfair's base is 0.0"),
         ({"margin": 0.0}, "propfair's margin is 0.0"),
         ({"margin": 6.0}, "propfair's margin is 6.0"),
-        ({"tail": "flat"}, "tail 'flat'"),
+        ({"tail": "flat"}, "tail is 'flat'"),
         ({"loss_bound": 5.0}, "set per_sample = true"),
         ({"per_sample": True, "loss_bound": -1.0}, "loss_bound is -1.0"),
         ({"weighting": "sise"}, "weighting is 'sise'"),

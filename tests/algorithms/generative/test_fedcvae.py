@@ -151,7 +151,7 @@ def test_training_on_two_distinct_classes_makes_the_server_draw_them() -> None:
     ("options", "sentence"),
     [
         ({"beta": -1.0}, "fedcvae's beta is -1.0: give a finite number of at least 0"),
-        ({"reconstruction": "mae"}, "unknown fedcvae's reconstruction 'mae'"),
+        ({"reconstruction": "mae"}, "fedcvae's reconstruction is 'mae'"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(options: dict[str, object], sentence: str) -> None:

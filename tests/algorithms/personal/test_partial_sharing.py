@@ -256,7 +256,7 @@ def test_a_step_on_a_part_is_torch_sgd_on_it_and_leaves_the_rest_alone(momentum)
         (lambda: pf.FedRep(head_epochs=-1), "fedrep's head_epochs is -1"),
         (lambda: pf.LGFedAvg(shared_layers=True), "lg-fedavg's shared_layers is True"),
         (lambda: pf.FedBABU(finetune_steps=-2), "fedbabu's finetune_steps is -2"),
-        (lambda: pf.FedBABU(finetune="heads"), "unknown fedbabu's finetune 'heads': did you mean 'head'"),
+        (lambda: pf.FedBABU(finetune="heads"), "fedbabu's finetune is 'heads'; did you mean 'head'"),
         (lambda: pf.FedPer(weighting="sise"), "fedper's weighting is 'sise'"),
         (lambda: bound(deep_task(), pf.FedPer(personal_layers=3)), "of the model's 3 layers at least one must be left"),
         (lambda: bound(deep_task(), pf.LGFedAvg(shared_layers=7)), "lg-fedavg's shared_layers is 7"),

@@ -414,7 +414,7 @@ def test_the_way_survives_the_configuration_file_and_an_unknown_one_is_refused()
     experiment = Experiment.from_dict(settings)
     assert experiment.privacy.training.per_sample == "opacus"
     assert Experiment.from_dict(experiment.to_dict()) == experiment
-    with pytest.raises(ConfigError, match="per_sample is 'fast'; choose one of auto, layers, vmap, opacus"):
+    with pytest.raises(ConfigError, match="per_sample is 'fast'; choose 'auto', 'layers', 'vmap' or 'opacus'"):
         pf.DPSGD(noise_multiplier=1.0, per_sample="fast")
     with pytest.raises(ConfigError, match=r"privacy\.training\.per_sample is 'fast'"):
         Experiment.from_dict({"privacy": {"training": {"noise_multiplier": 1.0, "per_sample": "fast"}}})
