@@ -116,10 +116,10 @@ class Peers:
 
     def environment(self) -> dict[str, str]:
         """The environment of every run: this one's, without its thread settings and without telemetry."""
-        client_state = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+        kept = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
         silent = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
         path = os.pathsep.join(filter(None, (str(self.scripts or ""), os.environ.get("PYTHONPATH"))))
-        return {**client_state, **silent, "PYTHONPATH": path}
+        return {**kept, **silent, "PYTHONPATH": path}
 
 
 def work_options(work: str, archive: Path, cohort: int, rounds: int) -> list[str]:

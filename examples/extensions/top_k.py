@@ -25,8 +25,8 @@ class TopK(Mechanism):
 
     def at_client(self, update, noise, round):
         flat = update.flatten()
-        client_state = flat.abs().topk(max(1, int(self.fraction * flat.numel()))).indices
-        return torch.zeros_like(flat).index_copy(0, client_state, flat[client_state]).view_as(update)
+        kept = flat.abs().topk(max(1, int(self.fraction * flat.numel()))).indices
+        return torch.zeros_like(flat).index_copy(0, kept, flat[kept]).view_as(update)
 
 
 if __name__ == "__main__":

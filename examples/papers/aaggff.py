@@ -109,8 +109,8 @@ def silos(dataset: Dataset, seed: int, without: Iterable[str] = ()) -> Silos:
         model=lambda: Logistic(width),
         seed=seed,
     )
-    client_state = np.unique(dataset.clients.numpy()[train])
-    return Silos(task, np.searchsorted(client_state, dataset.test_clients.numpy()[test]))
+    kept = np.unique(dataset.clients.numpy()[train])
+    return Silos(task, np.searchsorted(kept, dataset.test_clients.numpy()[test]))
 
 
 def bags(pairs: Dataset) -> Dataset:

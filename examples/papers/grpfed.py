@@ -125,9 +125,9 @@ def heartbeats(options: argparse.Namespace, seed: int) -> Federation:
         )
     )
     names = data.class_names
-    client_state = [number for number, name in enumerate(names) if name not in SYMBOLS_LEFT_OUT]
+    kept = [number for number, name in enumerate(names) if name not in SYMBOLS_LEFT_OUT]
     new = torch.full((len(names),), -1)
-    new[client_state] = torch.arange(len(client_state))
+    new[kept] = torch.arange(len(kept))
     targets = new[targets]
     order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed))
     group = (owners * len(names) + targets)[order].numpy()

@@ -25,9 +25,9 @@ def test_training_test_and_validation_rows_divide_what_a_client_has():
 def test_every_class_of_a_client_gives_its_share():
     task = pf.load("digits", partition=pf.IID(clients=3), local_tests=pf.LocalTests(fraction=0.5))
     for client in range(3):
-        client_state = np.bincount(task.targets[task.clients[client]], minlength=10)
+        kept = np.bincount(task.targets[task.clients[client]], minlength=10)
         held = np.bincount(task.targets[task.local_tests[client]], minlength=10)
-        assert np.abs(client_state - held).max() <= 1
+        assert np.abs(kept - held).max() <= 1
 
 
 def test_a_client_with_one_row_trains_on_it_and_is_left_out_of_local_metrics():

@@ -87,11 +87,10 @@ def test_forty_gigabytes_become_a_task_in_little_memory_and_a_batch_can_be_read(
     before = resident_megabytes()
     owners = np.arange(rows) // 10_000
     task = pf.Task.from_arrays(inputs, np.arange(rows) % 10, clients=owners, test_fraction=1e-3, seed=1)
-    client_state = np.flatnonzero(task.inputs.index == 123)
-    batch = task.to(torch.device("cpu")).inputs[torch.from_numpy(client_state)]
-    facts = task.describe()
+    where = np.flatnonzero(task.inputs.index == 123)
+    batch = task.to(torch.device("cpu")).inputs[torch.from_numpy(where)]
     assert resident_megabytes() - before < 500
-    assert (facts["clients"], batch.shape, batch.unique().tolist()) == (7, (1, *shape), [7.0])
+    assert (len(task.clients), batch.shape, batch.unique().tolist()) == (7, (1, *shape), [7.0])
 
 
 def test_moving_a_task_to_where_it_is_copies_nothing(tmp_path):

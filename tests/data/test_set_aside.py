@@ -28,11 +28,11 @@ def test_the_rows_are_balanced_and_leave_the_training_part_alone(tmp_path):
 
 
 def test_the_seed_decides_which(tmp_path):
-    digits, client_state = load_dataset("digits"), {}
+    digits, kept = load_dataset("digits"), {}
     for seed in (0, 0, 1):
-        client_state.setdefault(seed, []).append(set_aside(digits, tmp_path / "server", per_class=2, seed=seed).inputs)
-    assert torch.equal(*client_state[0])
-    assert not torch.equal(client_state[0][0], client_state[1][0])
+        kept.setdefault(seed, []).append(set_aside(digits, tmp_path / "server", per_class=2, seed=seed).inputs)
+    assert torch.equal(*kept[0])
+    assert not torch.equal(kept[0][0], kept[1][0])
     assert [path.name for path in tmp_path.iterdir()] == ["server"]  # the file has the name that was given
 
 

@@ -25,8 +25,8 @@ def divergence(share, shares, moves, order):
     for move in moves:
         _, law = summed_law(share, shares, math.ceil(30 * math.sqrt(share)) + 2)
         here, there = law[abs(move) :], law[: len(law) - abs(move)]
-        client_state = (here > 1e-280) & (there > 1e-280)
-        logs = order * np.log(here[client_state]) + (1 - order) * np.log(there[client_state])
+        kept = (here > 1e-280) & (there > 1e-280)
+        logs = order * np.log(here[kept]) + (1 - order) * np.log(there[kept])
         total += np.log(np.exp(logs - logs.max()).sum()) + logs.max()
     return float(total) / (order - 1)
 

@@ -87,10 +87,10 @@ def test_a_clipped_update_is_left_bit_for_bit_and_a_longer_one_is_shorter_afterw
         update = 1e3 * bound * torch.randn(size, generator=generator, dtype=dtype)
         clipped = pf.Clip(bound).at_client(update.clone(), None, None)
         assert within_bound(clipped, bound) is clipped
-        client_state = update.clone()
+        kept = update.clone()
         held = within_bound(update, bound)
         assert float(held.double().norm()) <= bound
-        assert torch.equal(update, client_state), "a mechanism may have kept the tensor"
+        assert torch.equal(update, kept), "a mechanism may have kept the tensor"
 
 
 @pytest.mark.parametrize(

@@ -201,8 +201,8 @@ def test_a_loss_that_couples_samples_is_refused_where_single_rows_are_clipped():
 def test_a_gradient_that_stays_is_not_overwritten_by_the_next_one():
     handle, network = door(8, plan=Epochs(batch_size=4, epochs=1))
     one, other = handle.batches()
-    client_state = handle.local_only_gradient(cross_entropy, network.flat, one)
-    before = client_state.clone()
+    kept = handle.local_only_gradient(cross_entropy, network.flat, one)
+    before = kept.clone()
     handle.gradient(cross_entropy, network.flat, other)
-    assert torch.equal(client_state, before)
+    assert torch.equal(kept, before)
     assert list(log_of(handle).bare) == ["gradients are computed without a mechanism (no DP-SGD)"]

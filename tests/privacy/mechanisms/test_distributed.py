@@ -78,10 +78,10 @@ def test_the_sum_of_the_shares_has_the_law_that_is_accounted(kind, contributors)
 def test_a_share_is_an_exact_draw_added_in_place(kind, draw):
     terms = DistributedSum(5, 100.0, 10, 4)
     integers = np.array([60, -60, 0, 1, 2])
-    client_state = integers.copy()
+    kept = integers.copy()
     returned = kind(2.0).add_share_(integers, stream("share"), terms)
     assert returned is integers
-    assert np.array_equal(integers - client_state, draw(stream("share"), 5, kind(2.0).share_variance(terms)))
+    assert np.array_equal(integers - kept, draw(stream("share"), 5, kind(2.0).share_variance(terms)))
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -119,8 +119,8 @@ def test_only_int64_vectors_of_the_right_length_take_a_share(vector):
 def divergence(law, move, order):
     """The Rényi divergence between ``law`` and itself moved by ``move``, over all of it above 1e-200."""
     here, there = law[move:], law[: len(law) - move]
-    client_state = (here > 1e-200) & (there > 1e-200)
-    logs = order * np.log(here[client_state]) + (1 - order) * np.log(there[client_state])
+    kept = (here > 1e-200) & (there > 1e-200)
+    logs = order * np.log(here[kept]) + (1 - order) * np.log(there[kept])
     return float((logs.max() + np.log(np.exp(logs - logs.max()).sum())) / (order - 1))
 
 

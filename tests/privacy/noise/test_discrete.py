@@ -249,7 +249,7 @@ def test_entries_cover_the_word_and_look_ups_agree_with_the_search(name):
 
 
 @pytest.mark.parametrize(("following", "kept"), [(0, True), (2**64 - 1, False)])
-def test_a_coin_that_64_bits_cannot_decide_takes_more_bits(following, client_state):
+def test_a_coin_that_64_bits_cannot_decide_takes_more_bits(following, kept):
     table = TABLES["Gaussian 1e6"]
     entry, offset = 200, (200 + table.first) * table.block + 3
     chance = exact_chance(table, entry, offset)
@@ -257,16 +257,16 @@ def test_a_coin_that_64_bits_cannot_decide_takes_more_bits(following, client_sta
     forged = Forged([pick, coin, 3, following])
     offsets, which = table._propose(forged, 1)
     assert not forged.forged, "the word that follows was needed"
-    assert (offsets.tolist(), which.tolist()) == ([offset], [client_state])
+    assert (offsets.tolist(), which.tolist()) == ([offset], [kept])
 
 
 def test_a_coin_just_outside_the_tie_is_decided_without_more_bits():
     table = TABLES["Gaussian 13.7"]
     entry = 3
     chance = exact_chance(table, entry, entry + table.first)
-    for coin, client_state in ((math.floor(chance * 2**64) - 1, True), (math.floor(chance * 2**64) + 1, False)):
+    for coin, kept in ((math.floor(chance * 2**64) - 1, True), (math.floor(chance * 2**64) + 1, False)):
         forged = Forged([int(table.ends[entry]) - 1, coin, 7])
-        assert table._propose(forged, 1)[1].tolist() == [client_state]
+        assert table._propose(forged, 1)[1].tolist() == [kept]
         assert forged.forged == [7]
 
 
@@ -295,14 +295,14 @@ def test_a_number_from_the_tail_has_the_probability_of_the_law(name):
         with localcontext(Context(prec=60)):
             # (law of the offset) / (weight 1 of the tail · one half per length · a place in it), all in units of 2^-64
             chance = Fraction(table.law.weight(offset)) * Fraction(table.scale) * tail.length * 4
-        for coin, client_state in (
+        for coin, kept in (
             (max(math.floor(chance * 2**64) - 1, 0), True),
             (math.floor(chance * 2**64) + 1, False),
         ):
             words = [int(table.ends[entry - 1]), coin, *([0] if table.block > 1 else []), 2**62, place]
             offsets, which = table._propose(Forged(words), 1)
             assert offsets.tolist() == [offset]
-            assert which.tolist() == [client_state]
+            assert which.tolist() == [kept]
 
 
 def test_words_that_the_table_leaves_over_are_never_kept():
