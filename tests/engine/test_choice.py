@@ -265,5 +265,5 @@ def test_tf32_is_allowed_only_where_it_was_asked_for():
         with matrix_products(precision):
             assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (allowed, allowed)
         assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
-    with pytest.raises(ConfigError, match="unknown precision 'float8'"):
+    with pytest.raises(ConfigError, match="Execution's precision is 'float8'; did you mean 'float32'"):
         pf.simulate(digits(), FedAvg(), rounds=1, execution=pf.Execution(precision="float8"))
