@@ -6,26 +6,33 @@ import privfl as pf
 from privfl.errors import ConfigError
 
 
-def test_a_chain_is_any_iterable_of_mechanisms():
+def test_a_chain_is_a_list_or_a_tuple_of_mechanisms():
     chain = (pf.Clip(1.0), pf.GaussianNoise(1.0))
-    assert pf.Privacy(update=list(chain)).update == pf.Privacy(update=iter(chain)).update == chain
+    assert pf.Privacy(update=list(chain)).update == pf.Privacy(update=chain).update == chain
 
 
 @pytest.mark.parametrize(
     ("update", "says"),
     [
-        (pf.Clip(1.0), r"privacy.update is Clip itself; put it into a list: update=\[Clip\(max_norm=1.0\)\]"),
-        (pf.Clip, "give a list of mechanisms"),
-        ("clip", r"privacy.update is 'clip'; give a list of mechanisms, such as \[Clip\(1.0\)\]"),
-        (None, "privacy.update is None; give a list"),
-        (1.0, "privacy.update is 1.0; give a list"),
-        ([pf.Clip], "holds the class Clip"),
-        (["clip"], "'clip', which is no mechanism"),
-        ([pf.DPSGD(noise_multiplier=1.0)], "holds DPSGD, which is no mechanism for uploads; give it as training"),
-        ([pf.LaplaceSize(epsilon=1.0, bound=100)], "holds LaplaceSize, .*; give it as size"),
-        ([pf.NoisyTotal("loss", 1.0, 1.0)], "holds NoisyTotal, .*; give it as statistics"),
+        (pf.Clip(1.0), r"Privacy's update is Clip\(…\); give a list, such as \[Clip\(…\)\]"),
+        (pf.Clip, "Privacy's update is the class Clip; give a list, each entry of it a Mechanism"),
+        ("clip", "Privacy's update is 'clip'; give a list"),
+        (None, "Privacy's update is None; give a list"),
+        (1.0, "Privacy's update is 1.0; give a list"),
+        ([pf.Clip], r"Privacy's update is \[.*Clip.*\]; give a list, each entry of it a Mechanism"),
+        (["clip"], r"Privacy's update is \['clip'\]; give a list, each entry of it a Mechanism"),
+        ([pf.DPSGD(noise_multiplier=1.0)], r"holds DPSGD\(…\), which has a place of its own; give it as training"),
+        ([pf.LaplaceSize(epsilon=1.0, bound=100)], r"holds LaplaceSize\(…\), .*; give it as size"),
+        ([pf.NoisyTotal("loss", 1.0, 1.0)], r"holds NoisyTotal\(…\), .*; give it as statistics"),
     ],
 )
 def test_what_is_no_chain_is_refused_in_one_sentence_with_the_mend(update, says):
     with pytest.raises(ConfigError, match=says):
         pf.Privacy(update=update)
+
+
+def test_what_was_changed_after_it_was_made_is_refused():
+    clip = pf.Clip(1.0)
+    object.__setattr__(clip, "at_client", lambda update, noise, round: update * 1000)
+    with pytest.raises(ConfigError, match="this Clip was changed after it was made"):
+        pf.Privacy(update=[clip])
