@@ -122,7 +122,8 @@ def test_a_step_that_branches_on_a_value_is_trained_by_the_loop():
 
 def test_auto_measures_long_runs_and_both_engines_are_in_the_record(monkeypatch, tmp_path):
     monkeypatch.setattr(choice, "SHORT_RUN_SECONDS", 0.0)
-    settings = {"rounds": 40, "evaluate_every": 40, "workers": 2}  # many workers would leave no eight clients to each
+    two = pf.Execution(workers=2)  # many workers would leave no eight clients to each
+    settings = {"rounds": 40, "evaluate_every": 40, "execution": two}
     run = pf.simulate(digits(clients=40), FedAvg("uniform"), out=tmp_path / "run", **settings)
     record = json.loads((tmp_path / "run" / "engine.json").read_text())
     assert record["engine"] in ("loop", "vectorised")
@@ -265,5 +266,5 @@ def test_tf32_is_allowed_only_where_it_was_asked_for():
         with matrix_products(precision):
             assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (allowed, allowed)
         assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
-    with pytest.raises(ConfigError, match="unknown precision 'float8'"):
+    with pytest.raises(ConfigError, match="Execution's precision is 'float8'; did you mean 'float32'"):
         pf.simulate(digits(), FedAvg(), rounds=1, execution=pf.Execution(precision="float8"))
