@@ -119,16 +119,15 @@ def _check_fields(settings: Any) -> None:
         value = getattr(settings, name)
         typed = _fitted(value, hint)
         if typed is _MISFIT:
-            raise _misfit(f"{_owner(kind)} {name}", value, hint, kind)
+            raise _misfit(f"{_owner(kind)}'s {name}", value, hint, kind)
         if typed is not value:
             object.__setattr__(settings, name, typed)
 
 
 def _owner(kind: Any) -> str:
-    """Whose field it is: a class with a name of its own, such as an algorithm, goes by that."""
+    """What a class is called: one with a name of its own, such as an algorithm, goes by that."""
     own = getattr(kind, "name", None)
-    name = own if isinstance(own, str) and "name" not in dict(_field_hints(kind)) else kind.__name__
-    return name + ("'" if name.endswith("s") else "'s")
+    return own if isinstance(own, str) and "name" not in dict(_field_hints(kind)) else str(kind.__name__)
 
 
 @functools.cache

@@ -59,7 +59,7 @@ def test_the_split_depends_on_the_seed_alone():
     [
         ({"fraction": 1.0}, "local_tests.fraction is 1.0"),
         ({"validation": -0.1}, "local_tests.validation is -0.1"),
-        ({"global_test": "own"}, "LocalTests' global_test is 'own'; choose 'official' or 'union'"),
+        ({"global_test": "own"}, "LocalTests's global_test is 'own'; choose 'official' or 'union'"),
     ],
 )
 def test_impossible_shares_are_one_sentence(settings, message):
