@@ -531,7 +531,7 @@ def test_noise_on_updates_alone_is_refused(task):
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
-        (AAggFFS, {"cdf": "cauchy"}, "aaggff-s' cdf is 'cauchy'; choose 'weibull', 'exponential'"),
+        (AAggFFS, {"cdf": "cauchy"}, "aaggff-s's cdf is 'cauchy'; choose 'weibull', 'exponential'"),
         (AAggFFD, {"lower": 0.5, "upper": 0.2}, "responses range from 0.5 to 0.2"),
         (AAggFFD, {"lower": -0.1}, "responses range from -0.1"),
         (AAggFFS, {"mu": math.nan}, "mu is nan"),

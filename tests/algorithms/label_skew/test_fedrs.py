@@ -119,7 +119,7 @@ def test_permuting_clients_changes_nothing_but_rounding(task):
     [
         ({"alpha": -0.1}, "fedrs's alpha is -0.1"),
         ({"alpha": 1.1}, "fedrs's alpha is 1.1"),
-        ({"form": "soft"}, "fedrs' form"),
+        ({"form": "soft"}, "fedrs's form"),
         ({"present_from": 0.0}, "fedrs's present_from is 0.0"),
         ({"server_learning_rate": 0.0}, "fedrs's server_learning_rate is 0.0"),
     ],
