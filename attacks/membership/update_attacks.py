@@ -171,8 +171,8 @@ class LossDrop(FederatedMembership):
     """Score Σ_t (ℓ(w_t; x) − ℓ(w_t + Δ_t; x)): by how much the client's training brings the loss of x down.
 
     Against a server that only watches it is a weak attack. Against one that ascends the candidates' losses before it
-    sends the model out (:func:`attacks.membership.active_server.ascending`) it is the active attack of Nasr, Shokri and
-    Houmansadr (S&P 2019): only who trains on x brings its loss back down.
+    sends the model out (:func:`~attacks.membership.active_server.gradient_ascent_server`) it is the active attack of
+    Nasr, Shokri and Houmansadr (S&P 2019): only who trains on x brings its loss back down.
     """
 
     name: ClassVar[str] = "loss-drop"

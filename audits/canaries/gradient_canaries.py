@@ -167,6 +167,8 @@ def claimed_law(view: View, canaries: Canaries) -> ClaimedStatistic | None:
     """The law that the run claims for the server's view of the canaries; ``None`` where a score needs another."""
     facts = view.transcript.facts
     protection, steps = facts.privacy["training"], _steps_and_rate(facts, canaries)
+    if protection is None:
+        return None
     noise = protection["noise_multiplier"]
     owned = {noise} if isinstance(noise, int | float) else {noise[client] for client in canaries.owners.tolist()}
     seen_alone = view.transcript.observer == "server" and protection["noise_at"] == "client"
@@ -233,6 +235,8 @@ def _fresh_rounds(facts: PublicFacts) -> bool:
 def _steps_and_rate(facts: PublicFacts, canaries: Canaries) -> tuple[int, float] | None:
     """Steps of a round and sampling rate of the canaries' owners; ``None`` unless all take part in every round and draw
     their batches at DP-SGD's own rate."""
+    if facts.privacy["training"] is None:
+        return None
     rates, everyone = facts.privacy["training"]["sample_rate"], (facts.cohort["name"], facts.availability["name"])
     owned = {rates} if isinstance(rates, int | float) else {rates[client] for client in canaries.owners.tolist()}
     if len(owned) > 1 or everyone != ("everyone", "always") or facts.algorithm["name"].startswith("fedsampling"):

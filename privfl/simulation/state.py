@@ -46,7 +46,7 @@ class State:
         """The whole state, as a checkpoint stores it."""
         tensors = {f"server/{name}": tensor for name, tensor in self.server.items()}
         for client, own in self.client_state.items():
-            tensors |= {f"kept/{client}/{name}": tensor for name, tensor in own.items()}
+            tensors |= {f"client_state/{client}/{name}": tensor for name, tensor in own.items()}
         meta = {
             "ledger": self.ledger.state(),
             "sizes": self.sizes.responses.state(),

@@ -122,7 +122,8 @@ def test_a_step_that_branches_on_a_value_is_trained_by_the_loop():
 
 def test_auto_measures_long_runs_and_both_engines_are_in_the_record(monkeypatch, tmp_path):
     monkeypatch.setattr(choice, "SHORT_RUN_SECONDS", 0.0)
-    settings = {"rounds": 40, "evaluate_every": 40, "workers": 2}  # many workers would leave no eight clients to each
+    two = pf.Execution(workers=2)  # many workers would leave no eight clients to each
+    settings = {"rounds": 40, "evaluate_every": 40, "execution": two}
     run = pf.simulate(digits(clients=40), FedAvg("uniform"), out=tmp_path / "run", **settings)
     record = json.loads((tmp_path / "run" / "engine.json").read_text())
     assert record["engine"] in ("loop", "vectorised")

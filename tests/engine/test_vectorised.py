@@ -7,7 +7,7 @@ with noise of σ·C = 1 and a divisor of 8 that is 1.2e-7 for each noisy gradien
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
 
@@ -256,7 +256,7 @@ def test_what_a_client_gets_does_not_depend_on_who_shares_its_chunk(task):
 def test_a_nan_in_one_clients_data_touches_no_other_client(task):
     inputs = task.inputs.clone()
     inputs[task.clients[3][0]] = math.nan
-    broken = Task(**{**vars(task), "inputs": inputs})
+    broken = replace(task, inputs=inputs)
     clean = trained(task, FedAvg(), chunk=7)
     found = trained(broken, FedAvg(), chunk=7)
     assert found[3].upload is None
@@ -387,7 +387,7 @@ def test_frozen_parameters_stay(task):
         network.body[0].weight.requires_grad_(False)
         return network
 
-    still = Task(**{**vars(task), "model": frozen})
+    still = replace(task, model=frozen)
     training = LocalTraining(batch_size=8)
     for dpsgd, way in (
         (None, None),
@@ -414,7 +414,7 @@ class Memory:
 
 def test_when_memory_runs_out_the_chunk_is_halved_and_nothing_changes(task):
     expected = trained(task, FedAvg(), dpsgd=NOISY, way="layers")
-    scarce = Task(**{**vars(task), "loss": Memory(2)})
+    scarce = replace(task, loss=Memory(2))
     channel = RoundChannel.bare(FedAvg().fields(), NOISY)
     received = {"parameters": flatten(task.model(0))}
     with LoopEngine(scarce, FedAvg(), TRAINING, channel, way="layers", workers=1) as loop:

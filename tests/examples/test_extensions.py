@@ -3,6 +3,7 @@
 import importlib
 import math
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,7 @@ ALGORITHMS = [("fednova", "FedNova"), ("fedbn", "FedBN"), ("ifca", "IFCA")]
 
 def task_of(module):
     task = digits()
-    return pf.Task(**{**vars(task), "model": normalised}) if module == "fedbn" else task
+    return replace(task, model=normalised) if module == "fedbn" else task
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

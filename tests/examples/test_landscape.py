@@ -1,6 +1,7 @@
 """Curves, barriers and planes; and on them SuPerFed's checks 8 and 12, by the tiny MNIST runs of its specification."""
 
 import json
+from dataclasses import replace
 from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -94,7 +95,7 @@ def test_curves_need_rows_to_test_on():
     with pytest.raises(ConfigError, match="none of the 1 clients has rows"):
         along(task, federated, {1: own})
     with pytest.raises(ConfigError, match="no local tests"):
-        along(Task(**{**vars(task), "local_tests": None}), federated, {0: own})
+        along(replace(task, local_tests=None), federated, {0: own})
 
 
 def test_a_plane_goes_through_its_three_models():
@@ -241,7 +242,7 @@ def test_strangers_on_data_of_many_classes_have_a_barrier(tiny):
         ends.append(flatten(network))
     rows = torch.arange(2000, 4000)
     data = ClientIndex(rows, np.array([0, 2000]))
-    task = Task(**{**vars(tiny.task), "inputs": tiny.pooled, "targets": tiny.targets})
+    task = replace(tiny.task, inputs=tiny.pooled, targets=tiny.targets)
     (found,) = along(task, ends[0], {0: ends[1]}, data).barriers
     low, high = TINY["barrier_of_strangers"]
     assert 0.5 * low < found < 2 * high

@@ -29,3 +29,10 @@ def test_a_chain_is_a_list_or_a_tuple_of_mechanisms():
 def test_what_is_no_chain_is_refused_in_one_sentence_with_the_mend(update, says):
     with pytest.raises(ConfigError, match=says):
         pf.Privacy(update=update)
+
+
+def test_what_was_changed_after_it_was_made_is_refused():
+    clip = pf.Clip(1.0)
+    object.__setattr__(clip, "at_client", lambda update, noise, round: update * 1000)
+    with pytest.raises(ConfigError, match="this Clip was changed after it was made"):
+        pf.Privacy(update=[clip])

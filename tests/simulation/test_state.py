@@ -54,7 +54,7 @@ def told(state):
     values = {field.name: getattr(state, field.name) for field in fields(State)}
     sizes = values.pop("sizes")
     tensors = {("server", name): tensor for name, tensor in values.pop("server").items()}
-    for client, own in values.pop("kept").items():
+    for client, own in values.pop("client_state").items():
         tensors |= {(client, name): tensor for name, tensor in own.items()}
     return {
         **values,

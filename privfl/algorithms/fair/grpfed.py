@@ -245,7 +245,7 @@ class GRPFed(Algorithm):
         return {"sigma": sigma, "q": power}
 
     def losses(self, parameters: Tensor, batch: Batch, client: Door, name: str) -> Tensor:
-        """Σ over ``batch`` of (loss, 1), [2], scaled as :func:`privfl.algorithms.fair.loss_survey.counted` says."""
+        """Σ over ``batch`` of (loss, 1), [2], scaled as :func:`privfl.algorithms.fair.loss_survey.with_count` says."""
         return client.total(with_count(client.loss, self.loss_bound), parameters, batch, name=name)
 
     def server_metrics(self, server: Tensors) -> dict[str, float]:

@@ -108,7 +108,7 @@ def with_count(loss: Loss, bound: float) -> Loss:
 
 
 def mean_loss(total: Tensor, bound: float) -> Tensor:
-    """The mean loss [] from the sum [2] of :func:`counted`, which may be noisy: at least one example counts."""
+    """The mean loss [] from the sum [2] of :func:`with_count`, which may be noisy: at least one example counts."""
     if math.isinf(bound):
         return total[0] / total[1].clamp_min(1)
     return (bound * total[0] / total[1].clamp_min(1 / math.sqrt(2))).clamp(0, bound)

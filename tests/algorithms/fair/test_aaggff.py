@@ -1,6 +1,7 @@
 """AAggFF through the simulation, against twins that share no code with it (sections 4, 7 to 9 of the specification)."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from privfl.algorithms.server_optimisers import FedAdagrad, FedAdam, FedYogi
 from privfl.engine.workspace import phases_of
 from privfl.errors import ConfigError
 from privfl.federation.availability import Bernoulli
-from privfl.federation.task import ClientIndex, Task
+from privfl.federation.task import ClientIndex
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.noisy_total import NoisyTotal
 from tests.algorithms.federation import digits_task, initial, task_of, uploads
@@ -282,7 +283,7 @@ def test_the_servers_rate_can_rise_as_the_clients_decays(task, optimiser):
 @pytest.mark.parametrize("algorithm", BOTH, ids=lambda one: one.name)
 def test_a_permutation_of_the_clients_permutes_their_weights(task, algorithm):
     order = [3, 1, 5, 0, 2, 4]
-    permuted = Task(**{**vars(task), "clients": ClientIndex.of([task.clients[c].numpy() for c in order])})
+    permuted = replace(task, clients=ClientIndex.of([task.clients[c].numpy() for c in order]))
     full = pf.LocalTraining(learning_rate=0.2, batch_size=10**6)
     states = []
     for one in (task, permuted):
@@ -337,7 +338,7 @@ def test_a_report_is_the_mean_training_loss_at_the_received_model_in_evaluation_
         torch.manual_seed(seed)
         return Dropping()
 
-    dropping = Task(**{**vars(task), "model": model})
+    dropping = replace(task, model=model)
     found = reported(dropping, LossSurvey(lambda *_: {}), {"parameters": initial(dropping)})
     network = dropping.model(0).eval()
     for client, value in enumerate(found):
@@ -362,7 +363,7 @@ def test_a_client_whose_loss_is_not_finite_is_out_of_the_round_and_keeps_its_sta
     base = digits_task(SIZES)
     broken = base.inputs.clone()
     broken[base.clients[2]] = math.nan
-    task = Task(**{**vars(base), "inputs": broken})
+    task = replace(base, inputs=broken)
     run, states, client_state = watched(task, algorithm, 3)
     assert [line["clients"] for line in run.metrics] == [5, 5, 5]
     assert run.summary["dropped"] == {"sent a non-finite 'loss'": 3}

@@ -1,6 +1,7 @@
 """FedLC: whole rounds against a plain twin, its limits, its mask, and what its label counts cost."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import privfl as pf
 from privfl.algorithms.label_skew.calibrated_logits import calibrated_loss
 from privfl.algorithms.label_skew.fedlc import FedLC
 from privfl.errors import ConfigError
-from privfl.federation.task import ClientIndex, Task, cross_entropy
+from privfl.federation.task import ClientIndex, cross_entropy
 from tests.algorithms.federation import initial, task_of, uploads
 from tests.algorithms.label_skew.federation import HELD, permuted, run, skewed_task, twin
 
@@ -95,7 +96,7 @@ def test_a_masked_class_that_is_a_target_is_pushed_up_with_full_weight_whatever_
 
 
 def alone(task, client):
-    return Task(**{**vars(task), "clients": ClientIndex.of([task.clients[client].numpy()])})
+    return replace(task, clients=ClientIndex.of([task.clients[client].numpy()]))
 
 
 def test_the_head_of_classes_that_a_client_does_not_hold_stays(task):

@@ -13,7 +13,7 @@ from privfl.algorithms.label_skew.moon import MOON, contrastive_terms
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import RoundContext
 from privfl.errors import ConfigError
-from privfl.federation.task import ClientIndex, Task
+from privfl.federation.task import ClientIndex
 from privfl.models import Network
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import RoundChannel
@@ -208,7 +208,7 @@ def test_a_client_sends_its_update_alone_and_keeps_the_model_it_ended_with(task)
 
 
 def test_permuting_clients_changes_nothing_but_rounding(task):
-    permuted = Task(**{**vars(task), "clients": ClientIndex.of([task.clients[c].numpy() for c in (3, 1, 4, 0, 2)])})
+    permuted = replace(task, clients=ClientIndex.of([task.clients[c].numpy() for c in (3, 1, 4, 0, 2)]))
     training = pf.LocalTraining(learning_rate=0.2, batch_size=10**6, epochs=2)
     runs = [run(one, MOON(mu=5.0), 3, training=training, availability=None) for one in (task, permuted)]
     torch.testing.assert_close(runs[0].parameters, runs[1].parameters, rtol=0, atol=1e-12)

@@ -171,7 +171,7 @@ def test_without_smoothing_and_augmentation_it_is_bsm_fedavg(task):
 
 
 def test_bsm_fedavg_leaves_the_head_of_classes_that_a_client_does_not_hold(task):
-    alone = Task(**{**vars(task), "clients": ClientIndex.of([task.clients[0].numpy()])})
+    alone = replace(task, clients=ClientIndex.of([task.clients[0].numpy()]))
     training = pf.LocalTraining(learning_rate=0.5, batch_size=10)
     found = run(alone, BalancedFedAvg(), 1, training=training, availability=None).parameters
     layout = ReBaFL().bind(alone.context(1, 0)).context.layout
@@ -181,7 +181,7 @@ def test_bsm_fedavg_leaves_the_head_of_classes_that_a_client_does_not_hold(task)
 
 
 def test_a_client_with_one_class_learns_nothing_from_its_exact_balanced_softmax(task):
-    single = Task(**{**vars(task), "clients": ClientIndex.of([task.clients[5].numpy()])})
+    single = replace(task, clients=ClientIndex.of([task.clients[5].numpy()]))
     found = run(single, BalancedFedAvg(), 2, training=pf.LocalTraining(), availability=None).parameters
     assert torch.equal(found, flatten(network(0)))
 
@@ -192,7 +192,7 @@ def test_the_first_round_augments_nothing(task):
 
 
 def test_a_client_with_one_class_augments_nothing(task):
-    single = Task(**{**vars(task), "clients": ClientIndex.of([task.clients[5].numpy()])})
+    single = replace(task, clients=ClientIndex.of([task.clients[5].numpy()]))
     runs = [run(single, ReBaFL(mu=mu), 3, availability=None).parameters for mu in (0.0, 5.0)]
     torch.testing.assert_close(*runs, rtol=0, atol=1e-12)
 
@@ -334,7 +334,7 @@ def test_the_private_form_with_a_uniform_prior_needs_no_label_histogram(task):
 def test_without_noise_the_private_form_is_plain_descent_on_its_loss(task):
     """Everybody's rate 1, no clipping, no noise: one full-batch step on the mean of the per-sample terms."""
     dpsgd = pf.DPSGD(noise_multiplier=0.0, sample_rate=1.0, max_grad_norm=1e6)
-    alone = Task(**{**vars(task), "clients": ClientIndex.of([task.clients[1].numpy()])})
+    alone = replace(task, clients=ClientIndex.of([task.clients[1].numpy()]))
     training = pf.LocalTraining(learning_rate=0.1, batch_size=len(task.clients[1]), steps=1)
     rebafl = ReBaFL(per_sample=True, proto_source="global_only", n_min=1)
     states = []
@@ -396,4 +396,4 @@ def test_a_model_without_head_and_features_is_refused_before_training(task):
         return nn.Sequential(nn.Linear(64, 10)).double()
 
     with pytest.raises(ConfigError, match="no feature_dim"):
-        run(Task(**{**vars(task), "model": headless}), ReBaFL(), 1)
+        run(replace(task, model=headless), ReBaFL(), 1)

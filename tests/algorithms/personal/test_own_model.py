@@ -11,7 +11,7 @@ import torch
 import privfl as pf
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import RoundContext
-from privfl.federation.task import ClientIndex, Task
+from privfl.federation.task import ClientIndex
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import private_plan
 from privfl.privacy.door.contract import Batch
@@ -201,7 +201,7 @@ def test_noise_that_hides_clients_claims_what_it_claims_for_fedavg(name):
 def test_permuting_clients_permutes_their_own_models_and_changes_nothing_else(task, name):
     order = (2, 0, 1)
     parts = [task.clients[client].numpy() for client in order]
-    permuted = Task(**{**vars(task), "clients": ClientIndex.of(parts)})
+    permuted = replace(task, clients=ClientIndex.of(parts))
     whole = replace(TRAINING, batch_size=10**6)
     one, two = (pf.simulate(task, METHODS[name], rounds=2, training=whole) for task in (task, permuted))
     torch.testing.assert_close(one.parameters, two.parameters, rtol=0, atol=1e-12)
@@ -223,7 +223,7 @@ def test_a_client_that_never_took_part_uses_the_servers_model(task, name):
 def test_where_clients_hold_two_classes_each_their_own_models_do_better_than_the_servers(name):
     data = digits_task((400,))
     by_class = np.argsort(data.targets.numpy(), kind="stable")
-    skewed = Task(**{**vars(data), "clients": ClientIndex.of(np.array_split(by_class, 5))})
+    skewed = replace(data, clients=ClientIndex.of(np.array_split(by_class, 5)))
     task = skewed.with_local_tests(pf.LocalTests(0.3))
     training = pf.LocalTraining(learning_rate=0.05, batch_size=10, epochs=2)
     line = pf.simulate(task, METHODS[name], rounds=3, training=training, evaluate_every=3).metrics[-1]

@@ -64,8 +64,16 @@ def test_an_attack_on_a_private_run_stays_under_the_ceiling_of_its_statement_and
     privacy = pf.Privacy(
         training=pf.DPSGD(target_epsilon=0.5, max_grad_norm=1.0, sample_rate=0.25), noise_key=5, target_delta=1e-3
     )
-    options = {"training": pf.LocalTraining(learning_rate=0.2, batch_size=15, epochs=20), "engine": "loop"}
-    run = pf.simulate(task_of([MEMBERS]), pf.FedAvg("uniform"), rounds=1, privacy=privacy, record=True, **options)
+    options = {"training": pf.LocalTraining(learning_rate=0.2, batch_size=15, epochs=20)}
+    run = pf.simulate(
+        task_of([MEMBERS]),
+        pf.FedAvg("uniform"),
+        rounds=1,
+        privacy=privacy,
+        record=True,
+        execution=pf.Execution(engine="loop"),
+        **options,
+    )
     claim = run.statement.cell("sample", "public").epsilon
     assert 0.45 < claim <= 0.5
     bare = watch(task_of([MEMBERS]), epochs=60)

@@ -31,7 +31,7 @@ def task_of(clients: Sequence[Records], hidden: int = 32) -> pf.Task:
     """A federation in which every client holds the records given."""
     owners = torch.cat([torch.full((len(one),), number) for number, one in enumerate(clients)])
     inputs, targets = torch.cat([one.inputs for one in clients]), torch.cat([one.targets for one in clients])
-    dataset = pf.Dataset.from_arrays(inputs, targets, clients=owners, test=(inputs[:10], targets[:10]))
+    dataset = pf.Dataset.from_arrays(inputs, targets, clients=owners, test=(inputs[:10], targets[:10]), classes=10)
     return pf.Task.from_dataset(dataset, model="two-nn", model_options={"hidden": [hidden]})
 
 

@@ -218,6 +218,12 @@ def test_rounds_of_a_canary_that_is_not_clipped_are_no_trials():
         audit_two_worlds(task, trainer(1.0, rounds=4), rare_token_canaries(task, 1), per_round=True)
 
 
+def test_a_run_without_dp_sgd_is_refused_in_a_sentence(tokens):
+    task, canaries = tokens
+    with pytest.raises(ConfigError, match="the run had no DP-SGD"):
+        audit_one_run(task, lambda planted: pf.simulate(planted, pf.FedAvg(), rounds=1, record=["server"]), canaries)
+
+
 def test_the_strength_of_a_claim_inverts_the_gaussian_profile():
     for mu, epsilon in [(0.5, 1.9930914), (1.0, 4.3771781), (2.0, 9.9972561), (3.0, 16.675494)]:
         assert gaussian_strength(epsilon, 1e-5) == pytest.approx(mu, rel=1e-6)

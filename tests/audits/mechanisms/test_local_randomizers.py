@@ -144,7 +144,7 @@ def test_randomised_response_that_lies_one_short_is_refuted(monkeypatch):
         lies = stream.integers(self.range.lo, self.range.hi - 1, truths.size)
         return np.where(stream.bernoulli(self.lie_probability, truths.size), lies, truths)
 
-    monkeypatch.setattr(RandomizedResponse, "_randomize", short)
+    monkeypatch.setattr(RandomizedResponse, "randomise", short)
     assert refuted(GRR)
 
 

@@ -35,7 +35,7 @@ class Telling(Mechanism):
     kind = "bound"
     side_values: ClassVar = {"told": 0.5}
 
-    value: float
+    value: object
 
     def norm_bound(self, server):
         return BOUND
