@@ -61,7 +61,7 @@ def test_what_no_file_can_name_is_refused_on_reading_with_what_to_do():
         ({"loss": Undescribed()}, "an object that cannot be written down; make its class a dataclass"),
     ):
         task = pf.load("digits", partition=pf.IID(3), **options)
-        settings = Experiment.from_dict({}).bind(task).to_dict()
+        settings = Experiment.from_dict({}).for_task(task).to_dict()
         with pytest.raises(ConfigError, match=sentence):
             Experiment.from_dict(settings).task()
 

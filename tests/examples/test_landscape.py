@@ -204,7 +204,7 @@ def superfed(mode, nu):
 
 
 def mean_cosine(left):
-    return float(np.mean([abs(float(alignment(left["model"], own).cosine)) for own in left["kept"].values()]))
+    return float(np.mean([abs(float(alignment(left["model"], own).cosine)) for own in left["client_state"].values()]))
 
 
 @pytest.mark.parametrize("mode", ["mm", "lm"])
@@ -219,11 +219,11 @@ def test_orthogonality_keeps_end_points_apart(tiny, mode):
 @pytest.mark.parametrize("mode", ["mm", "lm"])
 def test_mixtures_are_better_than_fedavg_and_no_barrier_lies_between_the_end_points(tiny, mode, nu):
     left, plain = tiny.run(superfed(mode, nu)), tiny.run(pf.FedAvg())
-    found = along(tiny.task, left["model"], left["kept"])
+    found = along(tiny.task, left["model"], left["client_state"])
     best = found.accuracy.max(1)
     assert best.mean() > plain["line"]["local_accuracy_of_clients"]
     assert found.barriers.mean() < TINY["barrier_below"]
-    if len(left["kept"]) == 10:  # the metrics line counts clients that never trained as well
+    if len(left["client_state"]) == 10:  # the metrics line counts clients that never trained as well
         assert left["line"]["personal_accuracy_best_on_test"] == pytest.approx(best.mean())
 
 
@@ -254,4 +254,4 @@ def test_the_corners_of_the_plane_are_the_model_and_one_round_from_it(tiny):
     assert torch.equal(start, left["model"])
     gaps = [float((a - b).norm()) for a, b in combinations((start, federated, personal), 2)]
     assert 0 < gaps[0] < gaps[1]
-    assert not torch.equal(personal, left["kept"][min(left["kept"])])
+    assert not torch.equal(personal, left["client_state"][min(left["client_state"])])

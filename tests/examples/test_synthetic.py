@@ -23,6 +23,7 @@ from privfl.algorithms.generative.server_training import train_classifier
 from privfl.errors import DataError
 from privfl.models import build
 from privfl.models.flat_network import flatten
+from privfl.simulation.settings import Schedule
 
 
 def digits() -> pf.Task:
@@ -94,14 +95,16 @@ def test_a_gallery_keeps_the_first_the_last_and_every_nth_round_and_not_what_com
     for done in range(1, 8):
         images += 1
         server = {"images": images, "labels": torch.arange(2)}
-        gallery(SimpleNamespace(round=done, rounds=7, server=server), {})
+        gallery(SimpleNamespace(round=done, schedule=Schedule(rounds=7), server=server), {})
     assert list(gallery.sets) == [1, 3, 6, 7]
-    assert [float(client_state.images[0, 0, 0, 0]) for client_state in gallery.sets.values()] == [1, 3, 6, 7]
+    assert [float(kept.images[0, 0, 0, 0]) for kept in gallery.sets.values()] == [1, 3, 6, 7]
     assert gallery.last is gallery.sets[7]
 
 
 def test_a_gallery_with_a_folder_has_the_sets_of_the_interrupted_run_too(tmp_path: Path) -> None:
-    state = SimpleNamespace(round=1, rounds=9, server={"images": torch.rand(2, 1, 2, 2), "labels": torch.arange(2)})
+    state = SimpleNamespace(
+        round=1, schedule=Schedule(rounds=9), server={"images": torch.rand(2, 1, 2, 2), "labels": torch.arange(2)}
+    )
     first = SyntheticImageLog(every=5, folder=tmp_path)
     first(state, {})
     state.round = 5
