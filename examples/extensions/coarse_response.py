@@ -14,7 +14,7 @@ class CoarseResponse(SizeMechanism):
     """A size is rounded at random to one of ``levels`` sizes, unbiasedly, and that one answers by k-ary response.
 
     The answer is the truth with probability α = (e^ε − 1)/(e^ε − 1 + levels) and any level else: ε-LDP, because
-    α + (1 − α)/levels is e^ε·(1 − α)/levels, and rounding is post-processing in reverse: it mixes such answers.
+    α + (1 − α)/levels is e^ε·(1 − α)/levels, and rounding before it only mixes answers that keep this ratio.
     """
 
     levels: int = 3
