@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor, is_functorch_wrapped_tensor
 
-from privfl.engine.layouts import INNERMOST
+from privfl.engine.layouts import INNERMOST, folded
 
 
 class StreamDropout(nn.Module):
@@ -31,6 +32,8 @@ class StreamDropout(nn.Module):
             return inputs
         if self.probability == 1:
             return inputs * 0
+        if self.stack is None and inputs.dim() > 0 and is_batchedtensor(inputs):
+            return folded(self, inputs)  # the masks are those of the whole batch
         like = inputs.detach()
         if self.noise_dims is not None:
             for dim in range(self.noise_dims, like.dim()):
@@ -40,7 +43,7 @@ class StreamDropout(nn.Module):
             return inputs * kept.to(inputs.dtype).mul_(1 / (1 - self.probability))
         drawn = torch.rand(like.shape, generator=self.generator, device=like.device, dtype=_drawn_in(like))
         scaled = (drawn < 1 - self.probability).to(inputs.dtype).mul_(1 / (1 - self.probability))
-        if like.dim() == 4 and like.is_contiguous(memory_format=INNERMOST):
+        if like.dim() == 4 and not is_functorch_wrapped_tensor(like) and like.is_contiguous(memory_format=INNERMOST):
             scaled = scaled.contiguous(memory_format=INNERMOST)  # a product of unlike layouts is slow
         return inputs * scaled
 

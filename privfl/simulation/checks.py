@@ -14,7 +14,8 @@ from privfl.federation.task import Task
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.channel.channel import ChannelSpec
 from privfl.privacy.clipping.opacus_hooks import check_opacus
-from privfl.privacy.clipping.per_sample import GradSampleMode, check_per_sample, unknown_layers
+from privfl.privacy.clipping.per_sample import GradSampleMode, PerSampleGradients, hooks_refusal, unknown_layers
+from privfl.privacy.clipping.probe import check_per_sample
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.dpsgd import PerSample
 from privfl.privacy.loss import refuse_coupled
@@ -123,11 +124,15 @@ def _way(wanted: PerSample, network: FlatNetwork, task: Task) -> GradSampleMode:
     fastest = check_per_sample(network, task.loss, *probe)
     if wanted == "auto":
         return fastest
-    if wanted == "layers" and fastest != "layers":
+    if wanted == "layers" and fastest == "vmap":
         unknown = unknown_layers(network.module)
         because = f"there is no rule for {unknown[0]}" if unknown else "a parameter is used outside of its own layer"
         raise ConfigError(f"DPSGD's per_sample is 'layers', but {because}; use 'auto', 'vmap' or 'opacus'")
+    if wanted == "layers":
+        return fastest
     if wanted == "opacus":
+        if not PerSampleGradients(network, "vmap").serves_batches(task.loss, probe[0]):
+            raise ConfigError(hooks_refusal("this model or its loss"))
         check_opacus(network, task.loss, *probe)
     return wanted
 

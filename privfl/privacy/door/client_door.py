@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from privfl.data.mapped import Rows
 from privfl.models.flat_network import FlatNetwork
 from privfl.models.module_state import ModuleState
+from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.per_sample import PerSampleGradients, evaluating
+from privfl.privacy.clipping.row_wise import each_row
 from privfl.privacy.door.batch_plans import Plan
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.door.keeper import ROWS_AT_ONCE, ClientSlot, DoorKeeper, DrawnBatch, Given, LocalOnly, StepNumbers
@@ -93,9 +95,12 @@ class ClientDoor(DoorKeeper):
     ) -> tuple[Tensor, torch.dtype]:
         sums = []
         module = self._network.module
+        apart = clip is not None and len(batch.rows) > 0
+        apart = apart and not (batch.inputs.dim() in known_ranks(module) and known_function(statistic))
         with evaluating(module), self._network.at(parameters), torch.no_grad():
             for piece in _pieces(batch):
-                values = statistic(module, *piece, **loss_kwargs)
+                whole = each_row if apart else _as_it_is
+                values = whole(statistic, module, *piece, loss_kwargs)
                 sums.append((values if clip is None else clip(values)).sum(0))
         return torch.stack(sums).sum(0), values.dtype
 
@@ -142,6 +147,10 @@ class ClientDoor(DoorKeeper):
                 write(inputs, targets)
                 total += gradient
         return gradient.copy_(total)
+
+
+def _as_it_is(function: Loss, network: nn.Module, inputs: Tensor, targets: Tensor, loss_kwargs: Given) -> Tensor:
+    return function(network, inputs, targets, **loss_kwargs)
 
 
 def _with_leaf(loss_kwargs: Given, wrt: str | None) -> tuple[Given, Tensor | None]:
