@@ -20,6 +20,7 @@ from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.dpsgd import PerSample
 from privfl.privacy.loss import refuse_coupled
 from privfl.privacy.settings import Privacy
+from privfl.references import shipped
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,11 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
         warnings += privacy.size.check_sizes(task.clients.sizes)
     if privacy.size is not None and not needs_sizes:
         warnings.append(f"privacy.size is set, but {algorithm.name} never asks for sizes; nothing is sent")
+    if dpsgd is not None and dpsgd.noise_at == "server" and not shipped(type(algorithm)):
+        raise ConfigError(
+            "noise at the server covers uploads that are sums of clipped gradients, and nobody knows that those of "
+            f"{type(algorithm).__name__}, no algorithm of privfl, are; set DPSGD's noise_at = 'client'"
+        )
     return Checked(channel, way, needs_sizes, warnings, hides_weights)
 
 
