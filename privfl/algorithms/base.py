@@ -36,6 +36,9 @@ Tensors = dict[str, Tensor]
 class Round:
     """What the server knows when it aggregates.
 
+    Where the claim for clients is amplified by a secret draw of the cohort, all of it is public: ``cohort`` is the
+    expected number, and ``members`` and ``weights`` are empty. Divide by ``weight``.
+
     Args:
         weight: Σ of the aggregation weights of the uploads that arrived; under client-level noise the public number of
             clients that a cohort has (in expectation).
@@ -44,12 +47,12 @@ class Round:
         samples: number of samples of the whole federation, exact or estimated; ``None`` if nobody asked for sizes.
         number: which round this is, from 0.
         members: the clients whose uploads arrived, int64 [m], ascending.
-        factors: their weights, float64 [m].
-        generator: the server's own random stream of this round.
+        weights: their weights, float64 [m].
+        generator: the server's own random stream of this round, from the experiment's public seed.
     """
 
     weight: float
-    cohort: int
+    cohort: float
     clients: int
     samples: float | None = None
     number: int = 0

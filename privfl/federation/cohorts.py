@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -225,3 +225,38 @@ COHORTS: dict[str, type[Cohort]] = {
     "size-weighted": SizeWeightedCohort,
 }
 """Every cohort rule by the name that configuration files use."""
+
+
+def keeps_its_word(cohort: Cohort) -> bool:
+    """Whether what ``cohort`` says of its draw may carry a claim: only privfl's own rules, as they are, may.
+
+    Of any other class, and of an object with a ``draw`` of its own, nobody knows that the draw does what the rate and
+    the separation say.
+    """
+    return type(cohort) in COHORTS.values() and vars(cohort).keys() <= {one.name for one in fields(cohort)}
+
+
+def earned_rate(cohort: Cohort) -> float:
+    """The Poisson rate that a claim may be amplified by."""
+    return cohort.rate if keeps_its_word(cohort) else 1.0
+
+
+def check_selection(selection: Selection, available: Clients, *, once: bool) -> Selection:
+    """``selection``, if it names clients that can be reached, each at most once; ``once``: each counts once, too.
+
+    Raises:
+        ConfigError: it does not; privfl's own rules always do.
+    """
+    clients, times = selection.clients, selection.multiplicity
+    sound = clients.shape == times.shape and bool((np.diff(clients) > 0).all() and np.isin(clients, available).all())
+    if not sound or not bool((times >= 1).all()):
+        raise ConfigError(
+            f"the cohort drew {clients.tolist()[:8]}, {times.tolist()[:8]} times; give clients that can be reached, "
+            "each once, ascending, and how often each one counts"
+        )
+    if once and not bool((times == 1).all()):
+        raise ConfigError(
+            f"the cohort lets client {int(clients[times > 1][0])} count {int(times.max())} times, and noise covers one "
+            "upload of each; draw every client at most once"
+        )
+    return selection

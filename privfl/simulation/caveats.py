@@ -9,8 +9,9 @@ from privfl.privacy.settings import Privacy
 
 SHARED = "{} samples are held by more than one client; every claim is about one client's copy."
 SECRET_DRAW = (
-    "The claim for clients before the public holds while it stays secret who took part: this row alone may be "
-    "published, and the metrics of single rounds may not."
+    "The claim for clients before the public holds while it stays secret who took part: publish this cell of the table "
+    "alone, and of the run directory neither checkpoint, timings nor the server's transcript; metrics and summary leave "
+    "out what the draw decides."
 )
 ADAPTED = "The sampling rate follows from the size answers; the claim composes the rates that these answers led to."
 

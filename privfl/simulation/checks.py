@@ -9,7 +9,7 @@ from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, check_contract, overrides
 from privfl.errors import ConfigError
-from privfl.federation.cohorts import Cohort
+from privfl.federation.cohorts import Cohort, earned_rate
 from privfl.federation.task import Task
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.channel.channel import ChannelSpec
@@ -54,7 +54,7 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
             raise ConfigError(f"DP-SGD cannot protect this run: {algorithm.dpsgd_refusal()}")
         dpsgd.check_clients(clients)
         way = _way(dpsgd.per_sample, network, task)
-    channel = ChannelSpec.of(privacy.update, algorithm.fields(), dpsgd, cohort.rate, privacy.statistics)
+    channel = ChannelSpec.of(privacy.update, algorithm.fields(), dpsgd, earned_rate(cohort), privacy.statistics)
     _check_statistics(algorithm, privacy)
     if channel.has_client_level_noise and algorithm.survey() is not None:
         raise ConfigError(
@@ -85,6 +85,11 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
     if channel.amplified:
         _keep_draw_secret(privacy)
     warnings = []
+    if cohort.rate < earned_rate(cohort):
+        warnings.append(
+            f"{type(cohort).__name__} says that it draws at the rate {cohort.rate:g}, which nobody can check; no claim "
+            "is amplified by it, as it would be by privfl's own PoissonCohort"
+        )
     if needs_sizes and privacy.size is not None:
         privacy.size.require_precision(clients, privacy.max_size_error)
         warnings += privacy.size.check_sizes(task.clients.sizes)
