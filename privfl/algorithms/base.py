@@ -231,7 +231,7 @@ def check_contract(algorithm: Algorithm) -> None:
         names = getattr(algorithm, what)
         if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
             raise ConfigError(f"{who}'s {what} is {names!r}; give a tuple of names, such as ('control',)")
-    if not isinstance(fields, tuple) or not all(isinstance(field, Field) for field in fields):
+    if not isinstance(fields, tuple) or not all(type(field) is Field for field in fields):
         raise ConfigError(f"{who}'s fields() returned {fields!r}; give a tuple of fields, such as (Field('update'),)")
 
 
