@@ -217,6 +217,34 @@ class Rotation(Cohort):
         return _once(available[places[available] == round % self.period])
 
 
+@dataclass(frozen=True)
+class CohortWithout(Cohort):
+    """The ``cohort`` without the clients in ``left_out``, while every public number stays what it was; for audits."""
+
+    cohort: Cohort
+    left_out: frozenset[int]
+
+    @property
+    def needs_sizes(self) -> bool:  # type: ignore[override]
+        return self.cohort.needs_sizes
+
+    @property
+    def rate(self) -> float:
+        return self.cohort.rate
+
+    def min_separation(self, clients: int) -> int:
+        return self.cohort.min_separation(clients)
+
+    def expected(self, available: int) -> float:
+        return self.cohort.expected(available)
+
+    def draw(
+        self, available: Clients, round: int, seed: int, source: NoiseSource, sizes: NDArray[np.float64]
+    ) -> Selection:
+        drawn = self.cohort.draw(available, round, seed, source, sizes)
+        return drawn.among([client for client in drawn.clients.tolist() if client not in self.left_out])
+
+
 COHORTS: dict[str, type[Cohort]] = {
     "everyone": Everyone,
     "fixed": FixedCohort,
@@ -233,7 +261,9 @@ def keeps_its_word(cohort: Cohort) -> bool:
     Of any other class, and of an object with a ``draw`` of its own, nobody knows that the draw does what the rate and
     the separation say.
     """
-    return type(cohort) in COHORTS.values() and vars(cohort).keys() <= {one.name for one in fields(cohort)}
+    if not vars(cohort).keys() <= {one.name for one in fields(cohort)}:
+        return False
+    return keeps_its_word(cohort.cohort) if type(cohort) is CohortWithout else type(cohort) in COHORTS.values()
 
 
 def earned_rate(cohort: Cohort) -> float:

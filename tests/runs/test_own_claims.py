@@ -10,6 +10,7 @@ from dp_accounting import GaussianDpEvent
 
 import privfl as pf
 from privfl.errors import ConfigError
+from privfl.federation.cohorts import CohortWithout
 from privfl.privacy.channel.field import Field
 from privfl.privacy.mechanisms.mechanism import Cover, Mechanism
 from tests.own_parts import Small
@@ -90,6 +91,33 @@ def train(task, *chain, engine="loop", **settings):
         execution=pf.Execution(engine=engine, workers=1),
         **settings,
     )
+
+
+ADAPTIVE = pf.AdaptiveClip(BOUND, count_noise=5.0)
+LEAVING_OUT = {
+    "a broken upload": {"task": 1},
+    "a client not drawn": {"cohort": CohortWithout(pf.Everyone(), frozenset({0}))},
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure sum"])
+@pytest.mark.parametrize("without", LEAVING_OUT)
+def test_leaving_a_client_out_moves_update_and_bit_by_no_more_than_is_charged(without, secure, engine):
+    """Two worlds with one noise: the next bound tells the sum of bits, of which one client is charged a half."""
+    chain = (ADAPTIVE, *((pf.SecureSum(mode="ideal"),) if secure else ()), NOISE)
+    settings = dict(LEAVING_OUT[without])
+    other = WORLDS[settings.pop("task", 0)]
+    there, gone = train(WORLDS[0], *chain, engine=engine), train(other, *chain, engine=engine, **settings)
+    bounds = [float(run.server["clip_norm"]) for run in (there, gone)]
+    bit = abs(math.log(bounds[0] / bounds[1])) * CLIENTS / ADAPTIVE.learning_rate
+    moved = float((there.parameters.double() - gone.parameters.double()).norm()) * CLIENTS
+    assert bit == pytest.approx(0.5, rel=1e-3)
+    assert 0.9 * BOUND < moved <= BOUND * (1 + 1e-4)
+    updates, bits = ADAPTIVE.events(Z, CLIENTS)
+    charged = GaussianDpEvent((updates.noise_multiplier**-2 + bits.noise_multiplier**-2) ** -0.5)
+    assert charged.noise_multiplier == pytest.approx(Z)
+    assert bits.noise_multiplier == 5.0 / 0.5
 
 
 def claim(run, unit="client"):

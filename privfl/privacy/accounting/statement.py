@@ -21,7 +21,7 @@ from privfl.privacy.accounting.release import OBSERVERS, UNITS, Observer, Unit
 
 RELATIONS: Mapping[Unit, str] = {
     "sample": "add or remove one example of one client",
-    "client": "one client's data is zeroed out",
+    "client": "one client's contribution is left out",
 }
 """The neighbouring relation of each row, in words."""
 
