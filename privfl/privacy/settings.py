@@ -46,7 +46,8 @@ class Privacy(Settings):
         size: how clients report their sizes to algorithms that ask; ``None`` sends them exactly.
         max_size_error: refuse a size mechanism whose estimate of the total may have a larger relative standard
             deviation than this, in the worst case over all sizes.
-        target_delta: δ in (0, 1) of every claim; should be well below one over the number of protected units.
+        target_delta: δ in (0, ½) of every claim; should be well below one over the number of protected units, and the
+            statement says so where it is above that.
         budget: stop the run in time.
         noise_key: fixes all privacy noise to reproduce an experiment; the statement then says that the run must not
             be released. ``None`` takes the key from the operating system.
@@ -70,8 +71,11 @@ class Privacy(Settings):
             raise ConfigError(f"privacy.statistics names '{twice}' twice; give one mechanism for each statistic")
         if not self.max_size_error > 0:
             raise ConfigError(f"privacy.max_size_error is {self.max_size_error!r}; give a positive number, such as 1.0")
-        if not 0 < self.target_delta < 1:
-            raise ConfigError(f"privacy.target_delta is {self.target_delta!r}; give a number in (0, 1), such as 1e-5")
+        if not 0 < self.target_delta < 0.5:
+            raise ConfigError(
+                f"privacy.target_delta is {self.target_delta!r}; give a number in (0, 0.5), such as 1e-5: at a half or "
+                "more a claim says nothing, however few there are to protect"
+            )
         if self.noise_key is not None and self.noise_key < 0:
             raise ConfigError(f"privacy.noise_key is {self.noise_key}; give a non-negative integer, or leave it out")
 

@@ -10,7 +10,7 @@ from privfl.privacy.mechanisms.registry import UPDATE_MECHANISMS
 from privfl.privacy.settings import Privacy
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
 
-SHARED = "{} samples are held by more than one client; every claim is about one client's copy."
+SHARED = "Some samples are held by more than one client; every claim is about one client's copy."
 SECRET_DRAW = (
     "The claim for clients before the public holds while it stays secret who took part: publish this cell of "
     "the table alone, and of the run directory neither checkpoint, timings nor the server's transcript; metrics and "
@@ -39,11 +39,29 @@ SECURE_SUM = (
 AUTHORS = "The claims rest on parts that are not privfl's own, and on what their authors say of them: {}."
 
 
+PUBLIC = "Public, by assumption: {} classes, who the {} clients are, inputs of shape {}, {} test rows, every setting."
+READ_OFF = "Read off the data, and covered by no claim unless it is known anyway: {}."
+_SAID = {
+    "classes": "how many classes there are (say it: classes=)",
+    "test rows": "which rows are held out (give test=)",
+}
+
+
+def assumptions(task: Task) -> str:
+    """What every claim about a run of ``task`` takes as known to everybody."""
+    shape = " x ".join(map(str, task.inputs.shape[1:]))
+    if task.vocabulary is not None:
+        shape += f" with {task.vocabulary} token ids"
+    said = PUBLIC.format(task.classes, len(task.clients), shape, len(task.test_targets))
+    read_off = [_SAID[name] for name in task.read_off]
+    return f"{said} {READ_OFF.format(', '.join(read_off))}" if read_off else said
+
+
 def caveats(task: Task, algorithm: Algorithm, server: Tensors, privacy: Privacy, channel: ChannelSpec) -> list[str]:
     """The sentences that hold for a run of ``task`` that ended in the state ``server``."""
     found = []
     if task.report is not None and task.report.shared:
-        found.append(SHARED.format(task.report.shared))
+        found.append(SHARED)
     if "rate" in server and privacy.size is not None and privacy.training is not None:
         found.append(ADAPTED)
     if task.local_tests is not None:

@@ -16,7 +16,7 @@ from privfl.federation.availability import Always, Availability
 from privfl.federation.cohorts import Cohort, Everyone, Selection, check_selection, earned_rate, keeps_its_word
 from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
-from privfl.privacy.accounting.release import Observer
+from privfl.privacy.accounting.release import Observer, Unit
 from privfl.privacy.channel.channel import ChannelSpec, RunChannel
 from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.door.batch_plans import LocalTraining
@@ -67,6 +67,11 @@ class Plan(RunSettings):
     hides_weights: bool
     initial: Tensor
     source: NoiseSource
+
+    @property
+    def units(self) -> dict[Unit, int]:
+        """How many of each unit are protected: all training examples of all clients, and all clients."""
+        return {"sample": len(self.task.clients.rows), "client": len(self.task.clients)}
 
     @property
     def asks_every_round(self) -> bool:
@@ -170,7 +175,7 @@ def calibrate_noise(plan: Plan, server: Tensors, sizes: Sizes) -> Plan:
             gradients[client][rate] += count
     besides = sizes.cost if plan.needs_sizes or plan.hides_weights else None
     totals = planned_totals(phases_of(plan.algorithm, plan.channel.usual), rounds)
-    dpsgd = calibrate(dpsgd, gradients, besides, plan.privacy.target_delta, totals)
+    dpsgd = calibrate(dpsgd, gradients, besides, plan.privacy.target_delta, totals, plan.units["sample"])
     privacy = replace(plan.privacy, training=dpsgd)
     channel = ChannelSpec.of(
         privacy.update, plan.algorithm.fields(), dpsgd, earned_rate(plan.cohort), privacy.statistics

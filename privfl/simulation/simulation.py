@@ -25,7 +25,7 @@ from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.settings import Privacy
 from privfl.simulation.callbacks import Callback, Simulation
-from privfl.simulation.caveats import caveats
+from privfl.simulation.caveats import assumptions, caveats
 from privfl.simulation.evaluation import evaluate, storable
 from privfl.simulation.plan import Plan, RunSettings, calibrate_noise, prepare
 from privfl.simulation.recorder import Recorder, public_facts, recorded_observers
@@ -128,7 +128,7 @@ def run(
     """Run the rounds of ``plan`` that ``state`` has not seen yet, within the budget, and conclude."""
     path = None if directory is None else directory.path
     recorder = Recorder(plan.record, public_facts(plan), path, state.round, plan.task)
-    tracker = EpsilonTracker(state.ledger, plan.privacy.target_delta)
+    tracker = EpsilonTracker(state.ledger, plan.privacy.target_delta, plan.units)
     budget, sizes, everyone = plan.privacy.budget, state.sizes, np.arange(len(plan.task.clients))
     saved = time.monotonic()
     while state.round < plan.schedule.rounds:
@@ -216,6 +216,8 @@ def conclude(plan: Plan, state: State, engine: Engine, recorder: Recorder, direc
         privacy.target_delta,
         reproducible_noise=plan.source.reproducible and plan.noisy,
         caveats=caveats(task, algorithm, state.server, privacy, plan.channel),
+        public=assumptions(task),
+        units=plan.units,
     )
     last = next((line for line in reversed(state.metrics) if "test_accuracy" in line), {})
     summary = {
@@ -228,7 +230,11 @@ def conclude(plan: Plan, state: State, engine: Engine, recorder: Recorder, direc
         **{name: value for name, value in last.items() if name.startswith("test_")},
         "dropped": {} if plan.channel.amplified else dict(state.dropped),
         "noise_multiplier": None if privacy.training is None else privacy.training.noise_multiplier,
-        "warnings": plan.warnings + engine.notes + recorder.notes + algorithm.warnings(state.server),
+        "warnings": plan.warnings
+        + engine.notes
+        + recorder.notes
+        + algorithm.warnings(state.server)
+        + [one for one in statement.caveats if one.startswith("delta = ")],
     }
     if directory is not None:
         directory.save(state.checkpoint())

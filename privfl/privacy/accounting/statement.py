@@ -73,13 +73,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Statement:
-    """The four cells of a run at ``delta``; print it, or show it in a notebook or a report."""
+    """The four cells of a run at ``delta``; print it, or show it in a notebook or a report.
+
+    ``public`` says what every claim takes as known to everybody, ``caveats`` what a reader must know besides.
+    """
 
     delta: float
     clients: int
     cells: tuple[Cell, ...]
     reproducible_noise: bool
     caveats: tuple[str, ...] = ()
+    public: str = ""
 
     def cell(self, unit: Unit, observer: Observer) -> Cell:
         """The cell in row ``unit`` and column ``observer``."""
@@ -220,6 +224,8 @@ def _paragraphs(statement: Statement) -> Iterator[str]:
             details.setdefault(_details(cell), []).append(f"{cell.unit}/{cell.observer}")
     for detail, where in details.items():
         yield f"{', '.join(where)}: {detail}"
+    if statement.public:
+        yield statement.public
     yield from statement.caveats
 
 
