@@ -36,8 +36,9 @@ Tensors = dict[str, Tensor]
 class Round:
     """What the server knows when it aggregates.
 
-    Where the claim for clients is amplified by a secret draw of the cohort, all of it is public: ``cohort`` is the
-    expected number, and ``members`` and ``weights`` are empty. Divide by ``weight``.
+    Where noise is added to sums, or hides clients, all of it is public: ``members`` are those who were asked. Where the
+    claim for clients is amplified by a secret draw of the cohort, ``cohort`` is the expected number, and ``members``
+    and ``weights`` are empty. Divide by ``weight``.
 
     Args:
         weight: Σ of the aggregation weights of the uploads that arrived; under client-level noise the public number of

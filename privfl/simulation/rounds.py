@@ -59,6 +59,7 @@ def collect(costs: RoundCosts, selection: Selection, server: Tensors, context: S
         like = received["parameters"]
         like = like.double() if phase.channel.has_central_noise else like  # as a sum: noise must not be rounded apart
         sums.total = {field.name: _nothing(field.shape, like) for field in phase.channel.sent}
+    sums.asked = factors
     known = dict(zip(clients, selection.multiplicity.tolist(), strict=True)) if phase.channel.hides_weights else factors
     context.recorder.exchanged(phase, phase.channel.broadcast_to_clients(received), known, sums)
     return sums
@@ -67,21 +68,24 @@ def collect(costs: RoundCosts, selection: Selection, server: Tensors, context: S
 def aggregate(costs: RoundCosts, sums: CohortSums, server: Tensors, context: ServerContext) -> Tensors:
     """The server's state after the phase; unchanged if nothing arrived, unless noise must hide just that.
 
-    Where the claim rests on a secret draw, the algorithm's code is told nothing that the draw decides but the noisy
-    sums: whatever it makes of what it is told is published.
+    Whatever the algorithm's code makes of what it is told is published. Where noise is added to sums it is told who was
+    asked and not whose upload could be used, which is for the data to say; where the claim rests on a secret draw,
+    nothing that the draw decides.
     """
     phase, channel = costs.phase, costs.phase.channel
     hidden = channel.has_client_level_noise or channel.has_central_noise
     if sums.aborted or (not hidden and not sums.members):
         return server
+    told = sums.asked if hidden else dict(zip(sums.members, sums.weights, strict=True))
+    weight = sum(told.values()) if hidden else sums.weight
     facts = replace(
         context.facts,
-        weight=context.facts.weight if channel.has_client_level_noise else sums.weight,
+        weight=context.facts.weight if channel.has_client_level_noise else weight,
         generator=torch_stream(context.seed, "server" + phase.label, context.number),
     )
     if not channel.amplified:
-        members = torch.tensor(sums.members, dtype=torch.int64)
-        facts = replace(facts, members=members, weights=torch.tensor(sums.weights, dtype=torch.float64))
+        members = torch.tensor(list(told), dtype=torch.int64)
+        facts = replace(facts, members=members, weights=torch.tensor(list(told.values()), dtype=torch.float64))
     total = channel.at_server(sums.total, context.source, phase.label, context.facts.weight)
     learnt = {name: total.pop(name) for name in channel.chain.server_state if name in total}
     if channel.has_central_noise or channel.secure is not None:

@@ -35,7 +35,7 @@ def train(task, **settings):
 
 def test_a_statement_says_what_it_takes_as_public_with_the_numbers_of_the_run():
     task = pf.load("digits", partition=pf.IID(clients=CLIENTS), model="logistic")
-    statement = train(task).statement
+    statement = train(task, training=DP_SGD).statement
     assert statement.public == (
         "Public, by assumption: 10 classes, who the 20 clients are, inputs of shape 1 x 8 x 8, 359 test rows, every "
         "setting."
@@ -43,6 +43,8 @@ def test_a_statement_says_what_it_takes_as_public_with_the_numbers_of_the_run():
     assert Statement.from_json(statement.to_json()) == statement
     assert max(map(len, str(statement).splitlines())) <= 100
     assert "Public, by assumption" in statement.to_html()
+    assert "Public, by assumption" in str(statement)
+    assert "Public, by assumption" not in str(train(task).statement)  # which claims nothing
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,8 @@ def test_where_no_claim_rests_on_the_draw_the_server_is_told_who_took_part(task,
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_one_client_more_or_less_changes_what_is_told_in_no_way_but_through_the_sum(engine):
+@pytest.mark.parametrize("cohort", [pf.PoissonCohort(0.4), pf.Everyone()], ids=["secret draw", "everyone"])
+def test_one_client_more_or_less_changes_what_is_told_in_no_way_but_through_the_sum(cohort, engine):
     inputs = np.random.default_rng(0).normal(size=(40, 64)).astype(np.float32)
     without = inputs.copy()
     without[:5] = 3e38  # this client's update is not finite: it is left out
@@ -100,10 +101,15 @@ def test_one_client_more_or_less_changes_what_is_told_in_no_way_but_through_the_
     ]
     key = next(key for key in KEYS if any(0 in asked for asked in cohorts(worlds[0], key)))
     for what in FIELDS:
-        there, gone = (train(world, Telling("uniform", what=what), key, engine=engine) for world in worlds)
+        there, gone = (
+            train(world, Telling("uniform", what=what), key, cohort=cohort, engine=engine) for world in worlds
+        )
         assert torch.equal(there.parameters, gone.parameters)
-        assert there.metrics == gone.metrics
-        assert there.summary == gone.summary
+        if isinstance(cohort, pf.PoissonCohort):
+            assert there.metrics == gone.metrics
+            assert there.summary == gone.summary
+        else:
+            assert gone.summary["dropped"]
 
 
 def test_fed_dyn_divides_by_the_public_number(task):

@@ -224,7 +224,7 @@ def _paragraphs(statement: Statement) -> Iterator[str]:
             details.setdefault(_details(cell), []).append(f"{cell.unit}/{cell.observer}")
     for detail, where in details.items():
         yield f"{', '.join(where)}: {detail}"
-    if statement.public:
+    if statement.public and not all(cell.reasons for cell in statement.cells):  # else there is no claim to assume it
         yield statement.public
     yield from statement.caveats
 
