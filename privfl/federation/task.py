@@ -111,6 +111,7 @@ class Task(Settings):
     vocabulary: int | None = None
     local_tests: ClientIndex | None = None
     local_validations: ClientIndex | None = None
+    read_off: tuple[str, ...] = ()
     recipe: Recipe | None = field(default=None, init=False, repr=False, compare=False)
     """How this very task can be had again, if that is known; a changed copy (``dataclasses.replace``) has none."""
 
@@ -159,6 +160,7 @@ class Task(Settings):
             loss=loss,
             report=report,
             vocabulary=dataset.vocabulary,
+            read_off=dataset.read_off,
         )
         if loss is not cross_entropy or not isinstance(factory, NamedModel):
             task.check_model(task.model(0))  # what others have written fails here, and not when a run begins

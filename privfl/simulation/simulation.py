@@ -25,7 +25,7 @@ from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.settings import Privacy
 from privfl.simulation.callbacks import Callback, Simulation
-from privfl.simulation.caveats import caveats
+from privfl.simulation.caveats import assumptions, caveats
 from privfl.simulation.evaluation import evaluate, storable
 from privfl.simulation.plan import Plan, RunSettings, calibrate_noise, prepare
 from privfl.simulation.recorder import Recorder, public_facts, recorded_observers
@@ -128,7 +128,7 @@ def run(
     """Run the rounds of ``plan`` that ``state`` has not seen yet, within the budget, and conclude."""
     path = None if directory is None else directory.path
     recorder = Recorder(plan.record, public_facts(plan), path, state.round, plan.task)
-    tracker = EpsilonTracker(state.ledger, plan.privacy.target_delta)
+    tracker = EpsilonTracker(state.ledger, plan.privacy.target_delta, plan.units)
     budget, sizes, everyone = plan.privacy.budget, state.sizes, np.arange(len(plan.task.clients))
     saved = time.monotonic()
     while state.round < plan.schedule.rounds:
@@ -149,9 +149,10 @@ def run(
         if exceeds(budget, tracker, planned, round):
             break
 
+        expected = plan.cohort.expected(len(available))
         facts = Round(
-            weight=plan.cohort.expected(len(available)),
-            cohort=int(selection.multiplicity.sum()),
+            weight=expected,
+            cohort=expected if plan.channel.amplified else int(selection.multiplicity.sum()),
             clients=len(everyone),
             samples=sizes.total(everyone) if plan.needs_sizes else None,
             number=round,
@@ -174,7 +175,7 @@ def run(
         )
 
         line = measure(plan, state, engine, len(sums.members), problems)
-        line["epsilon"] = tracker.so_far()
+        line["epsilon"] = _publishable(plan, tracker.so_far())
         state.metrics.append(line)
         if directory is not None:
             directory.append("metrics.jsonl", line)
@@ -189,14 +190,22 @@ def run(
 
 
 def measure(plan: Plan, state: State, engine: Engine, arrived: int, problems: Counter[str]) -> Metrics:
-    """The metrics of the round that has just ended, in which ``arrived`` uploads could be used; ε is yet to come."""
-    line: Metrics = {"round": state.round - 1, "clients": arrived}
-    if problems:
-        line["dropped"] = dict(problems)
+    """The metrics of the round that has just ended, in which ``arrived`` uploads could be used; ε is yet to come.
+
+    How many arrived, and how many did not, is left out where the claim rests on a secret draw of the cohort.
+    """
+    line: Metrics = {"round": state.round - 1}
+    if not plan.channel.amplified:
+        line |= {"clients": arrived, **({"dropped": dict(problems)} if problems else {})}
     line |= storable(plan.algorithm.server_metrics(state.server))
     if state.round % plan.schedule.evaluate_every == 0 or state.round == plan.schedule.rounds:
         line |= storable(evaluate(plan.task, plan.algorithm, engine, state.server, state.client_state))
     return line
+
+
+def _publishable(plan: Plan, epsilon: dict[str, float]) -> dict[str, float]:
+    """``epsilon`` of all cells, or of those that do not tell who was drawn where that has to stay secret."""
+    return {cell: value for cell, value in epsilon.items() if not plan.channel.amplified or cell == "client/public"}
 
 
 def conclude(plan: Plan, state: State, engine: Engine, recorder: Recorder, directory: RunDirectory | None) -> Run:
@@ -207,6 +216,8 @@ def conclude(plan: Plan, state: State, engine: Engine, recorder: Recorder, direc
         privacy.target_delta,
         reproducible_noise=plan.source.reproducible and plan.noisy,
         caveats=caveats(task, algorithm, state.server, privacy, plan.channel),
+        public=assumptions(task),
+        units=plan.units,
     )
     last = next((line for line in reversed(state.metrics) if "test_accuracy" in line), {})
     summary = {
@@ -217,9 +228,13 @@ def conclude(plan: Plan, state: State, engine: Engine, recorder: Recorder, direc
         "rounds": state.round,
         "stopped": "finished" if state.round == plan.schedule.rounds else "budget",
         **{name: value for name, value in last.items() if name.startswith("test_")},
-        "dropped": dict(state.dropped),
+        "dropped": {} if plan.channel.amplified else dict(state.dropped),
         "noise_multiplier": None if privacy.training is None else privacy.training.noise_multiplier,
-        "warnings": plan.warnings + engine.notes + recorder.notes + algorithm.warnings(state.server),
+        "warnings": plan.warnings
+        + engine.notes
+        + recorder.notes
+        + algorithm.warnings(state.server)
+        + [one for one in statement.caveats if one.startswith("delta = ")],
     }
     if directory is not None:
         directory.save(state.checkpoint())

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from privfl.privacy.accounting.accountant import check_delta, epsilon
-from privfl.privacy.accounting.claims import in_kinds, price
+from privfl.privacy.accounting.claims import in_kinds, price, too_large
 from privfl.privacy.accounting.events import Kind
 from privfl.privacy.accounting.grouping import dominating_history
 from privfl.privacy.accounting.ledger import Ledger
@@ -87,17 +87,36 @@ class EpsilonTracker:
     that takes no look at the clients. Only where it does not hold are all histories gone through.
     """
 
-    def __init__(self, ledger: Ledger, delta: float) -> None:
+    def __init__(self, ledger: Ledger, delta: float, units: Mapping[Unit, int] | None = None) -> None:
+        """``units`` says how many of each unit there are: a claim that is empty for so many is none."""
         check_delta(delta)
         self.ledger = ledger
         self.delta = delta
+        self._weak = {unit for unit, number in (units or {}).items() if too_large(delta, number)}
         self._certificates = {(unit, observer): _Certificate() for unit in UNITS for observer in OBSERVERS}
         self._prices = {(unit, observer): _Prices(unit, observer) for unit in UNITS for observer in OBSERVERS}
 
     def so_far(self) -> dict[str, float]:
-        """An upper bound on ε for each cell, keyed "unit/observer"; cells at ∞ are left out."""
-        bounds = {f"{unit}/{observer}": self._bound(unit, observer) for unit, observer in self._certificates}
-        return {cell: bound for cell, bound in bounds.items() if math.isfinite(bound)}
+        """An upper bound on ε for each cell, keyed "unit/observer"; cells at ∞, and empty claims, are left out."""
+        bounds = {(unit, observer): self._bound(unit, observer) for unit, observer in self._certificates}
+        return {
+            f"{unit}/{observer}": bound
+            for (unit, observer), bound in bounds.items()
+            if math.isfinite(bound) and not (bound == 0 and unit in self._weak and self._seen(unit, observer))
+        }
+
+    def _seen(self, unit: Unit, observer: Observer) -> bool:
+        """Whether the observer has learnt anything of the unit."""
+        return any(release.cost(unit, observer) for release in self.ledger.releases)
+
+    def would_be_empty(self, budget: Limit, planned: Iterable[Planned]) -> bool:
+        """Whether the claim in the budget's cell would be 0 for no other reason than a delta that is too large."""
+        if budget.unit not in self._weak:
+            return False
+        histories = self.ledger.with_releases(planned).histories(budget.unit, budget.observer)
+        priced = [price(release, budget.unit, budget.observer) for release in histories.releases]
+        kinds, counts, leaking = in_kinds(histories, priced)
+        return bool(kinds) and not leaking.any() and not exceeds(kinds, counts, self.delta, 0.0)
 
     def would_exceed(self, budget: Limit, planned: Iterable[Planned]) -> bool:
         """Whether the statement's claim in the budget's cell would exceed it, were ``planned`` recorded as well."""

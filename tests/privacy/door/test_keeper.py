@@ -465,8 +465,9 @@ def test_noise_sized_for_a_declared_scale_is_not_taken_on_trust():
         def finish(self, local, received, training):
             return {"update": 1000 * local["update"]}
 
-    privacy = pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, noise_at="server"), size=pf.RandomizedResponse(epsilon=1.0, bound=20))
-    with pytest.raises(ConfigError, match="no algorithm of privfl"):
+    sizes = pf.RandomizedResponse(epsilon=1.0, bound=20)
+    privacy = pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, noise_at="server"), size=sizes)
+    with pytest.raises(ConfigError, match="nobody can check that finish of Louder"):
         pf.simulate(world(), Louder(samples_per_round=6), rounds=1, privacy=privacy)
 
 
