@@ -81,7 +81,7 @@ def test_when_nobody_sends_anything_usable_the_model_stays_and_the_run_goes_on(t
     assert [line["clients"] for line in run.metrics] == [0, 0, 0]
 
 
-def test_under_client_noise_a_dropped_client_does_not_change_the_public_divisor(task):
+def test_under_client_noise_a_dropped_client_does_not_change_the_public_divisor(task, common_noise):
     privacy = pf.Privacy(update=[pf.Clip(1e-6), pf.GaussianNoise(1e6)], noise_key=3)
     whole = pf.simulate(task, FedAvg(weighting="uniform"), rounds=1, privacy=privacy)
     gone = pf.simulate(task, Faulty(fault="all nan"), rounds=1, privacy=privacy)
