@@ -20,6 +20,7 @@ from privfl.privacy.accounting.release import Observer, Unit
 from privfl.privacy.channel.channel import ChannelSpec, RunChannel
 from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.mechanisms.participation import ParticipationPattern
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.settings import Privacy
@@ -83,7 +84,9 @@ class Plan(RunSettings):
         """Whether any mechanism of this run draws from the noise source."""
         answers = self.needs_sizes and self.privacy.size is not None
         reports = any(phase.channel.reports for phase in phases_of(self.algorithm, self.channel.usual))
-        return self.privacy.training is not None or self.channel.has_client_level_noise or answers or reports
+        doors = self.privacy.training is not None or bool(self.privacy.statistics)
+        masks = self.channel.usual.secure is not None
+        return doors or masks or self.channel.has_client_level_noise or answers or reports
 
     def available(self, round: int) -> NDArray[np.int64]:
         """The clients that can be reached in ``round``, ascending, each once.
@@ -175,7 +178,13 @@ def calibrate_noise(plan: Plan, server: Tensors, sizes: Sizes) -> Plan:
             gradients[client][rate] += count
     besides = sizes.cost if plan.needs_sizes or plan.hides_weights else None
     totals = planned_totals(phases_of(plan.algorithm, plan.channel.usual), rounds)
-    dpsgd = calibrate(dpsgd, gradients, besides, plan.privacy.target_delta, totals, plan.units["sample"])
+    return with_training(
+        plan, calibrate(dpsgd, gradients, besides, plan.privacy.target_delta, totals, plan.units["sample"])
+    )
+
+
+def with_training(plan: Plan, dpsgd: DPSGD) -> Plan:
+    """``plan`` with ``dpsgd`` at the door."""
     privacy = replace(plan.privacy, training=dpsgd)
     channel = ChannelSpec.of(
         privacy.update, plan.algorithm.fields(), dpsgd, earned_rate(plan.cohort), privacy.statistics

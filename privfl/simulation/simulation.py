@@ -20,19 +20,20 @@ from privfl.federation.cohorts import Cohort, Everyone
 from privfl.federation.task import Task
 from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.release import Observer
+from privfl.privacy.accounting.statement import Statement
 from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.settings import Privacy
 from privfl.simulation.callbacks import Callback, Simulation
 from privfl.simulation.caveats import assumptions, caveats
 from privfl.simulation.evaluation import evaluate, storable
-from privfl.simulation.plan import Plan, RunSettings, calibrate_noise, prepare
+from privfl.simulation.fingerprint import Fingerprint
+from privfl.simulation.plan import Plan, RunSettings, calibrate_noise, prepare, with_training
 from privfl.simulation.recorder import Recorder, public_facts, recorded_observers
 from privfl.simulation.result import Run
 from privfl.simulation.round_costs import RoundCosts, exceeds
 from privfl.simulation.rounds import ServerContext, aggregate, collect
-from privfl.simulation.run_directory import Metrics, RunDirectory, write_whole
+from privfl.simulation.run_directory import Checkpoint, Metrics, RunDirectory, write_whole
 from privfl.simulation.settings import Execution, RunConfig, Schedule
 from privfl.simulation.state import State
 from privfl.validation import checked
@@ -84,18 +85,12 @@ def simulate(
         execution=execution or Execution(),
         record=recorded_observers(record),
     )
-    plan = prepare(asked)
-    state = State.start(plan)
     directory = None if out is None else RunDirectory(Path(out))
-    if directory is not None:
-        config = RunConfig(**{name: part for name, part in vars(asked).items() if name != "task"}).for_task(task)
-        checkpoint = directory.begin(config.to_dict(), resume=resume)
-        key = directory.noise_key(plan.source.key)
-        plan = replace(plan, source=NoiseSource(key, plan.source.reproducible))
-        state = state if checkpoint is None else State.load(checkpoint, plan)
+    plan, checkpoint = begin(asked, prepare(asked), directory, resume=resume)
+    state = State.start(plan) if checkpoint is None else State.load(checkpoint, plan)
     if (plan.needs_sizes or plan.hides_weights) and state.round == 0:
         state.sizes.begin(plan.source)
-    plan = calibrate_noise(plan, state.server, state.sizes)
+    plan = calibrate(plan, state, directory)
     with LoopEngine(
         plan.task,
         plan.algorithm,
@@ -106,6 +101,34 @@ def simulate(
         precision=plan.execution.precision,
     ) as loop:
         return run(plan, state, pick_engine(plan, state, loop, directory), directory, callbacks)
+
+
+def begin(
+    asked: RunSettings, plan: Plan, directory: RunDirectory | None, *, resume: bool
+) -> tuple[Plan, Checkpoint | None]:
+    """``plan`` with the noise of this very run, and where the run in ``directory`` stands.
+
+    A key from the operating system that nobody stores serves one run alone, whatever the fingerprint.
+    """
+    if directory is None and not plan.source.reproducible:
+        return plan, None
+    fingerprint = Fingerprint.of(asked, plan, fresh=directory is not None and directory.begun)
+    checkpoint, source = None, plan.source
+    if directory is not None:
+        settings = {name: part for name, part in vars(asked).items() if name != "task"}
+        config = RunConfig(**settings).for_task(asked.task).to_dict()
+        checkpoint, source = directory.begin(config, fingerprint, source, noisy=plan.noisy, resume=resume)
+    return replace(plan, source=source.for_run(fingerprint.digest)), checkpoint
+
+
+def calibrate(plan: Plan, state: State, directory: RunDirectory | None) -> Plan:
+    """``plan`` with the noise multiplier for its target ε; one that came to its end keeps what it had."""
+    dpsgd = plan.privacy.training
+    if dpsgd is None or dpsgd.target_epsilon is None or directory is None or not directory.finished:
+        return calibrate_noise(plan, state.server, state.sizes)
+    had = directory.read_json("summary.json")["noise_multiplier"]
+    noise = tuple(had) if isinstance(had, list) else had
+    return with_training(plan, replace(dpsgd, target_epsilon=None, noise_multiplier=noise))
 
 
 def pick_engine(plan: Plan, state: State, loop: LoopEngine, directory: RunDirectory | None) -> Engine:
@@ -131,7 +154,9 @@ def run(
     tracker = EpsilonTracker(state.ledger, plan.privacy.target_delta, plan.units)
     budget, sizes, everyone = plan.privacy.budget, state.sizes, np.arange(len(plan.task.clients))
     saved = time.monotonic()
-    while state.round < plan.schedule.rounds:
+    statement: Statement | None = None
+    ended = directory is not None and directory.finished
+    while state.round < plan.schedule.rounds and not ended:
         began, round = time.perf_counter(), state.round
         available = plan.available(round)
         if plan.asks_every_round:
@@ -175,7 +200,9 @@ def run(
         )
 
         line = measure(plan, state, engine, len(sums.members), problems)
-        line["epsilon"] = _publishable(plan, tracker.so_far())
+        if state.round == plan.schedule.rounds:
+            statement = claim(plan, state)
+        line["epsilon"] = _publishable(plan, tracker.so_far() if statement is None else statement.finite())
         state.metrics.append(line)
         if directory is not None:
             directory.append("metrics.jsonl", line)
@@ -186,7 +213,7 @@ def run(
         for callback in callbacks:
             shown = dict(state.server), dict(state.client_state), tuple(state.metrics)
             callback(Simulation(state.round, *shown, engine, plan.schedule, plan.task, plan.algorithm, path), line)
-    return conclude(plan, state, engine, recorder, directory)
+    return conclude(plan, state, engine, recorder, directory, statement or claim(plan, state))
 
 
 def measure(plan: Plan, state: State, engine: Engine, arrived: int, problems: Counter[str]) -> Metrics:
@@ -208,17 +235,31 @@ def _publishable(plan: Plan, epsilon: dict[str, float]) -> dict[str, float]:
     return {cell: value for cell, value in epsilon.items() if not plan.channel.amplified or cell == "client/public"}
 
 
-def conclude(plan: Plan, state: State, engine: Engine, recorder: Recorder, directory: RunDirectory | None) -> Run:
-    """The statement, the summary, and an end to the noise key."""
-    task, algorithm, privacy = plan.task, plan.algorithm, plan.privacy
-    statement = make_statement(
+def claim(plan: Plan, state: State) -> Statement:
+    """What may be claimed for the rounds that ``state`` has seen."""
+    return make_statement(
         state.ledger,
-        privacy.target_delta,
+        plan.privacy.target_delta,
         reproducible_noise=plan.source.reproducible and plan.noisy,
-        caveats=caveats(task, algorithm, state.server, privacy, plan.channel),
-        public=assumptions(task),
+        caveats=caveats(plan.task, plan.algorithm, state.server, plan.privacy, plan.channel),
+        public=assumptions(plan.task),
         units=plan.units,
     )
+
+
+def conclude(
+    plan: Plan,
+    state: State,
+    engine: Engine,
+    recorder: Recorder,
+    directory: RunDirectory | None,
+    statement: Statement,
+) -> Run:
+    """The summary, the statement, whose ε the last line of metrics ends with, and an end to the noise key."""
+    task, algorithm, privacy = plan.task, plan.algorithm, plan.privacy
+    claimed = _publishable(plan, statement.finite())
+    if state.metrics and state.metrics[-1]["epsilon"] != claimed:  # nobody knew that it was the last
+        state.metrics[-1] = {**state.metrics[-1], "epsilon": claimed}
     last = next((line for line in reversed(state.metrics) if "test_accuracy" in line), {})
     summary = {
         "algorithm": algorithm.name,
@@ -238,6 +279,7 @@ def conclude(plan: Plan, state: State, engine: Engine, recorder: Recorder, direc
     }
     if directory is not None:
         directory.save(state.checkpoint())
+        directory.write_lines("metrics.jsonl", state.metrics)
         write_whole(directory.path / "statement.json", statement.to_json().encode())
         directory.write_json("summary.json", summary)
         directory.erase_key()

@@ -90,6 +90,7 @@ def test_a_run_prints_its_statement_and_fills_its_directory(experiment, tmp_path
         "config.toml",
         "engine.json",
         "environment.json",
+        "fingerprint.json",
         "metrics.jsonl",
         "timing.jsonl",
         "statement.json",

@@ -89,6 +89,11 @@ class Statement:
         """The cell in row ``unit`` and column ``observer``."""
         return next(cell for cell in self.cells if (cell.unit, cell.observer) == (unit, observer))
 
+    def finite(self) -> dict[str, float]:
+        """ε of the cells that are not at ∞, keyed "unit/observer"."""
+        cells = {f"{cell.unit}/{cell.observer}": cell.epsilon for cell in self.cells}
+        return {name: epsilon for name, epsilon in cells.items() if math.isfinite(epsilon)}
+
     def to_json(self) -> str:
         """The statement as JSON text; infinity is written as the string "inf"."""
         return json.dumps(_finite(asdict(self)), indent=2, allow_nan=False)

@@ -78,8 +78,8 @@ class _Prices:
 class EpsilonTracker:
     """Watches a ledger while a run goes on.
 
-    :meth:`so_far` is an upper bound on the worst client: it prices one history that dominates all clients, a
-    thirty-second longer than need be, and prices again only when the run has outgrown that. It lies a few per cent
+    :meth:`so_far` is an upper bound on the worst client: it prices one history that dominates all clients, at most a
+    sixteenth longer than need be, and prices again only when the run has outgrown that. It lies a few per cent
     above the statement's claim where one client leads in everything, further (15 % seen) where rates and participation
     both differ. :meth:`would_exceed` decides by the statement's own claim.
 
@@ -145,9 +145,18 @@ class EpsilonTracker:
         kinds, counts = merge_columns(kinds, [rounded_up(kind) for kind in kinds], counts)
         history = dominating_history(counts, kinds) if kinds else {}
         if not certificate.covers(history):
-            certificate.counts = {kind: count + count // 32 for kind, count in history.items()}
+            certificate.counts = {kind: _lengthened(count) for kind, count in history.items()}
             certificate.epsilon = epsilon(certificate.counts, self.delta, interval=False, tolerance=3e-3).epsilon
         return certificate.epsilon
+
+
+def _lengthened(count: int) -> int:
+    """``count`` with five significant binary digits, rounded up.
+
+    It depends on nothing but the count, so that a resumed run prices the same histories as one that went through.
+    """
+    step = 1 << max(0, count.bit_length() - 5)
+    return -(-count // step) * step
 
 
 def _rounded_up(kinds: Mapping[Kind, int]) -> dict[Kind, int]:
