@@ -90,8 +90,12 @@ def _check_delta(delta: float) -> None:
 
 
 def _show(bound: Bound, delta: float, as_json: bool) -> None:
+    fewer = f"{1 / delta:.3g}" if delta > 0 else "∞"
+    empty = f"ε is 0 because δ alone allows all this: a claim for fewer than {fewer} units, else none"
     if as_json:
         values: dict[str, Any] = {"delta": delta, **asdict(bound)}
+        if bound.epsilon == 0 < delta:
+            values["note"] = empty
         finite = {name: "inf" if value == float("inf") else value for name, value in values.items()}
         typer.echo(json_module.dumps(finite))
         return
@@ -101,4 +105,4 @@ def _show(bound: Bound, delta: float, as_json: bool) -> None:
         f"({bound.interval_source})"
     )
     if bound.epsilon == 0 < delta:
-        typer.echo(f"ε is 0 because δ alone allows all this: a claim for fewer than {1 / delta:.3g} units, else none")
+        typer.echo(empty)
