@@ -15,6 +15,8 @@ from privfl.privacy.channel.field import Field
 from privfl.privacy.mechanisms.mechanism import Cover, Mechanism
 from tests.own_parts import Small
 
+pytestmark = pytest.mark.usefixtures("common_noise")
+
 BOUND, CLIENTS, Z = 0.5, 6, 2.0
 ENGINES = ["loop", "vectorised"]
 CLIP, NOISE = pf.Clip(BOUND), pf.GaussianNoise(Z)
