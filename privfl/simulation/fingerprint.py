@@ -38,7 +38,8 @@ DATA: Mapping[str, str] = {
     "classes": "the number of classes or tokens",
 }
 INDIFFERENT = ("engine", "workers", "checkpoint_seconds")
-"""Settings that another start may change: a run keeps its engine; workers change the rounding of stacked sums only."""
+"""Settings that another start may change: a run keeps its engine, and its workers where they decide the
+rounding of messages."""
 NO_MESSAGE = ("evaluate_every", "device")
 """Settings that decide no message; what the device turns out to be does."""
 CODE = ("model", "loss", "algorithm", "training", "privacy", "cohort", "availability")

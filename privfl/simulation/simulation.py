@@ -97,7 +97,7 @@ def simulate(
         plan.training,
         plan.channel.usual,
         way=plan.way,
-        workers=plan.execution.workers,
+        workers=workers(plan, directory),
         precision=plan.execution.precision,
     ) as loop:
         return run(plan, state, pick_engine(plan, state, loop, directory), directory, callbacks)
@@ -131,6 +131,15 @@ def calibrate(plan: Plan, state: State, directory: RunDirectory | None) -> Plan:
     return with_training(plan, replace(dpsgd, target_epsilon=None, noise_multiplier=noise))
 
 
+def workers(plan: Plan, directory: RunDirectory | None) -> int | None:
+    """How many clients train side by side; where that decides the rounding of messages, a run keeps what it had."""
+    recorded = None if directory is None else directory.read_json("engine.json")
+    if recorded is None or recorded["chunk"] is None:
+        return plan.execution.workers
+    had: int | None = recorded.get("workers", plan.execution.workers)
+    return had
+
+
 def pick_engine(plan: Plan, state: State, loop: LoopEngine, directory: RunDirectory | None) -> Engine:
     """The engine that was asked for or measured to be fastest; a resumed run keeps the one it began with."""
     recorded = None if directory is None else directory.read_json("engine.json")
@@ -139,9 +148,9 @@ def pick_engine(plan: Plan, state: State, loop: LoopEngine, directory: RunDirect
         cohort = math.ceil(plan.cohort.expected(len(plan.task.clients)))
         choice = choose(plan.execution.engine, loop, plan.way, received, cohort=cohort, rounds=plan.schedule.rounds)
     else:
-        choice = Choice(**recorded)
+        choice = Choice(**{name: value for name, value in recorded.items() if name != "workers"})
     if directory is not None:
-        directory.write_json("engine.json", choice.to_dict())
+        directory.write_json("engine.json", {**choice.to_dict(), "workers": loop.workers})
     return choice.build(loop, plan.way)
 
 

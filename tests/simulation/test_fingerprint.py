@@ -332,3 +332,14 @@ def test_pretrained_weights_from_a_file_belong_to_the_run(tmp_path):
     torch.save(torch.ones(CLASSES, WIDTH), tmp_path / "weights.pt")
     with pytest.raises(ConfigError, match="the initial model"):
         run(tmp_path / "run", task(model=pretrained), resume=True)
+
+
+def test_another_number_of_workers_changes_no_bit_of_what_is_sent_again(tmp_path):
+    given = {"engine": "vectorised"}
+    first = run(tmp_path / "run", task(), kill=1, **given)
+    record = json.loads((tmp_path / "run" / "engine.json").read_text())
+    assert (record["engine"], record["workers"]) == ("vectorised", 1)
+    more = pf.Execution(engine="auto", workers=2, checkpoint_seconds=1e9, device="cpu")
+    second = run(tmp_path / "run", task(), resume=True, execution=more)
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=False))
+    assert json.loads((tmp_path / "run" / "engine.json").read_text()) == record
