@@ -165,25 +165,27 @@ class StackedGradients:
             total = batch.rows_only(losses).sum()
         gradient = torch.zeros_like(parameters)
         with torch.no_grad():
-            outputs = [output for calls in seen.values() for _, _, output, _ in calls.seen]
+            outputs = [call.output for calls in seen.values() for call in calls]
             arriving = iter(torch.autograd.grad(total, outputs, allow_unused=True))
             squares = torch.zeros_like(losses, dtype=torch.float64)
             reached: dict[nn.Module, bool] = {}
             for module, calls in seen.items():
                 rule = self._rules[module]
-                found = [(*call, back) for call, back in zip(calls.seen, arriving, strict=False) if back is not None]
+                found = [
+                    (call, call.arrived(back)) for call, back in zip(calls, arriving, strict=False) if back is not None
+                ]
                 if not found:
                     continue
                 # A stacked convolution leaves the clients in dimension 1: taking its samples as they lie saves a copy.
-                by_rows = rule.takes_rows_first and all(into == 1 and out == 1 for _, into, _, out, _ in found)
+                by_rows = rule.takes_rows_first and all(call.into == 1 and call.out == 1 for call, _ in found)
                 first = 1 if by_rows else 0
                 rule.receive(
                     [
                         (
-                            widened(given.movedim(into, first).flatten(0, 1), losses.dtype),
-                            widened(back.movedim(out, first).flatten(0, 1), losses.dtype),
+                            widened(call.received.movedim(call.into, first).flatten(0, 1), losses.dtype),
+                            widened(back.movedim(call.out, first).flatten(0, 1), losses.dtype),
                         )
-                        for given, into, _, out, back in found
+                        for call, back in found
                     ],
                     apart=apart,
                 )
