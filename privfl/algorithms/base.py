@@ -66,6 +66,7 @@ class Algorithm(Settings):
         name: how configuration files call it.
         keeps: tensors of ``local`` that a client keeps between rounds; none for most algorithms.
         statistics: names of the totals that influence an upload, taken once each in every round.
+        local_only: it takes gradients that stay with the client (:meth:`Door.local_only_gradient`).
         pools_data: training sees all clients' data as one (the centralised reference).
         ensemble: there is no server model; evaluation averages the soft-max outputs of the clients' own models.
     """
@@ -73,6 +74,7 @@ class Algorithm(Settings):
     name: ClassVar[str]
     keeps: ClassVar[tuple[str, ...]] = ()
     statistics: ClassVar[tuple[str, ...]] = ()
+    local_only: ClassVar[bool] = False
     pools_data: ClassVar[bool] = False
     ensemble: ClassVar[bool] = False
 

@@ -29,7 +29,7 @@ from privfl.data.mapped import Rows
 from privfl.data.partitions import Natural, Partition, PartitionReport, describe
 from privfl.errors import ConfigError, DataError
 from privfl.federation.context import RunContext
-from privfl.federation.fit import check_builder, check_fit
+from privfl.federation.fit import check_builder, check_fit, check_writes
 from privfl.federation.recipe import Recipe, content_hash
 from privfl.models import InputKind, NamedModel, OwnModel, default_model
 from privfl.privacy.loss import Loss
@@ -294,7 +294,9 @@ class Task(Settings):
         Raises:
             ConfigError: see :func:`privfl.federation.fit.check_fit`.
         """
-        check_fit(network, self.model_name, self.loss, *self.probe(3), self.classes, plain=self.loss is cross_entropy)
+        probe = self.probe(3)
+        check_fit(network, self.model_name, self.loss, *probe, self.classes, plain=self.loss is cross_entropy)
+        check_writes(network, self.loss, *probe)
 
     def to(self, device: torch.device) -> Task:
         """The task with its arrays on ``device``; those that are there already are not copied.

@@ -17,7 +17,7 @@ from privfl.privacy.accounting.calibration import noise_multiplier_for
 from privfl.privacy.accounting.release import Release, pure_cost
 from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.channel.channel import RoundChannel
-from privfl.privacy.door.batch_plans import Epochs, LocalTraining, Poisson, private_plan
+from privfl.privacy.door.batch_plans import Epochs, LocalTraining, draws_poisson, private_plan
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.door.log import BARE_TRAINING, DoorLog
 from privfl.privacy.settings import Budget
@@ -52,8 +52,11 @@ def planned_gradients(
     plan = algorithm.plan(private_plan(training, dpsgd, client), received)
     if plan == Epochs(1, 0):  # a survey takes no gradients
         return 1.0, 0
-    if not isinstance(plan, Poisson):
-        raise ConfigError(f"{algorithm.name} does not draw Poisson batches, which DP-SGD needs")
+    if not draws_poisson(plan):
+        raise ConfigError(
+            f"{algorithm.name} draws its batches by {type(plan).__name__}, and DP-SGD needs Poisson batches; let its "
+            "plan return a Poisson of privfl"
+        )
     if dpsgd.noise_at == "server" and plan.steps != 1:
         raise ConfigError(
             f"{algorithm.name} adds {plan.steps} gradients up in one upload, but noise on the sum covers one; use "

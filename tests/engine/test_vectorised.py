@@ -361,7 +361,7 @@ class Peeking(FedAvg):
 
 
 def test_a_stacked_step_has_no_data_but_through_the_door(task):
-    with pytest.raises(AttributeError, match="'Batch' object has no attribute 'inputs'"):
+    with pytest.raises(AttributeError, match="a step's batch has no 'inputs'"):
         trained(task, Peeking(), chunk=3)
 
 

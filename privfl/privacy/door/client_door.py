@@ -10,19 +10,20 @@ from torch import Tensor, nn
 
 from privfl.data.mapped import Rows
 from privfl.models.flat_network import FlatNetwork
+from privfl.models.module_state import ModuleState
 from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.per_sample import PerSampleGradients, evaluating
 from privfl.privacy.clipping.row_wise import each_row
 from privfl.privacy.door.batch_plans import Plan
-from privfl.privacy.door.contract import ROWS_AT_ONCE, ClientSlot, Door, DrawnBatch, Given
 from privfl.privacy.door.dpsgd import DPSGD
+from privfl.privacy.door.keeper import ROWS_AT_ONCE, ClientSlot, DoorKeeper, DrawnBatch, Given, LocalOnly, StepNumbers
 from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.door.precision import Precision, in_precision
 from privfl.privacy.door.step_draws import Draws
 from privfl.privacy.loss import Loss, is_coupled
 
 
-class ClientDoor(Door):
+class ClientDoor(DoorKeeper):
     """One client's data during one round; gradients lie in the buffer of ``network``."""
 
     def __init__(
@@ -36,8 +37,10 @@ class ClientDoor(Door):
         dpsgd: DPSGD | None,
         totals: Sequence[NoisyTotal] = (),
         precision: Precision = "float32",
+        state: ModuleState | None = None,
+        local_only: LocalOnly = "undeclared",
     ) -> None:
-        super().__init__([slot], inputs, targets, loss, dpsgd, totals, precision)
+        super().__init__([slot], inputs, targets, loss, dpsgd, totals, precision, state, local_only)
         self._network, self._clipper = network, clipper
 
     def _gather(
@@ -46,8 +49,8 @@ class ClientDoor(Door):
         (own,) = rows
         count, flag = torch.tensor([len(own), last[0]], dtype=torch.float64, device=own.device)
         uniform, normal = draws[0].next(self._network.flat)
-        note, inputs, targets = self._note_size, self._inputs[own], self._targets[own]
-        return DrawnBatch(count, flag, uniform, normal, note, plans, [len(own)], own, inputs, targets)
+        numbers = StepNumbers(count, flag, uniform, normal)
+        return DrawnBatch(numbers, plans, [len(own)], own, self._inputs[own], self._targets[own])
 
     def _mean(
         self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, wrt: str | None = None
