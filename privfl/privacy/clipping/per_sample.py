@@ -32,7 +32,7 @@ from privfl.privacy.clipping.factors import Clipping, row_norms
 from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.layer_rules import rule_for
 from privfl.privacy.clipping.opacus_hooks import OpacusHooks
-from privfl.privacy.clipping.row_wise import Seen, Shown, Watch, each_row, said_of
+from privfl.privacy.clipping.row_wise import Made, Seen, Shown, Watch, each_row, said_of
 from privfl.privacy.clipping.rule import Calls, Places, Rule, SumRule
 from privfl.privacy.loss import Loss
 
@@ -166,11 +166,12 @@ class PerSampleGradients:
     def _by_vmap(self, loss: Loss, inputs: Tensor, targets: Tensor, max_grad_norm: float) -> Tensor:
         network, layout = self.network.module, self.network.layout
 
-        whole = LossModule(network, loss)
+        whole, made = LossModule(network, loss), Made(1)
 
         def one(parameters: dict[str, Tensor], row: Tensor, target: Tensor) -> Tensor:
-            term: Tensor = functional_call(whole, parameters, (row[None], target[None]))[0]
-            return term
+            with made:
+                term: Tensor = functional_call(whole, parameters, (row[None], target[None]))[0]
+                return term
 
         with torch.no_grad():
             gradients, _ = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness="different")(
@@ -178,6 +179,7 @@ class PerSampleGradients:
                 inputs,
                 targets,
             )
+            made.refuse_kept(loss)
             trained = [parameter.requires_grad for parameter in self.network.parameters]
             rows = [gradients[f"network.{name}"].flatten(1) for name in layout.names]
             rows = [row if wanted else torch.zeros_like(row) for row, wanted in zip(rows, trained, strict=True)]

@@ -1,17 +1,19 @@
 """One row at a time: what is not known to work row by row sees a batch through ``torch.func.vmap``, one row in it.
 
-A function under ``vmap`` runs once, on tensors that stand for one row each; nothing that it can do lets the values of
-one row meet another's, and what it keeps PyTorch refuses afterwards. Every row is a batch of one to it. The backward
-pass is ordinary autograd outside of ``vmap``, and :class:`Watch` notes what a layer received and gave for every row, so
-that the rules for layers apply (:mod:`privfl.privacy.clipping.rule`).
+A function under ``vmap`` runs once, on tensors that stand for one row each; nothing that it does lets the values of
+one row meet another's. What it keeps could meet rows of a later batch, so keeping is refused (:class:`Made`). Every row
+is a batch of one to it. The backward pass is ordinary autograd outside of ``vmap``, and :class:`Watch` notes what a
+layer received and gave for every row, so that the rules for layers apply (:mod:`privfl.privacy.clipping.rule`).
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +22,12 @@ from torch._C._functorch import (
     get_unwrapped,
     is_batchedtensor,
     is_functorch_wrapped_tensor,
+    maybe_current_level,
     maybe_get_bdim,
     maybe_get_level,
 )
 from torch.func import vmap
+from torch.overrides import TorchFunctionMode
 
 from privfl.errors import ConfigError
 from privfl.privacy.loss import Loss
@@ -138,6 +142,10 @@ class Watch:
         """Say that layers see one row from now on, ``depth`` stacks deep; ``row`` is a tensor of that row."""
         self._anchor, self._depth = row, depth
 
+    def leave_row(self) -> None:
+        """Forget the row."""
+        self._anchor = None
+
     def show(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         """The forward hook of a layer that has a rule."""
         if self.seen is None:
@@ -152,6 +160,43 @@ class Watch:
         anchor = output if self._anchor is None else self._anchor
         shown: Tensor = _Repeated.apply(inputs[0], output, anchor, calls.append, self._depth)  # type: ignore[no-untyped-call]
         return shown
+
+
+class Made(TorchFunctionMode):
+    """Knows every tensor that the block made of rows, to tell whether one outlives it.
+
+    Nothing else would: a tensor that a function kept is accepted by the next ``vmap`` of as many rows.
+    """
+
+    def __init__(self, level: int) -> None:
+        """``level`` is that of the stack of rows among the transforms of ``torch.func``."""
+        super().__init__()
+        self._refs: list[ref[Tensor]] = []
+        self._level = level
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None
+    ) -> Any:
+        answer = function(*arguments, **(named or {}))
+        for one in answer if isinstance(answer, tuple | list) else (answer,):
+            if isinstance(one, Tensor):
+                self._refs.append(ref(one))
+        return answer
+
+    def refuse_kept(self, function: Loss) -> None:
+        """Raise a :class:`ConfigError` if a tensor of rows is still there."""
+        if not self._any_left():
+            return
+        gc.collect()  # what a reference cycle holds is not kept
+        if self._any_left():
+            raise ConfigError(
+                f"{said_of(function)}, or a layer, keeps what it computes of single rows after it has returned, and "
+                "rows of later batches could meet it; keep no tensors between calls"
+            )
+
+    def _any_left(self) -> bool:
+        left = [one for made in self._refs if (one := made()) is not None and is_functorch_wrapped_tensor(one)]
+        return any(not 0 <= maybe_get_level(one) < self._level for one in left)
 
 
 def each_row(
@@ -170,13 +215,19 @@ def each_row(
     """
     loss_kwargs = loss_kwargs or {}
 
+    made = Made((maybe_current_level() or 0) + 1)
+
     def one(row: Tensor, target: Tensor) -> Tensor:
         if watch is not None:
             watch.enter_row(target, depth)
-        return function(network, row[None], target[None], **loss_kwargs)[0]
+        with made:
+            return function(network, row[None], target[None], **loss_kwargs)[0]
 
     try:
         answers: Tensor = vmap(one, randomness="different")(inputs, targets)
+        if watch is not None:
+            watch.leave_row()
+        made.refuse_kept(function)
     except FAILURES as error:
         if isinstance(error, ConfigError) or out_of_memory(error):
             raise

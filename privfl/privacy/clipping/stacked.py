@@ -23,7 +23,7 @@ from privfl.privacy.clipping.factors import Clipping, norms_along
 from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.layer_rules import rule_for
 from privfl.privacy.clipping.per_sample import GradSampleMode, LossModule, evaluating, trained_parameters, widened
-from privfl.privacy.clipping.row_wise import Watch, each_row
+from privfl.privacy.clipping.row_wise import Made, Watch, each_row
 from privfl.privacy.clipping.rule import Places, Rule
 from privfl.privacy.loss import Loss
 
@@ -207,11 +207,12 @@ class StackedGradients:
         return replace(clipping, factors=batch.rows_only(clipping.factors))
 
     def _by_vmap(self, loss: Loss, parameters: Tensor, batch: StackedBatch, max_grad_norm: float) -> Tensor:
-        whole = LossModule(self.module, loss)
+        whole, made = LossModule(self.module, loss), Made(2)
 
         def one(views: dict[str, Tensor], row: Tensor, target: Tensor, loss_kwargs: dict[str, Tensor]) -> Tensor:
-            term: Tensor = functional_call(whole, views, (row[None], target[None]), loss_kwargs)[0]
-            return term
+            with made:
+                term: Tensor = functional_call(whole, views, (row[None], target[None]), loss_kwargs)[0]
+                return term
 
         values, dims = _apart(batch.loss_kwargs)
         rows = vmap(grad_and_value(one), in_dims=(None, 0, 0, None), randomness="different")
@@ -219,6 +220,7 @@ class StackedGradients:
             formed, _ = vmap(rows, in_dims=(0, 0, 0, dims))(
                 self._weights(parameters), batch.inputs, batch.targets, values
             )
+            made.refuse_kept(loss)
             parts = [
                 (part if trained else torch.zeros_like(part)).flatten(2)
                 for part, trained in zip(formed.values(), self._trained, strict=True)

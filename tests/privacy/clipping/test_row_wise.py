@@ -336,20 +336,36 @@ class Remembering(Own):
         return answer
 
 
-@pytest.mark.parametrize(("kind", "said"), [(Branching, "layer 'gate', Gate"), (Counting, "inplace arithmetic")])
+@pytest.mark.parametrize(("kind", "said"), [(Branching, "layer 'gate', Gate"), (Counting, "in-?place")])
 def test_what_cannot_run_on_one_row_at_a_time_is_refused_before_the_run(kind, said):
     inputs, targets = torch.randn(4, FEATURES), torch.arange(4) % CLASSES
     with pytest.raises(ConfigError, match=said):
         check_per_sample(FlatNetwork(kind()), cross_entropy, inputs, targets)
 
 
-def test_what_a_model_remembers_of_earlier_rows_cannot_be_used():
-    network = FlatNetwork(Remembering())
-    network.module.train()
-    clipper, inputs, targets = PerSampleGradients(network, "rows"), torch.randn(4, FEATURES), torch.arange(4) % CLASSES
-    clipper.clipped_sum(cross_entropy, inputs, targets, 1.0)
-    with pytest.raises(ConfigError, match="one row at a time"):
-        clipper.clipped_sum(cross_entropy, inputs, targets, 1.0)
+def test_what_a_model_remembers_of_earlier_rows_is_refused_before_the_run():
+    inputs, targets = torch.randn(4, FEATURES), torch.arange(4) % CLASSES
+    with pytest.raises(ConfigError, match="keeps what it computes of single rows"):
+        check_per_sample(FlatNetwork(Remembering()), cross_entropy, inputs, targets)
+
+
+@pytest.mark.parametrize("way", ["rows", "vmap"])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_what_a_loss_remembers_of_earlier_rows_is_refused_when_it_does(stacked, way):
+    queue = []
+
+    def contrasted(network, inputs, targets):
+        features = network(inputs)
+        queue.append(features.detach())
+        return own_loss(network, inputs, targets) + (features - sum(queue)).square().sum(1)
+
+    network, targets = FlatNetwork(Own()), torch.arange(4) % CLASSES
+    inputs = torch.randn(2, 4, FEATURES)
+    cohort = StackedBatch(inputs, targets.expand(2, -1), None, {})
+    gradients = StackedGradients(network, way) if stacked else PerSampleGradients(network, way)
+    given = (network.flat.expand(2, -1), cohort, 1.0) if stacked else (inputs[0], targets, 1.0)
+    with pytest.raises(ConfigError, match="function contrasted, or a layer, keeps"):
+        gradients.clipped_sum(contrasted, *given)
 
 
 class OwnRule(torch.autograd.Function):
@@ -396,7 +412,7 @@ class BatchStatistics(Own):
 
     def forward(self, inputs):
         hidden = self.first(inputs)
-        return self.second((hidden - hidden.mean(0)) / hidden.std(0) if self.training else hidden)
+        return self.second((hidden - hidden.mean(0)) / hidden.std(0, unbiased=False) if self.training else hidden)
 
 
 def test_a_model_that_gives_nothing_for_a_row_alone_is_refused():
