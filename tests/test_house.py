@@ -82,7 +82,7 @@ TESTED_ELSEWHERE = {
     "privfl/models": "base convolutional dense recurrent residual text",
     "privfl/privacy/accounting": "grouping release",
     "privfl/privacy/channel": "chain costs field secure_encoding",
-    "privfl/privacy/clipping": "layer_rules stacked",
+    "privfl/privacy/clipping": "formed_rules layer_rules probe rule stacked",
     "privfl/privacy/door": "cohort_door contract noisy_total precision step_draws",
     "privfl/privacy/mechanisms": "gaussian secure_sum",
     "privfl/privacy/secagg": "bodies client errors ideal server",
