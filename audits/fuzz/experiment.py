@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from privfl.errors import ConfigError
@@ -81,6 +81,10 @@ class Experiment:
         """The experiment as JSON text."""
         return json.dumps(asdict(self), indent=1)
 
+    def but(self, **values: Any) -> Experiment:
+        """This experiment with other ``values`` for some of its fields."""
+        return replace(self, **values)
+
     @classmethod
     def from_json(cls, text: str) -> Experiment:
         """The experiment that :meth:`to_json` wrote.
@@ -91,7 +95,9 @@ class Experiment:
         try:
             return cls.from_dict(json.loads(text))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(f"this is no experiment of the claim fuzzer ({error}); give a file that it wrote") from error
+            raise ConfigError(
+                f"this is no experiment of the claim fuzzer ({error}); give a file that it wrote"
+            ) from error
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Experiment:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from audits.fuzz.tape import BOTH, Tape, give, replaced, view
-from privfl.engine import loop, vectorised
+from privfl.engine import choice, loop, vectorised
 from privfl.privacy.accounting import claims, tracker
 from privfl.privacy.accounting.accountant import Bound
 from privfl.privacy.accounting.population import Population
@@ -21,22 +21,58 @@ from privfl.privacy.mechanisms.correlated import CorrelatedNoiseState
 from privfl.privacy.mechanisms.distributed import DiscreteGaussianNoise, DistributedNoise, SkellamNoise
 from privfl.privacy.noise import source
 from privfl.privacy.noise.source import NoiseSource, NoiseStream
+from privfl.privacy.sizes import responses
 from privfl.privacy.sizes.mechanism import SizeMechanism
 from privfl.simulation import simulation
 
 Change = tuple[Any, str, Any]
 
 
+_STACKED: dict[object, str] = {}
+"""Whether a combination can be stacked, found out once."""
+
+
 @contextmanager
-def watching(tape: Tape, fixed_key: bytes, *, price: bool = False) -> Iterator[None]:
-    """Whatever privfl does meanwhile goes to ``tape``; without ``price`` finite cells say ε = 1 instead of the truth."""
+def watching(tape: Tape, fixed_key: bytes, *, price: bool = False, combination: object = None) -> Iterator[None]:
+    """Whatever privfl does meanwhile goes to ``tape``; without ``price`` finite cells say ε = 1 instead of the truth.
+
+    ``combination`` names what decides whether clients can be stacked: the library tries that once for each.
+    """
     changes = [*_noise(tape, fixed_key), *_mechanisms(tape), *_messages(tape), *_statement(tape, price=price)]
-    with replaced(changes):
+    with replaced([*changes, *_shortcuts(combination)]):
         yield
 
 
+def _shortcuts(combination: object) -> list[Change]:
+    """What takes time and has no part in any claim: threads, evaluation on public rows, facts of a transcript."""
+    why = vars(choice)["why_not_stacked"]
+
+    def one_by_one(self: Any, work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        return map(work, items)
+
+    def why_not_stacked(engine: Any, way: Any, received: Any) -> str:
+        if combination is None:
+            return str(why(engine, way, received))
+        key = (combination, way)
+        if key not in _STACKED:
+            _STACKED[key] = why(engine, way, received)
+        return _STACKED[key]
+
+    return [
+        (loop.LoopEngine, "in_order", one_by_one),
+        (choice, "why_not_stacked", why_not_stacked),
+        (simulation, "evaluate", lambda *given: {}),
+        (simulation, "public_facts", lambda plan: None),
+    ]
+
+
 def _noise(tape: Tape, fixed_key: bytes) -> list[Change]:
-    make, build, draw, add = NoiseSource.stream, NoiseStream.__init__, NoiseStream.poisson_sample, source.add_gaussian_rows_
+    make, build, draw, add = (
+        NoiseSource.stream,
+        NoiseStream.__init__,
+        NoiseStream.poisson_sample,
+        source.add_gaussian_rows_,
+    )
 
     def stream(self: NoiseSource, *labels: int | str) -> NoiseStream:
         made = make(self, *labels)
@@ -64,7 +100,7 @@ def _noise(tape: Tape, fixed_key: bytes) -> list[Change]:
     holders = [
         module
         for name, module in list(sys.modules.items())
-        if name.startswith("privfl.") and getattr(module, "add_gaussian_rows_", None) is add
+        if name.startswith("privfl.") and vars(module).get("add_gaussian_rows_") is add
     ]
     return [
         (NoiseSource, "stream", stream),
@@ -78,6 +114,11 @@ def _mechanisms(tape: Tape) -> list[Change]:
     respond, randomise = SizeMechanism.respond, Field.randomise
     add, add_share = CorrelatedNoiseState.add_, DistributedNoise.add_share_
     variances: list[float] = []
+    fresh = vars(responses)["_draw"]
+
+    def ask(clients: Any, *rest: Any) -> Any:
+        tape.answered.update(map(int, clients))
+        return fresh(clients, *rest)
 
     def answer(self: SizeMechanism, sizes: Any, stream: NoiseStream) -> Any:
         answers = respond(self, sizes, stream)
@@ -127,6 +168,7 @@ def _mechanisms(tape: Tape) -> list[Change]:
         return draw
 
     return [
+        (responses, "_draw", ask),
         (SizeMechanism, "respond", answer),
         (Field, "randomise", report),
         (CorrelatedNoiseState, "add_", correlated),
@@ -191,7 +233,10 @@ def _statement(tape: Tape, *, price: bool) -> list[Change]:
 
     def state(ledger: Any, delta: float, *, reproducible_noise: bool, caveats: Sequence[str] = ()) -> Any:
         tape.ledger, tape.caveats, tape.reproducible = ledger, tuple(caveats), reproducible_noise
-        return make(ledger, delta, reproducible_noise=reproducible_noise, caveats=caveats)
+        if tape.played is not None and tape.played.statement is not None and not price:
+            return tape.played.statement  # takes long; what it is made of is compared with the other world's
+        tape.statement = make(ledger, delta, reproducible_noise=reproducible_noise, caveats=caveats)
+        return tape.statement
 
     changes: list[Change] = [(simulation, "make_statement", state)]
     if not price:

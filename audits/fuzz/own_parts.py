@@ -119,7 +119,7 @@ def focal(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 def squared(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     """Squared error of every sample [B], whose gradients are as large as its inputs."""
-    errors: Tensor = network(inputs) - F.one_hot(targets, CLASSES)
+    errors: Tensor = network(inputs) - one_hot(network, inputs, targets)
     return errors.square().sum(1)
 
 
@@ -168,7 +168,7 @@ class Counting(Algorithm):
 
 def one_hot(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     """The class of every sample [B, classes]."""
-    return F.one_hot(targets, CLASSES).to(torch.float64)
+    return (targets[:, None] == torch.arange(CLASSES)).to(torch.float32)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import Observer
+from privfl.privacy.accounting.statement import Statement
 from privfl.privacy.door.log import DoorLog
 
 Array = NDArray[np.float64]
@@ -94,7 +95,10 @@ class Tape:
     """By round, client and phase."""
     senders: set[tuple[int, int]] = field(default_factory=set)
     """Round and client of everybody who trained."""
+    answered: Counter[int] = field(default_factory=Counter)
+    """How often each client answered afresh with its size."""
     ledger: Ledger | None = None
+    statement: Statement | None = None
     caveats: tuple[str, ...] = ()
     reproducible: bool | None = None
     """What the statement says of the noise."""

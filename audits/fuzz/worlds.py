@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import tempfile
 from collections.abc import Mapping
@@ -95,10 +96,14 @@ def task_of(experiment: Experiment, world: World, *, changed: bool = False) -> T
         parts[data.client] = parts[data.client][:1]
     loss = LOSSES[experiment.loss] if experiment.loss in LOSSES else imported(experiment.loss, "the loss")
 
+    built: dict[int, nn.Module] = {}
+
     def build(seed: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return model.build()
+        if seed not in built:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                built[seed] = model.build()
+        return copy.deepcopy(built[seed])
 
     held_out = torch.zeros((2, *model.shape), dtype=inputs.dtype)
     return Task(
@@ -175,17 +180,26 @@ def _tuples(values: Named) -> Named:
 
 
 def train(experiment: Experiment, world: World, tape: Tape, *, price: bool = False) -> Trained:
-    """Train one world under the eyes of ``tape``; what the library refuses is told, not raised."""
+    """Train one world under the eyes of ``tape``; what the library refuses is told, not raised.
+
+    With ``price`` the statement holds the true ε, else 1 for whatever is finite.
+    """
     if world == "without" and experiment.unit == "client":
         tape.left_out = experiment.data.client
     fixed = experiment.noise_key.to_bytes(32, "big")
     try:
-        with watching(tape, fixed, price=price):
+        with watching(tape, fixed, price=price, combination=_combination(experiment)):
             return Trained(tape, _runs(experiment, world, tape))
     except PrivflError as refusal:
         return Trained(tape, refusal=f"{type(refusal).__name__}: {refusal}")
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AssertionError, AttributeError) as error:
         return Trained(tape, crash=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+
+
+def _combination(experiment: Experiment) -> object:
+    """What decides whether clients can be stacked."""
+    parts = experiment.model, experiment.loss, experiment.algorithm, experiment.training, experiment.dpsgd is None
+    return repr((*parts, experiment.statistics, experiment.update))
 
 
 def _runs(experiment: Experiment, world: World, tape: Tape) -> Run:
@@ -220,9 +234,8 @@ def _runs(experiment: Experiment, world: World, tape: Tape) -> Run:
 def _simulate(
     experiment: Experiment, task: Task, privacy: Privacy, *, checkpoint_seconds: float = 1e9, **more: Any
 ) -> Run:
-    execution = Execution(
-        device="cpu", engine=experiment.engine, workers=1, checkpoint_seconds=checkpoint_seconds  # type: ignore[arg-type]
-    )
+    engine: Any = experiment.engine
+    execution = Execution(device="cpu", engine=engine, workers=1, checkpoint_seconds=checkpoint_seconds)
     known = {one.name for one in fields(LocalTraining)}
     assert set(experiment.training) <= known
     return simulate(
