@@ -32,6 +32,8 @@ SLACK = 1e-6
 ROUNDING = 1e-5
 """What moves by less than this share of a charge moves by the rounding of float32: padding changes how sums are formed
 and the last bits of clients that the worlds do not differ in. It adds 1e-10 of a charge to the sum of squares."""
+RARE = 12 * math.log(10)
+"""Random numbers are found fault with once in 10¹² experiments at most."""
 DOOR = frozenset({"door", "totals"})
 UPDATES = frozenset({"channel", "server", "correlated", "share"})
 ALWAYS = frozenset({"size", "report"})
@@ -405,6 +407,11 @@ def _streams(tape: Tape, unit: Unit, found: _Found) -> None:
     if numbers and not _plausible(squares, numbers):
         what = f"the mean square of {numbers} numbers of noise is {squares / numbers:.4g} of the deviation's"
         found.violations.append(Violation("noise is not as stated", cell, what))
+    drawn = sum(len(coins.drawn) for coins in tape.coins.values())
+    expected = sum(coins.count * coins.rate for coins in tape.coins.values())
+    variance = sum(coins.count * coins.rate * (1 - coins.rate) for coins in tape.coins.values())
+    if abs(drawn - expected) > math.sqrt(2 * variance * RARE) + RARE / 3 * 2:
+        found.violations.append(Violation("coins are not as stated", cell, f"{drawn} drawn, {expected:.6g} expected"))
     if tape.fixed_key_used and tape.reproducible is False and tape.noised:
         found.violations.append(Violation("fixed key", cell, "noise came from a fixed key, and nothing says so"))
 
@@ -420,5 +427,5 @@ def _noise_is_shared(one: Noised, other: Noised) -> bool:
 
 def _plausible(squares: float, numbers: int) -> bool:
     """Whether a sum of squares of normal numbers is one, but for one case in 10¹² (Laurent and Massart 2000)."""
-    x = 12 * math.log(10)
+    x = RARE
     return numbers - 2 * math.sqrt(numbers * x) <= squares <= numbers + 2 * math.sqrt(numbers * x) + 2 * x

@@ -45,6 +45,18 @@ class Pooled(nn.Module):
         return averaged
 
 
+class Contrast(nn.Module):
+    """The difference between two halves of the positions: contributions of one layer that nearly cancel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs)
+        return outputs[:, 0::2].sum(1) - outputs[:, 1::2].sum(1)
+
+
 class Words(nn.Module):
     """Embeddings of tokens, averaged."""
 
@@ -104,6 +116,7 @@ MODELS: dict[str, Model] = {
     "layer-norm": Model(_normed),
     "convolution": Model(_convolution, (2, 4)),
     "pooled": Model(Pooled, (4, FEATURES)),
+    "contrast": Model(Contrast, (4, FEATURES)),
     "words": Model(Words, (4,), tokens=True),
     "own-parameter": Model(Scaled),
     "tied": Model(Tied),

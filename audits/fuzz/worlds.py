@@ -46,7 +46,7 @@ LOSSES: dict[str, Loss] = {
     "enlarged": own_parts.enlarged,
 }
 EXTRAS = ("ordinary", "huge", "enormous", "tiny", "nan", "infinite", "zeros", "opposite", "duplicate", "first of class")
-COMMONS = ("ordinary", "scales", "cancelling", "equal", "large")
+COMMONS = ("ordinary", "scales", "cancelling", "equal", "large", "offset")
 
 
 class Interrupted(Exception):
@@ -145,6 +145,8 @@ def _values(experiment: Experiment, model: own_parts.Model) -> tuple[Tensor, Ten
         inputs *= 10.0 ** (torch.rand(broad, generator=stream) * 40 - 20)
     elif data.common == "large":
         inputs = inputs * 1e3 + 1e6
+    elif data.common == "offset":
+        inputs += 1e6
     elif data.common == "cancelling":
         inputs[1::2] = -inputs[: total // 2 * 2 : 2]
     elif data.common == "equal":
