@@ -147,12 +147,14 @@ def _compare(
 ) -> None:
     cell = f"{unit}/{observer}"
     found.violations += [Violation("structure", cell, what) for what in other.strange]
-    found.violations += list(_leaks(one, other, observer, cell))
+    leaks = list(_leaks(one, other, observer, cell))
+    found.violations += leaks
     found.seen += sum(observer in seen.observers for seen in one.seen)
     gaussian, others = charges(one, unit, observer, experiment.data.client)
     least = ROUNDING * min((distance for _, distance in gaussian), default=0.0)
     used = list(_used(experiment, one, other, unit, observer, forced, cell, found, least))
-    _charged(experiment, one, gaussian, others, used, cell, found)
+    if not leaks:  # after a leak the pasts of the worlds differ, and so does everything that follows
+        _charged(experiment, one, gaussian, others, used, cell, found)
     if one.ledger is not None and other.ledger is not None and one.ledger.state() != other.ledger.state():
         found.violations.append(Violation("statement", cell, "the ledgers of the two worlds differ"))
     if one.caveats != other.caveats:
@@ -373,7 +375,7 @@ def _answers(tape: Tape, client: int) -> int:
         for noised in tape.noised.values()
         if noised.kind in ("report", "share") and noised.labels[-1] == client
     }
-    return len(keys) + tape.answered[client]
+    return len(keys) + sum(who == client for who, _, _ in tape.answered)
 
 
 def _streams(tape: Tape, unit: Unit, found: _Found) -> None:

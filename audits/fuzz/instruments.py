@@ -116,9 +116,9 @@ def _mechanisms(tape: Tape) -> list[Change]:
     variances: list[float] = []
     fresh = vars(responses)["_draw"]
 
-    def ask(clients: Any, *rest: Any) -> Any:
-        tape.answered.update(map(int, clients))
-        return fresh(clients, *rest)
+    def ask(clients: Any, given: Any, sizes: Any, mechanism: Any, source: NoiseSource) -> Any:
+        tape.answered.update((int(a), int(b), source.key) for a, b in zip(clients, given, strict=True))
+        return fresh(clients, given, sizes, mechanism, source)
 
     def answer(self: SizeMechanism, sizes: Any, stream: NoiseStream) -> Any:
         answers = respond(self, sizes, stream)

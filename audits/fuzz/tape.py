@@ -95,8 +95,8 @@ class Tape:
     """By round, client and phase."""
     senders: set[tuple[int, int]] = field(default_factory=set)
     """Round and client of everybody who trained."""
-    answered: Counter[int] = field(default_factory=Counter)
-    """How often each client answered afresh with its size."""
+    answered: set[tuple[int, int, bytes]] = field(default_factory=set)
+    """Fresh answers with a size: client, which of its answers, under which key."""
     ledger: Ledger | None = None
     statement: Statement | None = None
     caveats: tuple[str, ...] = ()

@@ -207,7 +207,7 @@ COUNTS = Model(Counts)
 def trimmed(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     """Drops terms that are far above the batch's mean."""
     terms = F.cross_entropy(network(inputs), targets, reduction="none")
-    return terms * (terms <= 1.1 * terms.mean())
+    return terms * (terms <= 2 * terms.mean())
 
 
 def mixed(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
