@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -97,17 +98,20 @@ def _noise(tape: Tape, fixed_key: bytes) -> list[Change]:
                 give(row, other)
         return made
 
-    holders = [
-        module
-        for name, module in list(sys.modules.items())
-        if name.startswith("privfl.") and vars(module).get("add_gaussian_rows_") is add
-    ]
+    holders = [module for module in _holders() if vars(module)["add_gaussian_rows_"] is add]
     return [
         (NoiseSource, "stream", stream),
         (NoiseStream, "__init__", begin),
         (NoiseStream, "poisson_sample", poisson_sample),
         *[(module, "add_gaussian_rows_", add_gaussian_rows_) for module in holders],
     ]
+
+
+@cache
+def _holders() -> list[Any]:
+    """The modules that call the function that noises rows by its name."""
+    named = [module for name, module in list(sys.modules.items()) if name.startswith("privfl.")]
+    return [module for module in named if "add_gaussian_rows_" in vars(module)]
 
 
 def _mechanisms(tape: Tape) -> list[Change]:

@@ -1,7 +1,7 @@
 """The check with noise: what a distinguisher certifies of two worlds, trained many times with fresh noise.
 
-The score of a run is how far its messages lie along what moved between the worlds without noise. Half of the runs fix
-the threshold, the other half count, so the bound holds whatever was found on the way.
+The score of a run is how far its messages lie along the difference of the worlds. Half of the runs fix the direction
+and the threshold, and only the other half counts, so the bound holds whatever was found on the way.
 """
 
 from __future__ import annotations
@@ -48,21 +48,23 @@ def measure(experiment: Experiment, *, trials: int, false_alarm: float) -> tuple
         if scores is None:
             measured.append(Measured(f"{unit}/{observer}", claimed, 0.0))
             continue
+        inside, outside, threshold = scores
         bound = epsilon_from_scores(
-            *scores,
+            inside,
+            outside,
             delta=first.run.statement.delta,
             confidence=1 - false_alarm / len(finite),
-            choice="split",
-            seed=experiment.seed,
+            threshold=threshold,
         )
         measured.append(Measured(f"{unit}/{observer}", claimed, bound.epsilon))
     return tuple(measured)
 
 
-def _scores(experiment: Experiment, observer: Observer, trials: int) -> tuple[Array, Array] | None:
-    """Scores of the runs of both worlds; ``None`` if the worlds cannot be told apart by what this looks at.
+def _scores(experiment: Experiment, observer: Observer, trials: int) -> tuple[Array, Array, float] | None:
+    """Scores of ``trials`` runs of both worlds, and a threshold; ``None`` if a run is refused.
 
-    The direction in which runs are projected is the difference of the means of as many other runs.
+    As many other runs give the direction in which these are projected (the difference of their means, in deviations)
+    and the threshold, halfway between the means.
     """
     views = {
         world: [_view(experiment, world, observer, key) for key in range(2 * trials)] for world in ("with", "without")
@@ -71,14 +73,18 @@ def _scores(experiment: Experiment, observer: Observer, trials: int) -> tuple[Ar
     if None in shapes:
         return None
     if len(shapes) > 1:  # who sees what is a message already
-        return _lengths(views["with"][trials:]), _lengths(views["without"][trials:])
+        lengths = [_lengths(views[world]) for world in ("with", "without")]
+        middle = float(lengths[0][:trials].mean() + lengths[1][:trials].mean()) / 2
+        sign = 1.0 if lengths[0][:trials].mean() >= middle else -1.0
+        return sign * lengths[0][trials:], sign * lengths[1][trials:], sign * middle
     inside, outside = (np.stack([one for one in views[world] if one is not None]) for world in ("with", "without"))
     with np.errstate(all="ignore"):
         spread = inside[:trials].std(0) + outside[:trials].std(0) + 1e-30
         direction = np.nan_to_num((inside[:trials].mean(0) - outside[:trials].mean(0)) / spread**2)
         direction /= np.linalg.norm(direction) or 1.0
-        scores = (np.nan_to_num(part[trials:] @ direction) for part in (inside, outside))
-    return next(scores), next(scores)
+        scores = [np.nan_to_num(part @ direction) for part in (inside, outside)]
+    middle = float(scores[0][:trials].mean() + scores[1][:trials].mean()) / 2
+    return scores[0][trials:], scores[1][trials:], middle
 
 
 def _lengths(views: list[Array | None]) -> Array:

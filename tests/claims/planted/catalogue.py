@@ -125,8 +125,12 @@ INSIDE: dict[str, tuple[Callable[[], list], Like]] = {
 """Defects of privfl by name: the change, and which drawn experiments may show it."""
 OUT = "tests.claims.planted.outside:"
 DPSGD = {"noise_multiplier": 1.0, "sample_rate": 0.5, "max_grad_norm": 1.0}
-BASE = Experiment(dpsgd=DPSGD, training={"batch_size": 2, "learning_rate": 1.0}, rounds=2, data=Data(rows=(4, 3, 4), client=1))
-LARGE = BASE.but(data=Data(rows=(4, 3, 4), client=1, common="ordinary", extra="huge"), dpsgd={**DPSGD, "sample_rate": 1.0})
+BASE = Experiment(
+    dpsgd=DPSGD, training={"batch_size": 2, "learning_rate": 1.0}, rounds=2, data=Data(rows=(4, 3, 4), client=1)
+)
+LARGE = BASE.but(
+    data=Data(rows=(4, 3, 4), client=1, common="ordinary", extra="huge"), dpsgd={**DPSGD, "sample_rate": 1.0}
+)
 SMALL = LARGE.but(
     data=Data(rows=(3, 24, 3), client=1, extra="huge"), dpsgd={**DPSGD, "sample_rate": 1.0, "max_grad_norm": 0.1}
 )

@@ -413,5 +413,3 @@ def rounding_of_gradients_not_covered():
         return at_server(weaker, total, source, label, reachable)
 
     return [(channel.RoundChannel, "at_server", less)]
-
-
