@@ -1,8 +1,9 @@
 """One row at a time: what is not known to work row by row sees a batch through ``torch.func.vmap``, one row in it.
 
 A function under ``vmap`` runs once, on tensors that stand for one row each; nothing that it does lets the values of
-one row meet another's. What it keeps could meet rows of a later batch, so keeping is refused (:class:`Made`). Every row
-is a batch of one to it. The backward pass is ordinary autograd outside of ``vmap``, and :class:`Watch` notes what a
+one row meet another's. What it keeps could meet rows of a later batch, so keeping is refused (:class:`Made`), and so
+are random numbers: one example more would shift those of all after it, and PyTorch's generators are no secret. Every
+row is a batch of one to it. The backward pass is ordinary autograd outside of ``vmap``, and :class:`Watch` notes what a
 layer received and gave for every row, so that the rules for layers apply (:mod:`privfl.privacy.clipping.rule`).
 """
 
@@ -224,7 +225,7 @@ def each_row(
             return function(network, row[None], target[None], **loss_kwargs)[0]
 
     try:
-        answers: Tensor = vmap(one, randomness="different")(inputs, targets)
+        answers: Tensor = vmap(one, randomness="error")(inputs, targets)
         if watch is not None:
             watch.leave_row()
         made.refuse_kept(function)
@@ -233,8 +234,8 @@ def each_row(
             raise
         raise ConfigError(
             f"{said_of(function)} sees one row at a time, by torch.func.vmap, because privacy rests on it, and fails "
-            f"there ({failure(error, network)}); write it without .item(), without branches on values and without "
-            "changing tensors that it did not make"
+            f"there ({failure(error, network)}); write it without .item(), without branches on values, without "
+            "changing tensors that it did not make, and with nn.Dropout as the only randomness"
         ) from error
     return answers
 

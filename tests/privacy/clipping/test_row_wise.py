@@ -452,7 +452,7 @@ def test_drop_out_of_ones_own_model_is_the_same_in_both_engines():
             FedAvg(weighting="uniform"),
             rounds=2,
             training=pf.LocalTraining(batch_size=8, steps=2, learning_rate=0.5),
-            privacy=pf.Privacy(training=pf.DPSGD(noise_multiplier=0.0, sample_rate=1.0)),
+            privacy=pf.Privacy(training=pf.DPSGD(noise_multiplier=0.0, sample_rate=1.0), noise_key=1),
             execution=pf.Execution(engine=engine, workers=1, device="cpu"),
         ).parameters
         for engine in ENGINES
