@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -81,6 +82,10 @@ def _noise(tape: Tape, fixed_key: bytes) -> list[Change]:
         tape.fixed_key_used |= self.key == fixed_key
         return made
 
+    def from_os(kind: type[NoiseSource]) -> NoiseSource:
+        """A key that nobody gave, another one in every session, but the same in both worlds."""
+        return kind(hashlib.sha256(fixed_key + bytes([tape.session])).digest(), reproducible=False)
+
     def begin(self: NoiseStream, key: bytes) -> None:
         build(self, key)
         self.fuzz_key = key  # type: ignore[attr-defined]
@@ -101,6 +106,7 @@ def _noise(tape: Tape, fixed_key: bytes) -> list[Change]:
     holders = [module for module in _holders() if vars(module)["add_gaussian_rows_"] is add]
     return [
         (NoiseSource, "stream", stream),
+        (NoiseSource, "from_os", classmethod(from_os)),
         (NoiseStream, "__init__", begin),
         (NoiseStream, "poisson_sample", poisson_sample),
         *[(module, "add_gaussian_rows_", add_gaussian_rows_) for module in holders],
