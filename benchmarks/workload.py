@@ -18,7 +18,8 @@ from privfl.engine.workspace import RoundContext
 from privfl.federation.task import Task
 from privfl.models.flat_network import FlatNetwork, flatten
 from privfl.privacy.channel.channel import RoundChannel
-from privfl.privacy.clipping.per_sample import PerSampleGradients, check_per_sample
+from privfl.privacy.clipping.per_sample import PerSampleGradients
+from privfl.privacy.clipping.probe import check_per_sample
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.noise.source import NoiseSource

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from privfl.errors import ConfigError
+
+_PACKAGE = Path(__file__).resolve().parent
 
 
 def reference(thing: Any) -> str:
@@ -49,4 +54,22 @@ def imported(name: Any, key: str) -> Any:
         if not hasattr(found, part):
             raise ConfigError(f"{key} is '{name}', but {module} has no '{path}'; check the name")
         found = getattr(found, part)
+    return found
+
+
+def shipped(thing: Callable[..., Any]) -> bool:
+    """Whether a class or function is privfl's own: written in one of its files, and found there under its name."""
+    return _shipped(thing.__module__, thing.__qualname__) is thing
+
+
+@cache
+def _shipped(module_name: str, path: str) -> Any:
+    """What a file of privfl calls ``path`` in its module; ``None`` if it is no file of privfl, or calls nothing so."""
+    module = sys.modules.get(module_name)
+    file = getattr(module, "__file__", None)
+    if file is None or not Path(file).resolve().is_relative_to(_PACKAGE):
+        return None
+    found: Any = module
+    for part in path.split("."):
+        found = getattr(found, part, None)
     return found

@@ -23,7 +23,7 @@ from privfl.engine.workspace import RoundContext
 from privfl.errors import ConfigError
 from privfl.federation.task import ClientIndex, Task
 from privfl.models.flat_network import Layout
-from privfl.privacy.door.contract import ROWS_AT_ONCE
+from privfl.privacy.door.keeper import ROWS_AT_ONCE
 from privfl.privacy.noise.source import NoiseSource
 from privfl.simulation.callbacks import Simulation
 from privfl.study.plots import COLOURS, DASHES

@@ -36,6 +36,10 @@ Tensors = dict[str, Tensor]
 class Round:
     """What the server knows when it aggregates.
 
+    Where noise is added to sums, or hides clients, all of it is public: ``members`` are those who were asked. Where the
+    claim for clients is amplified by a secret draw of the cohort, ``cohort`` is the expected number, and ``members``
+    and ``weights`` are empty. Divide by ``weight``.
+
     Args:
         weight: Σ of the aggregation weights of the uploads that arrived; under client-level noise the public number of
             clients that a cohort has (in expectation).
@@ -44,12 +48,12 @@ class Round:
         samples: number of samples of the whole federation, exact or estimated; ``None`` if nobody asked for sizes.
         number: which round this is, from 0.
         members: the clients whose uploads arrived, int64 [m], ascending.
-        factors: their weights, float64 [m].
-        generator: the server's own random stream of this round.
+        weights: their weights, float64 [m].
+        generator: the server's own random stream of this round, from the experiment's public seed.
     """
 
     weight: float
-    cohort: int
+    cohort: float
     clients: int
     samples: float | None = None
     number: int = 0
@@ -66,6 +70,7 @@ class Algorithm(Settings):
         name: how configuration files call it.
         keeps: tensors of ``local`` that a client keeps between rounds; none for most algorithms.
         statistics: names of the totals that influence an upload, taken once each in every round.
+        local_only: it takes gradients that stay with the client (:meth:`Door.local_only_gradient`).
         pools_data: training sees all clients' data as one (the centralised reference).
         ensemble: there is no server model; evaluation averages the soft-max outputs of the clients' own models.
     """
@@ -73,6 +78,7 @@ class Algorithm(Settings):
     name: ClassVar[str]
     keeps: ClassVar[tuple[str, ...]] = ()
     statistics: ClassVar[tuple[str, ...]] = ()
+    local_only: ClassVar[bool] = False
     pools_data: ClassVar[bool] = False
     ensemble: ClassVar[bool] = False
 
@@ -228,7 +234,7 @@ def check_contract(algorithm: Algorithm) -> None:
         names = getattr(algorithm, what)
         if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
             raise ConfigError(f"{who}'s {what} is {names!r}; give a tuple of names, such as ('control',)")
-    if not isinstance(fields, tuple) or not all(isinstance(field, Field) for field in fields):
+    if not isinstance(fields, tuple) or not all(type(field) is Field for field in fields):
         raise ConfigError(f"{who}'s fields() returned {fields!r}; give a tuple of fields, such as (Field('update'),)")
 
 

@@ -5,10 +5,12 @@ Measured on two cores, a step of the models that pool takes 0.7 to 0.95 of its t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor, is_functorch_wrapped_tensor
 
 INNERMOST = torch.channels_last
 
@@ -28,15 +30,52 @@ def lay_channels_innermost(network: nn.Module) -> None:
 
 
 def _relaid(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    images = inputs[0]
+    return (_images_relaid(inputs[0]), *inputs[1:])
+
+
+def _images_relaid(images: Tensor) -> Tensor:
     if images.dim() != 4:
-        return inputs
+        return images
+    if is_batchedtensor(images):
+        return folded(_images_relaid, images)
     _, channels, height, width = images.shape
     if channels == 1:  # both layouts are one and the same in memory; only the strides can say which is meant
         images = images.contiguous().as_strided(images.shape, (height * width, 1, width, 1))
     else:
         images = images.contiguous(memory_format=INNERMOST)
-    return (images, *inputs[1:])
+    return images
+
+
+def folded(work: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """``work(rows)`` [n, ...] of every row of a ``vmap``, computed outside of it as one batch.
+
+    ``work`` must treat the first dimension's entries one by one: it sees those of all rows.
+    """
+    answer: Tensor = _Folded.apply(rows, work)  # type: ignore[no-untyped-call]
+    return answer
+
+
+class _Folded(torch.autograd.Function):
+    """Leaves one stack; nothing is recorded there, because autograd goes on outside."""
+
+    @staticmethod
+    def forward(rows: Tensor, work: Callable[[Tensor], Tensor]) -> Tensor:
+        raise AssertionError("rows are folded under vmap")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing to keep."""
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], rows: Tensor, work: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, int]:
+        """``work`` on the rows [B, n, ...], as [B·n, ...]."""
+        dim = in_dims[0]
+        assert dim is not None
+        first = rows.movedim(dim, 0)
+        answer = work(first.flatten(0, 1))
+        return answer.reshape(*first.shape[:2], *answer.shape[1:]), 0
 
 
 class InnermostPool(nn.Module):
@@ -47,7 +86,11 @@ class InnermostPool(nn.Module):
         self.layer = layer
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if inputs.dim() != 4 or not inputs.is_contiguous(memory_format=INNERMOST):
+        if inputs.dim() == 4 and is_batchedtensor(inputs):
+            return folded(self, inputs)
+        # Under a transform of torch.func the layout cannot be asked for.
+        plain = not is_functorch_wrapped_tensor(inputs)
+        if inputs.dim() != 4 or not (plain and inputs.is_contiguous(memory_format=INNERMOST)):
             pooled: Tensor = self.layer(inputs)
             return pooled
         layer = self.layer

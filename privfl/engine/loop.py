@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Tensors, overrides
-from privfl.engine.workspace import ClientResult, Phase, RoundContext, Workspace, cores, send
+from privfl.engine.workspace import ClientResult, Phase, RoundContext, Trained, Workspace, cores, send
 from privfl.federation.task import Task
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.clipping.per_sample import GradSampleMode, sums_directly
@@ -131,35 +131,52 @@ class LoopEngine:
     def _train_one(
         self, space: Workspace, client: int, phase: Phase, received: Tensors, context: RoundContext
     ) -> ClientResult:
-        task, algorithm, channel = self.task, phase.algorithm, phase.channel
+        trained = self._trained(space, client, phase, received, context)
+        if phase.blind:
+            trained = trained.sending(self._trained(space, client, phase, received, context, blind=True))
+        noise = context.noise("channel" + phase.label, client)
+        return send(phase.channel, client, trained, noise, received["parameters"])
+
+    def _trained(
+        self,
+        space: Workspace,
+        client: int,
+        phase: Phase,
+        received: Tensors,
+        context: RoundContext,
+        *,
+        blind: bool = False,
+    ) -> Trained:
+        task, algorithm, channel = self.task, phase.for_clients(), phase.channel
         training, rows = self.training.in_round(context.number), task.clients[client]
         slot = phase.slot(client, rows, training, received, context)
-        door = ClientDoor(
+        keeper = ClientDoor(
             slot,
             task.inputs,
             task.targets,
             space.own,
             space.clipper,
-            task.loss,
+            phase.for_client(task.loss),
             channel.dpsgd,
             channel.statistics,
             self.precision,
+            space.state,
+            phase.local_only(blind=blind),
         )
-        space.start(context.stream("dropout", client, self.device))
+        space.start(phase.dropout(client, context, self.device))
+        door = keeper.door()
         with torch.no_grad():
-            local = algorithm.begin(received, phase.client_state(client, context.client_state), training)
+            local = algorithm.begin(received, phase.client_state(client, context.client_state, blind=blind), training)
             space.own.load(local["parameters"])
             local["parameters"] = space.own.flat
             if overrides(algorithm, "prepare"):
-                algorithm.prepare(local, received, door.everything(), door, training)
-            for batch in door.batches():
-                algorithm.step(local, received, batch, door, training)
+                algorithm.prepare(local, received, keeper.hand(keeper.everything().numbers), door, training)
+            for batch in keeper.batches():
+                algorithm.step(local, received, keeper.hand(batch.numbers), door, training)
             if overrides(algorithm, "conclude"):
-                algorithm.conclude(local, received, door.everything(), door, training)
+                algorithm.conclude(local, received, keeper.hand(keeper.everything().numbers), door, training)
             upload = _apart(algorithm.finish(local, received, training), space.own.flat)
-        keeps = {name: local[name].clone() for name in algorithm.keeps}
-        noise = context.noise("channel" + phase.label, client)
-        return send(channel, client, upload, keeps, slot.log, noise, received["parameters"])
+        return Trained(upload, {name: local[name].clone() for name in algorithm.keeps}, slot.log)
 
 
 def _apart(upload: Any, buffer: Tensor) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import Workspace
 from privfl.privacy.clipping.per_sample import GradSampleMode
-from privfl.privacy.door.contract import ROWS_AT_ONCE
+from privfl.privacy.door.keeper import ROWS_AT_ONCE
 
 SHARE = 0.25
 """Share of the free memory that a chunk may take by the estimate; the rest is for what the estimate leaves out."""

@@ -16,15 +16,17 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from privfl.algorithms.base import Algorithm, Tensors, overrides
-from privfl.engine.dropout import StreamDropout
+from privfl.engine.dropout import Coins, StreamDropout
 from privfl.engine.loop import LoopEngine
-from privfl.engine.workspace import ClientResult, Phase, RoundContext, Workspace, send
+from privfl.engine.workspace import ClientResult, Phase, RoundContext, Trained, Workspace, send
 from privfl.errors import ConfigError
+from privfl.models.module_state import ModuleState
 from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.clipping.stacked import StackedGradients
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.cohort_door import CohortDoor
-from privfl.privacy.door.contract import Batch, ClientSlot, Door
+from privfl.privacy.door.contract import Batch, Door
+from privfl.privacy.door.keeper import ClientSlot, DrawnBatch, StepNumbers
 
 Work = Callable[[Tensors, Tensors, Batch, Door, LocalTraining], None]
 """A method of an algorithm that works on one client's state and a batch."""
@@ -32,10 +34,11 @@ Work = Callable[[Tensors, Tensors, Batch, Door, LocalTraining], None]
 
 @dataclass(frozen=True)
 class Stack:
-    """What one worker owns: the template of a stack, its gradients, and its drop-out layers."""
+    """What one worker owns: the template of a stack, its gradients, its drop-out layers, and what it remembers."""
 
     gradients: StackedGradients
     dropout: list[StreamDropout]
+    state: ModuleState | None
 
 
 class VectorisedEngine:
@@ -53,7 +56,7 @@ class VectorisedEngine:
         self.templates: list[nn.Module] = []
         for _ in range(loop.workers):
             space = Workspace.build(loop.task.model(0), loop.device, None)
-            self._stacks.put(Stack(StackedGradients(space.own, way), space.dropout))
+            self._stacks.put(Stack(StackedGradients(space.own, way), space.dropout, space.state))
             self.templates.append(space.own.module)
 
     def logits(self, parameters: Tensor, inputs: Tensor) -> Tensor:
@@ -103,55 +106,85 @@ class VectorisedEngine:
     def _train_chunk(
         self, stack: Stack, slots: Sequence[ClientSlot], phase: Phase, received: Tensors, context: RoundContext
     ) -> list[ClientResult]:
-        loop, algorithm, training = self.loop, phase.algorithm, self.loop.training.in_round(context.number)
-        streams = []
+        trained = self._trained(stack, slots, phase, received, context)
+        if phase.blind:
+            training = self.loop.training.in_round(context.number)
+            again = [phase.slot(one.client, one.rows, training, received, context) for one in slots]
+            shown = self._trained(stack, again, phase, received, context, blind=True)
+            trained = [own.sending(other) for own, other in zip(trained, shown, strict=True)]
+        noises = [context.noise("channel" + phase.label, slot.client) for slot in slots]
+        return [
+            send(phase.channel, slot.client, own, noise, received["parameters"])
+            for slot, own, noise in zip(slots, trained, noises, strict=True)
+        ]
+
+    def _trained(
+        self,
+        stack: Stack,
+        slots: Sequence[ClientSlot],
+        phase: Phase,
+        received: Tensors,
+        context: RoundContext,
+        *,
+        blind: bool = False,
+    ) -> list[Trained]:
+        loop, algorithm, training = self.loop, phase.for_clients(), self.loop.training.in_round(context.number)
+        streams: list[Coins] = []
         if stack.dropout:
-            streams = [context.stream("dropout", slot.client, loop.device) for slot in slots]
+            streams = [phase.dropout(slot.client, context, loop.device) for slot in slots]
 
         def announce(counts: Sequence[int]) -> None:
             for layer in stack.dropout:
                 layer.stack, layer.counts = streams[: len(counts)], counts
 
-        door = CohortDoor(
+        keeper = CohortDoor(
             slots,
             loop.task.inputs,
             loop.task.targets,
             stack.gradients,
             announce,
-            loop.task.loss,
+            phase.for_client(loop.task.loss),
             phase.channel.dpsgd,
             phase.channel.statistics,
             loop.precision,
+            stack.state,
+            phase.local_only(blind=blind),
         )
+        if stack.state is not None:
+            stack.state.restore()
         with torch.no_grad():
             begun = [
-                algorithm.begin(received, phase.client_state(one.client, context.client_state), training)
+                algorithm.begin(received, phase.client_state(one.client, context.client_state, blind=blind), training)
                 for one in slots
             ]
             local = {name: _stacked([tensors[name] for tensors in begun]) for name in begun[0]}
             del begun
-            self._train(door, local, received, algorithm, training)
+            self._train(keeper, local, received, algorithm, training)
             uploads = vmap(lambda local: algorithm.finish(local, received, training))(local)
-        results = []
-        for place, slot in enumerate(slots):
-            upload = {name: value[place] for name, value in uploads.items()}
-            keeps = {name: local[name][place].clone() for name in algorithm.keeps}
-            noise = context.noise("channel" + phase.label, slot.client)
-            results.append(send(phase.channel, slot.client, upload, keeps, slot.log, noise, received["parameters"]))
-        return results
+        return [
+            Trained(
+                {name: value[place] for name, value in uploads.items()},
+                {name: local[name][place].clone() for name in algorithm.keeps},
+                slot.log,
+            )
+            for place, slot in enumerate(slots)
+        ]
 
     def _train(
-        self, door: CohortDoor, local: Tensors, received: Tensors, algorithm: Algorithm, training: LocalTraining
+        self, keeper: CohortDoor, local: Tensors, received: Tensors, algorithm: Algorithm, training: LocalTraining
     ) -> None:
         """All steps of all clients, in place; those with fewer steps leave the stack from its end."""
 
-        def together(work: Work, batch: Batch) -> None:
+        outside = keeper.door()
+
+        def together(work: Work, batch: DrawnBatch) -> None:
             def one(local: Tensors, *numbers: Tensor) -> Tensors:
-                work(local, received, door.client_view(*numbers), door, training)
+                work(local, received, keeper.hand(StepNumbers(*numbers)), outside, training)
                 return local
 
-            active = {name: value[: len(batch.counted)] for name, value in local.items()}
-            numbers = (batch.counted, batch.last, batch.uniform, batch.normal)
+            active = {name: value[: len(batch.counts)] for name, value in local.items()}
+            own = batch.numbers
+            numbers = (own.count, own.last, own.uniform, own.normal)
             changed: Tensors = {}
             for name, value in vmap(one)(active, *numbers).items():
                 if name not in local:
@@ -163,14 +196,14 @@ class VectorisedEngine:
             for name, value in changed.items():  # a step may swap tensors: none is overwritten before it is read
                 changed[name] = value.clone() if len(changed) > 1 else value
             for name, value in changed.items():
-                local[name][: len(batch.counted)] = value
+                local[name][: len(batch.counts)] = value
 
         if overrides(algorithm, "prepare"):
-            together(algorithm.prepare, door.everything())
-        for batch in door.batches():
+            together(algorithm.prepare, keeper.everything())
+        for batch in keeper.batches():
             together(algorithm.step, batch)
         if overrides(algorithm, "conclude"):
-            together(algorithm.conclude, door.everything())
+            together(algorithm.conclude, keeper.everything())
 
 
 def _stacked(values: Sequence[Tensor]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections.abc import Mapping
@@ -12,19 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from privfl.algorithms.base import Algorithm, Tensors, overrides
-from privfl.engine.dropout import StreamDropout, give_dropout_streams
+from privfl.engine.dropout import Coins, StreamDropout, give_dropout_streams
 from privfl.engine.layouts import lay_channels_innermost
 from privfl.errors import ConfigError, unknown
 from privfl.models.flat_network import FlatNetwork
+from privfl.models.module_state import ModuleState
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.channel.client_side import BrokenUpload
+from privfl.privacy.clipping.known import known_function
 from privfl.privacy.clipping.per_sample import GradSampleMode, PerSampleGradients
 from privfl.privacy.door.batch_plans import LocalTraining, private_plan
-from privfl.privacy.door.contract import ClientSlot
+from privfl.privacy.door.keeper import ClientSlot, LocalOnly
 from privfl.privacy.door.log import DoorLog
 from privfl.privacy.door.step_draws import Draws
+from privfl.privacy.loss import Loss
 from privfl.privacy.noise.source import NoiseSource, NoiseStream
 from privfl.randomness import torch_stream
+from privfl.references import shipped
 
 
 def cores() -> int:
@@ -38,12 +43,14 @@ def cores() -> int:
 class Workspace:
     """A network trained in place (or the template of a stack), its clipper, and its drop-out layers.
 
-    Without DP-SGD ``clipper`` is there if it sums plain gradients faster than autograd does.
+    Without DP-SGD ``clipper`` is there if it sums plain gradients faster than autograd does. ``state`` is what a
+    network from outside may remember from one pass to the next.
     """
 
     own: FlatNetwork
     clipper: PerSampleGradients | None
     dropout: list[StreamDropout]
+    state: ModuleState | None
 
     @classmethod
     def build(
@@ -58,13 +65,20 @@ class Workspace:
             lay_channels_innermost(module)
         own = FlatNetwork(module, device)
         own.module.train()
-        return cls(own, None if way is None else PerSampleGradients(own, way), dropout)
+        clipper = None if way is None else PerSampleGradients(own, way)
+        return cls(own, clipper, dropout, ModuleState.of(own.module))
 
-    def start(self, stream: torch.Generator) -> None:
+    def start(self, stream: Coins) -> None:
         """Ready the network for training one client whose drop-out draws from ``stream``."""
+        if self.state is not None:
+            self.state.restore()
         self.own.module.train()
         for layer in self.dropout:
             layer.generator = stream
+
+
+BLIND = "blind/"
+"""Prefix of what a client keeps of the training that its upload came from."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +117,50 @@ class Phase:
     channel: RoundChannel
     label: str = ""
 
-    def client_state(self, client: int, client_state: Mapping[int, Tensors]) -> Tensors:
-        """Copies of what ``client`` kept, or would have kept had it taken part before."""
-        own = {name: value.clone() for name, value in client_state.get(client, {}).items()}
+    @property
+    def blind(self) -> bool:
+        """Whether uploads are computed without the gradients that are to stay with the client.
+
+        A mechanism at the door claims that uploads do not depend on them. The tests of privfl's own algorithms show it;
+        any other algorithm trains every client twice, with these gradients for what the client keeps and with zeros in
+        their place for what it sends ("secure multi-execution", Devriese and Piessens 2010).
+        """
+        protected = self.channel.dpsgd is not None or bool(self.channel.statistics)
+        return protected and self.algorithm.local_only and not shipped(type(self.algorithm))
+
+    def dropout(self, client: int, context: RoundContext, device: torch.device) -> Coins:
+        """What ``client``'s drop-out masks are drawn from in this round: secret coins under DP-SGD."""
+        if self.channel.dpsgd is not None:
+            return context.noise("dropout" + self.label, client)
+        return context.stream("dropout", client, device)
+
+    def for_client(self, loss: Loss) -> Loss:
+        """``loss`` as one client uses it: from outside a copy, where noise covers what one client sends."""
+        return copy.deepcopy(loss) if self.channel.has_client_level_noise and not known_function(loss) else loss
+
+    def local_only(self, *, blind: bool) -> LocalOnly:
+        """What a door makes of a gradient that is to stay with the client."""
+        if not self.algorithm.local_only:
+            return "undeclared"
+        return "withheld" if blind else "given"
+
+    def for_clients(self) -> Algorithm:
+        """The algorithm as one client, or one stack of them, runs it.
+
+        Noise on updates covers one client's upload only if nothing of it gets into another's, and a blind training is
+        blind only if nothing gets into it from the other one; so there an algorithm from outside starts from a copy,
+        and takes nothing along in a field of its own.
+        """
+        apart = self.blind or (self.channel.has_client_level_noise and not shipped(type(self.algorithm)))
+        return copy.deepcopy(self.algorithm) if apart else self.algorithm
+
+    def client_state(self, client: int, client_state: Mapping[int, Tensors], *, blind: bool = False) -> Tensors:
+        """Copies of what ``client`` kept, or would have kept had it taken part before; ``blind``: of that training."""
+        kept = client_state.get(client, {}).items()
+        if blind:
+            own = {name.removeprefix(BLIND): value.clone() for name, value in kept if name.startswith(BLIND)}
+        else:
+            own = {name: value.clone() for name, value in kept if not name.startswith(BLIND)}
         keeps = self.algorithm.keeps
         if not overrides(self.algorithm, "initial_client_state") or (keeps and all(name in own for name in keeps)):
             return own
@@ -137,6 +192,21 @@ def phases_of(algorithm: Algorithm, channel: RoundChannel, label: str = "") -> l
 
 
 @dataclass(frozen=True)
+class Trained:
+    """What a client's training ended in: what it sends, what it keeps, and what passed its door."""
+
+    upload: Any
+    keeps: Tensors
+    log: DoorLog
+
+    def sending(self, other: Trained) -> Trained:
+        """This training, but for what is sent: the upload of ``other``, the blind one, whose state is kept besides."""
+        return Trained(
+            other.upload, {**self.keeps, **{BLIND + name: kept for name, kept in other.keeps.items()}}, other.log
+        )
+
+
+@dataclass(frozen=True)
 class ClientResult:
     """What came back from one client: its upload after the client's side of the channel, or why there is none."""
 
@@ -147,20 +217,13 @@ class ClientResult:
     dropped: str = ""
 
 
-def send(
-    channel: RoundChannel,
-    client: int,
-    upload: Any,
-    client_state: Tensors,
-    log: DoorLog,
-    noise: NoiseStream,
-    like: Tensor,
-) -> ClientResult:
+def send(channel: RoundChannel, client: int, trained: Trained, noise: NoiseStream, like: Tensor) -> ClientResult:
     """Pass ``client``'s upload through its side of ``channel``; one that cannot be used is dropped, with the reason.
 
     Where noise must hide who failed, it counts as zeros instead; the client then keeps what it had, as if dropped.
     ``like`` [size] has the shape and type that an update must have.
     """
+    upload, log = trained.upload, trained.log
     problem = _problem(channel, upload, like)
     sent = None
     if not problem:
@@ -172,7 +235,7 @@ def send(
         return ClientResult(client, None, {}, log, problem)
     if sent is None:
         sent = channel.at_client({}, noise, like=like, broken=True)
-    return ClientResult(client, sent, {} if problem else client_state, log)
+    return ClientResult(client, sent, {} if problem else trained.keeps, log)
 
 
 def _problem(channel: RoundChannel, upload: Any, like: Tensor) -> str:

@@ -74,6 +74,40 @@ def check_fit(
     network.train(mode)
 
 
+def check_writes(network: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> None:
+    """Refuse a ``network`` whose passes, in training mode, write parameters or buffers; it stays as it is.
+
+    Raises:
+        ConfigError: naming the layer.
+    """
+    mode, rows = network.training, len(inputs)
+    named = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    before = {name: value.detach().clone() for name, value in named.items()}
+    given = {"present": torch.ones(rows, dtype=torch.bool, device=inputs.device)} if is_coupled(loss) else {}
+    network.train()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+            torch.autograd.grad(loss(network, inputs, targets, **given).sum(), trained, allow_unused=True)
+    except RuntimeError:
+        pass  # what cannot be trained is refused where it is trained, with its own reason
+    finally:
+        network.train(mode)
+    now = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    for name, value in before.items():
+        if name in now and now[name] is named[name] and torch.equal(now[name], value):
+            continue
+        with torch.no_grad():
+            named[name].copy_(value)
+        path, _, own = name.rpartition(".")
+        layer = dict(network.named_modules())[path]
+        where = f"layer '{path}'" if path else "the model itself"
+        raise ConfigError(
+            f"{where} ({type(layer).__name__}) writes its '{own}' when it is used, past every mechanism; compute it "
+            "anew in forward instead"
+        )
+
+
 def _try(what: str, mend: str, shape: tuple[int, ...], function: Callable[..., Any], *given: Any, **named: Any) -> None:
     """Refuse a ``function`` that fails, or whose answer is no floating tensor of ``shape``."""
     try:

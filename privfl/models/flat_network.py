@@ -31,9 +31,9 @@ class Layout:
 
         Raises:
             ConfigError: there is no parameter, the parameters differ in dtype, or a layer keeps running statistics
-                (they mix samples, and averaging them is not part of any algorithm here).
+                (they mix samples, and averaging them is not part of any algorithm here) or writes its parameters.
         """
-        refuse_running_statistics(network)
+        refuse_writing_layers(network)
         named = dict(network.named_parameters())
         if not named:
             raise ConfigError(f"the model {type(network).__name__} has no parameters; give a model that can be trained")
@@ -68,13 +68,22 @@ class Layout:
         return dict(zip(self.names, self.views(flat), strict=True))
 
 
-def refuse_running_statistics(network: nn.Module) -> None:
-    """Raise a :class:`ConfigError` that names the first layer of ``network`` that keeps running statistics."""
+def refuse_writing_layers(network: nn.Module) -> None:
+    """Raise a :class:`ConfigError` that names the first layer of ``network`` that writes what it was not asked to.
+
+    Running statistics mix samples; an embedding's ``max_norm`` rescales the rows of the weight that a sample looks up,
+    in the forward pass, so that uploads would show who looked.
+    """
     for name, module in network.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) or getattr(module, "track_running_stats", False):
             raise ConfigError(
                 f"layer '{name}' is {type(module).__name__}, which mixes the samples of a batch and ships running "
                 "statistics; use GroupNorm (every model in `privfl list models` does)"
+            )
+        if getattr(module, "max_norm", None) is not None and isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            raise ConfigError(
+                f"layer '{name}' is {type(module).__name__} with max_norm = {module.max_norm:g}, which rescales its "
+                "weight in the forward pass, past every mechanism; leave max_norm out"
             )
 
 

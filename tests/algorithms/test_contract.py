@@ -97,6 +97,7 @@ class Apart(Algorithm):
 
     name: ClassVar[str] = "apart"
     keeps: ClassVar[tuple[str, ...]] = ("personal", "shift")
+    local_only: ClassVar[bool] = True
 
     def initial_client_state(self, client):
         return {"personal": self.context.fresh("personal", client), "shift": torch.zeros(12, dtype=torch.float64)}

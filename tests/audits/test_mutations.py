@@ -23,7 +23,7 @@ SURE = 1 - 1e-6
 CANARIES = 1500
 TASK = rare_token_task(CANARIES)
 PLANTED = rare_token_canaries(TASK, CANARIES)
-DOORS_NOISE = "privfl.privacy.door.contract.add_gaussian_rows_"
+DOORS_NOISE = "privfl.privacy.door.keeper.add_gaussian_rows_"
 """Where the door adds noise to gradients; TASK has one client, so one row."""
 
 

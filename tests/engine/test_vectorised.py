@@ -27,7 +27,7 @@ from privfl.models import Network, build, models
 from privfl.models.flat_network import FlatNetwork, flatten
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.channel.field import Field
-from privfl.privacy.clipping.per_sample import check_per_sample
+from privfl.privacy.clipping.probe import check_per_sample
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.log import BARE_SIZE, BARE_TOTAL
 from privfl.privacy.noise.source import NoiseSource
@@ -361,7 +361,7 @@ class Peeking(FedAvg):
 
 
 def test_a_stacked_step_has_no_data_but_through_the_door(task):
-    with pytest.raises(AttributeError, match="'Batch' object has no attribute 'inputs'"):
+    with pytest.raises(AttributeError, match="a step's batch has no 'inputs'"):
         trained(task, Peeking(), chunk=3)
 
 

@@ -73,6 +73,7 @@ class GRPFed(Algorithm):
     name: ClassVar[str] = "grp-fed"
     keeps: ClassVar[tuple[str, ...]] = ("personal", "discriminator")
     statistics: ClassVar[tuple[str, ...]] = (LOSS,)
+    local_only: ClassVar[bool] = True
     q: float = 10.0
     q_step: float = 0.5
     q_max: float = 50.0

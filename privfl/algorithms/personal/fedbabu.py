@@ -38,6 +38,7 @@ class FedBABU(PartialUpload):
     """
 
     name: ClassVar[str] = "fedbabu"
+    local_only: ClassVar[bool] = True
     finetune_steps: int = 0
     finetune: Literal["full", "head", "body"] = "full"
 

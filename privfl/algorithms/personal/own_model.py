@@ -25,6 +25,7 @@ class WithOwnModel(FedAvg):
     """
 
     keeps: ClassVar[tuple[str, ...]] = ("personal",)
+    local_only: ClassVar[bool] = True
 
     def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
         local = super().begin(received, client_state, training)

@@ -53,6 +53,7 @@ class PerFedAvg(FedAvg):
 
     name: ClassVar[str] = "per-fedavg"
     keeps: ClassVar[tuple[str, ...]] = ("personal",)
+    local_only: ClassVar[bool] = True
     weighting: Literal["size", "uniform", "scheme-2"] = "uniform"
     form: Literal["first-order", "hessian-free"] = "first-order"
     inner_learning_rate: float = 0.01

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from privfl.errors import ConfigError
 from privfl.models.flat_network import FlatNetwork
-from privfl.privacy.clipping.layer_rules import factors_for
+from privfl.privacy.clipping.factors import Clipping, row_norms
 from privfl.privacy.loss import Loss
 
 TOLERANCE = 1e-3
@@ -50,19 +50,17 @@ class OpacusHooks:
         """
         pairs = self.backward(loss, inputs, targets)
         with torch.no_grad():
-            squares = self.network.flat.new_zeros(len(inputs))
+            squares = self.network.flat.new_zeros(len(inputs), dtype=torch.float64)
             for samples, _ in pairs:
                 if samples is not None:
-                    squares += samples.flatten(1).square().sum(1)
-            factors, finite = factors_for(squares, max_grad_norm)
+                    squares += row_norms(samples).square()
+            clipping = Clipping.of(squares, max_grad_norm, self.network.flat.dtype)
             for (samples, _), view in zip(pairs, self.network.gradient_views, strict=True):
                 if samples is None:
                     view.zero_()
                     continue
-                rows = samples.flatten(1)
-                kept = rows if finite is None else rows.where(finite[:, None], 0)
-                view.copy_((factors @ kept).view_as(view))
-        return squares.sqrt()
+                view.copy_(clipping.sum_of(samples.flatten(1)).view_as(view))
+        return clipping.norms.to(self.network.flat.dtype)
 
     def backward(self, loss: Loss, inputs: Tensor, targets: Tensor) -> list[tuple[Tensor | None, Tensor | None]]:
         """For every parameter Opacus' gradient of each sample ``[B, *shape]`` and autograd's of their sum ``[*shape]``.

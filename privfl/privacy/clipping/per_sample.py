@@ -1,13 +1,16 @@
 """Sums of per-sample gradients, each clipped to an L2 norm, for little more than one ordinary backward pass.
 
-Three ways, with the same result up to rounding:
+Four ways, with the same result up to rounding:
 
 * ``layers``: one forward and one backward pass that stops at the outputs of the layers. From a layer's input and the
   gradient of its output follow the norm of every sample's gradient and, once the clipping factors are known, the
   clipped sum (Goodfellow 2015; Li et al. 2022; "book-keeping" of Bu et al. 2023). Linear layers never form per-sample
   gradients; a convolution forms them with one grouped convolution.
-* ``vmap``: ``torch.func.vmap(grad)``, for models with parameters outside the layers that the first way knows.
-* ``opacus``: the hooks of Opacus (:mod:`privfl.privacy.clipping.opacus_hooks`), the reference to compare with.
+* ``rows``: the same, but the forward pass goes by ``torch.func.vmap``, one row in it: for whatever is not known to work
+  row by row (:mod:`privfl.privacy.clipping.known`). ``layers`` means this too, for a network or a loss that is not.
+* ``vmap``: ``torch.func.vmap(grad)``, for models with parameters outside the layers that the first ways know.
+* ``opacus``: the hooks of Opacus (:mod:`privfl.privacy.clipping.opacus_hooks`), the reference to compare with. They see
+  whole batches, so networks and losses that are not known are refused.
 
 A per-sample gradient that is not finite counts as zero: one sample must not poison the sum, and leaving it out keeps
 the sensitivity.
@@ -25,30 +28,34 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from privfl.errors import ConfigError
 from privfl.models.flat_network import FlatNetwork
-from privfl.privacy.clipping.layer_rules import Calls, Places, Rule, SumRule, factors_for, rule_for
+from privfl.privacy.clipping.factors import Clipping, row_norms
+from privfl.privacy.clipping.known import known_function, known_ranks
+from privfl.privacy.clipping.layer_rules import rule_for
 from privfl.privacy.clipping.opacus_hooks import OpacusHooks
+from privfl.privacy.clipping.row_wise import Made, Seen, Shown, Watch, each_row, said_of
+from privfl.privacy.clipping.rule import Calls, Places, Rule, SumRule
 from privfl.privacy.loss import Loss
 
-GradSampleMode = Literal["layers", "vmap", "opacus"]
-Seen = dict[nn.Module, list[tuple[Tensor, Tensor]]]
-"""Input and output of every call of every layer in one forward pass."""
+GradSampleMode = Literal["layers", "rows", "vmap", "opacus"]
 
 
 class PerSampleGradients:
     """Clipped sums of per-sample gradients of one :class:`FlatNetwork`.
 
-    The clipped gradient of every sample has L2 norm at most ``max_grad_norm``: factors are computed in the model's
-    dtype and shrunk by 1e-5, which covers the rounding of the norm.
+    The clipped gradient of every sample has L2 norm at most ``max_grad_norm``, for every finite input: norms are
+    computed in float64, and factors are shrunk by 1e-5, which covers the rounding of gradients and sums.
     """
 
     def __init__(self, network: FlatNetwork, way: GradSampleMode | None = None) -> None:
         self.network = network
         self.way: GradSampleMode = way or ("layers" if unknown_layers(network.module) == [] else "vmap")
+        self._known = frozenset() if way == "rows" else known_ranks(network.module)
         self._recording = False
         self._seen: Seen = {}
+        self._watch = Watch()
         if self.way == "opacus":
             self._opacus = OpacusHooks(network)
-        if self.way == "layers":
+        if self.way in ("layers", "rows"):
             views = dict(zip(map(id, network.parameters), network.gradient_views, strict=True))
             self._rules: dict[nn.Module, Rule] = {}
             self._places: dict[nn.Module, Places] = {}
@@ -64,14 +71,26 @@ class PerSampleGradients:
         """Write the sum of clipped per-sample gradients into ``network.gradient``; return the per-sample norms [B].
 
         ``max_grad_norm`` may be ``inf`` (no clipping). An empty batch gives a zero gradient.
+
+        Raises:
+            ConfigError: the loss cannot run one row at a time, or the way is ``opacus`` and the network or the loss is
+                not known to work row by row.
         """
         self.network.gradient.zero_()
         if len(inputs) == 0:
             return self.network.flat.new_zeros(0)
+        if self.way == "vmap":
+            return self._by_vmap(loss, inputs, targets, max_grad_norm)
+        known = self.serves_batches(loss, inputs)
         if self.way == "opacus":
+            if not known:
+                raise ConfigError(hooks_refusal(said_of(loss) if inputs.dim() in self._known else "the model"))
             return self._opacus.clipped_sum(loss, inputs, targets, max_grad_norm)
-        way = self._by_layers if self.way == "layers" else self._by_vmap
-        return way(loss, inputs, targets, max_grad_norm)
+        return self._by_layers(loss, inputs, targets, max_grad_norm, apart=not known)
+
+    def serves_batches(self, function: Loss, inputs: Tensor) -> bool:
+        """Whether ``function`` may see ``inputs`` [B, ...] as one batch, because each row is known to stay alone."""
+        return inputs.dim() in self._known and known_function(function)
 
     def plain_sum(self, loss: Loss, inputs: Tensor, targets: Tensor, divisor: float) -> None:
         """Write the gradient of the sum of ``loss`` over ``divisor`` into ``network.gradient``, without clipping.
@@ -103,63 +122,80 @@ class PerSampleGradients:
         seen, self._seen = self._seen, {}
         return seen, losses
 
+    def _forward_apart(self, loss: Loss, inputs: Tensor, targets: Tensor) -> tuple[Seen, Tensor]:
+        """The same, of one row at a time."""
+        with self._watch.watching() as seen:
+            losses = each_row(loss, self.network.module, inputs, targets, watch=self._watch)
+        return seen, losses
+
     def _arrived(self, seen: Seen, total: Tensor) -> dict[nn.Module, Calls]:
         """The (input, gradient of ``total`` at the output) pairs of every layer that ``total`` depends on."""
-        outputs = [output for calls in seen.values() for _, output in calls]
+        outputs = [call.output for calls in seen.values() for call in calls]
         arriving = iter(torch.autograd.grad(total, outputs, allow_unused=True))
         reached = {}
         for module, calls in seen.items():
             pairs = [
-                (loss_kwargs, back) for (loss_kwargs, _), back in zip(calls, arriving, strict=False) if back is not None
+                (_in_front(call.received, call.into, total.dtype), _in_front(back, call.out, total.dtype))
+                for call, back in zip(calls, arriving, strict=False)
+                if back is not None
             ]
             if pairs:
-                reached[module] = [
-                    (widened(loss_kwargs, total.dtype), widened(back, total.dtype)) for loss_kwargs, back in pairs
-                ]
+                reached[module] = pairs
         return reached
 
-    def _record(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def _record(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         if self._recording:
-            self._seen.setdefault(module, []).append((inputs[0].detach(), output))
+            self._seen.setdefault(module, []).append(Shown(inputs[0].detach(), 0, output, 0))
+        return self._watch.show(module, inputs, output)
 
-    def _by_layers(self, loss: Loss, inputs: Tensor, targets: Tensor, max_grad_norm: float) -> Tensor:
+    def _by_layers(self, loss: Loss, inputs: Tensor, targets: Tensor, max_grad_norm: float, *, apart: bool) -> Tensor:
         with torch.enable_grad():
-            seen, losses = self._forward(loss, inputs, targets)
+            seen, losses = (self._forward_apart if apart else self._forward)(loss, inputs, targets)
             total = losses.sum()
         with torch.no_grad():
-            squares = total.new_zeros(len(losses))
+            squares = total.new_zeros(len(losses), dtype=torch.float64)
             reached = self._arrived(seen, total)
             for module, pairs in reached.items():
-                self._rules[module].receive(pairs)
-                squares += self._rules[module].squared_norms(len(losses))
-            factors, finite = factors_for(squares, max_grad_norm)
+                self._rules[module].receive(pairs, apart=apart)
+                squares += self._rules[module].squared_norms()
+            clipping = Clipping.of(squares, max_grad_norm, self.network.flat.dtype)
             for module in reached:
-                self._rules[module].write_clipped_sum(factors, finite, self._places[module])
-        return squares.sqrt()
+                self._rules[module].write_clipped_sum(clipping, self._places[module])
+        return clipping.norms.to(total.dtype)
 
     def _by_vmap(self, loss: Loss, inputs: Tensor, targets: Tensor, max_grad_norm: float) -> Tensor:
         network, layout = self.network.module, self.network.layout
 
-        whole = LossModule(network, loss)
+        whole, made = LossModule(network, loss), Made(1)
 
         def one(parameters: dict[str, Tensor], row: Tensor, target: Tensor) -> Tensor:
-            term: Tensor = functional_call(whole, parameters, (row[None], target[None]))[0]
-            return term
+            with made:
+                term: Tensor = functional_call(whole, parameters, (row[None], target[None]))[0]
+                return term
 
         with torch.no_grad():
-            gradients, _ = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness="different")(
+            gradients, _ = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness="error")(
                 {f"network.{name}": view for name, view in layout.named_views(self.network.flat).items()},
                 inputs,
                 targets,
             )
+            made.refuse_kept(loss)
             trained = [parameter.requires_grad for parameter in self.network.parameters]
             rows = [gradients[f"network.{name}"].flatten(1) for name in layout.names]
             rows = [row if wanted else torch.zeros_like(row) for row, wanted in zip(rows, trained, strict=True)]
-            squares = torch.stack([row.square().sum(1) for row in rows]).sum(0)
-            factors, finite = factors_for(squares, max_grad_norm)
+            squares = torch.stack([row_norms(row).square() for row in rows]).sum(0)
+            clipping = Clipping.of(squares, max_grad_norm, self.network.flat.dtype)
             for row, view in zip(rows, self.network.gradient_views, strict=True):
-                view.copy_((factors @ (row if finite is None else row.where(finite[:, None], 0))).view_as(view))
-        return squares.sqrt()
+                view.copy_(clipping.sum_of(row).view_as(view))
+        return clipping.norms.to(self.network.flat.dtype)
+
+
+def hooks_refusal(what: str) -> str:
+    """Why Opacus' hooks do not serve ``what``, and the mend."""
+    return (
+        f"DPSGD's per_sample is 'opacus', whose hooks see whole batches, but {what} is not known to work row by row; "
+        "set per_sample = 'auto', which hands it one row at a time"
+    )
 
 
 @contextmanager
@@ -188,6 +224,10 @@ class LossModule(nn.Module):
 def widened(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Floating ``values`` in ``dtype``: autocast hands layers bfloat16, but norms and sums need the whole width."""
     return values.to(dtype) if values.is_floating_point() else values
+
+
+def _in_front(values: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    return widened(values.movedim(dim, 0) if dim else values, dtype)
 
 
 def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -225,58 +265,3 @@ def unknown_layers(network: nn.Module) -> list[str]:
             if owners.setdefault(id(parameter), name) != name:
                 names.append(f"{name} (shares a parameter with {owners[id(parameter)]})")
     return names
-
-
-def check_per_sample(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor) -> GradSampleMode:
-    """Find out which way serves ``network``, and refuse what no way serves.
-
-    Runs on a small probe batch of *public* values ([3..8, ...]), in evaluation mode so that drop-out does not matter.
-    A way serves if it clips every sample as a loop over single samples does, for batches of two sizes.
-
-    Raises:
-        ConfigError: the loss of one sample changes with the other samples, so clipping per sample means nothing; or a
-            layer's per-sample gradients cannot be formed.
-    """
-    module = network.module
-    with evaluating(module):
-        with torch.no_grad():
-            together = loss(module, inputs, targets)
-            apart = torch.stack([loss(module, inputs[i : i + 1], targets[i : i + 1]).sum() for i in range(len(inputs))])
-        if together.shape != (len(inputs),) or not torch.allclose(together, apart, rtol=1e-3, atol=1e-5):
-            raise ConfigError(
-                "the loss is not one term per sample that depends on that sample alone, so clipping per sample would "
-                "protect nothing; write it as a sum of per-sample terms or train without DP-SGD"
-            )
-        rows = torch.stack([_row_gradient(network, loss, inputs, targets, row) for row in range(len(inputs))])
-        unknown = unknown_layers(module)
-        if not unknown and not _wrong(network, loss, inputs, targets, rows, "layers"):
-            return "layers"
-        problem = _wrong(network, loss, inputs, targets, rows, "vmap")
-        if not problem:
-            return "vmap"
-        raise ConfigError(
-            f"per-sample gradients of {unknown[0] if unknown else 'the model'} cannot be formed ({problem}); replace "
-            "it, for instance by its counterpart in opacus.layers (DPLSTM, DPGRU, DPMultiheadAttention)"
-        )
-
-
-def _row_gradient(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor, row: int) -> Tensor:
-    with torch.enable_grad():
-        total = loss(network.module, inputs[row : row + 1], targets[row : row + 1]).sum()
-    return torch.cat([gradient.flatten() for gradient in network.gradient_of(total)])
-
-
-def _wrong(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor, rows: Tensor, way: GradSampleMode) -> str:
-    """How ``way`` fails to clip the samples whose gradients are ``rows`` [B, size]; empty if it does not."""
-    norms = rows.norm(dim=1)
-    bound = float(norms.median()) * 0.7 + 1e-12  # some samples are clipped, by different factors
-    clipped = rows * (bound / norms.clamp_min(1e-30)).clamp(max=1)[:, None]
-    for count in (len(rows), len(rows) - 1):
-        try:
-            PerSampleGradients(network, way).clipped_sum(loss, inputs[:count], targets[:count], bound)
-        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError) as error:
-            return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        expected = clipped[:count].sum(0)
-        if not float((network.gradient - expected).abs().max()) <= 1e-3 * (float(expected.abs().max()) + 1e-12):
-            return "they come out different from those of single samples"
-    return ""

@@ -2,8 +2,9 @@
 
 The forward pass of one client is stacked over the cohort by ``torch.func.vmap``; the backward pass is ordinary
 autograd outside of it. Clipped sums go the same two ways as for one client (:mod:`privfl.privacy.clipping.per_sample`)
-and by the same rules: what a layer received and what arrived at its output are shown by :class:`_Shown` as they lie in
-memory, so that a cohort is to a rule only a longer batch.
+and by the same rules: what a layer received and what arrived at its output are shown as they lie in memory
+(:mod:`privfl.privacy.clipping.row_wise`), so that a cohort is to a rule only a longer batch. What is not known to work
+row by row runs in a stack of rows within the stack of clients.
 
 Padding never changes a result: padded rows repeat a row of their own client's batch and enter no sum.
 """
@@ -11,16 +12,19 @@ Padding never changes a result: padded rows repeat a row of their own client's b
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from privfl.models.flat_network import FlatNetwork
-from privfl.privacy.clipping.layer_rules import Places, Rule, factors_for, rule_for
+from privfl.privacy.clipping.factors import Clipping, norms_along
+from privfl.privacy.clipping.known import known_function, known_ranks
+from privfl.privacy.clipping.layer_rules import rule_for
 from privfl.privacy.clipping.per_sample import GradSampleMode, LossModule, evaluating, trained_parameters, widened
+from privfl.privacy.clipping.row_wise import Made, Watch, each_row
+from privfl.privacy.clipping.rule import Places, Rule
 from privfl.privacy.loss import Loss
 
 Given = dict[str, tuple[Tensor, int | None]]
@@ -47,13 +51,6 @@ class StackedBatch:
         return values if mask is None else values.where(mask, 0)
 
 
-class _Calls:
-    """What one layer's calls showed: input and output, each with the dimension that the clients have in it."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[Tensor, int, Tensor, int]] = []
-
-
 class StackedGradients:
     """Gradients, clipped sums and statistics of stacked copies of one network."""
 
@@ -61,17 +58,18 @@ class StackedGradients:
         """``way`` forms per-sample gradients, ``None`` without DP-SGD; ``network`` serves as the template."""
         self.module, self.layout, self.way = network.module, network.layout, way
         self._trained = [parameter.requires_grad for parameter in network.parameters]
-        self._seen: dict[nn.Module, _Calls] | None = None
+        self._known = frozenset() if way == "rows" else known_ranks(network.module)
+        self._watch = Watch()
         self._rules: dict[nn.Module, Rule] = {}
         self._names: dict[nn.Module, dict[str, str]] = {}
-        if way == "layers":
+        if way in ("layers", "rows"):
             for prefix, module in self.module.named_modules():
                 own = [name for name, _ in trained_parameters(module)]
                 rule = rule_for(module)
                 if own and rule is not None:
                     self._rules[module] = rule(module, frozenset(own))
                     self._names[module] = {name: f"{prefix}.{name}" if prefix else name for name in own}
-                    module.register_forward_hook(self._show)
+                    module.register_forward_hook(self._watch.show)
 
     def plain_sum(self, loss: Loss, parameters: Tensor, batch: StackedBatch, wrt: str = "parameters") -> Tensor:
         """Gradient [clients, ...] of each client's sum of ``loss`` over its rows, for the tensor called ``wrt``."""
@@ -82,7 +80,7 @@ class StackedGradients:
 
     def clipped_sum(self, loss: Loss, parameters: Tensor, batch: StackedBatch, max_grad_norm: float) -> Tensor:
         """Each client's sum [clients, size] of per-sample gradients clipped to ``max_grad_norm``."""
-        way = self._by_layers if self.way == "layers" else self._by_vmap
+        way = self._by_vmap if self.way == "vmap" else self._by_layers
         return way(loss, parameters, batch, max_grad_norm)
 
     def total(
@@ -93,8 +91,9 @@ class StackedGradients:
         ``clip`` bounds the statistics [rows, ...] of single rows before they are added up; the type that they had
         before is returned too.
         """
+        apart = clip is not None and not self._serves_batches(statistic, batch)
         with evaluating(self.module), torch.no_grad():
-            values = self._of_each(statistic, parameters, batch.loss_kwargs, batch.inputs, batch.targets)
+            values = self._of_each(statistic, parameters, batch.loss_kwargs, batch.inputs, batch.targets, apart=apart)
             bounded = values if clip is None else clip(values.flatten(0, 1)).view_as(values)
         return batch.rows_only(bounded).sum(1), values.dtype
 
@@ -133,94 +132,102 @@ class StackedGradients:
         named = zip(self._views(parameters).items(), self._trained, strict=True)
         return {f"network.{name}": view if trained else view.detach() for (name, view), trained in named}
 
-    def _of_each(self, function: Loss, parameters: Tensor, loss_kwargs: Given, *batch: Tensor) -> Tensor:
-        """Each client's ``function(network, *batch, **given)``, stacked."""
+    def _serves_batches(self, function: Loss, batch: StackedBatch) -> bool:
+        """Whether ``function`` may see a client's rows as one batch, because each is known to stay alone."""
+        return batch.inputs.dim() - 1 in self._known and known_function(function)
+
+    def _of_each(
+        self, function: Loss, parameters: Tensor, loss_kwargs: Given, *batch: Tensor, apart: bool = False
+    ) -> Tensor:
+        """Each client's ``function(network, *batch, **given)``, stacked; ``apart``: of each of its rows alone."""
         whole = LossModule(self.module, function)
 
         def one(views: dict[str, Tensor], loss_kwargs: dict[str, Tensor], *batch: Tensor) -> Tensor:
-            answer: Tensor = functional_call(whole, views, batch, loss_kwargs)
-            return answer
+            def answer(_: nn.Module, *batch: Tensor) -> Tensor:
+                value: Tensor = functional_call(whole, views, batch, loss_kwargs)
+                return value
+
+            if not apart:
+                return answer(self.module, *batch)
+            answer.func = function  # type: ignore[attr-defined]
+            inputs, targets = batch
+            return each_row(answer, self.module, inputs, targets, watch=self._watch, depth=2)
 
         values, dims = _apart(loss_kwargs)
         stacked: Tensor = vmap(one, in_dims=(0, dims, *[0] * len(batch)))(self._weights(parameters), values, *batch)
         return stacked
 
-    def _show(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-        if self._seen is None:
-            return None
-        shown: Tensor = _Shown.apply(inputs[0], output, self._seen.setdefault(module, _Calls()))  # type: ignore[no-untyped-call]
-        return shown
-
     def _by_layers(self, loss: Loss, parameters: Tensor, batch: StackedBatch, max_grad_norm: float) -> Tensor:
-        seen = self._seen = {}
-        try:
-            with torch.enable_grad():
-                leaf = parameters.detach().requires_grad_()
-                losses = self._of_each(loss, leaf, batch.loss_kwargs, batch.inputs, batch.targets)
-                total = batch.rows_only(losses).sum()
-        finally:
-            self._seen = None
+        apart = not self._serves_batches(loss, batch)
+        with self._watch.watching() as seen, torch.enable_grad():
+            leaf = parameters.detach().requires_grad_()
+            losses = self._of_each(loss, leaf, batch.loss_kwargs, batch.inputs, batch.targets, apart=apart)
+            total = batch.rows_only(losses).sum()
         gradient = torch.zeros_like(parameters)
         with torch.no_grad():
-            outputs = [output for calls in seen.values() for _, _, output, _ in calls.seen]
+            outputs = [call.output for calls in seen.values() for call in calls]
             arriving = iter(torch.autograd.grad(total, outputs, allow_unused=True))
-            squares = torch.zeros_like(losses)
+            squares = torch.zeros_like(losses, dtype=torch.float64)
             reached: dict[nn.Module, bool] = {}
             for module, calls in seen.items():
                 rule = self._rules[module]
-                found = [(*call, back) for call, back in zip(calls.seen, arriving, strict=False) if back is not None]
+                found = [
+                    (call, call.arrived(back)) for call, back in zip(calls, arriving, strict=False) if back is not None
+                ]
                 if not found:
                     continue
                 # A stacked convolution leaves the clients in dimension 1: taking its samples as they lie saves a copy.
-                by_rows = rule.takes_rows_first and all(into == 1 and out == 1 for _, into, _, out, _ in found)
+                by_rows = rule.takes_rows_first and all(call.into == 1 and call.out == 1 for call, _ in found)
                 first = 1 if by_rows else 0
                 rule.receive(
                     [
                         (
-                            widened(loss_kwargs.movedim(into, first).flatten(0, 1), losses.dtype),
-                            widened(back.movedim(out, first).flatten(0, 1), losses.dtype),
+                            widened(call.received.movedim(call.into, first).flatten(0, 1), losses.dtype),
+                            widened(back.movedim(call.out, first).flatten(0, 1), losses.dtype),
                         )
-                        for loss_kwargs, into, _, out, back in found
-                    ]
+                        for call, back in found
+                    ],
+                    apart=apart,
                 )
-                norms = rule.squared_norms(losses.numel())
+                norms = rule.squared_norms()
                 squares += norms.view(-1, len(losses)).T if by_rows else norms.view_as(losses)
                 reached[module] = by_rows
-            factors, finite = factors_for(squares, max_grad_norm)
-            factors = batch.rows_only(factors)
+            clipping = self._clipping(squares, batch, max_grad_norm, parameters.dtype)
+            rows_first = clipping.mapped(Tensor.t) if any(reached.values()) else clipping
+            flat = {by_rows: one.mapped(Tensor.flatten) for by_rows, one in ((True, rows_first), (False, clipping))}
             views = self._views(gradient)
             for module, by_rows in reached.items():
                 places: Places = {name: views[full] for name, full in self._names[module].items()}
-                ordered = [
-                    None if part is None else (part.T if by_rows else part).flatten() for part in (factors, finite)
-                ]
-                assert ordered[0] is not None
-                self._rules[module].write_clipped_sum(ordered[0], ordered[1], places, by_rows=by_rows)
+                self._rules[module].write_clipped_sum(flat[by_rows], places, by_rows=by_rows)
         return gradient
 
+    def _clipping(self, squares: Tensor, batch: StackedBatch, max_grad_norm: float, dtype: torch.dtype) -> Clipping:
+        """What the rows [clients, B] are multiplied with; padding by 0."""
+        clipping = Clipping.of(squares, max_grad_norm, dtype)
+        return replace(clipping, factors=batch.rows_only(clipping.factors))
+
     def _by_vmap(self, loss: Loss, parameters: Tensor, batch: StackedBatch, max_grad_norm: float) -> Tensor:
-        whole = LossModule(self.module, loss)
+        whole, made = LossModule(self.module, loss), Made(2)
 
         def one(views: dict[str, Tensor], row: Tensor, target: Tensor, loss_kwargs: dict[str, Tensor]) -> Tensor:
-            term: Tensor = functional_call(whole, views, (row[None], target[None]), loss_kwargs)[0]
-            return term
+            with made:
+                term: Tensor = functional_call(whole, views, (row[None], target[None]), loss_kwargs)[0]
+                return term
 
         values, dims = _apart(batch.loss_kwargs)
-        rows = vmap(grad_and_value(one), in_dims=(None, 0, 0, None), randomness="different")
+        rows = vmap(grad_and_value(one), in_dims=(None, 0, 0, None), randomness="error")
         with torch.no_grad():
             formed, _ = vmap(rows, in_dims=(0, 0, 0, dims))(
                 self._weights(parameters), batch.inputs, batch.targets, values
             )
+            made.refuse_kept(loss)
             parts = [
                 (part if trained else torch.zeros_like(part)).flatten(2)
                 for part, trained in zip(formed.values(), self._trained, strict=True)
             ]
-            squares = torch.stack([part.square().sum(2) for part in parts]).sum(0)
-            factors, finite = factors_for(squares, max_grad_norm)
-            factors = batch.rows_only(factors)
-            if finite is not None:
-                parts = [part.where(finite[..., None], 0) for part in parts]
-            return torch.cat([torch.bmm(factors[:, None], part)[:, 0] for part in parts], dim=1)
+            squares = torch.stack([norms_along(part).square() for part in parts]).sum(0)
+            clipping = self._clipping(squares, batch, max_grad_norm, parameters.dtype)
+            return torch.cat([clipping.sums_of(part) for part in parts], dim=1)
 
 
 def _apart(loss_kwargs: Given) -> tuple[dict[str, Tensor], dict[str, int | None]]:
@@ -228,27 +235,3 @@ def _apart(loss_kwargs: Given) -> tuple[dict[str, Tensor], dict[str, int | None]
     return {name: value for name, (value, _) in loss_kwargs.items()}, {
         name: dim for name, (_, dim) in loss_kwargs.items()
     }
-
-
-class _Shown(torch.autograd.Function):
-    """The output of a layer, unchanged; on its way, layer input and output are noted as they lie in memory."""
-
-    @staticmethod
-    def forward(received: Tensor, output: Tensor, calls: _Calls) -> Tensor:
-        raise AssertionError("a stacked network runs under vmap")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to keep: what runs in the backward pass was recorded outside of vmap."""
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], received: Tensor, output: Tensor, calls: _Calls
-    ) -> tuple[Tensor, int]:
-        """Note input [clients, B, ...] and output; ``output`` is a new tensor, so a gradient can be asked for."""
-        noted = received.expand(info.batch_size, *received.shape) if in_dims[0] is None else received
-        dim = in_dims[1]
-        assert dim is not None
-        watched = output.view_as(output)
-        calls.seen.append((noted.detach(), in_dims[0] or 0, watched, dim))
-        return watched, dim

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from privfl.errors import ConfigError
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.noise.source import NoiseStream
+from privfl.references import shipped
 from privfl.validation import Settings
 
 
@@ -140,13 +142,18 @@ class Epochs:
 Plan = Epochs | Poisson
 
 
+def draws_poisson(plan: Plan) -> TypeGuard[Poisson]:
+    """Whether ``plan`` draws each sample independently; a class from outside privfl may draw as it likes."""
+    return isinstance(plan, Poisson) and shipped(type(plan))
+
+
 def public_plan(plan: Plan) -> tuple[float, float]:
     """Rate and divisor of a plan that DP-SGD may use.
 
     Raises:
-        ConfigError: the plan is not Poisson, or its divisor is the private number of rows.
+        ConfigError: the plan is not Poisson, is drawn by a class from outside, or divides by the private size.
     """
-    if not isinstance(plan, Poisson) or plan.divisor is None:
+    if not draws_poisson(plan) or plan.divisor is None:
         raise ConfigError(
             "DP-SGD needs Poisson batches with a public divisor; let the algorithm keep the plan it is given"
         )

@@ -6,21 +6,24 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from privfl.data.mapped import Rows
 from privfl.models.flat_network import FlatNetwork
+from privfl.models.module_state import ModuleState
+from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.per_sample import PerSampleGradients, evaluating
+from privfl.privacy.clipping.row_wise import each_row
 from privfl.privacy.door.batch_plans import Plan
-from privfl.privacy.door.contract import ROWS_AT_ONCE, ClientSlot, Door, DrawnBatch, Given
 from privfl.privacy.door.dpsgd import DPSGD
+from privfl.privacy.door.keeper import ROWS_AT_ONCE, ClientSlot, DoorKeeper, DrawnBatch, Given, LocalOnly, StepNumbers
 from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.door.precision import Precision, in_precision
 from privfl.privacy.door.step_draws import Draws
 from privfl.privacy.loss import Loss, is_coupled
 
 
-class ClientDoor(Door):
+class ClientDoor(DoorKeeper):
     """One client's data during one round; gradients lie in the buffer of ``network``."""
 
     def __init__(
@@ -34,8 +37,10 @@ class ClientDoor(Door):
         dpsgd: DPSGD | None,
         totals: Sequence[NoisyTotal] = (),
         precision: Precision = "float32",
+        state: ModuleState | None = None,
+        local_only: LocalOnly = "undeclared",
     ) -> None:
-        super().__init__([slot], inputs, targets, loss, dpsgd, totals, precision)
+        super().__init__([slot], inputs, targets, loss, dpsgd, totals, precision, state, local_only)
         self._network, self._clipper = network, clipper
 
     def _gather(
@@ -44,8 +49,8 @@ class ClientDoor(Door):
         (own,) = rows
         count, flag = torch.tensor([len(own), last[0]], dtype=torch.float64, device=own.device)
         uniform, normal = draws[0].next(self._network.flat)
-        note, inputs, targets = self._note_size, self._inputs[own], self._targets[own]
-        return DrawnBatch(count, flag, uniform, normal, note, plans, [len(own)], own, inputs, targets)
+        numbers = StepNumbers(count, flag, uniform, normal)
+        return DrawnBatch(numbers, plans, [len(own)], own, self._inputs[own], self._targets[own])
 
     def _mean(
         self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, wrt: str | None = None
@@ -90,9 +95,12 @@ class ClientDoor(Door):
     ) -> tuple[Tensor, torch.dtype]:
         sums = []
         module = self._network.module
+        apart = clip is not None and len(batch.rows) > 0
+        apart = apart and not (batch.inputs.dim() in known_ranks(module) and known_function(statistic))
         with evaluating(module), self._network.at(parameters), torch.no_grad():
             for piece in _pieces(batch):
-                values = statistic(module, *piece, **loss_kwargs)
+                whole = each_row if apart else _as_it_is
+                values = whole(statistic, module, *piece, loss_kwargs)
                 sums.append((values if clip is None else clip(values)).sum(0))
         return torch.stack(sums).sum(0), values.dtype
 
@@ -139,6 +147,10 @@ class ClientDoor(Door):
                 write(inputs, targets)
                 total += gradient
         return gradient.copy_(total)
+
+
+def _as_it_is(function: Loss, network: nn.Module, inputs: Tensor, targets: Tensor, loss_kwargs: Given) -> Tensor:
+    return function(network, inputs, targets, **loss_kwargs)
 
 
 def _with_leaf(loss_kwargs: Given, wrt: str | None) -> tuple[Given, Tensor | None]:

@@ -16,10 +16,21 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from privfl.data.mapped import Rows
+from privfl.models.module_state import ModuleState
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients
 from privfl.privacy.door.batch_plans import Plan
-from privfl.privacy.door.contract import ROWS_AT_ONCE, Batch, ClientSlot, Door, DrawnBatch, Given, divided_
+from privfl.privacy.door.contract import Batch
 from privfl.privacy.door.dpsgd import DPSGD
+from privfl.privacy.door.keeper import (
+    ROWS_AT_ONCE,
+    ClientSlot,
+    DoorKeeper,
+    DrawnBatch,
+    Given,
+    LocalOnly,
+    StepNumbers,
+    divided_,
+)
 from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.door.precision import Precision, in_precision
 from privfl.privacy.door.step_draws import Draws
@@ -29,7 +40,7 @@ Announce = Callable[[Sequence[int]], None]
 """Told how many rows of each client the next forward pass holds, so that drop-out draws for these and no others."""
 
 
-class CohortDoor(Door):
+class CohortDoor(DoorKeeper):
     """The data of several clients during one round, as a stacked step asks for them.
 
     A batch is padded with the first row of the client's own batch (of its data if the batch is empty), so nobody's
@@ -47,17 +58,19 @@ class CohortDoor(Door):
         dpsgd: DPSGD | None,
         totals: Sequence[NoisyTotal] = (),
         precision: Precision = "float32",
+        state: ModuleState | None = None,
+        local_only: LocalOnly = "undeclared",
     ) -> None:
-        super().__init__(slots, inputs, targets, loss, dpsgd, totals, precision)
+        super().__init__(slots, inputs, targets, loss, dpsgd, totals, precision, state, local_only)
         self._stacked, self._announce = stacked, announce
         self._like = next(stacked.module.parameters())
         self._none = self._like.new_empty(len(slots), 0)
         self._last = torch.ones(len(slots), dtype=torch.float64, device=self._like.device)
 
-    def client_view(self, count: Tensor, last: Tensor, uniform: Tensor, normal: Tensor) -> Batch:
-        """The drawn batch as one client inside the stack sees it: its own numbers, and nobody's data."""
-        self._count = count
-        return Batch(count, last, uniform, normal, self._batch.note_count)
+    def hand(self, numbers: StepNumbers) -> Batch:
+        """The current batch as one client inside the stack sees it: its own ``numbers``, and nobody's data."""
+        self._count = numbers.count
+        return super().hand(numbers)
 
     def _gather(
         self, plans: Sequence[Plan], rows: Sequence[Tensor], last: Sequence[bool], draws: Sequence[Draws]
@@ -79,12 +92,8 @@ class CohortDoor(Door):
         uniform = normal = self._none[: len(draws)]
         if draws[0].uniform or draws[0].normal:
             uniform, normal = map(torch.stack, zip(*[own.next(self._like) for own in draws], strict=True))
-        inputs, targets, note = self._inputs[index], self._targets[index], self._note_size
-        self._batch = DrawnBatch(count, flags, uniform, normal, note, plans, counts, index, inputs, targets, mask)
-        return self._batch
-
-    def _drawn(self, batch: Batch) -> DrawnBatch:
-        return self._batch
+        numbers = StepNumbers(count, flags, uniform, normal)
+        return DrawnBatch(numbers, plans, counts, index, self._inputs[index], self._targets[index], mask)
 
     def _outside(
         self, work: Callable[[Tensor, Given], Tensor], parameters: Tensor, loss_kwargs: dict[str, Tensor] | None

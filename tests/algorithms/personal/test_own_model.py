@@ -108,14 +108,18 @@ def test_under_dp_sgd_an_upload_is_a_function_of_one_noisy_gradient_of_each_batc
     algorithm = METHODS[name].bind(task.context(5, 0))
     received = {"parameters": initial(task) + 0.01}
     steps = algorithm.plan(private_plan(TRAINING, NOISY, 0), received).steps
-    assert len(tape) == 3 * steps
+    times = 2 if algorithm.local_only else 1  # a class from outside sends what comes of its second training
+    assert len(tape) == times * 3 * steps
     nothing = torch.empty(0)
     for client, result in enumerate(results):
         assert sum(result.log.noisy.values()) == steps
         assert not result.log.bare
-        door, local = Replaying(tape[client * steps : (client + 1) * steps]), algorithm.begin(received, {}, TRAINING)
+        door, local = (
+            Replaying(tape[(times * (client + 1) - 1) * steps : times * (client + 1) * steps]),
+            algorithm.begin(received, {}, TRAINING),
+        )
         local["parameters"] = local["parameters"].clone()
-        batch = Batch(nothing, nothing, nothing, nothing, lambda: pytest.fail("a batch was counted"))
+        batch = Batch(lambda: pytest.fail("a batch was counted"), nothing, nothing, nothing)
         for _ in range(steps):
             algorithm.step(local, received, batch, door, TRAINING)
         algorithm.conclude(local, received, batch, door, TRAINING)

@@ -88,7 +88,9 @@ def test_under_dp_sgd_upload_and_private_part_are_functions_of_the_noisy_gradien
         source = NoiseSource.from_key(2)
         (result,) = engine.train([1], received, RoundContext(0, 0, source, client_state))
     steps = 5 if algorithm.name == "fedrep" else 3  # one epoch of the head at rate 1/2 comes first
-    assert sum(result.log.noisy.values()) == len(tape) == steps
+    trainings = 2 if algorithm.local_only else 1  # a class from outside sends what comes of the second training
+    assert sum(result.log.noisy.values()) == len(tape) / trainings == steps
+    tape = tape[-steps:]
     assert not result.log.bare
     plain = bound(task, algorithm)
     assert plain.plan(private_plan(training, dpsgd, 1), received).steps == steps
@@ -96,7 +98,7 @@ def test_under_dp_sgd_upload_and_private_part_are_functions_of_the_noisy_gradien
     local["parameters"] = local["parameters"].clone()
     nothing, door = torch.empty(0), Replaying(list(tape))
     for _, last in tape:
-        unread = Batch(nothing, last, nothing, nothing, lambda: pytest.fail("a batch was counted"))
+        unread = Batch(lambda: pytest.fail("a batch was counted"), last, nothing, nothing)
         plain.step(local, received, unread, door, training)
     assert torch.equal(plain.finish(local, received, training)["update"], result.upload["update"])
     if algorithm.keeps:

@@ -18,10 +18,11 @@ from privfl.engine.loop import LoopEngine
 from privfl.errors import ConfigError
 from privfl.experiment import Experiment
 from privfl.federation.cohorts import Everyone
+from privfl.federation.task import cross_entropy
 from privfl.models import build, models
 from privfl.models.flat_network import FlatNetwork, flatten
 from privfl.privacy.channel.channel import RoundChannel
-from privfl.privacy.clipping.opacus_hooks import check_opacus
+from privfl.privacy.clipping.opacus_hooks import OpacusHooks, check_opacus
 from privfl.privacy.clipping.per_sample import PerSampleGradients
 from privfl.simulation.checks import check_settings
 from tests.privacy.clipping.test_per_sample import (
@@ -32,7 +33,6 @@ from tests.privacy.clipping.test_per_sample import (
     Raw,
     Repeated,
     Tied,
-    cross_entropy,
     one_row_at_a_time,
 )
 
@@ -60,7 +60,7 @@ def agree(module, inputs, *, ways, loss=cross_entropy, norms=(0.05, math.inf), r
     targets = TARGETS[: len(inputs)]
     for way in ways:
         network = FlatNetwork(copy.deepcopy(module))
-        clipper = PerSampleGradients(network, way)
+        clipper = OpacusHooks(network) if way == "opacus" else PerSampleGradients(network, way)
         for max_grad_norm in norms:
             expected, expected_norms = one_row_at_a_time(
                 FlatNetwork(copy.deepcopy(module)), loss, inputs, targets, max_grad_norm
@@ -155,7 +155,7 @@ def test_dropout_by_streams_draws_the_same_masks_for_opacus_and_for_the_layer_ru
         module = build("cnn-1m", (1, 8, 8), 4, seed=1).double().train()
         streams = give_dropout_streams(module)
         network = FlatNetwork(module)
-        clipper = PerSampleGradients(network, way)
+        clipper = OpacusHooks(network) if way == "opacus" else PerSampleGradients(network, way)
         for seed in (1, 2):
             for stream in streams:
                 stream.generator = torch.Generator().manual_seed(seed)
@@ -172,7 +172,7 @@ def test_a_sample_whose_gradient_is_not_finite_counts_as_zero(poison):
     torch.manual_seed(0)
     module = nn.Sequential(nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 4))
     network = FlatNetwork(module)
-    clipper = PerSampleGradients(network, "opacus")
+    clipper = OpacusHooks(network)
     inputs, others = torch.randn(4, 16), [0, 1, 3]
     clipper.clipped_sum(cross_entropy, inputs[others], TARGETS[others], 1.0)
     expected = network.gradient.clone()
@@ -195,7 +195,7 @@ def test_under_autocast_norms_are_those_of_the_gradients_that_are_added():
             return cross_entropy(network, inputs, targets).float()
 
     network = FlatNetwork(build("two-nn", (7,), 4, seed=1, hidden=(64,)))
-    clipper = PerSampleGradients(network, "opacus")
+    clipper = OpacusHooks(network)
     for row in inputs_for((7,), rows=8).float().split(1):
         norms = clipper.clipped_sum(narrow, row, TARGETS[:1], 1e-3)
         assert float(norms) > 1e-3
@@ -207,7 +207,7 @@ def test_the_hooks_rest_between_sums():
     plain = build("tiny-cnn", (1, 9, 9), 4, seed=1).double()
     module = copy.deepcopy(plain)
     network = FlatNetwork(module)
-    clipper = PerSampleGradients(network, "opacus")
+    clipper = OpacusHooks(network)
     clipper.clipped_sum(cross_entropy, inputs, TARGETS, 0.1)
     expected = network.gradient.clone()
     with torch.no_grad():
@@ -237,7 +237,7 @@ def test_a_call_that_no_gradient_reaches_does_not_spoil_the_next_sum():
 
     torch.manual_seed(0)
     network = FlatNetwork(nn.Linear(5, 4).double())
-    clipper = PerSampleGradients(network, "opacus")
+    clipper = OpacusHooks(network)
     inputs = inputs_for((5,))
     expected, _ = one_row_at_a_time(network, cross_entropy, inputs, TARGETS, 0.3)
     for loss in (tried_before, cross_entropy):

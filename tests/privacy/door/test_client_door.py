@@ -14,7 +14,7 @@ from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.per_sample import PerSampleGradients
 from privfl.privacy.door.batch_plans import Epochs, Poisson
 from privfl.privacy.door.client_door import ClientDoor
-from privfl.privacy.door.contract import ClientSlot
+from privfl.privacy.door.keeper import ClientSlot
 from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.loss import coupled
 from privfl.privacy.noise.source import NoiseSource
@@ -30,7 +30,9 @@ def door(samples=64, plan=ONE_EPOCH, *, dpsgd=None, totals=(), round=0, client=0
     noise = None if dpsgd is None else NoiseSource.from_key(key).stream("door", round, client)
     slot = ClientSlot(client, torch.arange(samples), plan, torch_stream(0, "batches", round, client), noise)
     clipper = None if dpsgd is None else PerSampleGradients(network)
-    return ClientDoor(slot, inputs, torch.arange(samples) % 4, network, clipper, cross_entropy, dpsgd, totals), network
+    targets = torch.arange(samples) % 4
+    keeper = ClientDoor(slot, inputs, targets, network, clipper, cross_entropy, dpsgd, totals, local_only="given")
+    return keeper, network
 
 
 def log_of(handle):
@@ -114,9 +116,9 @@ def test_a_divisor_from_the_data_is_refused_under_dp_sgd():
 
 def test_an_empty_batch_is_a_step_of_pure_noise():
     handle, network = door(1, Poisson(0.05, steps=200, divisor=4.0), dpsgd=pf.DPSGD(noise_multiplier=1.0))
-    batches = [batch for batch in handle.batches() if len(batch.rows) == 0]
-    assert len(batches) > 150
-    values = torch.stack([handle.gradient(cross_entropy, network.flat, batch).clone() for batch in batches])
+    empty = (batch for batch in handle.batches() if len(batch.rows) == 0)
+    values = torch.stack([handle.gradient(cross_entropy, network.flat, batch).clone() for batch in empty])
+    assert len(values) > 150
     assert abs(float(values.std()) * 4 - 1) < 5 / math.sqrt(2 * values.numel())
 
 
@@ -200,9 +202,9 @@ def test_a_loss_that_couples_samples_is_refused_where_single_rows_are_clipped():
 
 def test_a_gradient_that_stays_is_not_overwritten_by_the_next_one():
     handle, network = door(8, plan=Epochs(batch_size=4, epochs=1))
-    one, other = handle.batches()
-    kept = handle.local_only_gradient(cross_entropy, network.flat, one)
+    batches = handle.batches()
+    kept = handle.local_only_gradient(cross_entropy, network.flat, next(batches))
     before = kept.clone()
-    handle.gradient(cross_entropy, network.flat, other)
+    handle.gradient(cross_entropy, network.flat, next(batches))
     assert torch.equal(kept, before)
     assert list(log_of(handle).bare) == ["gradients are computed without a mechanism (no DP-SGD)"]

@@ -1,0 +1,121 @@
+"""Norms of rows, the factors that clip them, and sums of clipped rows: bounded for every finite input.
+
+Squares are added up in float64, in which those of float32 neither overflow nor vanish. Where a sum of clipped rows is
+one matrix product, what single steps of a row contribute may cancel, so that rounding, which is relative to their
+*sizes*, is large beside the row's norm. Then the product is formed in float64 too, and so are sums with factors so
+small that float32 would round them coarsely.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+SMALL_FACTOR = 1e-18
+CANCELLING = 16.0
+"""Sizes of a clipped row, relative to the bound, from which its sum is formed in float64."""
+LEAST = 1e-6
+"""Smallest norm, relative to the sizes, that a row is taken to have: float64 cannot tell much smaller ones from 0."""
+SHRUNK = 1 - 1e-5
+"""What the bound is multiplied with, to cover the rounding of norms, factors and products."""
+
+
+def norms_along(values: Tensor) -> Tensor:
+    """L2 norms [...] in float64 along the last dimension of ``values`` [..., n] of any floating type."""
+    if values.dtype == torch.float64 and values.shape[-1] > 0:  # its own squares overflow and vanish
+        largest = values.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+        relative: Tensor = torch.linalg.vector_norm(values / largest, dim=-1)
+        return relative * largest[..., 0]
+    norms: Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
+    return norms
+
+
+def row_norms(values: Tensor) -> Tensor:
+    """L2 norm [B] in float64 of every row of ``values`` [B, ...]."""
+    return norms_along(values.reshape(len(values), math.prod(values.shape[1:])))
+
+
+def bounded_norms(norms: Tensor, sizes: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
+    """Upper bounds [B] of what ``norms`` [B] are after rounding in ``dtype``.
+
+    A row is a sum over ``steps`` whose terms have norms that add up to ``sizes`` [B].
+    """
+    return (norms + steps * torch.finfo(dtype).eps * sizes).maximum(LEAST * sizes)
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """What the rows of a batch are multiplied with before they are added up.
+
+    Args:
+        norms: of the rows before, float64; [B] or stacked.
+        factors: 0 for rows that are not finite, float64; likewise.
+        finite: which rows are finite, ``None`` if all are; likewise.
+        max_grad_norm: the bound of each row, may be ``inf``.
+        exact: sums need float64 whatever is added up.
+    """
+
+    norms: Tensor
+    factors: Tensor
+    finite: Tensor | None
+    max_grad_norm: float
+    exact: bool
+
+    @classmethod
+    def of(cls, squares: Tensor, max_grad_norm: float, dtype: torch.dtype) -> Clipping:
+        """From squared norms in float64, at least one, of rows in ``dtype``.
+
+        A row whose norm is not finite or beyond the range of ``dtype`` counts as not finite.
+        """
+        norms, limit = squares.sqrt(), torch.finfo(dtype).max
+        largest, finite, usable = float(norms.max()), None, norms
+        if not largest <= limit:
+            finite = norms <= limit
+            usable = norms.where(finite, 0)
+            largest = float(usable.max())
+        if math.isinf(max_grad_norm):
+            factors = torch.ones_like(norms)
+        else:
+            bound = max_grad_norm * SHRUNK
+            factors = bound / usable.clamp_min(bound)
+        factors = factors if finite is None else factors.where(finite, 0)
+        return cls(norms, factors, finite, max_grad_norm, largest * SMALL_FACTOR > max_grad_norm)
+
+    def kept(self, values: Tensor) -> Tensor:
+        """``values`` [B, ...] with the rows that are not finite set to zero (a product with 0 would keep NaN)."""
+        return values if self.finite is None else values.where(_wide(self.finite, values), 0)
+
+    def scaled(self, values: Tensor, *, exact: bool) -> Tensor:
+        """``values`` [B, ...] times the factors, in float64 if ``exact``."""
+        kept = self.kept(values)
+        return (kept.double() if exact else kept) * _wide(self.factors if exact else self.factors.to(kept.dtype), kept)
+
+    def needs_float64(self, sizes: Tensor) -> bool:
+        """Whether the sum of rows whose steps have norms that add up to ``sizes`` [B] needs float64."""
+        if self.exact or math.isinf(self.max_grad_norm):
+            return self.exact
+        return bool((self.factors * sizes > CANCELLING * self.max_grad_norm).any())
+
+    def sum_of(self, rows: Tensor) -> Tensor:
+        """The sum [n] of clipped ``rows`` [B, n], in their dtype."""
+        return self.mapped(lambda values: values[None]).sums_of(rows[None])[0]
+
+    def sums_of(self, rows: Tensor) -> Tensor:
+        """Each client's sum [clients, n] of clipped ``rows`` [clients, B, n], in their dtype."""
+        kept = rows if self.finite is None else rows.where(self.finite[..., None], 0)
+        if self.exact:
+            return torch.bmm(self.factors[:, None], kept.double())[:, 0].to(rows.dtype)
+        return torch.bmm(self.factors[:, None].to(rows.dtype), kept)[:, 0]
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Clipping:
+        """The same with the rows in another order or shape."""
+        finite = None if self.finite is None else change(self.finite)
+        return replace(self, norms=change(self.norms), factors=change(self.factors), finite=finite)
+
+
+def _wide(per_row: Tensor, values: Tensor) -> Tensor:
+    return per_row.view(-1, *[1] * (values.dim() - 1))

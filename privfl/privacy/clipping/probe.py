@@ -1,0 +1,143 @@
+"""Which way of forming per-sample gradients serves a network, found out on public values before a run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._functorch.autograd_function import custom_function_call_vmap_helper
+
+from privfl.errors import ConfigError
+from privfl.models.flat_network import FlatNetwork
+from privfl.privacy.clipping.known import PACKAGE, is_class_of, known_function, known_ranks
+from privfl.privacy.clipping.per_sample import GradSampleMode, PerSampleGradients, evaluating, unknown_layers
+from privfl.privacy.clipping.row_wise import FAILURES, failure
+from privfl.privacy.loss import Loss
+
+TORCH = Path(torch.__file__).parent
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+"""What the engines replace by drop-out with coins of its own."""
+
+
+def check_per_sample(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor) -> GradSampleMode:
+    """Find out which way serves ``network``, and refuse what no way serves.
+
+    Runs on a small probe batch of *public* values ([3..8, ...]), in evaluation mode so that drop-out does not matter.
+    A way serves if it clips every sample as a loop over single samples does, for batches of two sizes. Whether rows may
+    be seen together is no matter of trying: what is not known to work row by row never sees two.
+
+    Raises:
+        ConfigError: the loss of one sample changes with the other samples, so clipping per sample means nothing; a
+            layer's per-sample gradients cannot be formed; or the model or the loss cannot run one row at a time.
+    """
+    module = network.module
+    known = inputs.dim() in known_ranks(module) and known_function(loss)
+    with evaluating(module):
+        with torch.no_grad():
+            together = loss(module, inputs, targets)
+            apart = torch.stack([loss(module, inputs[i : i + 1], targets[i : i + 1]).sum() for i in range(len(inputs))])
+        if together.shape != (len(inputs),) or not torch.allclose(together, apart, rtol=1e-3, atol=1e-5):
+            raise ConfigError(
+                "the loss is not one term per sample that depends on that sample alone, so clipping per sample would "
+                "protect nothing; write it as a sum of per-sample terms or train without DP-SGD"
+            )
+        rows = torch.stack([_row_gradient(network, loss, inputs, targets, row) for row in range(len(inputs))])
+        unknown, problem = unknown_layers(module), ""
+        by_rules: tuple[GradSampleMode, ...] = ("layers",) if known else ("rows",)
+        for way in (*(() if unknown else by_rules), "vmap"):
+            problem = _wrong(network, loss, inputs, targets, rows, way)
+            if not problem:
+                break
+        else:
+            raise ConfigError(
+                f"per-sample gradients of {unknown[0] if unknown else 'the model'} cannot be formed ({problem}); "
+                "replace it, for instance by its counterpart in opacus.layers (DPLSTM, DPGRU, DPMultiheadAttention)"
+            )
+    if not known:
+        _check_alone(network, loss, inputs, targets, way)
+    return way
+
+
+def _check_alone(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor, way: GradSampleMode) -> None:
+    """Refuse what fails on single rows, in evaluation or in training mode, or could look past them."""
+    module, training = network.module, network.module.training
+    clipper = PerSampleGradients(network, way)
+    try:
+        for mode in (False, True):
+            module.train(mode)
+            for layer in module.modules():
+                if isinstance(layer, _DROPOUT):
+                    layer.eval()
+            with own_vmap_refused():
+                norms = clipper.clipped_sum(loss, inputs, targets, 1.0)
+            if not bool(norms.isfinite().all()):
+                raise ConfigError(
+                    f"in {'training' if mode else 'evaluation'} mode the gradient of a row that is alone in its batch "
+                    "is not finite, and DP-SGD hands the model one row at a time; let no layer normalise over the "
+                    "batch, but for instance over groups of channels (GroupNorm)"
+                )
+    except FAILURES as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            "the model or its loss sees one row at a time, by torch.func.vmap, and fails there "
+            f"({failure(error, module)}); mend it, or train without DP-SGD"
+        ) from error
+    finally:
+        module.train(training)
+
+
+@contextmanager
+def own_vmap_refused() -> Iterator[None]:
+    """Refuse what the block runs under ``vmap`` by a rule of its own, which sees all rows at once.
+
+    Raises:
+        ConfigError: at the end of the block, it did.
+    """
+    found: list[str] = []
+    before = sys.getprofile()
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code is custom_function_call_vmap_helper.__code__:
+            operation = frame.f_locals["op"]
+            if not (isinstance(operation, type) and any(is_class_of(operation, root) for root in (PACKAGE, TORCH))):
+                found.append(getattr(operation, "__name__", str(operation)))
+
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+    if found:
+        raise ConfigError(
+            f"{found[0]} brings a vmap rule of its own, which would see all rows of a batch at once; let PyTorch make "
+            "the rule (generate_vmap_rule = True), or train without DP-SGD"
+        )
+
+
+def _row_gradient(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor, row: int) -> Tensor:
+    with torch.enable_grad():
+        total = loss(network.module, inputs[row : row + 1], targets[row : row + 1]).sum()
+    return torch.cat([gradient.flatten() for gradient in network.gradient_of(total)])
+
+
+def _wrong(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor, rows: Tensor, way: GradSampleMode) -> str:
+    """How ``way`` fails to clip the samples whose gradients are ``rows`` [B, size]; empty if it does not."""
+    norms = rows.norm(dim=1)
+    bound = float(norms.median()) * 0.7 + 1e-12  # some samples are clipped, by different factors
+    clipped = rows * (bound / norms.clamp_min(1e-30)).clamp(max=1)[:, None]
+    for count in (len(rows), len(rows) - 1):
+        try:
+            PerSampleGradients(network, way).clipped_sum(loss, inputs[:count], targets[:count], bound)
+        except FAILURES as error:
+            return failure(error, network.module)
+        expected = clipped[:count].sum(0)
+        if not float((network.gradient - expected).abs().max()) <= 1e-3 * (float(expected.abs().max()) + 1e-12):
+            return "they come out different from those of single samples"
+    return ""
