@@ -204,7 +204,8 @@ class StackedGradients:
     def _clipping(self, squares: Tensor, batch: StackedBatch, max_grad_norm: float, dtype: torch.dtype) -> Clipping:
         """What the rows [clients, B] are multiplied with; padding by 0."""
         clipping = Clipping.of(squares, max_grad_norm, dtype)
-        return replace(clipping, factors=batch.rows_only(clipping.factors))
+        only = batch.rows_only
+        return replace(clipping, factors=only(clipping.factors), narrow=only(clipping.narrow))
 
     def _by_vmap(self, loss: Loss, parameters: Tensor, batch: StackedBatch, max_grad_norm: float) -> Tensor:
         whole, made = LossModule(self.module, loss), Made(2)
