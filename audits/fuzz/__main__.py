@@ -43,7 +43,7 @@ def main(given: list[str] | None = None) -> int:
     _shrink(campaign, report, None if asked.out is None else asked.out.parent / "claim-fuzzer")
     if asked.out is not None:
         report.write(asked.out)
-    print(report.to_markdown() if asked.out is None else f"{asked.out}: {dict(report.statuses)}")
+    _say(report.to_markdown() if asked.out is None else f"{asked.out}: {dict(report.statuses)}")
     return int(bool(report.broken) or any(one["refuted"] for one in report.noisy))
 
 
@@ -53,13 +53,17 @@ def _progress(done: int, all_of_them: int, broken: int, began: float) -> None:
     sys.stderr.flush()
 
 
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
 def _shrink(campaign: Campaign, report: Report, folder: Path | None) -> None:
     """Reduce the first example of each kind of violation to a small file."""
     kinds = {one["kind"]: line["number"] for line in reversed(report.broken) for one in line["violations"]}
     for kind, number in kinds.items():
         small = shrink(campaign.experiment(number), kind)
         if folder is None:
-            print(f"{kind}, from experiment {number}:\n{small.to_json()}")
+            _say(f"{kind}, from experiment {number}:\n{small.to_json()}")
             continue
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{kind.replace(' ', '-')}-{number}.json"
@@ -69,9 +73,9 @@ def _shrink(campaign: Campaign, report: Report, folder: Path | None) -> None:
 
 def _rerun(path: Path) -> int:
     verdict = check(Experiment.from_json(path.read_text(encoding="utf-8")))
-    print(f"{verdict.status}: checked {', '.join(verdict.checked) or 'nothing'} {verdict.reason}")
+    _say(f"{verdict.status}: checked {', '.join(verdict.checked) or 'nothing'} {verdict.reason}")
     for one in verdict.violations:
-        print(f"  {one.kind} at {one.cell}: {one.what}")
+        _say(f"  {one.kind} at {one.cell}: {one.what}")
     return int(verdict.status == "broken")
 
 

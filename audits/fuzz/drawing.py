@@ -39,7 +39,15 @@ SPLIT: tuple[Named, ...] = (
     {"name": "superfed", "weighting": "uniform"},
 )
 """Algorithms whose networks have features and a head."""
-SEVERAL: tuple[Named, ...] = ({"name": "scaffold"}, {"name": "fedmgda"}, {"name": "local"}, {"name": "term-running"})
+SEVERAL: tuple[Named, ...] = (
+    {"name": "scaffold"},
+    {"name": "fedmgda"},
+    {"name": "local"},
+    {"name": "propfair", "weighting": "uniform", "per_sample": True},
+    {"name": "aaggff-d", "response_epsilon": 1.0, "loss_bound": 5.0, "lower": 0.0, "upper": 1.0},
+    {"name": "aaggff-s", "response_epsilon": 1.0, "loss_bound": 5.0, "lower": 0.0, "upper": 1.0},
+)
+"""Algorithms that send more than one field, none, or randomised reports, or whose server weighs."""
 COUNTED: tuple[tuple[Named, tuple[str, ...], str], ...] = (
     ({"name": "fedlc", "weighting": "uniform", "least_count": 0.5}, ("label_prior",), "any"),
     ({"name": "fedrs", "weighting": "uniform"}, ("label_prior",), "split"),

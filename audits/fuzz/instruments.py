@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -76,10 +77,20 @@ def _noise(tape: Tape, fixed_key: bytes) -> list[Change]:
     )
 
     def stream(self: NoiseSource, *labels: int | str) -> NoiseStream:
-        made = make(self, *labels)
-        made.fuzz_labels = labels  # type: ignore[attr-defined]
+        made: Any = make(self, *labels)
+        place = tape.session, labels
+        if tape.played is not None and place in tape.played.keys and not tape.paused:
+            made = NoiseStream(tape.played.keys[place])
+        if not tape.paused:
+            tape.keys.setdefault(place, made.fuzz_key)
+        made.fuzz_labels = labels
         tape.fixed_key_used |= self.key == fixed_key
-        return made
+        stream: NoiseStream = made
+        return stream
+
+    def from_os(kind: type[NoiseSource]) -> NoiseSource:
+        """A key that nobody gave, another one in every session, but the same in both worlds."""
+        return kind(hashlib.sha256(fixed_key + bytes([tape.session])).digest(), reproducible=False)
 
     def begin(self: NoiseStream, key: bytes) -> None:
         build(self, key)
@@ -101,6 +112,7 @@ def _noise(tape: Tape, fixed_key: bytes) -> list[Change]:
     holders = [module for module in _holders() if vars(module)["add_gaussian_rows_"] is add]
     return [
         (NoiseSource, "stream", stream),
+        (NoiseSource, "from_os", classmethod(from_os)),
         (NoiseStream, "__init__", begin),
         (NoiseStream, "poisson_sample", poisson_sample),
         *[(module, "add_gaussian_rows_", add_gaussian_rows_) for module in holders],
@@ -194,13 +206,14 @@ def _messages(tape: Tape) -> list[Change]:
         finally:
             tape.paused = False
 
-    def leave(channel: Any, client: int, upload: Any, client_state: Any, log: Any, *rest: Any) -> Any:
+    def leave(channel: Any, client: int, trained: Any, *rest: Any) -> Any:
         if tape.paused:
-            return send(channel, client, upload, client_state, log, *rest)
-        result = send(channel, client, {} if client == tape.left_out else upload, client_state, log, *rest)
+            return send(channel, client, trained, *rest)
+        arrives = replace(trained, upload={}) if client == tape.left_out else trained
+        result = send(channel, client, arrives, *rest)
         number = channel.round.number
         tape.senders.add((number, client))
-        tape.logs[number, client, f"{tape.session}"] = log
+        tape.logs.append((client, trained.log))
         if channel.secure is None:
             values = [] if result.upload is None else [result.upload[name] for name in sorted(result.upload)]
             tape.see(f"round {number}: upload of client {client}", ("server",), *values)
@@ -235,16 +248,14 @@ def _messages(tape: Tape) -> list[Change]:
 def _statement(tape: Tape, *, price: bool) -> list[Change]:
     make = vars(simulation)["make_statement"]
 
-    def state(ledger: Any, delta: float, *, reproducible_noise: bool, caveats: Sequence[str] = ()) -> Any:
-        tape.ledger, tape.caveats, tape.reproducible = ledger, tuple(caveats), reproducible_noise
-        if tape.played is not None and tape.played.statement is not None and not price:
-            return tape.played.statement  # takes long; what it is made of is compared with the other world's
-        tape.statement = make(ledger, delta, reproducible_noise=reproducible_noise, caveats=caveats)
+    def state(ledger: Any, *given: Any, reproducible_noise: bool, caveats: Sequence[str] = (), **named: Any) -> Any:
+        tape.ledger, tape.reproducible = ledger, reproducible_noise
+        tape.statement = make(ledger, *given, reproducible_noise=reproducible_noise, caveats=caveats, **named)
         return tape.statement
 
     changes: list[Change] = [(simulation, "make_statement", state)]
     if not price:
-        changes += [(claims, "account", _finite), (tracker.EpsilonTracker, "so_far", lambda self: 1.0)]
+        changes += [(claims, "account", _finite), (tracker.EpsilonTracker, "so_far", lambda self: {})]
     return changes
 
 

@@ -91,15 +91,16 @@ class Tape:
     noised: dict[Place, Noised] = field(default_factory=dict)
     coins: dict[Place, Coins] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)
-    logs: dict[tuple[int, int, str], DoorLog] = field(default_factory=dict)
-    """By round, client and phase."""
+    logs: list[tuple[int, DoorLog]] = field(default_factory=list)
+    """What passed the door of each client, each time that it trained."""
     senders: set[tuple[int, int]] = field(default_factory=set)
     """Round and client of everybody who trained."""
     answered: set[tuple[int, int, bytes]] = field(default_factory=set)
     """Fresh answers with a size: client, which of its answers, under which key."""
+    keys: dict[tuple[int, Labels], bytes] = field(default_factory=dict)
+    """Of the streams, by session and labels: the other world takes them over, though it is another run on other data."""
     ledger: Ledger | None = None
     statement: Statement | None = None
-    caveats: tuple[str, ...] = ()
     reproducible: bool | None = None
     """What the statement says of the noise."""
     fixed_key_used: bool = False

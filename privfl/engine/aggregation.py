@@ -90,7 +90,7 @@ class PlainAggregator:
         sums.total = self._total | apart
         sums.members = [self._members[place] for place in order]
         sums.weights = [self._factors[place] for place in order]
-        sums.weight = sum(self._factors)
+        sums.weight = sum(sums.weights)
 
 
 def aggregate_uploads(

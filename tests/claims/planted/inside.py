@@ -13,8 +13,8 @@ from privfl.federation.cohorts import PoissonCohort, Selection
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.channel import channel, client_side
 from privfl.privacy.channel.channel import ChannelSpec, RunChannel
-from privfl.privacy.clipping import layer_rules
-from privfl.privacy.door import contract
+from privfl.privacy.clipping import factors
+from privfl.privacy.door import keeper
 from privfl.privacy.door.batch_plans import Poisson
 from privfl.privacy.door.client_door import ClientDoor
 from privfl.privacy.door.cohort_door import CohortDoor
@@ -46,7 +46,7 @@ def changed(changes):
 
 def noise_without_bound():
     """In stacks of clients, DP-SGD's noise has the deviation z instead of z·C."""
-    add, build, bounds = contract._add_noise_, CohortDoor.__init__, []
+    add, build, bounds = keeper._add_noise_, CohortDoor.__init__, []
 
     def begin(self, *given):
         build(self, *given)
@@ -55,7 +55,7 @@ def noise_without_bound():
     def noise(total, streams, deviations):
         add(total, streams, [one / bounds[0] for one in deviations] if bounds else deviations)
 
-    return [(CohortDoor, "__init__", begin), (contract, "_add_noise_", noise)]
+    return [(CohortDoor, "__init__", begin), (keeper, "_add_noise_", noise)]
 
 
 def one_noise_for_all():
@@ -160,24 +160,12 @@ def rounding_not_covered():
 
 def clipped_a_little_too_long():
     """Clipping factors are too large, by less than the library's own probe allows."""
-    factors_for = layer_rules.factors_for
-
-    def longer(squares, bound):
-        factors, finite = factors_for(squares, bound)
-        return factors * 1.0005, finite
-
-    return everywhere("factors_for", factors_for, longer)
+    return [(factors, "SHRUNK", 1.0005)]
 
 
 def not_finite_passes():
     """A gradient that is not finite is not left out."""
-    factors_for = layer_rules.factors_for
-
-    def passes(squares, bound):
-        factors = (bound / squares.sqrt().clamp_min(1e-30)).clamp(max=1.0)
-        return factors, None
-
-    return everywhere("factors_for", factors_for, passes)
+    return [(factors.Clipping, "kept", lambda self, values: values)]
 
 
 def noise_for_a_client_only():
@@ -192,7 +180,7 @@ def noise_for_a_round_only():
 
 def the_same_noise_in_every_step():
     """Every gradient begins its client's stream anew."""
-    add = contract._add_noise_
+    add = keeper._add_noise_
 
     def again(total, streams, deviations):
         anew = []
@@ -202,19 +190,21 @@ def the_same_noise_in_every_step():
             anew.append(fresh)
         add(total, anew, deviations)
 
-    return [(contract, "_add_noise_", again)]
+    return [(keeper, "_add_noise_", again)]
 
 
 def private_divisor():
-    """A private gradient is divided by the number of rows in its batch."""
-    take = contract.Door.gradient
+    """A private gradient of one client is divided by the number of rows in its batch."""
+    add, divide, counts = ClientDoor._clipped_sum, keeper.divided_, []
 
-    def gradient(self, loss, parameters, batch, loss_kwargs=None):
-        made = take(self, loss, parameters, batch, loss_kwargs)
-        one_client = isinstance(self, ClientDoor) and self._dpsgd is not None
-        return made / max(batch.counts[0], 1) if one_client else made
+    def clipped_sum(self, loss, batch, *rest):
+        counts[:] = batch.counts
+        return add(self, loss, batch, *rest)
 
-    return [(contract.Door, "gradient", gradient)]
+    def divided_(total, divisors):
+        return divide(total, [max(counts[0], 1)] if counts and len(divisors) == 1 else divisors)
+
+    return [(ClientDoor, "_clipped_sum", clipped_sum), (keeper, "divided_", divided_)]
 
 
 def one_release_less():
@@ -355,13 +345,13 @@ def bare_rows_in_the_upload():
 
 def quiet_when_empty():
     """An empty batch gets no noise."""
-    add = contract._add_noise_
+    add = keeper._add_noise_
 
     def noise(total, streams, deviations):
         if bool(total.any()):
             add(total, streams, deviations)
 
-    return [(contract, "_add_noise_", noise)]
+    return [(keeper, "_add_noise_", noise)]
 
 
 def caveats_about_sizes():
