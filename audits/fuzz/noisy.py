@@ -18,7 +18,7 @@ from audits.fuzz.tape import Array, Tape
 from audits.fuzz.worlds import World, train
 from privfl.privacy.accounting.release import Observer
 
-SCREENING = 20
+SCREENING = 24
 """Runs of each world that are looked at first."""
 WORLDS: tuple[World, World] = ("with", "without")
 
@@ -56,7 +56,7 @@ def measure(experiment: Experiment, *, trials: int, false_alarm: float) -> tuple
     certified = dict.fromkeys(finite, 0.0)
     for unit in dict.fromkeys(unit for unit, _ in finite):
         one, mine = replace(experiment, unit=unit), [cell for cell in finite if cell[0] == unit]
-        for stage, (runs, confidence) in enumerate(((SCREENING, 0.9), (trials, 1 - false_alarm / len(finite)))):
+        for stage, (runs, confidence) in enumerate(((SCREENING, 0.98), (trials, 1 - false_alarm / len(finite)))):
             views = _views(one, [observer for _, observer in mine], runs, stage)
             bounds = {cell: _certify(views[cell[1]], runs, delta, confidence) for cell in mine}
             suspects = [cell for cell in mine if bounds[cell] > claims[cell]]
