@@ -66,6 +66,7 @@ def run(
     folder = out or (file if file.is_dir() else Path("runs") / file.stem)
     with interruptible("go on with --resume"), Progress(experiment.schedule.rounds) as progress:
         finished = experiment.run(folder, resume=resume, callbacks=[progress.update])
+        progress.conclude(finished)
     for warning in finished.summary["warnings"]:
         typer.echo(f"warning: {warning}", err=True)
     typer.echo(f"\n{finished.statement}\n")

@@ -11,6 +11,7 @@ import torch
 
 from privfl.data.catalog import ENTRIES
 from privfl.engine import choice
+from privfl.privacy.noise.source import NoiseSource
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 torch.set_num_threads(1)
@@ -49,6 +50,12 @@ def _plain_text() -> Iterator[None]:
 def _short_runs_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine ``engine="auto"`` could measure one of two runs that a test compares bit by bit."""
     monkeypatch.setattr(choice, "SHORT_RUN_SECONDS", 60.0)
+
+
+@pytest.fixture
+def common_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs under one ``noise_key`` share their noise though they differ, so that nothing but the rest is compared."""
+    monkeypatch.setattr(NoiseSource, "for_run", lambda source, fingerprint: source)
 
 
 @pytest.fixture(scope="session")

@@ -87,7 +87,7 @@ TESTED_ELSEWHERE = {
     "privfl/privacy/mechanisms": "gaussian secure_sum",
     "privfl/privacy/secagg": "bodies client errors ideal server",
     "privfl/privacy/sizes": "estimate known_sizes",
-    "privfl/simulation": "caveats recorder result rounds",
+    "privfl/simulation": "recorder result",
     "privfl/study": "attacks clients composed demo findings grid plots report sweep",
     "attacks": "attack auxiliary registry",
     "attacks/images": "nulls result",

@@ -4,20 +4,19 @@
     train = lambda task, cohort: pf.simulate(task, pf.FedAvg(weighting="uniform"), …, cohort=cohort, record=["public"])
     print(audit_clients(task, train, rare_token_canaries(task, 2000)))
 
-A client whose coin fell the other way stays in the federation, its number stays in every public divisor, and its data
-counts as zeroed out: the neighbouring relation of the statement's row ``client``.
+A client whose coin fell the other way stays in the federation, its number stays in every public divisor, and its
+contribution is left out: the neighbouring relation of the statement's row ``client``.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from audits.bounds.bound import Estimate, LowerBound
 from audits.bounds.gaussian_family import GaussianFamily
@@ -30,10 +29,9 @@ from audits.canaries.canaries import Canaries
 from audits.canaries.views import seen_by
 from audits.result import AuditResult
 from privfl.errors import ConfigError
-from privfl.federation.cohorts import Clients, Cohort, Everyone, Selection
+from privfl.federation.cohorts import Cohort, CohortWithout, Everyone
 from privfl.federation.task import ClientIndex, Task
 from privfl.privacy.accounting.release import Observer
-from privfl.privacy.noise.source import NoiseSource
 from privfl.simulation.result import Run
 from privfl.simulation.transcript import PublicFacts
 
@@ -41,45 +39,7 @@ TrainClients = Callable[[Task, Cohort], Run]
 """Trains on a task with the cohort that is given, and records what the observer sees."""
 
 SILENT_NOISE = "it tells nothing that a silent client leaves its share of the noise out, too"
-"""What a bound assumes where clients add noise: one whose data is zeroed out would still add it."""
-
-
-@dataclass(frozen=True)
-class CohortWithout(Cohort):
-    """The ``cohort`` without the clients in ``left_out``, while every public number stays what it was."""
-
-    cohort: Cohort
-    left_out: frozenset[int]
-
-    @property
-    def needs_sizes(self) -> bool:  # type: ignore[override]
-        """Whether the cohort is drawn by sizes."""
-        return self.cohort.needs_sizes
-
-    @property
-    def rate(self) -> float:
-        """The Poisson rate that may be claimed."""
-        return self.cohort.rate
-
-    def min_separation(self, clients: int) -> int:
-        """See :meth:`privfl.federation.cohorts.Cohort.min_separation`."""
-        return self.cohort.min_separation(clients)
-
-    def expected(self, available: int) -> float:
-        """The public number of clients, those left out included."""
-        return self.cohort.expected(available)
-
-    def draw(
-        self,
-        available: Clients,
-        round: int,
-        seed: int,
-        source: NoiseSource,
-        sizes: NDArray[np.float64],
-    ) -> Selection:
-        """Who is drawn and not left out."""
-        drawn = self.cohort.draw(available, round, seed, source, sizes)
-        return drawn.among([client for client in drawn.clients.tolist() if client not in self.left_out])
+"""What a bound assumes where clients add noise: one whose update alone is left out would still add it."""
 
 
 def with_canary_clients(task: Task, canaries: Canaries) -> tuple[Task, Canaries]:

@@ -36,6 +36,10 @@ Tensors = dict[str, Tensor]
 class Round:
     """What the server knows when it aggregates.
 
+    Where noise is added to sums, or hides clients, all of it is public: ``members`` are those who were asked. Where the
+    claim for clients is amplified by a secret draw of the cohort, ``cohort`` is the expected number, and ``members``
+    and ``weights`` are empty. Divide by ``weight``.
+
     Args:
         weight: Σ of the aggregation weights of the uploads that arrived; under client-level noise the public number of
             clients that a cohort has (in expectation).
@@ -44,12 +48,12 @@ class Round:
         samples: number of samples of the whole federation, exact or estimated; ``None`` if nobody asked for sizes.
         number: which round this is, from 0.
         members: the clients whose uploads arrived, int64 [m], ascending.
-        factors: their weights, float64 [m].
-        generator: the server's own random stream of this round.
+        weights: their weights, float64 [m].
+        generator: the server's own random stream of this round, from the experiment's public seed.
     """
 
     weight: float
-    cohort: int
+    cohort: float
     clients: int
     samples: float | None = None
     number: int = 0
@@ -230,7 +234,7 @@ def check_contract(algorithm: Algorithm) -> None:
         names = getattr(algorithm, what)
         if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
             raise ConfigError(f"{who}'s {what} is {names!r}; give a tuple of names, such as ('control',)")
-    if not isinstance(fields, tuple) or not all(isinstance(field, Field) for field in fields):
+    if not isinstance(fields, tuple) or not all(type(field) is Field for field in fields):
         raise ConfigError(f"{who}'s fields() returned {fields!r}; give a tuple of fields, such as (Field('update'),)")
 
 

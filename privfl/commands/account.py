@@ -35,6 +35,7 @@ def epsilon_(
     from privfl.errors import PrivacyError
     from privfl.privacy.accounting.accountant import epsilon
 
+    _check_delta(delta)
     if not noise_multiplier >= 0:
         raise PrivacyError(f"--noise-multiplier is {noise_multiplier:g}; give a number ≥ 0")
     if not 0 < sample_rate <= 1 or steps < 1:
@@ -55,6 +56,7 @@ def noise(
     """The smallest noise multiplier whose claim stays within a target ε."""
     from privfl.privacy.accounting.calibration import noise_multiplier_for
 
+    _check_delta(delta)
     found = noise_multiplier_for(target_epsilon, delta, {sample_rate: steps})
     if json:
         typer.echo(json_module.dumps({"noise_multiplier": found, "target_epsilon": target_epsilon, "delta": delta}))
@@ -73,12 +75,27 @@ def response(
     """Total ε of T fresh randomised responses over D values, by their exact privacy loss."""
     from privfl.privacy.accounting.accountant import randomized_response_total
 
+    _check_delta(delta)
     _show(randomized_response_total(epsilon, domain, answers, delta), delta, json)
 
 
+def _check_delta(delta: float) -> None:
+    from privfl.errors import PrivacyError
+
+    if not 0 <= delta < 0.5:
+        raise PrivacyError(
+            f"--delta is {delta:g}; give a number from 0 up to but not including 0.5, such as 1e-5: at a half or more "
+            "a claim says nothing, however few there are to protect"
+        )
+
+
 def _show(bound: Bound, delta: float, as_json: bool) -> None:
+    fewer = f"{1 / delta:.3g}" if delta > 0 else "∞"
+    empty = f"ε is 0 because δ alone allows all this: a claim for fewer than {fewer} units, else none"
     if as_json:
         values: dict[str, Any] = {"delta": delta, **asdict(bound)}
+        if bound.epsilon == 0 < delta:
+            values["note"] = empty
         finite = {name: "inf" if value == float("inf") else value for name, value in values.items()}
         typer.echo(json_module.dumps(finite))
         return
@@ -87,3 +104,5 @@ def _show(bound: Bound, delta: float, as_json: bool) -> None:
         f"exact value in [{bound.lower:.6g}, {bound.upper:.6g}], best guess {bound.estimate:.6g}   "
         f"({bound.interval_source})"
     )
+    if bound.epsilon == 0 < delta:
+        typer.echo(empty)

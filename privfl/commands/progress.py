@@ -10,14 +10,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from privfl.privacy.accounting.statement import round_up
+
 if TYPE_CHECKING:
     from privfl.simulation.callbacks import Simulation
+    from privfl.simulation.result import Run
 
 _CELLS = ("sample/server", "sample/public", "client/server", "client/public")
 
 
 class Progress:
-    """Shows round, loss, accuracy and ε so far; :meth:`update` is a callback of ``simulate``."""
+    """Shows round, loss, accuracy and ε so far; :meth:`update` is a callback of ``simulate``.
+
+    While a run goes on, its ε is an upper bound, and said to be; what is shown last is the statement's.
+    """
 
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
@@ -47,18 +53,30 @@ class Progress:
     def update(self, simulation: Simulation, line: dict[str, Any]) -> None:
         """Show a finished round."""
         self.last |= {name: line[name] for name in ("test_loss", "test_accuracy") if name in line}
-        text = describe(self.last, line["epsilon"])
         done = line["round"] + 1
+        text = describe(self.last, line["epsilon"], final=done == self.rounds)
         self.bar.update(self.task, completed=done, description=text)
         tenth = max(1, self.rounds // 10)
         if not self.live and (done % tenth == 0 or done == self.rounds):
             print(f"round {done}/{self.rounds}  {text}", file=sys.stderr, flush=True)
 
+    def conclude(self, run: Run) -> None:
+        """Show the statement's ε where the budget stopped the run: after its last round nobody knew it yet."""
+        if run.metrics and len(run.metrics) < self.rounds:
+            text = describe(self.last, run.metrics[-1]["epsilon"], final=True)
+            self.bar.update(self.task, description=text)
+            if not self.live:
+                done = len(run.metrics)
+                print(f"stopped by the budget at round {done}/{self.rounds}  {text}", file=sys.stderr, flush=True)
 
-def describe(last: dict[str, Any], epsilon: dict[str, float]) -> str:
-    """``loss 0.41  accuracy 0.893  ε ≤ 2.1 (sample/public)``: the last evaluation and the first finite cell."""
+
+def describe(last: dict[str, Any], epsilon: dict[str, float], *, final: bool) -> str:
+    """``loss 0.410  accuracy 0.893  ε = 2.1 (sample/public)``: the last evaluation and the first finite cell."""
     loss = "not finite" if last.get("test_loss") is None else f"{last['test_loss']:.3f}"
     parts = [f"loss {loss}  accuracy {last['test_accuracy']:.3f}"] if last else []
     finite = next((cell for cell in _CELLS if cell in epsilon), None)
-    parts.append("ε = ∞" if finite is None else f"ε ≤ {epsilon[finite]:.3g} ({finite})")
+    if finite is None:
+        return "  ".join([*parts, "ε = ∞"])
+    shown = round_up(epsilon[finite])
+    parts.append(f"ε = {shown} ({finite})" if final else f"ε so far at most {shown} ({finite}, upper bound)")
     return "  ".join(parts)

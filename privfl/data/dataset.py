@@ -45,6 +45,7 @@ class Dataset(Settings):
         client_names: one name per client number, or None.
         class_names: one name per class, or None.
         vocabulary: for token inputs, the number of token ids; ids lie in 0..vocabulary-1.
+        read_off: what nobody said and the rows had to tell, of ``"classes"`` and ``"test rows"``: no claim covers that.
 
     Raises:
         DataError: an array is empty, of the wrong type or length, not finite, or out of range.
@@ -61,6 +62,7 @@ class Dataset(Settings):
     client_names: tuple[str, ...] | None = None
     class_names: tuple[str, ...] | None = None
     vocabulary: int | None = None
+    read_off: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 2 <= self.classes <= MOST_CLASSES:
@@ -243,6 +245,7 @@ class Dataset(Settings):
             test_clients=test_owner,
             client_names=tuple(str(key) for key in numbers) if numbers else None,
             vocabulary=vocabulary,
+            read_off=(*(["classes"] if classes is None else []), *(["test rows"] if test is None else [])),
         )
 
 

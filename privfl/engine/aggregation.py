@@ -24,6 +24,7 @@ class CohortSums:
     """What arrived from a cohort: sums of the uploads, who sent them with what weight, and why uploads are missing.
 
     ``weight`` is Σ of the weights of the uploads that arrived; ``aborted``: a secure sum was given up, nothing arrived.
+    ``asked`` are the weights of all who were asked, by client.
     """
 
     total: Tensors = field(default_factory=dict)
@@ -32,6 +33,7 @@ class CohortSums:
     weight: float = 0.0
     problems: Counter[str] = field(default_factory=Counter)
     aborted: bool = False
+    asked: dict[int, float] = field(default_factory=dict)
 
 
 class Aggregator(Protocol):

@@ -7,13 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor, is_functorch_wrapped_tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
-from privfl.engine.layouts import INNERMOST, folded
+from privfl.engine.layouts import INNERMOST
+from privfl.privacy.noise.source import NoiseStream
+
+Coins = torch.Generator | NoiseStream
+"""Where masks come from. Under DP-SGD they are as secret as the noise: were they known, one example more or less would
+shift the masks of all examples after it, and their gradients with them."""
 
 
 class StreamDropout(nn.Module):
-    """``nn.Dropout`` (and its channel-wise kin) with generators that the engine sets.
+    """``nn.Dropout`` (and its channel-wise kin) with coins that the engine sets.
 
     ``noise_dims`` is the number of leading dimensions that get masks of their own: all for ``nn.Dropout``, two (sample
     and channel) for ``nn.Dropout1d``, ``nn.Dropout2d`` and ``nn.Dropout3d``. One client's network draws from
@@ -23,8 +28,8 @@ class StreamDropout(nn.Module):
     def __init__(self, probability: float, noise_dims: int | None) -> None:
         super().__init__()
         self.probability, self.noise_dims = probability, noise_dims
-        self.generator: torch.Generator | None = None
-        self.stack: Sequence[torch.Generator] | None = None
+        self.generator: Coins | None = None
+        self.stack: Sequence[Coins] | None = None
         self.counts: Sequence[int] = ()
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -32,41 +37,43 @@ class StreamDropout(nn.Module):
             return inputs
         if self.probability == 1:
             return inputs * 0
-        if self.stack is None and inputs.dim() > 0 and is_batchedtensor(inputs):
-            return folded(self, inputs)  # the masks are those of the whole batch
         like = inputs.detach()
         if self.noise_dims is not None:
             for dim in range(self.noise_dims, like.dim()):
                 like = like.narrow(dim, 0, 1)
-        if self.stack is not None:
-            kept: Tensor = _StackedMask.apply(like, self)  # type: ignore[no-untyped-call]
+        if self.stack is not None or is_functorch_wrapped_tensor(like):
+            kept: Tensor = _Mask.apply(like, self)  # type: ignore[no-untyped-call]
             return inputs * kept.to(inputs.dtype).mul_(1 / (1 - self.probability))
-        drawn = torch.rand(like.shape, generator=self.generator, device=like.device, dtype=_drawn_in(like))
-        scaled = (drawn < 1 - self.probability).to(inputs.dtype).mul_(1 / (1 - self.probability))
-        if like.dim() == 4 and not is_functorch_wrapped_tensor(like) and like.is_contiguous(memory_format=INNERMOST):
+        scaled = self.kept(like.shape, like, self.generator).to(inputs.dtype).mul_(1 / (1 - self.probability))
+        if like.dim() == 4 and like.is_contiguous(memory_format=INNERMOST):
             scaled = scaled.contiguous(memory_format=INNERMOST)  # a product of unlike layouts is slow
         return inputs * scaled
+
+    def kept(self, shape: Sequence[int], like: Tensor, coins: Coins | None) -> Tensor:
+        """Which values of ``shape`` are kept, bool, on the device of ``like``."""
+        if isinstance(coins, NoiseStream):
+            shape = torch.Size(shape)
+            dropped = torch.from_numpy(coins.bernoulli(self.probability, shape.numel()))
+            return ~dropped.view(shape).to(like.device)
+        # Half precision must not change who is dropped.
+        wide = torch.float64 if like.dtype == torch.float64 else torch.float32
+        return torch.rand(shape, generator=coins, device=like.device, dtype=wide) < 1 - self.probability
 
     def extra_repr(self) -> str:
         return f"p={self.probability}"
 
 
-def _drawn_in(like: Tensor) -> torch.dtype:
-    """The type of the random numbers: half precision must not change who is dropped."""
-    return torch.float64 if like.dtype == torch.float64 else torch.float32
-
-
-class _StackedMask(torch.autograd.Function):
-    """The mask of every client of a stack, drawn from its own stream outside of the stack."""
+class _Mask(torch.autograd.Function):
+    """The masks of all rows of a stack, or of all clients and their rows, drawn outside of it."""
 
     @staticmethod
     def forward(like: Tensor, layer: StreamDropout) -> Tensor:
-        """Masks shaped as ``like`` [clients, B, ...]; rows that are padding keep everything."""
-        assert layer.stack is not None
+        """Masks shaped as ``like``, [clients, B, ...] of a cohort; rows that are padding keep everything."""
+        if layer.stack is None:
+            return layer.kept(like.shape, like, layer.generator)
         masks = torch.ones_like(like, dtype=torch.bool)
-        for place, (generator, count) in enumerate(zip(layer.stack, layer.counts, strict=True)):
-            drawn = torch.rand((count, *like.shape[2:]), generator=generator, device=like.device, dtype=_drawn_in(like))
-            torch.lt(drawn, 1 - layer.probability, out=masks[place, :count])
+        for place, (coins, count) in enumerate(zip(layer.stack, layer.counts, strict=True)):
+            masks[place, :count] = layer.kept((count, *like.shape[2:]), like, coins)
         return masks
 
     @staticmethod
@@ -79,7 +86,7 @@ class _StackedMask(torch.autograd.Function):
         """One level out, with what this level stacks as the first dimension."""
         dim = in_dims[0]
         assert dim is not None
-        masks: Tensor = _StackedMask.apply(like.movedim(dim, 0), layer)  # type: ignore[no-untyped-call]
+        masks: Tensor = _Mask.apply(like.movedim(dim, 0), layer)  # type: ignore[no-untyped-call]
         return masks, 0
 
 

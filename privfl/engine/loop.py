@@ -156,14 +156,14 @@ class LoopEngine:
             task.targets,
             space.own,
             space.clipper,
-            task.loss,
+            phase.for_client(task.loss),
             channel.dpsgd,
             channel.statistics,
             self.precision,
             space.state,
             phase.local_only(blind=blind),
         )
-        space.start(context.stream("dropout", client, self.device))
+        space.start(phase.dropout(client, context, self.device))
         door = keeper.door()
         with torch.no_grad():
             local = algorithm.begin(received, phase.client_state(client, context.client_state, blind=blind), training)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from privfl.algorithms.base import Algorithm, Tensors, overrides
-from privfl.engine.dropout import StreamDropout
+from privfl.engine.dropout import Coins, StreamDropout
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, Trained, Workspace, send
 from privfl.errors import ConfigError
@@ -129,9 +129,9 @@ class VectorisedEngine:
         blind: bool = False,
     ) -> list[Trained]:
         loop, algorithm, training = self.loop, phase.for_clients(), self.loop.training.in_round(context.number)
-        streams = []
+        streams: list[Coins] = []
         if stack.dropout:
-            streams = [context.stream("dropout", slot.client, loop.device) for slot in slots]
+            streams = [phase.dropout(slot.client, context, loop.device) for slot in slots]
 
         def announce(counts: Sequence[int]) -> None:
             for layer in stack.dropout:
@@ -143,7 +143,7 @@ class VectorisedEngine:
             loop.task.targets,
             stack.gradients,
             announce,
-            loop.task.loss,
+            phase.for_client(loop.task.loss),
             phase.channel.dpsgd,
             phase.channel.statistics,
             loop.precision,

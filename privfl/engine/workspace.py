@@ -13,18 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from privfl.algorithms.base import Algorithm, Tensors, overrides
-from privfl.engine.dropout import StreamDropout, give_dropout_streams
+from privfl.engine.dropout import Coins, StreamDropout, give_dropout_streams
 from privfl.engine.layouts import lay_channels_innermost
 from privfl.errors import ConfigError, unknown
 from privfl.models.flat_network import FlatNetwork
 from privfl.models.module_state import ModuleState
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.channel.client_side import BrokenUpload
+from privfl.privacy.clipping.known import known_function
 from privfl.privacy.clipping.per_sample import GradSampleMode, PerSampleGradients
 from privfl.privacy.door.batch_plans import LocalTraining, private_plan
 from privfl.privacy.door.keeper import ClientSlot, LocalOnly
 from privfl.privacy.door.log import DoorLog
 from privfl.privacy.door.step_draws import Draws
+from privfl.privacy.loss import Loss
 from privfl.privacy.noise.source import NoiseSource, NoiseStream
 from privfl.randomness import torch_stream
 from privfl.references import shipped
@@ -66,7 +68,7 @@ class Workspace:
         clipper = None if way is None else PerSampleGradients(own, way)
         return cls(own, clipper, dropout, ModuleState.of(own.module))
 
-    def start(self, stream: torch.Generator) -> None:
+    def start(self, stream: Coins) -> None:
         """Ready the network for training one client whose drop-out draws from ``stream``."""
         if self.state is not None:
             self.state.restore()
@@ -125,6 +127,16 @@ class Phase:
         """
         protected = self.channel.dpsgd is not None or bool(self.channel.statistics)
         return protected and self.algorithm.local_only and not shipped(type(self.algorithm))
+
+    def dropout(self, client: int, context: RoundContext, device: torch.device) -> Coins:
+        """What ``client``'s drop-out masks are drawn from in this round: secret coins under DP-SGD."""
+        if self.channel.dpsgd is not None:
+            return context.noise("dropout" + self.label, client)
+        return context.stream("dropout", client, device)
+
+    def for_client(self, loss: Loss) -> Loss:
+        """``loss`` as one client uses it: from outside a copy, where noise covers what one client sends."""
+        return copy.deepcopy(loss) if self.channel.has_client_level_noise and not known_function(loss) else loss
 
     def local_only(self, *, blind: bool) -> LocalOnly:
         """What a door makes of a gradient that is to stay with the client."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -217,6 +217,34 @@ class Rotation(Cohort):
         return _once(available[places[available] == round % self.period])
 
 
+@dataclass(frozen=True)
+class CohortWithout(Cohort):
+    """The ``cohort`` without the clients in ``left_out``, while every public number stays what it was; for audits."""
+
+    cohort: Cohort
+    left_out: frozenset[int]
+
+    @property
+    def needs_sizes(self) -> bool:  # type: ignore[override]
+        return self.cohort.needs_sizes
+
+    @property
+    def rate(self) -> float:
+        return self.cohort.rate
+
+    def min_separation(self, clients: int) -> int:
+        return self.cohort.min_separation(clients)
+
+    def expected(self, available: int) -> float:
+        return self.cohort.expected(available)
+
+    def draw(
+        self, available: Clients, round: int, seed: int, source: NoiseSource, sizes: NDArray[np.float64]
+    ) -> Selection:
+        drawn = self.cohort.draw(available, round, seed, source, sizes)
+        return drawn.among([client for client in drawn.clients.tolist() if client not in self.left_out])
+
+
 COHORTS: dict[str, type[Cohort]] = {
     "everyone": Everyone,
     "fixed": FixedCohort,
@@ -225,3 +253,40 @@ COHORTS: dict[str, type[Cohort]] = {
     "size-weighted": SizeWeightedCohort,
 }
 """Every cohort rule by the name that configuration files use."""
+
+
+def keeps_its_word(cohort: Cohort) -> bool:
+    """Whether what ``cohort`` says of its draw may carry a claim: only privfl's own rules, as they are, may.
+
+    Of any other class, and of an object with a ``draw`` of its own, nobody knows that the draw does what the rate and
+    the separation say.
+    """
+    if not vars(cohort).keys() <= {one.name for one in fields(cohort)}:
+        return False
+    return keeps_its_word(cohort.cohort) if type(cohort) is CohortWithout else type(cohort) in COHORTS.values()
+
+
+def earned_rate(cohort: Cohort) -> float:
+    """The Poisson rate that a claim may be amplified by."""
+    return cohort.rate if keeps_its_word(cohort) else 1.0
+
+
+def check_selection(selection: Selection, available: Clients, *, once: bool) -> Selection:
+    """``selection``, if it names clients that can be reached, each at most once; ``once``: each counts once, too.
+
+    Raises:
+        ConfigError: it does not; privfl's own rules always do.
+    """
+    clients, times = selection.clients, selection.multiplicity
+    sound = clients.shape == times.shape and bool((np.diff(clients) > 0).all() and np.isin(clients, available).all())
+    if not sound or not bool((times >= 1).all()):
+        raise ConfigError(
+            f"the cohort drew {clients.tolist()[:8]}, {times.tolist()[:8]} times; give clients that can be reached, "
+            "each once, ascending, and how often each one counts"
+        )
+    if once and not bool((times == 1).all()):
+        raise ConfigError(
+            f"the cohort lets client {int(clients[times > 1][0])} count {int(times.max())} times, and noise covers one "
+            "upload of each; draw every client at most once"
+        )
+    return selection

@@ -68,10 +68,13 @@ def content_hash(values: Rows) -> str:
     """A hash of type, shape and content of ``values``, the same for a tensor and for a memory map of equal rows.
 
     A memory map is read once, from front to back.
+
+    Returns:
+        64 hexadecimal digits.
     """
     digest = hashlib.sha256(f"{values.dtype} {tuple(values.shape)}".encode())
     step = max(1, _PIECE // max(1, math.prod(values.shape[1:])))
     for start in range(0, len(values), step):
         piece: Tensor = values[start : start + step]
         digest.update(piece.cpu().contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()

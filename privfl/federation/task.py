@@ -80,8 +80,8 @@ class ClientIndex:
         return self.rows[self.offsets[client] : self.offsets[client + 1]]
 
     def hash(self) -> str:
-        """A hash of who holds which rows."""
-        return hashlib.sha256(self.rows.cpu().numpy().tobytes() + self.offsets.tobytes()).hexdigest()[:16]
+        """A hash of who holds which rows, 64 hexadecimal digits."""
+        return hashlib.sha256(self.rows.cpu().numpy().tobytes() + self.offsets.tobytes()).hexdigest()
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
@@ -111,6 +111,7 @@ class Task(Settings):
     vocabulary: int | None = None
     local_tests: ClientIndex | None = None
     local_validations: ClientIndex | None = None
+    read_off: tuple[str, ...] = ()
     recipe: Recipe | None = field(default=None, init=False, repr=False, compare=False)
     """How this very task can be had again, if that is known; a changed copy (``dataclasses.replace``) has none."""
 
@@ -159,6 +160,7 @@ class Task(Settings):
             loss=loss,
             report=report,
             vocabulary=dataset.vocabulary,
+            read_off=dataset.read_off,
         )
         if loss is not cross_entropy or not isinstance(factory, NamedModel):
             task.check_model(task.model(0))  # what others have written fails here, and not when a run begins
@@ -256,21 +258,33 @@ class Task(Settings):
         A memory map is read once for it.
         """
         model = self.model.named if isinstance(self.model, NamedModel | OwnModel) else Named.of(self.model)
-        indices = {name: getattr(self, name) for name in ("local_tests", "local_validations")}
+        hashes = {name: digest[:16] for name, digest in self.content().items()}
         return {
             "name": self.name,
             "clients": len(self.clients),
-            "rows": self.clients.hash(),
-            **self._hashes,
-            **{name: index.hash() for name, index in indices.items() if index is not None},
+            "rows": hashes.pop("clients"),
+            **hashes,
             "model": plain(model),
             **({} if self.loss is cross_entropy else {"loss": plain(Named.of(self.loss))}),
         }
 
-    @cached_property
-    def _hashes(self) -> dict[str, str]:
-        names = ("inputs", "targets", "test_inputs", "test_targets")
-        return {name: content_hash(getattr(self, name)) for name in names}
+    def content(self, *, fresh: bool = False) -> dict[str, str]:
+        """Hashes of every byte of the data and of who holds which rows, by the names of the fields.
+
+        They are kept for the next call, unless tensors were written to by torch since. What is written past torch, to
+        an array that shares its memory or to a mapped file, is seen if ``fresh`` asks to read everything again.
+        """
+        arrays = {name: getattr(self, name) for name in ("inputs", "targets", "test_inputs", "test_targets")}
+        indices = {name: getattr(self, name) for name in ("clients", "local_tests", "local_validations")}
+        indices = {name: index for name, index in indices.items() if index is not None}
+        tensors = [*arrays.values(), *(index.rows for index in indices.values())]
+        versions = tuple(getattr(tensor, "_version", 0) for tensor in tensors)
+        known = self.__dict__.get("_content")
+        if fresh or known is None or known[0] != versions:
+            hashes = {name: content_hash(values) for name, values in arrays.items()}
+            known = versions, {**hashes, **{name: index.hash() for name, index in indices.items()}}
+            self.__dict__["_content"] = known
+        return dict(known[1])
 
     def context(self, rounds: int, seed: int) -> RunContext:
         """What an algorithm may know of a run of ``rounds`` rounds on this task."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from privfl.algorithms.base import Algorithm, Tensors
 from privfl.federation.task import Task
+from privfl.privacy.accounting.stated import stating_class
 from privfl.privacy.channel.channel import ChannelSpec
+from privfl.privacy.mechanisms.registry import UPDATE_MECHANISMS
 from privfl.privacy.settings import Privacy
+from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
 
-SHARED = "{} samples are held by more than one client; every claim is about one client's copy."
+SHARED = "Some samples are held by more than one client; every claim is about one client's copy."
 SECRET_DRAW = (
-    "The claim for clients before the public holds while it stays secret who took part: this row alone may be "
-    "published, and the metrics of single rounds may not."
+    "The claim for clients before the public holds while it stays secret who took part: publish this cell of "
+    "the table alone, and of the run directory neither checkpoint, timings nor the server's transcript; metrics and "
+    "summary leave out what the draw decides."
 )
 ADAPTED = "The sampling rate follows from the size answers; the claim composes the rates that these answers led to."
 
@@ -32,11 +36,32 @@ SECURE_SUM = (
 )
 
 
+AUTHORS = "The claims rest on parts that are not privfl's own, and on what their authors say of them: {}."
+
+
+PUBLIC = "Public, by assumption: {} classes, who the {} clients are, inputs of shape {}, {} test rows, every setting."
+READ_OFF = "Read off the data, and covered by no claim unless it is known anyway: {}."
+_SAID = {
+    "classes": "how many classes there are (say it: classes=)",
+    "test rows": "which rows are held out (give test=)",
+}
+
+
+def assumptions(task: Task) -> str:
+    """What every claim about a run of ``task`` takes as known to everybody."""
+    shape = " x ".join(map(str, task.inputs.shape[1:]))
+    if task.vocabulary is not None:
+        shape += f" with {task.vocabulary} token ids"
+    said = PUBLIC.format(task.classes, len(task.clients), shape, len(task.test_targets))
+    read_off = [_SAID[name] for name in task.read_off]
+    return f"{said} {READ_OFF.format(', '.join(read_off))}" if read_off else said
+
+
 def caveats(task: Task, algorithm: Algorithm, server: Tensors, privacy: Privacy, channel: ChannelSpec) -> list[str]:
     """The sentences that hold for a run of ``task`` that ended in the state ``server``."""
     found = []
     if task.report is not None and task.report.shared:
-        found.append(SHARED.format(task.report.shared))
+        found.append(SHARED)
     if "rate" in server and privacy.size is not None and privacy.training is not None:
         found.append(ADAPTED)
     if task.local_tests is not None:
@@ -45,7 +70,26 @@ def caveats(task: Task, algorithm: Algorithm, server: Tensors, privacy: Privacy,
         found.append(OWN_MODELS)
     if channel.amplified:
         found.append(SECRET_DRAW)
+    if believed := _believed(privacy, channel):
+        found.append(AUTHORS.format(", ".join(believed)))
     if channel.secure is not None:
         words = SECURE_SUM if channel.secure.mode == "protocol" else TRUSTED_SUM
         found.append(words.format(adversary=channel.secure.adversary, corrupt=100 * channel.secure.corrupt))
+    return found
+
+
+def _believed(privacy: Privacy, channel: ChannelSpec) -> list[str]:
+    """Parts of somebody else's class that a claim rests on, each with what is believed of it."""
+    own = {base for kind in UPDATE_MECHANISMS.values() for base in kind.__mro__}
+    found = []
+    for link in privacy.update if channel.noise is not None or channel.noise_at_server else ():
+        claim = {"noise": "cover", "sum": "honest"}.get(link.kind, "at_client")
+        if claim == "at_client" and link.side_values:
+            claim = "update_multiplier"
+        if stating_class(link, claim) not in own:
+            what = "that it treats every update on its own" if claim == "at_client" else f"its {claim}"
+            found.append(f"{type(link).__name__} ({what})")
+    size = privacy.size
+    if size is not None and stating_class(size, "client_cost") not in SIZE_MECHANISMS.values():
+        found.append(f"{type(size).__name__} (its client_cost)")
     return found

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from privfl.algorithms import ALGORITHMS
 from privfl.algorithms.base import Algorithm, check_contract, overrides
 from privfl.errors import ConfigError
-from privfl.federation.cohorts import Cohort
+from privfl.federation.cohorts import Cohort, earned_rate
 from privfl.federation.task import Task
 from privfl.models.flat_network import FlatNetwork
+from privfl.privacy.accounting.stated import check_exact, stating_class
 from privfl.privacy.channel.channel import ChannelSpec
 from privfl.privacy.clipping.opacus_hooks import check_opacus
 from privfl.privacy.clipping.per_sample import GradSampleMode, PerSampleGradients, hooks_refusal, unknown_layers
@@ -37,6 +39,13 @@ class Checked:
     hides_weights: bool
 
 
+_SENDS = (
+    *("fields", "plan", "begin", "prepare", "step", "add_data_independent_gradient", "conclude", "finish"),
+    *("initial_client_state", "survey", "bind"),
+)
+"""What decides about an upload at the client."""
+
+
 def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: Cohort, device: torch.device) -> Checked:
     """Refuse settings that contradict each other.
 
@@ -46,6 +55,8 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
     dpsgd, clients = privacy.training, len(task.clients)
     network = FlatNetwork(task.model(0), device)
     task.check_model(network.module)
+    check_exact("privacy", privacy, Privacy)
+    privacy.check_parts()
     cohort.check_clients(clients)
     check_contract(algorithm)
     _check_kept(algorithm, network.flat)
@@ -55,7 +66,7 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
             raise ConfigError(f"DP-SGD cannot protect this run: {algorithm.dpsgd_refusal()}")
         dpsgd.check_clients(clients)
         way = _way(dpsgd.per_sample, network, task)
-    channel = ChannelSpec.of(privacy.update, algorithm.fields(), dpsgd, cohort.rate, privacy.statistics)
+    channel = ChannelSpec.of(privacy.update, algorithm.fields(), dpsgd, earned_rate(cohort), privacy.statistics)
     _check_statistics(algorithm, privacy)
     if channel.has_client_level_noise and algorithm.survey() is not None:
         raise ConfigError(
@@ -83,9 +94,16 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
             "a client that counts more than once multiplies what noise at the server must cover; set weighting = "
             "'uniform' and draw a cohort that does not depend on sizes"
         )
+    if channel.noise_at_server:
+        _check_sum_of_gradients(algorithm)
     if channel.amplified:
         _keep_draw_secret(privacy)
     warnings = []
+    if cohort.rate < earned_rate(cohort):
+        warnings.append(
+            f"{type(cohort).__name__} says that it draws at the rate {cohort.rate:g}, which nobody can check; no claim "
+            "is amplified by it, as it would be by privfl's own PoissonCohort"
+        )
     if needs_sizes and privacy.size is not None:
         privacy.size.require_precision(clients, privacy.max_size_error)
         warnings += privacy.size.check_sizes(task.clients.sizes)
@@ -103,6 +121,21 @@ def _check_secure_sum(algorithm: Algorithm) -> None:
             f"{algorithm.name}'s server weighs single clients, which SecureSum hides from it; use an algorithm that "
             "needs sums only (`privfl list algorithms`)"
         )
+
+
+def _check_sum_of_gradients(algorithm: Algorithm) -> None:
+    """Refuse a client's half of an algorithm of which only its author knows that it sends one sum of gradients.
+
+    Noise on the sum is sized for what the class says that one example moves; nothing at the server can check that.
+    """
+    stating = stating_class(algorithm, "fields")
+    for method in _SENDS if stating in ALGORITHMS.values() else _SENDS[:1]:
+        changing = stating_class(algorithm, method)
+        if stating not in ALGORITHMS.values() or changing not in stating.__mro__:
+            raise ConfigError(
+                f"noise at the server is sized for a sum of clipped gradients, and nobody can check that {method} of "
+                f"{changing.__name__} keeps to one; take FedSampling as it is, or DPSGD(noise_at='client')"
+            )
 
 
 def _check_statistics(algorithm: Algorithm, privacy: Privacy) -> None:

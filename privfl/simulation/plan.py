@@ -13,13 +13,14 @@ from privfl.algorithms.base import Algorithm, Tensors
 from privfl.engine.workspace import phases_of
 from privfl.errors import ConfigError
 from privfl.federation.availability import Always, Availability
-from privfl.federation.cohorts import Cohort, Everyone, Selection
+from privfl.federation.cohorts import Cohort, Everyone, Selection, check_selection, earned_rate, keeps_its_word
 from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
-from privfl.privacy.accounting.release import Observer
+from privfl.privacy.accounting.release import Observer, Unit
 from privfl.privacy.channel.channel import ChannelSpec, RunChannel
 from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.mechanisms.participation import ParticipationPattern
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.settings import Privacy
@@ -69,6 +70,11 @@ class Plan(RunSettings):
     source: NoiseSource
 
     @property
+    def units(self) -> dict[Unit, int]:
+        """How many of each unit are protected: all training examples of all clients, and all clients."""
+        return {"sample": len(self.task.clients.rows), "client": len(self.task.clients)}
+
+    @property
     def asks_every_round(self) -> bool:
         """Whether clients may answer with their sizes more than once."""
         return self.needs_sizes and self.privacy.size is not None and self.privacy.size.refresh != "once"
@@ -78,18 +84,33 @@ class Plan(RunSettings):
         """Whether any mechanism of this run draws from the noise source."""
         answers = self.needs_sizes and self.privacy.size is not None
         reports = any(phase.channel.reports for phase in phases_of(self.algorithm, self.channel.usual))
-        return self.privacy.training is not None or self.channel.has_client_level_noise or answers or reports
+        doors = self.privacy.training is not None or bool(self.privacy.statistics)
+        masks = self.channel.usual.secure is not None
+        return doors or masks or self.channel.has_client_level_noise or answers or reports
 
     def available(self, round: int) -> NDArray[np.int64]:
-        """The clients that can be reached in ``round``."""
-        return self.availability.active(round, len(self.task.clients), self.schedule.seed)
+        """The clients that can be reached in ``round``, ascending, each once.
+
+        Raises:
+            ConfigError: the availability names nobody, or clients that do not exist.
+        """
+        clients = len(self.task.clients)
+        active = np.unique(self.availability.active(round, clients, self.schedule.seed))
+        if not (len(active) and active[0] >= 0 and active[-1] < clients):
+            raise ConfigError(
+                f"{type(self.availability).__name__} says that clients {active.tolist()[:8]} can be reached in round "
+                f"{round}; give at least one number from 0 to {clients - 1}"
+            )
+        return active
 
     def select_cohort(
         self, round: int, available: NDArray[np.int64], server: Tensors, sizes: Sizes
     ) -> tuple[Selection, Tensors]:
         """Who of the ``available`` trains in ``round``, and the server's state once it knows their sizes."""
         known = sizes.weights(available) if self.cohort.needs_sizes else np.ones(len(available))
-        selection = self.cohort.draw(available, round, self.schedule.seed, self.source, known)
+        drawn = self.cohort.draw(available, round, self.schedule.seed, self.source, known)
+        once = self.channel.has_client_level_noise or self.channel.noise_at_server
+        selection = check_selection(drawn, available, once=once)
         server = self.algorithm.begin_round(server, round)
         if not self.needs_sizes:
             return selection, server
@@ -127,8 +148,11 @@ def prepare(settings: RunSettings) -> Plan:
 
 def _run_channel(channel: ChannelSpec, settings: RunSettings, size: int, hides_weights: bool) -> RunChannel:
     """``channel`` with what it must know of this run, whose model has ``size`` parameters."""
-    clients = len(settings.task.clients)
-    returns = ParticipationPattern.of(settings.cohort, clients, settings.schedule.rounds)
+    clients, rounds = len(settings.task.clients), settings.schedule.rounds
+    known = keeps_its_word(settings.cohort)
+    returns = (
+        ParticipationPattern.of(settings.cohort, clients, rounds) if known else ParticipationPattern(rounds, 1, rounds)
+    )
     return channel.for_run(size, settings.cohort.expected(clients), returns, hides_weights)
 
 
@@ -154,7 +178,15 @@ def calibrate_noise(plan: Plan, server: Tensors, sizes: Sizes) -> Plan:
             gradients[client][rate] += count
     besides = sizes.cost if plan.needs_sizes or plan.hides_weights else None
     totals = planned_totals(phases_of(plan.algorithm, plan.channel.usual), rounds)
-    dpsgd = calibrate(dpsgd, gradients, besides, plan.privacy.target_delta, totals)
+    return with_training(
+        plan, calibrate(dpsgd, gradients, besides, plan.privacy.target_delta, totals, plan.units["sample"])
+    )
+
+
+def with_training(plan: Plan, dpsgd: DPSGD) -> Plan:
+    """``plan`` with ``dpsgd`` at the door."""
     privacy = replace(plan.privacy, training=dpsgd)
-    channel = ChannelSpec.of(privacy.update, plan.algorithm.fields(), dpsgd, plan.cohort.rate, privacy.statistics)
+    channel = ChannelSpec.of(
+        privacy.update, plan.algorithm.fields(), dpsgd, earned_rate(plan.cohort), privacy.statistics
+    )
     return replace(plan, privacy=privacy, channel=_run_channel(channel, plan, plan.initial.numel(), plan.hides_weights))

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from privfl.algorithms.base import Algorithm, Tensors
 from privfl.engine.workspace import Phase
 from privfl.errors import ConfigError, PrivacyError
+from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.calibration import noise_multiplier_for
+from privfl.privacy.accounting.claims import too_large
 from privfl.privacy.accounting.release import Release, pure_cost
 from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.channel.channel import RoundChannel
@@ -33,8 +35,13 @@ def exceeds(
     """Whether recording the ``costs`` of ``round`` would push the budget's cell over its ε.
 
     Raises:
-        ConfigError: not even the first round fits.
+        ConfigError: not even the first round fits, or what it costs says nothing at the run's delta.
     """
+    if budget is not None and round == 0 and tracker.would_be_empty(budget, costs):
+        raise ConfigError(
+            f"the budget for {budget.unit}/{budget.observer} is kept only because target_delta is {tracker.delta:g}, "
+            f"above one over the number of {budget.unit}s; lower it"
+        )
     if budget is None or not tracker.would_exceed(budget, costs):
         return False
     if round == 0:
@@ -135,6 +142,7 @@ def calibrate(
     besides: Release | None,
     target_delta: float,
     totals: Mapping[Spent, int] | None = None,
+    examples: int = 1,
 ) -> DPSGD:
     """``dpsgd`` with the smallest noise multiplier that keeps every client's example within its target ε.
 
@@ -155,8 +163,16 @@ def calibrate(
         extra[cost.event, cost.relation] = extra.get((cost.event, cost.relation), 0) + 1
 
     def solve(target: float, counts: Mapping[float, int]) -> float:
-        # Who takes no gradient needs no noise; 1 keeps the settings valid.
-        return noise_multiplier_for(target, target_delta, counts, besides=extra) if sum(counts.values()) else 1.0
+        if not sum(counts.values()):
+            return 1.0  # who takes no gradient needs no noise; 1 keeps the settings valid
+        noise = noise_multiplier_for(target, target_delta, counts, besides=extra)
+        kinds = {(dpsgd.event(noise, rate), ADD_OR_REMOVE_ONE): count for rate, count in counts.items() if count}
+        if too_large(target_delta, examples) and epsilon({**extra, **kinds}, target_delta, interval=False).epsilon == 0:
+            raise ConfigError(
+                f"target_epsilon is kept only because target_delta is {target_delta:g}, above one over the number of "
+                "examples; lower it"
+            )
+        return noise
 
     if not isinstance(dpsgd.target_epsilon, tuple):
         noise: float | tuple[float, ...] = max(solve(dpsgd.target_epsilon, counts) for counts in hardest(gradients))

@@ -45,7 +45,9 @@ def collect(costs: RoundCosts, selection: Selection, server: Tensors, context: S
     """Let the cohort do its part of the phase that ``costs`` prices, and put together what arrives."""
     phase, clients = costs.phase, selection.clients.tolist()
     received = phase.algorithm.broadcast(server)
-    factors = dict(zip(clients, _weights(phase.algorithm, selection, server, context.sizes).tolist(), strict=True))
+    hidden = phase.channel.has_client_level_noise or phase.channel.noise_at_server
+    weights = _weights(phase.algorithm, selection, server, context.sizes, hidden=hidden)
+    factors = dict(zip(clients, weights.tolist(), strict=True))
     aggregator = _aggregator(phase, selection, received["parameters"], context.source)
     if isinstance(aggregator, str):
         sums = CohortSums(problems=Counter({aggregator: len(clients)}), aborted=True)
@@ -54,25 +56,36 @@ def collect(costs: RoundCosts, selection: Selection, server: Tensors, context: S
         seen = context.recorder.uploads(results) if isinstance(aggregator, PlainAggregator) else results
         sums = aggregate_uploads(seen, aggregator, factors, context.client_state, costs.check)
     if not sums.members:
-        sums.total = {field.name: _nothing(field.shape, received["parameters"]) for field in phase.channel.sent}
+        like = received["parameters"]
+        like = like.double() if phase.channel.has_central_noise else like  # as a sum: noise must not be rounded apart
+        sums.total = {field.name: _nothing(field.shape, like) for field in phase.channel.sent}
+    sums.asked = factors
     known = dict(zip(clients, selection.multiplicity.tolist(), strict=True)) if phase.channel.hides_weights else factors
     context.recorder.exchanged(phase, phase.channel.broadcast_to_clients(received), known, sums)
     return sums
 
 
 def aggregate(costs: RoundCosts, sums: CohortSums, server: Tensors, context: ServerContext) -> Tensors:
-    """The server's state after the phase; unchanged if nothing arrived, unless noise must hide just that."""
+    """The server's state after the phase; unchanged if nothing arrived, unless noise must hide just that.
+
+    Whatever the algorithm's code makes of what it is told is published. Where noise is added to sums it is told who was
+    asked and not whose upload could be used, which is for the data to say; where the claim rests on a secret draw,
+    nothing that the draw decides.
+    """
     phase, channel = costs.phase, costs.phase.channel
     hidden = channel.has_client_level_noise or channel.has_central_noise
     if sums.aborted or (not hidden and not sums.members):
         return server
+    told = sums.asked if hidden else dict(zip(sums.members, sums.weights, strict=True))
+    weight = sum(told.values()) if hidden else sums.weight
     facts = replace(
         context.facts,
-        weight=context.facts.weight if channel.has_client_level_noise else sums.weight,
-        members=torch.tensor(sums.members, dtype=torch.int64),
-        weights=torch.tensor(sums.weights, dtype=torch.float64),
+        weight=context.facts.weight if channel.has_client_level_noise else weight,
         generator=torch_stream(context.seed, "server" + phase.label, context.number),
     )
+    if not channel.amplified:
+        members = torch.tensor(list(told), dtype=torch.int64)
+        facts = replace(facts, members=members, weights=torch.tensor(list(told.values()), dtype=torch.float64))
     total = channel.at_server(sums.total, context.source, phase.label, context.facts.weight)
     learnt = {name: total.pop(name) for name in channel.chain.server_state if name in total}
     if channel.has_central_noise or channel.secure is not None:
@@ -93,14 +106,16 @@ def _aggregator(phase: Phase, selection: Selection, like: Tensor, source: NoiseS
         return f"no secure sum over {len(selection.clients)} clients: {error}"
 
 
-def _weights(algorithm: Algorithm, selection: Selection, server: Tensors, sizes: Sizes) -> NDArray[np.float64]:
-    """The weight of each upload of the cohort.
+def _weights(
+    algorithm: Algorithm, selection: Selection, server: Tensors, sizes: Sizes, *, hidden: bool
+) -> NDArray[np.float64]:
+    """The weight of each upload of the cohort; uniform where noise on sums covers what every one may add (``hidden``).
 
     Raises:
         ConfigError: what the server decided are no weights.
     """
     times = selection.multiplicity.astype(np.float64)
-    if algorithm.weights() == "uniform":
+    if hidden or algorithm.weights() == "uniform":
         return times
     if algorithm.weights() == "size":
         return times * sizes.weights(selection.clients)

@@ -1,23 +1,25 @@
 """A run on disk: what it was, what it measured, what it may claim, and where to go on after an interruption.
 
-    config.toml  environment.json  metrics.jsonl  timing.jsonl  statement.json  summary.json  checkpoints/  figures/
+    config.toml  environment.json  fingerprint.json  metrics.jsonl  timing.jsonl  statement.json  summary.json
+    checkpoints/  figures/
 
 Every file appears whole or not at all: it is written beside its place, forced to disk and moved. Checkpoints are NumPy
 archives read without pickle. ``metrics.jsonl`` may run ahead of the checkpoint; a resumed run cuts it back first.
 While a run is in flight ``noise.key`` (readable by the owner only) holds the key of its privacy noise, so that a
-resumed run repeats the noise of a round instead of spending it twice; it is erased when the run ends.
+resumed run repeats the noise of a round instead of spending it twice; it is erased when the run ends. What differs from
+the run that began (``fingerprint.json``) is refused: it would send other messages under the same noise.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import io
 import json
+import math
 import os
 import platform
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,10 +30,11 @@ import torch
 from torch import Tensor
 
 from privfl.errors import ConfigError, DataError, PrivflError
+from privfl.privacy.noise.source import KEY_BYTES, NoiseSource
 from privfl.schema import read_toml
+from privfl.simulation.fingerprint import DATA, INDIFFERENT, Fingerprint, versions
 
 Metrics = dict[str, Any]
-_PACKAGES = ("privfl", "opacus", "numpy", "scipy", "cryptography", "dp-accounting", "scikit-learn")
 
 
 def write_whole(path: Path, content: bytes, *, mode: int = 0o644) -> None:
@@ -77,31 +80,112 @@ class RunDirectory:
         self.checkpoint_file = path / "checkpoints" / "latest.npz"
         self.key_file = path / "noise.key"
 
-    def begin(self, config: Mapping[str, Any], *, resume: bool) -> Checkpoint | None:
-        """Start or go on; returns the checkpoint to go on from, ``None`` for a fresh start.
+    @property
+    def begun(self) -> bool:
+        """Whether the folder holds a run, finished or not."""
+        return (self.path / "environment.json").exists()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run that is here came to its end, by its last round or by its budget: it sends nothing more."""
+        return (self.path / "summary.json").exists()
+
+    def begin(
+        self, config: Mapping[str, Any], fingerprint: Fingerprint, source: NoiseSource, *, noisy: bool, resume: bool
+    ) -> tuple[Checkpoint | None, NoiseSource]:
+        """Start or go on.
+
+        Args:
+            config: the settings as ``config.toml`` holds them.
+            fingerprint: what the messages of this run depend on.
+            source: the fixed key, or one that was drawn just now.
+            noisy: whether any message is hidden by noise.
+            resume: go on with the run that is here, if there is one.
+
+        Returns:
+            The checkpoint to go on from, ``None`` for a fresh start, and the source with the run's own key.
 
         Raises:
             ConfigError: the folder holds another run, or a run and ``resume`` is off.
-            DataError: the checkpoint cannot be read, or the settings were changed since.
+            DataError: the checkpoint or the key cannot be read, or the files were changed since.
         """
-        begun = (self.path / "environment.json").exists()
-        if begun and not resume:
+        if self.begun and not resume:
             raise ConfigError(
                 f"{self.path} already holds a run; go on with --resume or choose another folder with --out"
             )
-        if begun:
-            if differing := self.differences(config):
-                raise ConfigError(
-                    f"{self.path} holds a run with other settings: {'; '.join(differing)}; repeat its config.toml or "
-                    "choose another --out"
-                )
-        else:
-            text = tomli_w.dumps(config).encode()
-            write_whole(self.path / "config.toml", text)
-            self.write_json("environment.json", {**environment(), "config_sha256": hashlib.sha256(text).hexdigest()})
+        if not self.begun:
+            self._start(config, fingerprint, source)
+            return None, source
         checkpoint = self.checkpoint()
-        self._cut_metrics(checkpoint.round if checkpoint else 0)
-        return checkpoint
+        remains = not self.finished and (checkpoint is None or checkpoint.round < config.get("rounds", math.inf))
+        differing = self.differences(config)
+        record = self.read_json("fingerprint.json")
+        if remains and not differing:
+            source = self._kept(source, record)
+        if record is not None:
+            # Where nothing is sent any more, it matters whether this is the run that was asked for, and no more.
+            known = record["parts"] if remains else {**fingerprint.parts, **_only(DATA, record["parts"])}
+            differing += fingerprint.differences(known, settings=bool(differing), libraries=noisy)
+        elif remains and noisy:
+            raise DataError(
+                f"{self.path} holds no fingerprint.json, so nobody can tell whether its rounds would be repeated as "
+                "they were sent; restore it, or start anew with another --out"
+            )
+        if differing:
+            raise ConfigError(
+                f"{self.path} holds a run with other settings: {'; '.join(differing)}; repeat its config.toml on what "
+                "it began with, or choose another --out"
+            )
+        self._cut_metrics(checkpoint)
+        return checkpoint, source
+
+    def _start(self, config: Mapping[str, Any], fingerprint: Fingerprint, source: NoiseSource) -> None:
+        """Write what a run begins with; ``environment.json`` comes last, and with it the run has begun."""
+        if self.checkpoint_file.exists() or self.finished:
+            raise DataError(
+                f"{self.path} holds what is left of a run without its environment.json; restore it, or start anew with "
+                "another --out"
+            )
+        self._cut_metrics(None)
+        write_whole(self.key_file, source.key.hex().encode(), mode=0o600)
+        text = tomli_w.dumps(config).encode()
+        write_whole(self.path / "config.toml", text)
+        key = {"fixed": source.reproducible, "check": source.check}
+        self.write_json("fingerprint.json", {"parts": dict(fingerprint.parts), "key": key})
+        self.write_json("environment.json", {**environment(), "config_sha256": hashlib.sha256(text).hexdigest()})
+
+    def _kept(self, source: NoiseSource, record: Mapping[str, Any] | None) -> NoiseSource:
+        """The source of the run that goes on, which is the one that it began with."""
+        began = None if record is None else record["key"]
+        if began is not None and began["fixed"] != source.reproducible:
+            kinds = "a fixed noise_key" if began["fixed"] else "a key from the operating system"
+            raise ConfigError(
+                f"{self.path} holds a run that began with {kinds}; set privacy.noise_key as it was, or choose another "
+                "--out"
+            )
+        if not source.reproducible:
+            source = NoiseSource(self._stored_key(), reproducible=False)
+        if began is not None and began["check"] != source.check:
+            what = "privacy.noise_key" if source.reproducible else str(self.key_file)
+            raise ConfigError(f"{what} is not the key that the run began with; restore it, or choose another --out")
+        return source
+
+    def _stored_key(self) -> bytes:
+        try:
+            key = bytes.fromhex(self.key_file.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"{self.key_file} is gone, and what was sent since the checkpoint cannot be repeated under the same "
+                "noise without it; restore it, or start anew with another --out"
+            ) from error
+        except (OSError, ValueError) as error:
+            raise DataError(f"cannot read {self.key_file} ({error}); restore it, or choose another --out") from error
+        if len(key) != KEY_BYTES:
+            raise DataError(
+                f"{self.key_file} holds {len(key)} bytes where a key has {KEY_BYTES}; restore it, or choose another "
+                "--out"
+            )
+        return key
 
     def differences(self, config: Mapping[str, Any]) -> list[str]:
         """Which settings of the run that is here ``config`` has otherwise, each with both values.
@@ -154,13 +238,6 @@ class RunDirectory:
         np.savez(buffer, meta=np.frombuffer(meta, np.uint8), **named)
         write_whole(self.checkpoint_file, buffer.getvalue())
 
-    def noise_key(self, fresh: bytes) -> bytes:
-        """The key of this run's noise: the stored one, or ``fresh``, stored now."""
-        if self.key_file.exists():
-            return bytes.fromhex(self.key_file.read_text(encoding="utf-8"))
-        write_whole(self.key_file, fresh.hex().encode(), mode=0o600)
-        return fresh
-
     def erase_key(self) -> None:
         """Forget the key: from now on nobody can repeat the noise."""
         if self.key_file.exists():
@@ -187,15 +264,22 @@ class RunDirectory:
             raise DataError(f"cannot read {self.checkpoint_file}: {error}; remove it to start again") from error
         return Checkpoint(int(meta.pop("round")), tensors, meta)
 
-    def _cut_metrics(self, rounds: int) -> None:
+    def _cut_metrics(self, checkpoint: Checkpoint | None) -> None:
+        """Cut off what ran ahead of the checkpoint, and write its own lines where they say otherwise."""
+        rounds, stored = (0, None) if checkpoint is None else (checkpoint.round, checkpoint.meta.get("metrics"))
         for name in ("metrics.jsonl", "timing.jsonl"):
             kept = [line for line in read_lines(self.path / name) if line["round"] < rounds]
             if kept or (self.path / name).exists():
-                write_whole(self.path / name, "".join(json.dumps(line) + "\n" for line in kept).encode())
+                self.write_lines(name, stored if name == "metrics.jsonl" and stored is not None else kept)
+
+    def write_lines(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Replace the file ``name`` of JSON lines."""
+        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+        write_whole(self.path / name, text.encode())
 
 
-INDIFFERENT = ("engine", "workers", "checkpoint_seconds")
-"""Settings that another start may change: a run keeps its engine; workers change the rounding of stacked sums only."""
+def _only(names: Mapping[str, str], parts: Mapping[str, str]) -> dict[str, str]:
+    return {name: part for name, part in parts.items() if name in names}
 
 
 def _flat(settings: Mapping[str, Any], key: str = "") -> dict[str, Any]:
@@ -221,16 +305,10 @@ def read_lines(path: Path) -> list[Metrics]:
 
 def environment() -> dict[str, Any]:
     """Versions and machine, for the record."""
-    versions = {"torch": str(torch.__version__)}  # names the build, such as +cpu, which the package's metadata may not
-    for package in _PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed"
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "packages": versions,
+        "packages": {name: version for name, version in versions().items() if name != "Python"},
     }

@@ -20,19 +20,20 @@ from privfl.federation.cohorts import Cohort, Everyone
 from privfl.federation.task import Task
 from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.release import Observer
+from privfl.privacy.accounting.statement import Statement
 from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.settings import Privacy
 from privfl.simulation.callbacks import Callback, Simulation
-from privfl.simulation.caveats import caveats
+from privfl.simulation.caveats import assumptions, caveats
 from privfl.simulation.evaluation import evaluate, storable
-from privfl.simulation.plan import Plan, RunSettings, calibrate_noise, prepare
+from privfl.simulation.fingerprint import Fingerprint
+from privfl.simulation.plan import Plan, RunSettings, calibrate_noise, prepare, with_training
 from privfl.simulation.recorder import Recorder, public_facts, recorded_observers
 from privfl.simulation.result import Run
 from privfl.simulation.round_costs import RoundCosts, exceeds
 from privfl.simulation.rounds import ServerContext, aggregate, collect
-from privfl.simulation.run_directory import Metrics, RunDirectory, write_whole
+from privfl.simulation.run_directory import Checkpoint, Metrics, RunDirectory, write_whole
 from privfl.simulation.settings import Execution, RunConfig, Schedule
 from privfl.simulation.state import State
 from privfl.validation import checked
@@ -84,28 +85,59 @@ def simulate(
         execution=execution or Execution(),
         record=recorded_observers(record),
     )
-    plan = prepare(asked)
-    state = State.start(plan)
     directory = None if out is None else RunDirectory(Path(out))
-    if directory is not None:
-        config = RunConfig(**{name: part for name, part in vars(asked).items() if name != "task"}).for_task(task)
-        checkpoint = directory.begin(config.to_dict(), resume=resume)
-        key = directory.noise_key(plan.source.key)
-        plan = replace(plan, source=NoiseSource(key, plan.source.reproducible))
-        state = state if checkpoint is None else State.load(checkpoint, plan)
+    plan, checkpoint = begin(asked, prepare(asked), directory, resume=resume)
+    state = State.start(plan) if checkpoint is None else State.load(checkpoint, plan)
     if (plan.needs_sizes or plan.hides_weights) and state.round == 0:
         state.sizes.begin(plan.source)
-    plan = calibrate_noise(plan, state.server, state.sizes)
+    plan = calibrate(plan, state, directory)
     with LoopEngine(
         plan.task,
         plan.algorithm,
         plan.training,
         plan.channel.usual,
         way=plan.way,
-        workers=plan.execution.workers,
+        workers=workers(plan, directory),
         precision=plan.execution.precision,
     ) as loop:
         return run(plan, state, pick_engine(plan, state, loop, directory), directory, callbacks)
+
+
+def begin(
+    asked: RunSettings, plan: Plan, directory: RunDirectory | None, *, resume: bool
+) -> tuple[Plan, Checkpoint | None]:
+    """``plan`` with the noise of this very run, and where the run in ``directory`` stands.
+
+    A key from the operating system that nobody stores serves one run alone, whatever the fingerprint.
+    """
+    if directory is None and not plan.source.reproducible:
+        return plan, None
+    fingerprint = Fingerprint.of(asked, plan, fresh=directory is not None and directory.begun)
+    checkpoint, source = None, plan.source
+    if directory is not None:
+        settings = {name: part for name, part in vars(asked).items() if name != "task"}
+        config = RunConfig(**settings).for_task(asked.task).to_dict()
+        checkpoint, source = directory.begin(config, fingerprint, source, noisy=plan.noisy, resume=resume)
+    return replace(plan, source=source.for_run(fingerprint.digest)), checkpoint
+
+
+def calibrate(plan: Plan, state: State, directory: RunDirectory | None) -> Plan:
+    """``plan`` with the noise multiplier for its target ε; one that came to its end keeps what it had."""
+    dpsgd = plan.privacy.training
+    if dpsgd is None or dpsgd.target_epsilon is None or directory is None or not directory.finished:
+        return calibrate_noise(plan, state.server, state.sizes)
+    had = directory.read_json("summary.json")["noise_multiplier"]
+    noise = tuple(had) if isinstance(had, list) else had
+    return with_training(plan, replace(dpsgd, target_epsilon=None, noise_multiplier=noise))
+
+
+def workers(plan: Plan, directory: RunDirectory | None) -> int | None:
+    """How many clients train side by side; where that decides the rounding of messages, a run keeps what it had."""
+    recorded = None if directory is None else directory.read_json("engine.json")
+    if recorded is None or recorded["chunk"] is None:
+        return plan.execution.workers
+    had: int | None = recorded.get("workers", plan.execution.workers)
+    return had
 
 
 def pick_engine(plan: Plan, state: State, loop: LoopEngine, directory: RunDirectory | None) -> Engine:
@@ -116,9 +148,9 @@ def pick_engine(plan: Plan, state: State, loop: LoopEngine, directory: RunDirect
         cohort = math.ceil(plan.cohort.expected(len(plan.task.clients)))
         choice = choose(plan.execution.engine, loop, plan.way, received, cohort=cohort, rounds=plan.schedule.rounds)
     else:
-        choice = Choice(**recorded)
+        choice = Choice(**{name: value for name, value in recorded.items() if name != "workers"})
     if directory is not None:
-        directory.write_json("engine.json", choice.to_dict())
+        directory.write_json("engine.json", {**choice.to_dict(), "workers": loop.workers})
     return choice.build(loop, plan.way)
 
 
@@ -128,10 +160,12 @@ def run(
     """Run the rounds of ``plan`` that ``state`` has not seen yet, within the budget, and conclude."""
     path = None if directory is None else directory.path
     recorder = Recorder(plan.record, public_facts(plan), path, state.round, plan.task)
-    tracker = EpsilonTracker(state.ledger, plan.privacy.target_delta)
+    tracker = EpsilonTracker(state.ledger, plan.privacy.target_delta, plan.units)
     budget, sizes, everyone = plan.privacy.budget, state.sizes, np.arange(len(plan.task.clients))
     saved = time.monotonic()
-    while state.round < plan.schedule.rounds:
+    statement: Statement | None = None
+    ended = directory is not None and directory.finished
+    while state.round < plan.schedule.rounds and not ended:
         began, round = time.perf_counter(), state.round
         available = plan.available(round)
         if plan.asks_every_round:
@@ -149,9 +183,10 @@ def run(
         if exceeds(budget, tracker, planned, round):
             break
 
+        expected = plan.cohort.expected(len(available))
         facts = Round(
-            weight=plan.cohort.expected(len(available)),
-            cohort=int(selection.multiplicity.sum()),
+            weight=expected,
+            cohort=expected if plan.channel.amplified else int(selection.multiplicity.sum()),
             clients=len(everyone),
             samples=sizes.total(everyone) if plan.needs_sizes else None,
             number=round,
@@ -174,7 +209,9 @@ def run(
         )
 
         line = measure(plan, state, engine, len(sums.members), problems)
-        line["epsilon"] = tracker.so_far()
+        if state.round == plan.schedule.rounds:
+            statement = claim(plan, state)
+        line["epsilon"] = _publishable(plan, tracker.so_far() if statement is None else statement.finite())
         state.metrics.append(line)
         if directory is not None:
             directory.append("metrics.jsonl", line)
@@ -185,29 +222,53 @@ def run(
         for callback in callbacks:
             shown = dict(state.server), dict(state.client_state), tuple(state.metrics)
             callback(Simulation(state.round, *shown, engine, plan.schedule, plan.task, plan.algorithm, path), line)
-    return conclude(plan, state, engine, recorder, directory)
+    return conclude(plan, state, engine, recorder, directory, statement or claim(plan, state))
 
 
 def measure(plan: Plan, state: State, engine: Engine, arrived: int, problems: Counter[str]) -> Metrics:
-    """The metrics of the round that has just ended, in which ``arrived`` uploads could be used; ε is yet to come."""
-    line: Metrics = {"round": state.round - 1, "clients": arrived}
-    if problems:
-        line["dropped"] = dict(problems)
+    """The metrics of the round that has just ended, in which ``arrived`` uploads could be used; ε is yet to come.
+
+    How many arrived, and how many did not, is left out where the claim rests on a secret draw of the cohort.
+    """
+    line: Metrics = {"round": state.round - 1}
+    if not plan.channel.amplified:
+        line |= {"clients": arrived, **({"dropped": dict(problems)} if problems else {})}
     line |= storable(plan.algorithm.server_metrics(state.server))
     if state.round % plan.schedule.evaluate_every == 0 or state.round == plan.schedule.rounds:
         line |= storable(evaluate(plan.task, plan.algorithm, engine, state.server, state.client_state))
     return line
 
 
-def conclude(plan: Plan, state: State, engine: Engine, recorder: Recorder, directory: RunDirectory | None) -> Run:
-    """The statement, the summary, and an end to the noise key."""
-    task, algorithm, privacy = plan.task, plan.algorithm, plan.privacy
-    statement = make_statement(
+def _publishable(plan: Plan, epsilon: dict[str, float]) -> dict[str, float]:
+    """``epsilon`` of all cells, or of those that do not tell who was drawn where that has to stay secret."""
+    return {cell: value for cell, value in epsilon.items() if not plan.channel.amplified or cell == "client/public"}
+
+
+def claim(plan: Plan, state: State) -> Statement:
+    """What may be claimed for the rounds that ``state`` has seen."""
+    return make_statement(
         state.ledger,
-        privacy.target_delta,
+        plan.privacy.target_delta,
         reproducible_noise=plan.source.reproducible and plan.noisy,
-        caveats=caveats(task, algorithm, state.server, privacy, plan.channel),
+        caveats=caveats(plan.task, plan.algorithm, state.server, plan.privacy, plan.channel),
+        public=assumptions(plan.task),
+        units=plan.units,
     )
+
+
+def conclude(
+    plan: Plan,
+    state: State,
+    engine: Engine,
+    recorder: Recorder,
+    directory: RunDirectory | None,
+    statement: Statement,
+) -> Run:
+    """The summary, the statement, whose ε the last line of metrics ends with, and an end to the noise key."""
+    task, algorithm, privacy = plan.task, plan.algorithm, plan.privacy
+    claimed = _publishable(plan, statement.finite())
+    if state.metrics and state.metrics[-1]["epsilon"] != claimed:  # nobody knew that it was the last
+        state.metrics[-1] = {**state.metrics[-1], "epsilon": claimed}
     last = next((line for line in reversed(state.metrics) if "test_accuracy" in line), {})
     summary = {
         "algorithm": algorithm.name,
@@ -217,12 +278,17 @@ def conclude(plan: Plan, state: State, engine: Engine, recorder: Recorder, direc
         "rounds": state.round,
         "stopped": "finished" if state.round == plan.schedule.rounds else "budget",
         **{name: value for name, value in last.items() if name.startswith("test_")},
-        "dropped": dict(state.dropped),
+        "dropped": {} if plan.channel.amplified else dict(state.dropped),
         "noise_multiplier": None if privacy.training is None else privacy.training.noise_multiplier,
-        "warnings": plan.warnings + engine.notes + recorder.notes + algorithm.warnings(state.server),
+        "warnings": plan.warnings
+        + engine.notes
+        + recorder.notes
+        + algorithm.warnings(state.server)
+        + [one for one in statement.caveats if one.startswith("delta = ")],
     }
     if directory is not None:
         directory.save(state.checkpoint())
+        directory.write_lines("metrics.jsonl", state.metrics)
         write_whole(directory.path / "statement.json", statement.to_json().encode())
         directory.write_json("summary.json", summary)
         directory.erase_key()

@@ -33,7 +33,7 @@ CAPTIONS = {
     "pareto": "Accuracy against the ε that the statements claim: mean and standard deviation over seeds. "
     "Dotted: nothing claimed.",
     "curves": "Accuracy over the rounds: mean over seeds, and one standard deviation around it.",
-    "run": "Loss and accuracy on the test data, and an upper bound on ε so far.",
+    "run": "Loss and accuracy on the test data, and an upper bound on ε so far, which ends at the statement's ε.",
     "clients": "Who holds what: the share of each class at each client, and the client's number of examples.",
 }
 

@@ -52,6 +52,8 @@ def sweep_statement(out: Path, results: Sequence[Result]) -> Statement:
         total,
         max(statement.delta for statement in statements),
         reproducible_noise=any(statement.reproducible_noise for statement in statements),
+        caveats=tuple(dict.fromkeys(one for statement in statements for one in statement.caveats)),
+        public=" ".join(dict.fromkeys(statement.public for statement in statements)),
     )
 
 

@@ -90,6 +90,7 @@ def test_a_run_prints_its_statement_and_fills_its_directory(experiment, tmp_path
         "config.toml",
         "engine.json",
         "environment.json",
+        "fingerprint.json",
         "metrics.jsonl",
         "timing.jsonl",
         "statement.json",
@@ -243,6 +244,18 @@ def test_impossible_accounts_are_one_sentence():
     negative = privfl("account", "epsilon", "--noise-multiplier", -1, "--steps", 10)
     assert negative.returncode == 2
     assert "--noise-multiplier is -1; give a number ≥ 0" in negative.stderr
+
+
+def test_an_account_says_when_delta_does_all_the_work():
+    arguments = ["epsilon", "--noise-multiplier", 5, "--steps", 1, "--delta"]
+    assert account(*arguments, 0.4)["epsilon"] == 0
+    assert account(*arguments, 0.4)["note"].endswith("a claim for fewer than 2.5 units, else none")
+    assert "fewer than 2.5 units" in privfl("account", *arguments, 0.4).stdout
+    assert "note" not in account(*arguments, 1e-5)
+    for command in (arguments[:-1], ["noise", "--target-epsilon", 3, "--steps", 10]):
+        refused = privfl("account", *command, "--delta", 0.9)
+        assert refused.returncode == 2
+        assert "--delta is 0.9; give a number from 0 up to but not including 0.5" in refused.stderr
 
 
 def test_data_commands(tmp_path):

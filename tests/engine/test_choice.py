@@ -211,6 +211,7 @@ def test_what_can_be_stacked_has_no_excuse():
             assert why_not_stacked(loop, way, received) == ""
 
 
+@pytest.mark.usefixtures("common_noise")
 @pytest.mark.parametrize("engine", ["loop", "vectorised"])
 @pytest.mark.parametrize("dpsgd", [None, pf.DPSGD(noise_multiplier=0.0, sample_rate=0.2)], ids=["plain", "clipped"])
 def test_bfloat16_gradients_stay_near_float32_ones_and_clipping_holds(engine, dpsgd):

@@ -1,12 +1,14 @@
 """Cohort rules. 5 s.e. two-sided is 6e-7; corrected where several clients are compared."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 import privfl as pf
 from privfl.errors import ConfigError
+from privfl.federation.cohorts import CohortWithout, Selection, check_selection, earned_rate, keeps_its_word
 from privfl.privacy.noise.source import NoiseSource
 
 AVAILABLE = np.array([2, 3, 5, 8, 13, 21])
@@ -125,3 +127,36 @@ def test_weights_that_are_all_zero_or_negative_fall_back_to_uniform_draws():
 def test_impossible_cohorts_are_one_sentence(kind, value):
     with pytest.raises(ConfigError, match="the cohort's"):
         kind(value)
+
+
+def test_a_rate_is_earned_by_the_very_rules_that_draw_at_it():
+    poisson = pf.PoissonCohort(0.3)
+    assert earned_rate(poisson) == earned_rate(CohortWithout(poisson, frozenset({1}))) == 0.3
+
+    @dataclass(frozen=True)
+    class Own(pf.PoissonCohort):
+        """The same, as far as anybody can see."""
+
+    changed = pf.PoissonCohort(0.3)
+    object.__setattr__(changed, "draw", poisson.draw)
+    for cohort in (Own(0.3), changed, CohortWithout(Own(0.3), frozenset()), CohortWithout(changed, frozenset())):
+        assert earned_rate(cohort) == 1.0
+        assert not keeps_its_word(cohort)
+
+
+@pytest.mark.parametrize(
+    ("clients", "times"),
+    [([0, 0], [1, 1]), ([2, 1], [1, 1]), ([0, 9], [1, 1]), ([0, 1], [1, 0]), ([0, 1], [1])],
+    ids=["twice", "descending", "out of reach", "never", "too few"],
+)
+def test_a_draw_names_reachable_clients_once(clients, times):
+    selection = Selection(np.array(clients), np.array(times))
+    with pytest.raises(ConfigError, match="give clients that can be reached, each once, ascending"):
+        check_selection(selection, np.arange(5), once=False)
+
+
+def test_a_client_may_count_twice_only_where_no_noise_covers_it_once():
+    twice = Selection(np.array([0, 3]), np.array([1, 2]))
+    assert check_selection(twice, np.arange(5), once=False) is twice
+    with pytest.raises(ConfigError, match="lets client 3 count 2 times, and noise covers one upload"):
+        check_selection(twice, np.arange(5), once=True)

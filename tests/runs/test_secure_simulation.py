@@ -46,6 +46,7 @@ def epsilons(run):
     return {f"{cell.unit}/{cell.observer}": cell.epsilon for cell in run.statement.cells}
 
 
+@pytest.mark.usefixtures("common_noise")
 @pytest.mark.parametrize("name", SUMS)
 def test_the_protocol_and_the_trusted_sum_give_the_same_model_and_it_is_the_plain_one_up_to_rounding(task, name):
     plain, ideal, protocol = (train(task, SUMS[name], *chain) for chain in ((), (IDEAL,), (PROTOCOL,)))
@@ -96,6 +97,7 @@ def test_secure_sums_alone_protect_nobody(task):
     assert any("trusted party" in caveat for caveat in ideal.statement.caveats)
 
 
+@pytest.mark.usefixtures("common_noise")
 def test_noise_that_the_server_adds_after_the_sum_does_not_cover_the_server(task):
     run = train(task, pf.FedAvg(weighting="uniform"), pf.Clip(1.0), PROTOCOL, pf.GaussianNoise(2.0))
     (reason,) = run.statement.cell("client", "server").reasons
@@ -227,6 +229,7 @@ def test_correlated_noise_is_one_gaussian_event_for_a_client_that_comes_once_in_
     assert epsilons(run)["client/server"] == float("inf")
 
 
+@pytest.mark.usefixtures("common_noise")
 def test_adaptive_clipping_moves_its_bound_and_costs_the_event_of_its_noise(task):
     clip = pf.AdaptiveClip(100.0, count_noise=0.2)
     run = train(task, pf.FedAvg(weighting="uniform"), clip, pf.GaussianNoise(0.2), rounds=4)

@@ -8,7 +8,9 @@ import pytest
 from privfl.errors import ConfigError
 from privfl.experiment import Experiment
 from privfl.privacy.accounting.release import OBSERVERS
+from privfl.privacy.noise.source import NoiseSource
 from privfl.schema import BESIDE
+from privfl.simulation.fingerprint import Fingerprint
 from privfl.simulation.run_directory import RunDirectory
 from privfl.simulation.settings import Execution, RunConfig, Schedule
 
@@ -47,9 +49,11 @@ def test_a_new_plain_setting_is_one_line_in_one_file(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="unknown key 'warmup': did you mean 'warm_up'"):
         Extended.from_toml(path, ["warmup=1"])
     directory = RunDirectory(tmp_path / "run")
-    directory.begin(experiment.to_dict(), resume=False)
+    source, nothing = NoiseSource.from_os(), Fingerprint({}, {})
+    directory.begin(experiment.to_dict(), nothing, source, noisy=True, resume=False)
+    other = Extended.from_toml(path, ["warm_up=3"])
     with pytest.raises(ConfigError, match="warm_up is 2 there and 3 here"):
-        directory.begin(Extended.from_toml(path, ["warm_up=3"]).to_dict(), resume=True)
+        directory.begin(other.to_dict(), nothing, source, noisy=True, resume=True)
 
 
 def test_who_is_recorded_is_written_in_one_way():

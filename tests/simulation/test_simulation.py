@@ -10,11 +10,14 @@ import torch
 
 import privfl as pf
 from privfl.algorithms import FedAvg
+from privfl.commands.progress import Progress
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.ledger import Ledger
+from privfl.privacy.accounting.statement import Statement, round_up
 from privfl.privacy.sizes.responses import SizeResponses
 from privfl.simulation.checks import pick_device
 from privfl.simulation.run_directory import RunDirectory
+from privfl.study.plots import run_curves
 
 CELLS = [(unit, observer) for unit in ("sample", "client") for observer in ("server", "public")]
 
@@ -81,7 +84,7 @@ def test_when_nobody_sends_anything_usable_the_model_stays_and_the_run_goes_on(t
     assert [line["clients"] for line in run.metrics] == [0, 0, 0]
 
 
-def test_under_client_noise_a_dropped_client_does_not_change_the_public_divisor(task):
+def test_under_client_noise_a_dropped_client_does_not_change_the_public_divisor(task, common_noise):
     privacy = pf.Privacy(update=[pf.Clip(1e-6), pf.GaussianNoise(1e6)], noise_key=3)
     whole = pf.simulate(task, FedAvg(weighting="uniform"), rounds=1, privacy=privacy)
     gone = pf.simulate(task, Faulty(fault="all nan"), rounds=1, privacy=privacy)
@@ -405,3 +408,66 @@ def test_a_run_that_diverges_is_recorded_as_such_and_can_be_reported(task, tmp_p
     assert run.metrics[-1]["dropped"] == {"sent a non-finite 'update'": 6}
     pf.write_report(run, tmp_path / "page.html")
     assert "not finite" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def private(task, out, *, rounds=40, budget=None, **more):
+    dpsgd = pf.DPSGD(noise_multiplier=2.0, sample_rate=0.2)
+    privacy = pf.Privacy(training=dpsgd, budget=budget)
+    execution = pf.Execution(engine="loop", workers=1, checkpoint_seconds=0.0)
+    return pf.simulate(task, FedAvg("uniform"), rounds=rounds, privacy=privacy, out=out, execution=execution, **more)
+
+
+@pytest.mark.parametrize("budget", [None, pf.Budget(5.0)], ids=["finished", "budget"])
+def test_a_run_has_one_epsilon_the_statements(task, tmp_path, budget):
+    """In the last line, the checkpoint and the returned metrics; the lines before it are upper bounds."""
+    seen = []
+    run = private(task, tmp_path, budget=budget, callbacks=[lambda simulation, line: seen.append(dict(line))])
+    claimed = {f"{cell.unit}/{cell.observer}": cell.epsilon for cell in run.statement.cells}
+    finite = {name: epsilon for name, epsilon in claimed.items() if epsilon < float("inf")}
+    assert run.metrics[-1]["epsilon"] == finite
+    assert finite
+    assert (len(run.metrics) < 40) == (budget is not None)
+    if budget is None:
+        assert seen[-1] == run.metrics[-1]
+    else:
+        assert seen[-1]["epsilon"]["sample/public"] > finite["sample/public"]  # nobody knew yet
+    stored = RunDirectory(tmp_path)
+    assert stored.metrics() == run.metrics == stored.checkpoint().meta["metrics"]
+    assert all(line["epsilon"]["sample/public"] <= seen[i]["epsilon"]["sample/public"] for i, line in enumerate(seen))
+    assert Statement.from_json((tmp_path / "statement.json").read_text()).finite() == finite
+
+
+def test_beyond_a_hundred_rounds_a_resumed_run_says_the_same_upper_bounds(task, tmp_path):
+    class Killed(Exception):
+        pass
+
+    def kill(simulation, line):
+        if line["round"] in (37, 75):
+            raise Killed
+
+    private(task, tmp_path / "whole", rounds=110, evaluate_every=110)
+    for resume in (False, True):
+        with pytest.raises(Killed):
+            private(task, tmp_path / "killed", rounds=110, evaluate_every=110, callbacks=[kill], resume=resume)
+    private(task, tmp_path / "killed", rounds=110, evaluate_every=110, resume=True)
+    whole, killed = (RunDirectory(tmp_path / name).metrics() for name in ("whole", "killed"))
+    assert [line["epsilon"] for line in killed] == [line["epsilon"] for line in whole]
+
+
+def test_progress_marks_what_is_an_upper_bound_and_ends_with_the_statements_epsilon(task, tmp_path, capsys):
+    for budget in (None, pf.Budget(5.0)):
+        with Progress(40) as progress:
+            run = private(task, tmp_path / str(budget), budget=budget, callbacks=[progress.update])
+            progress.conclude(run)
+        told = capsys.readouterr().err.splitlines()
+        exact = round_up(run.statement.cell("sample", "public").epsilon)
+        assert told[-1].endswith(f"ε = {exact} (sample/server)")
+        assert all("upper bound" in line for line in told[:-1])
+        assert "upper bound" not in told[-1]
+
+
+def test_the_curve_of_epsilon_ends_at_the_statement_and_never_above(task, tmp_path):
+    run = private(task, tmp_path, budget=pf.Budget(5.0))
+    line = run_curves(run.metrics).axes[2].lines[0]
+    heights = list(line.get_ydata())
+    assert heights[-1] == max(heights) == run.metrics[-1]["epsilon"][line.get_label()]

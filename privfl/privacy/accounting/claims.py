@@ -22,21 +22,63 @@ from privfl.privacy.accounting.population import Population, account
 from privfl.privacy.accounting.release import OBSERVERS, UNITS, Observer, Release, Unit
 from privfl.privacy.accounting.statement import NOTHING, RELATIONS, Cell, Counted, Distribution, Statement
 
+TOO_LARGE = (
+    "delta = {:g} is above one over the number of {}: what a claim at this delta allows may show one of them as it is. "
+    "Set privacy.target_delta well below {}."
+)
+EMPTY = "ε would be 0 only because delta = {:g}, above one over the number of {}, allows all that was released"
+_PLURALS: Mapping[Unit, str] = {"sample": "examples", "client": "clients"}
 
-def make_statement(ledger: Ledger, delta: float, *, reproducible_noise: bool, caveats: Sequence[str] = ()) -> Statement:
+
+def make_statement(
+    ledger: Ledger,
+    delta: float,
+    *,
+    reproducible_noise: bool,
+    caveats: Sequence[str] = (),
+    public: str = "",
+    units: Mapping[Unit, int] | None = None,
+) -> Statement:
     """The statement of everything in ``ledger`` at ``delta`` (0 <= delta < 1).
 
     ``reproducible_noise`` says that noise or coins came from a fixed key: then the run must not be released, and the
-    statement says so. ``caveats`` are printed below the table, one sentence each.
+    statement says so. ``caveats`` and what is ``public`` by assumption are printed below the table. ``units`` says how
+    many of each unit there are: a finite claim at a delta above one over that is called too weak, and one of ε = 0 is
+    none.
     """
     check_delta(delta)
     done: dict[tuple[Any, ...], Population] = {}
-    cells = tuple(_cell(ledger, unit, observer, delta, done) for unit in UNITS for observer in OBSERVERS)
-    return Statement(delta, ledger.clients, cells, reproducible_noise, tuple(caveats))
+    weak = {unit for unit in units or {} if too_large(delta, (units or {})[unit])}
+    cells = tuple(
+        _cell(ledger, unit, observer, delta, done, weak=unit in weak) for unit in UNITS for observer in OBSERVERS
+    )
+    claimed = {cell.unit for cell in cells if cell.releases and not cell.reasons}
+    doubts = [_doubt(delta, unit, (units or {})[unit]) for unit in UNITS if unit in weak & claimed]
+    return Statement(delta, ledger.clients, cells, reproducible_noise, (*caveats, *doubts), public)
+
+
+def too_large(delta: float, units: int) -> bool:
+    """Whether ``delta`` is above one over the number of protected ``units``.
+
+    A mechanism that publishes each unit with probability delta satisfies every claim at that delta, so that one of them
+    is to be expected then.
+    """
+    return delta * units > 1
+
+
+def _doubt(delta: float, unit: Unit, units: int) -> str:
+    """The caveat for a delta that is too large; how many clients there are is public, how many examples is not."""
+    return TOO_LARGE.format(delta, _PLURALS[unit], f"{1 / units:.3g}" if unit == "client" else "that")
 
 
 def _cell(
-    ledger: Ledger, unit: Unit, observer: Observer, delta: float, done: dict[tuple[Any, ...], Population]
+    ledger: Ledger,
+    unit: Unit,
+    observer: Observer,
+    delta: float,
+    done: dict[tuple[Any, ...], Population],
+    *,
+    weak: bool,
 ) -> Cell:
     histories = ledger.histories(unit, observer)
     priced = [price(release, unit, observer) for release in histories.releases]
@@ -48,7 +90,11 @@ def _cell(
     epsilons[leaking] = math.inf
     worst = int(np.argmax(epsilons)) if leaking.any() or key not in done else done[key].worst
     note = done[key].note if key in done and not leaking.any() else ""
-    if leaking.any():
+    reasons = _reasons(histories, priced)
+    if weak and key in done and not leaking.any() and epsilons[worst] == 0:
+        names = ", ".join(dict.fromkeys(release.name for release in histories.row(worst)))
+        reasons, epsilons = (f"{names}: {EMPTY.format(delta, _PLURALS[unit])}",), np.full(len(histories), math.inf)
+    if reasons:
         bound = Bound(math.inf, "none", math.inf, math.inf, math.inf, "see the reasons")
     elif key in done:
         bound = done[key].bound
@@ -60,7 +106,7 @@ def _cell(
         relation=RELATIONS[unit],
         bound=bound,
         releases=_counted(histories.row(worst), unit, observer),
-        reasons=_reasons(histories, priced),
+        reasons=reasons,
         clients=_distribution(epsilons, histories, worst),
         note=note,
     )

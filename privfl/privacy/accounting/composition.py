@@ -5,13 +5,13 @@ different rates share the transforms. Whatever the numbers lose is added to delt
 bound), the mass at infinity, and the rounding of the transforms.
 
 Why unlike relations may be convolved. Fix a row of the statement, two neighbouring inputs D (with the record) and D'
-(without it, or zeroed out), and let (A_k, B_k) be the pair whose loss is discretised for message k. By the contract
-of :class:`Cost`, (A_k, B_k) dominates (message from D, message from D') whatever was sent before, and (B_k, A_k), the
-"add" direction, dominates the reverse. Dominating pairs multiply under adaptive composition (Zhu, Dong and Wang 2022,
-Theorem 10), so the product of all "remove" losses bounds the transcript from D against D', the product of all "add"
-losses the reverse, and epsilon is the larger of the two. How each pair was found (adding or removing an example,
-replacing a value by another one) plays no part after that; a symmetric loss simply enters both products. The pairs
-themselves are fixed: a rate that was computed from released answers is accounted given those answers.
+(without it, or with its contribution left out), and let (A_k, B_k) be the pair whose loss is discretised for message k.
+By the contract of :class:`Cost`, (A_k, B_k) dominates (message from D, message from D') whatever was sent before, and
+(B_k, A_k), the "add" direction, dominates the reverse. Dominating pairs multiply under adaptive composition (Zhu, Dong
+and Wang 2022, Theorem 10), so the product of all "remove" losses bounds the transcript from D against D', the product
+of all "add" losses the reverse, and epsilon is the larger of the two. How each pair was found (adding or removing an
+example, replacing a value by another one) plays no part after that; a symmetric loss simply enters both products. The
+pairs themselves are fixed: a rate that was computed from released answers is accounted given those answers.
 """
 
 from __future__ import annotations

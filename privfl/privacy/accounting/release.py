@@ -29,8 +29,8 @@ class Cost:
     """What one message costs one unit before one observer.
 
     ``event`` under the neighbouring ``relation`` dominates the message for the unit's own neighbouring relation (for
-    ``sample``: one example of one client is added or removed; for ``client``: a client's data is zeroed out). ``event``
-    ``None`` means unprotected (ε = ∞), and then ``reason`` says why in one sentence.
+    ``sample``: one example of one client is added or removed; for ``client``: a client's contribution is left out).
+    ``event`` ``None`` means unprotected (ε = ∞), and then ``reason`` says why in one sentence.
     """
 
     event: DpEvent | None

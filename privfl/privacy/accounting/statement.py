@@ -21,7 +21,7 @@ from privfl.privacy.accounting.release import OBSERVERS, UNITS, Observer, Unit
 
 RELATIONS: Mapping[Unit, str] = {
     "sample": "add or remove one example of one client",
-    "client": "one client's data is zeroed out",
+    "client": "one client's contribution is left out",
 }
 """The neighbouring relation of each row, in words."""
 
@@ -73,17 +73,26 @@ class Cell:
 
 @dataclass(frozen=True)
 class Statement:
-    """The four cells of a run at ``delta``; print it, or show it in a notebook or a report."""
+    """The four cells of a run at ``delta``; print it, or show it in a notebook or a report.
+
+    ``public`` says what every claim takes as known to everybody, ``caveats`` what a reader must know besides.
+    """
 
     delta: float
     clients: int
     cells: tuple[Cell, ...]
     reproducible_noise: bool
     caveats: tuple[str, ...] = ()
+    public: str = ""
 
     def cell(self, unit: Unit, observer: Observer) -> Cell:
         """The cell in row ``unit`` and column ``observer``."""
         return next(cell for cell in self.cells if (cell.unit, cell.observer) == (unit, observer))
+
+    def finite(self) -> dict[str, float]:
+        """ε of the cells that are not at ∞, keyed "unit/observer"."""
+        cells = {f"{cell.unit}/{cell.observer}": cell.epsilon for cell in self.cells}
+        return {name: epsilon for name, epsilon in cells.items() if math.isfinite(epsilon)}
 
     def to_json(self) -> str:
         """The statement as JSON text; infinity is written as the string "inf"."""
@@ -220,6 +229,8 @@ def _paragraphs(statement: Statement) -> Iterator[str]:
             details.setdefault(_details(cell), []).append(f"{cell.unit}/{cell.observer}")
     for detail, where in details.items():
         yield f"{', '.join(where)}: {detail}"
+    if statement.public and not all(cell.reasons for cell in statement.cells):  # else there is no claim to assume it
+        yield statement.public
     yield from statement.caveats
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from privfl.privacy.accounting.accountant import check_delta, epsilon
-from privfl.privacy.accounting.claims import in_kinds, price
+from privfl.privacy.accounting.claims import in_kinds, price, too_large
 from privfl.privacy.accounting.events import Kind
 from privfl.privacy.accounting.grouping import dominating_history
 from privfl.privacy.accounting.ledger import Ledger
@@ -78,8 +78,8 @@ class _Prices:
 class EpsilonTracker:
     """Watches a ledger while a run goes on.
 
-    :meth:`so_far` is an upper bound on the worst client: it prices one history that dominates all clients, a
-    thirty-second longer than need be, and prices again only when the run has outgrown that. It lies a few per cent
+    :meth:`so_far` is an upper bound on the worst client: it prices one history that dominates all clients, at most a
+    sixteenth longer than need be, and prices again only when the run has outgrown that. It lies a few per cent
     above the statement's claim where one client leads in everything, further (15 % seen) where rates and participation
     both differ. :meth:`would_exceed` decides by the statement's own claim.
 
@@ -87,17 +87,36 @@ class EpsilonTracker:
     that takes no look at the clients. Only where it does not hold are all histories gone through.
     """
 
-    def __init__(self, ledger: Ledger, delta: float) -> None:
+    def __init__(self, ledger: Ledger, delta: float, units: Mapping[Unit, int] | None = None) -> None:
+        """``units`` says how many of each unit there are: a claim that is empty for so many is none."""
         check_delta(delta)
         self.ledger = ledger
         self.delta = delta
+        self._weak = {unit for unit, number in (units or {}).items() if too_large(delta, number)}
         self._certificates = {(unit, observer): _Certificate() for unit in UNITS for observer in OBSERVERS}
         self._prices = {(unit, observer): _Prices(unit, observer) for unit in UNITS for observer in OBSERVERS}
 
     def so_far(self) -> dict[str, float]:
-        """An upper bound on ε for each cell, keyed "unit/observer"; cells at ∞ are left out."""
-        bounds = {f"{unit}/{observer}": self._bound(unit, observer) for unit, observer in self._certificates}
-        return {cell: bound for cell, bound in bounds.items() if math.isfinite(bound)}
+        """An upper bound on ε for each cell, keyed "unit/observer"; cells at ∞, and empty claims, are left out."""
+        bounds = {(unit, observer): self._bound(unit, observer) for unit, observer in self._certificates}
+        return {
+            f"{unit}/{observer}": bound
+            for (unit, observer), bound in bounds.items()
+            if math.isfinite(bound) and not (bound == 0 and unit in self._weak and self._seen(unit, observer))
+        }
+
+    def _seen(self, unit: Unit, observer: Observer) -> bool:
+        """Whether the observer has learnt anything of the unit."""
+        return any(release.cost(unit, observer) for release in self.ledger.releases)
+
+    def would_be_empty(self, budget: Limit, planned: Iterable[Planned]) -> bool:
+        """Whether the claim in the budget's cell would be 0 for no other reason than a delta that is too large."""
+        if budget.unit not in self._weak:
+            return False
+        histories = self.ledger.with_releases(planned).histories(budget.unit, budget.observer)
+        priced = [price(release, budget.unit, budget.observer) for release in histories.releases]
+        kinds, counts, leaking = in_kinds(histories, priced)
+        return bool(kinds) and not leaking.any() and not exceeds(kinds, counts, self.delta, 0.0)
 
     def would_exceed(self, budget: Limit, planned: Iterable[Planned]) -> bool:
         """Whether the statement's claim in the budget's cell would exceed it, were ``planned`` recorded as well."""
@@ -126,9 +145,18 @@ class EpsilonTracker:
         kinds, counts = merge_columns(kinds, [rounded_up(kind) for kind in kinds], counts)
         history = dominating_history(counts, kinds) if kinds else {}
         if not certificate.covers(history):
-            certificate.counts = {kind: count + count // 32 for kind, count in history.items()}
+            certificate.counts = {kind: _lengthened(count) for kind, count in history.items()}
             certificate.epsilon = epsilon(certificate.counts, self.delta, interval=False, tolerance=3e-3).epsilon
         return certificate.epsilon
+
+
+def _lengthened(count: int) -> int:
+    """``count`` with five significant binary digits, rounded up.
+
+    It depends on nothing but the count, so that a resumed run prices the same histories as one that went through.
+    """
+    step = 1 << max(0, count.bit_length() - 5)
+    return -(-count // step) * step
 
 
 def _rounded_up(kinds: Mapping[Kind, int]) -> dict[Kind, int]:

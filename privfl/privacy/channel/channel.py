@@ -28,7 +28,7 @@ from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.mechanisms.mechanism import ChannelRound, ChannelRun, Cover, Mechanism, ServerNoise, Tensors
 from privfl.privacy.mechanisms.participation import ParticipationPattern
 from privfl.privacy.mechanisms.secure_sum import SecureSum
-from privfl.privacy.noise.source import NoiseSource, NoiseStream
+from privfl.privacy.noise.source import KEY_BYTES, NoiseSource, NoiseStream
 
 MAX_ROUNDING_FACTOR = 1.01
 """How much more noise the rounding of a secure sum may ask for before it is refused."""
@@ -313,6 +313,9 @@ class RoundChannel(RunChannel):
         tells the phases of a round apart.
         """
         noise = ServerNoise(source.stream("server" + label, self.round.number), source)
+        # Other links could draw from the source what hides clients, the noise and the cohort's coins: theirs is apart.
+        key = source.stream("links" + label, self.round.number).words(KEY_BYTES // 8).tobytes()
+        apart = replace(noise, source=NoiseSource(key, source.reproducible))
         round = self.round if reachable is None else replace(self.round, reachable=reachable)
         if self.noise is not None:
             self.noise.at_server(total, noise, round)
@@ -322,12 +325,12 @@ class RoundChannel(RunChannel):
                 deviation = self.dpsgd.noise(0) * self.dpsgd.max_grad_norm * field.per_sample_scale
                 noise.stream.add_gaussian_(total[field.name], deviation * self._rounding(field, self.secure_encoding))
         if self.chain.clip is not None:  # takes out what was sent beside the updates, before others see the sums
-            self.chain.clip.at_server(total, noise, round)
+            self.chain.clip.at_server(total, apart, round)
         for name in self.chain.side_values:
             total.pop(name, None)
         for link in reversed(self.chain.links):
             if link.kind == "transform":
-                link.at_server(total, noise, round)
+                link.at_server(total, apart, round)
         return total
 
     def releases(

@@ -179,7 +179,7 @@ class PerSampleGradients:
             return term
 
         with torch.no_grad():
-            gradients, _ = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness="different")(
+            gradients, _ = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness="error")(
                 {f"network.{name}": view for name, view in layout.named_views(self.network.flat).items()},
                 inputs,
                 targets,

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._functorch.autograd_function import custom_function_call_vmap_helper
 
 from privfl.errors import ConfigError
@@ -21,6 +21,8 @@ from privfl.privacy.clipping.row_wise import FAILURES, failure
 from privfl.privacy.loss import Loss
 
 TORCH = Path(torch.__file__).parent
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+"""What the engines replace by drop-out with coins of its own."""
 
 
 def check_per_sample(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor) -> GradSampleMode:
@@ -69,7 +71,10 @@ def _check_alone(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tens
     try:
         for mode in (False, True):
             module.train(mode)
-            with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []), own_vmap_refused():
+            for layer in module.modules():
+                if isinstance(layer, _DROPOUT):
+                    layer.eval()
+            with own_vmap_refused():
                 norms = clipper.clipped_sum(loss, inputs, targets, 1.0)
             if not bool(norms.isfinite().all()):
                 raise ConfigError(

@@ -1,9 +1,10 @@
 """One row at a time: what is not known to work row by row sees a batch through ``torch.func.vmap``, one row in it.
 
 A function under ``vmap`` runs once, on tensors that stand for one row each; nothing that it can do lets the values of
-one row meet another's, and what it keeps PyTorch refuses afterwards. Every row is a batch of one to it. The backward
-pass is ordinary autograd outside of ``vmap``, and :class:`Shown` notes what a layer received and gave for every row, so
-that the rules for layers apply (:mod:`privfl.privacy.clipping.rule`).
+one row meet another's, and what it keeps PyTorch refuses afterwards. Every row is a batch of one to it. Random numbers
+are refused too: one example more would shift those of all after it, and PyTorch's generators are no secret. The
+backward pass is ordinary autograd outside of ``vmap``, and :class:`Shown` notes what a layer received and gave for
+every row, so that the rules for layers apply (:mod:`privfl.privacy.clipping.rule`).
 """
 
 from __future__ import annotations
@@ -129,14 +130,14 @@ def each_row(
         return function(network, row[None], target[None], **loss_kwargs)[0]
 
     try:
-        answers: Tensor = vmap(one, randomness="different")(inputs, targets)
+        answers: Tensor = vmap(one, randomness="error")(inputs, targets)
     except FAILURES as error:
         if isinstance(error, ConfigError) or out_of_memory(error):
             raise
         raise ConfigError(
             f"{said_of(function)} sees one row at a time, by torch.func.vmap, because privacy rests on it, and fails "
-            f"there ({failure(error, network)}); write it without .item(), without branches on values and without "
-            "changing tensors that it did not make"
+            f"there ({failure(error, network)}); write it without .item(), without branches on values, without "
+            "changing tensors that it did not make, and with nn.Dropout as the only randomness"
         ) from error
     return answers
 

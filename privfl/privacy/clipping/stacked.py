@@ -212,7 +212,7 @@ class StackedGradients:
             return term
 
         values, dims = _apart(batch.loss_kwargs)
-        rows = vmap(grad_and_value(one), in_dims=(None, 0, 0, None), randomness="different")
+        rows = vmap(grad_and_value(one), in_dims=(None, 0, 0, None), randomness="error")
         with torch.no_grad():
             formed, _ = vmap(rows, in_dims=(0, 0, 0, dims))(
                 self._weights(parameters), batch.inputs, batch.targets, values

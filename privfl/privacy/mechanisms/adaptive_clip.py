@@ -32,7 +32,7 @@ class AdaptiveClip(Mechanism):
     Each client sends its clipped update and the bit ½ if its norm was at most C_t, else −½. The server adds noise to
     both sums, estimates the fraction b̃ of clients that were not clipped, and sets C_{t+1} = C_t·exp(−η(b̃ − γ)).
 
-    Guarantee: for one client whose data is zeroed out, who then adds neither an update nor a bit, both sums together
+    Guarantee: for one client whose contribution is left out, who adds neither an update nor a bit, both sums together
     are one Gaussian mechanism with the noise multiplier z of the round: the bit, worth at most ½, is covered by noise
     of standard deviation σ_b, the update by :meth:`update_multiplier` × C_t, which is a little more than z·C_t:
     1/z² = 1/z_Δ² + 1/(2σ_b)². Later bounds are made of released numbers only. For one example of a client both halves

@@ -22,7 +22,7 @@ from privfl.validation import check_count
 class BandedNoise(Mechanism):
     """Noise C⁻¹ξ at the server with C banded Toeplitz (Choquette-Choo et al., NeurIPS 2023; McKenna 2024).
 
-    Guarantee: for one client whose data is zeroed out, the whole run is one Gaussian mechanism with this noise
+    Guarantee: for one client whose contribution is left out, the whole run is one Gaussian mechanism with this noise
     multiplier, for who sees the noisy sums only, if the client's rounds are at least ``bands`` apart (then the columns
     of C that belong to them are orthogonal) or it takes part once. Nothing is assumed about how cohorts are drawn.
 

@@ -18,7 +18,7 @@ from privfl.privacy.noise.source import NoiseStream
 class Clip(Mechanism):
     """Scale a client's update to L2 norm at most ``max_norm`` > 0, before its weight is applied.
 
-    A bound, not yet protection: one client then moves the sum by at most ``max_norm`` (zero-out relation).
+    A bound, not yet protection: leaving one client out then moves the sum by at most ``max_norm``.
 
     Args:
         max_norm: largest L2 norm of an update, > 0.

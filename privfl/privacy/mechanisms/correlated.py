@@ -30,10 +30,10 @@ from privfl.privacy.noise.source import NoiseSource, release_grid
 class CorrelatedNoiseState(ABC):
     """Correlated noise for one run: how large it is, what it costs, and the noise itself round by round.
 
-    Guarantee: for one client whose data is zeroed out, all releases of the run together are one Gaussian mechanism with
-    ``noise_multiplier``, as long as its participations keep to ``pattern`` and every sum moves by at most ``bound`` in
-    L2. For one example of a client the sum may swing through twice the bound: account under replace-one. A run that
-    stops early, or a round that is given up, costs no more.
+    Guarantee: for one client whose contribution is left out, all releases of the run together are one Gaussian
+    mechanism with ``noise_multiplier``, as long as its participations keep to ``pattern`` and every sum moves by at
+    most ``bound`` in L2. For one example of a client the sum may swing through twice the bound: account under
+    replace-one. A run that stops early, or a round that is given up, costs no more.
 
     The columns of C that belong to one client's rounds are orthogonal in every strategy here. The squared sensitivity
     is therefore a sum over its rounds, and a client that takes part less often can be charged for what it did.

@@ -114,7 +114,7 @@ class DistributedNoise(Mechanism):
         return integers
 
     def event(self, terms: DistributedSum, relation: NeighboringRelation = ADD_REMOVE) -> DpEvent:
-        """What one sum costs under ``relation``: REPLACE_ONE for one example of a client, else its zero-out."""
+        """What one sum costs under ``relation``: REPLACE_ONE for an example of a client, else leaving it out."""
         if self.noise_multiplier == 0:
             return NonPrivateDpEvent()
         self.share_variance(terms)  # refuses shares that the guarantee does not cover
@@ -158,7 +158,7 @@ class DiscreteGaussianNoise(DistributedNoise):
     """Shares from the discrete Gaussian, exactly drawn: N_Z(0, (z · C / step)² / survivors) on each number.
 
     Guarantee, for z = ``noise_multiplier``: whoever sees the sum, and knows the shares of every client that is not
-    among the guaranteed ``survivors``, learns about one client whose data is zeroed out (it still adds its share) what
+    among the guaranteed ``survivors``, learns about one client whose update is left out (it still adds its share) what
     :mod:`privfl.privacy.accounting.summed_gaussian` says: about Δ²/(2z²C²)-zCDP, where Δ ≥ C is the norm bound after
     rounding. For one example of a client, which may move its vector through 2Δ, the event under REPLACE_ONE says about
     four times as much.
@@ -207,7 +207,7 @@ class SkellamNoise(DistributedNoise):
     """Shares from the symmetric Skellam law, exactly drawn, of variance (z · C / step)² / survivors on each number.
 
     Guarantee, for z = ``noise_multiplier``: whoever sees the sum, and knows the shares of every client that is not
-    among the guaranteed ``survivors``, learns about one client whose data is zeroed out (it still adds its share) what
+    among the guaranteed ``survivors``, learns about one client whose update is left out (it still adds its share) what
     :class:`~privfl.privacy.accounting.events.SkellamDpEvent` says of variance (z · C / step)² and the norm bounds
     after rounding. Sums of Skellam noise are Skellam noise, so nothing is lost by sharing, however many the shares.
     For one example of a client the norm bounds double, under REPLACE_ONE.

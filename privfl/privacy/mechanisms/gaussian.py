@@ -27,9 +27,10 @@ from privfl.privacy.noise.source import NoiseStream
 class GaussianNoise(Mechanism):
     """Gaussian noise of standard deviation ``noise_multiplier`` × the bound of the :class:`Clip` before it.
 
-    Guarantee: for one client whose data is zeroed out this is the Gaussian mechanism with that noise multiplier, for
-    who sees the noisy value: with ``at="server"`` the sum is noised once, which protects against the public; with
-    ``at="client"`` every client adds its own noise, which protects against the server too. For one example of a
+    Guarantee: for one client whose contribution is left out this is the Gaussian mechanism with that noise multiplier,
+    for who sees the noisy value: with ``at="server"`` the sum is noised once, which protects against the public; with
+    ``at="client"`` every client adds its own noise, which protects against the server too (what is left out then is its
+    update: it sends noise alone). For one example of a
     client the update may swing through twice the bound, so the row ``sample`` is accounted under replace-one.
 
     ==========================  ========================================================================

@@ -56,7 +56,8 @@ class ServerNoise:
     """What noise at the server is drawn from.
 
     ``stream`` serves this round alone, and all links of the chain one after the other, so that none repeats another's
-    noise; ``source`` is for noise that is correlated over rounds, under labels of its own.
+    noise; ``source`` is for noise that is correlated over rounds, under labels of its own. The other links get a source
+    of their own, new in every round, from which neither the noise nor the cohort's coins can be drawn again.
     """
 
     stream: NoiseStream

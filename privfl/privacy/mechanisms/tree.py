@@ -24,7 +24,7 @@ class TreeNoise(Mechanism):
     largest complete blocks; each block's sum is estimated with the smallest variance from all nodes within it (Honaker
     2015, from below, which is all that can be known in time). A tree restarts before a client can return to it.
 
-    Guarantee: for one client whose data is zeroed out, the whole run is one Gaussian mechanism with this noise
+    Guarantee: for one client whose contribution is left out, the whole run is one Gaussian mechanism with this noise
     multiplier, for who sees the noisy sums only, if the client takes part at most once in each tree. A round touches
     the nodes above it: ⌊log₂ restart⌋ + 1 at most. Nothing is assumed about how cohorts are drawn.
 

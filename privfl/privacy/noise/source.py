@@ -48,7 +48,7 @@ class NoiseSource:
     Args:
         key: 32 secret bytes; whoever knows them can subtract the noise. Kept out of ``repr``; store it only in the
             run's own checkpoint. A resumed run repeats the noise of the round it repeats, which is harmless exactly
-            because it repeats the same computation; never use one key for two different runs.
+            because it repeats the same computation; :meth:`for_run` sees to it that another one has other noise.
         reproducible: True if the key was chosen rather than drawn from the operating system. The statement then says
             that the run must not be released.
 
@@ -82,6 +82,16 @@ class NoiseSource:
                 f"the noise key {number} is outside [0, 2^256): choose a non-negative integer below 2^256."
             )
         return cls(number.to_bytes(KEY_BYTES, "big"), reproducible=True)
+
+    def for_run(self, fingerprint: bytes) -> NoiseSource:
+        """The source of the run that ``fingerprint`` tells apart: another run under the same key has other noise."""
+        kdf = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=fingerprint, info=b"privfl run")
+        return NoiseSource(kdf.derive(self.key), self.reproducible)
+
+    @property
+    def check(self) -> str:
+        """Text by which a stored key is known to be the same; it tells nothing of a key that was drawn at random."""
+        return HKDF(algorithm=SHA256(), length=16, salt=None, info=b"privfl check").derive(self.key).hex()
 
     def state(self) -> dict[str, Any]:
         """The source as JSON-able values, for a checkpoint. It contains the secret key."""

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import Release, everywhere, unprotected
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.sizes.mechanism import SizeMechanism
+from privfl.privacy.sizes.mechanism import SizeMechanism, size_release
 from privfl.privacy.sizes.responses import SizeResponses
 
 SIZE = "size"
@@ -45,7 +45,7 @@ class Sizes:
         """What one client's answer costs."""
         if self.mechanism is None:
             return EXACT_SUM if self.hidden else EXACT_SIZE
-        return self.mechanism.costs()
+        return size_release(self.mechanism)
 
     def begin(self, source: NoiseSource) -> None:
         """Ask every client before training."""

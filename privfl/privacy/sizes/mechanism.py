@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from privfl.errors import ConfigError, DataError
 from privfl.privacy.accounting.release import OBSERVERS, Cost, Observer, Release, Unit, everywhere, unprotected
+from privfl.privacy.accounting.stated import stating_class, unstated
 from privfl.privacy.noise.source import NoiseStream
 from privfl.privacy.sizes.estimate import SizeEstimate
 from privfl.validation import Settings
@@ -228,7 +229,8 @@ class SizeMechanism(Settings, ABC):
         """What one fresh answer costs: the answer reaches the server, and the rate that it sets reaches the public.
 
         For ``client`` the truth may change from any size to any other, for ``sample`` by at most one. A replayed
-        answer costs nothing.
+        answer costs nothing. A subclass that changes anything of the class that states :meth:`client_cost`, and does
+        not state it anew, claims nothing.
         """
         if self.epsilon == math.inf:
             return everywhere("size response", unprotected("the size response has epsilon = inf: no coin protects it."))
@@ -259,6 +261,20 @@ class SizeMechanism(Settings, ABC):
     def sample_cost(self) -> Cost:
         """The cost when a client's size may change by one; ε is finite."""
         return self.client_cost()
+
+
+def size_release(mechanism: SizeMechanism) -> Release:
+    """What one fresh answer of ``mechanism`` costs, as far as its class states that: :meth:`SizeMechanism.costs`.
+
+    A class that states :meth:`~SizeMechanism.client_cost` and inherits the base's ``sample_cost`` states both.
+    """
+    claims = ["client_cost"]
+    if stating_class(mechanism, "sample_cost") is not SizeMechanism:
+        claims.append("sample_cost")
+    for claim in claims:
+        if problem := unstated(mechanism, claim, SizeMechanism):
+            return everywhere("size response", unprotected(problem))
+    return mechanism.costs()
 
 
 def _as_sizes(sizes: ArrayLike) -> NDArray[np.int64]:

@@ -120,7 +120,7 @@ def test_personal_metrics_are_those_of_the_fine_tuned_models(task):
 
 @pytest.mark.parametrize("privacy", [None, PRIVATE], ids=["plain", "DP-SGD"])
 @pytest.mark.parametrize("engine", ["loop", "vectorised"])
-def test_fine_tuning_changes_no_bit_of_any_message_and_no_claim(task, privacy, engine):
+def test_fine_tuning_changes_no_bit_of_any_message_and_no_claim(task, privacy, engine, common_noise):
     runs = [
         simulate(task, algorithm, privacy=privacy, execution=pf.Execution(engine=engine), record=True, evaluate_every=2)
         for algorithm in (pf.FedBABU(), pf.FedBABU(finetune_steps=3), pf.FedBABU(finetune_steps=2, finetune="head"))

@@ -49,7 +49,7 @@ def memoised():
 @pytest.mark.parametrize("method", ["regression", "absent-class"])
 def test_updates_give_the_sizes_away_although_answers_are_randomised_and_memoised(memoised, method):
     result = SizeFromUpdates(method=method, rounds=20).run(memoised, AUXILIARY)
-    least = {"regression": 0.2, "absent-class": 0.6}[method]
+    least = {"regression": 0.4, "absent-class": 0.6}[method]
     assert result.metrics["relative_error"].value < least
     assert result.advantage["relative_error"].value > 0
     if method == "regression":

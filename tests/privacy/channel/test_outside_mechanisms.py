@@ -202,6 +202,7 @@ def test_noise_that_states_its_cover_is_charged_for_it(task):
     assert epsilons(secure) == epsilons(stated)
 
 
+@pytest.mark.usefixtures("common_noise")
 def test_noise_adds_what_it_says_to_the_sum(task):
     """Both classes draw their noise from the same stream, so that models differ by rounding."""
     stated, shipped = (train(task, CLIP, noise).parameters for noise in (CoarseGaussian(2.0, 2.0**-20), NOISE))

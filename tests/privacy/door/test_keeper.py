@@ -52,20 +52,20 @@ def without_noise(monkeypatch):
     monkeypatch.setattr(keeper, "add_gaussian_rows_", lambda streams, rows, deviations: rows)
 
 
-def uploads(task, algorithm, engine, *, rounds=1, privacy=None, training=TRAINING):
+def uploads(task, algorithm, engine, *, rounds=1, privacy=None, training=TRAINING, key=1):
     """What client 1 sent in the last of ``rounds`` rounds, the server's model staying where it is."""
     privacy = privacy or pf.Privacy(training=DPSGD)
     algorithm = algorithm.bind(task.context(rounds, 0))
     spec = ChannelSpec.of(privacy.update, algorithm.fields(), privacy.training, 1.0, privacy.statistics)
     pattern = ParticipationPattern.of(pf.Everyone(), 3, rounds)
-    channel = spec.for_run(12, 3.0, pattern, False).in_round(0, 3, {})
+    channel = spec.for_run(len(initial(task)), 3.0, pattern, False).in_round(0, 3, {})
     (phase,) = phases_of(algorithm, channel)
     way, kept = ("vmap" if privacy.training else None), {}
     received = {"parameters": initial(task)}
     with LoopEngine(task, algorithm, training, channel, way=way, workers=1) as loop:
         trains = Choice(engine, 3 if engine == "vectorised" else None, "asked for").build(loop, way)
         for number in range(rounds):
-            context = RoundContext(number, 0, NoiseSource.from_key(1), kept)
+            context = RoundContext(number, 0, NoiseSource.from_key(key), kept)
             results = {one.client: one for one in trains.train([0, 1, 2], received, context, phase)}
             kept.update({client: {**kept.get(client, {}), **one.client_state} for client, one in results.items()})
     assert results[1].upload is not None, results[1].dropped
@@ -402,3 +402,102 @@ def test_a_size_is_not_to_be_had_unnoted_from_all_rows():
 
     with pytest.raises(AttributeError, match="no 'plan'"):
         moved(Sized, "loop")
+
+
+def dropping():
+    return nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = dropping()
+
+    def forward(self, inputs):
+        return self.inner(inputs)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("model", [dropping, Own], ids=["known layers", "an outside network"])
+def test_who_knows_the_seed_of_a_private_run_does_not_know_its_drop_out_masks(model, engine):
+    """Were they known, one example more would shift the masks of all after it: their gradients differ by up to 2·C."""
+    task = world(1.0, model)
+    one, again, other = (uploads(task, pf.FedAvg("uniform"), engine, key=key) for key in (1, 1, 2))
+    assert torch.equal(one, again)
+    assert float((one - other).norm()) > 1e-3
+    plain = [uploads(task, pf.FedAvg("uniform"), engine, key=key, privacy=pf.Privacy()) for key in (1, 2)]
+    assert torch.equal(*plain)
+
+
+@pytest.mark.parametrize("where", ["model", "loss"])
+def test_random_numbers_that_are_no_secret_are_refused_under_dp_sgd(where):
+    class Draws(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(5, 2)
+
+        def forward(self, inputs):
+            return self.inner(nn.functional.dropout(inputs, 0.5, self.training))
+
+    @dataclass(frozen=True)
+    class Mixes(pf.FedAvg):
+        name: ClassVar[str] = "mixes"
+        weighting: str = "uniform"
+
+        def step(self, local, received, batch, client, training):
+            def loss(network, inputs, targets):
+                return client.loss(network, inputs * torch.rand_like(inputs), targets)
+
+            gradient = client.gradient(loss, local["parameters"], batch)
+            local["parameters"].sub_(gradient)
+
+    task, algorithm = (world(1.0, Draws), pf.FedAvg("uniform")) if where == "model" else (world(), Mixes())
+    with pytest.raises(ConfigError, match=r"nn\.Dropout|random"):
+        pf.simulate(task, algorithm, rounds=1, privacy=pf.Privacy(training=DPSGD))
+
+
+def test_noise_sized_for_a_declared_scale_is_not_taken_on_trust():
+    """The upload is a thousand times what its field says, and the noise on the sum is sized for what the field says."""
+
+    class Louder(pf.FedSampling):
+        name: ClassVar[str] = "louder"
+
+        def finish(self, local, received, training):
+            return {"update": 1000 * local["update"]}
+
+    sizes = pf.RandomizedResponse(epsilon=1.0, bound=20)
+    privacy = pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, noise_at="server"), size=sizes)
+    with pytest.raises(ConfigError, match="nobody can check that finish of Louder"):
+        pf.simulate(world(), Louder(samples_per_round=6), rounds=1, privacy=privacy)
+
+
+class Centres:
+    """A loss that remembers where it saw features last."""
+
+    def __init__(self):
+        self.last = torch.zeros(2)
+
+    def __call__(self, network, inputs, targets):
+        answer = network(inputs)
+        terms = nn.functional.cross_entropy(answer, targets, reduction="none") + (answer - self.last).square().sum(1)
+        self.last = answer.detach().mean(0)
+        return terms
+
+
+def test_nothing_that_a_loss_remembers_gets_into_the_next_clients_upload():
+    privacy = pf.Privacy(update=[pf.Clip(1.0), pf.GaussianNoise(1.0)])
+
+    def sent(value):
+        task = replace(world(value), loss=Centres())
+        algorithm = pf.FedAvg("uniform").bind(task.context(1, 0))
+        spec = ChannelSpec.of(privacy.update, algorithm.fields(), None, 1.0, ())
+        channel = spec.for_run(12, 3.0, ParticipationPattern.of(pf.Everyone(), 3, 1), False).in_round(0, 3, {})
+        (phase,) = phases_of(algorithm, channel)
+        with LoopEngine(task, algorithm, TRAINING, channel, workers=1) as loop:
+            context = RoundContext(0, 0, NoiseSource.from_key(1), {})
+            results = loop.train([0, 1, 2], {"parameters": initial(task)}, context, phase)
+            return {one.client: one.upload["update"] for one in results}
+
+    one, other = sent(1.0), sent(-5.0)
+    assert not torch.equal(one[1], other[1])
+    assert torch.equal(one[2], other[2])

@@ -1,0 +1,315 @@
+"""What values and code are, as a hash: the same in every process, another one where something else is computed.
+
+Code is told by what Python compiled of it and by all that it refers to: helpers, constants, closures, defaults, base
+classes. Comments and line numbers do not count. Code of privfl, of the libraries whose versions are recorded and of
+Python itself is told by its name, since versions are compared apart; code of other installed packages by its name and
+the list of hashes that it was installed with.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import dis
+import hashlib
+import importlib.metadata
+import importlib.util
+import io
+import logging
+import re
+import sys
+import sysconfig
+import threading
+import types
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache, cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+LIBRARIES = ("torch", "numpy", "scipy", "opacus", "cryptography", "dp_accounting", "sklearn", "pydantic", "privfl")
+"""Packages whose code is told by their version."""
+_PIECE = 1 << 24
+_WATCHING = (logging.Logger, logging.Handler, io.IOBase, weakref.ref, type(threading.Lock()), type(threading.RLock()))
+"""What watches or guards a computation, and takes no part in its result."""
+_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType)
+_NAMED = (*_DESCRIPTORS, types.MethodDescriptorType, types.ClassMethodDescriptorType, torch.dtype, torch.device)
+_BOOKKEEPING = re.compile(
+    r"__(module|dict|weakref|doc|firstlineno|static_attributes|dataclass_\w+|match_args|orig_bases|parameters)__"
+    r"|__(annotat\w+|abstractmethods|slots|qualname|classcell|type_params)__|_abc_impl"
+)
+"""What Python writes into a class beside what stands in it."""
+_GENERATED = re.compile(r"__(init|repr|eq|hash|setattr|delattr|lt|le|gt|ge|replace|getstate|setstate)__")
+"""Methods that ``dataclass`` writes."""
+
+
+class Identity:
+    """The hash of one thing, with all that it refers to.
+
+    Args:
+        thing: settings, a function, a class, a model, arrays, …
+
+    Attributes:
+        digest: 64 hexadecimal digits.
+        unknown: the types that were met and cannot be told apart by their content; the hash holds their names alone.
+    """
+
+    def __init__(self, thing: Any) -> None:
+        self.unknown: set[str] = set()
+        self._done: dict[tuple[int, bool], bytes] = {}
+        self._open: dict[int, int] = {}
+        self._kept: list[Any] = []  # a number of id() names one object only while that lives
+        self.digest = self._of(thing, loose=True).hex()
+
+    def _of(self, thing: Any, *, loose: bool) -> bytes:
+        """The hash of ``thing``; ``loose`` where it is a setting, whose 1 and 1.0, lists and tuples are the same."""
+        atom = _atom(thing, loose)
+        if atom is not None:
+            return _hash(type(thing).__name__ if not loose or isinstance(thing, str | bytes) else "", atom)
+        place = id(thing)
+        if place in self._open:
+            return _hash("again", self._open[place])
+        if (place, loose) not in self._done:
+            self._open[place] = len(self._open)
+            self._kept.append(thing)
+            self._done[place, loose] = self._inside(thing, loose)
+            del self._open[place]
+        return self._done[place, loose]
+
+    def _each(self, kind: str, things: Iterable[Any], loose: bool = False) -> bytes:
+        return _hash(kind, *(self._of(thing, loose=loose) for thing in things))
+
+    def _items(self, kind: str, items: Mapping[Any, Any], loose: bool = False) -> bytes:
+        return self._each(kind, (part for pair in items.items() for part in pair), loose)
+
+    def _inside(self, thing: Any, loose: bool) -> bytes:
+        if isinstance(thing, Tensor):
+            return _tensor(thing)
+        if isinstance(thing, np.ndarray) and thing.dtype != object:
+            return _hash("array", thing.dtype.str, thing.shape, *_array_pieces(thing))
+        if isinstance(thing, np.ndarray | list | tuple | deque | Set):
+            if isinstance(thing, Set):
+                return _hash("set", *sorted(self._of(one, loose=loose) for one in thing))
+            kind = "sequence" if loose else type(thing).__name__
+            return self._each(kind, thing.tolist() if isinstance(thing, np.ndarray) else thing, loose)
+        if isinstance(thing, Mapping):
+            return self._items("mapping", dict(sorted(thing.items(), key=repr)) if loose else thing, loose)
+        if isinstance(thing, partial):
+            return self._each("partial", (thing.func, thing.args, thing.keywords), loose)
+        if isinstance(thing, io.BytesIO | io.StringIO):
+            return self._each("buffer", (thing.getvalue(), thing.tell()))
+        if isinstance(thing, (*_NAMED, *_WATCHING)):
+            return _hash("named", type(thing).__qualname__, repr(thing) if isinstance(thing, _NAMED) else "")
+        if isinstance(thing, types.ModuleType):
+            return self._module(thing)
+        if isinstance(thing, type):
+            return self._class(thing)
+        return self._code_or_object(thing, loose)
+
+    def _code_or_object(self, thing: Any, loose: bool) -> bytes:
+        if isinstance(thing, types.FunctionType):
+            return self._function(thing)
+        if isinstance(thing, types.CodeType):
+            return self._code(thing)
+        if isinstance(thing, types.MethodType | staticmethod | classmethod):
+            return self._each("method", (thing.__func__, getattr(thing, "__self__", None)))
+        if isinstance(thing, property):
+            return self._each("property", (thing.fget, thing.fset, thing.fdel))
+        if isinstance(thing, cached_property):
+            return self._of(thing.func, loose=False)
+        if isinstance(thing, types.BuiltinFunctionType | types.MethodWrapperType):
+            owner = thing.__self__
+            return self._each("builtin", (thing.__qualname__, None if isinstance(owner, types.ModuleType) else owner))
+        if isinstance(thing, Enum):
+            return self._each("member", (type(thing).__qualname__, thing.name, thing.value), loose)
+        if callable(wrapped := getattr(thing, "__wrapped__", None)):  # such as functools.cache around a function
+            return self._each("wrapped", (type(thing), wrapped))
+        return self._object(thing, loose)
+
+    def _object(self, thing: Any, loose: bool) -> bytes:
+        kind = type(thing)
+        settings = is_dataclass(thing)
+        if settings and _package(kind):
+            own = {item.name: getattr(thing, item.name) for item in fields(thing) if item.init}
+        elif hasattr(thing, "__dict__"):
+            lazy = {name for base in kind.__mro__ for name, part in vars(base).items() if _is_lazy(part)}
+            own = {name: value for name, value in vars(thing).items() if name not in lazy}
+            if isinstance(thing, nn.Module):  # hooks are numbered through the whole process
+                own = {name: list(value.values()) if "_hooks" in name else value for name, value in own.items()}
+        else:
+            try:
+                reduce = copyreg.dispatch_table.get(kind)
+                reduced = thing.__reduce_ex__(2) if reduce is None else reduce(thing)
+            except Exception:  # whatever a type of others raises that cannot be taken apart
+                self.unknown.add(f"{kind.__module__}:{kind.__qualname__}")
+                return _hash("unknown", kind.__module__, kind.__qualname__)
+            if isinstance(reduced, str):
+                return _hash("global", reduced)
+            parts = [list(part) if isinstance(part, Iterator) else part for part in reduced]
+            return self._each("object", (kind, *parts))
+        return _hash("object", self._of(kind, loose=False), self._items("state", own, loose and settings))
+
+    def _class(self, kind: type) -> bytes:
+        if package := _package(kind):
+            return _hash(package, kind.__module__, kind.__qualname__)
+        own = {
+            name: part
+            for name, part in sorted(vars(kind).items())
+            if not _BOOKKEEPING.fullmatch(name)
+            and not isinstance(part, _DESCRIPTORS)
+            and not (is_dataclass(kind) and _GENERATED.fullmatch(name) and _is_generated(part))
+        }
+        return _hash("class", self._each("bases", kind.__bases__), self._items("body", own))
+
+    def _module(self, module: types.ModuleType) -> bytes:
+        if package := _package(module):
+            return _hash(package, module.__name__)
+        own = {name: part for name, part in sorted(vars(module).items()) if not name.startswith("__")}
+        return self._items("module", own)
+
+    def _function(self, function: types.FunctionType) -> bytes:
+        cells = [_content(cell) for cell in function.__closure__ or ()]
+        given = (function.__defaults__, function.__kwdefaults__, cells)
+        if package := _package(function):
+            return self._each(package, (function.__module__, function.__qualname__, *given))
+        used = {
+            name: function.__globals__[name]
+            for name in sorted(_global_names(function.__code__))
+            if name in function.__globals__ and not name.startswith("__")
+        }
+        imports = sorted(_own_sources(function.__code__, function.__globals__.get("__package__")))
+        return _hash(
+            "function",
+            self._code(function.__code__),
+            self._each("given", given),
+            self._items("globals", used),
+            self._items("attributes", vars(function)),
+            *imports,
+        )
+
+    def _code(self, code: types.CodeType) -> bytes:
+        constants = [self._code(one) if isinstance(one, types.CodeType) else one for one in code.co_consts]
+        names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+        counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+        return _hash("code", code.co_code, code.co_exceptiontable, repr(names), counts, self._each("", constants))
+
+
+def _hash(kind: str, *parts: Any) -> bytes:
+    """A hash of ``parts``, each with its length, so that no two lists of parts run into one."""
+    digest = hashlib.sha256(kind.encode())
+    for part in parts:
+        content = part if isinstance(part, bytes) else repr(part).encode("utf-8", "surrogatepass")
+        digest.update(len(content).to_bytes(8, "big") + content)
+    return digest.digest()
+
+
+def _atom(thing: Any, loose: bool) -> bytes | None:
+    """What ``thing`` is where it is no more than its value, ``None`` where it is more."""
+    if isinstance(thing, np.generic):
+        thing = thing.item()
+    if loose and isinstance(thing, int) and not isinstance(thing, bool | Enum) and abs(thing) < 1 << 53:
+        thing = float(thing)
+    if thing is None or thing is Ellipsis or type(thing) in (bool, int, float, complex, str, bytes, range, slice):
+        return repr(thing).encode("utf-8", "surrogatepass")
+    return None
+
+
+def _tensor(tensor: Tensor) -> bytes:
+    tensor = tensor.detach()
+    told = (str(tensor.dtype), tuple(tensor.shape), str(tensor.layout))
+    if tensor.is_meta:
+        return _hash("tensor", *told)
+    dense = tensor.cpu() if tensor.layout == torch.strided else tensor.cpu().to_dense()
+    flat = dense.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return _hash("tensor", *told, hashlib.sha256(flat.view(torch.uint8).numpy().data).digest())
+
+
+def _array_pieces(array: np.ndarray[Any, Any]) -> Iterator[bytes]:
+    """Hashes of the content of ``array``, which may be larger than memory, piece by piece."""
+    rows = array.reshape(1) if array.ndim == 0 else array
+    step = max(1, _PIECE // max(1, rows[:1].nbytes))
+    for start in range(0, len(rows), step):
+        yield hashlib.sha256(np.ascontiguousarray(rows[start : start + step]).tobytes()).digest()
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a name that is not bound yet
+        return None
+
+
+def _is_lazy(part: Any) -> bool:
+    return isinstance(part, cached_property)
+
+
+def _is_generated(part: Any) -> bool:
+    """Whether ``dataclass`` wrote ``part`` of a class from the fields, whose values are looked at themselves."""
+    inner = getattr(part, "__wrapped__", part)
+    return isinstance(inner, types.FunctionType) and inner.__code__.co_filename == "<string>"
+
+
+def _package(thing: Any) -> str:
+    """What tells the code of the package that ``thing`` comes from, empty if it is the user's own."""
+    name = thing.__name__ if isinstance(thing, types.ModuleType) else getattr(thing, "__module__", None)
+    return _told(name.partition(".")[0]) if isinstance(name, str) else ""
+
+
+@cache
+def _told(package: str) -> str:
+    if package in LIBRARIES or package == "builtins":
+        return "library"
+    if package == "__main__":
+        return ""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return ""
+    origin = None if spec is None else spec.origin
+    if package in sys.stdlib_module_names and origin in (None, "built-in", "frozen"):
+        return "library"
+    if origin is None:
+        return ""
+    paths, file = {name: Path(path) for name, path in sysconfig.get_paths().items()}, Path(origin)
+    if any(file.is_relative_to(paths[one]) for one in ("purelib", "platlib")):
+        return _installed(package)
+    # A file of the user's own may bear the name of a module of Python.
+    return "library" if any(file.is_relative_to(paths[one]) for one in ("stdlib", "platstdlib")) else ""
+
+
+def _installed(package: str) -> str:
+    """The hashes of the files of an installed ``package``, as its installer wrote them down."""
+    found = []
+    for name in set(importlib.metadata.packages_distributions().get(package, ())):
+        for file in importlib.metadata.distribution(name).files or ():
+            if file.hash is not None and file.parts[0] != "..":
+                found.append(f"{file.as_posix()} {file.hash.value}")
+    return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest() if found else ""
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    """The global names that ``code`` reads, nested functions and classes included."""
+    found = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return found.union(*(_global_names(one) for one in code.co_consts if isinstance(one, types.CodeType)))
+
+
+def _own_sources(code: types.CodeType, package: str | None) -> Iterator[bytes]:
+    """Hashes of the files of one's own modules that ``code`` imports where it runs."""
+    for one in dis.get_instructions(code):
+        if one.opname == "IMPORT_NAME" and not _told(str(one.argval).partition(".")[0]):
+            for name in (one.argval, f"{package}.{one.argval}".rstrip(".")):
+                try:
+                    spec = importlib.util.find_spec(name)
+                except (ImportError, ValueError):
+                    continue
+                if spec is not None and spec.origin is not None and Path(spec.origin).is_file():
+                    yield hashlib.sha256(Path(spec.origin).read_bytes()).digest()
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _own_sources(inner, package)

@@ -1,0 +1,299 @@
+"""What would compute something else has another hash, and what would compute the same has the same in every process."""
+
+import functools
+import logging
+import subprocess
+import sys
+import threading
+import types
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property, partial
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import privfl as pf
+from privfl.simulation import identity
+from privfl.simulation.identity import Identity
+from tests import own_parts
+
+SCRIPT = """
+import functools
+import logging
+from dataclasses import dataclass
+from torch import nn
+
+LOG = logging.getLogger(__name__)
+SCALES = {"first": 1.0}
+NAMES = {"one", "two", "three"}
+
+
+def deep(x):
+    return x + 1
+
+
+@functools.cache
+def helper(x):
+    return deep(x) if "two" in NAMES else x
+
+
+def outer(power):
+    def inner(x):
+        LOG.info("called")
+        return [y ** power for y in (helper(x), SCALES["first"])]
+
+    return inner
+
+
+class Base:
+    limit = 3
+
+    @property
+    def size(self):
+        return self.limit
+
+    @staticmethod
+    def still(x):
+        return x - 1
+
+    @classmethod
+    def made(cls):
+        return cls()
+
+
+@dataclass(frozen=True)
+class Child(Base):
+    width: int = 2
+
+    def step(self, x, factor=2.0, *, shift=0):
+        def nested(y):
+            return helper(y) * factor
+
+        return nested(x) + shift + super().size
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+
+    def forward(self, x):
+        return self.layers(x)
+"""
+
+
+def module(text=SCRIPT):
+    made = types.ModuleType("a_users_own")
+    exec(compile(text, "a_users_own.py", "exec"), made.__dict__)
+    return made
+
+
+def parts(made):
+    return {
+        "closure": made.outer(2),
+        "class": made.Child,
+        "instance": made.Child(3),
+        "network": made.Net,
+        "partial": partial(made.Child.step, factor=3.0),
+        "method": made.Child(1).step,
+        "module": made,
+    }
+
+
+def digests(text=SCRIPT):
+    return {name: Identity(part).digest for name, part in parts(module(text)).items()}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "seen"),
+    [
+        ("return x + 1", "return x + 2", {"closure", "class", "instance", "partial", "method", "module"}),
+        ("1.0}", "1.5}", {"closure", "module"}),
+        ('"three"}', '"four"}', {"closure", "class", "instance", "partial", "method", "module"}),
+        ("y ** power", "y * power", {"closure", "module"}),
+        ("limit = 3", "limit = 4", {"class", "instance", "partial", "method", "module"}),
+        ("return self.limit", "return 7", {"class", "instance", "partial", "method", "module"}),
+        ("return x - 1", "return x", {"class", "instance", "partial", "method", "module"}),
+        ("factor=2.0", "factor=2.5", {"class", "instance", "partial", "method", "module"}),
+        ("shift=0)", "shift=1)", {"class", "instance", "partial", "method", "module"}),
+        ("helper(y) * factor", "helper(y) / factor", {"class", "instance", "partial", "method", "module"}),
+        ("nn.Linear(2, 2)", "nn.Linear(2, 2, bias=False)", {"network", "module"}),
+        ("nn.ReLU", "nn.Tanh", {"network", "module"}),
+    ],
+)
+def test_a_change_is_seen_wherever_it_counts_and_nowhere_else(old, new, seen):
+    assert old in SCRIPT
+    before, after = digests(), digests(SCRIPT.replace(old, new))
+    assert {name for name in before if before[name] != after[name]} == seen
+
+
+def test_comments_places_and_docstrings_of_classes_do_not_count():
+    moved = "# a comment\n\n\n" + SCRIPT.replace("class Base:", 'class Base:\n    """In words."""\n')
+    assert digests(moved) == digests()
+
+
+def test_closures_are_told_apart():
+    made = module()
+    assert Identity(made.outer(2)).digest != Identity(made.outer(3)).digest == Identity(made.outer(3)).digest
+
+
+def test_all_processes_agree(tmp_path):
+    """Also on the order of sets, which another seed of Python's hashes changes."""
+    (tmp_path / "a_users_own.py").write_text(SCRIPT, encoding="utf-8")
+    told = (
+        "import a_users_own as m; from privfl.simulation.identity import Identity as I; import tests.own_parts as o\n"
+        "print([I(x).digest for x in (m.outer(2), m.Child(3), m.Net, o.Small, o.Halved(), o.focal)])"
+    )
+    root = Path(__file__).parents[2]
+    found = set()
+    for seed in ("1", "2"):
+        environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": f"{tmp_path}:{root}", "PATH": ""}
+        done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, env=environment, check=True)
+        found.add(done.stdout)
+    assert len(found) == 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of one's own, with what is worked out from them."""
+
+    name: ClassVar[str] = "own"
+    size: float = 1.0
+    parts: tuple[int, ...] = ()
+    options: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def lazy(self):
+        return self.size * 2
+
+
+def test_settings_that_a_file_writes_alike_are_the_same():
+    """A file knows 1 and 1.0, lists and tuples, and no order of keys; what was worked out on the way does not count."""
+    one = Settings(1, (1, 2), {"a": 1, "b": 2})
+    other = Settings(1.0, [1, 2], {"b": 2, "a": 1.0})
+    assert other.lazy == 2.0
+    assert Identity(one).digest == Identity(other).digest
+    assert Identity(one).digest != Identity(Settings(1, (2, 1), {"a": 1, "b": 2})).digest
+    assert Identity(pf.Clip(1)).digest == Identity(pf.Clip(1.0)).digest != Identity(pf.Clip(2.0)).digest
+
+
+class Colour(Enum):
+    """One of two."""
+
+    RED = 1
+    BLUE = 2
+
+
+DIFFERENT = [
+    (torch.zeros(3), torch.ones(3)),
+    (torch.zeros(3), torch.zeros(3, dtype=torch.float64)),
+    (torch.zeros(2, 3), torch.zeros(3, 2)),
+    (torch.tensor(1.0), torch.tensor(2.0)),
+    (torch.eye(2).to_sparse(), (2 * torch.eye(2)).to_sparse()),
+    (np.zeros(3), np.ones(3)),
+    (np.array(["a", None], dtype=object), np.array(["a", 1], dtype=object)),
+    (np.random.default_rng(1), np.random.default_rng(2)),
+    ([1, [2]], [1, 2]),
+    (("ab", "c"), ("a", "bc")),
+    ({1, 2}, {1, 3}),
+    ("1", 1),
+    (True, 1),
+    (None, "None"),
+    (b"x", "x"),
+    (1 << 80, (1 << 80) + 1),
+    (torch.float32, torch.float64),
+    (range(3), range(4)),
+    (nn.Linear(2, 2), nn.Linear(2, 2)),
+    (nn.ReLU(), nn.Tanh()),
+    (Colour.RED, Colour.BLUE),
+    (len, print),
+    ([].append, [1].append),
+    (OrderedDict(a=1), OrderedDict(a=2)),
+    (lambda x: x + 1, lambda x: x + 2),
+    (functools.lru_cache(lambda x: x + 1), functools.lru_cache(lambda x: x + 2)),
+    (own_parts.Smoothed(0.1), own_parts.Smoothed(0.2)),
+    (np, torch),
+    (slice(1), slice(2)),
+]
+
+
+@pytest.mark.parametrize("pair", DIFFERENT, ids=lambda pair: f"{type(pair[0]).__name__}, {type(pair[1]).__name__}")
+def test_two_that_differ_have_two_hashes(pair):
+    hashes = [Identity(one) for one in (*pair, *pair)]
+    assert not any(one.unknown for one in hashes)
+    assert hashes[0].digest == hashes[2].digest != hashes[1].digest == hashes[3].digest
+
+
+def test_an_array_is_read_piece_by_piece(tmp_path, monkeypatch):
+    values = np.arange(60, dtype=np.int16).reshape(20, 3)
+    np.save(tmp_path / "x.npy", values)
+    monkeypatch.setattr(identity, "_PIECE", 12)
+    assert Identity(np.load(tmp_path / "x.npy", mmap_mode="r")).digest == Identity(values).digest
+    values[19, 2] += 1
+    assert Identity(np.load(tmp_path / "x.npy", mmap_mode="r")).digest != Identity(values).digest
+
+
+def test_what_refers_to_itself_has_a_hash():
+    def even(n):
+        return n == 0 or odd(n - 1)
+
+    def odd(n):
+        return n != 0 and even(n - 1)
+
+    endless = [1]
+    endless.append(endless)
+    assert Identity(even).digest == Identity(even).digest
+    assert Identity(endless).digest != Identity([1, [1]]).digest
+
+
+def test_loggers_and_locks_take_no_part_and_what_nobody_can_take_apart_is_named():
+    for thing in (logging.getLogger("one"), threading.Lock(), sys.stderr):
+        assert not Identity({"log": thing}).unknown
+    made = Identity([(one for one in ())])
+    assert made.unknown == {"builtins:generator"}
+
+
+def test_a_hook_of_ones_own_counts_and_its_number_does_not():
+    def network(hook):
+        torch.manual_seed(0)
+        made = nn.Linear(2, 2)
+        made.register_forward_hook(hook)
+        return made
+
+    def double(module, given, output):
+        return output * 2
+
+    assert Identity(network(double)).digest == Identity(network(double)).digest
+    assert Identity(network(double)).digest != Identity(network(lambda *given: given[2] * 3)).digest
+
+
+def test_installed_packages_are_told_by_what_was_installed_and_files_of_ones_own_by_their_code(tmp_path, monkeypatch):
+    assert identity._told("torch") == identity._told("privfl") == identity._told("json") == "library"
+    assert len(identity._told("pytest")) == 64
+    assert identity._told("tests") == identity._told("a_name_that_nobody_has") == ""
+    (tmp_path / "colorsys.py").write_text("", encoding="utf-8")  # the name of a module of Python
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    identity._told.cache_clear()
+    assert identity._told("colorsys") == ""
+    identity._told.cache_clear()
+
+
+def test_a_module_that_is_imported_where_code_runs_counts(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "imported_late.py").write_text("A = 1\n", encoding="utf-8")
+
+    def late():
+        import imported_late
+
+        return imported_late.A
+
+    before = Identity(late).digest
+    (tmp_path / "imported_late.py").write_text("A = 2\n", encoding="utf-8")
+    assert Identity(late).digest != before
