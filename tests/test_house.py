@@ -54,7 +54,7 @@ FLOORS: tuple[set[str], ...] = (
     {"attacks.attack", "attacks.images", "audits.result"},
     {"attacks.gradient_inversion", "attacks.labels", "attacks.membership", "audits.canaries", "audits.mechanisms"},
     {"attacks.property_inference", "attacks.prototypes", "attacks.sizes"},
-    {"attacks.registry", "audits.registry"},
+    {"attacks.registry", "audits.registry", "audits.fuzz"},
     {"privfl.companions"},
     {"privfl.commands"},
     {"privfl.cli"},
@@ -82,7 +82,7 @@ TESTED_ELSEWHERE = {
     "privfl/models": "base convolutional dense recurrent residual text",
     "privfl/privacy/accounting": "grouping release",
     "privfl/privacy/channel": "chain secure_encoding",
-    "privfl/privacy/clipping": "layer_rules stacked",
+    "privfl/privacy/clipping": "formed_rules layer_rules probe rule stacked",
     "privfl/privacy/door": "cohort_door contract precision step_draws",
     "privfl/privacy/mechanisms": "gaussian secure_sum",
     "privfl/privacy/secagg": "bodies client errors ideal server",
@@ -97,6 +97,8 @@ TESTED_ELSEWHERE = {
     "attacks/observations": "head_gradients",
     "audits/bounds": "guess_budget output_events",
     "audits/canaries": "alignment canaries claimed_statistic views",
+    "audits/fuzz": "campaign charged drawing exact experiment found instruments noisy noisy_campaign own_parts "
+    "report shrink streams tape worlds",
     "audits": "registry",
 }
 """Modules without a test file of their name; tests of neighbours or whole runs cover them. Nothing is added."""

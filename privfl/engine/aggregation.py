@@ -50,11 +50,15 @@ class Aggregator(Protocol):
 class PlainAggregator:
     """Adds ``fields`` as they are, weighted ones times their client's factor.
 
-    ``wide`` sums are float64: where noise is added to a sum, its rounding must not depend on single clients.
+    ``wide`` sums are formed in float64, so that their rounding tells neither the order in which clients came (a stacked
+    cohort comes in the order of its sizes) nor, where noise is added to a sum, what single clients sent. A sum that
+    ``narrows`` leaves in the type of the uploads.
     """
 
     fields: Sequence[Field]
     wide: bool = False
+    narrows: bool = False
+    _types: dict[str, torch.dtype] = field(default_factory=dict)
     _total: Tensors = field(default_factory=dict)
     _apart: dict[str, list[Tensor]] = field(default_factory=dict)
     _members: list[int] = field(default_factory=list)
@@ -73,6 +77,7 @@ class PlainAggregator:
             if name in self._total:
                 self._total[name].add_(value, alpha=scale)
             else:
+                self._types[name] = value.dtype
                 self._total[name] = (value.double() if self.wide else value) * scale
         return ""
 
@@ -80,10 +85,12 @@ class PlainAggregator:
         """Fields combined ``each`` come out as [m, ...], by ascending client number as everything else."""
         order = sorted(range(len(self._members)), key=self._members.__getitem__)
         apart = {name: torch.stack([values[place] for place in order]) for name, values in self._apart.items()}
+        if self.narrows:
+            self._total = {name: value.to(self._types[name]) for name, value in self._total.items()}
         sums.total = self._total | apart
         sums.members = [self._members[place] for place in order]
         sums.weights = [self._factors[place] for place in order]
-        sums.weight = sum(self._factors)
+        sums.weight = sum(sums.weights)
 
 
 def aggregate_uploads(

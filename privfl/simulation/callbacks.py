@@ -15,7 +15,9 @@ from privfl.simulation.settings import Schedule
 
 @dataclass(frozen=True)
 class Simulation:
-    """A run in flight, to look at: it goes on from its own state, whatever becomes of this one.
+    """A run in flight, to look at: it goes on from its own state of the server, whatever becomes of this one.
+
+    What clients keep is shown as it is, without copies: look at it only.
 
     Args:
         round: rounds done.

@@ -97,7 +97,8 @@ def aggregate(costs: RoundCosts, sums: CohortSums, server: Tensors, context: Ser
 def _aggregator(phase: Phase, selection: Selection, like: Tensor, source: NoiseSource) -> Aggregator | str:
     """What adds the cohort's uploads up, or why their sum cannot be had."""
     if phase.channel.secure is None:
-        return PlainAggregator(phase.channel.sent, wide=phase.channel.has_central_noise)
+        channel = phase.channel
+        return PlainAggregator(channel.sent, wide=channel.protects, narrows=not channel.has_central_noise)
     if phase.channel.refusal:
         return phase.channel.refusal
     try:

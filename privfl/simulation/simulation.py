@@ -220,7 +220,8 @@ def run(
                 directory.save(state.checkpoint())
                 saved = time.monotonic()
         for callback in callbacks:
-            shown = dict(state.server), dict(state.client_state), tuple(state.metrics)
+            server = {name: value.clone() for name, value in state.server.items()}
+            shown = server, dict(state.client_state), tuple(state.metrics)
             callback(Simulation(state.round, *shown, engine, plan.schedule, plan.task, plan.algorithm, path), line)
     return conclude(plan, state, engine, recorder, directory, statement or claim(plan, state))
 

@@ -60,3 +60,19 @@ def test_an_opened_secure_sum_is_wide_until_its_noise_is_added():
     step = channel.secure_encoding.encoding.step["update"]
     true = (0.3 + 0.1 * np.arange(5)).astype(np.float32).astype(np.float64).sum()
     assert abs(float(sums.total["update"]) - true) <= 5 * step
+
+
+def test_a_wide_sum_does_not_tell_in_which_order_clients_came():
+    values = {client: torch.randn(50, generator=torch.Generator().manual_seed(client)) for client in range(9)}
+
+    def summed(order, **how):
+        aggregator, sums = PlainAggregator((Field("update"),), narrows=True, **how), CohortSums()
+        for client in order:
+            aggregator.add(client, {"update": values[client]}, 1.0)
+        aggregator.close(sums)
+        return sums.total["update"]
+
+    orders = list(range(9)), list(range(9))[::-1]
+    assert torch.equal(*(summed(order, wide=True) for order in orders))
+    assert not torch.equal(*(summed(order) for order in orders))
+    assert summed(orders[0], wide=True).dtype == torch.float32

@@ -41,6 +41,7 @@ def test_nothing_is_written_without_a_folder(task):
 
 def test_a_callback_cannot_take_the_state_away_from_the_run(task):
     def meddle(simulation, line):
+        simulation.server["parameters"].fill_(7.0)
         simulation.server.clear()
         simulation.client_state.clear()
         with pytest.raises(FrozenInstanceError):

@@ -120,6 +120,15 @@ class ChannelSpec:
         return self.noise_at_server or (self.noise is not None and self.noise.adds_at == "server")
 
     @property
+    def protects(self) -> bool:
+        """Whether anything is claimed of what clients send; then the order of a sum must not show in its rounding.
+
+        A stacked cohort arrives in the order of its private sizes. Sums in float64 of numbers in float32 hide that:
+        they are exact unless the numbers are 2²⁹ times apart.
+        """
+        return self.dpsgd is not None or self.noise is not None or self.reports
+
+    @property
     def noise_at_server(self) -> bool:
         """Whether DP-SGD's noise is added to the sum of clipped gradients."""
         return self.dpsgd is not None and self.dpsgd.noise_at == "server"

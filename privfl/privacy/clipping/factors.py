@@ -57,6 +57,7 @@ class Clipping:
         finite: which rows are finite, ``None`` if all are; likewise.
         max_grad_norm: the bound of each row, may be ``inf``.
         exact: sums need float64 whatever is added up.
+        narrow: the factors in the rows' own dtype.
     """
 
     norms: Tensor
@@ -64,6 +65,7 @@ class Clipping:
     finite: Tensor | None
     max_grad_norm: float
     exact: bool
+    narrow: Tensor
 
     @classmethod
     def of(cls, squares: Tensor, max_grad_norm: float, dtype: torch.dtype) -> Clipping:
@@ -83,7 +85,7 @@ class Clipping:
             bound = max_grad_norm * SHRUNK
             factors = bound / usable.clamp_min(bound)
         factors = factors if finite is None else factors.where(finite, 0)
-        return cls(norms, factors, finite, max_grad_norm, largest * SMALL_FACTOR > max_grad_norm)
+        return cls(norms, factors, finite, max_grad_norm, largest * SMALL_FACTOR > max_grad_norm, factors.to(dtype))
 
     def kept(self, values: Tensor) -> Tensor:
         """``values`` [B, ...] with the rows that are not finite set to zero (a product with 0 would keep NaN)."""
@@ -92,7 +94,7 @@ class Clipping:
     def scaled(self, values: Tensor, *, exact: bool) -> Tensor:
         """``values`` [B, ...] times the factors, in float64 if ``exact``."""
         kept = self.kept(values)
-        return (kept.double() if exact else kept) * _wide(self.factors if exact else self.factors.to(kept.dtype), kept)
+        return (kept.double() if exact else kept) * _wide(self.factors if exact else self.narrow, kept)
 
     def needs_float64(self, sizes: Tensor) -> bool:
         """Whether the sum of rows whose steps have norms that add up to ``sizes`` [B] needs float64."""
@@ -109,12 +111,18 @@ class Clipping:
         kept = rows if self.finite is None else rows.where(self.finite[..., None], 0)
         if self.exact:
             return torch.bmm(self.factors[:, None], kept.double())[:, 0].to(rows.dtype)
-        return torch.bmm(self.factors[:, None].to(rows.dtype), kept)[:, 0]
+        return torch.bmm(self.narrow[:, None], kept)[:, 0]
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Clipping:
         """The same with the rows in another order or shape."""
         finite = None if self.finite is None else change(self.finite)
-        return replace(self, norms=change(self.norms), factors=change(self.factors), finite=finite)
+        return replace(
+            self,
+            norms=change(self.norms),
+            factors=change(self.factors),
+            finite=finite,
+            narrow=change(self.narrow),
+        )
 
 
 def _wide(per_row: Tensor, values: Tensor) -> Tensor:

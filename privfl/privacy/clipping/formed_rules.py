@@ -52,10 +52,10 @@ class FormedRule:
         for name, gradient in self.formed.items():
             place = places[name]
             if clients == 1 and not clipping.exact:
-                torch.mv(clipping.kept(gradient).T, clipping.factors.to(gradient.dtype), out=place.view(-1))
+                torch.mv(clipping.kept(gradient).T, clipping.narrow, out=place.view(-1))
                 continue
             rows, factors = clipping.kept(gradient), clipping.factors
-            rows, factors = (rows.double(), factors) if clipping.exact else (rows, factors.to(rows.dtype))
+            rows, factors = (rows.double(), factors) if clipping.exact else (rows, clipping.narrow)
             if by_rows:
                 rows, factors = rows.view(-1, clients, rows.shape[-1]).transpose(0, 1), factors.view(-1, clients).T
             else:

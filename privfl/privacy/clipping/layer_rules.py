@@ -70,8 +70,10 @@ class LinearRule(SumRule):
             torch.mm(g.T, a, out=places["weight"][0])
         elif "weight" in places:
             places["weight"].copy_(torch.bmm(g.view(clients, -1, g.shape[-1]).mT, a.reshape(clients, -1, a.shape[-1])))
-        if "bias" in places:
+        if "bias" in places and exact:
             places["bias"].copy_(g.view(clients, -1, g.shape[-1]).sum(1))
+        elif "bias" in places:
+            torch.sum(g.view(clients, -1, g.shape[-1]), 1, out=places["bias"])
         del self.inputs, self.backs
 
     def write_sum(self, calls: Calls, places: Places) -> None:

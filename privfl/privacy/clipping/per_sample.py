@@ -32,13 +32,11 @@ from privfl.privacy.clipping.factors import Clipping, row_norms
 from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.layer_rules import rule_for
 from privfl.privacy.clipping.opacus_hooks import OpacusHooks
-from privfl.privacy.clipping.row_wise import Watch, each_row, said_of
+from privfl.privacy.clipping.row_wise import Made, Seen, Shown, Watch, each_row, said_of
 from privfl.privacy.clipping.rule import Calls, Places, Rule, SumRule
 from privfl.privacy.loss import Loss
 
 GradSampleMode = Literal["layers", "rows", "vmap", "opacus"]
-Seen = dict[nn.Module, list[tuple[Tensor, Tensor, int]]]
-"""Input, rows first, and output of every call of every layer in one forward pass, and where rows are in the output."""
 
 
 class PerSampleGradients:
@@ -128,21 +126,17 @@ class PerSampleGradients:
         """The same, of one row at a time."""
         with self._watch.watching() as seen:
             losses = each_row(loss, self.network.module, inputs, targets, watch=self._watch)
-        rows_first = {
-            module: [(given.movedim(into, 0), output, out) for given, into, output, out in calls.seen]
-            for module, calls in seen.items()
-        }
-        return rows_first, losses
+        return seen, losses
 
     def _arrived(self, seen: Seen, total: Tensor) -> dict[nn.Module, Calls]:
         """The (input, gradient of ``total`` at the output) pairs of every layer that ``total`` depends on."""
-        outputs = [output for calls in seen.values() for _, output, _ in calls]
+        outputs = [call.output for calls in seen.values() for call in calls]
         arriving = iter(torch.autograd.grad(total, outputs, allow_unused=True))
         reached = {}
         for module, calls in seen.items():
             pairs = [
-                (widened(given, total.dtype), widened(back.movedim(dim, 0) if dim else back, total.dtype))
-                for (given, _, dim), back in zip(calls, arriving, strict=False)
+                (_in_front(call.received, call.into, total.dtype), _in_front(back, call.out, total.dtype))
+                for call, back in zip(calls, arriving, strict=False)
                 if back is not None
             ]
             if pairs:
@@ -151,7 +145,7 @@ class PerSampleGradients:
 
     def _record(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         if self._recording:
-            self._seen.setdefault(module, []).append((inputs[0].detach(), output, 0))
+            self._seen.setdefault(module, []).append(Shown(inputs[0].detach(), 0, output, 0))
         return self._watch.show(module, inputs, output)
 
     def _by_layers(self, loss: Loss, inputs: Tensor, targets: Tensor, max_grad_norm: float, *, apart: bool) -> Tensor:
@@ -172,11 +166,12 @@ class PerSampleGradients:
     def _by_vmap(self, loss: Loss, inputs: Tensor, targets: Tensor, max_grad_norm: float) -> Tensor:
         network, layout = self.network.module, self.network.layout
 
-        whole = LossModule(network, loss)
+        whole, made = LossModule(network, loss), Made(1)
 
         def one(parameters: dict[str, Tensor], row: Tensor, target: Tensor) -> Tensor:
-            term: Tensor = functional_call(whole, parameters, (row[None], target[None]))[0]
-            return term
+            with made:
+                term: Tensor = functional_call(whole, parameters, (row[None], target[None]))[0]
+                return term
 
         with torch.no_grad():
             gradients, _ = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness="error")(
@@ -184,6 +179,7 @@ class PerSampleGradients:
                 inputs,
                 targets,
             )
+            made.refuse_kept(loss)
             trained = [parameter.requires_grad for parameter in self.network.parameters]
             rows = [gradients[f"network.{name}"].flatten(1) for name in layout.names]
             rows = [row if wanted else torch.zeros_like(row) for row, wanted in zip(rows, trained, strict=True)]
@@ -228,6 +224,10 @@ class LossModule(nn.Module):
 def widened(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Floating ``values`` in ``dtype``: autocast hands layers bfloat16, but norms and sums need the whole width."""
     return values.to(dtype) if values.is_floating_point() else values
+
+
+def _in_front(values: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    return widened(values.movedim(dim, 0) if dim else values, dtype)
 
 
 def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -1,21 +1,34 @@
 """One row at a time: what is not known to work row by row sees a batch through ``torch.func.vmap``, one row in it.
 
-A function under ``vmap`` runs once, on tensors that stand for one row each; nothing that it can do lets the values of
-one row meet another's, and what it keeps PyTorch refuses afterwards. Every row is a batch of one to it. Random numbers
-are refused too: one example more would shift those of all after it, and PyTorch's generators are no secret. The
-backward pass is ordinary autograd outside of ``vmap``, and :class:`Shown` notes what a layer received and gave for
-every row, so that the rules for layers apply (:mod:`privfl.privacy.clipping.rule`).
+A function under ``vmap`` runs once, on tensors that stand for one row each; nothing that it does lets the values of
+one row meet another's. What it keeps could meet rows of a later batch, so keeping is refused (:class:`Made`), and so
+are random numbers: one example more would shift those of all after it, and PyTorch's generators are no secret. Every
+row is a batch of one to it. The backward pass is ordinary autograd outside of ``vmap``, and :class:`Watch` notes what a
+layer received and gave for every row, so that the rules for layers apply (:mod:`privfl.privacy.clipping.rule`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import (
+    current_level,
+    get_unwrapped,
+    is_batchedtensor,
+    is_functorch_wrapped_tensor,
+    maybe_current_level,
+    maybe_get_bdim,
+    maybe_get_level,
+)
 from torch.func import vmap
+from torch.overrides import TorchFunctionMode
 
 from privfl.errors import ConfigError
 from privfl.privacy.loss import Loss
@@ -24,18 +37,37 @@ FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, No
 """What code raises that ``vmap`` cannot run."""
 
 
-class Calls:
-    """What one layer's calls showed: input and output, each with the dimension that the outermost stack has in it."""
+@dataclass
+class Shown:
+    """One call of a layer, as it lies in memory.
 
-    def __init__(self) -> None:
-        self.seen: list[tuple[Tensor, int, Tensor, int]] = []
+    ``into`` and ``out`` are the dimensions of the outermost stack in ``received`` and ``output``. What arrives at
+    ``output`` must first have its dimension ``rows`` moved to the front, unless that is ``None``.
+    """
+
+    received: Tensor
+    into: int
+    output: Tensor
+    out: int
+    rows: int | None = None
+
+    def arrived(self, back: Tensor) -> Tensor:
+        """The gradient ``back`` at the output, laid out so that :attr:`out` is its outermost stack."""
+        return back if self.rows is None else back.movedim(self.rows, 0)
 
 
-class Shown(torch.autograd.Function):
-    """The output of a layer, unchanged; on its way out of ``depth`` stacks, input and output are noted as they lie."""
+Seen = dict[nn.Module, list[Shown]]
+"""Every call of every layer in one forward pass."""
+
+
+class _Repeated(torch.autograd.Function):
+    """The output of a layer, for every row anew, where a layer sees nothing of the row; noted on the way out.
+
+    ``anchor`` belongs to every stack, or a function under ``vmap`` would not be asked for its rule.
+    """
 
     @staticmethod
-    def forward(received: Tensor, output: Tensor, anchor: Tensor, calls: Calls, depth: int) -> Tensor:
+    def forward(received: Tensor, output: Tensor, anchor: Tensor, note: Callable[[Shown], None], depth: int) -> Tensor:
         raise AssertionError("what shows its layers runs under vmap")
 
     @staticmethod
@@ -49,45 +81,58 @@ class Shown(torch.autograd.Function):
         received: Tensor,
         output: Tensor,
         anchor: Tensor,
-        calls: Calls,
+        note: Callable[[Shown], None],
         depth: int,
     ) -> tuple[Tensor, int]:
-        """Note the input and a new tensor equal to the output, for which a gradient can be asked.
-
-        ``anchor`` belongs to this stack, or a layer that sees nothing of it would not get here; such a layer's input
-        and output are repeated, so that every row has its own.
-        """
-        into, out = in_dims[0], in_dims[1]
+        """Note the input and a new tensor equal to the output, for which a gradient can be asked."""
+        tensors, dims = (received, output, anchor), in_dims[:3]
+        first = [_in_front(tensor, dim, info.batch_size) for tensor, dim in zip(tensors, dims, strict=True)]
         if depth > 1:
-            tensors, dims = (received, output, anchor), (into, out, in_dims[2])
-            first = [_in_front(tensor, dim, info.batch_size) for tensor, dim in zip(tensors, dims, strict=True)]
-            shown: Tensor = Shown.apply(*first, calls, depth - 1)  # type: ignore[no-untyped-call]
-            return shown, 0
-        if into is None:
-            received, into = _in_front(received, None, info.batch_size), 0
-        if out is None:
-            output, out = _in_front(output, None, info.batch_size), 0
-        watched = output.view_as(output)
-        calls.seen.append((received.detach(), into, watched, out))
-        return watched, out
+            return _Repeated.apply(*first, note, depth - 1), 0  # type: ignore[no-untyped-call]
+        watched = first[1].view_as(first[1])
+        note(Shown(first[0].detach(), 0, watched, 0))
+        return watched, 0
 
 
 def _in_front(values: Tensor, dim: int | None, size: int) -> Tensor:
     return values.expand(size, *values.shape) if dim is None else values.movedim(dim, 0)
 
 
+def _out_of_stacks(values: Tensor, depth: int) -> tuple[Tensor, list[int]] | None:
+    """``values`` as they lie in memory, and their dimension in each stack from the innermost one, if they are in all.
+
+    Only what is in no other transform can be taken out.
+    """
+    level, dims = current_level(), []
+    for inner in range(depth):
+        if not is_batchedtensor(values) or maybe_get_level(values) != level - inner:
+            return None
+        dims.append(maybe_get_bdim(values))
+        values = get_unwrapped(values)
+    return None if is_functorch_wrapped_tensor(values) else (values, dims)
+
+
+def _rows_moved(dims: list[int]) -> tuple[int | None, int]:
+    """Where the rows of a stack of rows in a stack lie, and where the stack is once they are moved to the front."""
+    if len(dims) == 1:
+        return None, dims[0]
+    inner, outer = dims
+    rows = inner if inner < outer else inner + 1
+    return rows, outer + 1 if outer < rows else outer
+
+
 class Watch:
     """What the layers of one network received and gave while it runs under ``vmap``."""
 
     def __init__(self) -> None:
-        self.seen: dict[nn.Module, Calls] | None = None
+        self.seen: Seen | None = None
         self._anchor: Tensor | None = None
         self._depth = 1
 
     @contextmanager
-    def watching(self) -> Iterator[dict[nn.Module, Calls]]:
+    def watching(self) -> Iterator[Seen]:
         """Note the calls of the block."""
-        seen: dict[nn.Module, Calls] = {}
+        seen: Seen = {}
         self.seen, self._anchor, self._depth = seen, None, 1
         try:
             yield seen
@@ -98,14 +143,61 @@ class Watch:
         """Say that layers see one row from now on, ``depth`` stacks deep; ``row`` is a tensor of that row."""
         self._anchor, self._depth = row, depth
 
+    def leave_row(self) -> None:
+        """Forget the row."""
+        self._anchor = None
+
     def show(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         """The forward hook of a layer that has a rule."""
         if self.seen is None:
             return None
+        calls = self.seen.setdefault(module, [])
+        given, gave = _out_of_stacks(inputs[0], self._depth), _out_of_stacks(output, self._depth)
+        if given is not None and gave is not None:
+            (rows, into), (rows_out, out) = _rows_moved(given[1]), _rows_moved(gave[1])
+            received = given[0].detach()
+            calls.append(Shown(received if rows is None else received.movedim(rows, 0), into, gave[0], out, rows_out))
+            return None
         anchor = output if self._anchor is None else self._anchor
-        calls = self.seen.setdefault(module, Calls())
-        shown: Tensor = Shown.apply(inputs[0], output, anchor, calls, self._depth)  # type: ignore[no-untyped-call]
+        shown: Tensor = _Repeated.apply(inputs[0], output, anchor, calls.append, self._depth)  # type: ignore[no-untyped-call]
         return shown
+
+
+class Made(TorchFunctionMode):
+    """Knows every tensor that the block made of rows, to tell whether one outlives it.
+
+    Nothing else would: a tensor that a function kept is accepted by the next ``vmap`` of as many rows.
+    """
+
+    def __init__(self, level: int) -> None:
+        """``level`` is that of the stack of rows among the transforms of ``torch.func``."""
+        super().__init__()
+        self._refs: list[ref[Tensor]] = []
+        self._level = level
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None
+    ) -> Any:
+        answer = function(*arguments, **(named or {}))
+        for one in answer if isinstance(answer, tuple | list) else (answer,):
+            if isinstance(one, Tensor):
+                self._refs.append(ref(one))
+        return answer
+
+    def refuse_kept(self, function: Loss) -> None:
+        """Raise a :class:`ConfigError` if a tensor of rows is still there."""
+        if not self._any_left():
+            return
+        gc.collect()  # what a reference cycle holds is not kept
+        if self._any_left():
+            raise ConfigError(
+                f"{said_of(function)}, or a layer, keeps what it computes of single rows after it has returned, and "
+                "rows of later batches could meet it; keep no tensors between calls"
+            )
+
+    def _any_left(self) -> bool:
+        left = [one for made in self._refs if (one := made()) is not None and is_functorch_wrapped_tensor(one)]
+        return any(not 0 <= maybe_get_level(one) < self._level for one in left)
 
 
 def each_row(
@@ -124,13 +216,19 @@ def each_row(
     """
     loss_kwargs = loss_kwargs or {}
 
+    made = Made((maybe_current_level() or 0) + 1)
+
     def one(row: Tensor, target: Tensor) -> Tensor:
         if watch is not None:
             watch.enter_row(target, depth)
-        return function(network, row[None], target[None], **loss_kwargs)[0]
+        with made:
+            return function(network, row[None], target[None], **loss_kwargs)[0]
 
     try:
         answers: Tensor = vmap(one, randomness="error")(inputs, targets)
+        if watch is not None:
+            watch.leave_row()
+        made.refuse_kept(function)
     except FAILURES as error:
         if isinstance(error, ConfigError) or out_of_memory(error):
             raise

@@ -23,7 +23,7 @@ from privfl.privacy.clipping.factors import Clipping, norms_along
 from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.layer_rules import rule_for
 from privfl.privacy.clipping.per_sample import GradSampleMode, LossModule, evaluating, trained_parameters, widened
-from privfl.privacy.clipping.row_wise import Watch, each_row
+from privfl.privacy.clipping.row_wise import Made, Watch, each_row
 from privfl.privacy.clipping.rule import Places, Rule
 from privfl.privacy.loss import Loss
 
@@ -165,25 +165,27 @@ class StackedGradients:
             total = batch.rows_only(losses).sum()
         gradient = torch.zeros_like(parameters)
         with torch.no_grad():
-            outputs = [output for calls in seen.values() for _, _, output, _ in calls.seen]
+            outputs = [call.output for calls in seen.values() for call in calls]
             arriving = iter(torch.autograd.grad(total, outputs, allow_unused=True))
             squares = torch.zeros_like(losses, dtype=torch.float64)
             reached: dict[nn.Module, bool] = {}
             for module, calls in seen.items():
                 rule = self._rules[module]
-                found = [(*call, back) for call, back in zip(calls.seen, arriving, strict=False) if back is not None]
+                found = [
+                    (call, call.arrived(back)) for call, back in zip(calls, arriving, strict=False) if back is not None
+                ]
                 if not found:
                     continue
                 # A stacked convolution leaves the clients in dimension 1: taking its samples as they lie saves a copy.
-                by_rows = rule.takes_rows_first and all(into == 1 and out == 1 for _, into, _, out, _ in found)
+                by_rows = rule.takes_rows_first and all(call.into == 1 and call.out == 1 for call, _ in found)
                 first = 1 if by_rows else 0
                 rule.receive(
                     [
                         (
-                            widened(given.movedim(into, first).flatten(0, 1), losses.dtype),
-                            widened(back.movedim(out, first).flatten(0, 1), losses.dtype),
+                            widened(call.received.movedim(call.into, first).flatten(0, 1), losses.dtype),
+                            widened(back.movedim(call.out, first).flatten(0, 1), losses.dtype),
                         )
-                        for given, into, _, out, back in found
+                        for call, back in found
                     ],
                     apart=apart,
                 )
@@ -202,14 +204,16 @@ class StackedGradients:
     def _clipping(self, squares: Tensor, batch: StackedBatch, max_grad_norm: float, dtype: torch.dtype) -> Clipping:
         """What the rows [clients, B] are multiplied with; padding by 0."""
         clipping = Clipping.of(squares, max_grad_norm, dtype)
-        return replace(clipping, factors=batch.rows_only(clipping.factors))
+        only = batch.rows_only
+        return replace(clipping, factors=only(clipping.factors), narrow=only(clipping.narrow))
 
     def _by_vmap(self, loss: Loss, parameters: Tensor, batch: StackedBatch, max_grad_norm: float) -> Tensor:
-        whole = LossModule(self.module, loss)
+        whole, made = LossModule(self.module, loss), Made(2)
 
         def one(views: dict[str, Tensor], row: Tensor, target: Tensor, loss_kwargs: dict[str, Tensor]) -> Tensor:
-            term: Tensor = functional_call(whole, views, (row[None], target[None]), loss_kwargs)[0]
-            return term
+            with made:
+                term: Tensor = functional_call(whole, views, (row[None], target[None]), loss_kwargs)[0]
+                return term
 
         values, dims = _apart(batch.loss_kwargs)
         rows = vmap(grad_and_value(one), in_dims=(None, 0, 0, None), randomness="error")
@@ -217,6 +221,7 @@ class StackedGradients:
             formed, _ = vmap(rows, in_dims=(0, 0, 0, dims))(
                 self._weights(parameters), batch.inputs, batch.targets, values
             )
+            made.refuse_kept(loss)
             parts = [
                 (part if trained else torch.zeros_like(part)).flatten(2)
                 for part, trained in zip(formed.values(), self._trained, strict=True)

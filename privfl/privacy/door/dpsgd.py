@@ -38,8 +38,10 @@ class DPSGD(Settings):
             gradients (FedSampling); then the claim holds for who sees the model, not for the server.
         per_sample: how per-sample gradients are formed; results agree up to rounding, and the claim is the same.
             ``"auto"`` takes the fastest way that serves the model: ``"layers"``, rules for each type of layer, or
-            ``"vmap"``, any model that ``torch.func`` can transform. ``"opacus"`` takes the hooks of Opacus'
-            ``GradSampleModule``: slow, with clients trained one by one, and the reference to compare with.
+            ``"vmap"``, any model that ``torch.func`` can transform. A model or loss that is not privfl's own, nor made
+            of PyTorch's layers alone, sees one row at a time in both. ``"opacus"`` takes the hooks of Opacus'
+            ``GradSampleModule``, which see whole batches: slow, with clients trained one by one, refused for such
+            models and losses, and the reference to compare with.
 
     ==================================  =================================================================
     edge case                           what happens

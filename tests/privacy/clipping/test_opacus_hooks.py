@@ -382,7 +382,7 @@ def test_opacus_trains_clients_one_by_one_and_says_why():
     ],
     ids=["noise at the client", "noise at the server"],
 )
-def test_a_whole_run_comes_out_the_same_and_claims_the_same(algorithm, dpsgd):
+def test_a_whole_run_comes_out_the_same_and_claims_the_same(algorithm, dpsgd, common_noise):
     task = pf.load("digits", partition=pf.Dirichlet(clients=6, alpha=0.5), model="cnn-1m")
     runs = []
     for per_sample, engine in (("auto", "loop"), ("opacus", "vectorised")):

@@ -294,6 +294,7 @@ def recurrent(layer):
     return FlatNetwork(Recurrent()), (torch.randn(4, 5, 4), torch.randint(3, (4,)))
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_the_frameworks_lstm_goes_by_vmap():
     network, probe = recurrent(nn.LSTM)
     assert check_per_sample(network, cross_entropy, *probe) == "vmap"

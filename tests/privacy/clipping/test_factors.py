@@ -1,0 +1,196 @@
+"""A clipped gradient is at most as long as the bound, whatever finite numbers come in, and so is what a row adds."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import privfl as pf
+from privfl.algorithms.fedavg import FedAvg
+from privfl.federation.task import cross_entropy
+from privfl.models.flat_network import FlatNetwork
+from privfl.privacy.clipping.factors import Clipping, row_norms
+from privfl.privacy.clipping.layer_rules import EmbeddingRule, LinearRule
+from privfl.privacy.clipping.per_sample import PerSampleGradients
+from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients
+
+SCALES = [1e-30, 1e-20, 1e-10, 1e-3, 1.0, 1e3, 1e6, 1e10, 1e20, 1e30]
+
+
+def clipped_sum(rule, calls, shapes, bound):
+    """What ``rule`` writes for the calls of a layer with parameters of ``shapes``, as one float64 vector."""
+    places = {name: torch.zeros(1, *shape) for name, shape in shapes.items()}
+    rule.receive(calls)
+    clipping = Clipping.of(rule.squared_norms(), bound, torch.float32)
+    rule.write_clipped_sum(clipping, places)
+    return torch.cat([place.double().flatten() for place in places.values()])
+
+
+def linear_rows(generator, rows, steps, wide, cancelling):
+    """Inputs and arriving gradients [rows, steps, wide] whose products cancel down to ``cancelling`` of their sizes."""
+    a = torch.randn(rows, steps, wide, generator=generator)
+    g = torch.randn(rows, steps, 3, generator=generator)
+    if cancelling < 1 and steps > 1:  # pairs of steps with the same input and nearly opposite gradients
+        half = steps // 2
+        a[:, half : 2 * half] = a[:, :half]
+        g[:, half : 2 * half] = -g[:, :half] * (1 + cancelling * torch.rand(rows, half, 1, generator=generator))
+        a[:, 2 * half :] = 0
+    return a, g
+
+
+@pytest.mark.parametrize("cancelling", [1.0, 1e-3, 1e-6, 0.0])
+@pytest.mark.parametrize("steps", [1, 2, 7, 50, 200])
+@pytest.mark.parametrize("wide", [4, 64])
+def test_a_linear_layer_adds_no_more_than_the_bound_for_a_row(steps, wide, cancelling):
+    generator = torch.Generator().manual_seed(steps)
+    shapes = {"weight": (3, wide), "bias": (3,)}
+    for size in SCALES:
+        for arriving in (1e-20, 1.0, 1e10):
+            a, g = linear_rows(generator, 6, steps, wide, cancelling)
+            a, g = a * size, g * arriving
+            if steps == 1:
+                a, g = a[:, 0], g[:, 0]
+            for bound in (1e-3, 1.0):
+
+                def total(keep, a=a, g=g, bound=bound):
+                    rule = LinearRule(nn.Linear(wide, 3), frozenset(shapes))
+                    return clipped_sum(rule, [(a[keep], g[keep])], shapes, bound)
+
+                whole = total(slice(None))
+                assert bool(whole.isfinite().all())
+                for row in range(6):
+                    alone = total([row])
+                    assert float(alone.norm()) <= bound * (1 + 1e-6)
+                    rest = total([other for other in range(6) if other != row])
+                    assert float((whole - rest).norm()) <= bound * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e4])
+@pytest.mark.parametrize("steps", [2, 20])
+def test_clipped_sums_of_a_linear_layer_are_those_of_a_loop_in_float64(steps, size):
+    generator = torch.Generator().manual_seed(1)
+    a, g = linear_rows(generator, 5, steps, 4, 1.0)
+    a = a * size
+    shapes, bound = {"weight": (3, 4), "bias": (3,)}, 0.5
+    found = clipped_sum(LinearRule(nn.Linear(4, 3), frozenset(shapes)), [(a, g)], shapes, bound)
+    expected = torch.zeros(15, dtype=torch.float64)
+    for one, back in zip(a.double(), g.double(), strict=True):
+        gradient = torch.cat([(back.T @ one).flatten(), back.sum(0)])
+        expected += gradient * min(1.0, bound / float(gradient.norm()))
+    assert float((found - expected).norm()) <= 1e-4 * float(expected.norm())
+
+
+@pytest.mark.parametrize("difference", [1.0, 1e-3, 1e-6, 0.0])
+@pytest.mark.parametrize("steps", [2, 20, 200])
+def test_an_embedding_whose_equal_tokens_cancel_adds_no_more_than_the_bound(steps, difference):
+    generator = torch.Generator().manual_seed(steps)
+    for size in SCALES:
+        ids = torch.randint(3, (5, steps // 2), generator=generator).repeat(1, 2)
+        back = size * torch.randn(5, steps // 2, 4, generator=generator)
+        noise = 1 + difference * torch.rand(back.shape, generator=generator)
+        back = torch.cat([back, -back * noise], 1)
+
+        def total(keep, ids=ids, back=back):
+            rule = EmbeddingRule(nn.Embedding(3, 4), frozenset({"weight"}))
+            return clipped_sum(rule, [(ids[keep], back[keep])], {"weight": (3, 4)}, 1.0)
+
+        whole = total(slice(None))
+        for row in range(5):
+            assert float(total([row]).norm()) <= 1 + 1e-6
+            assert float((whole - total([other for other in range(5) if other != row])).norm()) <= 1 + 1e-4
+
+
+class Pooled(nn.Module):
+    """A linear layer whose outputs are averaged over time: where the inputs cancel, so do its gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.look, self.head = nn.Linear(64, 64), nn.Linear(64, 3)
+
+    def forward(self, inputs):
+        return self.head(self.look(inputs).mean(1).tanh())
+
+
+def pooled_data(level):
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(12, 20, 64, generator=generator)
+    far = level * torch.randn(12, 1, 64, generator=generator)
+    inputs += far * (1 - 2 * (torch.arange(20) % 2))[None, :, None]
+    return inputs, torch.arange(12) % 3
+
+
+@pytest.mark.parametrize("level", [1e3, 1e6])
+@pytest.mark.parametrize("way", ["layers", "rows", "vmap"])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_model_with_inputs_far_from_zero_adds_no_more_than_the_bound(level, way, stacked):
+    torch.manual_seed(0)
+    network, (inputs, targets), bound = FlatNetwork(Pooled()), pooled_data(level), 1e-4
+    gradients = StackedGradients(network, way) if stacked else PerSampleGradients(network, way)
+
+    def total(keep):
+        if isinstance(gradients, StackedGradients):
+            batch = StackedBatch(inputs[keep][None], targets[keep][None], None, {})
+            return gradients.clipped_sum(cross_entropy, network.flat[None], batch, bound)[0].double()
+        gradients.clipped_sum(cross_entropy, inputs[keep], targets[keep], bound)
+        return network.gradient.double().clone()
+
+    whole = total(list(range(12)))
+    for row in range(12):
+        assert float(total([row]).norm()) <= bound * (1 + 1e-6)
+        moved = (whole - total([other for other in range(12) if other != row])).norm()
+        assert float(moved) <= bound * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("way", ["layers", "rows", "vmap"])
+def test_a_network_adds_no_more_than_the_bound_for_inputs_of_any_scale(way, scale):
+    torch.manual_seed(0)
+    network = FlatNetwork(nn.Sequential(nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 4)))
+    clipper = PerSampleGradients(network, way)
+    inputs, targets = scale * torch.randn(5, 16), torch.arange(5) % 4
+    clipper.clipped_sum(cross_entropy, inputs, targets, 1.0)
+    whole = network.gradient.double().clone()
+    assert bool(whole.isfinite().all())
+    for row in range(5):
+        clipper.clipped_sum(cross_entropy, inputs[row : row + 1], targets[row : row + 1], 1.0)
+        assert float(network.gradient.double().norm()) <= 1 + 1e-6
+        rest = [other for other in range(5) if other != row]
+        clipper.clipped_sum(cross_entropy, inputs[rest], targets[rest], 1.0)
+        assert float((whole - network.gradient.double()).norm()) <= 1 + 1e-4
+
+
+def test_norms_neither_overflow_nor_vanish():
+    for dtype, scales in ((torch.float32, (1e-38, 1e-20, 1e30)), (torch.float64, (1e-300, 1e-160, 1e200))):
+        for scale in scales:
+            found = row_norms(torch.full((1, 9), scale, dtype=dtype))
+            assert float(found) == pytest.approx(3 * scale, rel=1e-5)
+    assert not bool(row_norms(torch.tensor([[1.0, math.inf], [math.nan, 1.0]])).isfinite().any())
+
+
+@pytest.mark.parametrize("engine", ["loop", "vectorised"])
+@pytest.mark.parametrize("level", [1e3, 1e6])
+def test_a_run_on_inputs_far_from_zero_does_not_tell_whether_a_row_is_there(engine, level):
+    """The noiseless upload of two worlds differs by what was charged for one row, and no more."""
+    inputs, targets = pooled_data(level)
+
+    def left(rows):
+        owners = torch.arange(12)[rows] % 2
+        task = pf.Task.from_arrays(
+            inputs[rows], targets[rows], clients=owners, test=(inputs[:3], targets[:3]), model=Pooled
+        )
+        run = pf.simulate(
+            task,
+            FedAvg(weighting="uniform"),
+            rounds=1,
+            training=pf.LocalTraining(batch_size=1, steps=1, learning_rate=1.0),
+            privacy=pf.Privacy(training=pf.DPSGD(noise_multiplier=0.0, max_grad_norm=1e-2, sample_rate=1.0)),
+            execution=pf.Execution(engine=engine, workers=1, device="cpu"),
+        )
+        start = torch.cat([parameter.detach().flatten() for parameter in task.model(0).parameters()])
+        return 2 * (run.parameters.double() - start.double())
+
+    whole = left(slice(None))
+    for row in (0, 3, 7):
+        moved = whole - left([other for other in range(12) if other != row])
+        assert float(moved.norm()) <= 1e-2 * (1 + 1e-3)  # the model itself rounds its parameters in float32
