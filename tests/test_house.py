@@ -76,7 +76,7 @@ TESTED_ELSEWHERE = {
     "privfl/commands": "account data judge listing progress",
     "privfl/data": "berka berka_tables checksums entries entry files heart holdout tabular wfdb",
     "privfl/data/partitions": "base given pathological report simple skewed",
-    "privfl/engine": "dropout layouts memory secure_aggregation workspace",
+    "privfl/engine": "dropout layouts memory secure_aggregation",
     "privfl/federation": "context",
     "privfl/metrics": "classification",
     "privfl/models": "base convolutional dense recurrent residual text",

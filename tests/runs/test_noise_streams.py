@@ -22,7 +22,8 @@ TASK = pf.Task.from_arrays(
 )
 RUNS = {
     "DP-SGD": (UNIFORM, {"training": DP_SGD}),
-    "a survey, a total and DP-SGD": (pf.QFedAvg(), {"training": DP_SGD, "statistics": [LOSS]}),
+    "totals and DP-SGD": (pf.QFedAvg(), {"training": DP_SGD, "statistics": [LOSS]}),
+    "a survey, its total and DP-SGD": (pf.AFL(), {"training": DP_SGD, "statistics": [LOSS]}),
     "noise of clients": (UNIFORM, {"update": [pf.Clip(1.0), pf.GaussianNoise(1.0, at="client")]}),
     "DP-SGD and noise of clients": (
         UNIFORM,
