@@ -196,3 +196,9 @@ def test_the_sum_of_bits_leaves_with_the_noise_that_it_is_charged_for():
     updates, bits = clip.events(1.0, cohort)
     assert bits.noise_multiplier == 3.0 / 0.5
     assert updates.noise_multiplier == clip.update_multiplier(1.0, cohort)
+
+
+def test_updates_are_clipped_to_the_bound_that_the_server_has_come_to():
+    clip = AdaptiveClip(2.0)
+    assert clip.norm_bound({}) == 2.0
+    assert clip.norm_bound({"clip_norm": torch.tensor(0.25)}) == 0.25
