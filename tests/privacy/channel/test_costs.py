@@ -4,7 +4,8 @@ from collections import Counter
 
 from dp_accounting import GaussianDpEvent
 
-from privfl.privacy.channel.costs import Charges
+import privfl as pf
+from privfl.privacy.channel.costs import NO_NOISE_ON_GRADIENTS, Charges
 from privfl.privacy.door.log import DoorLog
 
 
@@ -18,3 +19,12 @@ def test_what_passed_the_door_counts_as_soon_as_the_client_remembers_it():
     log = DoorLog(noisy=Counter({GaussianDpEvent(2.0): 1}))
     assert priced(log, remembered=False) == []
     assert priced(log, remembered=True) == [GaussianDpEvent(2.0)]
+
+
+def test_clipped_gradients_on_whose_sum_there_is_no_noise_say_so():
+    dpsgd = pf.DPSGD(noise_multiplier=0.0, noise_at="server")
+    charges = Charges((), True, dpsgd, None, (), False)
+    found = charges.releases(DoorLog(clipped=Counter({0.1: 1})), server_holds_data=False, remembered=False)
+    for observer in ("server", "public"):
+        costs = [cost for release, _ in found if (cost := release.cost("sample", observer))]
+        assert [cost.reason for cost in costs] == [NO_NOISE_ON_GRADIENTS]
