@@ -76,3 +76,14 @@ def test_a_wide_sum_does_not_tell_in_which_order_clients_came():
     assert torch.equal(*(summed(order, wide=True) for order in orders))
     assert not torch.equal(*(summed(order) for order in orders))
     assert summed(orders[0], wide=True).dtype == torch.float32
+
+
+def test_weights_apply_to_what_is_weighted_from_the_first_upload_on():
+    aggregator = PlainAggregator((Field("update"), Field("count", shape=(), weighted=False)))
+    for client, factor in ((4, 3.0), (2, 5.0)):
+        aggregator.add(client, {"update": torch.tensor([1.0, -2.0]), "count": torch.tensor(7.0)}, factor)
+    sums = CohortSums()
+    aggregator.close(sums)
+    assert sums.total["update"].tolist() == [8.0, -16.0]
+    assert float(sums.total["count"]) == 14.0
+    assert (sums.members, sums.weights, sums.weight) == ([2, 4], [5.0, 3.0], 8.0)

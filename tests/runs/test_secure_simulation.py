@@ -82,6 +82,22 @@ def test_sizes_travel_inside_the_sum_and_the_statement_says_that_their_sum_is_op
         assert set(seen.training.total) == {"update"}
 
 
+def test_of_hidden_weights_the_server_is_told_their_sum_alone(task):
+    told = []
+
+    class Watching(pf.FedAvg):
+        def aggregate(self, server, total, round, training):
+            told.append((set(round.weights.tolist()), float(round.weight)))
+            return super().aggregate(server, total, round, training)
+
+    uneven = pf.load("digits", partition=pf.Dirichlet(clients=CLIENTS, alpha=0.5), model="logistic")
+    train(uneven, Watching(), IDEAL, rounds=1)
+    train(uneven, Watching(), rounds=1)
+    samples = float(uneven.clients.sizes.sum())
+    assert told[0] == ({1.0}, samples)
+    assert told[1] == (set(map(float, uneven.clients.sizes.tolist())), samples)
+
+
 def test_sizes_that_must_be_known_first_are_not_let_past_the_sum(task):
     with pytest.raises(ConfigError, match="fedsampling needs to know sizes, which would pass SecureSum by"):
         train(task, pf.FedSampling(samples_per_round=200), IDEAL)

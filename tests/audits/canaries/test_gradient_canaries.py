@@ -72,11 +72,14 @@ def test_two_worlds_come_within_a_tenth_of_the_claim():
     assert 1.0 <= result.looseness < 1.1
 
 
-def test_a_single_canary_serves_if_there_are_rounds_enough(tokens):
+@pytest.mark.parametrize("key", [0, 1, 2])
+def test_a_single_canary_serves_if_there_are_rounds_enough(key):
+    """Rounds lie five deviations apart, so that fewer than ten of fifty are mistaken, except with probability 1e-12."""
     task = rare_token_task(1)
     canaries = rare_token_canaries(task, 1)
-    result = audit_two_worlds(task, trainer(1.0, rounds=100), canaries, per_round=True)
-    assert 1.5 < result.bound.epsilon <= result.claim  # four keys gave 7.7 to 39; with 40 rounds most give nothing
+    train = trainer(0.2, rounds=100, key=key)
+    result = audit_two_worlds(task, train, canaries, per_round=True, confidence=SURE)
+    assert 10 < result.bound.epsilon <= result.claim
     assert result.bound.details["members"] == 50
 
 

@@ -1,6 +1,7 @@
 """What a statement prints and keeps: never less than the truth, and whole."""
 
 import json
+import math
 from decimal import Decimal
 
 import numpy as np
@@ -85,3 +86,13 @@ def test_printed_epsilons_are_never_below_the_computed_ones(value):
 
 def test_every_unit_and_observer_has_a_cell():
     assert {(cell.unit, cell.observer) for cell in statement_of().cells} == {(u, o) for u in UNITS for o in OBSERVERS}
+
+
+def test_what_is_not_protected_is_printed_as_infinite():
+    assert round_up(math.inf) == round_up(math.nan) == "∞"
+    ledger = Ledger(3, ["size"])
+    ledger.record(everywhere("size", unprotected("it is sent as it is")), [1])
+    statement = make_statement(ledger, 1e-5, reproducible_noise=False)
+    assert str(statement).count("ε = ∞") == 4
+    assert "ε = 0" not in str(statement)
+    assert statement.to_html().count("ε = ∞") == 4

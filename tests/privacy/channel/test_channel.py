@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from privfl.privacy.accounting.release import OBSERVERS, UNITS
 from privfl.privacy.channel.channel import ChannelSpec, RoundChannel
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.log import DoorLog
+from privfl.privacy.mechanisms.mechanism import Cover
 from privfl.privacy.mechanisms.participation import ParticipationPattern
 from privfl.privacy.noise.source import NoiseSource
 
@@ -180,3 +182,41 @@ def test_impossible_bounds_are_refused(value):
     if value != 0:
         with pytest.raises(ConfigError, match="GaussianNoise's noise_multiplier"):
             pf.GaussianNoise(value)
+
+
+@dataclass(frozen=True)
+class Endless(pf.Clip):
+    """States a bound that is none."""
+
+    def norm_bound(self, server):
+        return math.inf
+
+
+@dataclass(frozen=True)
+class Hopeful(pf.GaussianNoise):
+    """Claims what a secret draw would amplify, and does not say that it rests on one."""
+
+    amplified = False
+
+    def cover(self, round):
+        return Cover.gaussian(GaussianDpEvent(self.noise_multiplier), 0.2)
+
+
+def test_noise_is_sized_for_no_bound_without_end():
+    with pytest.raises(ConfigError, match="states the bound inf, for which no noise can be sized"):
+        in_round((Endless(1.0), pf.GaussianNoise(1.0)))
+
+
+def test_what_does_not_say_that_it_is_amplified_is_not():
+    tree = ChannelSpec.of((pf.Clip(1.0), pf.TreeNoise(1.0)), UPDATE, None, 0.2)
+    assert not tree.amplified
+    hopeful = in_round((pf.Clip(1.0), Hopeful(1.5)), cohort_rate=0.2)
+    assert hopeful.poisson_cohort_releases() == []
+    assert in_round(NOISED, cohort_rate=0.2).poisson_cohort_releases() != []
+
+
+def test_a_round_has_the_bound_that_the_server_has_come_to():
+    spec = ChannelSpec.of((pf.AdaptiveClip(2.0, count_noise=9.0), pf.GaussianNoise(1.0)), UPDATE)
+    run = spec.for_run(1000, 10.0, ParticipationPattern(10, 1, 10), False)
+    assert run.in_round(0, 10, {}).round.bound == 2.0
+    assert run.in_round(1, 10, {"clip_norm": torch.tensor(0.5)}).round.bound == 0.5

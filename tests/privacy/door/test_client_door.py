@@ -11,6 +11,7 @@ import privfl as pf
 from privfl.errors import ConfigError
 from privfl.federation.task import cross_entropy
 from privfl.models.flat_network import FlatNetwork
+from privfl.models.module_state import ModuleState
 from privfl.privacy.clipping.per_sample import PerSampleGradients
 from privfl.privacy.door.batch_plans import Epochs, Poisson
 from privfl.privacy.door.client_door import ClientDoor
@@ -183,6 +184,38 @@ def test_the_exact_size_is_noted_as_unprotected():
     handle, _ = door(12)
     assert handle.size() == 12
     assert list(log_of(handle).bare) == ["the exact number of the client's samples is sent"]
+
+
+def test_reading_the_number_of_rows_is_noted_as_unprotected():
+    handle, _ = door(12)
+    batch = next(handle.batches())
+    assert handle.hand(batch.numbers).count == 4
+    assert list(log_of(handle).bare) == ["the exact number of the client's samples is sent"]
+
+
+def test_what_a_pass_over_data_leaves_in_a_model_gets_into_no_answer_without_data():
+    class Remembering(nn.Linear):
+        last = torch.zeros(())
+
+        def forward(self, inputs):
+            answer = super().forward(inputs) + self.last
+            self.last = inputs.detach().sum()
+            return answer
+
+    network = FlatNetwork(Remembering(6, 4))
+    slot = ClientSlot(0, torch.arange(8), ONE_EPOCH, torch_stream(0, "batches", 0, 0))
+    state, inputs = ModuleState.of(network.module), torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    handle = ClientDoor(
+        slot, inputs, torch.arange(8) % 4, network, None, cross_entropy, None, state=state, local_only="given"
+    )
+
+    def asked():
+        return handle.data_free_value(lambda module: module(torch.ones(1, 6)), network.flat)
+
+    before = asked()
+    handle.local_only_gradient(cross_entropy, network.flat, next(handle.batches()))
+    assert float(network.module.last) != 0
+    assert torch.equal(asked(), before)
 
 
 def test_a_loss_that_couples_samples_is_refused_where_single_rows_are_clipped():

@@ -257,6 +257,27 @@ def test_a_gradient_that_stays_reaches_no_upload(later, engine):
     assert 0 < moved(lambda: SendsWhatStays(later=later), engine, rounds=rounds) <= BOUND
 
 
+@dataclass(frozen=True)
+class CarriesWhatStays(pf.FedAvg):
+    """Keeps a gradient that is to stay with the client in a field of its own, and sends it in its next training."""
+
+    name: ClassVar[str] = "carries-what-stays"
+    local_only: ClassVar[bool] = True
+    weighting: str = "uniform"
+    carried: list[torch.Tensor] = field(default_factory=list)
+
+    def step(self, local, received, batch, client, training):
+        super().step(local, received, batch, client, training)
+        for one in self.carried:
+            local["parameters"].add_(one)
+        self.carried.append(client.local_only_gradient(client.loss, received["parameters"], batch))
+
+
+def test_a_gradient_that_stays_is_not_carried_into_the_training_that_is_sent():
+    """One by one: what a step leaves in a field while it is stacked, nothing can read afterwards."""
+    assert 0 < moved(CarriesWhatStays, "loop") <= BOUND
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_without_a_mechanism_nothing_is_trained_twice_and_the_upload_shows_what_was_to_stay(engine):
     assert moved(SendsWhatStays, engine, privacy=pf.Privacy()) > 1

@@ -64,3 +64,20 @@ def test_noise_at_the_server_covers_what_rounding_lengthens():
     noise = ServerNoise(source.stream("server"), source)
     pf.GaussianNoise(3.0).at_server(total, noise, round_with())
     assert abs(float(total["update"].std()) / (3.0 * 2.0 * 1.5) - 1) < 5 / (4e5) ** 0.5
+
+
+def test_noise_at_the_server_leaves_a_part_to_what_the_bound_itself_sends():
+    source, total = NoiseSource.from_key(1), {"update": torch.zeros(200_000)}
+    clip = pf.AdaptiveClip(1.0, count_noise=0.6)
+    pf.GaussianNoise(1.0).at_server(total, ServerNoise(source.stream("server"), source), round_with(clip))
+    left = clip.update_multiplier(1.0, 100.0)
+    assert left > 1.8
+    assert abs(float(total["update"].std()) / (left * 2.0 * 1.5) - 1) < 6 / (4e5) ** 0.5
+
+
+def test_only_noise_on_the_sum_is_amplified_by_a_secret_draw():
+    round = round_with(secret_rate=0.2)
+    assert pf.GaussianNoise(1.5).cover(round).amplified == PoissonSampledDpEvent(0.2, EVENT)
+    own = pf.GaussianNoise(1.5, at="client")
+    assert not own.amplified
+    assert own.cover(round) == Cover.gaussian(EVENT)

@@ -37,3 +37,9 @@ def test_a_pattern_is_read_off_the_cohort():
 def test_a_pattern_has_rounds_and_participations():
     with pytest.raises(ConfigError, match="is no pattern of participation"):
         Pattern(0, 1, 1)
+
+
+def test_participations_are_apart_if_there_is_one_or_they_keep_the_distance():
+    assert Pattern(10, 4, 3).apart(4)
+    assert not Pattern(10, 4, 3).apart(5)
+    assert Pattern(10, 4, 1).apart(10)

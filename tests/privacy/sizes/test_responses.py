@@ -118,3 +118,13 @@ def test_ill_formed_requests_are_refused():
         SizeResponses().answers(0, [1, 1], [5, 5], mechanism, SOURCE)
     with pytest.raises(DataError, match="one size per client"):
         SizeResponses().answers(0, [1, 2], [5], mechanism, SOURCE)
+
+
+def test_every_client_gets_its_own_answer_whoever_else_is_asked_and_in_which_order():
+    """At ε = 32 an answer is within a sample of the truth; clients 1024 apart draw from other blocks of coins."""
+    clients = [1500, 3, 2051, 1025, 2, 1027]
+    sizes = np.array([90, 10, 50, 70, 30, 20])
+    answers = SizeResponses().answers(0, clients, sizes, PiecewiseSize(32.0, 100), SOURCE)
+    assert np.abs(answers - sizes).max() < 1
+    same = SizeResponses().answers(0, [3, 1027, 2051], [10, 10, 10], PiecewiseSize(1.0, 100), SOURCE)
+    assert len(set(same.tolist())) == 3
