@@ -2,7 +2,7 @@
 
 python -m tests.claims.findings --out FILE [--trials N]
 
-One JSON line a part: the verdict of the noise-free check, the smallest ε that is printed, and a lower bound on the true one.
+One JSON line a part: the verdict of the noise-free check, the smallest ε that is printed, a bound below the true one.
 """
 
 import argparse

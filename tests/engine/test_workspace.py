@@ -21,7 +21,10 @@ IDEAL = pf.SecureSum(mode="ideal")
 BROKEN = {"update": torch.full((SIZE,), float("nan"))}
 
 
-def channel(*chain, fields=(Field("update"),)):
+UPDATE = (Field("update"),)
+
+
+def channel(*chain, fields=UPDATE):
     return ChannelSpec.of(chain, fields).for_run(SIZE, 10.0, ParticipationPattern(3, 1, 3), False).in_round(0, 10, {})
 
 
