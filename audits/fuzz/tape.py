@@ -98,7 +98,7 @@ class Tape:
     answered: set[tuple[int, int, bytes]] = field(default_factory=set)
     """Fresh answers with a size: client, which of its answers, under which key."""
     keys: dict[tuple[int, Labels], bytes] = field(default_factory=dict)
-    """Of the streams, by session and labels: the other world takes them over, though it is another run on other data."""
+    """Of the streams, by session and labels: the other world takes them over, though its data make it another run."""
     ledger: Ledger | None = None
     statement: Statement | None = None
     reproducible: bool | None = None

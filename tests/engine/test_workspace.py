@@ -42,7 +42,9 @@ def test_a_broken_upload_neither_adds_to_a_secure_sum_nor_votes_on_its_bound():
     found = sent(channel(pf.AdaptiveClip(1.0, count_noise=5.0), IDEAL, pf.GaussianNoise(1.0)), BROKEN)
     assert float(found.upload["update"].abs().max()) == 0
     assert float(found.upload[UNCLIPPED]) == 0
-    whole = sent(channel(pf.AdaptiveClip(1.0, count_noise=5.0), IDEAL, pf.GaussianNoise(1.0)), {"update": torch.zeros(SIZE)})
+    whole = sent(
+        channel(pf.AdaptiveClip(1.0, count_noise=5.0), IDEAL, pf.GaussianNoise(1.0)), {"update": torch.zeros(SIZE)}
+    )
     assert float(whole.upload[UNCLIPPED]) == 0.5
     assert set(whole.client_state) == {"own"}
 

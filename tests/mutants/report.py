@@ -38,9 +38,7 @@ def read(listed: Sequence[Mutant], tests: str, mutated: Callable[[Mutant], str])
     return {
         key: result
         for key, result in latest.items()
-        if key in known
-        and result.file == mutated(known[key])
-        and (result.status == "killed" or result.tests == tests)
+        if key in known and result.file == mutated(known[key]) and (result.status == "killed" or result.tests == tests)
     }
 
 

@@ -35,15 +35,20 @@ def pass_links(
         if link.kind == "sum":
             continue
         if link.adds_at == "client":
-            update = within_bound(update, round.bound)
+            update = within_bound(_finite(update), round.bound)  # what is broken draws no noise that is thrown away
         if link.side_values:
             beside |= dict.fromkeys(link.side_values, 0.0) if broken else _report(link, update, round)
         update = _as_update(link, link.at_client(update, noise, round), update)
     if chain.noise_on_sum:
         update = within_bound(update, round.bound)
+    return _finite(update), beside
+
+
+def _finite(update: Tensor) -> Tensor:
+    """``update``, if it is finite."""
     if not math.isfinite(float(update.sum())) and not bool(torch.isfinite(update).all()):
         raise BrokenUpload("the mechanisms of privacy.update made an update that is not finite")
-    return update, beside
+    return update
 
 
 def within_bound(update: Tensor, bound: float) -> Tensor:

@@ -9,14 +9,19 @@ to the data: neither the door nor a batch has any.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, get_args
 
 from torch import Tensor
 
+from privfl.errors import ConfigError
 from privfl.privacy.loss import Loss
 
 Question = Literal["gradient", "total", "local_only_gradient", "data_free_gradient", "data_free_value", "size"]
 """What a step may ask of a door; each is one of its methods."""
+
+
+class BehindTheDoor(ConfigError, AttributeError):
+    """A step asked a batch or a door for something that it does not have."""
 
 
 class Batch:
@@ -43,7 +48,7 @@ class Batch:
         return self._count()
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(
+        raise BehindTheDoor(
             f"a step's batch has no '{name}', because data stays behind the door; take client.gradient(…) or "
             "client.total(…) of it"
         )
@@ -64,6 +69,12 @@ class Door:
 
     def __init__(self, ask: Callable[..., Tensor], loss: Loss) -> None:
         self._ask, self.loss = ask, loss
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise BehindTheDoor(
+            f"the door that a step is handed has no '{name}', because data stays behind it; ask for one of "
+            f"{', '.join(get_args(Question))}"
+        )
 
     def gradient(
         self, loss: Loss, parameters: Tensor, batch: Batch, loss_kwargs: dict[str, Tensor] | None = None

@@ -26,6 +26,7 @@ def test_impossible_training_settings_are_one_sentence(settings):
     with pytest.raises(ConfigError, match=f"training.{next(iter(settings))} is"):
         LocalTraining(**settings)
 
+
 def test_every_poisson_batch_is_drawn_anew_and_from_the_noise_where_there_is_any():
     """Two of ten batches of 40 rows agree with probability 4e-11; the experiment's seed decides without a mechanism."""
     plan = Poisson(0.5, steps=10, divisor=1.0)
