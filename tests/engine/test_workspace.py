@@ -18,10 +18,11 @@ from privfl.privacy.noise.source import NoiseSource
 
 SIZE = 8
 IDEAL = pf.SecureSum(mode="ideal")
+UPDATE = (Field("update"),)
 BROKEN = {"update": torch.full((SIZE,), float("nan"))}
 
 
-def channel(*chain, fields=(Field("update"),)):
+def channel(*chain, fields=UPDATE):
     return ChannelSpec.of(chain, fields).for_run(SIZE, 10.0, ParticipationPattern(3, 1, 3), False).in_round(0, 10, {})
 
 
