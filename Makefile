@@ -12,7 +12,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 WITH_DATA = if [ -z "$${PRIVFL_DATA:-}" ] && [ -d ../shared/data ]; then \
 		PRIVFL_DATA=$$(cd ../shared/data && pwd); export PRIVFL_DATA; fi;
 
-.PHONY: help demo test check docs format bench clean
+.PHONY: help demo test check docs format bench mutants clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -39,6 +39,9 @@ format: .venv/.installed-dev  ## mend what ruff can mend
 
 bench: .venv/.installed-dev  ## speed and memory
 	@$(WITH_DATA) $(BIN)/python benchmarks/run.py
+
+mutants: .venv/.installed-dev  ## break the privacy code in every listed way, in copies, and see whether a test fails
+	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.mutants
 
 clean:  ## remove the environment, caches and builds; runs and the demo stay
 	rm -rf .venv build dist docs/reference/api .mypy_cache .ruff_cache .pytest_cache *.egg-info

@@ -18,10 +18,8 @@ from privfl.privacy.noise.source import NoiseSource
 
 SIZE = 8
 IDEAL = pf.SecureSum(mode="ideal")
-BROKEN = {"update": torch.full((SIZE,), float("nan"))}
-
-
 UPDATE = (Field("update"),)
+BROKEN = {"update": torch.full((SIZE,), float("nan"))}
 
 
 def channel(*chain, fields=UPDATE):

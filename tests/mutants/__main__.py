@@ -87,8 +87,9 @@ def reads_mutated(mutant: Mutant) -> str:
 def tests_digest() -> str:
     """Digest of all tests, but for the mutants' own list."""
     whole = hashlib.sha256()
-    for path in sorted((ROOT / "tests").rglob("*.py")):
-        if "mutants" not in path.parts:
+    folder = ROOT / "tests"
+    for path in sorted(folder.rglob("*.py")):
+        if "mutants" not in path.relative_to(folder).parts:
             whole.update(path.read_bytes())
     return whole.hexdigest()[:12]
 

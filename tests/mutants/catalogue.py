@@ -9,7 +9,7 @@
     old = 'return self.max_norm * self.noise_multiplier'
     new = 'return self.max_norm * self.noise_multiplier / 2'
 
-A mutant may name ``tests`` of its own, tried before those of its file. ``equivalent`` says why nothing could see it.
+A mutant may name ``tests`` of its own, tried before those of its file. ``equivalent`` explains why nothing can see it.
 """
 
 from __future__ import annotations

@@ -50,8 +50,7 @@ def write(listed: Sequence[Mutant], results: dict[str, Result]) -> None:
         "# Mutants of the privacy code",
         "",
         "One deliberate mistake each, in a copy of the tree, and the tests that should see it. Written by",
-        "`python -m tests.mutants`; the list is in `tests/mutants/rooms`, raw results are in `mutants.jsonl` beside",
-        "this page.",
+        "`python -m tests.mutants`; the list is in `tests/mutants/rooms`, the raw results in `mutants.jsonl` beside.",
         "",
         "| room | mutants | killed | survived | not run |",
         "|---|---:|---:|---:|---:|",
@@ -61,9 +60,8 @@ def write(listed: Sequence[Mutant], results: dict[str, Result]) -> None:
         dead = sum(one.key in killed for one in ones)
         run = sum(one.key in results for one in ones)
         lines.append(f"| {room} | {len(ones)} | {dead} | {run - dead} | {len(ones) - run} |")
-    share = 100 * len(killed) / max(len(results), 1)
-    seconds = sum(result.seconds for result in results.values())
-    lines += ["", f"{share:.1f} % of those that were run are killed; their tests took {seconds / 60:.0f} minutes."]
+    share, left = 100 * len(killed) / max(len(listed), 1), len(listed) - len(results)
+    lines += ["", f"{len(killed)} of {len(listed)} are killed ({share:.1f} %); {left} have no result yet."]
     lines += ["", "## Survivors", ""]
     survivors = [one for one in listed if one.key in results and one.key not in killed]
     for one in survivors:

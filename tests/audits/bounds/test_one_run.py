@@ -221,3 +221,11 @@ def test_impossible_audits_are_refused(changes):
     arguments = {"scores": [1.0, 2.0, 3.0], "included": [True, False, True], "delta": 0.1, "confidence": 0.9}
     with pytest.raises(ConfigError):
         epsilon_one_run_from_scores(**arguments | changes)
+
+
+def test_scores_that_are_all_equal_certify_nothing_in_whatever_order_members_are_listed():
+    """Which of them are guessed about is drawn: half of the guesses are right, as if they were tossed."""
+    included = np.repeat([False, True], 100)
+    for listed in (included, ~included):
+        found = epsilon_one_run_from_scores(np.zeros(200), listed, delta=0.0, confidence=1 - 1e-6)
+        assert found.epsilon == 0

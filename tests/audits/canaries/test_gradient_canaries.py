@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -175,6 +176,11 @@ def test_a_family_counts_the_steps_that_the_statement_charges():
     twice, run = family_of(task, canaries, train, algorithm=pf.PerFedAvg())
     assert sum(release.count for release in run.statement.cell("sample", "server").releases) == 4
     assert twice is None
+    once = train(plant(task, canaries, canaries.coins(0)))
+    cell = once.statement.cell("sample", "server")
+    charged_twice = replace(cell, releases=tuple(replace(one, count=2 * one.count) for one in cell.releases))
+    assert gaussian_family(seen_by(once, "server"), canaries, cell) == found
+    assert gaussian_family(seen_by(once, "server"), canaries, charged_twice) is None
 
 
 def test_what_ties_canaries_to_each_other_leaves_no_family():

@@ -85,3 +85,14 @@ def test_impossible_sieges_are_one_sentence(change, sentence):
     settings = {"noise": "laplace", "scale": 1.0, **change}
     with pytest.raises(ConfigError, match=sentence):
         audit_noise(ours("laplace", 1.0), **settings)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_a_tree_learns_of_pure_chance_certifies_nothing(seed):
+    """Releases that do not depend on the value at all keep any claim."""
+    chance = np.random.default_rng(seed)
+    found = audit_noise(
+        lambda values: chance.normal(size=len(values)), noise="gaussian", scale=1e3, trials=30_000, confidence=1 - 1e-7
+    )
+    assert not found.refuted
+    assert found.certified_scale > 1e3

@@ -402,3 +402,12 @@ def test_impossible_draws_are_refused():
         stream().integers(2, 1, 1)
     with pytest.raises(ConfigError, match="must not be negative"):
         stream().uniform(-1)
+
+
+def test_one_probability_for_all_coins_is_rounded_up_too():
+    words = stream("up").words(100_000)
+    places = np.flatnonzero(words < 2**52)
+    assert len(places) > 3
+    for place in places[:4]:
+        just_above = float(words[place]) * 2.0**-64 + 2.0**-65
+        assert stream("up").bernoulli(just_above, words.size)[place]

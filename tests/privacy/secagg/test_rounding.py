@@ -108,3 +108,14 @@ def test_what_is_not_finite_is_refused(bad: float) -> None:
 def test_impossible_bounds_are_refused(norm: float, dimension: int, beta: float) -> None:
     with pytest.raises(ConfigError):
         rounded_norm_bound(norm, dimension, beta)
+
+
+def test_a_rounding_that_is_too_long_is_drawn_again() -> None:
+    """Four hundred halves, of which 200 ± 10 are rounded up: two draws in five exceed a bound so close to the mean."""
+    halves, bound = np.full(400, 0.5), rounded_norm_bound(10.0, 400, 0.99)
+    assert 202 < bound**2 < 204
+    coins = NoiseSource.from_key(1)
+    single = [float((stochastic_round(halves, coins.stream(i)) ** 2).sum()) for i in range(40)]
+    assert max(single) > bound**2
+    kept = [float((round_within(halves, 10.0, coins.stream(i), 0.99) ** 2).sum()) for i in range(40)]
+    assert max(kept) <= bound**2
