@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ class Report:
         if status == "held":
             self.closest = max(self.closest, line["closest"])
         if status in ("refused", "crashed"):
-            self.reasons[f"{line['dimensions']['algorithm']}: {line['reason'][:120]}"] += 1
+            self.reasons[re.sub(r"/\S*/run", "its folder", line["reason"])[:120]] += 1
         if status == "broken":
             self.broken.append(dict(line))
         for dimension, value in line["dimensions"].items():
