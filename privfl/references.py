@@ -12,7 +12,8 @@ from typing import Any
 
 from privfl.errors import ConfigError
 
-_PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parent
+"""Where privfl itself lies."""
 
 
 def reference(thing: Any) -> str:
@@ -59,17 +60,21 @@ def imported(name: Any, key: str) -> Any:
 
 def shipped(thing: Callable[..., Any]) -> bool:
     """Whether a class or function is privfl's own: written in one of its files, and found there under its name."""
-    return _shipped(thing.__module__, thing.__qualname__) is thing
+    return defined_in(thing, PACKAGE)
+
+
+def defined_in(thing: Callable[..., Any], folder: Path) -> bool:
+    """Whether a class or function is what a module in ``folder`` has under its very name."""
+    found: Any = sys.modules.get(thing.__module__)
+    file = getattr(found, "__file__", None)
+    if not isinstance(file, str) or not is_inside(file, folder):
+        return False
+    for part in thing.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is thing
 
 
 @cache
-def _shipped(module_name: str, path: str) -> Any:
-    """What a file of privfl calls ``path`` in its module; ``None`` if it is no file of privfl, or calls nothing so."""
-    module = sys.modules.get(module_name)
-    file = getattr(module, "__file__", None)
-    if file is None or not Path(file).resolve().is_relative_to(_PACKAGE):
-        return None
-    found: Any = module
-    for part in path.split("."):
-        found = getattr(found, part, None)
-    return found
+def is_inside(file: str, folder: Path) -> bool:
+    """Whether the path ``file`` lies in ``folder``."""
+    return Path(file).resolve().is_relative_to(folder)

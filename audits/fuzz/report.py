@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from audits.fuzz.noisy import SCREENING
+
 STATUSES = ("held", "broken", "vacuous", "refused", "crashed")
 
 
@@ -98,7 +100,8 @@ class Report:
             f"bit. No release that held used more than {self.closest:.6f} of its charge.",
             "",
             f"With noise: {len(self.noisy)} experiments, {cells} cells, {len(refuted)} refuted, all at once with",
-            f"confidence {self.settings['confidence']}.",
+            f"confidence {self.settings['confidence']}. Each world ran {SCREENING} times, and where that raised a",
+            f"doubt {self.settings['trials']} times more, so that only gross breaks would be seen.",
             "",
             "## What broke",
             "",

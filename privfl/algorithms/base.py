@@ -15,6 +15,7 @@ stacked over the cohort.
 from __future__ import annotations
 
 import copy
+import inspect
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Self
 
@@ -234,6 +235,8 @@ def check_contract(algorithm: Algorithm) -> None:
         names = getattr(algorithm, what)
         if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
             raise ConfigError(f"{who}'s {what} is {names!r}; give a tuple of names, such as ('control',)")
+    if replaced := [name for name in vars(algorithm) if inspect.isfunction(getattr(type(algorithm), name, None))]:
+        raise ConfigError(f"this {who} has another {replaced[0]} than its class; write a class of its own that has it")
     if not isinstance(fields, tuple) or not all(type(field) is Field for field in fields):
         raise ConfigError(f"{who}'s fields() returned {fields!r}; give a tuple of fields, such as (Field('update'),)")
 

@@ -7,13 +7,15 @@ row's into the gradients of all rows after it, past every clipping.
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from privfl.references import shipped
+from privfl.references import defined_in, shipped
 
+_LAYERS = Path(nn.modules.__file__).resolve().parent
 _NOT_STATE = {*vars(nn.Module()), "training", "generator", "stack", "counts"}
 """PyTorch's own book-keeping, and what the engines set."""
 
@@ -34,7 +36,7 @@ class ModuleState:
     def of(cls, network: nn.Module) -> ModuleState | None:
         """The state of ``network``; ``None`` if its layers, all PyTorch's or privfl's own, remember nothing."""
         kinds = {type(module) for module in network.modules()}
-        own = [kind for kind in kinds if not shipped(kind) and not kind.__module__.startswith("torch.nn.modules.")]
+        own = [kind for kind in kinds if not shipped(kind) and not defined_in(kind, _LAYERS)]
         has_buffers = next(network.buffers(), None) is not None
         return cls(network) if own or has_buffers else None
 

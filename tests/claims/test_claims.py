@@ -9,7 +9,6 @@ import pytest
 from audits.fuzz.campaign import Campaign
 from audits.fuzz.drawing import draw
 from audits.fuzz.exact import check
-from tests.claims.open_findings import OPEN, is_open
 from tests.claims.planted.catalogue import INSIDE, OUTSIDE
 from tests.claims.planted.inside import changed
 
@@ -25,8 +24,7 @@ RERUNS = 12
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_no_drawn_experiment_breaks_a_claim(block):
     campaign = Campaign(10**6, SEED)
-    numbers = islice((n for n in count(block * 10_000) if not is_open(campaign.experiment(n))), 100)
-    lines = [campaign.line(number) for number in numbers]
+    lines = [campaign.line(block * 10_000 + number) for number in range(100)]
     assert [(line["number"], line["violations"]) for line in lines if line["status"] == "broken"] == []
     statuses = Counter(line["status"] for line in lines)
     assert statuses["crashed"] == 0, [line["reason"] for line in lines if line["status"] == "crashed"]
@@ -58,11 +56,5 @@ def test_a_part_of_ones_own_breaks_no_claim(name, engine):
         statuses.append(verdict.status)
         if verdict.status in ("broken", "refused", "vacuous"):
             break  # a refusal and an ∞ do not depend on the data
-    if name in OPEN:
-        assert "broken" in statuses or (name, engine) in QUIET, f"{name} is closed; take it off OPEN"
-    else:
-        assert "broken" not in statuses, statuses  # what a door does not have may end a run with an AttributeError
-
-
-QUIET = {("10: batches in turn", "vectorised")}
-"""Stacked, batches are all the same one to an algorithm: nothing is taken twice."""
+    assert "broken" not in statuses
+    assert "crashed" not in statuses

@@ -1,4 +1,4 @@
-"""Norms of rows, the factors that clip them, and sums of clipped rows: bounded for every finite input.
+"""Norms of rows, the factors that clip them, and sums of clipped rows: no row exceeds its bound, whatever is finite.
 
 Squares are added up in float64, in which those of float32 neither overflow nor vanish. Where a sum of clipped rows is
 one matrix product, what single steps of a row contribute may cancel, so that rounding, which is relative to their

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -25,8 +24,8 @@ from privfl.models.base import Network
 from privfl.models.recurrent import LastState
 from privfl.models.residual import GlobalAverage
 from privfl.models.text import AttentionPooling
+from privfl.references import PACKAGE, is_inside, shipped
 
-PACKAGE = Path(__file__).parents[2]
 RANKS = range(2, 8)
 """Numbers of dimensions of a batch of inputs."""
 
@@ -134,7 +133,7 @@ def known_function(function: Any) -> bool:
 def _is_known(module: nn.Module) -> bool:
     """Whether the type of ``module`` is known, and nothing of it was replaced; its inner modules are not looked at."""
     kind, own = type(module), vars(module)
-    ours = _is_ours(kind)
+    ours = shipped(kind)
     if kind not in _LAYERS and kind not in _HOLDERS and not ours:
         return False
     if any(not _in_package(hook) for name in _HOOKS for hook in own[name].values()):
@@ -182,8 +181,8 @@ def _holds_known(value: Any, visited: set[int]) -> bool:
         cells = [cell.cell_contents for cell in value.__closure__ or () if not _is_empty(cell)]
         return all(_holds_known(item, visited) for item in (cells, value.__defaults__, value.__kwdefaults__))
     if isinstance(value, type):
-        return _is_ours(value)
-    return _is_ours(type(value)) and _holds_known(dict(getattr(value, "__dict__", {})), visited)
+        return shipped(value)
+    return shipped(type(value)) and _holds_known(dict(getattr(value, "__dict__", {})), visited)
 
 
 def _is_empty(cell: Any) -> bool:
@@ -200,29 +199,7 @@ def _in_package(function: Any) -> bool:
     if type(function) is not FunctionType:
         return False
     home = sys.modules.get(function.__module__)
-    return home is not None and function.__globals__ is vars(home) and _file_of(home) == function.__code__.co_filename
-
-
-def _is_ours(kind: type) -> bool:
-    return is_class_of(kind, PACKAGE)
-
-
-def is_class_of(kind: type, folder: Path) -> bool:
-    """Whether ``kind`` is a class that a module in ``folder`` has under this very name."""
-    home: Any = sys.modules.get(kind.__module__)
-    if home is None or _file_of(home, folder) is None:
+    if home is None or function.__globals__ is not vars(home):
         return False
-    for name in kind.__qualname__.split("."):
-        home = getattr(home, name, None)
-    return home is kind
-
-
-def _file_of(module: Any, folder: Path = PACKAGE) -> str | None:
-    """The file of ``module``, if it lies in ``folder``."""
-    file = getattr(module, "__file__", None)
-    return file if isinstance(file, str) and _is_inside(file, folder) else None
-
-
-@cache
-def _is_inside(file: str, folder: Path) -> bool:
-    return Path(file).is_relative_to(folder)
+    file = getattr(home, "__file__", None)
+    return isinstance(file, str) and is_inside(file, PACKAGE) and file == function.__code__.co_filename

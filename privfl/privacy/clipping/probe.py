@@ -15,12 +15,13 @@ from torch._functorch.autograd_function import custom_function_call_vmap_helper
 
 from privfl.errors import ConfigError
 from privfl.models.flat_network import FlatNetwork
-from privfl.privacy.clipping.known import PACKAGE, is_class_of, known_function, known_ranks
+from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.per_sample import GradSampleMode, PerSampleGradients, evaluating, unknown_layers
 from privfl.privacy.clipping.row_wise import FAILURES, failure
 from privfl.privacy.loss import Loss
+from privfl.references import PACKAGE, defined_in
 
-TORCH = Path(torch.__file__).parent
+TORCH = Path(torch.__file__).resolve().parent
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 """What the engines replace by drop-out with coins of its own."""
 
@@ -106,7 +107,7 @@ def own_vmap_refused() -> Iterator[None]:
     def note(frame: FrameType, event: str, argument: Any) -> None:
         if event == "call" and frame.f_code is custom_function_call_vmap_helper.__code__:
             operation = frame.f_locals["op"]
-            if not (isinstance(operation, type) and any(is_class_of(operation, root) for root in (PACKAGE, TORCH))):
+            if not (isinstance(operation, type) and any(defined_in(operation, root) for root in (PACKAGE, TORCH))):
                 found.append(getattr(operation, "__name__", str(operation)))
 
     sys.setprofile(note)

@@ -7,6 +7,7 @@ import privfl as pf
 from attacks.auxiliary import Auxiliary, Records
 from attacks.sizes.inference import SizeFromResponses, SizeFromUpdates
 from privfl.errors import ConfigError
+from privfl.privacy.noise.source import NoiseSource
 
 DATA = pf.load_dataset("digits")
 SIZES = [10, 15, 20, 30, 40, 60, 80, 120, 160, 240]
@@ -43,13 +44,16 @@ def transcript(size=SIZE, rounds=20, update=(), **more):
 
 @pytest.fixture(scope="module")
 def memoised():
-    return transcript()
+    """Of the key's own noise, by which the bounds below were found."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NoiseSource, "for_run", lambda source, fingerprint: source)
+        return transcript()
 
 
 @pytest.mark.parametrize("method", ["regression", "absent-class"])
 def test_updates_give_the_sizes_away_although_answers_are_randomised_and_memoised(memoised, method):
     result = SizeFromUpdates(method=method, rounds=20).run(memoised, AUXILIARY)
-    least = {"regression": 0.4, "absent-class": 0.6}[method]
+    least = {"regression": 0.2, "absent-class": 0.6}[method]
     assert result.metrics["relative_error"].value < least
     assert result.advantage["relative_error"].value > 0
     if method == "regression":

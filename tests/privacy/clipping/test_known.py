@@ -1,6 +1,7 @@
 """Who may see a whole batch: layers and functions that are known to keep rows apart, and nothing that others wrote."""
 
 from functools import partial
+from types import FunctionType
 
 import pytest
 import torch
@@ -163,3 +164,12 @@ def test_code_that_only_claims_to_lie_in_privfl_is_not_known():
     )
     spoken["loss"].__module__ = cross_entropy.__module__
     assert not known_function(spoken["loss"])
+
+
+def test_code_from_elsewhere_that_runs_in_a_module_of_privfl_is_not_known():
+    def elsewhere(network, inputs, targets):
+        return inputs
+
+    inside = FunctionType(elsewhere.__code__, cross_entropy.__globals__)
+    inside.__module__ = cross_entropy.__module__
+    assert not known_function(inside)

@@ -522,3 +522,16 @@ def test_nothing_that_a_loss_remembers_gets_into_the_next_clients_upload():
     one, other = sent(1.0), sent(-5.0)
     assert not torch.equal(one[1], other[1])
     assert torch.equal(one[2], other[2])
+
+
+def test_a_method_put_into_an_object_makes_no_outside_algorithm_pass_for_privfls_own():
+    """Ditto is trusted not to send what it trains apart; this one would, and is still of Ditto's type."""
+    task, algorithm = world(), pf.Ditto()
+    send = pf.Ditto.finish
+
+    def finish(local, received, training):
+        return {"update": send(algorithm, local, received, training)["update"] + local["personal"]}
+
+    object.__setattr__(algorithm, "finish", finish)
+    with pytest.raises(ConfigError, match="this Ditto has another finish than its class"):
+        pf.simulate(task, algorithm, rounds=1, privacy=pf.Privacy(training=DPSGD))
