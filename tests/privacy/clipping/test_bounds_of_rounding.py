@@ -11,6 +11,7 @@ from privfl.federation.task import cross_entropy
 from privfl.models import build
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.factors import LEAST, Clipping, bounded_norms
+from privfl.privacy.clipping.layer_rules import EmbeddingRule
 from privfl.privacy.clipping.per_sample import PerSampleGradients
 from privfl.privacy.clipping.row_wise import each_row
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients
@@ -67,3 +68,21 @@ def test_norms_under_autocast_are_those_of_the_gradients_that_are_added(stacked)
             PerSampleGradients(network, "layers").clipped_sum(narrow, row, target, bound)
             left = network.gradient
         assert 0.999 * bound < float(left.double().norm()) <= bound
+
+
+def test_a_row_whose_tokens_cancel_does_not_round_what_the_others_added():
+    """Between its two steps the sum is a million times the bound, of which float32 keeps too few digits."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.zeros(6, 2, dtype=torch.long)
+    backs = torch.randn(6, 2, 8, generator=generator)
+    backs[-1, 0] *= 1e6
+    backs[-1, 1] = -backs[-1, 0]
+
+    def total(rows):
+        rule = EmbeddingRule(nn.Embedding(1, 8), frozenset({"weight"}))
+        rule.receive([(ids[:rows], backs[:rows])])
+        places = {"weight": torch.zeros(1, 1, 8)}
+        rule.write_clipped_sum(Clipping.of(rule.squared_norms(), 1.0, torch.float32), places)
+        return places["weight"].double()
+
+    assert float((total(6) - total(5)).norm()) <= 1e-5
