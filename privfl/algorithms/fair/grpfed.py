@@ -46,8 +46,10 @@ class GRPFed(Algorithm):
     (4) to (6). Local extractor and discriminator stay with the client and enter no upload. The training settings
     (momentum too, which starts anew in every round) hold for all of them.
 
-    Differs from the paper: cross-entropy for the discriminator, because the printed losses are unbounded below; q stays
-    in [0, ``q_max``], and where it is if fewer than two losses are known; a client drawn twice counts once.
+    Differs from the paper: the discriminator minimises the cross-entropy, because the printed loss is unbounded below
+    (the local extractor's L_R is the printed one); q stays in [0, ``q_max``], and where it is if fewer than two losses
+    are known; a client drawn twice counts once. The paper's q_0 = 10 leaves about one effective client of many; ``q=1``
+    with ``loss_report="pre_eval"`` does not.
 
     Args:
         q: initial power q_0 in [0, ``q_max``].
@@ -64,7 +66,9 @@ class GRPFed(Algorithm):
         sigma_scope: σ over this round's ``participants``, or over the ``last_known`` loss of every client.
         form: ``each``: the server sees every client's update and loss. ``sums``: two passes of sums, of (L, L², 1) and
             of ((L/s)^q·update, (L/s)^q), which is all that secure aggregation shows; needs ``pre_eval``.
-        disc_loss: see :mod:`privfl.algorithms.fair.discriminator`.
+        disc_loss: how discriminator and local extractor oppose each other, see
+            :mod:`privfl.algorithms.fair.discriminator`. With ``"bce"`` the adversary does not let go of a local
+            extractor that it rejects, and local models end far below the printed form's.
         disc_ref: global features come from the ``broadcast`` extractor, or from the ``current`` one in training.
         personal_head: a client's own model reads its features with the head it trained with (``paired``), or with the
             server's ``latest``. Clients that never trained use the global model.
@@ -84,7 +88,7 @@ class GRPFed(Algorithm):
     lambda_max: float = 1.0
     sigma_scope: Literal["participants", "last_known"] = "participants"
     form: Literal["each", "sums"] = "each"
-    disc_loss: DiscriminatorLoss = "bce"
+    disc_loss: DiscriminatorLoss = "saturating"
     disc_ref: Literal["broadcast", "current"] = "broadcast"
     personal_head: Literal["paired", "latest"] = "paired"
 

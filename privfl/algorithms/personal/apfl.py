@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -23,21 +23,23 @@ class APFL(WithOwnModel):
     Client k holds its own model v and a share α. On every batch the mixture ``v̄ = α·v + (1 − α)·w_k`` is formed of v
     and the federated model in training, both as they are before the step; then
 
-        w_k ← w_k − η·g(w_k),   v ← v − η·α·g(v̄),   α ← clip(α − η·⟨v − w_k, g(v̄)⟩, 0, 1).
+        w_k ← w_k − η·g(w_k),   v ← v − η·α·g(v̄),
 
-    The client uploads w_k and uses v̄, here with the server's newest model in place of w_k. A fixed α of 0 is FedAvg,
-    and of 1 training alone.
+    and on the first batch of a round ``α ← clip(α − η·⟨v − w_k, g(v̄)⟩, 0, 1)``, as in the authors' code. The client
+    uploads w_k and uses v̄, here with the server's newest model in place of w_k. A fixed α of 0 is FedAvg, and of 1
+    training alone.
 
     g(v̄) stays with the client, and neither v nor α enters an upload: the server's model follows FedAvg's path bit for
     bit (drop-out excepted, whose masks are drawn in turn from one stream), and every claim is FedAvg's. v and α have no
     protection of their own: they must not leave the client.
 
     Differs from common re-implementations: nothing is added to the slope of α unless ``alpha_decay`` says so, and α
-    changes with every batch, where some change it in the first local epoch of a round only.
+    does not change with every batch unless ``alpha_updates`` says so: it then runs to 0, where v gets no gradient.
 
     Args:
         alpha: share in [0, 1] that every client starts with; the paper uses 0.25, 0.5 and 0.75.
         adaptive: whether clients learn their α.
+        alpha_updates: α changes once a ``round``, on its first batch, or on every ``batch``.
         alpha_decay: ≥ 0, times α is added to its slope; re-implementations add 0.02·α.
     """
 
@@ -45,6 +47,7 @@ class APFL(WithOwnModel):
     keeps: ClassVar[tuple[str, ...]] = ("personal", "alpha")
     alpha: float = 0.5
     adaptive: bool = True
+    alpha_updates: Literal["round", "batch"] = "round"
     alpha_decay: float = 0.0
 
     def __post_init__(self) -> None:
@@ -57,6 +60,7 @@ class APFL(WithOwnModel):
         local["alpha"] = (
             client_state["alpha"] if "alpha" in client_state else received["parameters"].new_tensor(self.alpha)
         )
+        local["alpha_rate"] = received["parameters"].new_ones(())
         return local
 
     def step(self, local: Tensors, received: Tensors, batch: Batch, client: Door, training: LocalTraining) -> None:
@@ -67,7 +71,9 @@ class APFL(WithOwnModel):
         super().step(local, received, batch, client, training)
         if self.adaptive:
             step = training.learning_rate * torch.where(slope.isfinite(), slope, 0.0)  # w_k may be broken, not α
-            local["alpha"] = (alpha - step).clamp(0, 1)
+            local["alpha"] = (alpha - local["alpha_rate"] * step).clamp(0, 1)
+            if self.alpha_updates == "round":
+                local["alpha_rate"] = torch.zeros_like(alpha)
 
     def personal(self, server: Tensors, client_state: Tensors) -> dict[str, Tensor]:
         """v̄ of the client's v and α and the server's model; the server's alone for a client that never took part."""

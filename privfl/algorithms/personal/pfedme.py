@@ -37,7 +37,8 @@ class PFedMe(FedAvg):
         proximal_weight: λ ≥ 0; the paper uses 15 to 30. Explicit steps diverge once η·λ > 2, or
             η_p·(λ + curvature) > 2.
         personal_steps: K ≥ 1 steps of θ on each batch.
-        personal_learning_rate: η_p > 0, the same in all rounds; the paper uses 0.01 to 0.1.
+        personal_learning_rate: η_p > 0, the same in all rounds; the paper uses 0.01 to 0.1. With λ = 15 the inner
+            steps are nearly unstable at 0.1, so that is not the default.
         warm_start: whether θ goes on from the last local round of this round instead of starting at v.
         theta_decay: weight decay ≥ 0 of θ; the authors' code has 0.001.
     """
@@ -47,7 +48,7 @@ class PFedMe(FedAvg):
     weighting: Literal["size", "uniform", "scheme-2"] = "uniform"
     proximal_weight: float = 15.0
     personal_steps: int = 5
-    personal_learning_rate: float = 0.1
+    personal_learning_rate: float = 0.05
     warm_start: bool = False
     theta_decay: float = 0.0
 

@@ -27,26 +27,29 @@ def loss_at(task, flat, rows):
     return torch.nn.functional.cross_entropy(logits, task.targets[rows])
 
 
-def twin(task, client, number, server, own, alpha, decay):
+def twin(task, client, number, server, own, alpha, decay, updates):
     """One client's round by autograd of F(w) and of F(α·v + (1 − α)·w) for v and α, all at once."""
     w, v, share = server.clone(), own.clone(), torch.tensor(alpha, dtype=torch.float64)
-    for rows in drawn(task, client, 5, 2, round=number):
+    for place, rows in enumerate(drawn(task, client, 5, 2, round=number)):
         leaf = w.clone().requires_grad_()
         (for_w,) = torch.autograd.grad(loss_at(task, leaf, rows), leaf)
         leaves = v.clone().requires_grad_(), share.clone().requires_grad_()
         mixture = leaves[1] * leaves[0] + (1 - leaves[1]) * w
         for_v, for_share = torch.autograd.grad(loss_at(task, mixture, rows), leaves)
         w, v = w - RATE * for_w, v - RATE * for_v
-        share = (share - RATE * (for_share + decay * share)).clamp(0, 1)
+        if place == 0 or updates == "batch":
+            share = (share - RATE * (for_share + decay * share)).clamp(0, 1)
     return w, v, share
 
 
+@pytest.mark.parametrize("updates", ["round", "batch"])
 @pytest.mark.parametrize(("alpha", "decay"), [(0.5, 0.0), (0.25, 0.02), (0.75, 0.0)])
-def test_two_rounds_descend_the_loss_of_the_mixture_for_v_and_alpha(task, alpha, decay):
-    run = pf.simulate(task, pf.APFL(alpha=alpha, alpha_decay=decay), rounds=2, training=PLAIN)
+def test_two_rounds_descend_the_loss_of_the_mixture_for_v_and_alpha(task, alpha, decay, updates):
+    algorithm = pf.APFL(alpha=alpha, alpha_decay=decay, alpha_updates=updates)
+    run = pf.simulate(task, algorithm, rounds=2, training=PLAIN)
     server, own, shares = initial(task), dict.fromkeys(range(3), initial(task)), dict.fromkeys(range(3), alpha)
     for number in range(2):
-        found = [twin(task, k, number, server, own[k], float(shares[k]), decay) for k in range(3)]
+        found = [twin(task, k, number, server, own[k], float(shares[k]), decay, updates) for k in range(3)]
         server = sum(size / 40 * w for size, (w, _, _) in zip(SIZES, found, strict=True))
         own, shares = ({k: one[place] for k, one in enumerate(found)} for place in (1, 2))
     torch.testing.assert_close(run.parameters, server, rtol=0, atol=1e-12)
@@ -87,6 +90,15 @@ def test_alpha_never_leaves_its_range(task):
     for start in (0.01, 0.99):
         for result in uploads(task, pf.APFL(alpha=start), received, training=steep):
             assert 0 <= float(result.client_state["alpha"]) <= 1
+
+
+def test_one_update_a_round_keeps_alpha_off_zero_where_every_batch_drives_it_there(task):
+    training = pf.LocalTraining(learning_rate=0.2, batch_size=5, epochs=5)
+    shares = {}
+    for updates in ("round", "batch"):
+        run = pf.simulate(task, pf.APFL(alpha_updates=updates), rounds=10, training=training)
+        shares[updates] = [float(state["alpha"]) for state in run.client_state.values()]
+    assert min(shares["round"]) > 0.1 > max(shares["batch"])
 
 
 def test_v_and_alpha_are_no_part_of_the_upload(task):

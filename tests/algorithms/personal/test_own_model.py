@@ -159,8 +159,8 @@ def test_ditto_and_apfl_weigh_by_size_and_the_others_alike_unless_told_otherwise
 
 def test_defaults_are_the_papers():
     assert pf.Ditto() == pf.Ditto("size", 1.0, proximal_weight=1.0, personal_learning_rate=None)
-    assert pf.APFL() == pf.APFL("size", 1.0, alpha=0.5, adaptive=True, alpha_decay=0.0)
-    pfedme = {"proximal_weight": 15.0, "personal_steps": 5, "personal_learning_rate": 0.1}
+    assert pf.APFL() == pf.APFL("size", 1.0, alpha=0.5, adaptive=True, alpha_updates="round", alpha_decay=0.0)
+    pfedme = {"proximal_weight": 15.0, "personal_steps": 5, "personal_learning_rate": 0.05}
     assert pf.PFedMe() == pf.PFedMe("uniform", 1.0, **pfedme, warm_start=False, theta_decay=0.0)
     per_fedavg = {"inner_learning_rate": 0.01, "difference": 1e-3, "adaptation_steps": 1}
     assert pf.PerFedAvg() == pf.PerFedAvg("uniform", 1.0, form="first-order", **per_fedavg)
