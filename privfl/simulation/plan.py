@@ -153,7 +153,8 @@ def _run_channel(channel: ChannelSpec, settings: RunSettings, size: int, hides_w
     returns = (
         ParticipationPattern.of(settings.cohort, clients, rounds) if known else ParticipationPattern(rounds, 1, rounds)
     )
-    return channel.for_run(size, settings.cohort.expected(clients), returns, hides_weights)
+    for_run = channel.for_run(size, settings.cohort.expected(clients), returns, hides_weights)
+    return replace(for_run, max_upload_norm=settings.schedule.max_upload_norm)
 
 
 def calibrate_noise(plan: Plan, server: Tensors, sizes: Sizes) -> Plan:
