@@ -41,7 +41,7 @@ class Health:
     asked: int = 0
     zeroed: Counter[str] = field(default_factory=Counter)
     moved: bool = False
-    _told: set[str] = field(default_factory=set)
+    _told: set[str] = field(default_factory=set, compare=False, repr=False)
 
     def state(self) -> dict[str, Any]:
         """The counts as JSON-able values, for a checkpoint."""

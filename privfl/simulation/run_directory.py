@@ -38,6 +38,8 @@ from privfl.schema import read_toml
 from privfl.simulation.fingerprint import DATA, INDIFFERENT, Fingerprint, versions
 
 Metrics = dict[str, Any]
+EXTENSION = "extension.json"
+"""For how many rounds a run goes on that was planned for fewer, and under which key."""
 
 
 def write_whole(path: Path, content: bytes, *, mode: int = 0o644) -> None:
@@ -152,6 +154,8 @@ class RunDirectory:
         remains = not self.finished and (checkpoint is None or checkpoint.round < config.get("rounds", math.inf))
         differing = self.differences(config)
         record = self.read_json("fingerprint.json")
+        if record is not None and (extension := self.read_json(EXTENSION)) is not None:
+            record["key"] = extension["key"]
         if remains and not differing:
             source = self._kept(source, record)
         if record is not None:
@@ -227,7 +231,9 @@ class RunDirectory:
             DataError: it was changed since the run began.
         """
         path = self.path / "config.toml"
+        extension = self.read_json(EXTENSION) or {}
         there, here = _flat(read_toml(path, "a run's config.toml")), _flat(config)
+        there |= {name: value for name, value in extension.items() if name == "rounds"}
         began_with = json.loads((self.path / "environment.json").read_text(encoding="utf-8")).get("config_sha256")
         if hashlib.sha256(path.read_bytes()).hexdigest() != began_with:
             raise DataError(f"{path} was changed since the run began; restore it, or start anew with another --out")

@@ -28,6 +28,7 @@ from privfl.privacy.settings import Privacy
 from privfl.simulation.callbacks import Callback, Simulation
 from privfl.simulation.caveats import assumptions, caveats
 from privfl.simulation.evaluation import evaluate, storable
+from privfl.simulation.extension import extend, reopen
 from privfl.simulation.fingerprint import Fingerprint
 from privfl.simulation.health import broken_clients, conclusions, kept_warning, not_finite
 from privfl.simulation.plan import Plan, RunSettings, calibrate_noise, prepare, with_training
@@ -71,7 +72,7 @@ def simulate(
         execution: device, engine, precision, workers, checkpoints; see :class:`~privfl.simulation.settings.Execution`.
         record: whose view of the run is kept as its transcript: ``"server"``, ``"public"``, both (true) or nobody's.
         out: run directory; ``None`` keeps everything in memory.
-        resume: go on with an interrupted run in ``out``.
+        resume: go on with an interrupted run in ``out``, or with one that has ended for more ``rounds``.
         callbacks: called after every round with the simulation and the round's metrics.
 
     Raises:
@@ -91,6 +92,9 @@ def simulate(
     directory = None if out is None else RunDirectory(Path(out))
     plan, checkpoint = begin(asked, prepare(asked), directory, resume=resume)
     state = State.start(plan) if checkpoint is None else State.load(checkpoint, plan)
+    if directory is not None and state.ended and not directory.finished:
+        reopen(plan, state, ("client/public",) if plan.channel.amplified else None)
+        directory.write_lines("metrics.jsonl", state.metrics)
     if (plan.needs_sizes or plan.hides_weights) and state.round == 0:
         state.sizes.begin(plan.source)
     plan = calibrate(plan, state, directory)
@@ -120,6 +124,8 @@ def begin(
     if directory is not None:
         settings = {name: part for name, part in vars(asked).items() if name != "task"}
         config = RunConfig(**settings).for_task(asked.task).to_dict()
+        if resume and directory.begun:
+            extend(directory, config, fingerprint, source, plan)
         checkpoint, source = directory.begin(config, fingerprint, source, noisy=plan.noisy, resume=resume)
     return replace(plan, source=source.for_run(fingerprint.digest)), checkpoint
 
@@ -292,7 +298,8 @@ def conclude(
     last = next((line for line in reversed(state.metrics) if "test_accuracy" in line), {})
     counted = state.health.warnings(state.dropped)
     odd, diverged = conclusions(state.server, algorithm.start(plan.initial), state.client_state, algorithm.ensemble)
-    failure = state.failure = state.health.failure(state.dropped) or diverged
+    state.ended, state.failure = True, state.health.failure(state.dropped) or diverged
+    failure = state.failure
     state.health.tell(str(directory.path) if directory is not None else algorithm.name, "failure", failure)
     # What only the experimenter may know stays out of what others read.
     seen_anyway = not (plan.channel.amplified or plan.channel.zero_fills_failures)

@@ -28,6 +28,7 @@ class State:
         dropped: why uploads were missing, how often.
         health: what is counted to tell whether the run fails.
         failure: why the run as a whole failed, empty until it has ended and if it did not.
+        ended: whether the last round has been, so that the last line of metrics is that of an ended run.
     """
 
     round: int
@@ -39,6 +40,7 @@ class State:
     dropped: Counter[str]
     health: Health
     failure: str = ""
+    ended: bool = False
 
     @classmethod
     def start(cls, plan: Plan) -> State:
@@ -59,6 +61,7 @@ class State:
             "dropped": dict(self.dropped),
             "health": self.health.state(),
             "failure": self.failure,
+            "ended": self.ended,
         }
         return Checkpoint(self.round, tensors, meta)
 
@@ -78,7 +81,8 @@ class State:
         ledger = Ledger.from_state(meta["ledger"])
         sizes = _sizes(plan, ledger, SizeResponses.from_state(meta["sizes"]))
         dropped, health = Counter(meta["dropped"]), Health.from_state(meta["health"])
-        return cls(checkpoint.round, server, client_state, ledger, sizes, meta["metrics"], dropped, health)
+        told = meta["metrics"], dropped, health, meta["failure"], meta["ended"]
+        return cls(checkpoint.round, server, client_state, ledger, sizes, *told)
 
 
 def _sizes(plan: Plan, ledger: Ledger, responses: SizeResponses) -> Sizes:
