@@ -68,7 +68,7 @@ class Experiment(RunConfig):
         Raises:
             ConfigError: there is none, or it cannot be read back here; the sentence says what it needs.
         """
-        path = Path(folder) / "config.toml"
+        path = RunDirectory(Path(folder)).path / "config.toml"
         if not path.exists():
             raise ConfigError(f"{folder} holds no run; give the --out folder of `privfl run` with record = true")
         try:

@@ -25,6 +25,8 @@ from privfl.privacy.sizes.mechanism import SizeMechanism
 from privfl.schema import BESIDE, Named, Registries, plain
 from privfl.validation import Settings, check_count, check_number
 
+MOST_WORKERS = 1024
+
 
 @dataclass(frozen=True)
 class Schedule(Settings):
@@ -74,6 +76,10 @@ class Execution(Settings):
     def __post_init__(self) -> None:
         if self.workers is not None:
             check_count("workers", self.workers)
+            if self.workers > MOST_WORKERS:
+                raise ConfigError(
+                    f"workers is {self.workers}: give at most {MOST_WORKERS}; each holds a model of its own."
+                )
         check_number("checkpoint_seconds", self.checkpoint_seconds, 0)
 
 

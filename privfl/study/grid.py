@@ -260,7 +260,7 @@ def load_results(out: Path) -> list[Result]:
         DataError: a file of a run is missing or damaged, or ``results.json`` is not what :func:`write_results` wrote.
     """
     try:
-        rows = [(row["method"], row["level"], row["seed"], row["folder"]) for row in _rows(out)]
+        rows = [(row["method"], row["level"], row["seed"], os.fspath(row["folder"])) for row in _rows(out)]
     except DAMAGED as error:
         raise DataError(f"{out / 'results.json'} is damaged ({error}); start the study again") from error
     for *_, folder in rows:
