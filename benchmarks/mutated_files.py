@@ -264,7 +264,9 @@ class Bench:
             "experiment": EXPERIMENTS,
             "attack": (ATTACK.format(run=recorded),),
             "audit": (AUDIT.format(experiment=experiment),),
-            "study": tuple((folder / "study" / name).read_text("utf-8") for name in ("results.json", "study.json")),
+            "study": tuple(
+                (folder / "study" / name).read_text(encoding="utf-8") for name in ("results.json", "study.json")
+            ),
         }
         self.does: dict[str, Callable[[Path], Any]] = {
             "experiment": self.experiment,

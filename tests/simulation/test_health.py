@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
@@ -69,6 +70,16 @@ def test_rounds_without_a_usable_upload_are_told_at_once_and_at_the_end(engine, 
     ]
     assert run.warnings == tuple(run.summary["warnings"])
     assert run.failure == ""
+
+
+@pytest.mark.parametrize("engine", ["loop", "vectorised"])
+@pytest.mark.parametrize("algorithm", [pf.FedSampling(samples_per_round=48), pf.FedAvg(), pf.Scaffold(), pf.FedDyn()])
+def test_one_client_with_absurd_rows_does_not_decide_the_model_for_all(engine, algorithm):
+    poisoned = train(federation(broken=[2], value=1e26), algorithm, engine=engine)
+    assert poisoned.summary["dropped"] == {"sent 'update' longer than max_upload_norm = 1e+12": 3}
+    assert float(poisoned.parameters.abs().max()) < 10
+    open_door = train(federation(broken=[2], value=1e26), algorithm, engine=engine, max_upload_norm=math.inf)
+    assert not float(open_door.parameters.abs().max()) < 1e20
 
 
 def test_a_run_whose_every_round_failed_keeps_its_results_and_says_why(tmp_path):
