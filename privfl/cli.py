@@ -57,6 +57,8 @@ def run(
 ) -> None:
     """Train one federation and print what may be claimed. Writes to runs/FILE unless --out says otherwise.
 
+    Exits with 1 if nothing was learnt: the model never moved, has diverged, or no round had a usable upload.
+
     FILE may be a run's directory: --resume goes on with it, --out repeats it elsewhere.
     """
     from privfl.commands.progress import Progress
@@ -67,10 +69,13 @@ def run(
     with interruptible("go on with --resume"), Progress(experiment.schedule.rounds) as progress:
         finished = experiment.run(folder, resume=resume, callbacks=[progress.update])
         progress.conclude(finished)
-    for warning in finished.summary["warnings"]:
+    for warning in finished.warnings:
         typer.echo(f"warning: {warning}", err=True)
     typer.echo(f"\n{finished.statement}\n")
     typer.echo(f"Run directory: {folder}    (privfl report {folder} writes its page)")
+    if finished.failure:
+        typer.echo(f"privfl: the run failed: {finished.failure}", err=True)
+        raise typer.Exit(1)
 
 
 @app.command()

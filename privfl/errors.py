@@ -9,8 +9,15 @@ _LISTED = {kind: f"{kind}s" for kind in ("algorithm", "attack", "audit", "datase
 _LISTED |= dict.fromkeys(("update", "size"), "mechanisms")
 
 
+LONGEST = 1000
+"""Characters of an error; whatever is longer is cut out of its middle, so that what is wrong and the mend remain."""
+
+
 class PrivflError(Exception):
-    """Base of every error that privfl raises on purpose; its text is meant for the user."""
+    """Base of every error that privfl raises on purpose; its text is one line that is meant for the user."""
+
+    def __init__(self, sentence: str = "") -> None:
+        super().__init__(brief(sentence, LONGEST))
 
 
 class ConfigError(PrivflError, ValueError):
@@ -25,6 +32,20 @@ class PrivacyError(PrivflError, ValueError):
     """A privacy claim was asked for that the mechanism cannot earn."""
 
 
+def brief(text: str, most: int = 100) -> str:
+    """``text`` on one line and cut out of the middle down to ``most`` characters; what cannot be printed is escaped.
+
+    >>> brief("a" * 500 + "b", 9)
+    'aaaa…aaab'
+    >>> brief("a\\0b\\nc")
+    'a\\\\x00b c'
+    """
+    line = text if text.isprintable() else " ".join(text.split())
+    if not line.isprintable():
+        line = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
+    return line if len(line) <= most else f"{line[: most // 2]}…{line[len(line) - (most - 1) // 2 :]}"
+
+
 def unknown(kind: str, name: str, valid: Iterable[str]) -> ConfigError:
     """The error for a name that is not registered: the nearest valid one, or where to find them all.
 
@@ -33,7 +54,7 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> ConfigError:
     >>> str(unknown("key", "x", ["rounds", "seed"]))
     "unknown key 'x'; choose from rounds, seed"
     """
-    options = sorted(valid)
+    options, name = sorted(valid), brief(name, 80)
     near = get_close_matches(name.lower(), options, n=1, cutoff=0.5)
     if not near:
         return ConfigError(f"unknown {kind} '{name}'; choose from {', '.join(options)}")

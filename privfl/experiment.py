@@ -40,6 +40,7 @@ from privfl.references import imported
 from privfl.schema import build, override, read_toml
 from privfl.simulation.callbacks import Callback
 from privfl.simulation.result import Run
+from privfl.simulation.run_directory import EXTENSION, RunDirectory
 from privfl.simulation.settings import RunConfig, registries
 from privfl.simulation.simulation import simulate
 
@@ -67,11 +68,13 @@ class Experiment(RunConfig):
         Raises:
             ConfigError: there is none, or it cannot be read back here; the sentence says what it needs.
         """
-        path = Path(folder) / "config.toml"
+        path = RunDirectory(Path(folder)).path / "config.toml"
         if not path.exists():
             raise ConfigError(f"{folder} holds no run; give the --out folder of `privfl run` with record = true")
         try:
-            return cls.from_toml(path, overrides)
+            extension = RunDirectory(Path(folder)).read_json(EXTENSION)
+            longer = [] if extension is None else [f"rounds={extension['rounds']}"]
+            return cls.from_toml(path, [*longer, *overrides])
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from privfl.errors import ConfigError
+from privfl.errors import ConfigError, brief
 
 PACKAGE = Path(__file__).resolve().parent
 """Where privfl itself lies."""
@@ -29,8 +29,8 @@ def imported(name: Any, key: str) -> Any:
         ConfigError: ``name`` is no such reference, or cannot be imported.
     """
     module, colon, path = name.partition(":") if isinstance(name, str) else ("", "", "")
-    if not (module and colon and path):
-        raise ConfigError(f"{key} is {name!r}; name it as 'module:Name'")
+    if not (module and colon and path) or len(name) > 300:
+        raise ConfigError(f"{key} is {brief(repr(name))}; name it as 'module:Name'")
     if module == "__main__":
         raise ConfigError(
             f"{key} is '{name}', defined in the script that was run, which cannot be imported; move it to a module"

@@ -19,8 +19,9 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from privfl.errors import ConfigError, listed, unknown
+from privfl.errors import ConfigError, brief, listed, unknown
 from privfl.references import imported, reference
+from privfl.validation import said
 
 T = TypeVar("T")
 Registry = Mapping[str, type[Any]]
@@ -81,9 +82,11 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; give the path of {what}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a TOML file: {error}") from error
+        raise ConfigError(f"cannot read {brief(str(path))}: {error.strerror}; give the path of {what}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{brief(str(path))} is not a TOML file: {error}") from error
+    except ValueError as error:  # the path holds a NUL, or the file a number beyond all digits
+        raise ConfigError(f"cannot read {brief(str(path))}: {error}; give the path of {what}") from error
 
 
 def override(settings: dict[str, Any], assignment: str) -> None:
@@ -94,17 +97,17 @@ def override(settings: dict[str, Any], assignment: str) -> None:
     """
     key, equals, text = assignment.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"--set {assignment} is not of the form key=value, such as training.epochs=2")
+        raise ConfigError(f"--set {brief(assignment)} is not of the form key=value, such as training.epochs=2")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text
     *path, last = key.strip().split(".")
     table: Any = settings
     for part in path:
         table = table.setdefault(part, {}) if isinstance(table, dict) else None
     if not isinstance(table, dict):
-        raise ConfigError(f"--set {key.strip()} leads into something that is not a table; check the key")
+        raise ConfigError(f"--set {brief(key.strip())} leads into something that is not a table; check the key")
     table[last] = value
 
 
@@ -220,7 +223,7 @@ def _read(hint: Any, value: Any, key: str, registries: Registries) -> Any:
         deepest = [str(problem["msg"]) for problem in error.errors() if len(problem["loc"]) == depth]
         wanted = [text.removeprefix("Input should be ") for text in deepest]
         choices = " or ".join(dict.fromkeys(_WANTED.get(text, text) for text in wanted))
-        raise ConfigError(f"{key} is {value!r}; give {choices}") from error
+        raise ConfigError(f"{key} is {said(value)}; give {choices}") from error
 
 
 def _write(hint: Any, value: Any, registries: Registries) -> Any:
@@ -283,7 +286,7 @@ def _dotted(key: str, name: str) -> str:
 
 def _table(value: Any, key: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{key} is {value!r}; write a table, [{key}], with one setting a line")
+        raise ConfigError(f"{key} is {said(value)}; write a table, [{key}], with one setting a line")
     return value
 
 
@@ -301,7 +304,7 @@ def _name(table: Mapping[str, Any], key: str, valid: Iterable[str]) -> tuple[str
     if name is None:
         raise ConfigError(f"[{key}] has no name; add a line 'name = \"…\"', {choices}")
     if not isinstance(name, str):
-        raise ConfigError(f"{key}.name is {name!r}; give a name in quotes, {choices}")
+        raise ConfigError(f"{key}.name is {said(name)}; give a name in quotes, {choices}")
     return name, values
 
 

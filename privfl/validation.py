@@ -22,6 +22,7 @@ R = TypeVar("R")
 
 _MISFIT: Any = object()
 _PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: "text in quotes", NoneType: "None"}
+_LARGEST_FLOAT32 = 3.4028234663852886e38
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 60
 
@@ -120,8 +121,19 @@ def _check_fields(settings: Any) -> None:
         typed = _fitted(value, hint)
         if typed is _MISFIT:
             raise _misfit(f"{_owner(kind)}'s {name}", value, hint, kind)
+        if isinstance(typed, float | tuple) and _beyond_float32(typed):
+            raise ConfigError(
+                f"{_owner(kind)}'s {name} is {said(value)}; give at most 3.4e+38 in size, the largest float32"
+            )
         if typed is not value:
             object.__setattr__(settings, name, typed)
+
+
+def _beyond_float32(value: Any) -> bool:
+    """Whether a finite number in ``value`` is larger than what training computes with; ∞ has a meaning of its own."""
+    if isinstance(value, tuple):
+        return any(map(_beyond_float32, value))
+    return isinstance(value, float) and math.isfinite(value) and abs(value) > _LARGEST_FLOAT32
 
 
 def _owner(kind: Any) -> str:

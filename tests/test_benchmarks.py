@@ -182,3 +182,12 @@ def test_steps_are_timed_where_they_do_all_of_their_work(benchmark_module):
     for algorithm in steps.MIXTURES.values():
         bound = algorithm.bind(task.context(rounds=2, seed=0))
         assert "mixing" in steps.underway(bound, bound.start(steps.flatten(task.model(0))))
+
+
+def test_mutated_files_are_taken_or_refused_in_a_sentence(benchmark_module):
+    """The same mutants every time; the campaign tries twenty thousand."""
+    found = benchmark_module("mutated_files").campaign(160, seed=7, limit=3.0, seconds=60.0, show=False)
+    assert found["findings"] == []
+    assert found["outcomes"]["refused"] > 60
+    assert found["outcomes"]["taken"] > 10
+    assert {kind.split()[0] for kind in found["by kind"]} == {"experiment", "attack", "audit", "study"}

@@ -72,6 +72,8 @@ class Algorithm(Settings):
         keeps: tensors of ``local`` that a client keeps between rounds; none for most algorithms.
         statistics: names of the totals that influence an upload, taken once each in every round.
         local_only: it takes gradients that stay with the client (:meth:`Door.local_only_gradient`).
+        uses_rounds: what it does depends on how many rounds are planned (:attr:`RunContext.rounds`); then a run cannot
+            go on for more.
         pools_data: training sees all clients' data as one (the centralised reference).
         ensemble: there is no server model; evaluation averages the soft-max outputs of the clients' own models.
     """
@@ -80,6 +82,7 @@ class Algorithm(Settings):
     keeps: ClassVar[tuple[str, ...]] = ()
     statistics: ClassVar[tuple[str, ...]] = ()
     local_only: ClassVar[bool] = False
+    uses_rounds: ClassVar[bool] = False
     pools_data: ClassVar[bool] = False
     ensemble: ClassVar[bool] = False
 

@@ -39,4 +39,4 @@ def _example() -> RunContext:
     def model(seed: int) -> nn.Module:
         return Network(nn.Linear(4, 3), nn.Linear(3, 2))
 
-    return RunContext(model, classes=2, clients=10, rounds=10, seed=0, input_shape=(4,), device=torch.device("cpu"))
+    return RunContext(model, classes=2, clients=10, planned=10, seed=0, input_shape=(4,), device=torch.device("cpu"))

@@ -13,8 +13,15 @@ from privfl.errors import DataError
 
 
 def _array(name: str, label: str, values: Any) -> np.ndarray[Any, Any]:
+    if np.ma.is_masked(values):
+        raise DataError(
+            f"{name}: {np.ma.count_masked(values)} values of {label} are masked; give them a fixed public value, "
+            f"{label.split()[-1]}.filled(value), and an indicator column."
+        )
+    if isinstance(values, Tensor):
+        values = _of_tensor(name, label, values)
     try:
-        array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+        array = np.asarray(values)
     except (TypeError, ValueError) as error:
         raise DataError(f"{name}: {label} do not form an array ({error}); every row needs the same shape.") from None
     if array.ndim == 0:
@@ -22,6 +29,19 @@ def _array(name: str, label: str, values: Any) -> np.ndarray[Any, Any]:
             f"{name}: {label} are a single value of type {type(values).__name__}; give one row per example."
         )
     return array
+
+
+def _of_tensor(name: str, label: str, values: Tensor) -> np.ndarray[Any, Any]:
+    """A tensor as an array; floating-point types that NumPy does not know become float32, which holds all of them."""
+    if values.is_meta or values.layout != torch.strided or values.is_quantized:
+        kind = "a meta tensor without values" if values.is_meta else f"of layout {values.layout}"
+        kind = f"quantised, {values.dtype}" if values.is_quantized else kind
+        raise DataError(
+            f"{name}: {label} are {kind}; give plain numbers, for instance .to_dense() or .dequantize() of the tensor."
+        )
+    values = values.detach().cpu().resolve_conj().resolve_neg()
+    known = not values.is_floating_point() or values.dtype in (torch.float16, torch.float32, torch.float64)
+    return (values if known else values.float()).numpy()
 
 
 def as_numbers(name: str, label: str, values: Any) -> np.ndarray[Any, Any]:
@@ -62,6 +82,8 @@ def as_labels(name: str, label: str, values: Any, classes: int | None) -> Tensor
         raise DataError(
             f"{name}: {label} have shape {array.shape}; give one label per row, for instance targets.ravel()."
         )
+    if array.dtype == np.uint64 and len(array) and int(array.max()) >= 2**63:
+        raise DataError(f"{name}: {label} hold {int(array.max())}; number the classes from 0 up.")
     labels = torch.from_numpy(np.array(array, dtype=np.int64, order="C"))
     if len(labels):
         bound = max(int(labels.max()) + 1, 1) if classes is None else classes

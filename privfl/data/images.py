@@ -70,21 +70,34 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     Raises:
         DataError: the file is not gzip, not IDX, or shorter or longer than its header says.
     """
+    magic = bytes((0, 0, 8, dimensions))
     try:
-        raw = gzip.decompress(path.read_bytes())
+        with gzip.open(path) as file:  # no more is unpacked than the header announces, and a byte
+            began = file.read(4)
+            if began != magic:
+                raise DataError(
+                    f"{path} begins with {began.hex(' ')} where an IDX file of unsigned bytes with {dimensions} "
+                    f"dimensions begins with {magic.hex(' ')}; fetch it again."
+                )
+            sizes = file.read(4 * dimensions)
+            shape = tuple(int.from_bytes(sizes[start : start + 4], "big") for start in range(0, len(sizes), 4))
+            pixels = _at_most(file, math.prod(shape) + 1)
+            more = " and more" if file.read(1) else ""
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} is not a complete gzip file ({error}); fetch it again.") from error
-    magic = bytes((0, 0, 8, dimensions))
-    if raw[:4] != magic:
-        raise DataError(
-            f"{path} begins with {raw[:4].hex(' ')} where an IDX file of unsigned bytes with {dimensions} dimensions "
-            f"begins with {magic.hex(' ')}; fetch it again."
-        )
-    header = 4 + 4 * dimensions
-    shape = tuple(int.from_bytes(raw[start : start + 4], "big") for start in range(4, header, 4))
-    if len(raw) != header + math.prod(shape):
-        raise DataError(f"{path} holds {len(raw):,} bytes, not what its header {shape} announces; fetch it again.")
-    return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
+    if len(sizes) != 4 * dimensions or len(pixels) != math.prod(shape):
+        found = f"{4 + len(sizes) + len(pixels):,} bytes{more}"
+        raise DataError(f"{path} holds {found}, not what its header {shape} announces; fetch it again.")
+    return np.frombuffer(pixels, np.uint8).reshape(shape)
+
+
+def _at_most(file: gzip.GzipFile, size: int) -> bytes:
+    """The next ``size`` bytes, or as many as there are; memory grows with what is read, whatever was announced."""
+    pieces = []
+    while size > 0 and (piece := file.read(min(size, 1 << 20))):
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)
 
 
 def read_webp_strips(path: Path) -> Part:

@@ -24,7 +24,8 @@ class CohortSums:
     """What arrived from a cohort: sums of the uploads, who sent them with what weight, and why uploads are missing.
 
     ``weight`` is Σ of the weights of the uploads that arrived; ``aborted``: a secure sum was given up, nothing arrived.
-    ``asked`` are the weights of all who were asked, by client.
+    ``asked`` are the weights of all who were asked, by client. ``zeroed``: why uploads could not be used that count as
+    zeros, because noise must hide that they are missing: for whoever runs the simulation, and not for the server.
     """
 
     total: Tensors = field(default_factory=dict)
@@ -34,6 +35,7 @@ class CohortSums:
     problems: Counter[str] = field(default_factory=Counter)
     aborted: bool = False
     asked: dict[int, float] = field(default_factory=dict)
+    zeroed: Counter[str] = field(default_factory=Counter)
 
 
 class Aggregator(Protocol):
@@ -111,6 +113,8 @@ def aggregate_uploads(
         if result.upload is None:
             sums.problems[result.dropped] += 1
             continue
+        if result.zeroed:
+            sums.zeroed[result.zeroed] += 1
         problem = aggregator.add(result.client, result.upload, weights[result.client])
         if problem:
             sums.problems[problem] += 1

@@ -208,13 +208,17 @@ class Trained:
 
 @dataclass(frozen=True)
 class ClientResult:
-    """What came back from one client: its upload after the client's side of the channel, or why there is none."""
+    """What came back from one client: its upload after the client's side of the channel, or why there is none.
+
+    ``zeroed`` says why an upload could not be used that counts as zeros; the server does not learn it.
+    """
 
     client: int
     upload: Tensors | None
     client_state: Tensors
     log: DoorLog
     dropped: str = ""
+    zeroed: str = ""
 
 
 def send(channel: RoundChannel, client: int, trained: Trained, noise: NoiseStream, like: Tensor) -> ClientResult:
@@ -229,13 +233,27 @@ def send(channel: RoundChannel, client: int, trained: Trained, noise: NoiseStrea
     if not problem:
         try:
             sent = channel.at_client(upload, noise, like=like, broken=False)
+            problem = _too_long(channel, sent)
         except BrokenUpload as error:
             problem = str(error)
     if problem and not channel.zero_fills_failures:
         return ClientResult(client, None, {}, log, problem)
     if sent is None:
         sent = channel.at_client({}, noise, like=like, broken=True)
-    return ClientResult(client, sent, {} if problem else trained.keeps, log)
+    return ClientResult(client, sent, {} if problem else trained.keeps, log, zeroed=problem)
+
+
+def _too_long(channel: RoundChannel, sent: Tensors) -> str:
+    """Why what is ``sent`` is longer than any honest upload, in a few words; empty if it is not."""
+    for field in channel.measured:
+        value = sent[field.name]
+        # In float32 the norm of a long vector is rounded, and of a huge one infinite. Near the bound and above it the
+        # norm in float64 counts, of numbers that cannot overflow when they are squared.
+        if not float(torch.linalg.vector_norm(value)) <= 0.99 * channel.max_upload_norm:
+            largest = float(value.abs().max()) or 1.0
+            if float(torch.linalg.vector_norm(value.double() / largest)) * largest > channel.max_upload_norm:
+                return f"sent '{field.name}' longer than max_upload_norm = {channel.max_upload_norm:g}"
+    return ""
 
 
 def _problem(channel: RoundChannel, upload: Any, like: Tensor) -> str:

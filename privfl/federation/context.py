@@ -28,7 +28,7 @@ class RunContext:
         model: builds the task's network from a seed.
         classes: number of classes.
         clients: clients of the whole federation.
-        rounds: rounds that are planned.
+        planned: how many rounds are planned; ``None`` keeps it from an algorithm that does not say it uses that.
         seed: root seed of the experiment.
         input_shape: shape of one input, without the batch.
         device: where parameters live.
@@ -37,10 +37,24 @@ class RunContext:
     model: Callable[[int], nn.Module]
     classes: int
     clients: int
-    rounds: int
+    planned: int | None
     seed: int
     input_shape: tuple[int, ...]
     device: torch.device
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are planned.
+
+        Raises:
+            ConfigError: the algorithm does not say that it uses this; then its runs may go on for more.
+        """
+        if self.planned is None:
+            raise ConfigError(
+                "this algorithm reads how many rounds are planned and does not say so; declare uses_rounds: "
+                "ClassVar[bool] = True in its class"
+            )
+        return self.planned
 
     @cached_property
     def _template(self) -> nn.Module:

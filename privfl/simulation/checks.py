@@ -9,7 +9,7 @@ from torch import Tensor
 
 from privfl.algorithms import ALGORITHMS
 from privfl.algorithms.base import Algorithm, check_contract, overrides
-from privfl.errors import ConfigError
+from privfl.errors import ConfigError, brief
 from privfl.federation.cohorts import Cohort, earned_rate
 from privfl.federation.task import Task
 from privfl.models.flat_network import FlatNetwork
@@ -212,7 +212,10 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"unknown device '{name}'; use auto, cpu or cuda") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device is '{name}', but this machine has no CUDA device; use auto or cpu")
+        raise ConfigError(f"unknown device '{brief(name)}'; use auto, cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device is '{name}', on which privfl does not compute; use auto, cpu or cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = f"has {torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "has no CUDA device"
+        raise ConfigError(f"device is '{name}', but this machine {found}; use auto or cpu")
     return device

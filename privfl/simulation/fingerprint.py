@@ -82,7 +82,7 @@ class Fingerprint:
             "schedule": {
                 name: value
                 for name, value in {**vars(asked.schedule), **vars(asked.execution)}.items()
-                if name not in (*INDIFFERENT, *NO_MESSAGE)
+                if name not in (*INDIFFERENT, *NO_MESSAGE) and (name != "rounds" or plan.bound_to_rounds)
             },
         }
         parts = {

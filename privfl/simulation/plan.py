@@ -21,13 +21,18 @@ from privfl.privacy.channel.channel import ChannelSpec, RunChannel
 from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.dpsgd import DPSGD
+from privfl.privacy.mechanisms.banded import BandedNoise
 from privfl.privacy.mechanisms.participation import ParticipationPattern
+from privfl.privacy.mechanisms.registry import UPDATE_MECHANISMS
+from privfl.privacy.mechanisms.tree import TreeNoise
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.settings import Privacy
 from privfl.privacy.sizes.known_sizes import Sizes
 from privfl.simulation.checks import check_settings, pick_device
 from privfl.simulation.round_costs import calibrate, planned_gradients, planned_totals, refuse_hopeless
 from privfl.simulation.settings import Execution, Schedule
+
+CORRELATED = (BandedNoise, TreeNoise)
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,20 @@ class Plan(RunSettings):
         masks = self.channel.usual.secure is not None
         return doors or masks or self.channel.has_client_level_noise or answers or reports
 
+    @property
+    def bound_to_rounds(self) -> str:
+        """Why messages may depend on how many rounds are planned, in a few words; empty if they cannot."""
+        if self.algorithm.uses_rounds:
+            return f"{self.algorithm.name} plans by the number of rounds"
+        if self.privacy.training is not None and self.privacy.training.target_epsilon is not None:
+            return "the noise of DPSGD was calibrated so that the target_epsilon is spent on these rounds"
+        for link in self.privacy.update:
+            if type(link) in CORRELATED:
+                return f"the noise of {type(link).__name__} is correlated over the rounds that were planned"
+            if type(link) not in UPDATE_MECHANISMS.values():
+                return f"{type(link).__name__} is not privfl's own, and is told how many rounds are planned"
+        return ""
+
     def available(self, round: int) -> NDArray[np.int64]:
         """The clients that can be reached in ``round``, ascending, each once.
 
@@ -130,7 +149,8 @@ def prepare(settings: RunSettings) -> Plan:
         settings = replace(settings, cohort=Everyone(), availability=Always())
     device = pick_device(settings.execution.device)
     task = task.to(device)
-    algorithm = settings.algorithm.bind(task.context(schedule.rounds, schedule.seed))
+    context = task.context(schedule.rounds, schedule.seed)
+    algorithm = settings.algorithm.bind(context if settings.algorithm.uses_rounds else replace(context, planned=None))
     checked = check_settings(task, algorithm, settings.privacy, settings.cohort, device)
     key = settings.privacy.noise_key
     settings = replace(settings, task=task, algorithm=algorithm)
@@ -153,7 +173,8 @@ def _run_channel(channel: ChannelSpec, settings: RunSettings, size: int, hides_w
     returns = (
         ParticipationPattern.of(settings.cohort, clients, rounds) if known else ParticipationPattern(rounds, 1, rounds)
     )
-    return channel.for_run(size, settings.cohort.expected(clients), returns, hides_weights)
+    for_run = channel.for_run(size, settings.cohort.expected(clients), returns, hides_weights)
+    return replace(for_run, max_upload_norm=settings.schedule.max_upload_norm)
 
 
 def calibrate_noise(plan: Plan, server: Tensors, sizes: Sizes) -> Plan:

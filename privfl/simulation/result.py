@@ -20,7 +20,9 @@ class Run:
 
     ``server`` and ``client_state`` are the states that the server and the clients ended in, and ``algorithm`` reads
     them: ``run.algorithm.personal(run.server, run.client_state[client])`` are a client's own models. ``transcript``
-    holds what observers saw, if it was recorded.
+    holds what observers saw, if it was recorded. ``warnings`` are the sentences that whoever ran it should read, and
+    ``failure`` says why nothing was learnt, where the model never moved, has diverged, or no round had a usable upload;
+    it is empty for every other run.
     """
 
     parameters: Tensor
@@ -32,3 +34,5 @@ class Run:
     server: Tensors = field(default_factory=dict)
     client_state: dict[int, Tensors] = field(default_factory=dict)
     transcript: Transcript | None = None
+    warnings: tuple[str, ...] = ()
+    failure: str = ""

@@ -12,14 +12,17 @@ the run that began (``fingerprint.json``) is refused: it would send other messag
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
 import math
 import os
 import platform
+import stat
 import zipfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,8 @@ from privfl.schema import read_toml
 from privfl.simulation.fingerprint import DATA, INDIFFERENT, Fingerprint, versions
 
 Metrics = dict[str, Any]
+EXTENSION = "extension.json"
+"""For how many rounds a run goes on that was planned for fewer, and under which key."""
 
 
 def write_whole(path: Path, content: bytes, *, mode: int = 0o644) -> None:
@@ -52,15 +57,44 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o644) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: the path holds a NUL
+        with suppress(OSError, ValueError):
+            beside.unlink(missing_ok=True)
         raise _cannot_write(path, error) from error
 
 
-def _cannot_write(path: Path, error: OSError) -> PrivflError:
-    return PrivflError(
-        f"cannot write {path}: {error.strerror}; what was saved before is intact, make room and resume with --resume"
-    )
+def _cannot_write(path: Path, error: OSError | ValueError) -> PrivflError:
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    mend = "make room and resume with --resume" if full else "choose another folder, or mend this one"
+    reason = (error.strerror if isinstance(error, OSError) else None) or error
+    return PrivflError(f"cannot write {said_path(path)}: {reason}; what was saved before is intact, {mend}")
+
+
+def usable_folder(path: Path | str) -> Path:
+    """``path``, if a folder can be there.
+
+    Raises:
+        ConfigError: a file is in its place or on the way to it, the name is too long or holds a NUL, or the folder
+            cannot be looked into.
+    """
+    folder = Path(path)
+    try:
+        there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+        blocked = not stat.S_ISDIR(os.stat(there).st_mode)
+        with suppress(FileNotFoundError, NotADirectoryError):  # it is yet to be made, or there is no place for it
+            os.lstat(folder)
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise ConfigError(f"the folder {said_path(folder)} cannot be used: {reason}; choose another one") from error
+    if blocked:
+        raise ConfigError(f"the folder {said_path(folder)} cannot be made: a file is in its way; choose another one")
+    return folder
+
+
+def said_path(path: Path) -> str:
+    """``path`` as a sentence can hold it: on one line, and cut short in the middle where it is very long."""
+    text = str(path) if str(path).isprintable() else repr(str(path))
+    return text if len(text) <= 200 else f"{text[:90]}…{text[-90:]}"
 
 
 @dataclass(frozen=True)
@@ -76,7 +110,7 @@ class RunDirectory:
     """The files of one run under ``path``."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path = usable_folder(path)
         self.checkpoint_file = path / "checkpoints" / "latest.npz"
         self.key_file = path / "noise.key"
 
@@ -120,6 +154,8 @@ class RunDirectory:
         remains = not self.finished and (checkpoint is None or checkpoint.round < config.get("rounds", math.inf))
         differing = self.differences(config)
         record = self.read_json("fingerprint.json")
+        if record is not None and (extension := self.read_json(EXTENSION)) is not None:
+            record["key"] = extension["key"]
         if remains and not differing:
             source = self._kept(source, record)
         if record is not None:
@@ -195,7 +231,9 @@ class RunDirectory:
             DataError: it was changed since the run began.
         """
         path = self.path / "config.toml"
+        extension = self.read_json(EXTENSION) or {}
         there, here = _flat(read_toml(path, "a run's config.toml")), _flat(config)
+        there |= {name: value for name, value in extension.items() if name == "rounds"}
         began_with = json.loads((self.path / "environment.json").read_text(encoding="utf-8")).get("config_sha256")
         if hashlib.sha256(path.read_bytes()).hexdigest() != began_with:
             raise DataError(f"{path} was changed since the run began; restore it, or start anew with another --out")

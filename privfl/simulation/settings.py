@@ -9,6 +9,7 @@ import tomli_w
 
 from privfl.algorithms import ALGORITHMS, Algorithm
 from privfl.engine.choice import EngineName
+from privfl.errors import ConfigError
 from privfl.federation.availability import AVAILABILITY, Always, Availability
 from privfl.federation.cohorts import COHORTS, Cohort, Everyone
 from privfl.federation.recipe import REGISTRIES, Recipe
@@ -24,24 +25,32 @@ from privfl.privacy.sizes.mechanism import SizeMechanism
 from privfl.schema import BESIDE, Named, Registries, plain
 from privfl.validation import Settings, check_count, check_number
 
+MOST_WORKERS = 1024
+
 
 @dataclass(frozen=True)
 class Schedule(Settings):
-    """How long a run trains and when it is tested: part of the experiment.
+    """How long a run trains, when it is tested and which uploads it takes: part of the experiment.
 
     Args:
         rounds: number of rounds, ≥ 1.
         seed: root of all experiment randomness; never of privacy noise.
         evaluate_every: rounds between evaluations on the held-out data, ≥ 1; the last round is always evaluated.
+        max_upload_norm: an upload with a field that is longer (L2 norm, > 0) is dropped, counted and reported, as one
+            that is not finite; ``inf`` takes every finite one. The default lies far above what training sends on inputs
+            of ordinary size. Where noise is sized for an upload its own bound counts, and this one does not.
     """
 
     rounds: int = 50
     seed: int = 0
     evaluate_every: int = 1
+    max_upload_norm: float = 1e12
 
     def __post_init__(self) -> None:
         for name in ("rounds", "evaluate_every"):
             check_count(name, getattr(self, name))
+        if not self.max_upload_norm > 0:
+            raise ConfigError(f"max_upload_norm is {self.max_upload_norm!r}: give a positive number, or inf.")
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,10 @@ class Execution(Settings):
     def __post_init__(self) -> None:
         if self.workers is not None:
             check_count("workers", self.workers)
+            if self.workers > MOST_WORKERS:
+                raise ConfigError(
+                    f"workers is {self.workers}: give at most {MOST_WORKERS}; each holds a model of its own."
+                )
         check_number("checkpoint_seconds", self.checkpoint_seconds, 0)
 
 

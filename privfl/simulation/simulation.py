@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from privfl.algorithms.base import Algorithm, Round
+from privfl.algorithms.base import Algorithm, Round, Tensors
+from privfl.engine.aggregation import CohortSums
 from privfl.engine.choice import Choice, Engine, choose
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import phases_of
@@ -27,7 +28,9 @@ from privfl.privacy.settings import Privacy
 from privfl.simulation.callbacks import Callback, Simulation
 from privfl.simulation.caveats import assumptions, caveats
 from privfl.simulation.evaluation import evaluate, storable
+from privfl.simulation.extension import extend, reopen
 from privfl.simulation.fingerprint import Fingerprint
+from privfl.simulation.health import broken_clients, conclusions, kept_warning, not_finite
 from privfl.simulation.plan import Plan, RunSettings, calibrate_noise, prepare, with_training
 from privfl.simulation.recorder import Recorder, public_facts, recorded_observers
 from privfl.simulation.result import Run
@@ -47,6 +50,7 @@ def simulate(
     rounds: int,
     seed: int = 0,
     evaluate_every: int = 1,
+    max_upload_norm: float = 1e12,
     training: LocalTraining | None = None,
     privacy: Privacy | None = None,
     cohort: Cohort | None = None,
@@ -60,7 +64,7 @@ def simulate(
     """Train ``algorithm`` on ``task`` for ``rounds`` rounds and say what may be claimed.
 
     Args:
-        rounds, seed, evaluate_every: the :class:`~privfl.simulation.settings.Schedule`.
+        rounds, seed, evaluate_every, max_upload_norm: the :class:`~privfl.simulation.settings.Schedule`.
         training: local SGD; default :class:`LocalTraining`.
         privacy: mechanisms; the default is none, and then every cell of the statement is ∞.
         cohort: who trains in a round; default everyone who can be reached.
@@ -68,7 +72,7 @@ def simulate(
         execution: device, engine, precision, workers, checkpoints; see :class:`~privfl.simulation.settings.Execution`.
         record: whose view of the run is kept as its transcript: ``"server"``, ``"public"``, both (true) or nobody's.
         out: run directory; ``None`` keeps everything in memory.
-        resume: go on with an interrupted run in ``out``.
+        resume: go on with an interrupted run in ``out``, or with one that has ended for more ``rounds``.
         callbacks: called after every round with the simulation and the round's metrics.
 
     Raises:
@@ -77,7 +81,7 @@ def simulate(
     asked = RunSettings(
         task=task,
         algorithm=algorithm,
-        schedule=Schedule(rounds, seed, evaluate_every),
+        schedule=Schedule(rounds, seed, evaluate_every, max_upload_norm),
         training=training or LocalTraining(),
         privacy=privacy or Privacy(),
         cohort=cohort or Everyone(),
@@ -88,6 +92,9 @@ def simulate(
     directory = None if out is None else RunDirectory(Path(out))
     plan, checkpoint = begin(asked, prepare(asked), directory, resume=resume)
     state = State.start(plan) if checkpoint is None else State.load(checkpoint, plan)
+    if directory is not None and state.ended and not directory.finished:
+        reopen(plan, state, ("client/public",) if plan.channel.amplified else None)
+        directory.write_lines("metrics.jsonl", state.metrics)
     if (plan.needs_sizes or plan.hides_weights) and state.round == 0:
         state.sizes.begin(plan.source)
     plan = calibrate(plan, state, directory)
@@ -117,6 +124,8 @@ def begin(
     if directory is not None:
         settings = {name: part for name, part in vars(asked).items() if name != "task"}
         config = RunConfig(**settings).for_task(asked.task).to_dict()
+        if resume and directory.begun:
+            extend(directory, config, fingerprint, source, plan)
         checkpoint, source = directory.begin(config, fingerprint, source, noisy=plan.noisy, resume=resume)
     return replace(plan, source=source.for_run(fingerprint.digest)), checkpoint
 
@@ -194,14 +203,16 @@ def run(
         context = ServerContext(
             round, plan.schedule.seed, plan.source, state.client_state, engine, recorder, sizes, facts
         )
-        problems: Counter[str] = Counter()
+        asked, arrived = len(selection.clients), []
         for costs in priced:
             sums = collect(costs, selection, server, context)
             server = aggregate(costs, sums, server, context)
             selection = selection.among(sums.members)
-            problems += sums.problems
+            arrived.append(sums)
+        problems = sum((sums.problems for sums in arrived), Counter())
         for release, clients, count in planned:
             state.ledger.record(release, clients, count)
+        watch(plan, state, asked, arrived, server, path)
         state.server, state.round = server, round + 1
         state.dropped.update(problems)
         recorder.close(
@@ -224,6 +235,20 @@ def run(
             shown = server, dict(state.client_state), tuple(state.metrics)
             callback(Simulation(state.round, *shown, engine, plan.schedule, plan.task, plan.algorithm, path), line)
     return conclude(plan, state, engine, recorder, directory, statement or claim(plan, state))
+
+
+def watch(
+    plan: Plan, state: State, asked: int, arrived: Sequence[CohortSums], server: Tensors, path: Path | None
+) -> None:
+    """Count what went wrong in a round that turns ``state.server`` into ``server``, and warn of what is new."""
+    health, where = state.health, f"round {state.round}" if path is None else f"{path}, round {state.round}"
+    failed, keeps = health.failed, bool(plan.algorithm.keeps)
+    said = health.count(asked, arrived, state.server, server, keeps)
+    health.tell(where, "round" if health.failed > failed else "upload", said)
+    if names := not_finite(server, state.server):
+        health.tell(where, "model", f"{', '.join(names)} of the server's state is not finite")
+    if keeps:
+        health.tell(where, "kept", kept_warning(broken_clients(state.client_state, arrived[-1].members)))
 
 
 def measure(plan: Plan, state: State, engine: Engine, arrived: int, problems: Counter[str]) -> Metrics:
@@ -271,6 +296,18 @@ def conclude(
     if state.metrics and state.metrics[-1]["epsilon"] != claimed:  # nobody knew that it was the last
         state.metrics[-1] = {**state.metrics[-1], "epsilon": claimed}
     last = next((line for line in reversed(state.metrics) if "test_accuracy" in line), {})
+    counted = state.health.warnings(state.dropped)
+    odd, diverged = conclusions(state.server, algorithm.start(plan.initial), state.client_state, algorithm.ensemble)
+    state.ended, state.failure = True, state.health.failure(state.dropped) or diverged
+    failure = state.failure
+    state.health.tell(str(directory.path) if directory is not None else algorithm.name, "failure", failure)
+    # What only the experimenter may know stays out of what others read.
+    seen_anyway = not (plan.channel.amplified or plan.channel.zero_fills_failures)
+    private = [*counted, *filter(None, [odd])]
+    warnings = [
+        *(plan.warnings + engine.notes + recorder.notes + algorithm.warnings(state.server)),
+        *(one for one in statement.caveats if one.startswith("delta = ")),
+    ]
     summary = {
         "algorithm": algorithm.name,
         "dataset": task.name,
@@ -281,11 +318,8 @@ def conclude(
         **{name: value for name, value in last.items() if name.startswith("test_")},
         "dropped": {} if plan.channel.amplified else dict(state.dropped),
         "noise_multiplier": None if privacy.training is None else privacy.training.noise_multiplier,
-        "warnings": plan.warnings
-        + engine.notes
-        + recorder.notes
-        + algorithm.warnings(state.server)
-        + [one for one in statement.caveats if one.startswith("delta = ")],
+        "warnings": warnings + (private if seen_anyway else []),
+        **({"failure": failure} if seen_anyway else {}),
     }
     if directory is not None:
         directory.save(state.checkpoint())
@@ -295,4 +329,5 @@ def conclude(
         directory.erase_key()
     path = None if directory is None else directory.path
     final, seen = algorithm.eval_parameters(state.server), recorder.transcript()
-    return Run(final, state.metrics, statement, summary, path, algorithm, state.server, state.client_state, seen)
+    states = state.server, state.client_state
+    return Run(final, state.metrics, statement, summary, path, algorithm, *states, seen, (*warnings, *private), failure)

@@ -9,6 +9,7 @@ from privfl.algorithms.base import Tensors
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.sizes.known_sizes import SIZE, SIZE_RESPONSE, Sizes
 from privfl.privacy.sizes.responses import SizeResponses
+from privfl.simulation.health import Health
 from privfl.simulation.plan import Plan
 from privfl.simulation.run_directory import Checkpoint, Metrics
 
@@ -25,6 +26,9 @@ class State:
         sizes: what clients answered about their sizes.
         metrics: one line for each round done.
         dropped: why uploads were missing, how often.
+        health: what is counted to tell whether the run fails.
+        failure: why the run as a whole failed, empty until it has ended and if it did not.
+        ended: whether the last round has been, so that the last line of metrics is that of an ended run.
     """
 
     round: int
@@ -34,13 +38,16 @@ class State:
     sizes: Sizes
     metrics: list[Metrics]
     dropped: Counter[str]
+    health: Health
+    failure: str = ""
+    ended: bool = False
 
     @classmethod
     def start(cls, plan: Plan) -> State:
         """Before round 0."""
         ledger = Ledger(len(plan.task.clients), ("update", SIZE, SIZE_RESPONSE))
         server = plan.algorithm.start(plan.initial)
-        return cls(0, server, {}, ledger, _sizes(plan, ledger, SizeResponses()), [], Counter())
+        return cls(0, server, {}, ledger, _sizes(plan, ledger, SizeResponses()), [], Counter(), Health())
 
     def checkpoint(self) -> Checkpoint:
         """The whole state, as a checkpoint stores it."""
@@ -52,6 +59,9 @@ class State:
             "sizes": self.sizes.responses.state(),
             "metrics": self.metrics,
             "dropped": dict(self.dropped),
+            "health": self.health.state(),
+            "failure": self.failure,
+            "ended": self.ended,
         }
         return Checkpoint(self.round, tensors, meta)
 
@@ -70,7 +80,9 @@ class State:
         meta = checkpoint.meta
         ledger = Ledger.from_state(meta["ledger"])
         sizes = _sizes(plan, ledger, SizeResponses.from_state(meta["sizes"]))
-        return cls(checkpoint.round, server, client_state, ledger, sizes, meta["metrics"], Counter(meta["dropped"]))
+        dropped, health = Counter(meta["dropped"]), Health.from_state(meta["health"])
+        told = meta["metrics"], dropped, health, meta["failure"], meta["ended"]
+        return cls(checkpoint.round, server, client_state, ledger, sizes, *told)
 
 
 def _sizes(plan: Plan, ledger: Ledger, responses: SizeResponses) -> Sizes:

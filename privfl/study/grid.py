@@ -174,15 +174,28 @@ def _pool(processes: int) -> ProcessPoolExecutor:
 def _run_cell(cell: Cell, folder: Path) -> str:
     """Run one cell, unless ``folder`` holds its end already; returns why it failed, or the empty string."""
     try:
-        if not _finished(cell, folder):
-            cell.experiment.run(folder, resume=True, callbacks=[record_clients])
+        if _finished(cell, folder):
+            failure = _failure(folder)
+        else:
+            failure = cell.experiment.run(folder, resume=True, callbacks=[record_clients]).failure
         (folder / "error.txt").unlink(missing_ok=True)
+        if failure:
+            return f"the run ended without having learnt: {failure}"
     except (PrivflError, OSError) as error:
         return str(error)
     except Exception as error:  # an algorithm or a loss of the user's own may raise anything
         write_whole(folder / "error.txt", traceback.format_exc().encode())
         return f"{type(error).__name__}: {error} (see {folder / 'error.txt'})"
     return ""
+
+
+def _failure(folder: Path) -> str:
+    """Why the finished run in ``folder`` learnt nothing, empty if it did; its summary may have to keep it secret."""
+    summary = RunDirectory(folder).read_json("summary.json")
+    if "failure" in summary:
+        return str(summary["failure"])
+    checkpoint = RunDirectory(folder).checkpoint()
+    return "" if checkpoint is None else str(checkpoint.meta.get("failure", ""))
 
 
 def _finished(cell: Cell, folder: Path) -> bool:
@@ -247,7 +260,7 @@ def load_results(out: Path) -> list[Result]:
         DataError: a file of a run is missing or damaged, or ``results.json`` is not what :func:`write_results` wrote.
     """
     try:
-        rows = [(row["method"], row["level"], row["seed"], row["folder"]) for row in _rows(out)]
+        rows = [(row["method"], row["level"], row["seed"], os.fspath(row["folder"])) for row in _rows(out)]
     except DAMAGED as error:
         raise DataError(f"{out / 'results.json'} is damaged ({error}); start the study again") from error
     for *_, folder in rows:

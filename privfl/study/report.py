@@ -133,8 +133,8 @@ def _statement(folder: Path) -> Statement:
 
 
 def _problems(summary: dict[str, Any]) -> list[str]:
-    dropped = [f"{count} uploads were dropped: a client {why}." for why, count in summary["dropped"].items()]
-    return [*summary["warnings"], *dropped]
+    failure = summary.get("failure")
+    return [*([f"The run failed: {failure}."] if failure else []), *summary["warnings"]]
 
 
 def _run_page(

@@ -135,12 +135,20 @@ def test_a_users_error_is_one_sentence_on_stderr_and_exit_code_2(experiment, tmp
     assert last.startswith("privfl: ")
 
 
-def test_a_model_that_diverges_is_recorded_and_does_not_stop_the_run(experiment, tmp_path):
+def test_a_run_that_learns_nothing_is_recorded_whole_and_ends_with_the_reason(experiment, tmp_path):
     done = privfl("run", experiment, "--set", "training.learning_rate=1e30", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("privfl: the run failed: no upload could be used in any of 4 rounds")
+    assert "Privacy statement" in done.stdout
+    assert len((tmp_path / "runs" / "small" / "metrics.jsonl").read_text().splitlines()) == 4
+    assert privfl("report", tmp_path / "runs" / "small").returncode == 0
+
+
+def test_a_model_that_diverges_without_losing_an_upload_is_recorded(experiment, tmp_path):
+    wide = ("--set", "training.learning_rate=1e30", "--set", "max_upload_norm=inf")
+    assert privfl("run", experiment, *wide, folder=tmp_path).returncode == 0
     lines = [json.loads(line) for line in (tmp_path / "runs" / "small" / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["test_loss"] is None or lines[-1]["test_loss"] > 100
-    assert privfl("report", tmp_path / "runs" / "small").returncode == 0
 
 
 def test_a_run_may_go_on_with_another_number_of_workers(experiment, tmp_path):

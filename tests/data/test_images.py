@@ -6,6 +6,7 @@ import os
 import pickle
 import struct
 import tarfile
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -180,3 +181,26 @@ def test_real_images_have_the_published_mean_deviation_and_class_counts(name):
     else:
         assert set(train.tolist()) == {6000 if name == "fashion-mnist" else 5000}
         assert set(test.tolist()) == {1000}
+
+
+def test_an_archive_is_unpacked_no_further_than_its_header_announces(tmp_path):
+    """64 MB of zeros, packed: behind another header, behind a small one, behind a huge one."""
+    zeros = bytes(1 << 20)
+    for name, began, sentence in (
+        ("other", b"\0\0\0\0", "begins with 00 00 00 00"),
+        ("small", bytes((0, 0, 8, 1)) + (3).to_bytes(4, "big"), r"holds 12 bytes and more, not what its header \(3,\)"),
+        ("short", bytes((0, 0, 8, 1)) + b"\0", "holds 5 bytes"),
+    ):
+        path = tmp_path / f"{name}.gz"
+        with gzip.open(path, "wb", compresslevel=1) as file:
+            file.write(began)
+            for _ in range(0 if name == "short" else 64):
+                file.write(zeros)
+        tracemalloc.start()
+        with pytest.raises(DataError, match=sentence):
+            read_idx(path, 1)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+        tracemalloc.stop()
+    path.write_bytes(gzip.compress(bytes((0, 0, 8, 1)) + (2**32 - 1).to_bytes(4, "big") + b"few"))
+    with pytest.raises(DataError, match="holds 11 bytes"):
+        read_idx(path, 1)

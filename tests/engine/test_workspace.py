@@ -1,5 +1,7 @@
 """How an upload leaves a client: broken ones where noise must hide them, and what is trained blind."""
 
+import math
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -36,7 +38,7 @@ def test_where_clients_add_noise_a_broken_upload_is_their_noise_alone():
     found = sent(noisy, BROKEN)
     assert torch.equal(found.upload["update"], sent(noisy, {"update": torch.zeros(SIZE)}).upload["update"])
     assert float(found.upload["update"].abs().min()) > 0
-    assert (found.dropped, found.client_state) == ("", {})
+    assert (found.dropped, found.zeroed, found.client_state) == ("", "sent a non-finite 'update'", {})
 
 
 def test_a_broken_upload_neither_adds_to_a_secure_sum_nor_votes_on_its_bound():
@@ -79,3 +81,55 @@ def test_whatever_claims_something_at_the_door_makes_an_outside_algorithm_train_
         (FedAvg(), {"dpsgd": dpsgd}, False),
     ):
         assert Phase(own, RoundChannel.bare(fields, **mechanisms)).blind == blind
+
+
+def limited(*chain, bound=5.0, fields=UPDATE, dpsgd=None):
+    spec = ChannelSpec.of(chain, fields, dpsgd).for_run(SIZE, 10.0, ParticipationPattern(3, 1, 3), False)
+    return replace(spec, max_upload_norm=bound).in_round(0, 10, {})
+
+
+def of_norm(norm):
+    return {"update": torch.full((SIZE,), norm / math.sqrt(SIZE), dtype=torch.float64).float()}
+
+
+@pytest.mark.parametrize("norm", [5.01, 1e19, 1e20, 1e26, 3e38])
+def test_a_finite_upload_that_is_too_long_is_dropped_with_the_bound(norm):
+    assert sent(limited(), of_norm(norm)).dropped == "sent 'update' longer than max_upload_norm = 5"
+
+
+@pytest.mark.parametrize(("bound", "norm"), [(5.0, 4.999), (5.0, 0.0), (1e30, 9.9e29), (math.inf, 3e38)])
+def test_an_upload_within_the_bound_leaves_as_it_is(bound, norm):
+    found = sent(limited(bound=bound), of_norm(norm))
+    assert found.dropped == ""
+    assert torch.equal(found.upload["update"], of_norm(norm)["update"])
+
+
+def test_every_field_is_measured_for_itself_and_a_report_is_not():
+    fields = (*UPDATE, Field("control"), Field("loss", shape=(), epsilon=1.0))
+    upload = {**of_norm(4.0), "control": of_norm(4.0)["update"], "loss": torch.tensor(1e30)}
+    assert sent(limited(fields=fields), upload).dropped == ""
+    found = sent(limited(fields=fields), {**upload, "control": of_norm(6.0)["update"]})
+    assert found.dropped == "sent 'control' longer than max_upload_norm = 5"
+
+
+@pytest.mark.parametrize(
+    "protected",
+    [
+        {"chain": (pf.Clip(8.0), pf.GaussianNoise(1.0))},
+        {"chain": (pf.Clip(8.0), pf.GaussianNoise(1.0, at="client"))},
+        {
+            "fields": (Field("update", per_sample_scale=1.0),),
+            "dpsgd": pf.DPSGD(noise_multiplier=1.0, noise_at="server"),
+        },
+    ],
+    ids=["noise of the server", "noise of clients", "noise on a sum of gradients"],
+)
+def test_where_noise_is_sized_for_an_upload_its_length_drops_nobody(protected):
+    chain = protected.pop("chain", ())
+    found = sent(limited(*chain, **protected), of_norm(7.0))
+    assert (found.dropped, found.zeroed) == ("", "")
+    assert float(found.upload["update"].norm()) > 5
+
+
+def test_what_is_clipped_is_measured_as_it_leaves():
+    assert sent(limited(pf.Clip(1.0)), of_norm(1e26)).dropped == ""

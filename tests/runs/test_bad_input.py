@@ -226,3 +226,102 @@ def test_arrays_and_their_settings_are_taken_or_refused_in_one_sentence(task):
         for key in inspect.signature(make).parameters:
             for value in ODD:
                 refused(lambda: make(**{**given, key: value}))  # noqa: B023
+
+
+def test_numbers_that_float32_cannot_hold_are_refused_before_they_overflow_in_a_step():
+    for make in (
+        lambda: pf.LocalTraining(learning_rate=1e308),
+        lambda: pf.FedProx(mu=1e300),
+        lambda: pf.DPSGD(noise_multiplier=(1.0, 1e39)),
+    ):
+        assert refused(make).endswith("give at most 3.4e+38 in size, the largest float32")
+    assert pf.LocalTraining(learning_rate=3.4e38).learning_rate == 3.4e38
+
+
+@pytest.mark.parametrize("engine", ["loop", "vectorised"])
+@pytest.mark.parametrize("dpsgd", [None, pf.DPSGD(noise_multiplier=1.0)])
+def test_a_batch_beyond_all_data_and_a_rate_that_decays_to_nothing_train(task, engine, dpsgd):
+    training = pf.LocalTraining(batch_size=10**39, learning_rate_decay=1e-200)
+    execution = pf.Execution(device="cpu", engine=engine, workers=1)
+    run = pf.simulate(
+        task,
+        pf.FedAvg("uniform"),
+        rounds=3,
+        training=training,
+        privacy=pf.Privacy(training=dpsgd),
+        execution=execution,
+    )
+    assert len(run.metrics) == 3
+    assert run.failure[:21] == ("" if dpsgd is None else "the model never moved")  # a sum over 10^39 is nothing
+
+
+@pytest.mark.parametrize("out", ["a\0b", "file", "file/run", "n" * 300])
+def test_a_folder_that_cannot_be_is_refused_before_training(task, tmp_path, out):
+    (tmp_path / "file").write_text("taken")
+    trained = []
+    sentence = refused(
+        lambda: pf.simulate(
+            task, pf.FedAvg(), rounds=1, out=tmp_path / out, callbacks=[lambda *seen: trained.append(seen)]
+        )
+    )
+    assert "choose another one" in sentence
+    assert not trained
+
+
+def test_paths_that_cannot_be_read_are_one_sentence_too(tmp_path):
+    for path in ("a\0b", "n" * 5000, tmp_path):
+        assert refused(lambda: pf.Experiment.from_toml(path)).endswith("give the path of an experiment file")  # noqa: B023
+    for folder in ("a\0b", "n" * 5000):
+        assert "cannot be used" in refused(lambda: pf.Experiment.of_run(folder))  # noqa: B023
+
+
+LONG = "z" * 5000
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {LONG: 1},
+        {"rounds": LONG},
+        {"rounds": [1] * 10_000},
+        {"algorithm": {"name": LONG}},
+        {"algorithm": [1] * 10_000},
+        {"algorithm": {"name": "fedavg", LONG: 1}},
+        {"privacy": {"noise_key": 10**4000}},
+        {"model": {"name": f"module:{LONG}"}},
+        {"device": "a\nb"},
+    ],
+)
+def test_a_long_value_is_not_echoed_whole(settings):
+    def start():
+        experiment = pf.Experiment.from_dict({"partition": {"name": "iid", "clients": 3}, **settings})
+        experiment.run()
+
+    sentence = refused(start)
+    assert "zzz" not in sentence or "…" in sentence or "..." in sentence
+    assert sentence.isprintable()
+
+
+@pytest.mark.parametrize("device", ["meta", "mps", "vulkan", "cuda:99", "cpu:x"])
+def test_devices_that_privfl_does_not_compute_on_are_refused(task, device):
+    sentence = refused(lambda: pf.simulate(task, pf.FedAvg(), rounds=1, execution=pf.Execution(device=device)))
+    assert "; use auto" in sentence
+
+
+def test_tensors_that_numpy_does_not_know_are_taken_or_named():
+    def arrays(inputs, targets=Y):
+        return pf.Task.from_arrays(inputs, targets, partition=pf.IID(clients=4))
+
+    exact = torch.from_numpy(X).bfloat16()
+    assert torch.equal(arrays(exact).inputs, arrays(exact.float().numpy()).inputs)
+    dense = torch.from_numpy(X)
+    assert "inputs are of layout torch.sparse_coo; give plain numbers" in refused(lambda: arrays(dense.to_sparse()))
+    assert "inputs are a meta tensor without values" in refused(lambda: arrays(dense.to("meta")))
+    assert "inputs are quantised" in refused(lambda: arrays(torch.quantize_per_tensor(dense, 0.1, 0, torch.qint8)))
+    masked = np.ma.masked_array(X, mask=X > 1)
+    assert f"{(X > 1).sum()} values of inputs are masked" in refused(lambda: arrays(masked))
+    assert "values of targets are masked" in refused(lambda: arrays(X, np.ma.masked_array(Y, mask=Y > 1)))
+    assert arrays(np.ma.masked_array(X, mask=False)).inputs.shape[1:] == (5,)
+    huge = np.where(np.arange(40) == 0, 2**64 - 1, Y.astype(np.uint64)).astype(np.uint64)
+    assert "targets hold 18446744073709551615" in refused(lambda: arrays(X, huge))
+    assert "targets go up to 1000000000000" in refused(lambda: arrays(X, np.where(np.arange(40) == 0, 10**12, Y)))

@@ -23,6 +23,7 @@ from privfl.errors import ConfigError, PrivflError
 from privfl.privacy.noise.source import NoiseSource
 from privfl.simulation import fingerprint as fingerprint_module
 from privfl.simulation.fingerprint import Fingerprint
+from privfl.simulation.plan import RunSettings, prepare
 
 ROWS, WIDTH, CLASSES = 40, 32, 10
 RATE = 0.5
@@ -309,9 +310,38 @@ def test_what_cannot_be_told_apart_is_not_gone_on_with(tmp_path):
 
 def test_every_setting_of_the_house_is_in_the_fingerprint_unless_it_decides_no_message():
     fields = {"rounds", "seed", "evaluate_every", "device", "engine", "precision", "workers", "checkpoint_seconds"}
+    fields |= {"max_upload_norm"}
     assert {*vars(pf.Schedule()), *vars(pf.Execution())} == fields
     left_out = {*fingerprint_module.INDIFFERENT, *fingerprint_module.NO_MESSAGE}
-    assert fields - left_out == {"rounds", "seed", "precision"}
+    assert fields - left_out == {"rounds", "seed", "precision", "max_upload_norm"}
+
+
+@pytest.mark.parametrize(
+    ("given", "depends"),
+    [
+        ({"algorithm": pf.FedAvg("uniform")}, False),
+        ({"algorithm": pf.FedAvg("uniform"), "privacy": pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0))}, False),
+        ({"algorithm": pf.SuPerFed()}, True),
+        ({"algorithm": pf.FedAvg("uniform"), "privacy": pf.Privacy(training=pf.DPSGD(target_epsilon=5.0))}, True),
+    ],
+)
+def test_the_number_of_rounds_belongs_to_a_run_where_a_message_may_depend_on_it(given, depends):
+    def parts(rounds):
+        settings = {
+            "privacy": pf.Privacy(),
+            "cohort": pf.Everyone(),
+            "availability": pf.Always(),
+            "record": (),
+            **given,
+        }
+        schedule, execution = pf.Schedule(rounds), pf.Execution(device="cpu")
+        asked = RunSettings(
+            task=task(), schedule=schedule, training=pf.LocalTraining(), execution=execution, **settings
+        )
+        plan = prepare(asked)
+        return Fingerprint.of(asked, plan, fresh=False).parts["schedule"]
+
+    assert (parts(4) != parts(8)) == depends
 
 
 def test_two_parts_that_trade_their_hashes_make_another_digest():

@@ -246,3 +246,27 @@ def test_the_environment_names_the_versions(directory):
 
 def test_lines_of_a_missing_file_are_none(tmp_path):
     assert read_lines(tmp_path / "none.jsonl") == []
+
+
+def test_a_folder_that_cannot_be_is_refused_in_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("taken")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for path, reason in {
+        "a\0b": "embedded null byte",
+        "file": "a file is in its way",
+        "file/run": "a file is in its way",
+        "n" * 300: "File name too long",
+        "link": "No such file",
+    }.items():
+        with pytest.raises(ConfigError, match=reason) as refusal:
+            RunDirectory(tmp_path / path)
+        assert "\n" not in str(refusal.value)
+        assert len(str(refusal.value)) < 400
+    assert RunDirectory(tmp_path / "a" / "b").path == tmp_path / "a" / "b"
+
+
+@pytest.mark.parametrize("name", ["file/summary.json", "n" * 300, "a\0b"])
+def test_what_cannot_be_written_is_said_and_cleaning_up_hides_nothing(tmp_path, name):
+    (tmp_path / "file").write_text("taken")
+    with pytest.raises(PrivflError, match=r"^cannot write .*; what was saved before is intact, choose another folder"):
+        write_whole(tmp_path / name, b"new")

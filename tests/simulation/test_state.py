@@ -10,6 +10,7 @@ import torch
 import privfl as pf
 from privfl.privacy.accounting.release import everywhere, pure_cost
 from privfl.privacy.sizes.known_sizes import SIZE
+from privfl.simulation.health import Health
 from privfl.simulation.plan import RunSettings, prepare
 from privfl.simulation.run_directory import RunDirectory
 from privfl.simulation.settings import Schedule
@@ -46,6 +47,8 @@ def underway(plan):
     state.ledger.record(everywhere(SIZE, pure_cost(0.5)), [2], 7)
     state.metrics = [{"round": 2, "clients": 5, "epsilon": {"sample/public": 1.5}}]
     state.dropped = Counter({"sent no 'update'": 2})
+    state.health = Health(3, 1, 18, Counter({"sent no 'update'": 4}), moved=True)
+    state.failure, state.ended = "the model never moved", True
     return state
 
 

@@ -129,7 +129,7 @@ def _load(path: str, context: RunContext) -> tuple[Tensor, Tensor]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             images, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, TypeError, MemoryError, zipfile.BadZipFile) as error:
         raise ConfigError(
             f"fedavg-ft cannot read its images from '{path}' ({error}); give an .npz file with the arrays images and "
             "labels"

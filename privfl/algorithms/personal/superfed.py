@@ -58,6 +58,7 @@ class SuPerFed(FedAvg):
     """
 
     name: ClassVar[str] = "superfed"
+    uses_rounds: ClassVar[bool] = True
     keeps: ClassVar[tuple[str, ...]] = ("personal",)
     mode: Literal["mm", "lm"] = "mm"
     start_fraction: float | None = None

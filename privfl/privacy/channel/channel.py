@@ -177,12 +177,26 @@ class RunChannel(ChannelSpec):
         expected: public (expected) size of a cohort.
         pattern: in which rounds one client may take part.
         hides_weights: clients weigh their uploads themselves, and only the sum of the weights is opened.
+        max_upload_norm: no field of an upload may be longer, in L2 norm; ∞ lets everything pass.
     """
 
     size: int
     expected: float
     pattern: ParticipationPattern
     hides_weights: bool
+    max_upload_norm: float = math.inf
+
+    @property
+    def measured(self) -> tuple[Field, ...]:
+        """The fields whose norm decides whether an upload is used.
+
+        Not where noise is sized for what one client, or one example, may add to the sum: an upload that is dropped for
+        its length would move the sum by more than that. There the chain's bound, or the clipping at the door, keeps
+        uploads short.
+        """
+        if self.noise is not None or self.noise_at_server or math.isinf(self.max_upload_norm):
+            return ()
+        return tuple(field for field in self.fields if field.epsilon is None)
 
     def in_round(self, number: int, asked: int, server: Tensors) -> RoundChannel:
         """This channel in round ``number``, in which ``asked`` clients take part; ``server`` is the server's state."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeGuard
@@ -63,7 +64,8 @@ class LocalTraining(Settings):
         if self.learning_rate_decay == 1:
             return self
         rate = self.learning_rate * self.learning_rate_decay ** (round // self.decay_every)
-        return replace(self, learning_rate=rate, learning_rate_decay=1.0)
+        positive = max(rate, sys.float_info.min)  # a rate may decay until it rounds to nothing, which is no error
+        return replace(self, learning_rate=positive, learning_rate_decay=1.0)
 
     def steps_at(self, rate: float) -> int:
         """Steps of one round under Poisson batches of public ``rate``: ``steps``, or as many as ``epochs`` take."""

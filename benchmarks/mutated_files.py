@@ -1,0 +1,398 @@
+"""Mutates the files that users write or keep, and counts what becomes of each: taken, refused in a sentence, traceback.
+
+    python benchmarks/mutated_files.py --number 20000 --out benchmarks/results/mutated-files.json
+
+Experiment, attack and audit files are mutated as parsed tables and as text, a study's JSON files likewise; every mutant
+goes through what its command does with it. An experiment is read, its task is made, its settings are checked, and every
+fiftieth that passes is trained; the others run as their commands run them. What takes longer than ``--limit`` seconds
+of CPU is cut off and counted, because a mutant may ask for a million rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import io
+import json
+import logging
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import tomllib
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from privfl.cli import report
+from privfl.commands.attack import attack_run
+from privfl.commands.audit import audit_experiment
+from privfl.errors import LONGEST, PrivflError
+from privfl.experiment import Experiment
+from privfl.simulation.plan import RunSettings, prepare
+from privfl.simulation.recorder import recorded_observers
+from privfl.simulation.settings import registries
+from privfl.study.grid import Cell, load_results, run_study
+
+COMMON = """
+rounds = 2
+engine = "loop"
+workers = 1
+device = "cpu"
+[dataset]
+name = "digits"
+[partition]
+name = "iid"
+clients = 8
+[model]
+name = "logistic"
+"""
+EXPERIMENTS = (
+    COMMON + '[algorithm]\nname = "fedavg"\n[training]\nlearning_rate = 0.1\nbatch_size = 32\n',
+    COMMON
+    + """[algorithm]
+name = "fedsampling"
+samples_per_round = 300
+[privacy]
+max_size_error = 99.0
+[privacy.training]
+noise_multiplier = 1.0
+noise_at = "server"
+max_grad_norm = 1.0
+[privacy.size]
+name = "laplace"
+epsilon = 3.0
+bound = 400
+[cohort]
+name = "fixed"
+size = 4
+""",
+    COMMON
+    + """[algorithm]
+name = "fedavg"
+weighting = "uniform"
+[privacy]
+target_delta = 1e-5
+noise_key = 7
+[[privacy.update]]
+name = "adaptive-clip"
+initial_norm = 1.0
+count_noise = 5.0
+[[privacy.update]]
+name = "gaussian-noise"
+noise_multiplier = 1.0
+[privacy.budget]
+epsilon = 50.0
+unit = "client"
+observer = "public"
+[cohort]
+name = "poisson"
+probability = 0.5
+""",
+    COMMON.replace('name = "iid"', 'name = "dirichlet"\nalpha = 0.5')
+    + """[algorithm]
+name = "ditto"
+[local_tests]
+fraction = 0.2
+[label_noise]
+name = "symmetric"
+rate = 0.1
+[availability]
+name = "bernoulli"
+probability = 0.8
+""",
+)
+ATTACK = """
+run = "{run}"
+seed = 0
+public_share = 0.5
+candidates = 50
+[[attack]]
+name = "label-counts"
+[[attack]]
+name = "loss-threshold"
+"""
+AUDIT = """
+experiment = "{experiment}"
+confidence = 0.9
+seed = 0
+[[audit]]
+name = "size-response"
+"""
+ODD: tuple[Any, ...] = (
+    *(True, False, 0, -1, 1, 2, 3, 7, 10**6, 10**18, 10**30, -(10**18), 2**63, 2**64),
+    *(0.0, -0.0, 0.5, -0.5, 1e-320, 1e-5, 1e308, -1e308, 3.5e38, float("inf"), float("-inf"), float("nan")),
+    *("", " ", "a\0b", "x" * 5000, "auto", "cpu", "cuda:99", "meta", "none", "é\u2028", "../..", "/", "os:getcwd"),
+    *("module:Name", "privfl:FedAvg", ":", "a:b:c", "fedavg", "clip", "1", "1e9", "{}"),
+    *([], [1], [0.1, 0.2], ["a"], [[1]], [{}], [{"name": "clip"}], [None], list(range(300))),
+    *({}, {"name": "fedavg"}, {"name": 1}, {"a": {"b": 1}}, {"name": "clip", "max_norm": 1.0}),
+)
+PIECES = (
+    *(
+        "\0",
+        "\n",
+        "\r",
+        '"',
+        "'",
+        "[",
+        "]",
+        "[[",
+        "{",
+        "}",
+        "=",
+        ",",
+        "#",
+        "\\",
+        '"""',
+        "\ufeff",
+        "\u2028",
+        "é",
+        "ε",
+        "٣",
+    ),
+    *("9" * 5000, "1e999", "nan", "inf", "true", "0x", "1979-05-27", "\x1b[2J", "[" * 2000),
+)
+NAMES = [name for known in registries().values() for name in known]
+
+
+class CutOff(BaseException):
+    """The time of one mutant is up; no handler of ordinary exceptions may take it."""
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths of everything inside ``value``."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inside:
+        yield (*path, key)
+        yield from places(item, (*path, key))
+
+
+def mutated_table(table: dict[str, Any], die: random.Random) -> dict[str, Any]:
+    """``table`` with one to three values replaced, removed, renamed, moved or wrapped."""
+    table = copy.deepcopy(table)
+    for _ in range(die.choice((1, 1, 2, 3))):
+        found = list(places(table))
+        if not found:
+            return table
+        *way, key = die.choice(found)
+        holder: Any = table
+        for step in way:
+            holder = holder[step]
+        act = die.choice(("replace",) * 6 + ("remove", "rename", "wrap", "scale", "swap", "double"))
+        if act == "replace":
+            alike = [odd for odd in ODD if type(odd) is type(holder[key])]
+            if isinstance(holder[key], str):
+                alike += NAMES
+            holder[key] = copy.deepcopy(die.choice(alike if alike and die.random() < 0.75 else ODD))
+        elif act == "remove":
+            del holder[key]
+        elif act == "rename" and isinstance(holder, dict):
+            holder[die.choice((f"{key}s", str(key)[:-1], "name", "x" * 300, "a.b", ""))] = holder.pop(key)
+        elif act == "wrap":
+            holder[key] = die.choice(([holder[key]], {"name": holder[key]}, [holder[key]] * 3))
+        elif act == "scale" and isinstance(holder[key], int | float) and not isinstance(holder[key], bool):
+            holder[key] = die.choice((-holder[key], holder[key] * 10**9, holder[key] / 1e9, str(holder[key])))
+        elif act == "double" and isinstance(holder, list):
+            holder.append(copy.deepcopy(holder[key]))
+        else:
+            *other_way, other = die.choice(found)
+            source: Any = table
+            try:
+                for step in other_way:
+                    source = source[step]
+                holder[key] = copy.deepcopy(source[other])
+            except (KeyError, IndexError, TypeError):
+                continue
+    return table
+
+
+def mutated_text(text: str, die: random.Random) -> bytes:
+    """``text`` with a few characters, pieces or lines changed, as bytes that may be no UTF-8."""
+    for _ in range(die.choice((1, 1, 2, 4))):
+        at, other = sorted((die.randrange(len(text) + 1), die.randrange(len(text) + 1)))
+        lines = text.split("\n")
+        act = die.randrange(11)
+        if act == 0:
+            text = text[:at] + text[min(other, at + die.choice((1, 3, 30))) :]
+        elif act == 1:
+            text = text[:at] + die.choice(PIECES) + text[at:]
+        elif act == 2:
+            text = text[:at] + chr(die.randrange(32, 127)) + text[at + 1 :]
+        elif act == 3:
+            text = text[:at]
+        elif act == 4:
+            lines.insert(die.randrange(len(lines)), die.choice(lines))
+            text = "\n".join(lines)
+        elif act == 5:
+            die.shuffle(lines)
+            text = "\n".join(lines)
+        elif act == 6:
+            text = text[:at] + text[at:other].upper() + text[other:]
+        elif act > 7 and (digits := [place for place, one in enumerate(text) if one.isdigit()]):
+            place = die.choice(digits)
+            text = text[:place] + die.choice(("0", "1", "9", "99", "-", "e", ".", "_1", "00", "e9")) + text[place + 1 :]
+        else:
+            text = text[:at] + text[at : at + 40] * die.choice((2, 50)) + text[at:]
+    content = text.encode("utf-8", "surrogatepass")
+    if die.random() < 0.1:
+        at = die.randrange(len(content) + 1)
+        content = content[:at] + bytes([die.randrange(256)]) + content[at + 1 :]
+    return content
+
+
+class Bench:
+    """The files that are mutated, and what is done with a mutant of each kind."""
+
+    def __init__(self, folder: Path, limit: float) -> None:
+        self.folder, self.limit, self.passed = folder, limit, 0
+        self.tasks: dict[str, Any] = {}
+        experiment = folder / "private.toml"
+        experiment.write_text(EXPERIMENTS[1], encoding="utf-8")
+        recorded = folder / "run"
+        Experiment.from_toml(experiment, ["record=true"]).run(recorded)
+        cells = [Cell("FedAvg", f"level {n}", Experiment.from_dict(tomllib.loads(EXPERIMENTS[0]))) for n in (1, 2)]
+        run_study(cells, folder / "study", title="mutants", processes=1)
+        self.sources: dict[str, tuple[str, ...]] = {
+            "experiment": EXPERIMENTS,
+            "attack": (ATTACK.format(run=recorded),),
+            "audit": (AUDIT.format(experiment=experiment),),
+            "study": tuple(
+                (folder / "study" / name).read_text(encoding="utf-8") for name in ("results.json", "study.json")
+            ),
+        }
+        self.does: dict[str, Callable[[Path], Any]] = {
+            "experiment": self.experiment,
+            "attack": attack_run,
+            "audit": audit_experiment,
+        }
+
+    def experiment(self, path: Path) -> None:
+        """Read the file, make its task, check its settings, and train one in fifty."""
+        experiment = Experiment.from_toml(path)
+        recipe = repr((experiment.recipe, experiment.schedule.seed))
+        if recipe not in self.tasks:
+            self.tasks = {recipe: experiment.task()}
+        task, names = self.tasks[recipe], ("algorithm", "schedule", "training", "privacy", "cohort", "availability")
+        parts = {name: getattr(experiment, name) for name in (*names, "execution")}
+        prepare(RunSettings(task=task, record=recorded_observers(experiment.record), **parts))
+        self.passed += 1
+        if self.passed % 50 == 0:
+            out = self.folder / "trained"
+            shutil.rmtree(out, ignore_errors=True)
+            experiment.run_on(task, out)
+
+    def study(self, which: int, content: bytes) -> None:
+        """Read the study's directory with one of its files mutated."""
+        name = ("results.json", "study.json")[which]
+        kept = (self.folder / "study" / name).read_bytes()
+        try:
+            (self.folder / "study" / name).write_bytes(content)
+            load_results(self.folder / "study")
+            report(self.folder / "study")
+        finally:
+            (self.folder / "study" / name).write_bytes(kept)
+
+    def mutant(self, kind: str, number: int, die: random.Random) -> tuple[str, bytes, int]:
+        """How the next mutant was made, its content, and which file it was made of."""
+        which = number % len(self.sources[kind])
+        text = self.sources[kind][which]
+        if die.random() < 0.5:
+            return "text", mutated_text(text, die), which
+        if kind == "study":
+            table = mutated_table({"all": json.loads(text)}, die).get("all")
+            return "parsed", json.dumps(table).encode(), which
+        try:
+            return "parsed", tomli_w.dumps(mutated_table(tomllib.loads(text), die)).encode(), which
+        except (TypeError, UnicodeError):  # TOML has no null
+            return "text", mutated_text(text, die), which
+
+    def outcome(self, kind: str, content: bytes, which: int) -> tuple[str, str]:
+        """What becomes of the file ``content``, and what was said of it."""
+        path = self.folder / "mutant.toml"
+        path.write_bytes(content)
+        signal.setitimer(signal.ITIMER_VIRTUAL, self.limit)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                self.study(which, content) if kind == "study" else self.does[kind](path)
+        except CutOff:
+            return "cut off", ""
+        except PrivflError as error:
+            sentence = str(error)
+            fine = sentence.isprintable() and 10 < len(sentence) <= LONGEST
+            return "refused" if fine else "no sentence", sentence
+        except (Exception, SystemExit):  # whatever else it is, it is what this looks for
+            return "traceback", traceback.format_exc()
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        return "taken", ""
+
+
+SHARES = {"experiment": 14, "attack": 2, "audit": 2, "study": 2}
+
+
+def campaign(number: int, seed: int, limit: float, seconds: float, show: bool) -> dict[str, Any]:
+    """The counts of ``number`` mutants, or of as many as fit into ``seconds``."""
+
+    def cut(*_: object) -> None:
+        raise CutOff
+
+    signal.signal(signal.SIGVTALRM, cut)
+    logging.disable(logging.WARNING)
+    began, done = time.monotonic(), Counter[str]()
+    counts: dict[str, Counter[str]] = {}
+    findings = []
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), limit)
+        kinds = [kind for kind, share in SHARES.items() for _ in range(share)]
+        for index in range(number):
+            if time.monotonic() - began > seconds:
+                break
+            kind = kinds[index % len(kinds)]
+            die = random.Random(f"{seed} {index}")
+            how, content, which = bench.mutant(kind, index // len(kinds), die)
+            result, said = bench.outcome(kind, content, which)
+            counts.setdefault(f"{kind} {how}", Counter())[result] += 1
+            done[result] += 1
+            if result in ("traceback", "no sentence"):
+                findings.append({"index": index, "kind": kind, "said": said[-1500:], "content": repr(content[:3000])})
+                if show:
+                    print(index, kind, said[-600:], file=sys.stderr, flush=True)
+    return {
+        "asked": number,
+        "seed": seed,
+        "limit": limit,
+        "tried": done.total(),
+        "outcomes": dict(done),
+        "by kind": {kind: dict(found) for kind, found in sorted(counts.items())},
+        "findings": findings,
+    }
+
+
+def main() -> None:
+    """Run the campaign of the command line, and write its counts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--number", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit", type=float, default=5.0, help="CPU seconds for one mutant")
+    parser.add_argument("--seconds", type=float, default=1e9, help="of the whole campaign")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))  # a mutant that asks for too much is told so
+    found = campaign(options.number, options.seed, options.limit, options.seconds, show=True)
+    text = json.dumps(found, indent=2) + "\n"
+    if options.out is not None:
+        options.out.write_text(text, encoding="utf-8")
+    print(text)
+    sys.exit(bool(found["findings"]))
+
+
+if __name__ == "__main__":
+    main()

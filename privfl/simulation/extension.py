@@ -1,0 +1,113 @@
+"""Going on with a run for more rounds than were planned, as if they had been planned from the start.
+
+That is possible where no message depends on how many rounds there will be; then noise is not derived from their number
+either, and what was sent stays what it was. A run that has ended goes on under a new key, since its own is erased: no
+noise is used twice, and the ledger goes on counting what is released.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from privfl.errors import ConfigError
+from privfl.privacy.accounting.tracker import EpsilonTracker
+from privfl.privacy.noise.source import NoiseSource
+from privfl.schema import read_toml
+from privfl.simulation.fingerprint import Fingerprint
+from privfl.simulation.plan import Plan
+from privfl.simulation.run_directory import EXTENSION, RunDirectory, write_whole
+from privfl.simulation.state import State
+
+
+def extend(
+    directory: RunDirectory, config: Mapping[str, Any], fingerprint: Fingerprint, source: NoiseSource, plan: Plan
+) -> None:
+    """Make the run in ``directory`` one of as many rounds as ``config`` asks for; nothing happens if it has as many.
+
+    Whatever moment this is interrupted at, the run is either as it was or one that goes on: what says that it has ended
+    is removed last, when all that the next rounds need is on disk.
+
+    Args:
+        fingerprint: what the messages of the run that is asked for depend on.
+        source: a key that was drawn just now, or the fixed one.
+
+    Raises:
+        ConfigError: the run cannot go on for more rounds, or is another one.
+    """
+    had, asked = planned_rounds(directory), config["rounds"]
+    summary = directory.read_json("summary.json")
+    short = summary is not None and summary["stopped"] == "finished" and summary["rounds"] < asked
+    if not asked > had and not (asked == had and short):
+        return
+    if plan.bound_to_rounds and asked > had:
+        raise ConfigError(
+            f"{directory.path} holds a run of {had} rounds, which cannot go on to {asked}: {plan.bound_to_rounds}; "
+            "start anew with another --out"
+        )
+    record = directory.read_json("fingerprint.json")
+    differing = directory.differences({**config, "rounds": had})
+    if record is not None:
+        differing += fingerprint.differences(record["parts"], settings=bool(differing), libraries=plan.noisy)
+    if differing or record is None:
+        what = "; ".join(differing) or "its fingerprint.json is missing"
+        raise ConfigError(
+            f"{directory.path} holds a run with other settings than more rounds: {what}; repeat its config.toml on "
+            "what it began with, or choose another --out"
+        )
+    key = record["key"]
+    if summary is not None and not key["fixed"]:
+        if source.reproducible:
+            raise ConfigError(
+                f"{directory.path} holds a run that began with a key from the operating system; leave "
+                "privacy.noise_key out, or choose another --out"
+            )
+        write_whole(directory.key_file, source.key.hex().encode(), mode=0o600)
+        key = {"fixed": False, "check": source.check}
+    elif summary is None and (before := directory.read_json(EXTENSION)) is not None:
+        key = before["key"]  # its rounds go on under the key that they began with
+    directory.write_json(EXTENSION, {"rounds": asked, "key": key})
+    for name in ("statement.json", "summary.json"):
+        _remove(directory.path / name)
+
+
+def planned_rounds(directory: RunDirectory) -> int:
+    """For how many rounds the run in ``directory`` is planned, extensions included."""
+    extension = directory.read_json(EXTENSION)
+    if extension is not None:
+        return int(extension["rounds"])
+    return int(read_toml(directory.path / "config.toml", "a run's config.toml")["rounds"])
+
+
+def reopen(plan: Plan, state: State, cells: tuple[str, ...] | None) -> None:
+    """Turn the ``state`` that a run ended in into that of a run which goes on.
+
+    The last line of metrics loses what it has because it was the last: an evaluation out of turn, and the statement's ε
+    in the place of the bound that a run in flight shows.
+
+    Args:
+        cells: whose ε may be shown; ``None`` is all of them.
+    """
+    state.ended, state.failure = False, ""
+    if not state.metrics:
+        return
+    line = state.metrics[-1]
+    if state.round % plan.schedule.evaluate_every:
+        kept = ("round", "clients", "dropped", "epsilon", *plan.algorithm.server_metrics(state.server))
+        line = {name: value for name, value in line.items() if name in kept}
+    bounds = EpsilonTracker(state.ledger, plan.privacy.target_delta, plan.units).so_far()
+    shown = {cell: value for cell, value in bounds.items() if cells is None or cell in cells}
+    state.metrics[-1] = {**line, "epsilon": shown}
+
+
+def _remove(path: Path) -> None:
+    """Remove ``path`` for good: a power cut does not bring it back."""
+    path.unlink(missing_ok=True)
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
