@@ -9,24 +9,17 @@ from __future__ import annotations
 import codecs
 import io
 import sys
+import unicodedata
 
 ERRORS = "privfl.spelled_out"
 """Name of the handler for ``str.encode(errors=…)`` and ``reconfigure(errors=…)``; this module registers it."""
 
-_SPELLED = {
-    "ε": "epsilon",
-    "δ": "delta",
-    "σ": "sigma",
-    "α": "alpha",
-    "λ": "lambda",
-    "μ": "mu",
-    "ρ": "rho",
-    "Δ": "Delta",
-    "Σ": "sum of",
+_SIGNS = {
+    "Σ": "sum of ",
     "∞": "infinity",
     "≤": "<=",
     "≥": ">=",
-    "≈": "about",
+    "≈": "about ",
     "≠": "!=",
     "±": "+-",
     "×": "x",
@@ -36,23 +29,33 @@ _SPELLED = {
     "–": "-",
     "—": "-",
     "√": "sqrt ",
-    "²": "^2",
+    "½": "1/2",
     "→": "->",
     "…": "...",
     "“": '"',
     "”": '"',
     "’": "'",
+    "′": "'",
 }
+
+
+def _spelled(letter: str) -> str:
+    """``epsilon`` for ε, ``^2`` for ², ``<=`` for ≤, and Python's escape for what has no such spelling."""
+    if letter in _SIGNS:
+        return _SIGNS[letter]
+    alphabet, _, name = unicodedata.name(letter, "").partition(" LETTER ")
+    if alphabet in ("GREEK SMALL", "GREEK CAPITAL") and name.isalpha():
+        return name.lower() if alphabet == "GREEK SMALL" else name.capitalize()
+    height, _, plain = unicodedata.decomposition(letter).partition(" ")
+    if height in ("<super>", "<sub>"):
+        return ("^" if height == "<super>" else "_") + chr(int(plain, 16)).encode("ascii", "replace").decode("ascii")
+    return letter.encode("ascii", "backslashreplace").decode("ascii")
 
 
 def _spell_out(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    missing = error.object[error.start : error.end]
-    spelled = "".join(
-        _SPELLED.get(letter) or letter.encode("ascii", "backslashreplace").decode("ascii") for letter in missing
-    )
-    return spelled, error.end
+    return "".join(map(_spelled, error.object[error.start : error.end])), error.end
 
 
 codecs.register_error(ERRORS, _spell_out)

@@ -34,6 +34,14 @@ def test_only_what_an_encoding_lacks_is_spelled_out(monkeypatch, encoding, shown
     assert printable(SENTENCE) == shown
 
 
+@pytest.mark.parametrize(
+    ("letter", "shown"), [("β", "beta"), ("Δ", "Delta"), ("Σ", "sum of "), ("σ²", "sigma^2"), ("x₁", "x_1")]
+)
+def test_greek_letters_and_indices_are_read_out(monkeypatch, letter, shown):
+    monkeypatch.setattr(sys, "stdout", output("ascii"))
+    assert printable(letter) == shown
+
+
 def test_a_letter_that_nobody_spelled_is_escaped(monkeypatch):
     monkeypatch.setattr(sys, "stdout", output("ascii"))
     assert printable("雪 \udc80") == r"\u96ea \udc80"
