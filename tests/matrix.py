@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,7 @@ class Uv:
                 ).stdout.strip(),
                 "resolution": resolution,
                 "platform": f"{platform.system()} {platform.machine()}",
+                "ranges": ranges(),
                 "passed": counts["passed"],
                 "failed": counts["failed"] + counts["error"],
                 "skipped": counts["skipped"],
@@ -172,6 +174,13 @@ class Uv:
             }
         finally:
             shutil.rmtree(home, ignore_errors=True)
+
+
+def ranges() -> dict[str, str]:
+    """What pyproject.toml allows of every dependency."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    split = (re.fullmatch(r"([\w.-]+)(.*)", line) for line in project["dependencies"])
+    return {found[1]: found[2] for found in split if found}
 
 
 def copy(source: Path, target: Path) -> None:
@@ -208,9 +217,6 @@ def record(result: dict[str, Any]) -> None:
 
 def page(results: Sequence[dict[str, Any]]) -> str:
     """The page: what passed where, and the versions of what privfl uses directly."""
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    block = text.partition("dependencies = [")[2].partition("]\n")[0]
-    ranges = re.findall(r'^    "([\w.-]+)(.*)",$', block, re.MULTILINE)
     heads = [f"{one['resolution']}, {one['python']}" for one in results]
     outcome = [f"{one['passed']} passed" + (f", {one['failed']} failed" if one["failed"] else "") for one in results]
     skipped = [str(one["skipped"]) for one in results]
@@ -218,7 +224,7 @@ def page(results: Sequence[dict[str, Any]]) -> str:
     rows += [["tests", "", *outcome], ["skipped", "", *skipped]]
     rows += [
         [name, wanted or "any", *(one["versions"].get(name.lower(), "absent") for one in results)]
-        for name, wanted in ranges
+        for name, wanted in ranges().items()
     ]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     systems = ", ".join(sorted({one["platform"] for one in results}))

@@ -17,7 +17,7 @@ STUB = Path(pf.__file__).with_suffix(".pyi")
 
 def fresh(program, folder):
     """What ``program`` prints in a new interpreter that starts in ``folder``."""
-    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=300)
     return done.stdout.strip() + done.stderr
 
 
