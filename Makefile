@@ -1,10 +1,12 @@
 # Everything on a machine that has Python (3.11 or newer) and make: the targets below build .venv themselves.
-# Settings: PYTHON (an interpreter), WORKERS (test processes), OUT (folder of the demo), PRIVFL_DATA (local datasets);
+# Settings: PYTHON (an interpreter), WORKERS (test processes), OUT (folder of the demo), MATRIX (what `make matrix` is asked),
+# PRIVFL_DATA (local datasets);
 # pip's own, such as PIP_INDEX_URL or PIP_EXTRA_INDEX_URL (for instance a CPU-only build of torch), pass through.
 
 PYTHON ?=
 WORKERS ?= 2
 OUT ?= demo
+MATRIX ?=
 BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -12,7 +14,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 WITH_DATA = if [ -z "$${PRIVFL_DATA:-}" ] && [ -d ../shared/data ]; then \
 		PRIVFL_DATA=$$(cd ../shared/data && pwd); export PRIVFL_DATA; fi;
 
-.PHONY: help demo test check docs format bench mutants clean
+.PHONY: help demo test check docs format bench mutants matrix clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -42,6 +44,9 @@ bench: .venv/.installed-dev  ## speed and memory
 
 mutants: .venv/.installed-dev  ## break the privacy code in every listed way, in copies, and see whether a test fails
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.mutants
+
+matrix: $(BIN)/python  ## install with the lowest and the newest versions, on every Python at hand, and test a selection
+	@$(WITH_DATA) $(BIN)/python -m tests.matrix $(MATRIX)
 
 clean:  ## remove the environment, caches and builds; runs and the demo stay
 	rm -rf .venv build dist docs/reference/api .mypy_cache .ruff_cache .pytest_cache *.egg-info

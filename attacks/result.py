@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from attacks.metrics.measure import Measure
 from privfl.errors import ConfigError
+from privfl.plain_text import printable
 
 LOWER_IS_BETTER = frozenset({"mse", "fmse", "percept_rand", "l1_error", "relative_error", "total_variation"})
 """Measures by which an attack is the better the smaller they are."""
@@ -82,7 +83,7 @@ class AttackResult:
         rows.append(["advantage", *(str(better[name]) if name in better else "" for name in names)])
         widths = [max(len(row[column]) for row in rows) for column in range(len(names) + 1)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([*lines, f"{self.seconds_per_unit:.2g} s per {self.unit}"])
+        return printable("\n".join([*lines, f"{self.seconds_per_unit:.2g} s per {self.unit}"]))
 
     def to_json(self) -> dict[str, Any]:
         """Everything as JSON-able values."""

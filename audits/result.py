@@ -9,6 +9,7 @@ from typing import Any
 
 from audits.bounds.bound import Estimate, LowerBound
 from privfl.errors import ConfigError
+from privfl.plain_text import printable
 from privfl.privacy.accounting.release import Observer, Unit
 
 
@@ -91,7 +92,7 @@ class AuditResult:
         rows = [f"{self.audit}: unit {self.unit}, observer {self.observer}", f"  claim     {claim}"]
         rows += [f"  bound     {bound}" for bound in self.bounds]
         rows += [f"  estimate  {estimate}" for estimate in self.estimates]
-        return "\n".join([*rows, f"  {self.verdict}"])
+        return printable("\n".join([*rows, f"  {self.verdict}"]))
 
     def to_json(self) -> dict[str, Any]:
         """Everything as JSON-able values; infinities are the string ``"inf"``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from privfl.commands.account import app as account
 from privfl.commands.data import app as data
 from privfl.commands.listing import Kind, show_list
 from privfl.errors import PrivflError
+from privfl.plain_text import let_every_text_be_printed
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -155,8 +155,7 @@ def interruptible(mend: str) -> Iterator[None]:
 
 def main() -> None:
     """Entry point: a user's error is one sentence and exit code 2; PRIVFL_DEBUG=1 shows where it came from."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # not every terminal's encoding has an ε
+    let_every_text_be_printed()
     try:
         app()
     except PrivflError as error:

@@ -23,7 +23,7 @@ MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 SCRIPTS = sorted(path for folder in ("examples", "benchmarks", "tests") for path in (ROOT / folder).rglob("*.py"))
 
 FLOORS: tuple[set[str], ...] = (
-    {"privfl.errors", "privfl.randomness"},
+    {"privfl.errors", "privfl.opacus_parts", "privfl.plain_text", "privfl.randomness"},
     {"privfl.validation", "privfl.references"},
     {"privfl.schema"},
     {
@@ -72,7 +72,7 @@ TESTED_ELSEWHERE = {
     "privfl/algorithms/fair": "aaggff_sums loss_survey",
     "privfl/algorithms/generative": "server_training",
     "privfl/algorithms/label_skew": "bsm_fedavg",
-    "privfl": "cli errors randomness",
+    "privfl": "cli errors opacus_parts randomness",
     "privfl/commands": "account data judge listing progress",
     "privfl/data": "berka berka_tables checksums entries entry files heart holdout tabular wfdb",
     "privfl/data/partitions": "base given pathological report simple skewed",
@@ -348,15 +348,53 @@ def test_no_file_names_a_path_of_one_machine() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def opens_text(call: ast.Call) -> bool:
+    """Whether a call reads or writes a file as text: ``read_text``, ``open`` in a mode without ``b``, and their kin."""
+    if isinstance(call.func, ast.Attribute) and call.func.attr in ("read_text", "write_text"):
+        return True
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else dotted(call.func)
+    if name not in ("open", "fdopen"):
+        return False
+    given = [node.value for item in call.args for node in ast.walk(item) if isinstance(node, ast.Constant)]
+    modes = [text for text in [*given, keyword(call, "mode")] if re.fullmatch(r"[rwaxt+b]{1,3}", str(text))]
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "open":  # of a path, or of anything else
+        return any("b" not in str(mode) for mode in modes)
+    return not any("b" in str(mode) for mode in modes)
+
+
+@pytest.mark.parametrize(
+    "text", ["path.read_text()", "open(path)", "open(path, 'w')", "path.open('a')", "os.fdopen(3)"]
+)
+def test_a_file_opened_as_text_is_seen(text: str) -> None:
+    assert opens_text(ast.parse(text, mode="eval").body)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["path.read_bytes()", "open(path, 'rb')", "session.open()", "tar.open(path, 'r:gz')"])
+def test_what_opens_no_text_is_left_alone(text: str) -> None:
+    assert not opens_text(ast.parse(text, mode="eval").body)  # type: ignore[arg-type]
+
+
 def test_text_files_have_the_same_encoding_on_every_machine() -> None:
-    wrong = []
-    for path in [path for path in MODULES + SCRIPTS if not relative(path).startswith("tests/")]:
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                appended = node.func.attr == "open" and [getattr(a, "value", "") for a in node.args] in (["a"], ["w"])
-                if (appended or node.func.attr in ("read_text", "write_text")) and keyword(node, "encoding") != "utf-8":
-                    wrong.append(f"{relative(path)}:{node.lineno} takes the encoding of the user's locale")
+    wrong = [
+        f"{relative(path)}:{node.lineno} takes the encoding of the user's locale"
+        for path in [*MODULES, *SCRIPTS, *sorted((ROOT / "docs").rglob("*.py"))]
+        if not relative(path).startswith("tests/")
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call) and opens_text(node) and keyword(node, "encoding") is None
+    ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_nobody_else_imports_opacus() -> None:
+    """Its import sets up logging, which :mod:`privfl.opacus_parts` undoes."""
+    allowed = "privfl/opacus_parts.py"
+    wrong = [
+        f"{relative(path)}:{node.lineno}"
+        for path in MODULES
+        for name, node in imports(path)
+        if name.split(".")[0] == "opacus" and relative(path) != allowed
+    ]
+    assert not wrong, f"import it from {allowed}: {wrong}"
 
 
 def test_every_public_name_says_what_it_is() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from privfl.errors import ConfigError
+from privfl.plain_text import printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,8 @@ class LowerBound:
     def __str__(self) -> str:
         given = f", if {self.assumes}" if self.assumes else ""
         sure = f"{100 * self.confidence:.10g} %"
-        return f"ε ≥ {_shown(self.epsilon)} at δ = {self.delta:g} with confidence {sure} ({self.method}){given}"
+        shown = f"ε ≥ {_shown(self.epsilon)} at δ = {self.delta:g} with confidence {sure} ({self.method}){given}"
+        return printable(shown)
 
     def to_json(self) -> dict[str, Any]:
         """Everything as JSON-able values; an infinite ε is the string ``"inf"``."""
@@ -90,7 +92,9 @@ class Estimate:
         error_level(self.delta, 0.5)
 
     def __str__(self) -> str:
-        return f"ε ≈ {_shown(self.epsilon)} at δ = {self.delta:g}, an estimate that certifies nothing ({self.method})"
+        return printable(
+            f"ε ≈ {_shown(self.epsilon)} at δ = {self.delta:g}, an estimate that certifies nothing ({self.method})"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Everything as JSON-able values; an infinite ε is the string ``"inf"``."""

@@ -22,6 +22,7 @@ from audits.bounds.counts import log_ratio
 from audits.bounds.guess_budget import gaussian_strength
 from audits.bounds.rates import clopper_pearson_lower, clopper_pearson_upper
 from privfl.errors import ConfigError
+from privfl.plain_text import printable
 
 Values = NDArray[np.float64]
 Mechanism = Callable[[Values], Values]
@@ -63,7 +64,7 @@ class NoiseAudit:
 
     def __str__(self) -> str:
         verdict = "is refuted" if self.refuted else "is not refuted, which does not prove it"
-        return (
+        return printable(
             f"{self.noise} noise of scale {self.claimed_scale:g} {verdict}: what was seen allows at most "
             f"{self.certified_scale:.4g} (ε = {self.epsilon:.3g} at δ = {self.delta:.2g}) with confidence "
             f"{100 * self.confidence:.10g} %"

@@ -42,13 +42,15 @@ class Progress:
         self.task = self.bar.add_task("starting", total=rounds)
 
     def __enter__(self) -> Progress:
-        self.bar.start()
+        if self.live:
+            self.bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.bar.stop()
+        if self.live:  # rich before 14.3 ends a disabled bar with an empty line
+            self.bar.stop()
 
     def update(self, simulation: Simulation, line: dict[str, Any]) -> None:
         """Show a finished round."""

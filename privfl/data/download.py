@@ -50,10 +50,12 @@ class RichProgress:
         self._bar.update(self._task, completed=0)
 
     def close(self) -> None:
-        self._bar.stop()
+        if not self._bar.disable:  # rich before 14.3 ends a disabled bar with an empty line
+            self._bar.stop()
 
     def __enter__(self) -> RichProgress:
-        self._bar.start()
+        if not self._bar.disable:
+            self._bar.start()
         return self
 
     def __exit__(

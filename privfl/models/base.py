@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Annotated
 
-from opacus.layers.dp_rnn import RNNLinear
 from pydantic import Field
 from torch import Tensor, nn
 
 from privfl.errors import ConfigError
+from privfl.opacus_parts import RNNLinear
 
 Shape = tuple[int, ...]
 """Shape of one input without the batch: (D,) values, (C, L) signal, (C, H, W) image, (L,) token ids."""

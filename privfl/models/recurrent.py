@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from opacus.layers import DPLSTM
 from torch import Tensor, nn
 
 from privfl.models.base import Network, Size
+from privfl.opacus_parts import DPLSTM
 
 
 class LastState(nn.Module):

@@ -23,7 +23,7 @@ def saved(folder, array):
 
 
 def resident_megabytes():
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmRSS"))
+    line = next(line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith("VmRSS"))
     return int(line.split()[1]) / 1024
 
 

@@ -167,7 +167,7 @@ def test_no_label_reaches_the_features_and_no_column_dominates():
     assert not {"status", "default", "loan_id", "account_id"} & set(names)
     assert data.inputs.abs().max() < 10
     jesenik = torch.cat([data.inputs, data.test_inputs])[:, names.index("crimes_95 missing")]
-    with open(Path(ROOM) / "berka/berka_loans.csv", newline="") as file:
+    with open(Path(ROOM) / "berka/berka_loans.csv", encoding="utf-8", newline="") as file:
         assert int(jesenik.sum()) == sum(row["district_id"] == "69" for row in csv.DictReader(file))
 
 
@@ -209,7 +209,7 @@ def test_transactions_are_counted_strictly_before_the_loan_and_the_official_zip_
     rng = np.random.default_rng(11)
     kinds = [("PRIJEM", "VKLAD"), ("PRIJEM", "PREVOD Z UCTU"), ("VYDAJ", "VYBER"), ("VYBER", "VYBER"),
              ("VYDAJ", "PREVOD NA UCET"), ("VYDAJ", "VYBER KARTOU"), ("PRIJEM", "")]  # fmt: skip
-    with open(tables / "loan.asc", newline="") as file:
+    with open(tables / "loan.asc", encoding="utf-8", newline="") as file:
         loans = list(csv.DictReader(file, delimiter=";"))
     lines, expected = [], {}
     for loan in loans:

@@ -27,9 +27,16 @@ from dataclasses import dataclass, replace
 
 import dp_accounting as dp
 import numpy as np
-from opacus.accountants.prv import PRVAccountant
 
 from privfl.errors import PrivacyError
+from privfl.opacus_parts import (
+    Domain,
+    PoissonSubsampledGaussianPRV,
+    TruncatedPrivacyRandomVariable,
+    compose_heterogeneous,
+    compute_safe_domain_size,
+    discretize,
+)
 from privfl.privacy.accounting.composition import Sum, compose
 from privfl.privacy.accounting.events import ADD_REMOVE, REPLACE, History, InfiniteLoss, Kind, elementary
 from privfl.privacy.accounting.grouping import fewer_rates
@@ -172,30 +179,34 @@ def _power_of_two(value: float) -> float:
 
 
 def prv_interval(kinds: Mapping[Kind, int], delta: float, claim: float) -> Bound | None:
-    """The interval of Opacus' PRV accountant (Gopi, Lee and Wutschitz 2021): an implementation that is not ours.
+    """The interval by privacy random variables (Gopi, Lee and Wutschitz 2021) from Opacus: code that is not ours.
 
+    Opacus' accountant returns the upper end alone; its public parts, put together as it does, give all three numbers.
     ``None`` where it does not apply: other mechanisms than Poisson-sampled and plain Gaussian noise, many rates, a
     delta too small for it.
     """
     rows = []
-    for (event, relation), count in kinds.items():
+    for event, relation in kinds:
         rate, inner = (
             (event.sampling_probability, event.event) if isinstance(event, dp.PoissonSampledDpEvent) else (1.0, event)
         )
         if not isinstance(inner, dp.GaussianDpEvent) or relation is not ADD_REMOVE:
             return None
-        rows.append((inner.noise_multiplier, rate, count))
-    number = sum(kinds.values())
-    points = 2 * (1.2 * claim + 5) / _PRV_ERROR * math.sqrt(number / 2 * math.log(12_000 / delta))
+        rows.append((rate, inner.noise_multiplier))
+    counts, number, escaped = list(kinds.values()), sum(kinds.values()), delta / 1000
+    points = 2 * (1.2 * claim + 5) / _PRV_ERROR * math.sqrt(number / 2 * math.log(12 / escaped))
     if len(rows) > 6 or number > 20_000 or points > 3e6:
         return None
-    accountant = PRVAccountant()
-    accountant.history = rows
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            composed = accountant._get_dprv(eps_error=_PRV_ERROR, delta_error=delta / 1000)
-            lower, estimate, upper = composed.compute_epsilon(delta, delta / 1000, _PRV_ERROR)
+            losses = [PoissonSubsampledGaussianPRV(rate, noise_multiplier) for rate, noise_multiplier in rows]
+            reach = compute_safe_domain_size(losses, counts, _PRV_ERROR, escaped)
+            mesh = _PRV_ERROR / np.sqrt(number * np.log(12 / escaped) / 2)
+            grid = Domain.create_aligned(-reach, reach, mesh)
+            truncated = [TruncatedPrivacyRandomVariable(loss, grid.t_min, grid.t_max) for loss in losses]
+            composed = compose_heterogeneous([discretize(loss, grid) for loss in truncated], counts)
+            lower, estimate, upper = composed.compute_epsilon(delta, escaped, _PRV_ERROR)
     except (ValueError, RuntimeError, ArithmeticError, MemoryError):
         return None
     if not (math.isfinite(lower) and lower <= estimate <= upper):

@@ -16,6 +16,7 @@ from textwrap import wrap
 from typing import Any
 
 from privfl.errors import PrivacyError
+from privfl.plain_text import printable
 from privfl.privacy.accounting.accountant import Bound
 from privfl.privacy.accounting.release import OBSERVERS, UNITS, Observer, Unit
 
@@ -138,7 +139,7 @@ class Statement:
         lines.append(rule)
         for paragraph in _paragraphs(self):
             lines += wrap(paragraph, 98, subsequent_indent="    ", break_on_hyphens=False)
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def to_html(self) -> str:
         """An HTML fragment without scripts, styles or links: a table, and the sentences of the text as a list."""

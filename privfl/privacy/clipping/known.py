@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from opacus.layers.dp_rnn import DPLSTM, DPLSTMCell, RNNLinear
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
@@ -24,6 +23,7 @@ from privfl.models.base import Network
 from privfl.models.recurrent import LastState
 from privfl.models.residual import GlobalAverage
 from privfl.models.text import AttentionPooling
+from privfl.opacus_parts import DPLSTM, DPLSTMCell, RNNLinear
 from privfl.references import PACKAGE, is_inside, shipped
 
 RANKS = range(2, 8)

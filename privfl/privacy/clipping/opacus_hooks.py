@@ -12,12 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from opacus.grad_sample import GradSampleModule
-from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 
 from privfl.errors import ConfigError
 from privfl.models.flat_network import FlatNetwork
+from privfl.opacus_parts import GradSampleModule, ModuleValidator
 from privfl.privacy.clipping.factors import Clipping, row_norms
 from privfl.privacy.loss import Loss
 

@@ -7,6 +7,7 @@ import dp_accounting as dp
 import numpy as np
 import pytest
 from dp_accounting.dp_event import DiscreteLaplaceDpEvent
+from opacus.accountants import PRVAccountant
 from scipy import optimize
 
 import privfl
@@ -127,6 +128,13 @@ def test_heterogeneous_histories_lie_inside_the_prv_interval(row):
     assert bound.lower < bound.epsilon < bound.upper == pytest.approx(row["opacus_PRV"], abs=1e-5)
     if "prv_accountant_lo_est_up" in row:
         assert row["prv_accountant_lo_est_up"][0] < bound.epsilon < row["prv_accountant_lo_est_up"][2]
+
+
+def test_the_upper_end_is_what_opacus_own_accountant_returns():
+    accountant = PRVAccountant()
+    accountant.history = [(1.0, 0.1, 50), (1.2, 0.2, 30), (0.8, 0.05, 100)]
+    bound = epsilon({sampled(q, sigma): count for sigma, q, count in accountant.history}, 1e-5)
+    assert bound.upper == accountant.get_epsilon(1e-5)
 
 
 def test_a_pinned_hockey_stick_divergence_of_dp_accounting():

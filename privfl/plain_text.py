@@ -1,0 +1,77 @@
+"""Text for terminals and files whose encoding has no ε: what is missing is spelled out and stops nothing.
+
+Outside UTF-8, Python refuses to print a letter that the encoding of standard output lacks (cp1252 on Windows when the
+output goes to a file, ASCII in the C locale), with a UnicodeEncodeError in the middle of what a run has earned.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import sys
+import unicodedata
+
+ERRORS = "privfl.spelled_out"
+"""Name of the handler for ``str.encode(errors=…)`` and ``reconfigure(errors=…)``; this module registers it."""
+
+_SIGNS = {
+    "Σ": "sum of ",
+    "∞": "infinity",
+    "≤": "<=",
+    "≥": ">=",
+    "≈": "about ",
+    "≠": "!=",
+    "±": "+-",
+    "×": "x",
+    "÷": "/",
+    "·": "*",
+    "−": "-",
+    "–": "-",
+    "—": "-",
+    "√": "sqrt ",
+    "½": "1/2",
+    "→": "->",
+    "…": "...",
+    "“": '"',
+    "”": '"',
+    "’": "'",
+    "′": "'",
+}
+
+
+def _spelled(letter: str) -> str:
+    """``epsilon`` for ε, ``^2`` for ², ``<=`` for ≤, and Python's escape for what has no such spelling."""
+    if letter in _SIGNS:
+        return _SIGNS[letter]
+    alphabet, _, name = unicodedata.name(letter, "").partition(" LETTER ")
+    if alphabet in ("GREEK SMALL", "GREEK CAPITAL") and name.isalpha():
+        return name.lower() if alphabet == "GREEK SMALL" else name.capitalize()
+    height, _, plain = unicodedata.decomposition(letter).partition(" ")
+    if height in ("<super>", "<sub>"):
+        return ("^" if height == "<super>" else "_") + chr(int(plain, 16)).encode("ascii", "replace").decode("ascii")
+    return letter.encode("ascii", "backslashreplace").decode("ascii")
+
+
+def _spell_out(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(_spelled, error.object[error.start : error.end])), error.end
+
+
+codecs.register_error(ERRORS, _spell_out)
+
+
+def printable(text: str) -> str:
+    """``text`` as standard output can print it: unchanged where its encoding has every letter, else spelled out."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # no encoding: pythonw, or a stream of one's own
+    try:
+        return text.encode(encoding, ERRORS).decode(encoding)
+    except LookupError:  # a stream that names an encoding Python does not know
+        return text
+
+
+def let_every_text_be_printed() -> None:
+    """Make standard output and standard error of this process spell out what they lack."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=ERRORS)
