@@ -40,6 +40,7 @@ from privfl.references import imported
 from privfl.schema import build, override, read_toml
 from privfl.simulation.callbacks import Callback
 from privfl.simulation.result import Run
+from privfl.simulation.run_directory import RunDirectory
 from privfl.simulation.settings import RunConfig, registries
 from privfl.simulation.simulation import simulate
 
@@ -66,10 +67,12 @@ class Experiment(RunConfig):
 
         Raises:
             ConfigError: there is none, or it cannot be read back here; the sentence says what it needs.
+            DataError: its settings were changed since it began.
         """
         path = Path(folder) / "config.toml"
         if not path.exists():
             raise ConfigError(f"{folder} holds no run; give the --out folder of `privfl run` with record = true")
+        RunDirectory(Path(folder)).config_file()
         try:
             return cls.from_toml(path, overrides)
         except ConfigError as error:
