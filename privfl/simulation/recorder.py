@@ -31,6 +31,7 @@ from privfl.simulation.transcript import (
     digest_of,
     encode_facts,
     encode_round,
+    read_round,
     recorded_rounds,
 )
 
@@ -87,7 +88,7 @@ class Recorder:
         """A run that goes on at round ``begin`` writes that round and what follows anew.
 
         Raises:
-            DataError: a round before ``begin`` is missing, or a file in the folder is no round.
+            DataError: a round before ``begin`` is missing or damaged, or a file in the folder is no round.
             PrivflError: the disk refuses.
         """
         self.observers = tuple(observers)
@@ -111,6 +112,8 @@ class Recorder:
                 )
             for path in reversed(paths[begin:]):
                 remove(path)
+            for path in paths[:begin]:
+                read_round(path, facts=self._facts_digest)
             self._rounds += paths[:begin]
 
     def uploads(self, results: Iterable[ClientResult]) -> Iterator[ClientResult]:

@@ -75,6 +75,8 @@ class State:
                     client, own = path.split("/", 1)
                     client_state.setdefault(int(client), {})[own] = tensor.to(plan.initial.device)
             meta = checkpoint.meta
+            if not all(isinstance(count, int) for count in dict(meta["dropped"]).values()):
+                raise TypeError("'dropped' holds no counts")
             ledger = Ledger.from_state(meta["ledger"])
             sizes = _sizes(plan, ledger, SizeResponses.from_state(meta["sizes"]))
             state = cls(

@@ -1,9 +1,12 @@
 """Every step of a piece of work on the disk, and what is there when the machine stops before it, or loses its power."""
 
+import io
+import json
 import os
 import shutil
 import signal
 import sys
+import zipfile
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +14,9 @@ from unittest.mock import patch
 
 WRITES = os.O_WRONLY | os.O_RDWR
 UNTOLD = ("run.lock", "timing.jsonl")
-"""What may differ between two runs: an empty file that bears the lock, and seconds."""
+"""What nothing is read from but seconds: an empty file that bears the lock, and how long rounds took."""
+SECONDS = ("results.json", "results.csv", "report.html")
+"""What holds the seconds of runs beside their numbers."""
 
 
 @dataclass
@@ -154,7 +159,11 @@ class Disk:
         found = {}
 
         def look(folder):
-            there = {child.name for child in folder.iterdir()} if names and folder.is_dir() else self.names.get(folder, set())
+            there = (
+                {child.name for child in folder.iterdir()}
+                if names and folder.is_dir()
+                else self.names.get(folder, set())
+            )
             for name in there:
                 path = folder / name
                 known = (self.files if names else self.durable).get(path)
@@ -188,7 +197,25 @@ def lay(root, content):
 
 def result(root):
     """What a piece of work came to, without seconds and locks."""
-    return {name: content for name, content in tree(root).items() if Path(name).name not in UNTOLD}
+    found = {name: content for name, content in tree(root).items() if Path(name).name not in UNTOLD}
+    for name in found:
+        if name in SECONDS or Path(name).parent.name in ("attacks", "audits"):
+            rows = json.loads(found[name]) if name.endswith(".json") else []
+            rows = [rows] if isinstance(rows, dict) else rows
+            found[name] = [_untimed(row) for row in rows]
+        elif name.endswith(".npz") and found[name] and zipfile.is_zipfile(io.BytesIO(found[name])):
+            with zipfile.ZipFile(io.BytesIO(found[name])) as archive:  # bytes around the parts mean nothing
+                found[name] = {part: archive.read(part) for part in archive.namelist()}
+    return found
+
+
+def _untimed(told):
+    """``told`` without seconds, and without the digest that covers them."""
+    if isinstance(told, dict):
+        return {
+            key: _untimed(value) for key, value in told.items() if not key.startswith("seconds") and key != "digest"
+        }
+    return told
 
 
 def interruptions(root, work):

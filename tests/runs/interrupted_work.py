@@ -47,6 +47,21 @@ def run(out, *, rounds=3, engine="loop", key=7):
     )
 
 
+def banded_run(out):
+    """Correlated noise, whose state the server keeps from round to round."""
+    pf.simulate(
+        task(),
+        pf.FedAvg("uniform"),
+        rounds=4,
+        training=pf.LocalTraining(learning_rate=0.5, steps=1, batch_size=5),
+        privacy=pf.Privacy(update=[pf.Clip(1.0), pf.BandedNoise(1.0)], noise_key=7),
+        cohort=pf.Rotation(2),
+        out=out,
+        resume=True,
+        execution=pf.Execution(engine="loop", **ONE_CORE),
+    )
+
+
 def vectorised_run(out):
     """The same with clients side by side."""
     run(out, rounds=2, engine="vectorised")
@@ -64,6 +79,7 @@ def experiment(seed=0, rounds=2, **settings):
             "algorithm": {"name": "fedavg"},
             "training": {"learning_rate": 0.5, "batch_size": 100},
             "engine": "loop",
+            "privacy": {"update": [{"name": "clip", "max_norm": 1.0}], "noise_key": 7},
             **ONE_CORE,
             **settings,
         }
@@ -100,7 +116,7 @@ def audit(out):
     text += "\n[privacy.size]\nname = 'laplace'\nepsilon = 1.0\nbound = 800\n"
     (folder / f"{out.name}.toml").write_text(text, encoding="utf-8")
     plan = folder / "audit.toml"
-    plan.write_text(f"experiment = '{out.name}.toml'\n[[audit]]\nname = 'size-response'\ncanaries = 50\n", encoding="utf-8")
+    plan.write_text(f"experiment = '{out.name}.toml'\n[[audit]]\nname = 'size-response'\n", encoding="utf-8")
     with inside(folder), contextlib.redirect_stdout(io.StringIO()):
         audit_experiment(Path("audit.toml"))
 

@@ -14,8 +14,8 @@ import torch
 from privfl.errors import ConfigError, DataError, PrivflError
 from privfl.files import append, sha256, write_whole
 from privfl.privacy.noise.source import NoiseSource
-from privfl.simulation.fingerprint import Fingerprint
 from privfl.simulation.checkpoint import Checkpoint
+from privfl.simulation.fingerprint import Fingerprint
 from privfl.simulation.run_directory import CHECKPOINT, RunDirectory, read_lines
 
 FINGERPRINT = Fingerprint({"inputs": "a", "targets": "b", "model": "c", "torch": "2.12.0"}, {"model": "my_net:Net"})
