@@ -158,6 +158,9 @@ def kills() -> None:
     for name, (work, count) in KINDS.items():
         done = [row for row in results.rows if row["work"] == name]
         with tempfile.TemporaryDirectory() as folder:
+            interrupted_work.run(Path(folder) / "imports")
+            study = Path(folder) / "more" / "runs" / "imports"
+            interrupted_work.study(study)
             out = prepared(name, Path(folder) / "whole")
             began = time.monotonic()
             assert waited(fork(functools.partial(work, out))) == 0
@@ -238,6 +241,8 @@ def outcome(out: Path, whole: dict[str, Any], kind: str) -> Row:
 def starts(count: int = 100) -> None:
     """Two processes that begin at the same instant on one directory."""
     results = Results("starts")
+    with tempfile.TemporaryDirectory() as folder:
+        interrupted_work.run(Path(folder) / "imports")  # what is imported here, no child has to import
     for number in range(len(results.rows), count):
         with tempfile.TemporaryDirectory() as folder:
             out, told = Path(folder) / "out", [Path(folder) / name for name in "ab"]

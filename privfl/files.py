@@ -18,7 +18,7 @@ from typing import Any
 from privfl.errors import DataError, PrivflError
 
 DIGEST = "digest"
-"""The key under which a JSON file holds the SHA-256 of all its other keys."""
+"""The key under which a JSON file holds the SHA-256 of its name and all its other keys."""
 _PLAIN = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -152,7 +152,7 @@ def write_json(path: Path, content: Mapping[str, Any], *, folders: bool = True) 
     Raises:
         PrivflError: the disk is full or refuses.
     """
-    told = {**content, DIGEST: _digest(content)}
+    told = {**content, DIGEST: _digest(path.name, content)}
     write_whole(path, (json.dumps(told, indent=2, allow_nan=False) + "\n").encode(), folders=folders)
 
 
@@ -164,18 +164,19 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        digest = content.pop(DIGEST, None) if isinstance(content, dict) else None
+        found = _digest(path.name, content)
     except (OSError, ValueError, RecursionError) as error:
-        told = f"is missing: {error.strerror}" if isinstance(error, OSError) else f"is damaged: {error}"
+        told = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else f"is damaged: {error}"
         raise DataError(f"{path} {told}; restore it, or repeat what wrote it") from error
     if not isinstance(content, dict):
         raise DataError(f"{path} is damaged: it holds no JSON object; restore it, or repeat what wrote it")
-    digest = content.pop(DIGEST, None)
     if digest is None:
         raise DataError(
             f"{path} holds no digest, so it is damaged or of an earlier version of privfl; restore it, or repeat what "
             "wrote it"
         )
-    if digest != _digest(content):
+    if digest != found:
         raise DataError(f"{path} is damaged or was changed since it was written; restore it, or repeat what wrote it")
     return content
 
@@ -201,8 +202,9 @@ def cannot_write(path: Path, error: OSError) -> PrivflError:
     return PrivflError(f"cannot write {path}: {error.strerror}; what was saved before is intact, {mend}")
 
 
-def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
+def _digest(name: str, content: Any) -> str:
+    """Of ``content`` in a file called ``name``, so that two files that trade their places are noticed."""
+    return hashlib.sha256(json.dumps([name, content], sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def _open_anew(path: Path, mode: int) -> int:

@@ -309,11 +309,19 @@ def _flat(settings: Mapping[str, Any], key: str = "") -> dict[str, Any]:
 
 
 def read_lines(path: Path) -> list[Metrics]:
-    """The complete JSON lines of ``path``; a last line that was cut short is left out."""
+    """The complete JSON lines of ``path``; a last line that was cut short is left out.
+
+    Raises:
+        DataError: something is there that cannot be read.
+    """
     if not path.exists():
         return []
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; remove it, or choose another --out") from error
     lines = []
-    for line in path.read_bytes().splitlines():
+    for line in content.splitlines():
         try:
             lines.append(json.loads(line))
         except (ValueError, RecursionError):

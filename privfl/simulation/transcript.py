@@ -255,8 +255,8 @@ def recorded_rounds(folder: Path) -> list[Path]:
     """
     paths = sorted(folder.glob("round-*.npz"))
     for number, path in enumerate(paths):
-        if not re.fullmatch(r"round-\d{6,}\.npz", path.name):
-            raise DataError(f"{path} is not named as a round of a transcript; remove it, or {MEND}")
+        if not re.fullmatch(r"round-\d{6,}\.npz", path.name) or not path.is_file():
+            raise DataError(f"{path} is no round of a transcript; remove it, or {MEND}")
         if path.name != _round_name(number):
             raise DataError(f"{folder} holds {path.name} and not {_round_name(number)}, which comes before it; {MEND}")
     return paths
@@ -291,6 +291,8 @@ def read_round(path: Path, *, public: bool = False, facts: str | None = None) ->
         meta = archive.meta
         if facts is not None and meta["facts"] != facts:
             raise DataError(f"{path} does not belong to the facts.json beside it; {MEND}")
+        if facts is not None and path.name != _round_name(int(meta["number"])):
+            raise DataError(f"{path} holds round {meta['number']}; {MEND}")
         released = archive["released"]
         if public:
             return SeenRound(int(meta["number"]), released)

@@ -8,6 +8,7 @@ import numpy as np
 
 from privfl.data.partitions import PartitionReport
 from privfl.errors import DataError
+from privfl.federation.task import Task
 from privfl.files import read_json
 from privfl.simulation.callbacks import Simulation
 from privfl.simulation.run_directory import Metrics, RunDirectory
@@ -20,8 +21,14 @@ def record_clients(simulation: Simulation, line: Metrics) -> None:
 
     These are true counts. They are for whoever runs the simulation, and covered by no statement.
     """
-    report, path = simulation.task.report, simulation.path
-    if report is None or path is None or (path / FILE).exists():
+    if simulation.path is not None:
+        write_clients(simulation.path, simulation.task)
+
+
+def write_clients(path: Path, task: Task) -> None:
+    """Write ``clients.json`` to the run directory ``path``, unless it is there or nothing is known of the division."""
+    report = task.report
+    if report is None or (path / FILE).exists():
         return
     arrays = {name: getattr(report, name).tolist() for name in ("counts", "label_entropy", "distance_to_pool")}
     numbers = {name: int(getattr(report, name)) for name in ("available", "distinct", "shared")}

@@ -26,11 +26,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from privfl.errors import ConfigError, DataError, PrivflError
 from privfl.experiment import Experiment
+from privfl.federation.task import Task
 from privfl.files import remove, write_json, write_whole
 from privfl.lock import FolderLock
 from privfl.privacy.accounting.release import OBSERVERS, UNITS
 from privfl.simulation.run_directory import RunDirectory, read_lines
-from privfl.study.clients import record_clients
+from privfl.study.clients import FILE, record_clients, write_clients
 from privfl.study.composed import PythonRun
 
 CELLS = tuple(f"{unit}/{observer}" for unit in UNITS for observer in OBSERVERS)
@@ -55,6 +56,10 @@ class Cell:
     def folder(self) -> str:
         """Name of the run's directory."""
         return _folder(self.method, self.level, self.experiment.schedule.seed)
+
+    def task(self) -> Task:
+        """The task of the run."""
+        return self.experiment.build_task() if isinstance(self.experiment, PythonRun) else self.experiment.task()
 
 
 def _folder(method: str, level: str, seed: int) -> str:
@@ -210,6 +215,8 @@ def _run_cell(cell: Cell, folder: Path) -> str:
         RunDirectory(folder).settle()
         if not _finished(cell, folder):
             cell.experiment.run(folder, resume=True, callbacks=[record_clients])
+        if not (folder / FILE).exists():  # an interruption came between the last round and the callback
+            write_clients(folder, cell.task())
         remove(folder / "error.txt")
     except (PrivflError, OSError) as error:
         return str(error)

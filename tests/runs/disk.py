@@ -181,7 +181,9 @@ class Disk:
 def tree(root):
     """{name: content} of all files below ``root``; folders have no content."""
     found = sorted(root.rglob("*")) if root.exists() else []
-    return {path.relative_to(root).as_posix(): None if path.is_dir() else path.read_bytes() for path in found}
+    files = {path for path in found if path.is_file()}  # a link that leads nowhere is no file
+    kept = [path for path in found if path in files or path.is_dir()]
+    return {path.relative_to(root).as_posix(): path.read_bytes() if path in files else None for path in kept}
 
 
 def lay(root, content):

@@ -113,7 +113,7 @@ def audit(out):
     for name, table in settings.items():
         if isinstance(table, dict):
             text += f"\n[{name}]\n" + "\n".join(f"{key} = {json.dumps(value)}" for key, value in table.items())
-    text += "\n[privacy.size]\nname = 'laplace'\nepsilon = 1.0\nbound = 800\n"
+    text += "\n[privacy]\nnoise_key = 7\n[privacy.size]\nname = 'laplace'\nepsilon = 1.0\nbound = 800\n"
     (folder / f"{out.name}.toml").write_text(text, encoding="utf-8")
     plan = folder / "audit.toml"
     plan.write_text(f"experiment = '{out.name}.toml'\n[[audit]]\nname = 'size-response'\n", encoding="utf-8")
