@@ -5,10 +5,8 @@
     kills     SIGKILL at a random moment, 500 times
     damage    5,000 copies of run directories, one file of each damaged
     starts    two processes that begin on one directory at the same instant, 100 times
-    cost      seconds of a round, with and without forcing files to disk
-    table     the table of docs/reliability.md from what the others wrote
 
-Each writes its raw results to benchmarks/results/reliability/WHAT.json as it goes, and goes on from there when it is
+Each writes its raw results to benchmarks/results/reliability/WHAT.jsonl as it goes, and goes on from there when it is
 started again. Work is done in processes forked from this one, so that nothing has to be imported twice (Linux, macOS).
 """
 
@@ -83,25 +81,34 @@ def prepared(name: str, root: Path) -> Path:
 
 
 class Results:
-    """The rows of one campaign, written down as they come."""
+    """The rows of one campaign, one a line, written down as they come, by any number of processes."""
 
     def __init__(self, name: str) -> None:
-        self.path = RESULTS / f"{name}.json"
-        self.rows: list[Row] = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else []
+        self.path = RESULTS / f"{name}.jsonl"
 
-    def add(self, row: Row, *, write: bool = True) -> None:
+    def rows(self) -> list[Row]:
+        """All rows so far."""
+        if not self.path.exists():
+            return []
+        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+
+    def add(self, row: Row) -> None:
         """Add ``row``."""
-        self.rows.append(row)
-        if write:
-            self.write()
-
-    def write(self) -> None:
-        """Write all rows, one a line."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        text = "[\n" + ",\n".join(json.dumps(row) for row in self.rows) + "\n]\n"
-        beside = self.path.with_suffix(".part")
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(self.path)
+        with self.path.open("ab", buffering=0) as file:
+            file.write((json.dumps(row) + "\n").encode())
+
+
+def side_by_side(work: Callable[[int, int], None], processes: int) -> None:
+    """``work(part, processes)`` for each part, in processes of their own; all imports are done before."""
+    with tempfile.TemporaryDirectory() as folder:
+        interrupted_work.study(Path(folder) / "runs" / "imports")
+        interrupted_work.run(Path(folder) / "runs" / "more imports")
+    if processes == 1:
+        return work(0, 1)
+    for child in [fork(functools.partial(work, part, processes)) for part in range(processes)]:
+        assert waited(child) == 0
+    return None
 
 
 def fork(work: Callable[[], Any]) -> int:
@@ -125,12 +132,11 @@ def waited(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def points() -> None:
+def points(part: int, parts: int) -> None:
     """Every step of every kind of work."""
     results = Results("points")
-    for name in STEPWISE:
-        if any(row["work"] == name for row in results.rows):
-            continue
+    done = {row["work"] for row in results.rows()}
+    for name in [name for name in STEPWISE[part::parts] if name not in done]:
         work = KINDS[name][0]
         with tempfile.TemporaryDirectory() as folder:
             out = prepared(name, Path(folder))
@@ -149,47 +155,45 @@ def points() -> None:
         kinds = Counter(kind for kind, _ in steps)
         row = {"work": name, "steps": len(steps), **kinds, "states": dict(tried), "differing": differing}
         results.add(row)
-        print(f"{name}: {len(steps)} steps, {sum(tried.values())} states, {len(differing)} differ", flush=True)
 
 
-def kills() -> None:
+def kills(part: int, parts: int) -> None:
     """SIGKILL at random moments."""
     results = Results("kills")
     for name, (work, count) in KINDS.items():
-        done = [row for row in results.rows if row["work"] == name]
+        done = {row["number"] for row in results.rows() if row["work"] == name}
+        numbers = [number for number in range(part, count, parts) if number not in done]
+        if not numbers:
+            continue
         with tempfile.TemporaryDirectory() as folder:
-            interrupted_work.run(Path(folder) / "imports")
-            study = Path(folder) / "more" / "runs" / "imports"
-            interrupted_work.study(study)
             out = prepared(name, Path(folder) / "whole")
             began = time.monotonic()
             assert waited(fork(functools.partial(work, out))) == 0
             takes, whole = time.monotonic() - began, disk.result(out)
             before = prepared(name, Path(folder) / "killed")
             start = disk.tree(before)
-            draw, missed = random.Random(f"{name} {len(done)}"), 0
-            for number in range(len(done), count):
-                while True:
-                    disk.lay(before, start)
-                    moment, died = draw.random() * takes, 0
-                    child = fork(functools.partial(work, before))
-                    time.sleep(moment)
-                    os.kill(child, signal.SIGKILL)
-                    died = waited(child)
-                    if died == -signal.SIGKILL:
-                        break
-                    missed += 1
-                    takes *= 0.9  # the machine is faster than it was
-                left = len(disk.tree(before))
-                ended = waited(fork(functools.partial(work, before)))
-                same = ended == 0 and disk.result(before) == whole
-                row = {"work": name, "number": number, "after": round(moment, 3), "files": left, "same": same}
-                results.add(row, write=number % 10 == 9 or not same)
-        results.write()
-        rows = [row for row in results.rows if row["work"] == name]
-        print(
-            f"{name}: {len(rows)} kills, {sum(not row['same'] for row in rows)} differ ({missed} came late)", flush=True
-        )
+            for number in numbers:
+                results.add({"work": name, "number": number, **kill(work, before, start, whole, takes, number)})
+
+
+def kill(
+    work: Work, out: Path, start: dict[str, bytes | None], whole: dict[str, Any], takes: float, number: int
+) -> Row:
+    """Kill ``work``, which ``takes`` so many seconds from ``start``, at a random moment, and repeat it."""
+    draw, late = random.Random(number), 0
+    while True:
+        disk.lay(out, start)
+        moment = draw.random() * takes
+        child = fork(functools.partial(work, out))
+        time.sleep(moment)
+        os.kill(child, signal.SIGKILL)
+        if waited(child) == -signal.SIGKILL:
+            break
+        late, takes = late + 1, 0.9 * takes  # the machine is faster than it was
+    left = len(disk.tree(out))
+    ended = waited(fork(functools.partial(work, out)))
+    same = ended == 0 and disk.result(out) == whole
+    return {"after": round(moment, 3), "came late": late, "files": left, "same": same}
 
 
 def in_flight(folder: Path) -> dict[str, dict[str, bytes | None]]:
@@ -203,22 +207,21 @@ def in_flight(folder: Path) -> dict[str, dict[str, bytes | None]]:
     return {"before its first checkpoint": killed[0], "in flight": killed[2], "finished": finished}
 
 
-def damages(count: int = 5000) -> None:
+def damages(part: int, parts: int, count: int = 5000) -> None:
     """Damaged copies, of which each is refused in a sentence or gives the same numbers."""
     results = Results("damage")
+    done = {row["number"] for row in results.rows()}
     with tempfile.TemporaryDirectory() as folder:
         kinds = in_flight(Path(folder))
         out = Path(folder) / "runs" / "out"
+        disk.lay(out, kinds["finished"])
         whole = disk.result(out)
-        for number in range(len(results.rows), count):
-            kind = sorted(kinds)[number % len(kinds)]
-            disk.lay(out, kinds[kind])
-            how, file = damage(out, number)
-            results.add({"run": kind, "how": how, "file": file, **outcome(out, whole, kind)}, write=number % 100 == 99)
-            if results.rows[-1]["outcome"] not in ("sentence", "same numbers"):
-                print(number, results.rows[-1], flush=True)
-    results.write()
-    print(dict(Counter(row["outcome"] for row in results.rows)), flush=True)
+        for number in range(part, count, parts):
+            if number not in done:
+                kind = sorted(kinds)[number % len(kinds)]
+                disk.lay(out, kinds[kind])
+                how, file = damage(out, number)
+                results.add({"number": number, "run": kind, "how": how, "file": file, **outcome(out, whole, kind)})
 
 
 def outcome(out: Path, whole: dict[str, Any], kind: str) -> Row:
@@ -238,12 +241,11 @@ def outcome(out: Path, whole: dict[str, Any], kind: str) -> Row:
     return {"outcome": "other numbers", "told": ", ".join(differing)} if differing else {"outcome": "same numbers"}
 
 
-def starts(count: int = 100) -> None:
+def starts(part: int, parts: int, count: int = 100) -> None:
     """Two processes that begin at the same instant on one directory."""
     results = Results("starts")
-    with tempfile.TemporaryDirectory() as folder:
-        interrupted_work.run(Path(folder) / "imports")  # what is imported here, no child has to import
-    for number in range(len(results.rows), count):
+    done = {row["number"] for row in results.rows()}
+    for number in (number for number in range(part, count, parts) if number not in done):
         with tempfile.TemporaryDirectory() as folder:
             out, told = Path(folder) / "out", [Path(folder) / name for name in "ab"]
             instant = time.monotonic() + 0.2
@@ -267,7 +269,6 @@ def starts(count: int = 100) -> None:
             loser = next((text for text in said if text != "finished"), "")
             row = {"number": number, "winners": len(winners), "loser": loser.replace(str(out), "RUN"), "lines": lines}
             results.add({**row, "good": good})
-    print(f"{len(results.rows)} starts, {sum(row['good'] for row in results.rows)} with one winner, named", flush=True)
 
 
 def main() -> None:
@@ -275,8 +276,10 @@ def main() -> None:
     campaigns = {"points": points, "kills": kills, "damage": damages, "starts": starts}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=campaigns)
+    parser.add_argument("--processes", type=int, default=1, help="side by side")
+    options = parser.parse_args()
     logging.getLogger("privfl.lock").setLevel(logging.ERROR)  # each takeover would be told
-    campaigns[parser.parse_args().what]()
+    side_by_side(campaigns[options.what], options.processes)
 
 
 if __name__ == "__main__":
