@@ -27,9 +27,9 @@ from audits.canaries.canaries import rare_token_canaries, rare_token_task
 from audits.canaries.gradient_canaries import audit_one_run, audit_two_worlds
 from audits.result import AuditResult
 from privfl.federation.task import Task
+from privfl.files import write_whole
 from privfl.privacy.noise.source import NoiseStream
 from privfl.simulation.result import Run
-from privfl.simulation.run_directory import write_whole
 
 CLIP = 0.5
 

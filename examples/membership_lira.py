@@ -40,7 +40,7 @@ from attacks.membership.update_attacks import (
     LossTrajectory,
 )
 from attacks.metrics.distinguishing import auc_ceiling, roc, tpr_ceiling
-from privfl.simulation.run_directory import write_whole
+from privfl.files import write_whole
 
 CENTRAL, FEDERATED, PRIVATE = "central", "federated", "DP-SGD"
 DELTA = 1e-5

@@ -67,10 +67,12 @@ class Experiment(RunConfig):
 
         Raises:
             ConfigError: there is none, or it cannot be read back here; the sentence says what it needs.
+            DataError: its settings were changed since it began.
         """
         path = RunDirectory(Path(folder)).path / "config.toml"
         if not path.exists():
             raise ConfigError(f"{folder} holds no run; give the --out folder of `privfl run` with record = true")
+        RunDirectory(Path(folder)).config_file()
         try:
             extension = RunDirectory(Path(folder)).read_json(EXTENSION)
             longer = [] if extension is None else [f"rounds={extension['rounds']}"]

@@ -24,8 +24,8 @@ SCRIPTS = sorted(path for folder in ("examples", "benchmarks", "tests") for path
 
 FLOORS: tuple[set[str], ...] = (
     {"privfl.errors", "privfl.opacus_parts", "privfl.plain_text", "privfl.randomness"},
-    {"privfl.validation", "privfl.references"},
-    {"privfl.schema"},
+    {"privfl.validation", "privfl.references", "privfl.files"},
+    {"privfl.schema", "privfl.lock"},
     {
         "privfl.models",
         "privfl.metrics",
@@ -87,7 +87,7 @@ TESTED_ELSEWHERE = {
     "privfl/privacy/mechanisms": "gaussian secure_sum",
     "privfl/privacy/secagg": "bodies client errors ideal server",
     "privfl/privacy/sizes": "estimate",
-    "privfl/simulation": "recorder result",
+    "privfl/simulation": "archive checkpoint noise_key recorder result",
     "privfl/study": "attacks clients composed demo findings grid plots report sweep",
     "attacks": "attack auxiliary registry",
     "attacks/images": "nulls result",

@@ -17,7 +17,7 @@ Results are written to the run directory: ``attacks/NAME.json`` and ``attacks/NA
 
 from __future__ import annotations
 
-import json
+import io
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,20 +57,24 @@ def attack_run(path: Path) -> None:
     attacks: tuple[Any, ...] = choose_each(registry.ATTACKS, plan.attack, "attack", registry.Attack)
     run = Path(plan.run)
     from privfl.commands.judge import Judge
-    from privfl.simulation.run_directory import write_whole
+    from privfl.simulation.run_directory import RunDirectory
     from privfl.simulation.transcript import Transcript
 
     judge = Judge.of(run, plan.seed, plan.public_share, plan.candidates, plan.task)
-    folder, used = run / "attacks", Counter[str]()
-    for attack in attacks:
-        used[attack.name] += 1
-        label = attack.name if used[attack.name] == 1 else f"{attack.name}-{used[attack.name]}"
-        seen = Transcript.load(run, attack.observer, judge.task.model)
-        try:
-            result = attack.run(seen, judge.auxiliary(attack, attack.needs))
-        except ConfigError as error:
-            raise ConfigError(f"{label}: {error}") from error
-        write_whole(folder / f"{label}.json", (json.dumps(result.to_json(), indent=2) + "\n").encode())
-        result.figure().savefig(folder / f"{label}.png", dpi=140)
-        typer.echo(f"{result}\n")
+    directory, folder, used = RunDirectory(run), run / "attacks", Counter[str]()
+    with directory.held():
+        directory.make_folder(folder.name)
+        for attack in attacks:
+            used[attack.name] += 1
+            label = attack.name if used[attack.name] == 1 else f"{attack.name}-{used[attack.name]}"
+            seen = Transcript.load(run, attack.observer, judge.task.model)
+            try:
+                result = attack.run(seen, judge.auxiliary(attack, attack.needs))
+            except ConfigError as error:
+                raise ConfigError(f"{label}: {error}") from error
+            picture = io.BytesIO()
+            result.figure().savefig(picture, dpi=140)
+            directory.write(f"{folder.name}/{label}.png", picture.getvalue())
+            directory.write_json(f"{folder.name}/{label}.json", result.to_json())
+            typer.echo(f"{result}\n")
     typer.echo(f"Results: {folder}    (privfl report {run} shows them)")

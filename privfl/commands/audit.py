@@ -15,7 +15,6 @@ Results are written to ``audits/NAME.json`` in the run's directory, or in ``runs
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +58,9 @@ def audit_experiment(path: Path) -> bool:
     The confidence is each audit's own: of many audits of true claims, a share of up to 1 − confidence may err.
     """
     from privfl.experiment import Experiment
-    from privfl.simulation.run_directory import write_whole
+    from privfl.files import write_json
+    from privfl.lock import FolderLock
+    from privfl.simulation.run_directory import RunDirectory
 
     registry = companion("audits.registry")
     plan = build(Plan, read_toml(path, "an audit file"))
@@ -67,17 +68,20 @@ def audit_experiment(path: Path) -> bool:
     overrides = [] if plan.task is None else [f"task={plan.task}"]
     source, read = (plan.run, Experiment.of_run) if plan.run else (plan.experiment, Experiment.from_toml)
     experiment = read(source, overrides)
-    used, refuted = Counter[str](), False
-    for audit in audits:
-        used[audit.name] += 1
-        label = audit.name if used[audit.name] == 1 else f"{audit.name}-{used[audit.name]}"
-        try:
-            result = audit.run(experiment, plan.confidence, plan.seed)
-        except ConfigError as error:
-            raise ConfigError(f"{label}: {error}") from error
-        told = (json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n").encode()
-        write_whole(plan.folder / "audits" / f"{label}.json", told)
-        typer.echo(f"{result}\n")
-        refuted = refuted or result.refuted
-    typer.echo(f"Results: {plan.folder / 'audits'}")
+    RunDirectory(plan.folder).settle()
+    folder, used, refuted = plan.folder / "audits", Counter[str](), False
+    lock = FolderLock(folder)
+    with lock.held():
+        for audit in audits:
+            used[audit.name] += 1
+            label = audit.name if used[audit.name] == 1 else f"{audit.name}-{used[audit.name]}"
+            try:
+                result = audit.run(experiment, plan.confidence, plan.seed)
+            except ConfigError as error:
+                raise ConfigError(f"{label}: {error}") from error
+            lock.check()
+            write_json(folder / f"{label}.json", result.to_json(), folders=False)
+            typer.echo(f"{result}\n")
+            refuted = refuted or result.refuted
+    typer.echo(f"Results: {folder}")
     return refuted

@@ -7,18 +7,17 @@ noise is used twice, and the ledger goes on counting what is released.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from privfl.errors import ConfigError
+from privfl.files import remove
 from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.noise.source import NoiseSource
 from privfl.schema import read_toml
 from privfl.simulation.fingerprint import Fingerprint
 from privfl.simulation.plan import Plan
-from privfl.simulation.run_directory import EXTENSION, RunDirectory, write_whole
+from privfl.simulation.run_directory import EXTENSION, RunDirectory
 from privfl.simulation.state import State
 
 
@@ -64,13 +63,13 @@ def extend(
                 f"{directory.path} holds a run that began with a key from the operating system; leave "
                 "privacy.noise_key out, or choose another --out"
             )
-        write_whole(directory.key_file, source.key.hex().encode(), mode=0o600)
+        directory.key_file.store(source)
         key = {"fixed": False, "check": source.check}
     elif summary is None and (before := directory.read_json(EXTENSION)) is not None:
         key = before["key"]  # its rounds go on under the key that they began with
     directory.write_json(EXTENSION, {"rounds": asked, "key": key})
     for name in ("statement.json", "summary.json"):
-        _remove(directory.path / name)
+        remove(directory.path / name)
 
 
 def planned_rounds(directory: RunDirectory) -> int:
@@ -100,14 +99,3 @@ def reopen(plan: Plan, state: State, cells: tuple[str, ...] | None) -> None:
     bounds = EpsilonTracker(state.ledger, plan.privacy.target_delta, plan.units).so_far()
     shown = {cell: value for cell, value in bounds.items() if cells is None or cell in cells}
     state.metrics[-1] = {**line, "epsilon": shown}
-
-
-def _remove(path: Path) -> None:
-    """Remove ``path`` for good: a power cut does not bring it back."""
-    path.unlink(missing_ok=True)
-    if os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

@@ -10,14 +10,16 @@ from torch import Tensor
 
 from privfl.engine.aggregation import CohortSums
 from privfl.engine.workspace import ClientResult, Phase
+from privfl.errors import DataError
 from privfl.federation.availability import Availability
 from privfl.federation.cohorts import Cohort
 from privfl.federation.task import Task
+from privfl.files import remove
 from privfl.models import NamedModel
 from privfl.privacy.accounting.release import OBSERVERS, Observer
 from privfl.schema import plain
 from privfl.simulation.plan import RunSettings
-from privfl.simulation.run_directory import write_whole
+from privfl.simulation.run_directory import RunDirectory
 from privfl.simulation.settings import registries
 from privfl.simulation.transcript import (
     FOLDER,
@@ -26,8 +28,11 @@ from privfl.simulation.transcript import (
     SeenRound,
     Tensors,
     Transcript,
+    digest_of,
     encode_facts,
     encode_round,
+    read_round,
+    recorded_rounds,
 )
 
 SERVERS_VIEW = "The run directory holds the server's transcript: whoever gets the folder sees what the server saw."
@@ -73,23 +78,43 @@ class Recorder:
     """
 
     def __init__(
-        self, observers: Sequence[Observer], facts: PublicFacts, run_folder: Path | None, begin: int, task: Task
+        self,
+        observers: Sequence[Observer],
+        facts: PublicFacts,
+        directory: RunDirectory | None,
+        begin: int,
+        task: Task,
     ) -> None:
-        """A run that goes on at round ``begin`` writes that round and what follows anew."""
+        """A run that goes on at round ``begin`` writes that round and what follows anew.
+
+        Raises:
+            DataError: a round before ``begin`` is missing or damaged, or a file in the folder is no round.
+            PrivflError: the disk refuses.
+        """
         self.observers = tuple(observers)
         self.facts, self._factory = facts, task.model
-        self._folder = None if run_folder is None or not observers else run_folder / FOLDER
+        self._directory = directory if observers else None
         self._rounds: list[SeenRound | Path] = []
-        self.notes = [SERVERS_VIEW] if self._folder is not None and "server" in observers else []
+        self.notes = [SERVERS_VIEW] if self._directory is not None and "server" in observers else []
+        self._facts_digest: str | None = None
         self._uploads: dict[int, Tensors] | None = None
         self._exchanges: list[Exchange] = []
-        if self._folder is not None:
-            write_whole(self._folder / "facts.json", encode_facts(facts, self.observers))
-            for path in sorted(self._folder.glob("round-*.npz")):
-                if int(path.stem.removeprefix("round-")) < begin:
-                    self._rounds.append(path)
-                else:
-                    path.unlink()
+        if self._directory is not None:
+            folder, told = self._directory.path / FOLDER, encode_facts(facts, self.observers)
+            self._directory.make_folder(FOLDER)
+            self._directory.write(f"{FOLDER}/facts.json", told)
+            self._facts_digest = digest_of(told)
+            paths = recorded_rounds(folder)
+            if len(paths) < begin:
+                raise DataError(
+                    f"{folder} holds {len(paths)} rounds, and {begin} are done; restore it, or start anew with another "
+                    "--out"
+                )
+            for path in reversed(paths[begin:]):
+                remove(path)
+            for path in paths[:begin]:
+                read_round(path, facts=self._facts_digest)
+            self._rounds += paths[:begin]
 
     def uploads(self, results: Iterable[ClientResult]) -> Iterator[ClientResult]:
         """``results`` as they pass, each one's upload noted."""
@@ -133,19 +158,19 @@ class Recorder:
         if "server" in self.observers:
             seen = replace(seen, exchanges=tuple(self._exchanges), sizes=dict(sizes))
         self._exchanges = []
-        if self._folder is None:
+        if self._directory is None:
             self._rounds.append(seen)
             return
-        path = self._folder / f"round-{number:06d}.npz"
-        write_whole(path, encode_round(seen))
-        self._rounds.append(path)
+        name = f"{FOLDER}/round-{number:06d}.npz"
+        self._directory.write(name, encode_round(seen, self._facts_digest))
+        self._rounds.append(self._directory.path / name)
 
     def transcript(self) -> Transcript | None:
         """What the most privileged recorded observer saw so far; ``None`` if nobody is recorded."""
         if not self.observers:
             return None
         observer: Observer = "server" if "server" in self.observers else "public"
-        return Transcript(self.facts, observer, self._rounds, self._factory)
+        return Transcript(self.facts, observer, self._rounds, self._factory, self._facts_digest)
 
 
 def _copies(tensors: Tensors) -> Tensors:

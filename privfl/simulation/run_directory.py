@@ -1,109 +1,47 @@
 """A run on disk: what it was, what it measured, what it may claim, and where to go on after an interruption.
 
     config.toml  environment.json  fingerprint.json  metrics.jsonl  timing.jsonl  statement.json  summary.json
-    checkpoints/  figures/
+    checkpoints/  figures/  run.lock
 
-Every file appears whole or not at all: it is written beside its place, forced to disk and moved. Checkpoints are NumPy
-archives read without pickle. ``metrics.jsonl`` may run ahead of the checkpoint; a resumed run cuts it back first.
-While a run is in flight ``noise.key`` (readable by the owner only) holds the key of its privacy noise, so that a
-resumed run repeats the noise of a round instead of spending it twice; it is erased when the run ends. What differs from
-the run that began (``fingerprint.json``) is refused: it would send other messages under the same noise.
+Every file appears whole or not at all: it is written beside its place, forced to disk and moved. JSON files and
+archives carry digests, and ``summary.json`` those of the statement and the metrics. ``metrics.jsonl`` may run ahead of
+the checkpoint, or behind it after a power cut; a resumed run writes it anew from the checkpoint.
+While a run is in flight ``noise.key`` holds the key of its privacy noise, so that a resumed run repeats the noise of a
+round instead of spending it twice; it is erased when the run ends, or by whoever opens the folder next. What differs
+from the run that began (``fingerprint.json``) is refused: it would send other messages under the same noise.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import io
 import json
 import math
 import os
 import platform
-import stat
-import zipfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tomli_w
 import torch
-from torch import Tensor
 
-from privfl.errors import ConfigError, DataError, PrivflError
-from privfl.privacy.noise.source import KEY_BYTES, NoiseSource
+from privfl.errors import ConfigError, DataError
+from privfl.files import append, cannot_write, make_folder, read_json, sha256, usable_folder, write_json, write_whole
+from privfl.lock import FolderLock
+from privfl.privacy.accounting.statement import Statement
+from privfl.privacy.noise.source import NoiseSource
 from privfl.schema import read_toml
+from privfl.simulation.checkpoint import Checkpoint, read_checkpoint
 from privfl.simulation.fingerprint import DATA, INDIFFERENT, Fingerprint, versions
+from privfl.simulation.noise_key import KeyFile
 
 Metrics = dict[str, Any]
 EXTENSION = "extension.json"
 """For how many rounds a run goes on that was planned for fewer, and under which key."""
-
-
-def write_whole(path: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """Write ``content`` so that ``path`` holds either the old or the new content, whenever the machine stops.
-
-    Raises:
-        PrivflError: the disk is full or refuses; the old content is intact.
-    """
-    beside = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except (OSError, ValueError) as error:  # ValueError: the path holds a NUL
-        with suppress(OSError, ValueError):
-            beside.unlink(missing_ok=True)
-        raise _cannot_write(path, error) from error
-
-
-def _cannot_write(path: Path, error: OSError | ValueError) -> PrivflError:
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    mend = "make room and resume with --resume" if full else "choose another folder, or mend this one"
-    reason = (error.strerror if isinstance(error, OSError) else None) or error
-    return PrivflError(f"cannot write {said_path(path)}: {reason}; what was saved before is intact, {mend}")
-
-
-def usable_folder(path: Path | str) -> Path:
-    """``path``, if a folder can be there.
-
-    Raises:
-        ConfigError: a file is in its place or on the way to it, the name is too long or holds a NUL, or the folder
-            cannot be looked into.
-    """
-    folder = Path(path)
-    try:
-        there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
-        blocked = not stat.S_ISDIR(os.stat(there).st_mode)
-        with suppress(FileNotFoundError, NotADirectoryError):  # it is yet to be made, or there is no place for it
-            os.lstat(folder)
-    except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
-        raise ConfigError(f"the folder {said_path(folder)} cannot be used: {reason}; choose another one") from error
-    if blocked:
-        raise ConfigError(f"the folder {said_path(folder)} cannot be made: a file is in its way; choose another one")
-    return folder
-
-
-def said_path(path: Path) -> str:
-    """``path`` as a sentence can hold it: on one line, and cut short in the middle where it is very long."""
-    text = str(path) if str(path).isprintable() else repr(str(path))
-    return text if len(text) <= 200 else f"{text[:90]}…{text[-90:]}"
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Where a run stands after ``round`` finished rounds: tensors by name, and JSON-able ``meta``."""
-
-    round: int
-    tensors: dict[str, Tensor]
-    meta: dict[str, Any]
+CHECKPOINT = "checkpoints/latest.npz"
+ENDED = ("metrics.jsonl", "statement.json")
+"""What a finished run is read from, beside its summary, which holds their digests."""
 
 
 class RunDirectory:
@@ -111,8 +49,9 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path = usable_folder(path)
-        self.checkpoint_file = path / "checkpoints" / "latest.npz"
-        self.key_file = path / "noise.key"
+        self.checkpoint_file = path / CHECKPOINT
+        self.key_file = KeyFile(path)
+        self._lock = FolderLock(path)
 
     @property
     def begun(self) -> bool:
@@ -120,9 +59,36 @@ class RunDirectory:
         return (self.path / "environment.json").exists()
 
     @property
+    def sent(self) -> bool:
+        """Whether the run that is here has ended a round."""
+        return self.checkpoint_file.exists() or bool(self.metrics())
+
+    @property
     def finished(self) -> bool:
         """Whether the run that is here came to its end, by its last round or by its budget: it sends nothing more."""
         return (self.path / "summary.json").exists()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes out, and end what an interruption left undone.
+
+        Raises:
+            ConfigError: another process holds the folder; the sentence names it.
+            PrivflError: the disk refuses.
+        """
+        with self._lock.held():
+            self._end_erasure()
+            yield
+
+    def settle(self) -> None:
+        """End what an interruption of a finished run left undone, unless a process is at work here."""
+        if self.finished and self.key_file.there:
+            with self.held():
+                pass
+
+    def _end_erasure(self) -> None:
+        if self.finished and self.key_file.there:
+            self.key_file.erase()
 
     def begin(
         self, config: Mapping[str, Any], fingerprint: Fingerprint, source: NoiseSource, *, noisy: bool, resume: bool
@@ -150,14 +116,15 @@ class RunDirectory:
         if not self.begun:
             self._start(config, fingerprint, source)
             return None, source
-        checkpoint = self.checkpoint()
+        checkpoint, run = read_checkpoint(self.checkpoint_file) if self.checkpoint_file.exists() else (None, None)
         remains = not self.finished and (checkpoint is None or checkpoint.round < config.get("rounds", math.inf))
         differing = self.differences(config)
         record = self.read_json("fingerprint.json")
         if record is not None and (extension := self.read_json(EXTENSION)) is not None:
             record["key"] = extension["key"]
+        self._check_whole(run, known=record is not None)
         if remains and not differing:
-            source = self._kept(source, record)
+            source = self.key_file.source_of(record, source)
         if record is not None:
             # Where nothing is sent any more, it matters whether this is the run that was asked for, and no more.
             known = record["parts"] if remains else {**fingerprint.parts, **_only(DATA, record["parts"])}
@@ -175,6 +142,20 @@ class RunDirectory:
         self._cut_metrics(checkpoint)
         return checkpoint, source
 
+    def _check_whole(self, run: str | None, *, known: bool) -> None:
+        """See that the checkpoint, which names ``run``, is this run's, and its last one if it has ended."""
+        if run is not None and known and run != self._run:
+            raise DataError(f"{self.checkpoint_file} belongs to another run; restore it, or choose another --out")
+        if self.finished:
+            self._compare(read_json(self.path / "summary.json"), (CHECKPOINT,), "restore it, or choose another --out")
+
+    def _compare(self, summary: Mapping[str, Any], names: Sequence[str], mend: str) -> None:
+        """See that the files ``names`` are those that the run ended with."""
+        digests = summary.get("sha256", {})
+        for name in names:
+            if sha256(self.path / name) != digests.get(name):
+                raise DataError(f"{self.path / name} is damaged or was changed since the run ended; {mend}")
+
     def _start(self, config: Mapping[str, Any], fingerprint: Fingerprint, source: NoiseSource) -> None:
         """Write what a run begins with; ``environment.json`` comes last, and with it the run has begun."""
         if self.checkpoint_file.exists() or self.finished:
@@ -182,61 +163,37 @@ class RunDirectory:
                 f"{self.path} holds what is left of a run without its environment.json; restore it, or start anew with "
                 "another --out"
             )
+        self.make_folder(self.checkpoint_file.parent.name)
         self._cut_metrics(None)
-        write_whole(self.key_file, source.key.hex().encode(), mode=0o600)
+        self.key_file.store(source)
         text = tomli_w.dumps(config).encode()
-        write_whole(self.path / "config.toml", text)
+        self.write("config.toml", text)
         key = {"fixed": source.reproducible, "check": source.check}
         self.write_json("fingerprint.json", {"parts": dict(fingerprint.parts), "key": key})
         self.write_json("environment.json", {**environment(), "config_sha256": hashlib.sha256(text).hexdigest()})
 
-    def _kept(self, source: NoiseSource, record: Mapping[str, Any] | None) -> NoiseSource:
-        """The source of the run that goes on, which is the one that it began with."""
-        began = None if record is None else record["key"]
-        if began is not None and began["fixed"] != source.reproducible:
-            kinds = "a fixed noise_key" if began["fixed"] else "a key from the operating system"
-            raise ConfigError(
-                f"{self.path} holds a run that began with {kinds}; set privacy.noise_key as it was, or choose another "
-                "--out"
-            )
-        if not source.reproducible:
-            source = NoiseSource(self._stored_key(), reproducible=False)
-        if began is not None and began["check"] != source.check:
-            what = "privacy.noise_key" if source.reproducible else str(self.key_file)
-            raise ConfigError(f"{what} is not the key that the run began with; restore it, or choose another --out")
-        return source
+    def config_file(self) -> Path:
+        """The file of the settings that the run began with.
 
-    def _stored_key(self) -> bytes:
-        try:
-            key = bytes.fromhex(self.key_file.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise ConfigError(
-                f"{self.key_file} is gone, and what was sent since the checkpoint cannot be repeated under the same "
-                "noise without it; restore it, or start anew with another --out"
-            ) from error
-        except (OSError, ValueError) as error:
-            raise DataError(f"cannot read {self.key_file} ({error}); restore it, or choose another --out") from error
-        if len(key) != KEY_BYTES:
+        Raises:
+            DataError: it is missing, or was changed since.
+        """
+        path = self.path / "config.toml"
+        if sha256(path) != read_json(self.path / "environment.json").get("config_sha256"):
             raise DataError(
-                f"{self.key_file} holds {len(key)} bytes where a key has {KEY_BYTES}; restore it, or choose another "
-                "--out"
+                f"{path} is damaged or was changed since the run began; restore it, or start anew with another --out"
             )
-        return key
+        return path
 
     def differences(self, config: Mapping[str, Any]) -> list[str]:
         """Which settings of the run that is here ``config`` has otherwise, each with both values.
 
         Raises:
-            ConfigError: ``config.toml`` is missing.
-            DataError: it was changed since the run began.
+            DataError: ``config.toml`` is missing, or was changed since the run began.
         """
-        path = self.path / "config.toml"
         extension = self.read_json(EXTENSION) or {}
-        there, here = _flat(read_toml(path, "a run's config.toml")), _flat(config)
+        there, here = _flat(read_toml(self.config_file(), "a run's config.toml")), _flat(config)
         there |= {name: value for name, value in extension.items() if name == "rounds"}
-        began_with = json.loads((self.path / "environment.json").read_text(encoding="utf-8")).get("config_sha256")
-        if hashlib.sha256(path.read_bytes()).hexdigest() != began_with:
-            raise DataError(f"{path} was changed since the run began; restore it, or start anew with another --out")
         # Where both hash the data, it does not matter whose function returned them; where one does not yet, it does.
         hashed = all(any(key.startswith("data.") for key in side) for side in (there, here))
         ignored = ("task",) if hashed else tuple(key for key in there if "task" in there and key.startswith("data."))
@@ -246,41 +203,53 @@ class RunDirectory:
             if key not in (*INDIFFERENT, *ignored) and there.get(key) != here.get(key)
         ]
 
-    def write_json(self, name: str, content: Any) -> None:
-        """Write ``content`` as JSON to the file ``name``."""
-        write_whole(self.path / name, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+    @property
+    def _run(self) -> str:
+        """What tells this run apart from every other one: a hash of what it depends on and of its key."""
+        return sha256(self.path / "fingerprint.json")
 
-    def read_json(self, name: str) -> Any:
-        """What the JSON file ``name`` holds, ``None`` if there is none."""
-        path = self.path / name
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    def make_folder(self, name: str) -> None:
+        """Make the folder ``name`` if it is missing; raises what :meth:`write` raises."""
+        self._lock.check()
+        try:
+            make_folder(self.path / name)
+        except OSError as error:
+            raise cannot_write(self.path / name, error) from error
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replace the file ``name`` as a whole.
+
+        Raises:
+            PrivflError: the disk refuses, or the folder is no longer this process's own.
+        """
+        self._lock.check()
+        write_whole(self.path / name, content, folders=False)
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Replace the JSON file ``name``; raises what :meth:`write` raises."""
+        self._lock.check()
+        write_json(self.path / name, content, folders=False)
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """What the JSON file ``name`` holds, ``None`` if there is none.
+
+        Raises:
+            DataError: it is damaged or was changed.
+        """
+        return read_json(self.path / name) if (self.path / name).exists() else None
 
     def append(self, name: str, line: Mapping[str, Any]) -> None:
-        """Append one JSON line to the file ``name``."""
-        try:
-            with (self.path / name).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line, allow_nan=False) + "\n")
-        except OSError as error:
-            raise _cannot_write(self.path / name, error) from error
+        """Append one JSON line to the file ``name``; raises what :meth:`write` raises."""
+        self._lock.check()
+        append(self.path / name, json.dumps(line, allow_nan=False) + "\n")
 
     def metrics(self) -> list[Metrics]:
         """All complete lines of ``metrics.jsonl``."""
         return read_lines(self.path / "metrics.jsonl")
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Replace the checkpoint."""
-        buffer = io.BytesIO()
-        arrays = {name: tensor.detach().cpu().numpy() for name, tensor in checkpoint.tensors.items()}
-        meta = json.dumps({"round": checkpoint.round, **checkpoint.meta}).encode()
-        named: dict[str, Any] = {f"tensor/{name}": array for name, array in arrays.items()}
-        np.savez(buffer, meta=np.frombuffer(meta, np.uint8), **named)
-        write_whole(self.checkpoint_file, buffer.getvalue())
-
-    def erase_key(self) -> None:
-        """Forget the key: from now on nobody can repeat the noise."""
-        if self.key_file.exists():
-            self.key_file.write_bytes(bytes(self.key_file.stat().st_size))
-            self.key_file.unlink()
+        """Replace the checkpoint; raises what :meth:`write` raises."""
+        self.write(CHECKPOINT, checkpoint.encode(self._run))
 
     def checkpoint(self) -> Checkpoint | None:
         """The latest checkpoint, ``None`` if there is none.
@@ -288,32 +257,49 @@ class RunDirectory:
         Raises:
             DataError: it cannot be read.
         """
-        if not self.checkpoint_file.exists():
-            return None
-        try:
-            with np.load(self.checkpoint_file, allow_pickle=False) as archive:
-                meta = json.loads(archive["meta"].tobytes())
-                tensors = {
-                    name.removeprefix("tensor/"): torch.from_numpy(archive[name])
-                    for name in archive.files
-                    if name.startswith("tensor/")
-                }
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise DataError(f"cannot read {self.checkpoint_file}: {error}; remove it to start again") from error
-        return Checkpoint(int(meta.pop("round")), tensors, meta)
+        return read_checkpoint(self.checkpoint_file)[0] if self.checkpoint_file.exists() else None
+
+    def end(self, checkpoint: Checkpoint, metrics: Sequence[Metrics], statement: Statement, summary: Metrics) -> None:
+        """Write down how the run ended, and erase its key; raises what :meth:`write` raises."""
+        self.save(checkpoint)
+        self.write_lines("metrics.jsonl", metrics)
+        self.write("statement.json", statement.to_json().encode())
+        files = {name: sha256(self.path / name) for name in (CHECKPOINT, *ENDED)}
+        self.write_json("summary.json", {**summary, "sha256": files})
+        self.key_file.erase()
+
+    def ending(self) -> tuple[Metrics, Statement, list[Metrics]]:
+        """How the run ended: its summary, its statement, and its lines of metrics.
+
+        Raises:
+            DataError: one of the files is missing, damaged, or not the one that the run ended with.
+        """
+        summary = read_json(self.path / "summary.json")
+        self._compare(summary, ENDED, f"`privfl run {self.path} --resume` writes it anew from the checkpoint")
+        del summary["sha256"]
+        text = (self.path / "statement.json").read_text(encoding="utf-8")
+        return summary, Statement.from_json(text), self.metrics()
 
     def _cut_metrics(self, checkpoint: Checkpoint | None) -> None:
-        """Cut off what ran ahead of the checkpoint, and write its own lines where they say otherwise."""
+        """Cut off what ran ahead of the checkpoint, and write the lines that it holds, also those that are missing."""
         rounds, stored = (0, None) if checkpoint is None else (checkpoint.round, checkpoint.meta.get("metrics"))
         for name in ("metrics.jsonl", "timing.jsonl"):
-            kept = [line for line in read_lines(self.path / name) if line["round"] < rounds]
+            kept = [line for line in read_lines(self.path / name) if _round(line) < rounds]
+            if stored is not None and name == "metrics.jsonl":
+                kept = stored
             if kept or (self.path / name).exists():
-                self.write_lines(name, stored if name == "metrics.jsonl" and stored is not None else kept)
+                self.write_lines(name, kept)
 
     def write_lines(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
         """Replace the file ``name`` of JSON lines."""
         text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
-        write_whole(self.path / name, text.encode())
+        self.write(name, text.encode())
+
+
+def _round(line: Any) -> float:
+    """The round that a line tells of; a damaged line tells of none, so that it comes after all."""
+    number = line.get("round") if isinstance(line, dict) else None
+    return number if isinstance(number, int) else math.inf
 
 
 def _only(names: Mapping[str, str], parts: Mapping[str, str]) -> dict[str, str]:
@@ -329,14 +315,22 @@ def _flat(settings: Mapping[str, Any], key: str = "") -> dict[str, Any]:
 
 
 def read_lines(path: Path) -> list[Metrics]:
-    """The complete JSON lines of ``path``; a last line that was cut short is left out."""
+    """The complete JSON lines of ``path``; a last line that was cut short is left out.
+
+    Raises:
+        DataError: something is there that cannot be read.
+    """
     if not path.exists():
         return []
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; remove it, or choose another --out") from error
     lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in content.splitlines():
         try:
             lines.append(json.loads(line))
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             break
     return lines
 

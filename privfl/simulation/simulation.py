@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from privfl.engine.aggregation import CohortSums
 from privfl.engine.choice import Choice, Engine, choose
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import phases_of
+from privfl.errors import DataError
 from privfl.federation.availability import Always, Availability
 from privfl.federation.cohorts import Cohort, Everyone
 from privfl.federation.task import Task
@@ -27,6 +29,7 @@ from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.settings import Privacy
 from privfl.simulation.callbacks import Callback, Simulation
 from privfl.simulation.caveats import assumptions, caveats
+from privfl.simulation.checkpoint import Checkpoint
 from privfl.simulation.evaluation import evaluate, storable
 from privfl.simulation.extension import extend, reopen
 from privfl.simulation.fingerprint import Fingerprint
@@ -36,10 +39,13 @@ from privfl.simulation.recorder import Recorder, public_facts, recorded_observer
 from privfl.simulation.result import Run
 from privfl.simulation.round_costs import RoundCosts, exceeds
 from privfl.simulation.rounds import ServerContext, aggregate, collect
-from privfl.simulation.run_directory import Checkpoint, Metrics, RunDirectory, write_whole
+from privfl.simulation.run_directory import Metrics, RunDirectory
 from privfl.simulation.settings import Execution, RunConfig, Schedule
 from privfl.simulation.state import State
 from privfl.validation import checked
+
+ENGINE = "engine.json"
+"""Which engine a run began with; it decides how its messages are rounded."""
 
 
 @checked
@@ -90,7 +96,15 @@ def simulate(
         record=recorded_observers(record),
     )
     directory = None if out is None else RunDirectory(Path(out))
-    plan, checkpoint = begin(asked, prepare(asked), directory, resume=resume)
+    plan = prepare(asked)
+    with nullcontext() if directory is None else directory.held():
+        return _simulate(asked, plan, directory, callbacks, resume=resume)
+
+
+def _simulate(
+    asked: RunSettings, plan: Plan, directory: RunDirectory | None, callbacks: Sequence[Callback], *, resume: bool
+) -> Run:
+    plan, checkpoint = begin(asked, plan, directory, resume=resume)
     state = State.start(plan) if checkpoint is None else State.load(checkpoint, plan)
     if directory is not None and state.ended and not directory.finished:
         reopen(plan, state, ("client/public",) if plan.channel.amplified else None)
@@ -122,6 +136,11 @@ def begin(
     fingerprint = Fingerprint.of(asked, plan, fresh=directory is not None and directory.begun)
     checkpoint, source = None, plan.source
     if directory is not None:
+        if directory.begun and directory.sent and not (directory.path / ENGINE).exists():
+            raise DataError(
+                f"{directory.path} holds no {ENGINE}, so nobody can tell how its rounds were computed; restore it, or "
+                "start anew with another --out"
+            )
         settings = {name: part for name, part in vars(asked).items() if name != "task"}
         config = RunConfig(**settings).for_task(asked.task).to_dict()
         if resume and directory.begun:
@@ -135,14 +154,14 @@ def calibrate(plan: Plan, state: State, directory: RunDirectory | None) -> Plan:
     dpsgd = plan.privacy.training
     if dpsgd is None or dpsgd.target_epsilon is None or directory is None or not directory.finished:
         return calibrate_noise(plan, state.server, state.sizes)
-    had = directory.read_json("summary.json")["noise_multiplier"]
+    had = (directory.read_json("summary.json") or {})["noise_multiplier"]
     noise = tuple(had) if isinstance(had, list) else had
     return with_training(plan, replace(dpsgd, target_epsilon=None, noise_multiplier=noise))
 
 
 def workers(plan: Plan, directory: RunDirectory | None) -> int | None:
     """How many clients train side by side; where that decides the rounding of messages, a run keeps what it had."""
-    recorded = None if directory is None else directory.read_json("engine.json")
+    recorded = None if directory is None else directory.read_json(ENGINE)
     if recorded is None or recorded["chunk"] is None:
         return plan.execution.workers
     had: int | None = recorded.get("workers", plan.execution.workers)
@@ -151,7 +170,7 @@ def workers(plan: Plan, directory: RunDirectory | None) -> int | None:
 
 def pick_engine(plan: Plan, state: State, loop: LoopEngine, directory: RunDirectory | None) -> Engine:
     """The engine that was asked for or measured to be fastest; a resumed run keeps the one it began with."""
-    recorded = None if directory is None else directory.read_json("engine.json")
+    recorded = None if directory is None else directory.read_json(ENGINE)
     if recorded is None:
         received = plan.algorithm.broadcast(plan.algorithm.begin_round(state.server, state.round))
         cohort = math.ceil(plan.cohort.expected(len(plan.task.clients)))
@@ -159,7 +178,7 @@ def pick_engine(plan: Plan, state: State, loop: LoopEngine, directory: RunDirect
     else:
         choice = Choice(**{name: value for name, value in recorded.items() if name != "workers"})
     if directory is not None:
-        directory.write_json("engine.json", {**choice.to_dict(), "workers": loop.workers})
+        directory.write_json(ENGINE, {**choice.to_dict(), "workers": loop.workers})
     return choice.build(loop, plan.way)
 
 
@@ -168,7 +187,7 @@ def run(
 ) -> Run:
     """Run the rounds of ``plan`` that ``state`` has not seen yet, within the budget, and conclude."""
     path = None if directory is None else directory.path
-    recorder = Recorder(plan.record, public_facts(plan), path, state.round, plan.task)
+    recorder = Recorder(plan.record, public_facts(plan), directory, state.round, plan.task)
     tracker = EpsilonTracker(state.ledger, plan.privacy.target_delta, plan.units)
     budget, sizes, everyone = plan.privacy.budget, state.sizes, np.arange(len(plan.task.clients))
     saved = time.monotonic()
@@ -322,11 +341,7 @@ def conclude(
         **({"failure": failure} if seen_anyway else {}),
     }
     if directory is not None:
-        directory.save(state.checkpoint())
-        directory.write_lines("metrics.jsonl", state.metrics)
-        write_whole(directory.path / "statement.json", statement.to_json().encode())
-        directory.write_json("summary.json", summary)
-        directory.erase_key()
+        directory.end(state.checkpoint(), state.metrics, statement, summary)
     path = None if directory is None else directory.path
     final, seen = algorithm.eval_parameters(state.server), recorder.transcript()
     states = state.server, state.client_state

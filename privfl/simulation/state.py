@@ -6,12 +6,14 @@ from collections import Counter
 from dataclasses import dataclass
 
 from privfl.algorithms.base import Tensors
+from privfl.errors import DataError
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.sizes.known_sizes import SIZE, SIZE_RESPONSE, Sizes
 from privfl.privacy.sizes.responses import SizeResponses
+from privfl.simulation.checkpoint import MEND, Checkpoint
 from privfl.simulation.health import Health
 from privfl.simulation.plan import Plan
-from privfl.simulation.run_directory import Checkpoint, Metrics
+from privfl.simulation.run_directory import Metrics
 
 
 @dataclass
@@ -67,22 +69,55 @@ class State:
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, plan: Plan) -> State:
-        """The state that :meth:`checkpoint` stored, on the device of ``plan``."""
+        """The state that :meth:`checkpoint` stored, on the device of ``plan``.
+
+        Raises:
+            DataError: the checkpoint is not one of this run.
+        """
         server: Tensors = {}
         client_state: dict[int, Tensors] = {}
-        for name, tensor in checkpoint.tensors.items():
-            kind, path = name.split("/", 1)
-            if kind == "server":
-                server[path] = tensor.to(plan.initial.device)
-            else:
-                client, own = path.split("/", 1)
-                client_state.setdefault(int(client), {})[own] = tensor.to(plan.initial.device)
-        meta = checkpoint.meta
-        ledger = Ledger.from_state(meta["ledger"])
-        sizes = _sizes(plan, ledger, SizeResponses.from_state(meta["sizes"]))
-        dropped, health = Counter(meta["dropped"]), Health.from_state(meta["health"])
-        told = meta["metrics"], dropped, health, meta["failure"], meta["ended"]
-        return cls(checkpoint.round, server, client_state, ledger, sizes, *told)
+        try:
+            for name, tensor in checkpoint.tensors.items():
+                kind, path = name.split("/", 1)
+                if kind == "server":
+                    server[path] = tensor.to(plan.initial.device)
+                else:
+                    client, own = path.split("/", 1)
+                    client_state.setdefault(int(client), {})[own] = tensor.to(plan.initial.device)
+            meta = checkpoint.meta
+            if not all(isinstance(count, int) for count in dict(meta["dropped"]).values()):
+                raise TypeError("'dropped' holds no counts")
+            ledger = Ledger.from_state(meta["ledger"])
+            sizes = _sizes(plan, ledger, SizeResponses.from_state(meta["sizes"]))
+            dropped, health = Counter(meta["dropped"]), Health.from_state(meta["health"])
+            told = meta["metrics"], dropped, health, meta["failure"], meta["ended"]
+            state = cls(checkpoint.round, server, client_state, ledger, sizes, *told)
+            wrong = _unfit(state, plan)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            wrong = f"its parts do not fit together ({error})"
+        if wrong:
+            raise DataError(f"the checkpoint after round {checkpoint.round} is not one of this run: {wrong}; {MEND}")
+        return state
+
+
+def _unfit(state: State, plan: Plan) -> str:
+    """Why ``state`` cannot be where a run of ``plan`` stands; empty if it can."""
+    clients = len(plan.task.clients)
+    if state.round > plan.schedule.rounds:
+        return f"the run has {plan.schedule.rounds} rounds"
+    if [line["round"] for line in state.metrics] != list(range(state.round)):
+        return f"it holds the metrics of {len(state.metrics)} rounds"
+    if state.ledger.clients != clients:
+        return f"its ledger is of {state.ledger.clients} clients, and the run has {clients}"
+    strangers = [client for client in state.client_state if not 0 <= client < clients]
+    if strangers:
+        return f"client {strangers[0]} keeps something in it, and the run has {clients} clients"
+    shape = state.server["parameters"].shape if "parameters" in state.server else None
+    if shape is not None and "parameters" in (began := plan.algorithm.start(plan.initial)):
+        expected = began["parameters"].shape
+        if shape != expected:
+            return f"its parameters have shape {tuple(shape)}, and the model has {tuple(expected)}"
+    return ""
 
 
 def _sizes(plan: Plan, ledger: Ledger, responses: SizeResponses) -> Sizes:

@@ -11,16 +11,14 @@ parameters that the server evaluates after every round. Both know the public fac
 
 from __future__ import annotations
 
-import io
+import hashlib
 import json
-import zipfile
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, overload
 
-import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -28,9 +26,11 @@ from privfl.errors import ConfigError, DataError
 from privfl.models import NamedModel
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.accounting.release import OBSERVERS, Observer
+from privfl.simulation.archive import Archive, encode_archive, open_archive
 
 Tensors = dict[str, Tensor]
 FOLDER = "transcript"
+MEND = "restore it, or record the run again"
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,13 @@ class Transcript(Sequence[SeenRound]):
         observer: Observer,
         rounds: Sequence[SeenRound | Path],
         factory: Callable[[int], nn.Module] | None = None,
+        digest: str | None = None,
     ) -> None:
-        """``rounds`` in order, in memory or as files; ``factory`` builds the network if its name cannot."""
-        self.facts, self.observer = facts, observer
+        """``rounds`` in order, in memory or as files; ``factory`` builds the network if its name cannot.
+
+        Rounds in files have to belong to the facts whose ``digest`` is given.
+        """
+        self.facts, self.observer, self._digest = facts, observer, digest
         self._rounds, self._factory = list(rounds), factory
 
     @classmethod
@@ -176,14 +180,15 @@ class Transcript(Sequence[SeenRound]):
         if not (folder / "facts.json").exists():
             raise ConfigError(f"{path} holds no transcript; record one with simulate(…, record=True, out=…)")
         try:
-            known = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
-            recorded = known.pop("observers")
+            told = (folder / "facts.json").read_bytes()
+            known = json.loads(told)
+            recorded = [str(name) for name in known.pop("observers")]
             facts = PublicFacts(**{**known, "input_shape": tuple(known["input_shape"])})
-        except (ValueError, TypeError, KeyError) as error:
-            raise DataError(f"cannot read {folder / 'facts.json'}: {error}; record the run again") from error
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise DataError(f"cannot read {folder / 'facts.json'}: {error}; {MEND}") from error
         if observer not in recorded:
             raise ConfigError(f"{folder} holds what {', '.join(recorded)} saw, not '{observer}'; record it too")
-        return cls(facts, observer, sorted(folder.glob("round-*.npz")), factory)
+        return cls(facts, observer, recorded_rounds(folder), factory, digest_of(told))
 
     def __len__(self) -> int:
         return len(self._rounds)
@@ -198,7 +203,10 @@ class Transcript(Sequence[SeenRound]):
         if isinstance(index, slice):
             return [self[place] for place in range(len(self))[index]]
         found = self._rounds[index]
-        seen = read_round(found, public=self.observer == "public") if isinstance(found, Path) else found
+        if isinstance(found, Path):
+            seen = read_round(found, public=self.observer == "public", facts=self._digest)
+        else:
+            seen = found
         return seen.before_public() if self.observer == "public" else seen
 
     def __iter__(self) -> Iterator[SeenRound]:
@@ -206,7 +214,7 @@ class Transcript(Sequence[SeenRound]):
 
     def before_public(self) -> Transcript:
         """The same run as the public saw it."""
-        return Transcript(self.facts, "public", self._rounds, self._factory)
+        return Transcript(self.facts, "public", self._rounds, self._factory, self._digest)
 
     @property
     def factory(self) -> Callable[[int], nn.Module]:
@@ -234,8 +242,32 @@ class Transcript(Sequence[SeenRound]):
         return flat.module.eval()
 
 
-def encode_round(seen: SeenRound) -> bytes:
-    """``seen`` as a NumPy archive; equal rounds give equal bytes."""
+def digest_of(facts: bytes) -> str:
+    """What tells one ``facts.json`` from another one."""
+    return hashlib.sha256(facts).hexdigest()
+
+
+def recorded_rounds(folder: Path) -> list[Path]:
+    """The files of the rounds in ``folder``, from round 0 on.
+
+    Raises:
+        DataError: one is missing, or the name of a file is not that of a round.
+    """
+    paths = sorted(folder.glob("round-*.npz"))
+    for number, path in enumerate(paths):
+        if not re.fullmatch(r"round-\d{6,}\.npz", path.name) or not path.is_file():
+            raise DataError(f"{path} is no round of a transcript; remove it, or {MEND}")
+        if path.name != _round_name(number):
+            raise DataError(f"{folder} holds {path.name} and not {_round_name(number)}, which comes before it; {MEND}")
+    return paths
+
+
+def _round_name(number: int) -> str:
+    return f"round-{number:06d}.npz"
+
+
+def encode_round(seen: SeenRound, facts: str | None = None) -> bytes:
+    """``seen`` as a NumPy archive that belongs to the ``facts`` of that digest; equal rounds give equal bytes."""
     arrays: dict[str, NDArray[Any]] = {"released": _array(seen.released)}
     phases = []
     for number, exchange in enumerate(seen.exchanges):
@@ -245,42 +277,40 @@ def encode_round(seen: SeenRound) -> bytes:
             arrays |= {f"{number}/upload/{client}/{name}": _array(value) for name, value in upload.items()}
         told = {name: getattr(exchange, name) for name in ("label", "asked", "weights", "members", "weight")}
         phases.append({**told, "secure": exchange.uploads is None})
-    meta = {"number": seen.number, "phases": phases, "sizes": [[client, size] for client, size in seen.sizes.items()]}
-    buffer = io.BytesIO()
-    named: dict[str, Any] = {"meta": np.frombuffer(json.dumps(meta).encode(), np.uint8), **arrays}
-    np.savez(buffer, **named)
-    return buffer.getvalue()
+    sizes = [[client, size] for client, size in seen.sizes.items()]
+    return encode_archive({"number": seen.number, "facts": facts, "phases": phases, "sizes": sizes}, arrays)
 
 
-def read_round(path: Path, *, public: bool = False) -> SeenRound:
+def read_round(path: Path, *, public: bool = False, facts: str | None = None) -> SeenRound:
     """The round that :func:`encode_round` described; with ``public`` only the released model is read.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: it cannot be read, or does not belong to the ``facts`` of that digest.
     """
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            meta = json.loads(archive["meta"].tobytes())
-            released = torch.from_numpy(archive["released"])
-            if public:
-                return SeenRound(meta["number"], released)
-            exchanges = tuple(_exchange(archive, number, told) for number, told in enumerate(meta["phases"]))
-            sizes = {int(client): float(size) for client, size in meta["sizes"]}
-            return SeenRound(meta["number"], released, exchanges, sizes)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"cannot read {path}: {error}; record the run again") from error
+    with open_archive(path, MEND) as archive:
+        meta = archive.meta
+        if facts is not None and meta["facts"] != facts:
+            raise DataError(f"{path} does not belong to the facts.json beside it; {MEND}")
+        if facts is not None and path.name != _round_name(int(meta["number"])):
+            raise DataError(f"{path} holds round {meta['number']}; {MEND}")
+        released = archive["released"]
+        if public:
+            return SeenRound(int(meta["number"]), released)
+        exchanges = tuple(_exchange(archive, number, told) for number, told in enumerate(meta["phases"]))
+        sizes = {int(client): float(size) for client, size in meta["sizes"]}
+        return SeenRound(int(meta["number"]), released, exchanges, sizes)
 
 
-def _exchange(archive: Any, number: int, told: dict[str, Any]) -> Exchange:
+def _exchange(archive: Archive, number: int, told: dict[str, Any]) -> Exchange:
     """Phase ``number`` of a round out of its ``archive``; ``told`` is what the meta data say of it."""
     parts: dict[str, Tensors] = {"broadcast": {}, "total": {}}
     uploads: dict[int, Tensors] = {client: {} for client in told["members"]}
-    for name in archive.files:
+    for name in archive.names:
         place, _, rest = name.partition("/")
         if place != str(number) or not rest:
             continue
         kind, _, key = rest.partition("/")
-        tensor = torch.from_numpy(archive[name])
+        tensor = archive[name]
         if kind == "upload":
             client, _, key = key.partition("/")
             uploads[int(client)][key] = tensor

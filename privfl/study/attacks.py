@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import json
 from pathlib import Path
 from typing import Any
 
 from privfl.errors import DataError
+from privfl.files import read_json
 
 FOLDER = "attacks"
 CAPTION = "{name}: the attack beside its nulls, which need no message of the victims."
@@ -27,7 +27,7 @@ def read_attacks(run: Path) -> dict[str, Any] | None:
     rows, figures, gained = [], [], []
     for path in paths:
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
+            told = read_json(path)
             measure = told["primary"]
             better, own = told["advantage"][measure], told["metrics"][measure]
             nulls = "; ".join(f"{name} {_text(measures[measure])}" for name, measures in told["nulls"].items())
@@ -35,6 +35,8 @@ def read_attacks(run: Path) -> dict[str, Any] | None:
             if better["low"] is not None and better["low"] > 0:
                 gained.append(path.stem)
         except (ValueError, KeyError, TypeError) as error:
+            if isinstance(error, DataError):
+                raise
             raise DataError(f"{path} is damaged ({error}); repeat `privfl attack`") from error
         picture = path.with_suffix(".png")
         if picture.exists():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from privfl.errors import DataError
+from privfl.files import read_json
 
 FOLDER = "audits"
 
@@ -25,7 +25,7 @@ def read_audits(run: Path) -> dict[str, Any] | None:
     rows, refuted = [], []
     for path in paths:
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
+            told = read_json(path)
             largest = max(told["bounds"], key=lambda bound: float(bound["epsilon"]))
             bound = f"≥ {_text(largest['epsilon'])}"
             cell = f"{told['unit']} / {told['observer']}"
@@ -34,6 +34,8 @@ def read_audits(run: Path) -> dict[str, Any] | None:
             if told["refuted"]:
                 refuted.append(path.stem)
         except (ValueError, KeyError, TypeError) as error:
+            if isinstance(error, DataError):
+                raise
             raise DataError(f"{path} is damaged ({error}); repeat `privfl audit`") from error
     sentence = (
         f"{len(rows)} audits trained this experiment anew, with canaries. "

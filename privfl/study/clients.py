@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 
 from privfl.data.partitions import PartitionReport
 from privfl.errors import DataError
+from privfl.federation.task import Task
+from privfl.files import read_json
 from privfl.simulation.callbacks import Simulation
 from privfl.simulation.run_directory import Metrics, RunDirectory
 
@@ -20,8 +21,14 @@ def record_clients(simulation: Simulation, line: Metrics) -> None:
 
     These are true counts. They are for whoever runs the simulation, and covered by no statement.
     """
-    report, path = simulation.task.report, simulation.path
-    if report is None or path is None or (path / FILE).exists():
+    if simulation.path is not None:
+        write_clients(simulation.path, simulation.task)
+
+
+def write_clients(path: Path, task: Task) -> None:
+    """Write ``clients.json`` to the run directory ``path``, unless it is there or nothing is known of the division."""
+    report = task.report
+    if report is None or (path / FILE).exists():
         return
     arrays = {name: getattr(report, name).tolist() for name in ("counts", "label_entropy", "distance_to_pool")}
     numbers = {name: int(getattr(report, name)) for name in ("available", "distinct", "shared")}
@@ -38,7 +45,7 @@ def read_clients(folder: Path) -> PartitionReport | None:
     if not path.exists():
         return None
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = read_json(path)
         counts = np.array(facts["counts"], dtype=np.int64)
         entropy, distance = (np.array(facts[name], dtype=float) for name in ("label_entropy", "distance_to_pool"))
         if counts.ndim != 2 or not counts.sum(axis=1).all() or (counts < 0).any() or len(entropy) != len(counts):
@@ -47,6 +54,8 @@ def read_clients(folder: Path) -> PartitionReport | None:
             counts, entropy, distance, None, int(facts["available"]), int(facts["distinct"]), int(facts["shared"])
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, DataError):
+            raise
         raise DataError(f"{path} is damaged ({error}); remove it to report without it, or repeat the run") from error
 
 

@@ -37,12 +37,14 @@ class PythonRun:
     def to_dict(self) -> dict[str, Any]:
         """What tells this run apart from another one; builds the task, to know who holds which rows."""
         chosen = {name: value for name, value in self.arguments.items() if value is not None}
-        return RunConfig(schedule=self.schedule, algorithm=self.algorithm, **chosen).for_task(self._task()).to_dict()
+        return (
+            RunConfig(schedule=self.schedule, algorithm=self.algorithm, **chosen).for_task(self.build_task()).to_dict()
+        )
 
     def run(self, out: Path | str | None = None, *, resume: bool = False, callbacks: Sequence[Callback] = ()) -> Run:
         """Run it; see :func:`privfl.simulation.simulation.simulate`."""
         return simulate(
-            self._task(),
+            self.build_task(),
             self.algorithm,
             **vars(self.schedule),
             out=out,
@@ -51,7 +53,7 @@ class PythonRun:
             **self.arguments,
         )
 
-    def _task(self) -> Task:
+    def build_task(self) -> Task:
         """The task; where it is not known how to load it, its function is named."""
         task = call_for_task(self.task, self.schedule.seed)
         named = task.recipe is not None or not hasattr(self.task, "__qualname__")

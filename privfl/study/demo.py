@@ -11,6 +11,7 @@ from rich.table import Table
 from privfl.errors import PrivflError
 from privfl.experiment import Experiment
 from privfl.privacy.accounting.statement import Statement
+from privfl.simulation.run_directory import RunDirectory
 from privfl.study.findings import findings, percent
 from privfl.study.grid import Cell, Summary, run_study, summarise
 from privfl.study.plots import finite
@@ -88,7 +89,7 @@ def run_demo(out: Path, *, seeds: int = 3, rounds: int | None = None) -> None:
     for method in ("FedAvg", "FedSampling"):
         folder = next((r.folder for r in results if (r.method, r.level) == (method, "ε = 3")), None)
         if folder is not None:
-            statement = Statement.from_json((out / "runs" / folder / "statement.json").read_text(encoding="utf-8"))
+            statement = RunDirectory(out / "runs" / folder).ending()[1]
             console.print(in_words(method, statement), highlight=False, soft_wrap=True)
     page = report_directory(out)
     for failure in failures:

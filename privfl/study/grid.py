@@ -15,8 +15,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from rich.console import Console
@@ -24,10 +26,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from privfl.errors import ConfigError, DataError, PrivflError
 from privfl.experiment import Experiment
+from privfl.federation.task import Task
+from privfl.files import remove, write_json, write_whole
+from privfl.lock import FolderLock
 from privfl.privacy.accounting.release import OBSERVERS, UNITS
-from privfl.privacy.accounting.statement import Statement
-from privfl.simulation.run_directory import RunDirectory, read_lines, write_whole
-from privfl.study.clients import record_clients
+from privfl.simulation.run_directory import RunDirectory, read_lines
+from privfl.study.clients import FILE, record_clients, write_clients
 from privfl.study.composed import PythonRun
 
 CELLS = tuple(f"{unit}/{observer}" for unit in UNITS for observer in OBSERVERS)
@@ -51,7 +55,15 @@ class Cell:
     @property
     def folder(self) -> str:
         """Name of the run's directory."""
-        return slug(f"{self.method}-{self.level}-seed{self.experiment.schedule.seed}")
+        return _folder(self.method, self.level, self.experiment.schedule.seed)
+
+    def task(self) -> Task:
+        """The task of the run."""
+        return self.experiment.build_task() if isinstance(self.experiment, PythonRun) else self.experiment.task()
+
+
+def _folder(method: str, level: str, seed: int) -> str:
+    return slug(f"{method}-{level}-seed{seed}")
 
 
 @dataclass(frozen=True)
@@ -86,7 +98,8 @@ def run_study(
     is not repeated, and a run that fails loses no other. Writes ``results.json``, ``results.csv`` and ``study.json``.
 
     Raises:
-        ConfigError: there is no run, two have the same name, ``processes`` < 1, or a run cannot go to another process.
+        ConfigError: there is no run, two have the same name, ``processes`` < 1, a run cannot go to another process, or
+            another process is at work in ``out``.
     """
     folders = [cell.folder for cell in cells]
     twice = {folder for folder in folders if folders.count(folder) > 1}
@@ -99,6 +112,14 @@ def run_study(
     processes = processes or _cores()
     if processes > 1:
         _check_portable(cells)
+    lock = FolderLock(out)
+    with lock.held():
+        return _run_study(cells, out, title, processes, lock)
+
+
+def _run_study(
+    cells: Sequence[Cell], out: Path, title: str, processes: int, lock: FolderLock
+) -> tuple[list[Result], list[str]]:
     failed: dict[str, str] = {}
     columns = (
         TextColumn("runs"),
@@ -122,8 +143,9 @@ def run_study(
                 )
             except DataError as error:
                 failed[cell.folder] = str(error)
-    failures = [f"{folder}: {failed[folder]}" for folder in folders if folder in failed]
-    write_whole(out / "study.json", (json.dumps({"title": title, "failures": failures}, indent=2) + "\n").encode())
+    failures = [f"{cell.folder}: {failed[cell.folder]}" for cell in cells if cell.folder in failed]
+    lock.check()
+    write_json(out / "study.json", {"title": title, "failures": failures}, folders=False)
     write_results(results, out)
     return results, failures
 
@@ -168,17 +190,36 @@ def _outcomes(cells: Sequence[Cell], out: Path, processes: int) -> Iterator[tupl
 
 
 def _pool(processes: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(processes, mp_context=context, initializer=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    """See to it that this process ends when the study that started it is killed, and lets go of its run.
+
+    Otherwise it would train on for nobody, and the study's next start would find the run in use.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        Thread(target=_follow, args=(parent,), daemon=True).start()
+
+
+def _follow(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def _run_cell(cell: Cell, folder: Path) -> str:
     """Run one cell, unless ``folder`` holds its end already; returns why it failed, or the empty string."""
     try:
+        RunDirectory(folder).settle()
         if _finished(cell, folder):
             failure = _failure(folder)
         else:
             failure = cell.experiment.run(folder, resume=True, callbacks=[record_clients]).failure
-        (folder / "error.txt").unlink(missing_ok=True)
+        if not (folder / FILE).exists():  # an interruption came between the last round and the callback
+            write_clients(folder, cell.task())
+        remove(folder / "error.txt")
         if failure:
             return f"the run ended without having learnt: {failure}"
     except (PrivflError, OSError) as error:
@@ -211,14 +252,13 @@ def read_result(method: str, level: str, seed: int, folder: Path) -> Result:
         DataError: a file is missing or damaged, or the run was never evaluated.
     """
     try:
-        accuracies = [line["test_accuracy"] for line in RunDirectory(folder).metrics() if "test_accuracy" in line]
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        summary, statement, metrics = RunDirectory(folder).ending()
+        accuracies = [line["test_accuracy"] for line in metrics if "test_accuracy" in line]
         if not accuracies:
             raise DataError(
                 f"the run ended after {summary['rounds']} rounds ({summary['stopped']}), before its first evaluation; "
                 "set a smaller evaluate_every"
             )
-        statement = Statement.from_json((folder / "statement.json").read_text(encoding="utf-8"))
         epsilons = {f"{one.unit}/{one.observer}": one.epsilon for one in statement.cells}
         return Result(
             method=method,
@@ -263,9 +303,14 @@ def load_results(out: Path) -> list[Result]:
         rows = [(row["method"], row["level"], row["seed"], os.fspath(row["folder"])) for row in _rows(out)]
     except DAMAGED as error:
         raise DataError(f"{out / 'results.json'} is damaged ({error}); start the study again") from error
-    for *_, folder in rows:
+    for method, level, seed, folder in rows:
         if Path(folder).name != folder:
             raise DataError(f"{out / 'results.json'} names the run '{folder}', which is no folder of {out / 'runs'}")
+        if folder != _folder(method, level, seed):
+            raise DataError(
+                f"{out / 'results.json'} is damaged: '{folder}' is not the run of {method}, {level}, seed {seed}; "
+                "start the study again"
+            )
     return [read_result(method, level, seed, out / "runs" / folder) for method, level, seed, folder in rows]
 
 

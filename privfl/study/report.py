@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +16,11 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from privfl.errors import DataError
+from privfl.files import read_json, write_whole
 from privfl.privacy.accounting.release import OBSERVERS, UNITS
 from privfl.privacy.accounting.statement import Statement
 from privfl.simulation.result import Run
-from privfl.simulation.run_directory import Metrics, environment, read_lines, write_whole
+from privfl.simulation.run_directory import Metrics, RunDirectory, environment
 from privfl.study.attacks import read_attacks
 from privfl.study.audits import read_audits
 from privfl.study.clients import in_words, read_clients
@@ -48,6 +48,7 @@ def report_directory(path: Path) -> Path:
         if (path / "results.json").exists():
             return _study(path)
         if (path / "statement.json").exists():
+            RunDirectory(path).settle()
             return _write(_read_run(path), path / "report.html")
     mend = "give the --out folder of a run or a study"
     if (path / "environment.json").exists():
@@ -89,14 +90,13 @@ def _write(html: str, page: Path) -> Path:
 
 
 def _read_run(path: Path) -> str:
-    statement = _statement(path)
-    summary, machine = _json(path / "summary.json"), _json(path / "environment.json")
-    metrics = read_lines(path / "metrics.jsonl")
+    summary, statement, metrics = RunDirectory(path).ending()
+    machine = read_json(path / "environment.json")
     if len(metrics) != summary["rounds"]:
         raise DataError(
             f"{path / 'metrics.jsonl'} holds {len(metrics)} sound lines for {summary['rounds']} rounds; repeat the run"
         )
-    settings = [{"name": "config.toml", "text": (path / "config.toml").read_text(encoding="utf-8")}]
+    settings = [{"name": "config.toml", "text": RunDirectory(path).config_file().read_text(encoding="utf-8")}]
     figure = run_curves(metrics)
     _save(figure, path / "figures" / "curves.png")
     people = _clients(path, path / "figures", "")
@@ -112,24 +112,6 @@ def _clients(folder: Path, figures: Path, note: str) -> dict[str, Any] | None:
     figure = report.figure()
     _save(figure, figures / "clients.png")
     return {"sentence": f"{in_words(report)}{note}", "figures": [_picture("clients", figure)]}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``; a sentence that names the file if it is damaged."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{path} is damaged ({error}); repeat the run, or restore the file") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path} holds no JSON object; repeat the run, or restore the file")
-    return content
-
-
-def _statement(folder: Path) -> Statement:
-    try:
-        return Statement.from_json((folder / "statement.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{folder / 'statement.json'}: {error}") from error
 
 
 def _problems(summary: dict[str, Any]) -> list[str]:
@@ -185,7 +167,7 @@ def _run_page(
 
 def _study(path: Path) -> Path:
     results = load_results(path)
-    study = _json(path / "study.json")
+    study = read_json(path / "study.json")
     if not results:
         raise DataError(f"{path / 'results.json'} holds no finished run; mend what failed and repeat the study")
     rows = summarise(results)
@@ -198,11 +180,12 @@ def _study(path: Path) -> Path:
         members = [result for result in results if (result.method, result.level) == (row.method, row.level)]
         worst = max(members, key=lambda result: [math.inf if e is None else e for e in result.epsilons.values()][::-1])
         name = f"{row.method}, {row.level} (seed {worst.seed}{', no other claims less' if len(members) > 1 else ''})"
-        statements.append({"name": name, "html": Markup(_statement(path / "runs" / worst.folder).to_html())})
-        config = path / "runs" / worst.folder / "config.toml"
+        directory = RunDirectory(path / "runs" / worst.folder)
+        statements.append({"name": name, "html": Markup(directory.ending()[1].to_html())})
+        config = directory.config_file()
         settings.append({"name": str(config.relative_to(path)), "text": config.read_text(encoding="utf-8")})
         for result in members:
-            warnings.update(_problems(_json(path / "runs" / result.folder / "summary.json")))
+            warnings.update(_problems(RunDirectory(path / "runs" / result.folder).ending()[0]))
     first = results[0]
     note = (
         f" These are the clients of {first.method}, {first.level}, seed {first.seed}; other seeds may deal otherwise."
@@ -226,7 +209,7 @@ def _study(path: Path) -> Path:
         audits=None,
         warnings=study["failures"] + [f"{text} ({count} runs)" for text, count in warnings.items()],
         settings=settings,
-        environment=_flat(_json(path / "runs" / results[0].folder / "environment.json")),
+        environment=_flat(read_json(path / "runs" / results[0].folder / "environment.json")),
     )
     return _write(html, path / "report.html")
 
@@ -241,7 +224,7 @@ def _accuracy_curves(path: Path, results: Sequence[Result]) -> dict[str, Figure]
     for method in dict.fromkeys(result.method for result in results):
         groups: dict[str, list[list[tuple[int, float]]]] = {}
         for result in (result for result in results if result.method == method):
-            lines = read_lines(path / "runs" / result.folder / "metrics.jsonl")
+            lines = RunDirectory(path / "runs" / result.folder).ending()[2]
             points = [(line["round"] + 1, line["test_accuracy"]) for line in lines if "test_accuracy" in line]
             groups.setdefault(result.level, []).append(points)
         name = f"curves-{slug(method).lower()}"
@@ -292,8 +275,9 @@ def _picture(name: str, figure: Figure) -> dict[str, str]:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=140)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=140)
+    write_whole(path, picture.getvalue())
 
 
 def _render(**content: Any) -> str:

@@ -35,12 +35,13 @@ def sweep_statement(out: Path, results: Sequence[Result]) -> Statement:
     ledgers, statements, settings = [], [], []
     for result in results:
         folder = out / "runs" / result.folder
-        checkpoint = RunDirectory(folder).checkpoint()
+        directory = RunDirectory(folder)
+        checkpoint = directory.checkpoint()
         if checkpoint is None:
             raise DataError(f"{folder} has no checkpoint, so what it spent is not known; run it again")
         state = checkpoint.meta["ledger"]
         ledgers.append(Ledger.from_state(state, state["fingerprint"]))
-        statements.append(Statement.from_json((folder / "statement.json").read_text(encoding="utf-8")))
+        statements.append(directory.ending()[1])
         settings.append(tomllib.loads((folder / "config.toml").read_text(encoding="utf-8")))
     total = Ledger.merged([worst_case(ledger) for ledger in ledgers])
     if not _same_clients(ledgers, settings):

@@ -92,6 +92,7 @@ def test_a_run_prints_its_statement_and_fills_its_directory(experiment, tmp_path
         "environment.json",
         "fingerprint.json",
         "metrics.jsonl",
+        "run.lock",
         "timing.jsonl",
         "statement.json",
         "summary.json",

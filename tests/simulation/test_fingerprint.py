@@ -20,6 +20,7 @@ from torch import nn
 
 import privfl as pf
 from privfl.errors import ConfigError, PrivflError
+from privfl.files import read_json, write_json
 from privfl.privacy.noise.source import NoiseSource
 from privfl.simulation import fingerprint as fingerprint_module
 from privfl.simulation.fingerprint import Fingerprint
@@ -159,8 +160,8 @@ def repeated(folder, data, given, engine):
     run(folder / "other", data, kill=0, engine=engine, **given)
     for name in ("config.toml", "environment.json"):
         shutil.copy(folder / "other" / name, folder / "run" / name)
-    record, others = (json.loads((folder / name / "fingerprint.json").read_text()) for name in ("run", "other"))
-    (folder / "run" / "fingerprint.json").write_text(json.dumps({**record, "parts": others["parts"]}))
+    record, others = (read_json(folder / name / "fingerprint.json") for name in ("run", "other"))
+    write_json(folder / "run" / "fingerprint.json", {**record, "parts": others["parts"]})
     second = run(folder / "run", data, kill=0, resume=True, engine=engine, **given)[0]
     return float((first - second).norm())
 

@@ -119,7 +119,7 @@ def test_the_public_sees_released_models_and_public_facts_alone(plain, tmp_path)
                 _ = mine.uploads
     record(record=("public",), rounds=1, out=tmp_path)
     with np.load(tmp_path / "transcript" / "round-000000.npz") as archive:
-        assert set(archive.files) == {"meta", "released"}
+        assert set(archive.files) == {"meta", "digest", "released"}
     with pytest.raises(pf.ConfigError, match="holds what public saw, not 'server'"):
         pf.Transcript.load(tmp_path)
 

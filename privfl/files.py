@@ -1,0 +1,256 @@
+"""Files that hold the old or the new content whenever the machine stops, and JSON that carries its own digest.
+
+A file is written beside its place, forced to disk and moved; then its folder is forced to disk too, so that a power cut
+does not bring the old name back. Windows does not let a folder be forced to disk: its file system logs names itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from privfl.errors import ConfigError, DataError, PrivflError
+
+DIGEST = "digest"
+"""The key under which a JSON file holds the SHA-256 of its name and all its other keys."""
+_PLAIN = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
+
+
+def write_whole(path: Path, content: bytes, *, mode: int = 0o644, folders: bool = True) -> None:
+    """Write ``content`` so that ``path`` holds either the old or the new content, whenever the machine stops.
+
+    Args:
+        mode: permissions of a file that is not there yet.
+        folders: make the folders that are missing.
+
+    Raises:
+        PrivflError: the disk is full or refuses; the old content is intact.
+    """
+    beside = path.with_name(path.name + ".part")
+    try:
+        if folders:
+            make_folder(path.parent)
+        descriptor = _open_anew(beside, mode)
+        try:
+            _write_all(descriptor, content)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(beside, path)
+        sync_folder(path.parent)
+    except (OSError, ValueError) as error:  # ValueError: the path holds a NUL
+        with suppress(OSError, ValueError):  # whatever stopped the writing is what the user needs to know
+            os.unlink(beside)
+        raise cannot_write(path, error) from error
+
+
+def append(path: Path, text: str) -> None:
+    """Append ``text`` to ``path`` in one piece, without waiting for the disk.
+
+    Raises:
+        PrivflError: the disk is full or refuses.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _PLAIN, 0o644)
+        try:
+            _write_all(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def erase(path: Path) -> None:
+    """Overwrite ``path`` with zeros, force them to disk, and remove it; what is not there is left alone.
+
+    The zeros replace the content in place. Disks and file systems that write elsewhere (solid-state disks, snapshots,
+    journals of data, backups) may keep the old content out of reach of any program.
+
+    Raises:
+        DataError: it is a symbolic link, so that the zeros would meet another file.
+        PrivflError: the disk refuses.
+    """
+    refuse_link(path)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | _PLAIN)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    try:
+        try:
+            _write_all(descriptor, bytes(os.fstat(descriptor).st_size))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        remove(path)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def remove(path: Path) -> None:
+    """Remove the file ``path``, also from a disk that loses power next; what is not there is left alone.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+        sync_folder(path.parent)
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse a ``path`` that leads elsewhere.
+
+    Raises:
+        DataError: it is a symbolic link.
+    """
+    if path.is_symlink():
+        raise DataError(
+            f"{path} is a symbolic link, and what is written or erased there would be another file; remove the link, "
+            "or choose another --out"
+        )
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder ``path`` and those above it, and force their names to disk.
+
+    Raises:
+        OSError: the disk refuses, or a file is in the way.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    if missing or not path.is_dir():
+        path.mkdir(parents=True, exist_ok=True)
+    for folder in reversed(missing):
+        sync_folder(folder.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Force the names in the folder ``path`` to disk.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    if os.name == "nt":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, content: Mapping[str, Any], *, folders: bool = True) -> None:
+    """Write ``content`` with its digest, so that :func:`read_json` tells whether it was changed since.
+
+    Raises:
+        PrivflError: the disk is full or refuses.
+    """
+    told = {**content, DIGEST: _digest(path.name, content)}
+    write_whole(path, (json.dumps(told, indent=2, allow_nan=False) + "\n").encode(), folders=folders)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What :func:`write_json` wrote to ``path``, without the digest.
+
+    Raises:
+        DataError: the file is missing, damaged, or was changed since.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        digest = content.pop(DIGEST, None) if isinstance(content, dict) else None
+        found = _digest(path.name, content)
+    except (OSError, ValueError, RecursionError) as error:
+        told = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else f"is damaged: {error}"
+        raise DataError(f"{path} {told}; restore it, or repeat what wrote it") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} is damaged: it holds no JSON object; restore it, or repeat what wrote it")
+    if digest is None:
+        raise DataError(
+            f"{path} holds no digest, so it is damaged or of an earlier version of privfl; restore it, or repeat what "
+            "wrote it"
+        )
+    if digest != found:
+        raise DataError(f"{path} is damaged or was changed since it was written; restore it, or repeat what wrote it")
+    return content
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of the file ``path`` as hexadecimal text.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; restore it, or repeat what wrote it") from error
+
+
+def cannot_write(path: Path, error: OSError | ValueError) -> PrivflError:
+    """The sentence for a disk that refuses ``path``."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", None))
+    mend = (
+        "make room and resume with --resume" if full else "mend that and resume with --resume, or choose another --out"
+    )
+    return PrivflError(f"cannot write {said_path(path)}: {_reason(error)}; what was saved before is intact, {mend}")
+
+
+def usable_folder(path: Path | str) -> Path:
+    """``path``, if a folder can be there.
+
+    Raises:
+        ConfigError: a file is in its place or on the way to it, the name is too long or holds a NUL, or the folder
+            cannot be looked into.
+    """
+    folder = Path(path)
+    try:
+        there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+        blocked = not stat.S_ISDIR(os.stat(there).st_mode)
+        with suppress(FileNotFoundError, NotADirectoryError):  # it is yet to be made, or there is no place for it
+            os.lstat(folder)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the folder {said_path(folder)} cannot be used: {_reason(error)}; choose another one"
+        ) from error
+    if blocked:
+        raise ConfigError(f"the folder {said_path(folder)} cannot be made: a file is in its way; choose another one")
+    return folder
+
+
+def said_path(path: Path) -> str:
+    """``path`` as a sentence can hold it: on one line, and cut short in the middle where it is very long."""
+    text = str(path) if str(path).isprintable() else repr(str(path))
+    return text if len(text) <= 200 else f"{text[:90]}…{text[-90:]}"
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _digest(name: str, content: Any) -> str:
+    """Of ``content`` in a file called ``name``, so that two files that trade their places are noticed."""
+    return hashlib.sha256(json.dumps([name, content], sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def _open_anew(path: Path, mode: int) -> int:
+    """A descriptor of a new file; one that an interruption left there, with whatever permissions, goes first."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN
+    try:
+        return os.open(path, flags, mode)
+    except FileExistsError:
+        os.unlink(path)
+        return os.open(path, flags, mode)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
