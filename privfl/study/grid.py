@@ -232,7 +232,7 @@ def _run_cell(cell: Cell, folder: Path) -> str:
 
 def _failure(folder: Path) -> str:
     """Why the finished run in ``folder`` learnt nothing, empty if it did; its summary may have to keep it secret."""
-    summary = RunDirectory(folder).read_json("summary.json")
+    summary = RunDirectory(folder).read_json("summary.json") or {}
     if "failure" in summary:
         return str(summary["failure"])
     checkpoint = RunDirectory(folder).checkpoint()
