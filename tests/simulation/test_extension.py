@@ -62,8 +62,10 @@ def same(run, other):
     assert {**run.summary} == {**other.summary}
     for client, kept in other.client_state.items():
         assert all(torch.equal(run.client_state[client][name], value) for name, value in kept.items())
-    for name in ("metrics.jsonl", "statement.json", "summary.json"):
+    for name in ("metrics.jsonl", "statement.json"):
         assert (run.path / name).read_bytes() == (other.path / name).read_bytes()
+    ours, theirs = (RunDirectory(one.path).ending()[0] for one in (run, other))
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("name", SETTINGS)
