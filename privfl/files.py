@@ -20,6 +20,7 @@ from privfl.errors import ConfigError, DataError, PrivflError
 
 DIGEST = "digest"
 """The key under which a JSON file holds the SHA-256 of its name and all its other keys."""
+MEND = "restore it, or repeat what wrote it"
 _PLAIN = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -157,11 +158,11 @@ def write_json(path: Path, content: Mapping[str, Any], *, folders: bool = True) 
     write_whole(path, (json.dumps(told, indent=2, allow_nan=False) + "\n").encode(), folders=folders)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, mend: str = MEND) -> dict[str, Any]:
     """What :func:`write_json` wrote to ``path``, without the digest.
 
     Raises:
-        DataError: the file is missing, damaged, or was changed since.
+        DataError: the file is missing, damaged, or was changed since; the sentence ends with ``mend``.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -169,16 +170,13 @@ def read_json(path: Path) -> dict[str, Any]:
         found = _digest(path.name, content)
     except (OSError, ValueError, RecursionError) as error:
         told = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else f"is damaged: {error}"
-        raise DataError(f"{path} {told}; restore it, or repeat what wrote it") from error
+        raise DataError(f"{path} {told}; {mend}") from error
     if not isinstance(content, dict):
-        raise DataError(f"{path} is damaged: it holds no JSON object; restore it, or repeat what wrote it")
+        raise DataError(f"{path} is damaged: it holds no JSON object; {mend}")
     if digest is None:
-        raise DataError(
-            f"{path} holds no digest, so it is damaged or of an earlier version of privfl; restore it, or repeat what "
-            "wrote it"
-        )
+        raise DataError(f"{path} is damaged, or of an earlier version of privfl: it holds no digest; {mend}")
     if digest != found:
-        raise DataError(f"{path} is damaged or was changed since it was written; restore it, or repeat what wrote it")
+        raise DataError(f"{path} is damaged or was changed since it was written; {mend}")
     return content
 
 
@@ -191,7 +189,7 @@ def sha256(path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}; restore it, or repeat what wrote it") from error
+        raise DataError(f"{path} cannot be read: {error.strerror}; {MEND}") from error
 
 
 def cannot_write(path: Path, error: OSError | ValueError) -> PrivflError:

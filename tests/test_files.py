@@ -130,7 +130,7 @@ def test_json_comes_back_as_it_was(tmp_path):
         (lambda text: text.replace("digest", "digits"), "holds no digest"),
         (lambda text: text[:-3], "is damaged: "),
         (lambda text: "[]", "holds no JSON object"),
-        (lambda text: json.dumps(CONTENT), "holds no digest, so it is damaged or of an earlier version of privfl"),
+        (lambda text: json.dumps(CONTENT), "is damaged, or of an earlier version of privfl: it holds no digest"),
         (lambda text: "[" * 100_000, "is damaged: "),
         (lambda text: "\udcff", "is damaged: "),
         (lambda text: text.replace("1.5", "NaN"), "is damaged: "),

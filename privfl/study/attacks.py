@@ -27,7 +27,7 @@ def read_attacks(run: Path) -> dict[str, Any] | None:
     rows, figures, gained = [], [], []
     for path in paths:
         try:
-            told = read_json(path)
+            told = read_json(path, "repeat `privfl attack`")
             measure = told["primary"]
             better, own = told["advantage"][measure], told["metrics"][measure]
             nulls = "; ".join(f"{name} {_text(measures[measure])}" for name, measures in told["nulls"].items())

@@ -25,7 +25,7 @@ def read_audits(run: Path) -> dict[str, Any] | None:
     rows, refuted = [], []
     for path in paths:
         try:
-            told = read_json(path)
+            told = read_json(path, "repeat `privfl audit`")
             largest = max(told["bounds"], key=lambda bound: float(bound["epsilon"]))
             bound = f"≥ {_text(largest['epsilon'])}"
             cell = f"{told['unit']} / {told['observer']}"

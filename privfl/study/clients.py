@@ -14,6 +14,7 @@ from privfl.simulation.callbacks import Simulation
 from privfl.simulation.run_directory import Metrics, RunDirectory
 
 FILE = "clients.json"
+MEND = "remove it to report without it, or repeat the run"
 
 
 def record_clients(simulation: Simulation, line: Metrics) -> None:
@@ -45,7 +46,7 @@ def read_clients(folder: Path) -> PartitionReport | None:
     if not path.exists():
         return None
     try:
-        facts = read_json(path)
+        facts = read_json(path, MEND)
         counts = np.array(facts["counts"], dtype=np.int64)
         entropy, distance = (np.array(facts[name], dtype=float) for name in ("label_entropy", "distance_to_pool"))
         if counts.ndim != 2 or not counts.sum(axis=1).all() or (counts < 0).any() or len(entropy) != len(counts):
@@ -56,7 +57,7 @@ def read_clients(folder: Path) -> PartitionReport | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{path} is damaged ({error}); remove it to report without it, or repeat the run") from error
+        raise DataError(f"{path} is damaged ({error}); {MEND}") from error
 
 
 def in_words(report: PartitionReport) -> str:

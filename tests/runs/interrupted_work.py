@@ -5,6 +5,7 @@ import io
 import json
 import os
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
@@ -12,6 +13,7 @@ import privfl as pf
 from privfl.commands.attack import attack_run
 from privfl.commands.audit import audit_experiment
 from privfl.experiment import Experiment
+from privfl.privacy.noise.source import NoiseSource
 from privfl.study.grid import Cell, run_study
 from privfl.study.report import report_directory
 
@@ -106,7 +108,11 @@ def attack(out):
 
 
 def audit(out):
-    """An audit whose results go to ``out``, which is ``runs/EXPERIMENT`` of the folder above."""
+    """An audit whose results go to ``out``, which is ``runs/EXPERIMENT`` of the folder above.
+
+    Audits draw fresh noise from the operating system, whatever the settings; here a fixed key stands in for it, so that
+    two of them can be compared.
+    """
     folder = out.parent.parent
     settings = {"rounds": 1, "dataset": {"name": "digits"}, "partition": {"name": "iid", "clients": 4}}
     text = "\n".join(f"{name} = {json.dumps(value)}" for name, value in settings.items() if not isinstance(value, dict))
@@ -117,7 +123,8 @@ def audit(out):
     (folder / f"{out.name}.toml").write_text(text, encoding="utf-8")
     plan = folder / "audit.toml"
     plan.write_text(f"experiment = '{out.name}.toml'\n[[audit]]\nname = 'size-response'\n", encoding="utf-8")
-    with inside(folder), contextlib.redirect_stdout(io.StringIO()):
+    noise = patch.object(NoiseSource, "from_os", lambda: NoiseSource(bytes(32), reproducible=False))
+    with inside(folder), contextlib.redirect_stdout(io.StringIO()), noise:
         audit_experiment(Path("audit.toml"))
 
 

@@ -27,11 +27,11 @@ def without_takeovers(caplog):
 @pytest.mark.parametrize(
     ("work", "tried"),
     [
-        (interrupted_work.run, 14),
+        (interrupted_work.run, 12),
         (interrupted_work.vectorised_run, 5),
         (interrupted_work.banded_run, 5),
-        (interrupted_work.study, 5),
-        (interrupted_work.attack, 5),
+        (interrupted_work.study, 4),
+        (interrupted_work.attack, 4),
         (interrupted_work.audit, 4),
     ],
 )

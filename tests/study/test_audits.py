@@ -1,6 +1,5 @@
 """A run's page shows what audits of it certified beside what was claimed."""
 
-import json
 import math
 
 import pytest
@@ -9,6 +8,7 @@ import audits
 import privfl as pf
 from audits.result import AuditResult
 from privfl.errors import DataError
+from privfl.files import write_json
 from privfl.study.audits import read_audits
 
 
@@ -28,7 +28,7 @@ def run(tmp_path):
 def filed(run, name, audit):
     folder = run.path / "audits"
     folder.mkdir(exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(audit.to_json()))
+    write_json(folder / f"{name}.json", audit.to_json())
 
 
 def test_a_page_without_audits_has_no_such_section(run):
@@ -57,5 +57,5 @@ def test_a_damaged_result_is_named(run):
     filed(run, "half", result(1.0, 600))
     path = run.path / "audits" / "half.json"
     path.write_text(path.read_text()[:50])
-    with pytest.raises(DataError, match=r"half\.json is damaged .* repeat `privfl audit`"):
+    with pytest.raises(DataError, match=r"half\.json is damaged.* repeat `privfl audit`"):
         read_audits(run.path)
