@@ -15,7 +15,7 @@ from privfl.errors import DataError
 def _array(name: str, label: str, values: Any) -> np.ndarray[Any, Any]:
     if np.ma.is_masked(values):
         raise DataError(
-            f"{name}: {np.ma.count_masked(values)} values of {label} are masked; give them a fixed public value, "
+            f"{name}: {int(np.count_nonzero(np.ma.getmaskarray(values)))} values of {label} are masked; give them a fixed public value, "
             f"{label.split()[-1]}.filled(value), and an indicator column."
         )
     if isinstance(values, Tensor):
