@@ -338,8 +338,8 @@ class Bench:
 SHARES = {"experiment": 14, "attack": 2, "audit": 2, "study": 2}
 
 
-def campaign(number: int, seed: int, limit: float, seconds: float, show: bool) -> dict[str, Any]:
-    """The counts of ``number`` mutants, or of as many as fit into ``seconds``."""
+def campaign(number: int, seed: int, limit: float, seconds: float, show: bool, first: int = 0) -> dict[str, Any]:
+    """The counts of the mutants from ``first`` to ``number``, or of as many as fit into ``seconds``."""
 
     def cut(*_: object) -> None:
         raise CutOff
@@ -352,7 +352,7 @@ def campaign(number: int, seed: int, limit: float, seconds: float, show: bool) -
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), limit)
         kinds = [kind for kind, share in SHARES.items() for _ in range(share)]
-        for index in range(number):
+        for index in range(first, number):
             if time.monotonic() - began > seconds:
                 break
             kind = kinds[index % len(kinds)]
@@ -366,6 +366,7 @@ def campaign(number: int, seed: int, limit: float, seconds: float, show: bool) -
                 if show:
                     print(index, kind, said[-600:], file=sys.stderr, flush=True)
     return {
+        "first": first,
         "asked": number,
         "seed": seed,
         "limit": limit,
@@ -380,13 +381,14 @@ def main() -> None:
     """Run the campaign of the command line, and write its counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--number", type=int, default=20_000)
+    parser.add_argument("--first", type=int, default=0, help="go on from this mutant")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=5.0, help="CPU seconds for one mutant")
     parser.add_argument("--seconds", type=float, default=1e9, help="of the whole campaign")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))  # a mutant that asks for too much is told so
-    found = campaign(options.number, options.seed, options.limit, options.seconds, show=True)
+    found = campaign(options.number, options.seed, options.limit, options.seconds, show=True, first=options.first)
     text = json.dumps(found, indent=2) + "\n"
     if options.out is not None:
         options.out.write_text(text, encoding="utf-8")

@@ -14,8 +14,9 @@ from privfl.errors import DataError
 
 def _array(name: str, label: str, values: Any) -> np.ndarray[Any, Any]:
     if np.ma.is_masked(values):
+        masked = int(np.count_nonzero(np.ma.getmaskarray(values)))
         raise DataError(
-            f"{name}: {int(np.ma.getmaskarray(values).sum())} values of {label} are masked; give them a fixed public value, "
+            f"{name}: {masked} values of {label} are masked; give them a fixed public value, "
             f"{label.split()[-1]}.filled(value), and an indicator column."
         )
     if isinstance(values, Tensor):

@@ -133,7 +133,7 @@ def test_an_error_that_is_no_users_fault_leaves_its_traceback(tmp_path, monkeypa
 
 def test_a_folder_of_other_settings_is_a_failure_and_never_a_result(study):
     cells = study_cells()
-    cells[0] = Cell("FedAvg", "none", experiment(rounds=4))
+    cells[0] = Cell("FedAvg", "none", experiment(rounds=2))
     results, failures = run_study(cells, study, title="t", processes=1)
     assert len(results) == 3
     assert "other settings" in failures[0]
