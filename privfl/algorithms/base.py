@@ -74,6 +74,7 @@ class Algorithm(Settings):
         local_only: it takes gradients that stay with the client (:meth:`Door.local_only_gradient`).
         pools_data: training sees all clients' data as one (the centralised reference).
         ensemble: there is no server model; evaluation averages the soft-max outputs of the clients' own models.
+        needs_classes: it works with the class of each row, so it is for classification only.
     """
 
     name: ClassVar[str]
@@ -82,6 +83,7 @@ class Algorithm(Settings):
     local_only: ClassVar[bool] = False
     pools_data: ClassVar[bool] = False
     ensemble: ClassVar[bool] = False
+    needs_classes: ClassVar[bool] = False
 
     def bind(self, context: RunContext) -> Self:
         """This algorithm as part of a run, whose public facts :attr:`context` then tells."""

@@ -236,7 +236,7 @@ def measure(plan: Plan, state: State, engine: Engine, arrived: int, problems: Co
         line |= {"clients": arrived, **({"dropped": dict(problems)} if problems else {})}
     line |= storable(plan.algorithm.server_metrics(state.server))
     if state.round % plan.schedule.evaluate_every == 0 or state.round == plan.schedule.rounds:
-        line |= storable(evaluate(plan.task, plan.algorithm, engine, state.server, state.client_state))
+        line |= storable(evaluate(plan.task, plan.algorithm, engine, state.server, state.client_state, engine.notes))
     return line
 
 
@@ -270,7 +270,7 @@ def conclude(
     claimed = _publishable(plan, statement.finite())
     if state.metrics and state.metrics[-1]["epsilon"] != claimed:  # nobody knew that it was the last
         state.metrics[-1] = {**state.metrics[-1], "epsilon": claimed}
-    last = next((line for line in reversed(state.metrics) if "test_accuracy" in line), {})
+    last = next((line for line in reversed(state.metrics) if "test_loss" in line), {})
     summary = {
         "algorithm": algorithm.name,
         "dataset": task.name,
