@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -132,14 +131,13 @@ def random_targets(
 
     Sequences have different numbers of targets that count, so that a loss that divides by those of a batch shows.
     """
-    drawn: dict[str, Any] = {"generator": generator}
     if kind == "classification":
-        return torch.randint(outputs, (rows,), **drawn)
+        return torch.randint(outputs, (rows,), generator=generator)
     if kind == "regression":
-        return torch.randn(rows, outputs, **drawn)
+        return torch.randn(rows, outputs, generator=generator)
     if kind == "multi-label":
-        return torch.randint(2, (rows, outputs), **drawn).float()
+        return torch.randint(2, (rows, outputs), generator=generator).float()
     length = input_shape[0]
-    targets = torch.randint(outputs, (rows, length), **drawn)
+    targets = torch.randint(outputs, (rows, length), generator=generator)
     kept = torch.arange(length) < length - torch.arange(rows)[:, None] % length
     return targets.where(kept, IGNORED)

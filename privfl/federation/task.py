@@ -2,8 +2,7 @@
 
 task = pf.load("fashion-mnist", partition=pf.Dirichlet(clients=100, alpha=0.3))
 task = pf.Task.from_arrays(x, y, partition=pf.IID(clients=20))          # your own arrays
-task = pf.Task.from_arrays(x, y, clients=hospital)                      # with a client id for every row
-task = pf.Task.from_arrays(np.load("x.npy", mmap_mode="r"), y, clients=hospital, scale=1 / 255)  # larger than memory
+task = pf.Task.from_arrays(x, y, clients=hospital, kind="regression")   # with a client id for every row
 """
 
 from __future__ import annotations

@@ -278,6 +278,7 @@ def conclude(
         "clients": len(task.clients),
         "rounds": state.round,
         "stopped": "finished" if state.round == plan.schedule.rounds else "budget",
+        "headline": {"name": task.headline.test, "higher_is_better": task.headline.higher_is_better},
         **{name: value for name, value in last.items() if name.startswith("test_")},
         "dropped": {} if plan.channel.amplified else dict(state.dropped),
         "noise_multiplier": None if privacy.training is None else privacy.training.noise_multiplier,

@@ -200,6 +200,12 @@ def read_result(method: str, level: str, seed: int, folder: Path) -> Result:
     try:
         accuracies = [line["test_accuracy"] for line in RunDirectory(folder).metrics() if "test_accuracy" in line]
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        headline = summary.get("headline", {}).get("name", "test_accuracy")
+        if headline != "test_accuracy":
+            raise DataError(
+                f"the study's table compares accuracies, and the run's task is judged by {headline}; read it from the "
+                "run's own summary.json"
+            )
         if not accuracies:
             raise DataError(
                 f"the run ended after {summary['rounds']} rounds ({summary['stopped']}), before its first evaluation; "
