@@ -43,7 +43,13 @@ class Role:
 
 
 def load_shakespeare(
-    entry: DatasetInfo, located: Located, *, seed: int, length: int = 80, stride: int = 20, min_characters: int = 2000,
+    entry: DatasetInfo,
+    located: Located,
+    *,
+    seed: int,
+    length: int = 80,
+    stride: int = 20,
+    min_characters: int = 2000,
     every_position: bool = False,
 ) -> Dataset:
     """Rows int64 [N, length] of character ids, target the id of the character that follows (97 classes).

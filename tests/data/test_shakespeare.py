@@ -57,7 +57,9 @@ def test_rows_are_windows_and_the_target_is_the_next_character(tmp_path):
 
 def test_the_next_character_may_be_asked_for_at_every_position(tmp_path):
     path = roles_file(tmp_path / "r.gz", {("lear", "FOOL"): speech(3, 103)})
-    usual, every = (load("roles", path, length=10, stride=4, min_characters=60, every_position=x) for x in (False, True))
+    usual, every = (
+        load("roles", path, length=10, stride=4, min_characters=60, every_position=x) for x in (False, True)
+    )
     assert every.kind == "next-token"
     assert torch.equal(every.inputs, usual.inputs)
     assert torch.equal(every.targets[:, :-1], every.inputs[:, 1:])

@@ -75,7 +75,9 @@ def test_rows_without_classes_are_dealt_out_and_held_back_as_if_they_had_one():
     task = pf.Task.from_dataset(data, partition=pf.LogNormal(clients=4, sigma=1.0)).with_local_tests()
     assert len(task.clients) == 4
     assert sum(task.local_tests.sizes) > 0
-    with pytest.raises(ConfigError, match=r"partition=Dirichlet\(…\) deals rows out by their classes, and rows of a task"):
+    with pytest.raises(
+        ConfigError, match=r"partition=Dirichlet\(…\) deals rows out by their classes, and rows of a task"
+    ):
         pf.Task.from_dataset(data, partition=pf.Dirichlet(clients=4, alpha=1.0))
     with pytest.raises(ConfigError, match="label noise flips classes, and a task of the kind regression has none"):
         pf.Task.from_dataset(data, partition=pf.IID(clients=4), label_noise=pf.PairFlip(0.1))
