@@ -58,7 +58,7 @@ def changed(values, place, value):
         (X, None, {"kind": "next-token", "vocabulary": 7}, "inputs are float32 .* needs sequences of two or more"),
         (TOKENS, None, {"kind": "next-token"}, "may be token ids or features; give vocabulary"),
         (TOKENS, TOKENS[:, 1:], {"kind": "next-token", "vocabulary": 7}, r"must be int64 \[N, 6\]"),
-        (TOKENS, changed(TOKENS, (3, 2), -1), {"kind": "next-token", "vocabulary": 7}, r"\[\d+, 2\] is -1, outside 0..6"),
+        (TOKENS, changed(TOKENS, (3, 2), -1), {"kind": "next-token", "vocabulary": 7}, r"2\] is -1, outside 0..6"),
         (TOKENS, TOKENS * 1.5, {"kind": "next-token", "vocabulary": 7}, r"one target for each position .* or None"),
         (X, X[:, 0] > 0, {"padding": 0}, "padding is 0, which says what next-token leaves out"),
         (X, X[:, 0], {"kind": "ranking"}, "kind is 'ranking'"),

@@ -223,7 +223,7 @@ def test_a_recorded_run_says_what_it_is_and_reports_it(tmp_path):
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert f"reaches a test rmse of {run.summary['test_rmse']:.3f}." in page
     with pytest.raises(
-        ConfigError, match="loss-threshold works with the class of each record, .* regression have none"
+        ConfigError, match=r"loss-threshold works with the class of each record, .* regression have none"
     ):
         LossThreshold().run(pf.Transcript.load(tmp_path / "run", "public", task("regression").model), None)
     with pytest.raises(DataError, match="compares accuracies, and the run's task is judged by test_rmse"):
