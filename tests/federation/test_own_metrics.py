@@ -46,7 +46,7 @@ def test_numbers_and_dictionaries_of_numbers_are_in_every_line_and_in_the_summar
     pf_parameters = run.parameters.split([parameter.numel() for parameter in network.parameters()])
     for parameter, value in zip(network.parameters(), pf_parameters, strict=True):
         parameter.data.copy_(value.view_as(parameter))
-    errors = (network(own.test_inputs) - own.test_targets).abs()
+    errors = (network(own.test_inputs) - own.test_targets).abs().detach()
     assert run.summary["test_largest_error"] == pytest.approx(float(errors.max()), rel=1e-5)
     assert run.summary["test_near"] == pytest.approx(float((errors < 1).double().mean()))
     assert run.summary["test_typical_error"] == pytest.approx(float(errors.quantile(0.5)), rel=1e-5)
