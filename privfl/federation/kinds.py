@@ -117,6 +117,7 @@ KINDS: Mapping[TaskKind, Kind] = {
         token_sums,
     ),
 }
+"""Each kind of task by its name."""
 
 
 def output_shape(kind: TaskKind, outputs: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:

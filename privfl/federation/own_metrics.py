@@ -35,7 +35,7 @@ def random_rows(output_shape: tuple[int, ...]) -> int:
 
 
 def check_metrics(metrics: Sequence[Metric], kind: TaskKind, output_shape: tuple[int, ...], targets: Tensor) -> None:
-    """Try ``metrics`` on random outputs [n, *output_shape] and public ``targets`` [n, ...].
+    """Try ``metrics`` on random outputs [n, ...] of the shape ``output_shape`` each and public ``targets`` [n, ...].
 
     Raises:
         ConfigError: one fails, gives no numbers, or is called as another one or a metric of the ``kind`` is.
