@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from attacks.auxiliary import Auxiliary
 from attacks.result import AttackResult
+from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import Observer
 from privfl.simulation.transcript import Transcript
 
@@ -47,11 +48,13 @@ class Attack(ABC):
         name: how configuration files and results call it.
         observer: the least privileged observer whose view suffices.
         needs: what it reads; ``privfl attack`` hands over nothing else.
+        needs_classes: whether it takes targets for classes, or losses for those of a classifier.
     """
 
     name: ClassVar[str]
     observer: ClassVar[Observer] = "public"
     needs: ClassVar[Needs] = Needs()
+    needs_classes: ClassVar[bool] = True
 
     @abstractmethod
     def guess(self, seen: Transcript, auxiliary: Auxiliary) -> Any:
@@ -65,8 +68,14 @@ class Attack(ABC):
         """Guess without the answers, then be judged by them.
 
         Raises:
-            ConfigError: the transcript or the auxiliary data lack something that the attack needs.
+            ConfigError: the transcript or the auxiliary data lack something that the attack needs, or the run's task is
+                of another kind.
         """
+        if self.needs_classes and seen.facts.kind != "classification":
+            raise ConfigError(
+                f"{self.name} works with the class of each record, and records of a task of the kind {seen.facts.kind} "
+                "have none; leave it out"
+            )
         began = time.perf_counter()
         guess = self.guess(seen, auxiliary.for_attacker())
         return self.judge(guess, auxiliary, time.perf_counter() - began)

@@ -72,6 +72,7 @@ from .federation.cohorts import FixedCohort as FixedCohort
 from .federation.cohorts import PoissonCohort as PoissonCohort
 from .federation.cohorts import Rotation as Rotation
 from .federation.cohorts import SizeWeightedCohort as SizeWeightedCohort
+from .federation.losses import Huber as Huber
 from .federation.task import Task as Task
 from .federation.task import load as load
 from .privacy.accounting.statement import Statement as Statement

@@ -35,7 +35,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from privfl.errors import ConfigError
-from privfl.federation.task import Task, call_for_task, cross_entropy, load
+from privfl.federation.losses import loaded_loss
+from privfl.federation.task import Task, call_for_task, load
 from privfl.references import imported
 from privfl.schema import build, override, read_toml
 from privfl.simulation.callbacks import Callback
@@ -116,7 +117,8 @@ class Experiment(RunConfig):
             model_options=None if model is None or own else dict(model.options),
             label_noise=recipe.label_noise,
             local_tests=recipe.local_tests,
-            loss=cross_entropy if loss is None else loss.load("loss"),
+            loss=None if loss is None else loaded_loss(loss),
+            metrics=tuple(metric.load("metrics") for metric in recipe.metrics),
             **{"seed": seed, **recipe.dataset.options},
         )
 

@@ -212,6 +212,8 @@ def _read(hint: Any, value: Any, key: str, registries: Registries) -> Any:
         if get_origin(arm) is CallableType and isinstance(value, str) and ":" in value:
             return imported(value, key)
         inside = get_args(arm)[0] if get_origin(arm) is tuple else None
+        if inside is Named:
+            return tuple(Named(*_name(table, key, {})) for table in _list_of_tables(value, key))
         if inside in registries:
             return choose_each(registries[inside], value, key, inside, registries)
         if isinstance(inside, type) and is_dataclass(inside):

@@ -114,6 +114,7 @@ class SizeFromResponses(Attack):
     name: ClassVar[str] = "size-from-responses"
     observer: ClassVar[Observer] = "server"
     needs: ClassVar[Needs] = Needs(("sizes",), truth=("sizes",))
+    needs_classes: ClassVar[bool] = False
     rounds: int = 1000
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from privfl.errors import ConfigError
+from privfl.federation.kinds import random_targets
 from privfl.federation.task import ClientIndex, Task
 from privfl.randomness import numpy_stream, torch_stream
 from privfl.simulation.result import Run
@@ -86,7 +87,7 @@ def plant(task: Task, canaries: Canaries, included: Coins) -> Task:
 
 
 def noise_canaries(task: Task, count: int, *, scale: float = 3.0, client: int | None = None, seed: int = 0) -> Canaries:
-    """``count`` rows of random inputs and labels, for any task: what training would never see otherwise.
+    """``count`` rows of random inputs and targets, for any task: what training would never see otherwise.
 
     Inputs are normal numbers of standard deviation ``scale``, so that gradients are long enough to be clipped, or
     random tokens. They overlap, and certify less than canaries that are :attr:`Canaries.apart`.
@@ -105,7 +106,7 @@ def noise_canaries(task: Task, count: int, *, scale: float = 3.0, client: int | 
         inputs = torch.randint(task.vocabulary, shape, generator=generator)
     else:
         inputs = torch.randn(shape, generator=generator) * scale
-    targets = torch.randint(task.classes, (count,), generator=generator)
+    targets = random_targets(task.kind, count, task.classes, shape[1:], generator)
     return Canaries(inputs, targets, _owners(count, len(task.clients), client))
 
 

@@ -76,6 +76,7 @@ class Algorithm(Settings):
             go on for more.
         pools_data: training sees all clients' data as one (the centralised reference).
         ensemble: there is no server model; evaluation averages the soft-max outputs of the clients' own models.
+        needs_classes: it works with the class of each row, so it is for classification only.
     """
 
     name: ClassVar[str]
@@ -85,6 +86,7 @@ class Algorithm(Settings):
     uses_rounds: ClassVar[bool] = False
     pools_data: ClassVar[bool] = False
     ensemble: ClassVar[bool] = False
+    needs_classes: ClassVar[bool] = False
 
     def bind(self, context: RunContext) -> Self:
         """This algorithm as part of a run, whose public facts :attr:`context` then tells."""

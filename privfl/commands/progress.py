@@ -54,7 +54,8 @@ class Progress:
 
     def update(self, simulation: Simulation, line: dict[str, Any]) -> None:
         """Show a finished round."""
-        self.last |= {name: line[name] for name in ("test_loss", "test_accuracy") if name in line}
+        shown = ("test_loss", simulation.task.headline.test)
+        self.last |= {name: line[name] for name in shown if name in line}
         done = line["round"] + 1
         text = describe(self.last, line["epsilon"], final=done == self.rounds)
         self.bar.update(self.task, completed=done, description=text)
@@ -74,8 +75,8 @@ class Progress:
 
 def describe(last: dict[str, Any], epsilon: dict[str, float], *, final: bool) -> str:
     """``loss 0.410  accuracy 0.893  ε = 2.1 (sample/public)``: the last evaluation and the first finite cell."""
-    loss = "not finite" if last.get("test_loss") is None else f"{last['test_loss']:.3f}"
-    parts = [f"loss {loss}  accuracy {last['test_accuracy']:.3f}"] if last else []
+    said = {name: "not finite" if value is None else f"{value:.3f}" for name, value in last.items()}
+    parts = [f"{name.removeprefix('test_').replace('_', ' ')} {value}" for name, value in said.items()]
     finite = next((cell for cell in _CELLS if cell in epsilon), None)
     if finite is None:
         return "  ".join([*parts, "ε = ∞"])

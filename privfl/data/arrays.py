@@ -76,13 +76,16 @@ def as_labels(name: str, label: str, values: Any, classes: int | None) -> Tensor
         flat = array.ravel().tolist()
         wrong = next((at for at, one in enumerate(flat) if not isinstance(one, int | float) or one % 1), None)
         found = f"have dtype {array.dtype}" if wrong is None else f"hold {flat[wrong]!r} at [{wrong}]"
-        raise DataError(
-            f"{name}: {label} {found}; give integer labels, for instance np.unique(labels, return_inverse=True)[1]."
-        )
+        mend = "give integer labels, for instance np.unique(labels, return_inverse=True)[1]"
+        if array.dtype.kind == "f":
+            whole = "targets.astype(np.int64)" if wrong is None else "whole numbers"
+            mend = f"if they are numbers to predict, give kind='regression'; classes are integers, {whole}"
+        raise DataError(f"{name}: {label} {found}; {mend}.")
     if array.ndim != 1:
-        raise DataError(
-            f"{name}: {label} have shape {array.shape}; give one label per row, for instance targets.ravel()."
-        )
+        mend = "kind says what several columns are: 'regression', 'multi-label' or 'next-token'"
+        if array.size == len(array):
+            mend = "give one label per row, for instance targets.ravel()"
+        raise DataError(f"{name}: {label} have shape {array.shape}; {mend}.")
     if array.dtype == np.uint64 and len(array) and int(array.max()) >= 2**63:
         raise DataError(f"{name}: {label} hold {int(array.max())}; number the classes from 0 up.")
     labels = torch.from_numpy(np.array(array, dtype=np.int64, order="C"))
@@ -99,8 +102,8 @@ def count_classes(name: str, labels: Tensor) -> int:
         missing = int((present != torch.arange(len(present))).nonzero()[0])
         raise DataError(
             f"{name}: targets go up to {int(present[-1])} and no row is of class {missing}; give classes="
-            f"{int(present[-1]) + 1} if that is right, or number them anew, "
-            "np.unique(targets, return_inverse=True)[1]."
+            f"{int(present[-1]) + 1} if that is right, number them anew, np.unique(targets, return_inverse=True)[1], "
+            "or give kind='regression' if they are no classes but numbers."
         )
     return max(len(present), 2)
 

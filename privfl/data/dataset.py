@@ -7,19 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from privfl.data.arrays import (
-    are_tokens,
-    as_labels,
-    as_numbers,
-    check_range,
-    check_values,
-    count_classes,
-    number_clients,
-)
+from privfl.data.arrays import are_tokens, as_numbers, check_values, number_clients
 from privfl.data.holdout import stratified_holdout
 from privfl.data.mapped import MappedRows, Rows, is_mapped, read
+from privfl.data.targets import TaskKind, as_targets, check_targets, counted, following, strata, width
 from privfl.errors import DataError
 from privfl.validation import Settings, check_number, checked
 
@@ -29,16 +23,17 @@ MOST_CLASSES = 10**7
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset(Settings):
-    """Arrays of one classification task, checked on construction.
+    """Arrays of one task, checked on construction.
 
     Attributes:
         name: what messages and reports call it.
         inputs: training inputs [N, ...]: float32 images [N, C, H, W], features [N, F] or signals [N, C, T], or int64
             token ids [N, L]; or the rows of a memory map, whose values are checked when they are read.
-        targets: int64 [N] labels in 0..classes-1.
+        targets: int64 [N] labels in 0..classes-1, or what the ``kind`` of task has
+            (:data:`privfl.data.targets.TaskKind`).
         test_inputs: held-out inputs [M, ...], same dtype and row shape as ``inputs``.
-        test_targets: int64 [M].
-        classes: number of classes.
+        test_targets: those of the held-out inputs, likewise.
+        classes: number of classes; of values, labels or token ids for the other kinds, each of which is one output.
         clients: int64 [N] natural client of each training row, or None. Clients with training rows are numbered
             0..U-1 without gaps; clients that occur in the test rows only come after them.
         test_clients: int64 [M] natural client of each test row, or None.
@@ -46,6 +41,7 @@ class Dataset(Settings):
         class_names: one name per class, or None.
         vocabulary: for token inputs, the number of token ids; ids lie in 0..vocabulary-1.
         read_off: what nobody said and the rows had to tell, of ``"classes"`` and ``"test rows"``: no claim covers that.
+        kind: what is predicted; nothing is inferred from the targets.
 
     Raises:
         DataError: an array is empty, of the wrong type or length, not finite, or out of range.
@@ -63,10 +59,12 @@ class Dataset(Settings):
     class_names: tuple[str, ...] | None = None
     vocabulary: int | None = None
     read_off: tuple[str, ...] = ()
+    kind: TaskKind = "classification"
 
     def __post_init__(self) -> None:
-        if not 2 <= self.classes <= MOST_CLASSES:
-            raise DataError(f"{self.name}: classes is {self.classes}; give a number from 2 to {MOST_CLASSES:,}.")
+        least = 1 if self.kind == "regression" else 2
+        if not least <= self.classes <= MOST_CLASSES:
+            raise DataError(f"{self.name}: classes is {self.classes}; give a number from {least} to {MOST_CLASSES:,}.")
         self._check_part("", self.inputs, self.targets, self.clients)
         self._check_part("test_", self.test_inputs, self.test_targets, self.test_clients)
         if self.test_inputs.dtype != self.inputs.dtype or self.test_inputs.shape[1:] != self.inputs.shape[1:]:
@@ -87,7 +85,7 @@ class Dataset(Settings):
         clients = f"{self.num_clients} natural clients" if self.num_clients else "no natural clients"
         return (
             f"Dataset({self.name}: {len(self.targets)} training and {len(self.test_targets)} test rows of "
-            f"{_kind(self.inputs)}, {self.classes} classes, {clients})"
+            f"{_kind(self.inputs)}, {counted(self.kind, self.classes)}, {clients})"
         )
 
     @property
@@ -108,16 +106,15 @@ class Dataset(Settings):
             )
         if 0 in inputs.shape:
             raise DataError(f"{self.name}: {part}inputs are empty {tuple(inputs.shape)}; give at least one row.")
+        check_targets(self.name, f"{part}targets", targets, self.kind, self.classes, inputs.shape)
+        if clients is not None and (clients.dtype != torch.int64 or clients.ndim != 1):
+            found = f"{_kind(clients)} {tuple(clients.shape)}"
+            raise DataError(f"{self.name}: {part}clients are {found}; they must be int64 [N].")
         for label, array in ((f"{part}targets", targets), (f"{part}clients", clients)):
-            if array is not None and (array.dtype != torch.int64 or array.ndim != 1):
-                raise DataError(
-                    f"{self.name}: {label} are {_kind(array)} {tuple(array.shape)}; they must be int64 [N]."
-                )
             if array is not None and len(array) != len(inputs):
                 raise DataError(
                     f"{self.name}: {len(inputs)} {part}inputs but {len(array)} {label}; each row needs exactly one."
                 )
-        check_range(f"{self.name}: {part}targets", targets, self.classes, "classes")
         if inputs.dtype == torch.int64 and self.vocabulary is None:
             raise DataError(f"{self.name}: {part}inputs are token ids, so vocabulary (how many ids) must be given.")
         if inputs.dtype != torch.int64 and self.vocabulary is not None:
@@ -159,8 +156,10 @@ class Dataset(Settings):
         clients: Sequence[Hashable] | Any | None = None,
         test: tuple[Any, ...] | None = None,
         test_fraction: float = 0.2,
+        kind: TaskKind = "classification",
         classes: int | None = None,
         vocabulary: int | None = None,
+        padding: int | None = None,
         scale: float = 1.0,
         seed: int = 0,
         name: str = "arrays",
@@ -177,13 +176,17 @@ class Dataset(Settings):
 
         Args:
             inputs: [N, ...].
-            targets: integer labels [N], 0..classes-1.
+            targets: integer labels [N], 0..classes-1; for other kinds numbers [N] or [N, values], columns of 0 and 1
+                [N, labels], or token ids [N, L]. For next-token ``None`` makes both from the inputs, token ids
+                [N, L + 1]: at each of L positions the token that follows is predicted.
             clients: N client ids of any hashable kind (strings, tuples, integers), numbered by first appearance.
             test: held-out ``(inputs, targets)`` or ``(inputs, targets, clients)``. If None, ``test_fraction`` of the
                 rows are held out, stratified by class (and inside each client where ``clients`` are given).
+            kind: what is predicted. Nothing is inferred: floating targets of a classification are refused.
             classes: number of classes; by default the largest label + 1, if every class up to it has a row. A number
                 read off the data is itself a release.
             vocabulary: number of token ids, for inputs that are tokens.
+            padding: token id behind the end of a sequence, which is never to be predicted; for targets that are None.
             scale: public factor of all inputs but token ids, for instance 1/255 for 8-bit images.
             seed: root seed of the hold-out.
 
@@ -197,7 +200,7 @@ class Dataset(Settings):
         Dataset(arrays: 2 training and 2 test rows of float32 (1,), 2 classes, 2 natural clients)
         """
         check_number("scale", scale, 0, above=True)
-        raw, y = as_numbers(name, "inputs", inputs), as_labels(name, "targets", targets, classes)
+        raw, y = _arrays(name, "", inputs, targets, kind, classes, padding)
         numbers: dict[Hashable, int] = {}
         owner = None if clients is None else number_clients(name, clients, numbers)
         for label, length in (("targets", len(y)), ("clients", len(raw) if owner is None else len(owner))):
@@ -208,7 +211,8 @@ class Dataset(Settings):
         tokens = are_tokens(name, "inputs", raw, vocabulary)
         kept = torch.arange(len(raw))
         if test is None:
-            held = torch.from_numpy(stratified_holdout(y, fraction=test_fraction, clients=owner, seed=seed))
+            rows = stratified_holdout(strata(y, kind), fraction=test_fraction, clients=owner, seed=seed)
+            held = torch.from_numpy(rows)
             if not held.any():
                 raise DataError(
                     f"{name}: no client has two rows, so nothing can be held out; pass test=(inputs, targets)."
@@ -221,10 +225,9 @@ class Dataset(Settings):
                 raise DataError(
                     f"{name}: test has {len(test)} parts; give (inputs, targets) or (inputs, targets, clients)."
                 )
-            raw_test = as_numbers(name, "test inputs", test[0])
+            raw_test, test_y = _arrays(name, "test ", test[0], test[1], kind, classes, padding)
             held = torch.arange(len(raw_test))
             test_x = read(raw_test, held.numpy(), are_tokens(name, "test inputs", raw_test, vocabulary), scale)
-            test_y = as_labels(name, "test targets", test[1], classes)
             test_owner = number_clients(name, test[2], numbers) if len(test) == 3 else None
         x: Rows
         if is_mapped(raw):
@@ -240,13 +243,32 @@ class Dataset(Settings):
             targets=y,
             test_inputs=test_x,
             test_targets=test_y,
-            classes=count_classes(name, torch.cat([y, test_y])) if classes is None else classes,
+            classes=width(name, torch.cat([y, test_y]) if kind == "classification" else y, kind, classes, vocabulary),
             clients=owner,
             test_clients=test_owner,
             client_names=tuple(str(key) for key in numbers) if numbers else None,
             vocabulary=vocabulary,
-            read_off=(*(["classes"] if classes is None else []), *(["test rows"] if test is None else [])),
+            read_off=(
+                *(["classes"] if classes is None and kind == "classification" else []),
+                *(["test rows"] if test is None else []),
+            ),
+            kind=kind,
         )
+
+
+def _arrays(
+    name: str, part: str, inputs: Any, targets: Any, kind: TaskKind, classes: int | None, padding: int | None
+) -> tuple[NDArray[Any], Tensor]:
+    """The ``inputs`` as an array of numbers, and the ``targets`` of this ``kind`` of task."""
+    raw = as_numbers(name, f"{part}inputs", inputs)
+    if kind == "next-token" and targets is None:
+        raw, targets = following(name, raw, padding)
+    elif padding is not None:
+        raise DataError(
+            f"{name}: padding is {padding}, which says what next-token leaves out of targets that it makes itself; "
+            "leave it out."
+        )
+    return raw, as_targets(name, f"{part}targets", targets, kind, classes)
 
 
 def _kind(array: Rows) -> str:

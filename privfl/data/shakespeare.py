@@ -43,9 +43,18 @@ class Role:
 
 
 def load_shakespeare(
-    entry: DatasetInfo, located: Located, *, seed: int, length: int = 80, stride: int = 20, min_characters: int = 2000
+    entry: DatasetInfo,
+    located: Located,
+    *,
+    seed: int,
+    length: int = 80,
+    stride: int = 20,
+    min_characters: int = 2000,
+    every_position: bool = False,
 ) -> Dataset:
     """Rows int64 [N, length] of character ids, target the id of the character that follows (97 classes).
+
+    With ``every_position`` a next-token task: at each of the ``length`` positions the character that follows it.
 
     The last fifth of a role's text is for testing; no window reaches over the cut.
 
@@ -56,6 +65,7 @@ def load_shakespeare(
         length: characters per row (LEAF's all_data.json has rows of 80).
         stride: characters from one row to the next.
         min_characters: roles with less text are left out; a fifth of it must hold a row and its target.
+        every_position: predict the next character everywhere, not behind the end of a row only.
     """
     for option, value in (("length", length), ("stride", stride), ("min_characters", min_characters)):
         check_count(option, value)
@@ -73,13 +83,15 @@ def load_shakespeare(
     def part(windows: list[Windows]) -> tuple[Tensor, Tensor, Tensor]:
         rows = torch.from_numpy(np.concatenate(windows))
         clients = torch.repeat_interleave(torch.tensor([len(own) for own in windows]))
-        return rows[:, :-1].contiguous(), rows[:, -1].clone(), clients
+        targets = rows[:, 1:].contiguous() if every_position else rows[:, -1].clone()
+        return rows[:, :-1].contiguous(), targets, clients
 
     x, y, clients = part([role.train for role in roles])
     test_x, test_y, test_clients = part([role.test for role in roles])
     return Dataset(
         entry.name, x, y, test_x, test_y, VOCABULARY, clients, test_clients,
         client_names=tuple(role.name for role in roles), class_names=("other", *ALPHABET), vocabulary=VOCABULARY,
+        kind="next-token" if every_position else "classification",
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,7 @@ from threading import Lock
 import torch
 from torch import Tensor, nn
 
+from privfl.data.targets import TaskKind
 from privfl.errors import ConfigError
 from privfl.models.flat_network import Layout, flatten
 from privfl.randomness import stream_seed
@@ -26,12 +28,13 @@ class RunContext:
 
     Args:
         model: builds the task's network from a seed.
-        classes: number of classes.
+        classes: number of classes; of outputs, where the task is of another ``kind``.
         clients: clients of the whole federation.
         planned: how many rounds are planned; ``None`` keeps it from an algorithm that does not say it uses that.
         seed: root seed of the experiment.
         input_shape: shape of one input, without the batch.
         device: where parameters live.
+        kind: of the task.
     """
 
     model: Callable[[int], nn.Module]
@@ -41,6 +44,17 @@ class RunContext:
     seed: int
     input_shape: tuple[int, ...]
     device: torch.device
+    kind: TaskKind = "classification"
+
+    @property
+    def usual_loss(self) -> float:
+        """The mean loss of a model that knows nothing, > 0, for algorithms that need a public scale of losses.
+
+        For a regression it is 1: that of a constant, where targets are standardised.
+        """
+        if self.kind == "regression":
+            return 1.0
+        return math.log(2 if self.kind == "multi-label" else max(self.classes, 2))
 
     @property
     def rounds(self) -> int:

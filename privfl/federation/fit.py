@@ -1,24 +1,39 @@
-"""Whether a user's own model and loss fit the data: found out by one pass over public rows, before any work."""
+"""Whether model, loss and partition fit the data: found out by one pass over public rows, before any work."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from privfl.data.dataset import Dataset
+from privfl.data.label_noise import LabelNoise
+from privfl.data.partitions import Partition
+from privfl.data.targets import TaskKind, counted
 from privfl.errors import ConfigError, PrivflError
+from privfl.federation.losses import loss_name
+from privfl.models import InputKind, NamedModel, OwnModel, default_model
 from privfl.models.flat_network import Layout
 from privfl.privacy.loss import Loss, is_coupled
 from privfl.validation import said
+
+ModelFactory = Callable[[int], nn.Module]
+"""Builds the model from a seed; the same seed gives the same initial parameters."""
 
 _LOSS = (
     "write it as loss(network, inputs, targets) -> [B], one term for each sample, such as "
     "F.cross_entropy(network(inputs), targets, reduction='none')"
 )
-_MODEL = "give one that maps inputs [B, …] to logits [B, classes]"
+_MODEL: dict[TaskKind, str] = {
+    "classification": "give one that maps inputs [B, …] to logits [B, classes]",
+    "regression": "give one that maps inputs [B, …] to predictions [B, values]",
+    "multi-label": "give one that maps inputs [B, …] to logits [B, labels]",
+    "next-token": "give one that maps token ids [B, L] to logits [B, L, vocabulary], such as 'next-token-lstm'",
+}
 
 
 def check_builder(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
@@ -49,14 +64,61 @@ def check_builder(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     return build
 
 
+_MODELS: dict[TaskKind, dict[str, str]] = {
+    "regression": {"logistic": "two-nn"},
+    "next-token": {"text-cnn": "next-token-lstm"},
+}
+"""What stands in for the default model, which is made for classes."""
+
+
+def refuse_classes(partition: Partition, label_noise: LabelNoise | None, kind: TaskKind) -> None:
+    """Refuse what deals with the class of each row where there is none."""
+    if partition.needs_classes:
+        raise ConfigError(
+            f"partition={said(partition)} deals rows out by their classes, and rows of a task of the kind {kind} have "
+            "none; give clients=, or take IID, LogNormal or GivenSizes"
+        )
+    if label_noise is not None:
+        raise ConfigError(f"label noise flips classes, and a task of the kind {kind} has none; leave it out")
+
+
+def model_factory(
+    dataset: Dataset, model: str | Callable[[], nn.Module] | None, options: dict[str, Any]
+) -> tuple[ModelFactory, str]:
+    """What builds ``model`` (a name, a function, ``None`` for the default) for ``dataset``, and what it is called.
+
+    Raises:
+        ConfigError: there is no such model, or it does not take such inputs or options.
+    """
+    shape = tuple(dataset.inputs.shape[1:])
+    vocabulary = dataset.vocabulary
+    if model is None:
+        kinds: dict[int, InputKind] = {1: "vector", 2: "signal", 3: "image"}
+        model = default_model(shape, "tokens" if vocabulary is not None else kinds.get(len(shape), "vector"))
+        if dataset.kind in _MODELS and model in _MODELS[dataset.kind]:
+            model = _MODELS[dataset.kind][model]
+    if isinstance(model, str):
+        return NamedModel(model, shape, dataset.classes, vocabulary, options), model
+    if options:
+        raise ConfigError(f"model_options is {said(options)} and model {said(model)}; put the options into the model")
+    inner = model.func if isinstance(model, partial) else model
+    return OwnModel(check_builder(model)), getattr(inner, "__name__", type(inner).__name__)
+
+
 def check_fit(
-    network: nn.Module, name: str, loss: Loss, inputs: Tensor, targets: Tensor, classes: int, *, plain: bool
+    network: nn.Module,
+    name: str,
+    loss: Loss,
+    inputs: Tensor,
+    targets: Tensor,
+    outputs: tuple[int, ...],
+    kind: TaskKind = "classification",
 ) -> None:
-    """Try ``network`` and ``loss`` on public ``inputs`` [B, ...] and ``targets`` [B], as if in an evaluation.
+    """Try ``network`` and ``loss`` on public ``inputs`` [B, ...] and ``targets`` [B, ...], as if in an evaluation.
 
     Args:
         name: of the model, for messages.
-        plain: whether the loss takes logits [B, classes]; another one may take what it likes.
+        outputs: shape of what the network gives for one row. Only a classification's own loss may take what it likes.
 
     Raises:
         ConfigError: one of them fails, or answers in another shape.
@@ -66,9 +128,9 @@ def check_fit(
     given = {"present": torch.ones(rows, dtype=torch.bool, device=device)} if is_coupled(loss) else {}
     network.eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        if plain:
-            what = f"the model {name}, on inputs of shape {tuple(inputs.shape[1:])} and {classes} classes,"
-            _try(what, _MODEL, (rows, classes), network, inputs.to(device))
+        if kind != "classification" or loss_name(loss) is not None:
+            what = f"the model {name}, on inputs of shape {tuple(inputs.shape[1:])} and {counted(kind, outputs[-1])},"
+            _try(what, _MODEL[kind], (rows, *outputs), network, inputs.to(device))
         what = f"the loss {getattr(loss, '__name__', type(loss).__name__)}(network, inputs, targets)"
         _try(what, _LOSS, (rows,), loss, network, inputs.to(device), targets.to(device), **given)
     network.train(mode)

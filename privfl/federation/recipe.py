@@ -34,7 +34,10 @@ class Recipe:
         dataset: name in the catalog and options; ``seed`` is the run's unless it is among them.
         partition, label_noise, local_tests: what is done with the dataset.
         model: name or ``module:Name``, and options; ``None`` takes the default for the dataset's inputs.
-        loss: ``module:Name`` and arguments; ``None`` is cross-entropy.
+        loss: ``cross-entropy``, ``mean-squared-error``, ``huber``, ``binary-cross-entropy``, ``token-cross-entropy`` or
+            ``module:Name``, and its arguments; ``None`` is that of the task's kind.
+        metrics: of one's own, each ``module:function`` and arguments: ``metric(outputs, targets)`` gives a number or
+            numbers by name, for the held-out rows.
         data: hashes and names of data that came from Python, see :meth:`privfl.federation.task.Task.describe`.
     """
 
@@ -45,12 +48,13 @@ class Recipe:
     local_tests: LocalTests | None = None
     model: Named | None = None
     loss: Named | None = None
+    metrics: tuple[Named, ...] = ()
     data: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.dataset is None:
-            for name in ("partition", "label_noise", "local_tests", "model", "loss"):
-                if getattr(self, name) is not None:
+            for name in ("partition", "label_noise", "local_tests", "model", "loss", "metrics"):
+                if getattr(self, name) not in (None, ()):
                     raise ConfigError(
                         f"[{name}] stands beside {'task' if self.task else '[data]'}, whose function decides it; leave "
                         "it out, or name a [dataset] instead"

@@ -2,8 +2,7 @@
 
 task = pf.load("fashion-mnist", partition=pf.Dirichlet(clients=100, alpha=0.3))
 task = pf.Task.from_arrays(x, y, partition=pf.IID(clients=20))          # your own arrays
-task = pf.Task.from_arrays(x, y, clients=hospital)                      # with a client id for every row
-task = pf.Task.from_arrays(np.load("x.npy", mmap_mode="r"), y, clients=hospital, scale=1 / 255)  # larger than memory
+task = pf.Task.from_arrays(x, y, clients=hospital, kind="regression")   # with a client id for every row
 """
 
 from __future__ import annotations
@@ -11,13 +10,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from inspect import signature
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -27,23 +25,19 @@ from privfl.data.label_noise import LabelNoise
 from privfl.data.local_tests import LocalTests
 from privfl.data.mapped import Rows
 from privfl.data.partitions import Natural, Partition, PartitionReport, describe
+from privfl.data.targets import TaskKind, strata
 from privfl.errors import ConfigError, DataError
 from privfl.federation.context import RunContext
-from privfl.federation.fit import check_builder, check_fit, check_writes
+from privfl.federation.fit import ModelFactory, check_fit, check_writes, model_factory, refuse_classes
+from privfl.federation.kinds import KINDS, Headline, output_shape, random_targets
+from privfl.federation.losses import check_kind, cross_entropy, named_loss
+from privfl.federation.own_metrics import Metric, check_metrics, random_rows
 from privfl.federation.recipe import Recipe, content_hash
-from privfl.models import InputKind, NamedModel, OwnModel, default_model
+from privfl.models import NamedModel, OwnModel
 from privfl.privacy.loss import Loss
 from privfl.randomness import numpy_stream
 from privfl.schema import Named, plain
 from privfl.validation import Settings, checked, said
-
-ModelFactory = Callable[[int], nn.Module]
-"""Builds the model from a seed; the same seed gives the same initial parameters."""
-
-
-def cross_entropy(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of every sample [B], from the logits of ``network``."""
-    return F.cross_entropy(network(inputs), targets, reduction="none")
 
 
 @dataclass(frozen=True)
@@ -93,8 +87,9 @@ class ClientIndex:
 class Task(Settings):
     """A federated learning task. Build one with :func:`load` or :meth:`from_arrays`.
 
-    ``inputs[rows]`` are the inputs [B, ...] of the rows ``rows`` [B] and ``targets[rows]`` their classes: all there is
-    to reading a batch, also where ``inputs`` lie in a memory map.
+    ``inputs[rows]`` are the inputs [B, ...] of the rows ``rows`` [B] and ``targets[rows]`` what the ``kind`` of task
+    has (:data:`privfl.data.targets.TaskKind`): all there is to reading a batch, also where ``inputs`` lie in a memory
+    map. ``classes`` is how many outputs a model has for each prediction; ``metrics`` are of one's own.
     """
 
     name: str
@@ -112,6 +107,8 @@ class Task(Settings):
     local_tests: ClientIndex | None = None
     local_validations: ClientIndex | None = None
     read_off: tuple[str, ...] = ()
+    kind: TaskKind = "classification"
+    metrics: tuple[Metric, ...] = ()
     recipe: Recipe | None = field(default=None, init=False, repr=False, compare=False)
     """How this very task can be had again, if that is known; a changed copy (``dataclasses.replace``) has none."""
 
@@ -125,28 +122,36 @@ class Task(Settings):
         model: str | Callable[[], nn.Module] | None = None,
         model_options: dict[str, Any] | None = None,
         label_noise: LabelNoise | None = None,
-        loss: Loss = cross_entropy,
+        loss: Loss | None = None,
+        metrics: tuple[Metric, ...] = (),
         seed: int = 0,
     ) -> Task:
         """Divide ``dataset`` into clients. ``partition`` defaults to the dataset's own client ids.
 
         Raises:
-            ConfigError: neither a partition nor client ids, or the model does not fit the data.
+            ConfigError: neither a partition nor client ids, or model, loss, metrics or partition do not fit the data.
         """
+        kind = dataset.kind
+        loss = KINDS[kind].loss if loss is None else loss
+        check_kind(loss, kind)
         if partition is None:
             if dataset.clients is None:
                 raise ConfigError(
                     f"dataset '{dataset.name}' has no client ids; give a partition, for instance IID(clients=20)"
                 )
             partition = Natural()
-        targets = dataset.targets.numpy()
+        if kind != "classification":
+            refuse_classes(partition, label_noise, kind)
+        labels = strata(dataset.targets, kind)
+        classes = dataset.classes if kind == "classification" else 1
         owners = None if dataset.clients is None else dataset.clients.numpy()
-        parts = partition.split(targets, dataset.classes, numpy_stream(seed, "partition"), owners)
-        profiles = partition.profiles(dataset.classes, numpy_stream(seed, "partition"))
-        report = describe(parts, targets, dataset.classes, profiles)
+        parts = partition.split(labels, classes, numpy_stream(seed, "partition"), owners)
+        profiles = partition.profiles(classes, numpy_stream(seed, "partition"))
+        report = describe(parts, labels, classes, profiles)
+        targets = dataset.targets.numpy()
         if label_noise is not None:
-            targets = label_noise.apply(targets, dataset.classes, numpy_stream(seed, "label-noise"))
-        factory, name = _factory(dataset, model, model_options or {})
+            targets = label_noise.apply(targets, classes, numpy_stream(seed, "label-noise"))
+        factory, name = model_factory(dataset, model, model_options or {})
         task = cls(
             name=dataset.name,
             inputs=dataset.inputs,
@@ -161,9 +166,12 @@ class Task(Settings):
             report=report,
             vocabulary=dataset.vocabulary,
             read_off=dataset.read_off,
+            kind=kind,
+            metrics=metrics,
         )
         if loss is not cross_entropy or not isinstance(factory, NamedModel):
             task.check_model(task.model(0))  # what others have written fails here, and not when a run begins
+        check_metrics(metrics, kind, task.output_shape, task.probe(random_rows(task.output_shape))[1])
         return task
 
     @classmethod
@@ -177,20 +185,24 @@ class Task(Settings):
         test: tuple[Any, Any] | None = None,
         test_fraction: float = 0.2,
         scale: float = 1.0,
+        kind: TaskKind = "classification",
         classes: int | None = None,
         vocabulary: int | None = None,
+        padding: int | None = None,
         partition: Partition | None = None,
         model: str | Callable[[], nn.Module] | None = None,
         model_options: dict[str, Any] | None = None,
-        loss: Loss = cross_entropy,
+        loss: Loss | None = None,
+        metrics: tuple[Metric, ...] = (),
         seed: int = 0,
     ) -> Task:
         """A task from a user's own NumPy or torch arrays.
 
-        ``inputs`` [N, ...] and ``targets`` [N] of class numbers, of which there are ``classes``; ``clients`` [N] names
-        the owner of every row, or ``partition`` divides the rows. Without ``test``, ``test_fraction`` of the rows are
-        held out. ``scale`` is a public factor of all inputs, for instance 1/255 for 8-bit images; ``vocabulary`` is the
-        number of token ids.
+        ``inputs`` [N, ...] and ``targets`` [N] of class numbers, of which there are ``classes``, or what another
+        ``kind`` has: numbers [N] or [N, values], columns of 0 and 1 [N, labels], token ids. The kind, which decides
+        default ``loss`` and metrics, is never inferred. ``clients`` [N] names the owner of every row, or ``partition``
+        divides the rows. Without ``test``, ``test_fraction`` of the rows are held out. ``scale`` is a public factor of
+        all inputs, for instance 1/255 for 8-bit images; ``vocabulary`` is the number of token ids.
 
         Inputs in a memory map (``np.memmap``, ``np.load(…, mmap_mode="r")``) may be larger than memory: nothing is
         copied but the held-out rows, and training is the same bit by bit. See :meth:`Dataset.from_arrays`, which says
@@ -208,13 +220,24 @@ class Task(Settings):
             test=test,
             test_fraction=test_fraction,
             scale=scale,
+            kind=kind,
             classes=classes,
             vocabulary=vocabulary,
+            padding=padding,
             seed=seed,
         )
-        return cls.from_dataset(
-            dataset, partition=partition, model=model, model_options=model_options, loss=loss, seed=seed
-        )
+        how: dict[str, Any] = {"partition": partition, "model": model, "model_options": model_options}
+        return cls.from_dataset(dataset, **how, loss=loss, metrics=metrics, seed=seed)
+
+    @property
+    def headline(self) -> Headline:
+        """The metric by which models of this task are compared."""
+        return KINDS[self.kind].headline
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of what a model gives for one row."""
+        return output_shape(self.kind, self.classes, tuple(self.inputs.shape[1:]))
 
     @checked
     def with_local_tests(self, tests: LocalTests | None = None, seed: int = 0) -> Task:
@@ -229,7 +252,7 @@ class Task(Settings):
             raise ConfigError("clients hold rows back already; give fraction and validation in one call")
         tests = tests or LocalTests()
         parts = [self.clients[client].cpu().numpy() for client in range(len(self.clients))]
-        train, test, validation = tests.split(parts, self.targets.cpu().numpy(), seed)
+        train, test, validation = tests.split(parts, strata(self.targets, self.kind), seed)
         held = ClientIndex.allowing_empty(test)
         validations = ClientIndex.allowing_empty(validation) if tests.validation else None
         task = replace(self, clients=ClientIndex.of(train), local_tests=held, local_validations=validations)
@@ -265,7 +288,8 @@ class Task(Settings):
             "rows": hashes.pop("clients"),
             **hashes,
             "model": plain(model),
-            **({} if self.loss is cross_entropy else {"loss": plain(Named.of(self.loss))}),
+            **({} if self.kind == "classification" else {"kind": self.kind}),
+            **({} if self.loss is KINDS[self.kind].loss else {"loss": plain(named_loss(self.loss))}),
         }
 
     def content(self, *, fresh: bool = False) -> dict[str, str]:
@@ -289,17 +313,17 @@ class Task(Settings):
     def context(self, rounds: int, seed: int) -> RunContext:
         """What an algorithm may know of a run of ``rounds`` rounds on this task."""
         shape, device = tuple(self.inputs.shape[1:]), self.targets.device
-        return RunContext(self.model, self.classes, len(self.clients), rounds, seed, shape, device)
+        return RunContext(self.model, self.classes, len(self.clients), rounds, seed, shape, device, self.kind)
 
     def probe(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Random *public* inputs [rows, ...] and targets [rows] of the right shapes, for checks of model and loss."""
+        """Random *public* inputs and targets [rows, ...] of the right shapes, for checks of model and loss."""
         generator = torch.Generator().manual_seed(0)
         shape = (rows, *self.inputs.shape[1:])
         if self.vocabulary is not None:
             inputs = torch.randint(self.vocabulary, shape, generator=generator)
         else:
             inputs = torch.randn(shape, generator=generator, dtype=self.inputs.dtype)
-        targets = torch.randint(self.classes, (rows,), generator=generator)
+        targets = random_targets(self.kind, rows, self.classes, shape[1:], generator)
         return inputs.to(self.inputs.device), targets.to(self.inputs.device)
 
     def check_model(self, network: nn.Module) -> None:
@@ -309,35 +333,19 @@ class Task(Settings):
             ConfigError: see :func:`privfl.federation.fit.check_fit`.
         """
         probe = self.probe(3)
-        check_fit(network, self.model_name, self.loss, *probe, self.classes, plain=self.loss is cross_entropy)
+        check_fit(network, self.model_name, self.loss, *probe, self.output_shape, self.kind)
         check_writes(network, self.loss, *probe)
 
     def to(self, device: torch.device) -> Task:
         """The task with its arrays on ``device``; those that are there already are not copied.
 
-        A memory map stays where it is, and its batches go to ``device`` one by one.
+        A memory map stays where it is; its batches go to ``device`` one by one.
         """
         moved = {name: getattr(self, name).to(device) for name in ("inputs", "targets", "test_inputs", "test_targets")}
         for name in ("clients", "local_tests", "local_validations"):
-            index = getattr(self, name)
-            moved[name] = None if index is None else replace(index, rows=index.rows.to(device))
+            if (index := getattr(self, name)) is not None:
+                moved[name] = replace(index, rows=index.rows.to(device))
         return replace(self, **moved).made_by(self.recipe)
-
-
-def _factory(
-    dataset: Dataset, model: str | Callable[[], nn.Module] | None, options: dict[str, Any]
-) -> tuple[ModelFactory, str]:
-    shape = tuple(dataset.inputs.shape[1:])
-    vocabulary = dataset.vocabulary
-    if model is None:
-        kinds: dict[int, InputKind] = {1: "vector", 2: "signal", 3: "image"}
-        model = default_model(shape, "tokens" if vocabulary is not None else kinds.get(len(shape), "vector"))
-    if isinstance(model, str):
-        return NamedModel(model, shape, dataset.classes, vocabulary, options), model
-    if options:
-        raise ConfigError(f"model_options is {said(options)} and model {said(model)}; put the options into the model")
-    inner = model.func if isinstance(model, partial) else model
-    return OwnModel(check_builder(model)), getattr(inner, "__name__", type(inner).__name__)
 
 
 @checked
@@ -349,11 +357,12 @@ def load(
     model_options: dict[str, Any] | None = None,
     label_noise: LabelNoise | None = None,
     local_tests: LocalTests | None = None,
-    loss: Loss = cross_entropy,
+    loss: Loss | None = None,
+    metrics: tuple[Metric, ...] = (),
     seed: int = 0,
     **options: Any,
 ) -> Task:
-    """The task of a dataset in the catalog; ``options`` go to its loader. See ``privfl list datasets``."""
+    """The task of a dataset in the catalog; ``options`` go to its loader, see ``privfl list datasets``."""
     task = Task.from_dataset(
         load_dataset(name, seed=seed, **options),
         partition=partition,
@@ -361,6 +370,7 @@ def load(
         model_options=model_options,
         label_noise=label_noise,
         loss=loss,
+        metrics=metrics,
         seed=seed,
     )
     asked = isinstance(task.model, OwnModel) or model is not None or model_options
@@ -369,7 +379,8 @@ def load(
         partition=partition,
         label_noise=label_noise,
         model=task.model.named if asked and isinstance(task.model, NamedModel | OwnModel) else None,
-        loss=None if loss is cross_entropy else Named.of(loss),
+        loss=None if task.loss is KINDS[task.kind].loss else named_loss(task.loss),
+        metrics=tuple(Named.of(metric) for metric in metrics),
     )
     task = task.made_by(recipe)
     return task if local_tests is None else task.with_local_tests(local_tests, seed)

@@ -20,7 +20,10 @@ def client_average(values: ArrayLike, sizes: ArrayLike | None = None) -> float:
 
 
 def worst_tenth(values: ArrayLike, sizes: ArrayLike | None = None) -> float:
-    """Weighted mean of the max(1, ⌊K/10⌋) smallest ``values`` [K]; with fewer than 20 clients the smallest one."""
+    """Weighted mean of the max(1, ⌊K/10⌋) smallest ``values`` [K]; with fewer than 20 clients the smallest one.
+
+    Of values of which less is better, these are the best: see :func:`fairness`.
+    """
     return _tenth(values, sizes, smallest=True)
 
 
@@ -64,12 +67,14 @@ def effective_clients(weights: ArrayLike) -> float:
     return float(scaled.sum() ** 2 / (scaled @ scaled))
 
 
-def fairness(values: ArrayLike, sizes: ArrayLike | None = None) -> dict[str, float]:
+def fairness(values: ArrayLike, sizes: ArrayLike | None = None, *, higher_is_better: bool = True) -> dict[str, float]:
     """``client_average``, ``worst_tenth``, ``best_tenth``, ``gini`` and ``parity_gap`` of ``values`` [K]."""
+    tenths = worst_tenth(values, sizes), best_tenth(values, sizes)
+    worst, best = tenths if higher_is_better else tenths[::-1]
     return {
         "client_average": client_average(values, sizes),
-        "worst_tenth": worst_tenth(values, sizes),
-        "best_tenth": best_tenth(values, sizes),
+        "worst_tenth": worst,
+        "best_tenth": best,
         "gini": gini(values),
         "parity_gap": parity_gap(values),
     }

@@ -8,8 +8,8 @@ from privfl.models.base import Network, Size
 from privfl.opacus_parts import DPLSTM
 
 
-class LastState(nn.Module):
-    """Opacus' DPLSTM, read at the last time step.
+class EveryState(nn.Module):
+    """Opacus' DPLSTM, read at every time step.
 
     It is made of linear layers that are called once per step, so ``torch.func`` transforms go through it: stacked
     clients and per-sample gradients by ``vmap(grad)`` equal a loop over rows, as tested.
@@ -25,9 +25,17 @@ class LastState(nn.Module):
             delattr(self.lstm, name)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, L, inputs] -> [B, hidden]."""
+        """[B, L, inputs] -> [B, L, hidden]."""
         output: Tensor = self.lstm(x)[0]
-        return output[:, -1]
+        return output
+
+
+class LastState(EveryState):
+    """The same, read at the last time step."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, L, inputs] -> [B, hidden]."""
+        return super().forward(x)[:, -1]
 
 
 def lstm(
@@ -45,4 +53,22 @@ def lstm(
     code has the same without biases in the recurrent and the linear layers: ``bias=False``.
     """
     body = nn.Sequential(nn.Embedding(vocabulary, embedding_dim), LastState(embedding_dim, hidden, layers, bias))
+    return Network(body, nn.Linear(hidden, classes, bias=bias))
+
+
+def next_token_lstm(
+    vocabulary: int,
+    classes: int,
+    *,
+    embedding_dim: Size = 32,
+    hidden: Size = 128,
+    layers: Size = 1,
+    bias: bool = True,
+) -> Network:
+    """Embedding, ``layers`` LSTM layers, and a head on the state at every position: logits [B, L, ``classes``].
+
+    What a position says depends on its token and those before it, so padding behind the end of a sequence changes
+    nothing at the positions that count.
+    """
+    body = nn.Sequential(nn.Embedding(vocabulary, embedding_dim), EveryState(embedding_dim, hidden, layers, bias))
     return Network(body, nn.Linear(hidden, classes, bias=bias))

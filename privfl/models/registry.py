@@ -84,6 +84,9 @@ _MODELS: dict[str, _Model] = {
         text.transformer, "self-attention and attention pooling (FedSampling)", ("tokens",), (30,), 18, 10_000
     ),
     "lstm": _Model(recurrent.lstm, "two-layer LSTM, last state (McMahan et al. 2017)", ("tokens",), (80,), 100, 100),
+    "next-token-lstm": _Model(
+        recurrent.next_token_lstm, "LSTM, the next token at every position", ("tokens",), (80,), 97, 97
+    ),
     "cnn-1m": _Model(convolutional.cnn_1m, "benchmark: the pfl-research CNN"),
     "tiny-cnn": _Model(convolutional.tiny_cnn, "benchmark: two strided convolutions"),
 }

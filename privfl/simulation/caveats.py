@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from privfl.algorithms.base import Algorithm, Tensors
+from privfl.data.targets import counted
 from privfl.federation.task import Task
 from privfl.privacy.accounting.stated import stating_class
 from privfl.privacy.channel.channel import ChannelSpec
@@ -39,7 +40,7 @@ SECURE_SUM = (
 AUTHORS = "The claims rest on parts that are not privfl's own, and on what their authors say of them: {}."
 
 
-PUBLIC = "Public, by assumption: {} classes, who the {} clients are, inputs of shape {}, {} test rows, every setting."
+PUBLIC = "Public, by assumption: {}, who the {} clients are, inputs of shape {}, {} test rows, every setting."
 READ_OFF = "Read off the data, and covered by no claim unless it is known anyway: {}."
 _SAID = {
     "classes": "how many classes there are (say it: classes=)",
@@ -52,7 +53,7 @@ def assumptions(task: Task) -> str:
     shape = " x ".join(map(str, task.inputs.shape[1:]))
     if task.vocabulary is not None:
         shape += f" with {task.vocabulary} token ids"
-    said = PUBLIC.format(task.classes, len(task.clients), shape, len(task.test_targets))
+    said = PUBLIC.format(counted(task.kind, task.classes), len(task.clients), shape, len(task.test_targets))
     read_off = [_SAID[name] for name in task.read_off]
     return f"{said} {READ_OFF.format(', '.join(read_off))}" if read_off else said
 

@@ -59,6 +59,11 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
     privacy.check_parts()
     cohort.check_clients(clients)
     check_contract(algorithm)
+    if algorithm.needs_classes and task.kind != "classification":
+        raise ConfigError(
+            f"{algorithm.name} works with the class of each row, and rows of a task of the kind {task.kind} have none; "
+            "take an algorithm that needs none, such as fedavg, fedprox, scaffold or ditto"
+        )
     _check_kept(algorithm, network.flat)
     way: GradSampleMode | None = None
     if dpsgd is not None:

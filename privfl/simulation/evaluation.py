@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -12,46 +12,57 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Tensors
+from privfl.federation.kinds import KINDS, Headline
+from privfl.federation.own_metrics import measured
 from privfl.federation.task import ClientIndex, Task
-from privfl.metrics.calibration import expected_calibration_error, maximum_calibration_error
-from privfl.metrics.classification import classification
 from privfl.metrics.fairness import fairness
-from privfl.metrics.personalisation import macro_f1
-from privfl.metrics.ranking import auroc, top_k_accuracy
 
-MOST_OF_FEW = 5
-"""Top-5 accuracy says something where there are more classes than that."""
+OUTPUTS_AT_ONCE = 1 << 24
+"""Outputs that exist at one time where metrics need only a few numbers of each row."""
+Outputs = Callable[[Tensor], Tensor]
+"""From inputs [n, ...] to a model's outputs [n, ...]."""
 
 
 class Predictor(Protocol):
-    """Anything that computes logits; every engine does."""
+    """Anything that computes a model's outputs; every engine does."""
 
     def logits(self, parameters: Tensor, inputs: Tensor) -> Tensor:
-        """Logits [N, classes] of the model ``parameters`` [size] on ``inputs`` [N, ...]."""
+        """Outputs [N, ...] of the model ``parameters`` [size] on ``inputs`` [N, ...]."""
 
 
 def evaluate(
-    task: Task, algorithm: Algorithm, predictor: Predictor, server: Tensors, client_state: Mapping[int, Tensors]
+    task: Task,
+    algorithm: Algorithm,
+    predictor: Predictor,
+    server: Tensors,
+    client_state: Mapping[int, Tensors],
+    notes: list[str] | None = None,
 ) -> dict[str, float]:
-    """Metrics of the server's model or, for an ensemble, of the mean soft-max output of the clients' own models.
+    """Metrics of the server's model or, for an ensemble, of the mean output (probability) of the clients' own models.
 
-    Besides loss, accuracy and macro-F1 there are the calibration errors, top-5 accuracy for more than five classes, and
-    AUROC for two. Where clients hold rows back (``Task.with_local_tests``) there follow ``local_…``, accuracy of the
-    tested model on every client's own test and how it is spread, and ``personal_…``, the same of clients' own models.
+    Which they are follows from the kind of task (:data:`privfl.federation.kinds.KINDS`); those of the task's own
+    ``metrics`` come after them. Where clients hold rows back (``Task.with_local_tests``) there follow ``local_…``, the
+    task's headline metric of the tested model on every client's own test and how it is spread, and ``personal_…``, the
+    same of clients' own models.
+
+    Args:
+        notes: what the user should know is added here, one sentence each, each once.
     """
-    inputs, targets = task.test_inputs, task.test_targets
-    tested = server["parameters"] if algorithm.ensemble else algorithm.eval_parameters(server)
     if algorithm.ensemble:
-        found = _tested(_ensemble(task, algorithm, predictor, server, client_state), targets)
+        models = [
+            next(iter(algorithm.personal(server, client_state[client]).values())) for client in sorted(client_state)
+        ]
+        tested = _ensemble(task, predictor, models)
     else:
-        found = _tested(predictor.logits(tested, inputs), targets)
+        tested = _model(predictor, algorithm.eval_parameters(server))
+    found = _tested(task, tested, notes if notes is not None else [])
     if task.local_tests is None:
         return found
     holders = np.flatnonzero(task.local_tests.sizes)
     if not algorithm.ensemble:
         rows = task.local_tests.rows
-        logits = predictor.logits(tested, task.inputs[rows])
-        found |= _spread("local", task, holders, _own(task, logits))
+        condensed = _condensed(task, tested, task.inputs[rows], task.targets[rows])
+        found |= _spread("local", task, holders, _own(task, condensed))
     return found | _personal(task, algorithm, predictor, server, client_state, holders)
 
 
@@ -60,39 +71,47 @@ def storable(metrics: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
-def _tested(logits: Tensor, targets: Tensor) -> dict[str, float]:
-    """Metrics of ``logits`` [N, classes]; those of confidence and order are NaN for a model that has diverged."""
-    found, classes = classification(logits, targets), logits.shape[1]
-    further = {"test_ece": math.nan, "test_mce": math.nan}
-    further |= {"test_top5": math.nan} if classes > MOST_OF_FEW else {}
-    further |= {"test_auroc": math.nan} if classes == 2 else {}
-    if not bool(logits.isfinite().all()):
-        return found | further
-    probabilities = logits.double().softmax(1)
-    further["test_ece"] = expected_calibration_error(probabilities, targets)
-    further["test_mce"] = maximum_calibration_error(probabilities, targets)
-    if "test_top5" in further:
-        further["test_top5"] = top_k_accuracy(logits, targets, MOST_OF_FEW)
-    if "test_auroc" in further:
-        further["test_auroc"] = auroc(logits[:, 1] - logits[:, 0], targets)
-    return found | further
+def _tested(task: Task, outputs: Outputs, notes: list[str]) -> dict[str, float]:
+    """All metrics on the held-out rows. A metric of one's own sees the outputs of all of them."""
+    kind, inputs, targets = KINDS[task.kind], task.test_inputs, task.test_targets
+    if not task.metrics:
+        return kind.metrics(_condensed(task, outputs, inputs, targets), targets)
+    whole = outputs(inputs)
+    return kind.measure(whole, targets) | measured(task.metrics, whole, targets, notes)
 
 
-def _ensemble(
-    task: Task, algorithm: Algorithm, predictor: Predictor, server: Tensors, client_state: Mapping[int, Tensors]
-) -> Tensor:
-    total = torch.zeros(len(task.test_inputs), task.classes, device=task.test_inputs.device)
-    for client in sorted(client_state):
-        own = next(iter(algorithm.personal(server, client_state[client]).values()))
-        total += predictor.logits(own, task.test_inputs).softmax(1)
-    return (total / max(len(client_state), 1)).clamp_min(1e-12).log()
+def _condensed(task: Task, outputs: Outputs, inputs: Tensor, targets: Tensor) -> Tensor:
+    """What the metrics of the task's kind read of the ``outputs`` for ``inputs`` [N, ...]; [N, ...]."""
+    condense = KINDS[task.kind].condense
+    if condense is None:
+        return outputs(inputs)
+    step = max(1, OUTPUTS_AT_ONCE // math.prod(task.output_shape))
+    parts = zip(torch.split(inputs, step), torch.split(targets, step), strict=True)
+    return torch.cat([condense(outputs(some), truth) for some, truth in parts])
 
 
-def _own(task: Task, logits: Tensor) -> dict[int, Tensor]:
-    """One model's logits on all local tests, cut by client."""
+def _model(predictor: Predictor, parameters: Tensor) -> Outputs:
+    return lambda inputs: predictor.logits(parameters, inputs)
+
+
+def _ensemble(task: Task, predictor: Predictor, models: list[Tensor]) -> Outputs:
+    """The outputs of all ``models`` together; without any, those of a model that knows nothing."""
+    kind = KINDS[task.kind]
+
+    def outputs(inputs: Tensor) -> Tensor:
+        total = torch.zeros(len(inputs), *task.output_shape, device=inputs.device)
+        for parameters in models:
+            total += kind.to_mean(predictor.logits(parameters, inputs))
+        return kind.from_mean(total / max(len(models), 1))
+
+    return outputs
+
+
+def _own(task: Task, condensed: Tensor) -> dict[int, Tensor]:
+    """What one model made of all local tests, cut by client."""
     assert task.local_tests is not None
     bounds = task.local_tests.offsets
-    return {client: logits[bounds[client] : bounds[client + 1]] for client in range(len(bounds) - 1)}
+    return {client: condensed[bounds[client] : bounds[client + 1]] for client in range(len(bounds) - 1)}
 
 
 def _personal(
@@ -105,63 +124,80 @@ def _personal(
 ) -> dict[str, float]:
     """Metrics of personal models, on each client's own test.
 
-    If clients have several, each one's mean accuracy follows by name, then that of the model that each client's
+    If clients have several, each one's mean headline metric follows by name, then that of the model that each client's
     validation rows choose, and that of the model that its *test* rows would choose: an upper bound, not a result.
     """
     assert task.local_tests is not None
-    logits: dict[int, Tensor] = {}
-    accuracies: list[dict[str, float]] = []
+    first: dict[int, Tensor] = {}
+    scores: list[dict[str, float]] = []
     validated: list[float] = []
+    headline = task.headline
+    score = KINDS[task.kind].scores[headline.name]
     for client in holders.tolist():
         own = {**algorithm.initial_client_state(client), **client_state.get(client, {})}
         models = algorithm.personal(server, own)
         if not models:
             return {}
-        outputs = {name: _logits(task, predictor, model, task.local_tests, client) for name, model in models.items()}
+        outputs = {name: _of(task, predictor, model, task.local_tests, client) for name, model in models.items()}
         truth = task.targets[task.local_tests[client]]
-        logits[client] = next(iter(outputs.values()))
-        accuracies.append({name: _accuracy(output, truth) for name, output in outputs.items()})
+        first[client] = next(iter(outputs.values()))
+        scores.append({name: score(output, truth) for name, output in outputs.items()})
         if task.local_validations is not None and len(models) > 1:
-            validated.append(accuracies[-1][_choose(task, predictor, models, client)])
-    found = _spread("personal", task, holders, logits)
-    if len(accuracies[0]) > 1:
-        for name in accuracies[0]:
-            found[f"personal_accuracy[{name}]"] = float(np.mean([one[name] for one in accuracies]))
-        found["personal_accuracy_best_on_test"] = float(np.mean([max(one.values()) for one in accuracies]))
+            validated.append(scores[-1][_choose(task, predictor, models, client)])
+    found = _spread("personal", task, holders, first)
+    if len(scores[0]) > 1:
+        for name in scores[0]:
+            found[f"personal_{headline.name}[{name}]"] = float(np.mean([one[name] for one in scores]))
+        best = [one[_best(headline, one)] for one in scores]
+        found[f"personal_{headline.name}_best_on_test"] = float(np.mean(best))
     if validated:
-        found["personal_accuracy_validated"] = float(np.mean(validated))
+        found[f"personal_{headline.name}_validated"] = float(np.mean(validated))
     return found
 
 
 def _choose(task: Task, predictor: Predictor, models: Mapping[str, Tensor], client: int) -> str:
-    """The name of the model that is most accurate on ``client``'s validation rows; the first of equals."""
+    """The name of the model that is best on ``client``'s validation rows; the first of equals."""
     assert task.local_validations is not None
     rows = task.local_validations[client]
     if len(rows) == 0:
         return next(iter(models))
+    score = KINDS[task.kind].scores[task.headline.name]
     scores = {
-        name: _accuracy(_logits(task, predictor, model, task.local_validations, client), task.targets[rows])
+        name: score(_of(task, predictor, model, task.local_validations, client), task.targets[rows])
         for name, model in models.items()
     }
-    return max(scores, key=scores.__getitem__)
+    return _best(task.headline, scores)
 
 
-def _logits(task: Task, predictor: Predictor, model: Tensor, index: ClientIndex, client: int) -> Tensor:
-    return predictor.logits(model, task.inputs[index[client]])
+def _best(headline: Headline, scores: Mapping[str, float]) -> str:
+    """The name of the best of ``scores``, the first of equals; what is NaN is the worst."""
+    sign = 1 if headline.higher_is_better else -1
+    return max(scores, key=lambda name: -math.inf if math.isnan(scores[name]) else sign * scores[name])
 
 
-def _accuracy(logits: Tensor, targets: Tensor) -> float:
-    return float((logits.argmax(1) == targets).double().mean())
+def _of(task: Task, predictor: Predictor, model: Tensor, index: ClientIndex, client: int) -> Tensor:
+    """What the metrics read of ``model`` on ``client``'s rows of ``index``."""
+    rows = index[client]
+    return _condensed(task, _model(predictor, model), task.inputs[rows], task.targets[rows])
 
 
-def _spread(prefix: str, task: Task, holders: NDArray[np.int64], logits: Mapping[int, Tensor]) -> dict[str, float]:
-    """Mean macro-F1 over clients, and how accuracy is spread over them."""
+def _spread(prefix: str, task: Task, holders: NDArray[np.int64], outputs: Mapping[int, Tensor]) -> dict[str, float]:
+    """How the headline metric is spread over clients, and the clients' mean of the other scores."""
     assert task.local_tests is not None
+    headline, found = task.headline, {}
     truths = {client: task.targets[task.local_tests[client]] for client in holders.tolist()}
-    accuracy = [_accuracy(logits[client], truth) for client, truth in truths.items()]
-    spread = fairness(accuracy, task.local_tests.sizes[holders])
-    spread["accuracy"] = spread.pop("client_average")
-    spread["accuracy_of_clients"] = float(np.mean(accuracy))
-    spread["accuracy_deviation"] = float(np.std(accuracy))
-    spread["macro_f1"] = float(np.mean([macro_f1(logits[client], truth) for client, truth in truths.items()]))
-    return {f"{prefix}_{name}": value for name, value in spread.items()}
+    of_clients = {
+        name: [score(outputs[client], truth) for client, truth in truths.items()]
+        for name, score in KINDS[task.kind].scores.items()
+    }
+    values = of_clients.pop(headline.name)
+    finite = bool(np.isfinite(values).all())  # a model that has diverged has no spread
+    stand_in = values if finite else [0.0] * len(values)
+    spread = fairness(stand_in, task.local_tests.sizes[holders], higher_is_better=headline.higher_is_better)
+    found[headline.name] = spread.pop("client_average")
+    found |= spread
+    found[f"{headline.name}_of_clients"] = float(np.mean(stand_in))
+    found[f"{headline.name}_deviation"] = float(np.std(stand_in))
+    found = {name: value if finite else math.nan for name, value in found.items()}
+    found |= {name: float(np.mean(some)) for name, some in of_clients.items()}
+    return {f"{prefix}_{name}": value for name, value in found.items()}

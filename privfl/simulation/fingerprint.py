@@ -35,7 +35,7 @@ DATA: Mapping[str, str] = {
     "test_targets": "the held-out labels",
     "local_tests": "which rows clients hold back for tests",
     "local_validations": "which rows clients hold back for validation",
-    "classes": "the number of classes or tokens",
+    "classes": "the kind of the task, or its number of classes or tokens",
 }
 INDIFFERENT = ("engine", "workers", "checkpoint_seconds")
 """Settings that another start may change: a run keeps its engine, and its workers where they decide the
@@ -87,7 +87,7 @@ class Fingerprint:
         }
         parts = {
             **task.content(fresh=fresh),
-            "classes": f"{task.classes} {task.vocabulary}",
+            "classes": f"{task.classes} {task.vocabulary} {task.kind}",
         }
         for name, thing in things.items():
             identity = Identity(thing)

@@ -64,6 +64,7 @@ def public_facts(run: RunSettings) -> PublicFacts:
         rounds=run.schedule.rounds,
         vocabulary=task.vocabulary,
         loss=getattr(task.loss, "__name__", type(task.loss).__name__),
+        kind=task.kind,
     )
 
 

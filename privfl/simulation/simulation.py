@@ -280,7 +280,7 @@ def measure(plan: Plan, state: State, engine: Engine, arrived: int, problems: Co
         line |= {"clients": arrived, **({"dropped": dict(problems)} if problems else {})}
     line |= storable(plan.algorithm.server_metrics(state.server))
     if state.round % plan.schedule.evaluate_every == 0 or state.round == plan.schedule.rounds:
-        line |= storable(evaluate(plan.task, plan.algorithm, engine, state.server, state.client_state))
+        line |= storable(evaluate(plan.task, plan.algorithm, engine, state.server, state.client_state, engine.notes))
     return line
 
 
@@ -314,7 +314,7 @@ def conclude(
     claimed = _publishable(plan, statement.finite())
     if state.metrics and state.metrics[-1]["epsilon"] != claimed:  # nobody knew that it was the last
         state.metrics[-1] = {**state.metrics[-1], "epsilon": claimed}
-    last = next((line for line in reversed(state.metrics) if "test_accuracy" in line), {})
+    last = next((line for line in reversed(state.metrics) if "test_loss" in line), {})
     counted = state.health.warnings(state.dropped)
     odd, diverged = conclusions(state.server, algorithm.start(plan.initial), state.client_state, algorithm.ensemble)
     state.ended, state.failure = True, state.health.failure(state.dropped) or diverged
@@ -334,6 +334,7 @@ def conclude(
         "clients": len(task.clients),
         "rounds": state.round,
         "stopped": "finished" if state.round == plan.schedule.rounds else "budget",
+        "headline": {"name": task.headline.test, "higher_is_better": task.headline.higher_is_better},
         **{name: value for name, value in last.items() if name.startswith("test_")},
         "dropped": {} if plan.channel.amplified else dict(state.dropped),
         "noise_multiplier": None if privacy.training is None else privacy.training.noise_multiplier,

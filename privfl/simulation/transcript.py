@@ -43,9 +43,10 @@ class PublicFacts:
         model: name of the network; with ``model_options`` it can be rebuilt. ``None`` in ``model_options`` says that
             the network came from a function of the user's own.
         input_shape: shape of one input without the batch.
-        classes, clients, rounds: how many there are (rounds: planned).
+        classes, clients, rounds: how many there are (rounds: planned; classes: outputs, for another ``kind``).
         vocabulary: number of token ids; ``None`` unless inputs are tokens.
         loss: name of the loss of one sample.
+        kind: of the task.
     """
 
     dataset: str
@@ -62,6 +63,7 @@ class PublicFacts:
     rounds: int
     vocabulary: int | None
     loss: str
+    kind: str = "classification"
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,11 @@ def in_words(report: PartitionReport) -> str:
     sizes, distance = report.sizes, report.distance_to_pool
     text = (
         f"{len(sizes):,} clients hold {report.distinct:,} of {report.available:,} training examples, "
-        f"{sizes.min():,} to {sizes.max():,} each (median {np.median(sizes):,.0f}). "
-        f"The classes of a client differ from those of all by {np.median(distance):.2f} in median total variation "
-        "(0: alike, 1: nothing in common)."
+        f"{sizes.min():,} to {sizes.max():,} each (median {np.median(sizes):,.0f})."
     )
+    if report.counts.shape[1] > 1:  # a task that is no classification has one class
+        text += (
+            f" The classes of a client differ from those of all by {np.median(distance):.2f} in median total variation "
+            "(0: alike, 1: nothing in common)."
+        )
     return f"{text} {report.shared:,} examples are held by more than one client." if report.shared else text

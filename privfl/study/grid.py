@@ -253,6 +253,12 @@ def read_result(method: str, level: str, seed: int, folder: Path) -> Result:
     """
     try:
         summary, statement, metrics = RunDirectory(folder).ending()
+        headline = summary.get("headline", {}).get("name", "test_accuracy")
+        if headline != "test_accuracy":
+            raise DataError(
+                f"the study's table compares accuracies, and the run's task is judged by {headline}; read it from the "
+                "run's own summary.json"
+            )
         accuracies = [line["test_accuracy"] for line in metrics if "test_accuracy" in line]
         if not accuracies:
             raise DataError(

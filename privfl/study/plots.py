@@ -108,17 +108,18 @@ def curves(groups: Mapping[str, Sequence[Sequence[tuple[int, float]]]], title: s
     return figure
 
 
-def run_curves(metrics: Sequence[Metrics]) -> Figure:
-    """Loss, accuracy and ε so far of one run, over its rounds."""
+def run_curves(metrics: Sequence[Metrics], headline: str = "test_accuracy") -> Figure:
+    """Loss, ``headline`` metric and ε so far of one run, over its rounds."""
     figure = Figure(figsize=(10, 3), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
-    evaluated = [line for line in metrics if "test_accuracy" in line]
+    evaluated = [line for line in metrics if headline in line]
     rounds = [line["round"] + 1 for line in evaluated]
     left.plot(rounds, [line["test_loss"] for line in evaluated], color=COLOURS[0])
-    left.set_ylabel("test loss (nats)")
-    middle.plot(rounds, [line["test_accuracy"] for line in evaluated], color=COLOURS[0])
-    middle.set_ylabel("test accuracy")
-    middle.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    left.set_ylabel("test loss" if headline == "test_rmse" else "test loss (nats)")
+    middle.plot(rounds, [line[headline] for line in evaluated], color=COLOURS[0])
+    middle.set_ylabel(headline.replace("_", " "))
+    if headline == "test_accuracy":
+        middle.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     cells = list(dict.fromkeys(cell for line in metrics for cell in line["epsilon"]))
     for index, cell in enumerate(cells):
         # A run ends with the statement's ε, and on the way nothing was spent that is not in it.

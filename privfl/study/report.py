@@ -65,7 +65,9 @@ def write_report(run: Run, path: Path | str) -> None:
         DataError: a file of the run's directory is missing or damaged.
     """
     if run.path is None:
-        page = _run_page(run.statement, run.metrics, run.summary, [], environment(), run_curves(run.metrics), None)
+        page = _run_page(
+            run.statement, run.metrics, run.summary, [], environment(), _curves(run.metrics, run.summary), None
+        )
     else:
         with _sound(run.path):
             page = _read_run(run.path)
@@ -97,7 +99,7 @@ def _read_run(path: Path) -> str:
             f"{path / 'metrics.jsonl'} holds {len(metrics)} sound lines for {summary['rounds']} rounds; repeat the run"
         )
     settings = [{"name": "config.toml", "text": RunDirectory(path).config_file().read_text(encoding="utf-8")}]
-    figure = run_curves(metrics)
+    figure = run_curves(metrics, _headline(summary))
     _save(figure, path / "figures" / "curves.png")
     people = _clients(path, path / "figures", "")
     found, tested = read_attacks(path), read_audits(path)
@@ -112,6 +114,19 @@ def _clients(folder: Path, figures: Path, note: str) -> dict[str, Any] | None:
     figure = report.figure()
     _save(figure, figures / "clients.png")
     return {"sentence": f"{in_words(report)}{note}", "figures": [_picture("clients", figure)]}
+
+
+def _headline(summary: dict[str, Any]) -> str:
+    """The key of the metric that the run's task is judged by; runs of older versions are classifications."""
+    return str(summary.get("headline", {}).get("name", "test_accuracy"))
+
+
+def _shown(summary: dict[str, Any], name: str) -> str:
+    """The metric ``name`` for readers."""
+    value = summary[name]
+    if value is None:
+        return "not finite"
+    return f"{value:.1%}" if name == "test_accuracy" else f"{value:.3f}"
 
 
 def _problems(summary: dict[str, Any]) -> list[str]:
@@ -130,19 +145,21 @@ def _run_page(
     attacks: dict[str, Any] | None = None,
     audits: dict[str, Any] | None = None,
 ) -> str:
-    evaluated = "test_accuracy" in summary
+    evaluated, headline = "test_loss" in summary, _headline(summary)
     reached = "was never evaluated on the test data"
     if evaluated:
-        accuracy, f1 = f"{summary['test_accuracy']:.1%}", f"{summary['test_macro_f1']:.3f}"
-        reached = f"reaches a test accuracy of {accuracy} and a macro-F1 of {f1}"
+        reached = f"reaches a {headline.replace('_', ' ')} of {_shown(summary, headline)}"
+        if "test_macro_f1" in summary:
+            reached += f" and a macro-F1 of {_shown(summary, 'test_macro_f1')}"
     sentences = [f"After {summary['rounds']} rounds {summary['algorithm']} {reached}."]
     if summary["stopped"] == "budget":
         sentences.append("The run stopped early because the next round would have exceeded its privacy budget.")
     sentences += [claim(statement, observer) for observer in ("server", "public")]
     facts = {name: summary[name] for name in ("algorithm", "dataset", "model", "clients", "rounds")}
     if evaluated:
-        loss = "not finite" if summary["test_loss"] is None else f"{summary['test_loss']:.4f} nats"
-        facts |= {"test accuracy": f"{summary['test_accuracy']:.1%}", "test loss": loss}
+        loss = "not finite" if summary["test_loss"] is None else f"{summary['test_loss']:.4f}"
+        nats = "" if summary["test_loss"] is None or headline == "test_rmse" else " nats"
+        facts |= {headline.replace("_", " "): _shown(summary, headline), "test loss": f"{loss}{nats}"}
     noise = summary["noise_multiplier"]
     if noise is not None:
         told = f"{noise:.4g}" if isinstance(noise, int | float) else f"{min(noise):.4g} to {max(noise):.4g}, by client"

@@ -56,15 +56,16 @@ def test_a_memory_map_is_searched_as_its_rows_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("targets", "found"),
     [
-        (Y + 0.5, r"targets hold 0.5 at \[0\]"),
-        (altered(Y.astype(float), 6, np.nan), r"targets hold nan at \[6\]"),
-        (Y.astype(float), "targets have dtype float64"),
-        ([*"abcd" * 10], r"targets hold 'a' at \[0\]"),
-        ([0, None] * 20, r"targets hold None at \[1\]"),
+        (Y + 0.5, r"targets hold 0.5 at \[0\]; .* kind='regression'; classes are integers, whole numbers"),
+        (altered(Y.astype(float), 6, np.nan), r"targets hold nan at \[6\]; .* kind='regression'"),
+        (Y.astype(float), r"targets have dtype float64; .* kind='regression'; classes are .*astype\(np.int64\)"),
+        ([*"abcd" * 10], r"targets hold 'a' at \[0\]; give integer labels, for instance np.unique"),
+        ([0, None] * 20, r"targets hold None at \[1\]; give integer labels, for instance np.unique"),
+        (Y[:, None].repeat(2, 1), r"shape \(40, 2\); kind says what several columns are"),
     ],
 )
 def test_labels_that_are_no_whole_numbers_are_named_with_the_first_of_them(targets, found):
-    with pytest.raises(DataError, match=found + "; give integer labels, for instance np.unique"):
+    with pytest.raises(DataError, match=found):
         Dataset.from_arrays(X, targets)
 
 

@@ -177,7 +177,7 @@ def test_later_changes_of_the_users_arrays_do_not_reach_the_dataset():
     [
         ({"inputs": np.zeros((4, 1)), "targets": [0, 1, 0]}, "4 inputs but 3 targets"),
         ({"inputs": np.zeros((4, 1)), "targets": [0, 1, 0, 1], "clients": ["a"]}, "4 inputs but 1 clients"),
-        ({"inputs": np.zeros((4, 1)), "targets": [0.0, 1.0, 0.0, 1.0]}, "give integer labels"),
+        ({"inputs": np.zeros((4, 1)), "targets": [0.0, 1.0, 0.0, 1.0]}, "classes are integers"),
         ({"inputs": np.zeros((4, 1)), "targets": ["a", "b", "a", "b"]}, "return_inverse=True"),
         ({"inputs": np.zeros((4, 1)), "targets": [[0], [1], [0], [1]]}, r"ravel\(\)"),
         ({"inputs": [["a"], ["b"]], "targets": [0, 1]}, "encode them as numbers"),

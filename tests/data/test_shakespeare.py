@@ -55,6 +55,17 @@ def test_rows_are_windows_and_the_target_is_the_next_character(tmp_path):
             assert [(text_of(row), text_of([n])) for row, n in zip(rows, nexts, strict=True)] == twin
 
 
+def test_the_next_character_may_be_asked_for_at_every_position(tmp_path):
+    path = roles_file(tmp_path / "r.gz", {("lear", "FOOL"): speech(3, 103)})
+    usual, every = (
+        load("roles", path, length=10, stride=4, min_characters=60, every_position=x) for x in (False, True)
+    )
+    assert every.kind == "next-token"
+    assert torch.equal(every.inputs, usual.inputs)
+    assert torch.equal(every.targets[:, :-1], every.inputs[:, 1:])
+    assert torch.equal(every.targets[:, -1], usual.targets)
+
+
 def test_the_alphabet_is_printable_ascii_and_everything_else_is_one_id():
     assert len(ALPHABET) == 96
     assert character_ids("\n aZ~").tolist() == [1, 2, 67, 60, 96]

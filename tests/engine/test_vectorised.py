@@ -203,7 +203,7 @@ SLOW = {"resnet10", "fedevg-resnet10", "resnet10-energy", "resnet32", "resnet20"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("info", models(), ids=lambda info: info.name)
+@pytest.mark.parametrize("info", [one for one in models() if one.name != "next-token-lstm"], ids=lambda info: info.name)
 def test_they_agree_for_every_model_with_and_without_dp_sgd(info):
     shape = SHAPES[info.kinds[-1]] if info.input_shape[-1] != 32 else (3, 16, 16)
     vocabulary = 40 if info.kinds == ("tokens",) else None

@@ -69,7 +69,21 @@ def per_sample_gradients(network: nn.Module, inputs: Tensor, targets: Tensor) ->
 
 
 def test_every_registered_model_is_checked_here() -> None:
-    assert {info.name for info in models()} == set(SMALL)
+    assert {info.name for info in models()} == {*SMALL, "next-token-lstm"}
+
+
+def test_a_next_token_model_says_at_every_position_what_follows_from_the_tokens_so_far() -> None:
+    network = build("next-token-lstm", (6,), CLASSES, vocabulary=TOKENS, seed=1, embedding_dim=3, hidden=5).double()
+    tokens = torch.randint(TOKENS, (3, 6), generator=torch.Generator().manual_seed(2))
+    logits = network(tokens)
+    assert logits.shape == (3, 6, CLASSES)
+    assert torch.equal(logits, network.head(network.features(tokens)))
+    torch.testing.assert_close(network(tokens[1:2])[0], logits[1], rtol=1e-10, atol=1e-10)
+    later = tokens.clone()
+    later[:, 4:] = (later[:, 4:] + 1) % TOKENS
+    torch.testing.assert_close(network(later)[:, :4], logits[:, :4], rtol=1e-10, atol=1e-10)
+    assert not torch.allclose(network(later)[:, 4:], logits[:, 4:])
+    assert network(tokens[:0]).shape == (0, 6, CLASSES)
 
 
 @every_model

@@ -107,9 +107,7 @@ class FairAggregation(Algorithm):
     def start(self, parameters: Tensor) -> Tensors:
         state, optimiser = super().start(parameters), self._optimiser()
         if self.randomised:
-            state[REFERENCE] = torch.tensor(
-                math.log(self.context.classes), dtype=torch.float64, device=parameters.device
-            )
+            state[REFERENCE] = torch.tensor(self.context.usual_loss, dtype=torch.float64, device=parameters.device)
         if self.rising_server_rate:
             state[FIRST_RATE] = torch.zeros((), dtype=torch.float64, device=parameters.device)
         return state if optimiser is None else state | optimiser.start(parameters)

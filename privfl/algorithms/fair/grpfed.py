@@ -75,6 +75,7 @@ class GRPFed(Algorithm):
     """
 
     name: ClassVar[str] = "grp-fed"
+    needs_classes: ClassVar[bool] = True
     keeps: ClassVar[tuple[str, ...]] = ("personal", "discriminator")
     statistics: ClassVar[tuple[str, ...]] = (LOSS,)
     local_only: ClassVar[bool] = True

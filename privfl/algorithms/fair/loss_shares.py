@@ -37,9 +37,10 @@ def check_loss_bound(name: str, bound: float) -> None:
 class LossShares(Algorithm):
     """Base of both: ``w ← w + η_g·Σ n_k a_k Δ_k / Σ n_k b_k`` with shares ``a_k = exp(log_share(F_k) − ℓ)``.
 
-    The level ℓ keeps shares near 1 and cancels. It is public: log(classes) in place of F_k at first, then the last
-    round's ℓ plus the log of the mean normaliser b_k. Shares are cut off at e^reach, and where the mean b_k is below
-    e^(−2·reach) the model stays for a round and ℓ falls by 2·reach: so ℓ finds the losses from wherever they start.
+    The level ℓ keeps shares near 1 and cancels. It is public: the loss of a model that knows nothing in place of F_k at
+    first, then the last round's ℓ plus the log of the mean normaliser b_k. Shares are cut off at e^reach, and where the
+    mean b_k is below e^(−2·reach) the model stays for a round and ℓ falls by 2·reach: so ℓ finds the losses from
+    wherever they start.
 
     A secure sum is of fixed point: it drops a client with a number beyond its ``largest`` (2²⁰), which would be those
     with the largest losses, and rounds what is tiny to noise. Shares of at most e^10 leave room for n_k up to 47 under
@@ -83,7 +84,7 @@ class LossShares(Algorithm):
         return Field("update"), Field(NORMALISER, shape=())
 
     def start(self, parameters: Tensor) -> Tensors:
-        usual = torch.tensor(math.log(max(self.context.classes, 2)), dtype=torch.float64, device=parameters.device)
+        usual = torch.tensor(self.context.usual_loss, dtype=torch.float64, device=parameters.device)
         return {**super().start(parameters), LEVEL: self.log_share(usual), LOST: torch.zeros_like(usual)}
 
     def broadcast(self, server: Tensors) -> Tensors:

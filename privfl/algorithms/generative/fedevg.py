@@ -82,6 +82,7 @@ class FedEvg(Algorithm):
     """
 
     name: ClassVar[str] = "fedevg"
+    needs_classes: ClassVar[bool] = True
     uses_rounds: ClassVar[bool] = True
     samples_per_class: int = 10
     weighting: Weighting = "signed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +42,7 @@ class GenerativeFedAvg(FedAvg, ABC):
         high: largest value of a pixel; inputs beyond the bounds count as the bounds.
     """
 
+    needs_classes: ClassVar[bool] = True
     samples_per_class: int = 10
     latent: int = 16
     hidden: int = 128

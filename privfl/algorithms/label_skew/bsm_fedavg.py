@@ -27,6 +27,7 @@ class BalancedFedAvg(FedAvg):
 
     name: ClassVar[str] = "bsm-fedavg"
     statistics: ClassVar[tuple[str, ...]] = ("label_prior",)
+    needs_classes: ClassVar[bool] = True
 
     def dpsgd_refusal(self) -> str:
         return (

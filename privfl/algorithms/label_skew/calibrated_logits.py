@@ -30,6 +30,7 @@ class CalibratedFedAvg(FedAvg):
     """
 
     statistics: ClassVar[tuple[str, ...]] = (LABELS,)
+    needs_classes: ClassVar[bool] = True
 
     def calibration(self, counts: Tensor) -> tuple[Tensor, Tensor]:
         """a and b [C] for label counts ``counts`` [C], which may be noisy and so negative; here those of FedAvg."""

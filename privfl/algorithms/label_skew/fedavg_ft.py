@@ -49,6 +49,7 @@ class FedAvgFT(FedAvg):
     """
 
     name: ClassVar[str] = "fedavg-ft"
+    needs_classes: ClassVar[bool] = True
     own: ClassVar[tuple[Tensor, Tensor] | None] = None
     """As part of a run: the server's images [N, ...] and labels [N]."""
     digest: ClassVar[Tensor]

@@ -115,6 +115,7 @@ def contrastive_terms(features: Tensor, near: Tensor, far: Tensor, temperature: 
 
     A feature of norm 0 counts as orthogonal to everything.
     """
+    features, near, far = (one.flatten(1) for one in (features, near, far))  # a next-token model has some per position
     gap = F.cosine_similarity(features, far, dim=1) - F.cosine_similarity(features, near, dim=1)
     return F.softplus(gap / temperature)
 

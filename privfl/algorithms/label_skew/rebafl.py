@@ -80,6 +80,7 @@ class ReBaFL(FedAvg):
 
     name: ClassVar[str] = "rebafl"
     statistics: ClassVar[tuple[str, ...]] = ("label_prior", "prototypes")
+    needs_classes: ClassVar[bool] = True
     epsilon: float = 0.01
     mu: float = 0.1
     lam: float = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,13 @@ class Assignment(NamedTuple):
 
 @dataclass(frozen=True)
 class Partition(Settings, ABC):
-    """A rule that deals the samples of one dataset to clients; its fields are the rule's settings."""
+    """A rule that deals the samples of one dataset to clients; its fields are the rule's settings.
+
+    Class attributes:
+        needs_classes: it looks at the class of each sample; a rule that does not may deal out any kind of task.
+    """
+
+    needs_classes: ClassVar[bool] = True
 
     def split(
         self, targets: np.ndarray, classes: int, rng: np.random.Generator, clients: np.ndarray | None = None

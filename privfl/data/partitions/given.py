@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -31,6 +32,7 @@ class GivenSizes(Partition):
             sizes that ask for more samples than there are.
     """
 
+    needs_classes: ClassVar[bool] = False
     sizes: tuple[int, ...] = ()
     dataset: str | None = None
     clients: int | None = None

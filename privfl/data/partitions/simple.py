@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -27,6 +28,7 @@ class IID(Partition):
         clients: number of clients, ≥ 1.
     """
 
+    needs_classes: ClassVar[bool] = False
     clients: int
 
     def __post_init__(self) -> None:
@@ -47,6 +49,7 @@ class Natural(Partition):
         min_size: samples that a client must have to be kept, ≥ 1.
     """
 
+    needs_classes: ClassVar[bool] = False
     min_size: int = 1
 
     def __post_init__(self) -> None:
@@ -89,6 +92,7 @@ class LogNormal(Partition):
         clients: number of clients, ≥ 1; then the mean size follows from the data.
     """
 
+    needs_classes: ClassVar[bool] = False
     sigma: float = 2.5
     mean_size: float | None = None
     clients: int | None = None

@@ -162,7 +162,8 @@ class CohortDoor(DoorKeeper):
             self._announce([min(max(count - start, 0), step) for count in batch.counts])
             targets, mask = batch.targets[:, start:end], None if batch.mask is None else batch.mask[:, start:end]
             if whole:
-                present = torch.ones_like(targets, dtype=torch.bool) if mask is None else mask
+                rows = torch.ones(targets.shape[:2], dtype=torch.bool, device=targets.device)
+                present = rows if mask is None else mask
                 loss_kwargs = {**loss_kwargs, "present": (present, 0)}
             yield StackedBatch(batch.inputs[:, start:end], targets, mask, loss_kwargs)
 
