@@ -66,7 +66,13 @@ def write_report(run: Run, path: Path | str) -> None:
     """
     if run.path is None:
         page = _run_page(
-            run.statement, run.metrics, run.summary, [], environment(), _curves(run.metrics, run.summary), None
+            run.statement,
+            run.metrics,
+            run.summary,
+            [],
+            environment(),
+            run_curves(run.metrics, _headline(run.summary)),
+            None,
         )
     else:
         with _sound(run.path):
