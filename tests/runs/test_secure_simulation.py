@@ -306,7 +306,8 @@ def test_an_interrupted_run_resumes_to_the_same_numbers(task, tmp_path, name):
 
 
 def test_accomplices_are_counted_as_the_statement_words_them():
-    assert pf.SecureSum(threshold=0.58, corrupt=0.57).honest(100) == 58 - 57
+    assert pf.SecureSum(threshold=0.68, corrupt=0.57).honest(100) == 68 - 57
+    assert pf.SecureSum(threshold=0.58, corrupt=0.57).honest(100) == 3, "at least three hide each other"
     assert pf.SecureSum(threshold=1.0, corrupt=0.4, adversary="active").honest(100) == 60
 
 

@@ -13,11 +13,9 @@ from privfl.privacy.mechanisms.mechanism import Kind, Mechanism
 from privfl.privacy.secagg.ideal import IdealSecureSum
 from privfl.privacy.secagg.parameters import ThreatModel
 from privfl.privacy.secagg.rehearsal import Rehearsal
-from privfl.privacy.secagg.session import IDENTITY_BYTES, Session
+from privfl.privacy.secagg.session import IDENTITY_BYTES, LEAST_HONEST, Session
 
 WORDS = (32, 64)
-SMALLEST = 3
-"""Fewest clients whose sum hides anything: of two, each knows the other's summand."""
 
 
 @dataclass(frozen=True)
@@ -78,19 +76,24 @@ class SecureSum(Mechanism):
         if not 0 < self.largest < math.inf:
             raise ConfigError(f"SecureSum's largest is {self.largest!r}; give a positive number")
 
-    def session(self, members: Sequence[int], *, length: int, bits: int, round: int) -> Session:
+    def session(
+        self, members: Sequence[int], *, length: int, bits: int, round: int, least_honest: int = LEAST_HONEST
+    ) -> Session:
         """A fresh session for vectors of ``length`` numbers in Z_{2^bits}, in training round ``round``.
+
+        ``least_honest``: fewest honest clients that every sum must hold; more than the default where noise in shares
+        counts on them.
 
         Raises:
             ConfigError: no such session is safe, for instance because there are too few members.
         """
         n = len(members)
-        if n < SMALLEST:
-            raise ConfigError(f"a secure sum of {n} clients hides nobody; ask at least {SMALLEST}")
+        if n < LEAST_HONEST:
+            raise ConfigError(f"a secure sum of {n} clients hides nobody; ask at least {LEAST_HONEST}")
         accomplices = ThreatModel(self.corrupt, 0.0).corrupt_of(n)
         if self.threshold is None:
             threat = ThreatModel(self.corrupt, self.dropout, self.adversary)
-            return Session.between(members, threat, length=length, bits=bits, round=round)
+            return Session.between(members, threat, length=length, bits=bits, round=round, least_honest=least_honest)
         safe = (n + accomplices if self.adversary == "active" else n) // 2 + 1
         return Session(
             identity=secrets.token_bytes(IDENTITY_BYTES),
@@ -102,6 +105,7 @@ class SecureSum(Mechanism):
             bits=bits,
             adversary=self.adversary,
             accomplices=accomplices,
+            least_honest=least_honest,
         )
 
     def open(self, session: Session, workers: int) -> IdealSecureSum | Rehearsal:

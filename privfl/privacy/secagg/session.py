@@ -22,11 +22,13 @@ IDENTITY_BYTES = 32
 MOST_MEMBERS = 1 << 20
 SERVER = (1 << 32) - 1
 """The server's number in messages; members have smaller ones."""
+LEAST_HONEST = 3
+"""Fewest honest summands that hide each other unless a session says otherwise: of two, each knows the other's."""
 
 Adversary = Literal["semi-honest", "active"]
 
 _START = b"privfl secure aggregation"
-_FIELDS = struct.Struct(f"<{len(_START)}sB{IDENTITY_BYTES}sIBBIIIIQI")
+_FIELDS = struct.Struct(f"<{len(_START)}sB{IDENTITY_BYTES}sIBBIIIIIQI")
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,18 @@ class Session:
         adversary: ``"semi-honest"``: the server follows the protocol, and whoever shares what it sees with the server
             does too. ``"active"``: the server may also deviate, and so may its accomplices; needs signatures.
         accomplices: number of members that may share everything they know with the server.
-        quorum: fewest survivors whose sum is revealed; the threshold unless given. The server enforces it, and on the
-            complete graph every client does; on other graphs a client sees its neighbours only.
+        quorum: fewest survivors whose sum is revealed; unless given, the threshold, or more where ``least_honest`` asks
+            for more. The server enforces it, and on the complete graph every client does; on other graphs a client
+            sees its neighbours only.
+        least_honest: fewest honest clients, at least 2, whose vectors are in a sum that is ever revealed. Accomplices
+            know their own summands, so it is the quorum without them that hides a client. Noise in shares counts on it.
 
     Raises:
         ConfigError: a value is out of range; the threshold does not exceed the accomplices; it does not exceed half of
             the members of a complete graph (a server that tells two halves different survivors would get both secrets
-            of a client); with an active adversary, it does not exceed (members + accomplices)/2 (Bonawitz et al. 2017,
-            section 6), or the graph, which the server could have chosen, is not complete.
+            of a client); the quorum leaves fewer honest survivors than ``least_honest``; with an active adversary, the
+            threshold does not exceed (members + accomplices)/2 (Bonawitz et al. 2017, section 6), or the graph, which
+            the server could have chosen, is not complete.
     """
 
     identity: bytes
@@ -68,10 +74,9 @@ class Session:
     adversary: Adversary = "semi-honest"
     accomplices: int = 0
     quorum: int = 0
+    least_honest: int = LEAST_HONEST
 
     def __post_init__(self) -> None:
-        if self.quorum == 0:
-            object.__setattr__(self, "quorum", self.threshold)
         if not isinstance(self.identity, bytes) or len(self.identity) != IDENTITY_BYTES:
             raise ConfigError(f"a session's identity must be {IDENTITY_BYTES} bytes; take secrets.token_bytes(32).")
         for field in fields(self):
@@ -85,7 +90,10 @@ class Session:
                 raise ConfigError(f"a member is numbered {member!r}; give integers from 0 to {SERVER - 1}.")
         if len(set(self.members)) < len(self.members):
             raise ConfigError("a session lists a member twice; list each one once.")
+        if self.quorum == 0:
+            object.__setattr__(self, "quorum", max(self.threshold, self.accomplices + self.least_honest))
         self._check_numbers()
+        self._check_honest()
         self._check_threshold()
 
     def _check_numbers(self) -> None:
@@ -97,7 +105,6 @@ class Session:
             "bits": (1, 64),
             "accomplices": (0, n - 2),
             "threshold": (2, self.degree + 1),
-            "quorum": (self.threshold, n),
         }
         for name, (low, high) in ranges.items():
             value = getattr(self, name)
@@ -107,6 +114,25 @@ class Session:
             raise ConfigError(f"degree is {self.degree}; give {n - 1} for the complete graph, or an even number.")
         if self.adversary not in get_args(Adversary):
             raise ConfigError(f"adversary is {self.adversary!r}; give one of {', '.join(get_args(Adversary))}.")
+
+    def _check_honest(self) -> None:
+        n = len(self.members)
+        if self.least_honest < 2:
+            raise ConfigError(
+                f"a session's least_honest is {self.least_honest}; a sum of one hides nobody: give 2 or more."
+            )
+        if self.accomplices + self.least_honest > n:
+            raise ConfigError(
+                f"a session of {n} members, {self.accomplices} of them accomplices, never opens on "
+                f"{self.least_honest} honest ones: add members, or lower accomplices or least_honest."
+            )
+        if not self.threshold <= self.quorum <= n:
+            raise ConfigError(f"a session's quorum is {self.quorum}, but must lie in {self.threshold} to {n}.")
+        if self.quorum < self.accomplices + self.least_honest:
+            raise ConfigError(
+                f"quorum is {self.quorum}, of whom {self.accomplices} may be accomplices, but a sum must hold the "
+                f"vectors of {self.least_honest} honest clients: raise it to {self.accomplices + self.least_honest}."
+            )
 
     def _check_threshold(self) -> None:
         n = len(self.members)
@@ -138,11 +164,13 @@ class Session:
         bits: int = 32,
         round: int = 0,
         quorum: int = 0,
+        least_honest: int = LEAST_HONEST,
     ) -> Session:
         """A session with a fresh identity, whose degree and threshold withstand ``threat``.
 
         Against an active adversary the graph is complete whatever :func:`parameters.find` would save, and on a complete
-        graph the threshold is as many as stay at least. That is also the quorum unless another one is given.
+        graph the threshold is as many as stay at least. That is also the quorum unless another one is given, or
+        ``least_honest`` asks for more.
 
         Raises:
             ConfigError: nothing withstands the threat model, or fewer stay than a complete graph's threshold needs.
@@ -168,7 +196,8 @@ class Session:
             bits,
             threat.adversary,
             accomplices,
-            quorum or max(threshold, staying),
+            quorum or max(threshold, staying, accomplices + least_honest),
+            least_honest,
         )
 
     @property
@@ -217,6 +246,7 @@ class Session:
             self.threshold,
             self.quorum,
             self.accomplices,
+            self.least_honest,
             self.length,
             n,
         )
@@ -232,9 +262,21 @@ class Session:
         """
         if not isinstance(data, bytes) or len(data) < _FIELDS.size or not data.startswith(_START):
             raise MalformedMessage("these bytes are no session; they are too short or start otherwise.")
-        _, version, identity, round, adversary, bits, degree, threshold, quorum, accomplices, length, n = (
-            _FIELDS.unpack_from(data)
-        )
+        (
+            _,
+            version,
+            identity,
+            round,
+            adversary,
+            bits,
+            degree,
+            threshold,
+            quorum,
+            accomplices,
+            least_honest,
+            length,
+            n,
+        ) = _FIELDS.unpack_from(data)
         if version != VERSION:
             raise UnsupportedVersion(f"the session is of version {version}, and this is version {VERSION}.")
         if n > MOST_MEMBERS or len(data) != _FIELDS.size + 4 * n:
@@ -254,6 +296,7 @@ class Session:
                 get_args(Adversary)[adversary],
                 accomplices,
                 quorum,
+                least_honest,
             )
         except ConfigError as error:
             raise MalformedMessage(f"a session cannot be as received: {error}") from error

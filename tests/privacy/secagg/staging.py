@@ -25,6 +25,7 @@ def a_session(n=5, threshold=3, *, length=3, bits=32, adversary="semi-honest", d
     identity = hashlib.sha256(f"{n} {threshold} {length} {bits} {adversary} {degree} {rest}".encode()).digest()
     rest.setdefault("round", 7)
     members = rest.pop("members", tuple(range(n)))
+    rest.setdefault("least_honest", 2)
     return Session(identity, rest.pop("round"), members, degree or n - 1, threshold, length, bits, adversary, **rest)
 
 

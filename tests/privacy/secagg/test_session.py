@@ -41,9 +41,10 @@ def test_sessions_that_differ_in_anything_have_different_fingerprints():
             {"bits": 31},
             {"accomplices": 2},
             {"quorum": 17},
+            {"least_honest": 4},
         )
     ]
-    assert len({one.fingerprint for one in [base, *others]}) == 12
+    assert len({one.fingerprint for one in [base, *others]}) == 13
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,10 @@ def test_sessions_that_differ_in_anything_have_different_fingerprints():
         ({"threshold": 6}, "threshold is 6"),
         ({"threshold": 2}, "half"),
         ({"threshold": 3.0}, "integer"),
-        ({"accomplices": 3}, "accomplices hold"),
+        ({"members": tuple(range(8)), "degree": 7, "threshold": 5, "accomplices": 5}, "accomplices hold"),
+        ({"least_honest": 1}, "a sum of one hides nobody"),
+        ({"accomplices": 3, "least_honest": 3}, "never opens on 3 honest ones"),
+        ({"threshold": 4, "quorum": 4, "accomplices": 2, "least_honest": 3}, "raise it to 5"),
         ({"length": 0}, "length is 0"),
         ({"bits": 0}, "bits is 0"),
         ({"bits": 65}, "bits is 65"),
@@ -87,7 +91,7 @@ def test_an_impossible_session_is_refused_with_its_value(changes, says):
 @pytest.mark.parametrize("n", [4, 5, 6, 7])
 def test_thresholds_are_accepted_from_the_published_bounds_on(n, adversary):
     """Half of the members always; (members + accomplices)/2 if the adversary is active; more than the accomplices."""
-    for accomplices in range(n - 1):
+    for accomplices in range(n - 1):  # at least 2 are honest
         for threshold in range(2, n + 1):
             secure = 2 * threshold > n + (accomplices if adversary == "active" else 0) and threshold > accomplices
             try:
@@ -96,6 +100,18 @@ def test_thresholds_are_accepted_from_the_published_bounds_on(n, adversary):
                 assert not secure
             else:
                 assert secure
+
+
+def test_a_sum_never_holds_fewer_honest_vectors_than_stated():
+    """The quorum rises with the accomplices and with what noise in shares counts on, or the session is refused."""
+    assert a_session(3, 2, least_honest=3).quorum == 3
+    assert a_session(9, 5, accomplices=3, least_honest=4).quorum == 7
+    assert a_session(9, 5, accomplices=3, least_honest=2).quorum == 5
+    few = Session.between(range(20), ThreatModel(0.1, 0.3), length=1)
+    many = Session.between(range(20), ThreatModel(0.1, 0.3), length=1, least_honest=15)
+    assert (few.quorum, few.least_honest, many.quorum) == (14, 3, 17)
+    with pytest.raises(ConfigError, match="quorum is 14, of whom 2 may be accomplices"):
+        Session.between(range(20), ThreatModel(0.1, 0.3), length=1, quorum=14, least_honest=13)
 
 
 def test_a_session_for_a_threat_model_withstands_it():
