@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-from scipy.special import gammaln
-from scipy.stats import hypergeom
 
 from privfl.errors import ConfigError
 
@@ -148,6 +146,8 @@ def _first_connected(clients: int, threat: ThreatModel) -> int:
     It is n(n − k − 1)/2 times the probability that k given clients are among the lost or corrupt ones. Corrupt clients
     who drop out are counted twice, which is on the safe side.
     """
+    from scipy.special import gammaln  # a client that is told its session needs none of this
+
     lost = min(clients, threat.corrupt_of(clients) + clients - threat.staying_of(clients))
     degrees = np.arange(2, clients - 1, 2, dtype=np.float64)
     reachable = degrees[degrees <= lost]
@@ -162,6 +162,8 @@ def _first_connected(clients: int, threat: ThreatModel) -> int:
 
 def _thresholds(clients: int, degree: int, threat: ThreatModel) -> tuple[int, int]:
     """The smallest secure and the largest attainable threshold at this degree."""
+    from scipy.stats import hypergeom
+
     held = np.arange(degree + 1)
     corrupt = np.exp(hypergeom.logpmf(held, clients, threat.corrupt_of(clients), degree))
     staying = np.exp(hypergeom.logpmf(held, clients, threat.staying_of(clients), degree))

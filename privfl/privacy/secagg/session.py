@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from hashlib import sha256
@@ -14,11 +14,14 @@ import numpy as np
 
 from privfl.errors import ConfigError
 from privfl.privacy.secagg.errors import MalformedMessage, UnsupportedVersion
-from privfl.privacy.secagg.graph import neighbours
+from privfl.privacy.secagg.graph import Circle, Everybody
 from privfl.privacy.secagg.parameters import ThreatModel, find
 
-VERSION = 1
+VERSION = 2
 IDENTITY_BYTES = 32
+ENCODING_BYTES = 32
+UNSTATED = bytes(ENCODING_BYTES)
+"""The encoding of a session whose parties agree on one elsewhere, or add plain integers."""
 MOST_MEMBERS = 1 << 20
 SERVER = (1 << 32) - 1
 """The server's number in messages; members have smaller ones."""
@@ -28,7 +31,7 @@ LEAST_HONEST = 3
 Adversary = Literal["semi-honest", "active"]
 
 _START = b"privfl secure aggregation"
-_FIELDS = struct.Struct(f"<{len(_START)}sB{IDENTITY_BYTES}sIBBIIIIIQI")
+_FIELDS = struct.Struct(f"<{len(_START)}sB{IDENTITY_BYTES}sIBBIIIIIQ{ENCODING_BYTES}sI")
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class Session:
             sees its neighbours only.
         least_honest: fewest honest clients, at least 2, whose vectors are in a sum that is ever revealed. Accomplices
             know their own summands, so it is the quorum without them that hides a client. Noise in shares counts on it.
+        encoding: 32 bytes that differ for encodings of numbers whose vectors must not be added
+            (:attr:`~privfl.privacy.secagg.encoding.Encoding.digest`).
 
     Raises:
         ConfigError: a value is out of range; the threshold does not exceed the accomplices; it does not exceed half of
@@ -75,10 +80,15 @@ class Session:
     accomplices: int = 0
     quorum: int = 0
     least_honest: int = LEAST_HONEST
+    encoding: bytes = UNSTATED
 
     def __post_init__(self) -> None:
         if not isinstance(self.identity, bytes) or len(self.identity) != IDENTITY_BYTES:
             raise ConfigError(f"a session's identity must be {IDENTITY_BYTES} bytes; take secrets.token_bytes(32).")
+        if not isinstance(self.encoding, bytes) or len(self.encoding) != ENCODING_BYTES:
+            raise ConfigError(
+                f"a session's encoding must be told in {ENCODING_BYTES} bytes; take an Encoding's digest."
+            )
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type == "int" and (not isinstance(value, int) or isinstance(value, bool)):
@@ -165,6 +175,7 @@ class Session:
         round: int = 0,
         quorum: int = 0,
         least_honest: int = LEAST_HONEST,
+        encoding: bytes = UNSTATED,
     ) -> Session:
         """A session with a fresh identity, whose degree and threshold withstand ``threat``.
 
@@ -198,6 +209,7 @@ class Session:
             accomplices,
             quorum or max(threshold, staying, accomplices + least_honest),
             least_honest,
+            encoding,
         )
 
     @property
@@ -216,11 +228,13 @@ class Session:
         return (1 << self.bits) - 1
 
     @cached_property
-    def holders(self) -> dict[int, frozenset[int]]:
-        """Who holds shares of each member's secrets: itself and its neighbours, that is all others on the complete
-        graph, else those in the random graph that the identity determines."""
-        around = neighbours(self.members, self.degree, sha256(b"graph" + self.fingerprint).digest())
-        return {member: frozenset(peers) | {member} for member, peers in around.items()}
+    def holders(self) -> Mapping[int, frozenset[int]]:
+        """Who holds shares of each member's secrets: itself and its neighbours, that is everybody on the complete
+        graph, else those in the random graph that the identity determines. Worked out for a member when it is asked
+        for."""
+        if self.complete:
+            return Everybody(self.members)
+        return Circle(self.members, self.degree, sha256(b"graph" + self.fingerprint).digest())
 
     @cached_property
     def points(self) -> dict[int, int]:
@@ -248,6 +262,7 @@ class Session:
             self.accomplices,
             self.least_honest,
             self.length,
+            self.encoding,
             n,
         )
         return head + struct.pack(f"<{n}I", *self.members)
@@ -275,6 +290,7 @@ class Session:
             accomplices,
             least_honest,
             length,
+            encoding,
             n,
         ) = _FIELDS.unpack_from(data)
         if version != VERSION:
@@ -297,6 +313,7 @@ class Session:
                 accomplices,
                 quorum,
                 least_honest,
+                encoding,
             )
         except ConfigError as error:
             raise MalformedMessage(f"a session cannot be as received: {error}") from error
