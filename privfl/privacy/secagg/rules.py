@@ -32,8 +32,8 @@ def least_threshold(clients: int, degree: int, accomplices: int, adversary: Adve
     """The smallest threshold that keeps every sum whole.
 
     On the complete graph an active adversary must not reach it twice with the honest clients that there are, and one
-    that follows the protocol gets half of the clients as a margin. On a sparse graph it is that of
-    :mod:`~privfl.privacy.secagg.parameters`, for as many corrupt neighbours as chance leaves possible.
+    that follows the protocol gets half of the clients as a margin. On a sparse graph against an active adversary it is
+    that of :mod:`~privfl.privacy.secagg.parameters`, for as many corrupt neighbours as chance leaves possible.
     """
     complete = degree == clients - 1
     if adversary == "active":
@@ -47,18 +47,19 @@ def check_threshold(clients: int, degree: int, threshold: int, accomplices: int,
     """Return if the threshold is the least one or more.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is not, or the graph is sparse and the adversary active.
     """
+    if adversary == "active" and degree < clients - 1:
+        raise ConfigError(
+            f"degree is {degree}, but against an active adversary every client needs all {clients - 1} others as "
+            "neighbours: a client confirms survivors to its neighbours only."
+        )
     if threshold >= least_threshold(clients, degree, accomplices, adversary):
         return
     if adversary == "active":
-        if degree == clients - 1:
-            least, of = (clients + accomplices) / 2, "(members + accomplices)/2"
-        else:
-            least = least_threshold(clients, degree, accomplices, adversary) - 1
-            of = f"half of {degree} neighbours, 1 and the most accomplices among them"
         raise ConfigError(
-            f"threshold is {threshold}, but against an active adversary it must exceed {of} = {least:g}: raise it."
+            f"threshold is {threshold}, but against an active adversary it must exceed (members + accomplices)/2 = "
+            f"{(clients + accomplices) / 2:g}: raise it."
         )
     if threshold <= accomplices:
         raise ConfigError(f"threshold is {threshold}, but {accomplices} accomplices hold that many shares: raise it.")

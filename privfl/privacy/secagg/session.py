@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from hashlib import sha256
 from typing import Any, get_args
@@ -14,21 +14,22 @@ import numpy as np
 
 from privfl.errors import ConfigError
 from privfl.privacy.secagg.errors import MalformedMessage, UnsupportedVersion
-from privfl.privacy.secagg.graph import neighbours
+from privfl.privacy.secagg.graph import Circle, Everybody
 from privfl.privacy.secagg.parameters import ThreatModel, find
 from privfl.privacy.secagg.rules import (
     LEAST_HONEST,
-    SECURITY_BITS,
     Adversary,
     check_quorum,
     check_threshold,
-    confirmations,
     least_quorum,
     least_threshold,
 )
 
-VERSION = 1
+VERSION = 2
 IDENTITY_BYTES = 32
+ENCODING_BYTES = 32
+UNSTATED = bytes(ENCODING_BYTES)
+"""The encoding of a session whose parties agree on one elsewhere, or add plain integers."""
 MOST_MEMBERS = 1 << 20
 SERVER = (1 << 32) - 1
 """The server's number in messages; members have smaller ones."""
@@ -37,7 +38,7 @@ SPARSE_SAVES = 2
 they do, while what is certain on the complete graph becomes as likely as a security parameter says."""
 
 _START = b"privfl secure aggregation"
-_FIELDS = struct.Struct(f"<{len(_START)}sB{IDENTITY_BYTES}sIBBIIIIIQI")
+_FIELDS = struct.Struct(f"<{len(_START)}sB{IDENTITY_BYTES}sIBBIIIIIQ{ENCODING_BYTES}sI")
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Session:
     """One secure aggregation: who takes part, over which graph and ring, and what the threshold has to withstand.
 
     All parties must hold equal sessions; a digest of it enters every key, every sealed share and every message, so that
-    parties with different ones cannot talk. Under an active adversary a client must not take it from the server: a
-    server that draws identities until a sparse graph suits it can surround one client with its accomplices.
+    parties with different ones cannot talk. Under an active adversary a client must not take it from the server, or
+    check it against a :class:`~privfl.privacy.secagg.policy.Policy` of its own.
 
     Args:
         identity: 32 bytes that no other session has; :meth:`between` draws them.
@@ -65,6 +66,8 @@ class Session:
             active adversary, and on the complete graph with any; elsewhere a client sees its neighbours only.
         least_honest: fewest honest clients, at least 2, whose vectors are in a sum that is ever revealed. Accomplices
             know their own summands, so it is the quorum without them that hides a client. Noise in shares counts on it.
+        encoding: 32 bytes that differ for encodings of numbers whose vectors must not be added
+            (:attr:`~privfl.privacy.secagg.encoding.Encoding.digest`).
 
     Raises:
         ConfigError: a value is out of range, or the threshold or the quorum is below the least that
@@ -82,10 +85,15 @@ class Session:
     accomplices: int = 0
     quorum: int = 0
     least_honest: int = LEAST_HONEST
+    encoding: bytes = UNSTATED
 
     def __post_init__(self) -> None:
         if not isinstance(self.identity, bytes) or len(self.identity) != IDENTITY_BYTES:
             raise ConfigError(f"a session's identity must be {IDENTITY_BYTES} bytes; take secrets.token_bytes(32).")
+        if not isinstance(self.encoding, bytes) or len(self.encoding) != ENCODING_BYTES:
+            raise ConfigError(
+                f"a session's encoding must be told in {ENCODING_BYTES} bytes; take an Encoding's digest."
+            )
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type == "int" and (not isinstance(value, int) or isinstance(value, bool)):
@@ -135,21 +143,21 @@ class Session:
         round: int = 0,
         quorum: int = 0,
         least_honest: int = LEAST_HONEST,
+        encoding: bytes = UNSTATED,
     ) -> Session:
         """A session with a fresh identity, whose degree and threshold withstand ``threat``.
 
-        The graph is sparse where that leaves every client with at most a half of its neighbours, or where too few stay
-        for a complete one. On a complete graph the threshold is as many as stay at least, which is also the quorum on
-        either graph unless another one is given, or ``least_honest`` asks for more.
+        Against an active adversary the graph is complete. Against another one it is sparse where that leaves every
+        client with at most a half of its neighbours, or where too few stay for a complete one. On a complete graph the
+        threshold is as many as stay at least, which is also the quorum on either graph unless another one is given, or
+        ``least_honest`` asks for more.
 
         Raises:
             ConfigError: nothing withstands the threat model.
         """
         n = len(members)
-        if threat.adversary == "active":
-            threat = replace(threat, security_bits=max(threat.security_bits, SECURITY_BITS))
         accomplices, staying = threat.corrupt_of(n), threat.staying_of(n)
-        degree, threshold = find(n, threat)
+        degree, threshold = (n - 1, staying) if threat.adversary == "active" else find(n, threat)
         if SPARSE_SAVES * degree > n - 1:
             least = least_threshold(n, n - 1, accomplices, threat.adversary)
             if staying >= least:
@@ -172,13 +180,8 @@ class Session:
             accomplices,
             quorum or max(staying, least),
             least_honest,
+            encoding,
         )
-
-    @property
-    def confirmations(self) -> int:
-        """How many survivors must have signed the same list before a client answers an active server; two lists
-        cannot both have so many."""
-        return confirmations(len(self.members), self.accomplices)
 
     @property
     def complete(self) -> bool:
@@ -196,11 +199,13 @@ class Session:
         return (1 << self.bits) - 1
 
     @cached_property
-    def holders(self) -> dict[int, frozenset[int]]:
-        """Who holds shares of each member's secrets: itself and its neighbours, that is all others on the complete
-        graph, else those in the random graph that the identity determines."""
-        around = neighbours(self.members, self.degree, sha256(b"graph" + self.fingerprint).digest())
-        return {member: frozenset(peers) | {member} for member, peers in around.items()}
+    def holders(self) -> Mapping[int, frozenset[int]]:
+        """Who holds shares of each member's secrets: itself and its neighbours, that is everybody on the complete
+        graph, else those in the random graph that the identity determines. Worked out for a member when it is asked
+        for."""
+        if self.complete:
+            return Everybody(self.members)
+        return Circle(self.members, self.degree, sha256(b"graph" + self.fingerprint).digest())
 
     @cached_property
     def points(self) -> dict[int, int]:
@@ -228,6 +233,7 @@ class Session:
             self.accomplices,
             self.least_honest,
             self.length,
+            self.encoding,
             n,
         )
         return head + struct.pack(f"<{n}I", *self.members)
@@ -255,6 +261,7 @@ class Session:
             accomplices,
             least_honest,
             length,
+            encoding,
             n,
         ) = _FIELDS.unpack_from(data)
         if version != VERSION:
@@ -277,6 +284,7 @@ class Session:
                 accomplices,
                 quorum,
                 least_honest,
+                encoding,
             )
         except ConfigError as error:
             raise MalformedMessage(f"a session cannot be as received: {error}") from error

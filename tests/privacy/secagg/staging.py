@@ -6,13 +6,18 @@ import itertools
 
 import numpy as np
 
+from privfl.privacy.secagg.blame import Ledger
 from privfl.privacy.secagg.client import Client
 from privfl.privacy.secagg.messages import SERVER, Kind, Phase, pack
 from privfl.privacy.secagg.primitives import verification_key
 from privfl.privacy.secagg.server import Server
 from privfl.privacy.secagg.session import Session
+from privfl.privacy.secagg.spool import Spool
+from privfl.privacy.secagg.store import MemoryStore
 
-ANSWERS = {Phase.SHARE: "share_keys", Phase.CONFIRM: "confirm", Phase.UNMASK: "unmask"}
+METHODS = {Phase.SHARE: "share_keys", Phase.CONFIRM: "confirm", Phase.UNMASK: "unmask"}
+SENDER = slice(42, 46)
+"""Where a message names its sender."""
 SERVER_SENDS = {
     Phase.SHARE: Kind.ROSTER,
     Phase.MASK: Kind.MAILBOX,
@@ -50,9 +55,26 @@ def sum_of(session, vectors, members):
 def twin(client):
     """The client as it is now, to go on from here by itself."""
     other = copy.copy(client)
-    for name in ("_channel_keys", "_pair_seeds", "_shares"):
+    for name in ("_keys", "_confirming", "_pair_seeds", "_shares"):
         setattr(other, name, getattr(client, name).copy())
     return other
+
+
+class Kept(dict):
+    """A spool in memory, so that a fork does not write where its origin does."""
+
+    def __init__(self, spool):
+        super().__init__()
+        self.spool = spool
+
+    def keep(self, member, words):
+        self[member] = words.copy()
+
+    def take(self, member, like):
+        return self[member] if member in self else self.spool.take(member, like)
+
+    def close(self):
+        self.clear()
 
 
 class Stage:
@@ -72,6 +94,7 @@ class Stage:
                 signing_key=self.signing.get(m),
                 verify_keys=self.verifying,
                 entropy=entropy_of(label, m),
+                store=MemoryStore(),
                 add_masks=add_masks,
             )
             for m in session.members
@@ -89,15 +112,19 @@ class Stage:
             return client.advertise()
         if phase is Phase.MASK:
             return client.masked_input(data, vector)
-        return getattr(client, ANSWERS[phase])(data)
+        return getattr(client, METHODS[phase])(data)
 
     def play(self, silent=()):
         """Everybody but the silent answers in the open phase."""
         phase = self.server.phase
         for member in sorted(self.inbox.keys() - set(silent)):
             self.sent[phase, member] = self.answer(phase, member)
-            self.server.receive(self.sent[phase, member])
+            self.server.receive(self.sent[phase, member], member)
         return self
+
+    def receive(self, data):
+        """Hand a message to the server as coming from whom it names, like a transport on which nobody lies."""
+        self.server.receive(data, int.from_bytes((data or b"")[SENDER], "little"))
 
     def close(self):
         self.inbox = self.server.close_phase()
@@ -120,6 +147,10 @@ class Stage:
                 value = {key: dict(inner) if isinstance(inner, dict) else inner for key, inner in value.items()}
             elif isinstance(value, set | np.ndarray):
                 value = value.copy()
+            elif isinstance(value, Ledger):
+                value = copy.deepcopy(value)
+            elif isinstance(value, Spool):
+                value = Kept(value)
             setattr(other.server, name, value)
         return other
 

@@ -8,26 +8,21 @@ from privfl.privacy.secagg.client import Client
 from privfl.privacy.secagg.messages import Phase
 from privfl.privacy.secagg.server import Server
 from privfl.privacy.secagg.session import Session
-from tests.privacy.secagg.staging import ANSWERS, Stage, a_session, sum_of, vectors_for
+from privfl.privacy.secagg.store import FolderStore
+from tests.privacy.secagg.staging import Stage, a_session, sum_of, vectors_for
 
 
-def be_client(pipe, member, keys, vector):
+def be_client(pipe, member, keys, vector, folder):
     """A client that knows its number, its keys and its vector; the rest comes through the pipe."""
-    client = Client(Session.from_bytes(pipe.recv_bytes()), member, **keys)
-    pipe.send_bytes(client.advertise())
+    data = pipe.recv_bytes()
+    client = Client(Session.from_bytes(data), member, **keys, store=FolderStore(folder))
     while True:
-        phase, data = pipe.recv_bytes(1), pipe.recv_bytes()
-        step = Phase(phase[0])
-        if step is Phase.MASK:
-            pipe.send_bytes(client.masked_input(data, vector))
-        else:
-            pipe.send_bytes(getattr(client, ANSWERS[step])(data))
-        if step is Phase.UNMASK:
-            return
+        pipe.send_bytes(client.answer(data, vector))
+        data = pipe.recv_bytes()
 
 
 @pytest.mark.parametrize("adversary", ["semi-honest", "active"])
-def test_a_session_across_processes_one_of_which_is_killed_gives_the_sum_of_the_others(adversary):
+def test_a_session_across_processes_one_of_which_is_killed_gives_the_sum_of_the_others(adversary, tmp_path):
     session = a_session(5, 3, length=20_000, adversary=adversary)
     vectors, actors = vectors_for(session), Stage(session)
     context = multiprocessing.get_context("fork")
@@ -35,23 +30,24 @@ def test_a_session_across_processes_one_of_which_is_killed_gives_the_sum_of_the_
     for member in session.members:
         pipes[member], theirs = context.Pipe()
         keys = {"signing_key": actors.signing.get(member), "verify_keys": actors.verifying}
-        processes[member] = context.Process(target=be_client, args=(theirs, member, keys, vectors[member]), daemon=True)
+        processes[member] = context.Process(
+            target=be_client, args=(theirs, member, keys, vectors[member], tmp_path / str(member)), daemon=True
+        )
         processes[member].start()
         theirs.close()
         pipes[member].send_bytes(session.to_bytes())
     server = Server(session, actors.verifying)
     try:
         while server.phase is not None:
-            for pipe in pipes.values():
+            for member, pipe in pipes.items():
                 assert pipe.poll(60)
-                server.receive(pipe.recv_bytes())
+                server.receive(pipe.recv_bytes(), member)
             following = server.close_phase()
             if server.phase is Phase.MASK:
                 processes[2].kill()
                 pipes.pop(2).close()
             for member, pipe in pipes.items():
                 if member in following:
-                    pipe.send_bytes(bytes([server.phase]))
                     pipe.send_bytes(following[member])
     finally:
         for process in processes.values():

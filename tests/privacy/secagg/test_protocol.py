@@ -42,7 +42,7 @@ def test_every_drop_out_pattern_of_five_gives_the_sum_of_the_survivors_or_a_clea
         for silent in itertools.chain.from_iterable(itertools.combinations(living, k) for k in range(len(living) + 1)):
             branch = stage.fork()
             for member in messages.keys() - silent:
-                branch.server.receive(messages[member])
+                branch.receive(messages[member])
             if len(living) - len(silent) < threshold:
                 with pytest.raises(TooFewClients):
                     branch.close()

@@ -79,7 +79,7 @@ def test_sessions_that_differ_in_anything_have_different_fingerprints():
         ({"quorum": 6}, "quorum is 6"),
         ({"adversary": "malicious"}, "malicious"),
         ({"adversary": "active", "degree": 4, "accomplices": 1}, r"\(members \+ accomplices\)/2 = 3: raise"),
-        ({"adversary": "active", "degree": 2, "threshold": 2}, "half of 2 neighbours, 1 and the most accomplices"),
+        ({"adversary": "active", "degree": 2}, "active adversary every client needs all 4 others"),
         ({"adversary": "active", "accomplices": 1, "quorum": 3, "threshold": 4}, "fewer than 4 can be opened"),
     ],
 )
@@ -118,8 +118,6 @@ def test_a_sum_never_holds_fewer_honest_vectors_than_stated():
 def test_a_session_for_a_threat_model_withstands_it():
     active = Session.between(range(100), ThreatModel(0.1, 0.2, "active"), length=5)
     assert (active.degree, active.threshold, active.accomplices, active.adversary) == (99, 80, 10, "active")
-    sparse = Session.between(range(1000), ThreatModel(0.1, 0.1, "active"), length=5)
-    assert (sparse.degree, sparse.threshold, sparse.quorum, sparse.confirmations) == (202, 157, 900, 551)
     assert Session.between(range(100), ThreatModel(0.1, 0.1), length=5).degree == 22, "a complete graph has 99"
     assert Session.between(range(20), ThreatModel(0.1, 0.3), length=5).degree == 19, "a sparse one saves too little"
     plain = Session.between(range(1000), ThreatModel(0.1, 0.1), length=5, round=3)
