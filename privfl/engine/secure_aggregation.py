@@ -12,7 +12,7 @@ from privfl.engine.workspace import Phase, cores
 from privfl.privacy.channel.secure_encoding import WEIGHT
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.secagg.errors import BadShare, BadVector, TooFewClients
-from privfl.privacy.secagg.session import LEAST_HONEST
+from privfl.privacy.secagg.rules import LEAST_HONEST
 
 OUT_OF_RANGE = "sent a number beyond the range of the secure sum"
 GIVEN_UP = "took part in a secure sum that was given up"

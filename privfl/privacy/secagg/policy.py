@@ -8,7 +8,8 @@ from typing import Literal, get_args
 
 from privfl.errors import ConfigError
 from privfl.privacy.secagg.errors import PolicyRefused
-from privfl.privacy.secagg.session import LEAST_HONEST, UNSTATED, Adversary, Session
+from privfl.privacy.secagg.rules import LEAST_HONEST, Adversary
+from privfl.privacy.secagg.session import UNSTATED, Session
 
 Cohorts = Literal["any", "same"]
 

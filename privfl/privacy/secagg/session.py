@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -16,6 +16,14 @@ from privfl.errors import ConfigError
 from privfl.privacy.secagg.errors import MalformedMessage, UnsupportedVersion
 from privfl.privacy.secagg.graph import Circle, Everybody
 from privfl.privacy.secagg.parameters import ThreatModel, find
+from privfl.privacy.secagg.rules import (
+    LEAST_HONEST,
+    Adversary,
+    check_quorum,
+    check_threshold,
+    least_quorum,
+    least_threshold,
+)
 
 VERSION = 2
 IDENTITY_BYTES = 32
@@ -25,10 +33,9 @@ UNSTATED = bytes(ENCODING_BYTES)
 MOST_MEMBERS = 1 << 20
 SERVER = (1 << 32) - 1
 """The server's number in messages; members have smaller ones."""
-LEAST_HONEST = 3
-"""Fewest honest summands that hide each other unless a session says otherwise: of two, each knows the other's."""
-
-Adversary = Literal["semi-honest", "active"]
+SPARSE_SAVES = 2
+"""How many times fewer neighbours make a sparse graph worth its price: masks, key agreements and shares get fewer as
+they do, while what is certain on the complete graph becomes as likely as a security parameter says."""
 
 _START = b"privfl secure aggregation"
 _FIELDS = struct.Struct(f"<{len(_START)}sB{IDENTITY_BYTES}sIBBIIIIIQ{ENCODING_BYTES}sI")
@@ -39,7 +46,8 @@ class Session:
     """One secure aggregation: who takes part, over which graph and ring, and what the threshold has to withstand.
 
     All parties must hold equal sessions; a digest of it enters every key, every sealed share and every message, so that
-    parties with different ones cannot talk. Under an active adversary a client must not take it from the server.
+    parties with different ones cannot talk. Under an active adversary a client must not take it from the server, or
+    check it against a :class:`~privfl.privacy.secagg.policy.Policy` of its own.
 
     Args:
         identity: 32 bytes that no other session has; :meth:`between` draws them.
@@ -53,20 +61,17 @@ class Session:
         adversary: ``"semi-honest"``: the server follows the protocol, and whoever shares what it sees with the server
             does too. ``"active"``: the server may also deviate, and so may its accomplices; needs signatures.
         accomplices: number of members that may share everything they know with the server.
-        quorum: fewest survivors whose sum is revealed; unless given, the threshold, or more where ``least_honest`` asks
-            for more. The server enforces it, and on the complete graph every client does; on other graphs a client
-            sees its neighbours only.
+        quorum: fewest survivors whose sum is revealed; unless given, as few as the threshold, ``least_honest`` and, if
+            the adversary is active, ``confirmations`` allow. The server enforces it. So does every client with an
+            active adversary, and on the complete graph with any; elsewhere a client sees its neighbours only.
         least_honest: fewest honest clients, at least 2, whose vectors are in a sum that is ever revealed. Accomplices
             know their own summands, so it is the quorum without them that hides a client. Noise in shares counts on it.
         encoding: 32 bytes that differ for encodings of numbers whose vectors must not be added
             (:attr:`~privfl.privacy.secagg.encoding.Encoding.digest`).
 
     Raises:
-        ConfigError: a value is out of range; the threshold does not exceed the accomplices; it does not exceed half of
-            the members of a complete graph (a server that tells two halves different survivors would get both secrets
-            of a client); the quorum leaves fewer honest survivors than ``least_honest``; with an active adversary, the
-            threshold does not exceed (members + accomplices)/2 (Bonawitz et al. 2017, section 6), or the graph, which
-            the server could have chosen, is not complete.
+        ConfigError: a value is out of range, or the threshold or the quorum is below the least that
+            :mod:`~privfl.privacy.secagg.rules` allows for the adversary, the graph and the accomplices.
     """
 
     identity: bytes
@@ -101,10 +106,12 @@ class Session:
         if len(set(self.members)) < len(self.members):
             raise ConfigError("a session lists a member twice; list each one once.")
         if self.quorum == 0:
-            object.__setattr__(self, "quorum", max(self.threshold, self.accomplices + self.least_honest))
+            least = least_quorum(len(self.members), self.threshold, self.accomplices, self.least_honest, self.adversary)
+            object.__setattr__(self, "quorum", least)
         self._check_numbers()
-        self._check_honest()
-        self._check_threshold()
+        n = len(self.members)
+        check_threshold(n, self.degree, self.threshold, self.accomplices, self.adversary)
+        check_quorum(n, self.threshold, self.quorum, self.accomplices, self.least_honest, self.adversary)
 
     def _check_numbers(self) -> None:
         n = len(self.members)
@@ -125,45 +132,6 @@ class Session:
         if self.adversary not in get_args(Adversary):
             raise ConfigError(f"adversary is {self.adversary!r}; give one of {', '.join(get_args(Adversary))}.")
 
-    def _check_honest(self) -> None:
-        n = len(self.members)
-        if self.least_honest < 2:
-            raise ConfigError(
-                f"a session's least_honest is {self.least_honest}; a sum of one hides nobody: give 2 or more."
-            )
-        if self.accomplices + self.least_honest > n:
-            raise ConfigError(
-                f"a session of {n} members, {self.accomplices} of them accomplices, never opens on "
-                f"{self.least_honest} honest ones: add members, or lower accomplices or least_honest."
-            )
-        if not self.threshold <= self.quorum <= n:
-            raise ConfigError(f"a session's quorum is {self.quorum}, but must lie in {self.threshold} to {n}.")
-        if self.quorum < self.accomplices + self.least_honest:
-            raise ConfigError(
-                f"quorum is {self.quorum}, of whom {self.accomplices} may be accomplices, but a sum must hold the "
-                f"vectors of {self.least_honest} honest clients: raise it to {self.accomplices + self.least_honest}."
-            )
-
-    def _check_threshold(self) -> None:
-        n = len(self.members)
-        if self.adversary == "active":
-            if not self.complete:
-                raise ConfigError(
-                    f"degree is {self.degree}, but against an active adversary every client needs all {n - 1} others "
-                    "as neighbours: a server could choose a smaller graph in its favour."
-                )
-            if 2 * self.threshold <= n + self.accomplices:
-                raise ConfigError(
-                    f"threshold is {self.threshold}, but against an active adversary it must exceed "
-                    f"(members + accomplices)/2 = {(n + self.accomplices) / 2:g}: raise it."
-                )
-        elif self.complete and 2 * self.threshold <= n:
-            raise ConfigError(f"threshold is {self.threshold}, but must exceed half of the {n} members: raise it.")
-        if self.complete and self.threshold <= self.accomplices:
-            raise ConfigError(
-                f"threshold is {self.threshold}, but {self.accomplices} accomplices hold that many shares: raise it."
-            )
-
     @classmethod
     def between(
         cls,
@@ -179,24 +147,27 @@ class Session:
     ) -> Session:
         """A session with a fresh identity, whose degree and threshold withstand ``threat``.
 
-        Against an active adversary the graph is complete whatever :func:`parameters.find` would save, and on a complete
-        graph the threshold is as many as stay at least. That is also the quorum unless another one is given, or
+        Against an active adversary the graph is complete. Against another one it is sparse where that leaves every
+        client with at most a half of its neighbours, or where too few stay for a complete one. On a complete graph the
+        threshold is as many as stay at least, which is also the quorum on either graph unless another one is given, or
         ``least_honest`` asks for more.
 
         Raises:
-            ConfigError: nothing withstands the threat model, or fewer stay than a complete graph's threshold needs.
+            ConfigError: nothing withstands the threat model.
         """
         n = len(members)
-        degree, threshold = find(n, threat)
         accomplices, staying = threat.corrupt_of(n), threat.staying_of(n)
-        if threat.adversary == "active" or degree == n - 1:
-            degree, threshold = n - 1, staying
-            least = (n + accomplices) // 2 + 1 if threat.adversary == "active" else n // 2 + 1
-            if staying < least:
+        degree, threshold = (n - 1, staying) if threat.adversary == "active" else find(n, threat)
+        if SPARSE_SAVES * degree > n - 1:
+            least = least_threshold(n, n - 1, accomplices, threat.adversary)
+            if staying >= least:
+                degree, threshold = n - 1, staying
+            elif degree == n - 1:
                 raise ConfigError(
                     f"{staying} of {n} members stay, but the threshold of a complete graph must be {least} or more "
                     f"({threat.adversary}, {accomplices} corrupt): lower the drop-out or the share of corrupt members."
                 )
+        least = least_quorum(n, threshold, accomplices, least_honest, threat.adversary)
         return cls(
             secrets.token_bytes(IDENTITY_BYTES),
             round,
@@ -207,7 +178,7 @@ class Session:
             bits,
             threat.adversary,
             accomplices,
-            quorum or max(threshold, staying, accomplices + least_honest),
+            quorum or max(staying, least),
             least_honest,
             encoding,
         )

@@ -71,7 +71,7 @@ def test_sessions_that_differ_in_anything_have_different_fingerprints():
         ({"threshold": 3.0}, "integer"),
         ({"members": tuple(range(8)), "degree": 7, "threshold": 5, "accomplices": 5}, "accomplices hold"),
         ({"least_honest": 1}, "a sum of one hides nobody"),
-        ({"accomplices": 3, "least_honest": 3}, "never opens on 3 honest ones"),
+        ({"threshold": 4, "accomplices": 3, "least_honest": 3}, "never opens on 3 honest ones"),
         ({"threshold": 4, "quorum": 4, "accomplices": 2, "least_honest": 3}, "raise it to 5"),
         ({"length": 0}, "length is 0"),
         ({"bits": 0}, "bits is 0"),
@@ -81,6 +81,7 @@ def test_sessions_that_differ_in_anything_have_different_fingerprints():
         ({"adversary": "malicious"}, "malicious"),
         ({"adversary": "active", "degree": 4, "accomplices": 1}, r"\(members \+ accomplices\)/2 = 3: raise"),
         ({"adversary": "active", "degree": 2}, "active adversary every client needs all 4 others"),
+        ({"adversary": "active", "accomplices": 1, "quorum": 3, "threshold": 4}, "fewer than 4 can be opened"),
     ],
 )
 def test_an_impossible_session_is_refused_with_its_value(changes, says):
@@ -118,6 +119,8 @@ def test_a_sum_never_holds_fewer_honest_vectors_than_stated():
 def test_a_session_for_a_threat_model_withstands_it():
     active = Session.between(range(100), ThreatModel(0.1, 0.2, "active"), length=5)
     assert (active.degree, active.threshold, active.accomplices, active.adversary) == (99, 80, 10, "active")
+    assert Session.between(range(100), ThreatModel(0.1, 0.1), length=5).degree == 22, "a complete graph has 99"
+    assert Session.between(range(20), ThreatModel(0.1, 0.3), length=5).degree == 19, "a sparse one saves too little"
     plain = Session.between(range(1000), ThreatModel(0.1, 0.1), length=5, round=3)
     assert plain.degree < 100 < plain.quorum == 900
     assert plain.threshold <= plain.degree
