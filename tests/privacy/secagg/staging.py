@@ -149,7 +149,11 @@ class Stage:
             elif isinstance(value, set | np.ndarray):
                 value = value.copy()
             elif isinstance(value, Ledger):
-                value = copy.deepcopy(value)
+                value = copy.copy(value)
+                for part, kept in vars(value).items():
+                    if isinstance(kept, dict):
+                        kept = {key: set(inner) if isinstance(inner, set) else inner for key, inner in kept.items()}
+                    setattr(value, part, kept)
             setattr(other.server, name, value)
         return other
 

