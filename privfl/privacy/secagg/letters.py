@@ -16,7 +16,7 @@ from __future__ import annotations
 import hmac
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 from privfl.privacy.secagg import merkle, shamir
@@ -146,9 +146,9 @@ def with_proofs(session: Session, letters: Mapping[int, Letter], signature: byte
     """A dealer's letters by holder, each with the proof that the dealer signed it; as they are without a signature."""
     if not signature:
         return letters
-    tree = letter_tree(session, letters)
+    paths = letter_tree(session, letters).paths()
     return {
-        holder: replace(letters[holder], signature=signature, path=tree.path(place))
+        holder: Letter(letters[holder].commitments, letters[holder].sealed, signature, paths[place])
         for place, holder in enumerate(sorted(letters))
     }
 
