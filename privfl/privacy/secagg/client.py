@@ -38,6 +38,7 @@ from privfl.privacy.secagg.errors import (
     MissingPeer,
     OutOfOrder,
     OwnNameListed,
+    PolicyRefused,
     RevivedPeer,
     SpentClient,
     TooFewClients,
@@ -370,12 +371,17 @@ class Client:
             self._refuse_stranger(min(strangers))
         if self.number not in survivors:
             raise MissingPeer(f"client {self.number} is not among the survivors it is asked about.")
-        self._check_enough(len(survivors & self._shares.keys()), "survived")
-        if self.session.complete and len(survivors) < self.session.quorum:
-            raise TooFewClients(
-                f"{len(survivors)} clients survived; the sum of fewer than {self.session.quorum} stays masked."
-            )
+        held = len(survivors & self._shares.keys())
+        self._check_enough(held, "survived")
+        # A server that keeps letters back could open the sum of those who got each other's, under a longer list.
+        if self.session.complete and held < self.session.quorum:
+            raise TooFewClients(f"{held} clients survived; the sum of fewer than {self.session.quorum} stays masked.")
         if self._policy is not None and self._policy.binds_cohorts:
+            if missing := survivors - self._shares.keys():
+                raise PolicyRefused(
+                    f"client {self.number} holds no letter of survivor {min(missing)}, so the sum may leave it out; "
+                    "this client compares cohorts, and must know them."
+                )
             self._policy.check_sum(survivors, self._store.opened())
 
     def _check_request(self, request: Request) -> None:
