@@ -1,0 +1,17 @@
+"""On small circles no part of a confirmed list opens alone from the least safe threshold on, and one does below."""
+
+import pytest
+
+from audits.protocol.circles import cuts
+
+
+@pytest.mark.parametrize(("clients", "degree"), [(5, 2), (7, 2), (6, 4), (8, 4), (8, 6)])
+def test_no_way_to_cut_a_circle_opens_a_part(clients, degree):
+    tried, opened = cuts(clients, degree)
+    assert tried > 100
+    assert opened == 0
+
+
+@pytest.mark.parametrize(("clients", "degree", "below"), [(5, 2, 1), (9, 4, 1), (8, 6, 2)])
+def test_below_that_threshold_a_part_opens(clients, degree, below):
+    assert cuts(clients, degree, below)[1] > 0
