@@ -46,6 +46,7 @@ class SecureAggregator:
             bits=encoding.bits,
             round=channel.round.number,
             least_honest=LEAST_HONEST if terms is None else terms.survivors,
+            encoding=self.secure_encoding.digest,
         )
         self.sum = channel.secure.open(session, cores())
 

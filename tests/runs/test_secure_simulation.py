@@ -377,6 +377,19 @@ def test_a_ring_too_small_is_refused_before_training_with_the_mend(task):
         )
 
 
+@pytest.mark.parametrize(
+    ("secure", "says"),
+    [
+        (pf.SecureSum(bits=32), r"32 bits round uploads of up to ±1\.04858e\+06 from 6 clients to steps of .*bits=64"),
+        (pf.SecureSum(largest=1e20), r"64 bits round uploads .* give a smaller SecureSum\(largest=…\)"),
+        (pf.SecureSum(largest=1.7e308), r"exceeds the largest float64"),
+    ],
+)
+def test_a_sum_too_coarse_for_uploads_that_nothing_clips_is_refused_before_training(task, secure, says):
+    with pytest.raises(ConfigError, match=says):
+        train(task, pf.FedAvg(), secure)
+
+
 def test_groups_of_a_rotation_too_small_for_a_sum_are_refused_before_training(task):
     with pytest.raises(ConfigError, match="a secure sum of 2 clients hides nobody"):
         train(task, pf.FedAvg(weighting="uniform"), IDEAL, cohort=pf.Rotation(period=3))

@@ -14,7 +14,7 @@ from privfl.privacy.secagg.ideal import IdealSecureSum
 from privfl.privacy.secagg.parameters import ThreatModel
 from privfl.privacy.secagg.rehearsal import Rehearsal
 from privfl.privacy.secagg.rules import LEAST_HONEST, least_threshold
-from privfl.privacy.secagg.session import IDENTITY_BYTES, Session
+from privfl.privacy.secagg.session import IDENTITY_BYTES, UNSTATED, Session
 
 WORDS = (32, 64)
 
@@ -82,10 +82,18 @@ class SecureSum(Mechanism):
             raise ConfigError(f"SecureSum's largest is {self.largest!r}; give a positive number")
 
     def session(
-        self, members: Sequence[int], *, length: int, bits: int, round: int, least_honest: int = LEAST_HONEST
+        self,
+        members: Sequence[int],
+        *,
+        length: int,
+        bits: int,
+        round: int,
+        least_honest: int = LEAST_HONEST,
+        encoding: bytes = UNSTATED,
     ) -> Session:
         """A fresh session for vectors of ``length`` numbers in Z_{2^bits}, in training round ``round``.
 
+        ``encoding``: the digest of how numbers become words, which all parties must agree on.
         ``least_honest``: fewest honest clients that every sum must hold; more than the default where noise in shares
         counts on them.
 
@@ -98,7 +106,15 @@ class SecureSum(Mechanism):
         accomplices = ThreatModel(self.corrupt, 0.0).corrupt_of(n)
         if self.threshold is None:
             threat = ThreatModel(self.corrupt, self.dropout, self.adversary)
-            return Session.between(members, threat, length=length, bits=bits, round=round, least_honest=least_honest)
+            return Session.between(
+                members,
+                threat,
+                length=length,
+                bits=bits,
+                round=round,
+                least_honest=least_honest,
+                encoding=encoding,
+            )
         safe = least_threshold(n, n - 1, accomplices, self.adversary)
         return Session(
             identity=secrets.token_bytes(IDENTITY_BYTES),
@@ -111,6 +127,7 @@ class SecureSum(Mechanism):
             adversary=self.adversary,
             accomplices=accomplices,
             least_honest=least_honest,
+            encoding=encoding,
         )
 
     def open(self, session: Session, workers: int) -> IdealSecureSum | Rehearsal:

@@ -60,21 +60,20 @@ def twin(client):
     return other
 
 
-class Kept(dict):
-    """A spool in memory, so that a fork does not write where its origin does."""
+class Kept:
+    """A spool that goes on from another, so that a fork does not write where its origin does."""
 
-    def __init__(self, spool):
-        super().__init__()
-        self.spool = spool
+    def __init__(self, origin):
+        self.origin, self.vectors = origin, {}
 
     def keep(self, member, words):
-        self[member] = words.copy()
+        self.vectors[member] = words.copy()
 
     def take(self, member, like):
-        return self[member] if member in self else self.spool.take(member, like)
+        return self.vectors[member] if member in self.vectors else self.origin.take(member, like)
 
     def close(self):
-        self.clear()
+        self.vectors.clear()
 
 
 class Stage:
@@ -143,14 +142,18 @@ class Stage:
         other.inbox, other.sent = dict(self.inbox), dict(self.sent)
         other.server = copy.copy(self.server)
         for name, value in vars(self.server).items():
-            if isinstance(value, dict):
+            if isinstance(value, Spool | Kept):
+                value = Kept(value)
+            elif isinstance(value, dict):
                 value = {key: dict(inner) if isinstance(inner, dict) else inner for key, inner in value.items()}
             elif isinstance(value, set | np.ndarray):
                 value = value.copy()
             elif isinstance(value, Ledger):
-                value = copy.deepcopy(value)
-            elif isinstance(value, Spool):
-                value = Kept(value)
+                value = copy.copy(value)
+                for part, kept in vars(value).items():
+                    if isinstance(kept, dict):
+                        kept = {key: set(inner) if isinstance(inner, set) else inner for key, inner in kept.items()}
+                    setattr(value, part, kept)
             setattr(other.server, name, value)
         return other
 

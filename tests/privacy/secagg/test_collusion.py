@@ -194,8 +194,8 @@ def with_threshold(session, threshold):
 def exposed_by_splitting(session, accomplices):
     """In how many ways of telling honest clients two lists of survivors somebody is exposed.
 
-    The accomplices confirm both lists and give all they have, the honest clients confirm the one they are told, and each is
-    asked for shares under that list.
+    The accomplices confirm both lists and give all they have, the honest clients confirm the one they are told, and
+    each is asked for shares under that list.
     """
     honest = others(session, *accomplices)
     lists = (list(session.members), others(session, VICTIM))
