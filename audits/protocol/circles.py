@@ -17,6 +17,7 @@ from privfl.privacy.secagg.parameters import least_sparse
 from privfl.privacy.secagg.rules import confirmations
 
 INSIDE, OUTSIDE, DROPPED, CORRUPT = range(4)
+"""Where a client of a circle is."""
 Labels = NDArray[np.uint8]
 
 
@@ -34,6 +35,33 @@ def cuts(clients: int, degree: int, below: int = 0, block: int = 1 << 20) -> tup
         tried += int(legal.sum())
         opened += int((legal & opens).sum())
     return tried, opened
+
+
+def searched(
+    clients: int, degree: int, corrupt: float, draws: int, random: np.random.Generator, below: int = 0
+) -> tuple[int, int]:
+    """The same for ``draws`` circles of any size, drawn where cuts are to be expected.
+
+    Inside are one to three arcs, between them and the rest there are gaps of dropped clients about as wide as
+    neighbourhoods reach, and a few clients anywhere are moved elsewhere. Every client is corrupt with probability
+    ``corrupt``, wherever it is.
+    """
+    labels = np.full((draws, clients), OUTSIDE, np.uint8)
+    places = np.arange(clients)
+    for _ in range(3):
+        present = random.random(draws) < 2 / 3
+        start, length = random.integers(clients, size=draws), random.integers(1, clients, size=draws)
+        gap = random.integers(0, degree // 2 + 3, size=draws)
+        offset = (places - start[:, None]) % clients
+        inner = (offset < length[:, None]) & present[:, None]
+        outer = (offset < (length + gap)[:, None]) | (offset >= (clients - gap)[:, None])
+        labels[outer & present[:, None] & (labels != INSIDE)] = DROPPED
+        labels[inner] = INSIDE
+    moved = random.random(labels.shape) < random.choice([0, 0.02, 0.1], size=(draws, 1))
+    labels[moved] = random.integers(3, size=int(moved.sum()))
+    labels[random.random(labels.shape) < corrupt] = CORRUPT
+    legal, opens = _opens(list(labels.T), degree, below)
+    return int(legal.sum()), int((legal & opens).sum())
 
 
 def _around(marks: list[NDArray[np.bool_]], place: int, degree: int) -> Labels:
