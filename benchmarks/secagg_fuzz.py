@@ -35,7 +35,7 @@ def main() -> None:
             "processor_seconds": round(time.process_time() - began),
             "outcomes": {f"{side}: {name}": number for (side, name), number in counts.most_common()},
         }
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
+        options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         print(adversary, record[adversary], flush=True)
 
 

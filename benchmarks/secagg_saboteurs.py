@@ -82,7 +82,7 @@ def main() -> None:
             record[adversary].append(session_with(liars, adversary))
             last = record[adversary][-1]
             print(adversary, crew[0].__name__, last["ended"], len(last["named"]), last["processor_seconds"], flush=True)
-            RESULT.write_text(json.dumps(record, indent=1) + "\n")
+            RESULT.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

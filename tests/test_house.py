@@ -85,7 +85,7 @@ TESTED_ELSEWHERE = {
     "privfl/privacy/clipping": "formed_rules layer_rules probe rule stacked",
     "privfl/privacy/door": "cohort_door contract precision step_draws",
     "privfl/privacy/mechanisms": "gaussian secure_sum",
-    "privfl/privacy/secagg": "bodies client errors ideal rules server",
+    "privfl/privacy/secagg": "bodies client errors ideal recovery rules server standing",
     "privfl/privacy/sizes": "estimate",
     "privfl/simulation": "recorder result",
     "privfl/study": "attacks clients composed demo findings grid plots report sweep",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from privfl.privacy.secagg.bodies import COMMITMENT_BYTES, Dealing
-from privfl.privacy.secagg.errors import BadAccusation, BadCiphertext, BadShare
-from privfl.privacy.secagg.letters import key_commitment, open_letter, share_commitment
+from privfl.privacy.secagg.errors import BadAccusation, BadCiphertext, BadShare, MissingPeer, UnknownPeer
+from privfl.privacy.secagg.letters import check_letters, key_commitment, letter_tree, open_letter, share_commitment
 from privfl.privacy.secagg.session import Session
 
 
@@ -41,6 +41,19 @@ class Ledger:
     def not_held(self, holder: int) -> set[int]:
         """Neighbours of whose secrets ``holder`` has no good shares."""
         return self.apart(holder) | self._accused.get(holder, set())
+
+    def take(self, dealer: int, dealing: Dealing, due: set[int], verify_key: bytes | None) -> None:
+        """Keep what ``dealer`` deals to the peers ``due``; ``verify_key`` is its own under an active adversary.
+
+        Raises:
+            BadPeerList: it deals to others, or not to all.
+            BadSignature: the letters are not signed.
+        """
+        check_same(dealing.letters.keys(), due, f"client {dealer} shares its secrets with")
+        if verify_key is not None:
+            root = letter_tree(self._session, dealing.letters).root
+            check_letters(self._session, dealer, root, dealing.signature, verify_key)
+        self.dealings[dealer] = dealing
 
     def compare_keys(self, living: frozenset[int]) -> set[int]:
         """Part every pair whose two ends commit to different keys; whom too many contradict.
@@ -113,3 +126,11 @@ class Ledger:
     def forget(self) -> None:
         """Drop the dealings; who is to blame stays known."""
         self.dealings.clear()
+
+
+def check_same(given: Collection[int], due: set[int], what: str) -> None:
+    """Return if exactly the peers due are given, each of which is given once."""
+    if strangers := set(given) - due:
+        raise UnknownPeer(f"{what} {min(strangers)}, who is not among those due.")
+    if missing := due - set(given):
+        raise MissingPeer(f"{what} all but {min(missing)}, who is due too.")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hmac
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from hashlib import sha256
 
 import numpy as np
 
@@ -22,26 +20,20 @@ from privfl.privacy.secagg.bodies import (
     check_ring,
     confirmation,
     masked,
-    numbers,
     parse_mailbox,
     parse_numbers,
     parse_roster,
 )
 from privfl.privacy.secagg.errors import (
-    AliveAndDead,
     BadCiphertext,
     BadKey,
     BadShare,
     BadVector,
-    InconsistentSurvivors,
     MalformedMessage,
-    MissingPeer,
     OutOfOrder,
     OwnNameListed,
     PolicyRefused,
-    RevivedPeer,
     SpentClient,
-    TooFewClients,
     UnknownPeer,
 )
 from privfl.privacy.secagg.letters import (
@@ -60,10 +52,11 @@ from privfl.privacy.secagg.letters import (
     write_letter,
 )
 from privfl.privacy.secagg.masking import MaskAdder, commitment, on_threads, pair_seed, sign_of
-from privfl.privacy.secagg.messages import SENT_IN, Kind, Phase, check_signature, pack, unpack
+from privfl.privacy.secagg.messages import SENT_IN, Kind, Phase, check_signature, check_verify_keys, pack, unpack
 from privfl.privacy.secagg.policy import Policy
-from privfl.privacy.secagg.primitives import KEY_BYTES, AgreementKey, authenticate, verification_key
+from privfl.privacy.secagg.primitives import KEY_BYTES, AgreementKey, verification_key
 from privfl.privacy.secagg.session import SERVER, Session
+from privfl.privacy.secagg.standing import Standing
 from privfl.privacy.secagg.store import Store
 
 
@@ -164,14 +157,11 @@ class Client:
             SecAggError: see the method of the phase.
             MalformedMessage: the first message is another session than this client's.
         """
-        if self._due is Phase.SHARE:
-            return self.share_keys(data)
         if self._due is Phase.MASK:
             return self.masked_input(data, vector)
-        if self._due is Phase.CONFIRM:
-            return self.confirm(data)
-        if self._due is Phase.UNMASK:
-            return self.unmask(data)
+        later = {Phase.SHARE: self.share_keys, Phase.CONFIRM: self.confirm, Phase.UNMASK: self.unmask}
+        if self._due in later:
+            return later[self._due](data)
         if self._due is Phase.ADVERTISE and data != self.session.to_bytes():
             self._due = None
             raise MalformedMessage("the server begins another session than this client's; both need the same.")
@@ -226,9 +216,9 @@ class Client:
                 if dealer == self.number:
                     raise OwnNameListed(f"the mailbox of client {self.number} holds shares from itself.")
                 if dealer not in self._keys:
-                    self._refuse_stranger(dealer)
+                    self._standing.refuse_stranger(dealer)
             accusations = self._read(letters)
-            self._check_enough(len(self._shares), "shared its keys")
+            self._standing.check_enough(len(self._shares), "shared its keys")
             words = self._check_vector(vector).copy()
             self._add_masks(words, self._masks())
             words &= words.dtype.type(self.session.largest)
@@ -248,10 +238,10 @@ class Client:
         """
         with self._answering(Phase.CONFIRM):
             survivors = frozenset(parse_numbers(self._open(Kind.SURVIVORS, data)))
-            self._check_survivors(survivors)
+            self._standing.check_survivors(survivors)
+            self._check_cohort(survivors)
             self._confirmed = survivors
-            said = self._said(self.number, survivors)
-            tags = {peer: authenticate(self._confirming[peer], said) for peer in sorted(self._peers(survivors))}
+            tags = self._standing.tags(survivors, self._confirming)
             return self._message(Kind.CONFIRMATION, confirmation(survivors, tags))
 
     def unmask(self, data: bytes) -> bytes:
@@ -267,7 +257,11 @@ class Client:
         with self._answering(Phase.UNMASK):
             request = Request.from_bytes(self._open(Kind.REQUEST, data))
             survivors, culprits = frozenset(request.survivors), set(request.culprits)
-            self._check_request(request)
+            standing = self._standing
+            standing.check_request(request)
+            if self._verify_keys is not None:
+                standing.check_confirmations(survivors, self._confirmed, request.confirmations, self._confirming)
+            self._check_cohort(survivors)
             if self._policy is not None and self.session.complete:
                 self._store.open(self.session.identity, survivors)
             held = survivors & self._shares.keys()
@@ -331,14 +325,6 @@ class Client:
         self._accused = frozenset(accusations)
         return accusations
 
-    def _peers(self, among: frozenset[int]) -> set[int]:
-        """Those ``among`` whose shares this client holds, without itself."""
-        return set(among & self._shares.keys()) - {self.number}
-
-    def _said(self, peer: int, survivors: frozenset[int]) -> bytes:
-        """What ``peer`` authenticates to confirm the survivors."""
-        return b"confirmation" + self.session.fingerprint + numbers([peer]) + sha256(numbers(survivors)).digest()
-
     def _check_roster(self, peers: Mapping[int, PublicKeys]) -> None:
         assert self._channel is not None
         assert self._mask is not None
@@ -353,7 +339,7 @@ class Client:
             seen |= {keys.channel, keys.mask}
             if self._verify_keys is not None:
                 check_signature(self.session, Kind.KEYS, peer, keys.body(), keys.signature, self._verify_keys[peer])
-        self._check_enough(len(peers) + 1, "advertised keys")
+        self._standing.check_enough(len(peers) + 1, "advertised keys")
 
     def _check_vector(self, vector: Words | None) -> Words:
         session = self.session
@@ -363,19 +349,13 @@ class Client:
         check_ring(vector, session)
         return vector
 
-    def _check_survivors(self, survivors: frozenset[int]) -> None:
-        # One list for everybody may name peers whose letters did not reach this client: somebody's fault, but not
-        # theirs. They hide nobody for it, so they do not count below.
-        allowed = self._shares.keys() if self._verify_keys is None else self._roster - self._accused
-        if strangers := survivors - allowed:
-            self._refuse_stranger(min(strangers))
-        if self.number not in survivors:
-            raise MissingPeer(f"client {self.number} is not among the survivors it is asked about.")
-        held = len(survivors & self._shares.keys())
-        self._check_enough(held, "survived")
-        # A server that keeps letters back could open the sum of those who got each other's, under a longer list.
-        if self.session.complete and held < self.session.quorum:
-            raise TooFewClients(f"{held} clients survived; the sum of fewer than {self.session.quorum} stays masked.")
+    @property
+    def _standing(self) -> Standing:
+        held = frozenset(self._shares)
+        return Standing(self.session, self.number, held, self._roster - self._accused if self._verify_keys else held)
+
+    def _check_cohort(self, survivors: frozenset[int]) -> None:
+        """Return if the policy allows the sum over ``survivors`` beside those that were opened before."""
         if self._policy is not None and self._policy.binds_cohorts:
             if missing := survivors - self._shares.keys():
                 raise PolicyRefused(
@@ -383,47 +363,6 @@ class Client:
                     "this client compares cohorts, and must know them."
                 )
             self._policy.check_sum(survivors, self._store.opened())
-
-    def _check_request(self, request: Request) -> None:
-        survivors, dropped = frozenset(request.survivors), frozenset(request.dropped)
-        if both := survivors & dropped:
-            raise AliveAndDead(f"the request names {min(both)} as survivor and as dropped; it can be one only.")
-        if self.number in dropped:
-            raise OwnNameListed(f"the request names client {self.number} itself as dropped.")
-        self._check_survivors(survivors)
-        if strangers := dropped - self._shares.keys():
-            self._refuse_stranger(min(strangers))
-        if missing := self._shares.keys() - survivors - dropped:
-            raise MissingPeer(f"the request does not say whether {min(missing)} survived.")
-        if odd := set(request.culprits) - dropped:
-            raise UnknownPeer(f"the request names {min(odd)} as culprit, but not as dropped.")
-        if self._verify_keys is not None:
-            self._check_confirmations(survivors, request.confirmations)
-
-    def _check_confirmations(self, survivors: frozenset[int], confirmations: Mapping[int, bytes]) -> None:
-        if survivors != self._confirmed:
-            raise InconsistentSurvivors(
-                f"client {self.number} has confirmed other survivors than those it is asked about."
-            )
-        # A wrong tag is one that its sender has not given, and costs nobody else anything.
-        good = sum(
-            hmac.compare_digest(authenticate(self._confirming[peer], self._said(peer, survivors)), tag)
-            for peer, tag in confirmations.items()
-            if peer in self._peers(survivors)
-        )
-        self._check_enough(1 + good, "confirmed the survivors")
-
-    def _check_enough(self, count: int, what: str) -> None:
-        if count < self.session.threshold:
-            raise TooFewClients(
-                f"only {count} holders around client {self.number} have {what}; "
-                f"the threshold is {self.session.threshold}."
-            )
-
-    def _refuse_stranger(self, peer: int) -> None:
-        if peer in self.session.holders[self.number]:
-            raise RevivedPeer(f"{peer} is listed, but had dropped out before, as client {self.number} was told.")
-        raise UnknownPeer(f"{peer} is listed, who is no neighbour of client {self.number}.")
 
     @contextmanager
     def _answering(self, phase: Phase) -> Iterator[None]:
@@ -463,18 +402,3 @@ class Client:
     def _message(self, kind: Kind, body: bytes) -> bytes:
         assert kind in SENT_IN
         return pack(self.session, kind, self.number, SERVER, body, self._signing_key)
-
-
-def check_verify_keys(session: Session, keys: Mapping[int, bytes] | None) -> None:
-    """Return if there is one verification key for every member under an active adversary, and none else.
-
-    Raises:
-        ConfigError: there is not; or two members have the same key, so one person could sign as two.
-    """
-    if (keys is None) != (session.adversary == "semi-honest"):
-        raise ConfigError("verification keys are for an active adversary, and needed there: give all of them, or none.")
-    if keys is not None:
-        if keys.keys() != set(session.members):
-            raise ConfigError("verification keys must be given for the session's members, all and only them.")
-        if len(set(keys.values())) < len(keys):
-            raise ConfigError("two members have the same verification key; everybody needs an own one.")

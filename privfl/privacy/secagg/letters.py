@@ -16,7 +16,7 @@ from __future__ import annotations
 import hmac
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 from privfl.privacy.secagg import merkle, shamir
@@ -140,6 +140,17 @@ def letter_tree(session: Session, letters: Mapping[int, Letter]) -> merkle.Tree:
     """The hash tree of a dealer's letters by holder, in their rising order."""
     leaves = [letters[holder].leaf(holder) for holder in sorted(letters)]
     return merkle.Tree(leaves, merkle.depth_for(session.degree))
+
+
+def with_proofs(session: Session, letters: Mapping[int, Letter], signature: bytes) -> Mapping[int, Letter]:
+    """A dealer's letters by holder, each with the proof that the dealer signed it; as they are without a signature."""
+    if not signature:
+        return letters
+    tree = letter_tree(session, letters)
+    return {
+        holder: replace(letters[holder], signature=signature, path=tree.path(place))
+        for place, holder in enumerate(sorted(letters))
+    }
 
 
 def sign_letters(session: Session, dealer: int, root: bytes, signing_key: bytes) -> bytes:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import hmac
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from hashlib import sha256
 
+from privfl.errors import ConfigError
 from privfl.privacy.secagg.errors import (
     AlteredMessage,
     ForeignMessage,
@@ -142,6 +144,21 @@ def check_signature(session: Session, kind: Kind, sender: int, body: bytes, sign
     """
     digest = _digest(session, _header(session, kind, sender, SERVER, len(body)), body)
     verify(key, signature, _SIGNED + digest)
+
+
+def check_verify_keys(session: Session, keys: Mapping[int, bytes] | None) -> None:
+    """Return if there is one verification key for every member under an active adversary, and none else.
+
+    Raises:
+        ConfigError: there is not; or two members have the same key, so one person could sign as two.
+    """
+    if (keys is None) != (session.adversary == "semi-honest"):
+        raise ConfigError("verification keys are for an active adversary, and needed there: give all of them, or none.")
+    if keys is not None:
+        if keys.keys() != set(session.members):
+            raise ConfigError("verification keys must be given for the session's members, all and only them.")
+        if len(set(keys.values())) < len(keys):
+            raise ConfigError("two members have the same verification key; everybody needs an own one.")
 
 
 def _header(session: Session, kind: Kind, sender: int, receiver: int, length: int) -> bytes:

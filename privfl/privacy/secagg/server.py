@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hmac
 import secrets
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 
 import numpy as np
 
-from privfl.privacy.secagg import shamir
-from privfl.privacy.secagg.blame import Ledger
+from privfl.privacy.secagg.blame import Ledger, check_same
 from privfl.privacy.secagg.bodies import (
     PAIR_SEED,
     Dealing,
@@ -25,7 +22,6 @@ from privfl.privacy.secagg.bodies import (
     parse_masked,
     roster,
 )
-from privfl.privacy.secagg.client import check_verify_keys
 from privfl.privacy.secagg.errors import (
     AbortedSession,
     BadKey,
@@ -35,17 +31,16 @@ from privfl.privacy.secagg.errors import (
     ForeignMessage,
     InconsistentSurvivors,
     LateMessage,
-    MissingPeer,
     OutOfOrder,
     RepeatedMessage,
     SecAggError,
     TooFewClients,
-    UnknownPeer,
 )
-from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK, Letter, check_letters, letter_tree
-from privfl.privacy.secagg.masking import MaskAdder, commitment, on_threads, pair_seed, sign_of
-from privfl.privacy.secagg.messages import SENT_IN, Kind, Message, Phase, pack, unpack
+from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK, Letter, with_proofs
+from privfl.privacy.secagg.masking import MaskAdder, on_threads
+from privfl.privacy.secagg.messages import SENT_IN, Kind, Message, Phase, check_verify_keys, pack, unpack
 from privfl.privacy.secagg.primitives import KEY_BYTES, AgreementKey
+from privfl.privacy.secagg.recovery import Recovery
 from privfl.privacy.secagg.session import SERVER, Session
 from privfl.privacy.secagg.spool import Spool
 
@@ -95,17 +90,15 @@ class Server:
         self._public: set[bytes] = set()
         self._probe = AgreementKey(secrets.token_bytes(KEY_BYTES))
         self._ledger = Ledger(session)
+        self._recovery = Recovery(session, self._ledger)
         self._refused: dict[int, str] = {}
         self._spool = Spool() if take_back else None
         self._in_sum: set[int] = set()
         self._seeds_of: frozenset[int] = frozenset()
-        self._seeds: dict[int, dict[int, bytes]] = {}
         self._sharers: frozenset[int] = frozenset()
         self._survivors: frozenset[int] = frozenset()
         self._total: Words = np.zeros(session.length, session.word)
-        self._commitments: dict[int, bytes] = {}
         self._confirmations: dict[int, dict[int, bytes]] = {}
-        self._revealed: dict[int, dict[int, bytes]] = {}
 
     @property
     def phase(self) -> Phase | None:
@@ -228,7 +221,9 @@ class Server:
             self._public |= {keys.channel, keys.mask}
             self._keys[sender] = keys
         elif message.kind is Kind.SHARES:
-            self._take_dealing(sender, Dealing.from_bytes(body, signed=self._verify_keys is not None))
+            key = None if self._verify_keys is None else self._verify_keys[sender]
+            dealing = Dealing.from_bytes(body, signed=key is not None)
+            self._ledger.take(sender, dealing, self._around(sender, self._living) - {sender}, key)
         elif message.kind is Kind.MASKED:
             committed, accusations, words = parse_masked(body, self.session)
             self._ledger.try_accusations(sender, accusations, self._held_by(sender) - {sender})
@@ -236,38 +231,25 @@ class Server:
                 self._spool.keep(sender, words)
             self._total += words
             self._in_sum.add(sender)
-            self._commitments[sender] = committed
+            self._recovery.commitments[sender] = committed
         elif message.kind is Kind.CONFIRMATION:
             named, tags = parse_confirmation(body)
             if named != sorted(self._survivors):
                 raise InconsistentSurvivors(f"client {sender} confirms other survivors than it was told.")
             due = (self._held_by(sender) & self._survivors) - {sender}
-            _check_same(tags.keys(), due, f"client {sender} confirms the survivors to")
+            check_same(tags.keys(), due, f"client {sender} confirms the survivors to")
             self._confirmations[sender] = tags
         else:
             self._take_shares(sender, parse_answer(body))
 
-    def _take_dealing(self, sender: int, dealing: Dealing) -> None:
-        due = self._around(sender, self._living) - {sender}
-        _check_same(dealing.letters.keys(), due, f"client {sender} shares its secrets with")
-        if self._verify_keys is not None:
-            root = letter_tree(self.session, dealing.letters).root
-            check_letters(self.session, sender, root, dealing.signature, self._verify_keys[sender])
-        self._ledger.dealings[sender] = dealing
-
     def _take_shares(self, sender: int, revealed: dict[int, tuple[int, bytes]]) -> None:
-        _check_same(revealed.keys(), self._held_by(sender), f"client {sender} reveals shares of")
+        check_same(revealed.keys(), self._held_by(sender), f"client {sender} reveals shares of")
         for peer, (what, one) in revealed.items():
             if what != self._asked_of(peer):
                 raise BadShare(f"client {sender} reveals a share of the wrong secret of client {peer}.")
             if what != PAIR_SEED:
                 self._ledger.check_share(peer, sender, what, one)
-        point = self.session.points[sender]
-        for peer, (what, one) in revealed.items():
-            if what == PAIR_SEED:
-                self._seeds.setdefault(peer, {})[sender] = one
-            else:
-                self._revealed.setdefault(peer, {})[point] = one
+        self._recovery.take(sender, revealed)
 
     def _asked_of(self, peer: int) -> int:
         """What everybody who holds shares of ``peer``'s secrets is to reveal."""
@@ -291,15 +273,9 @@ class Server:
         for dealer in sorted(self._sharers):
             dealing = self._ledger.dealings[dealer]
             due = self._holders(dealer, self._sharers) - {dealer}
-            if self._verify_keys is None:
-                for holder in due:
-                    letters[holder][dealer] = dealing.letters[holder]
-                continue
-            tree = letter_tree(self.session, dealing.letters)
-            for place, holder in enumerate(sorted(dealing.letters)):
-                if holder in due:
-                    proof = {"signature": dealing.signature, "path": tree.path(place)}
-                    letters[holder][dealer] = replace(dealing.letters[holder], **proof)
+            sent = with_proofs(self.session, dealing.letters, dealing.signature)
+            for holder in due:
+                letters[holder][dealer] = sent[holder]
         return {
             member: self._message(Kind.MAILBOX, member, mailbox(letters[member])) for member in sorted(self._sharers)
         }
@@ -372,53 +348,16 @@ class Server:
 
     def _unmask(self) -> None:
         self._check_recoverable()
-        removed = []
-        for member in sorted(self._sharers):
-            masked_with = self._holders(member, self._survivors)
-            if member in self._survivors:
-                removed.append((self._self_seed(member), -1))
-                continue
-            if member not in self._seeds_of:
-                key = self._mask_key(member)
-            for peer in sorted(masked_with):
-                if member in self._seeds_of:
-                    seed = self._pair_seed(member, peer)
-                else:
-                    seed = pair_seed(self.session, key, member, peer, self._keys[peer].mask)
-                removed.append((seed, -sign_of(peer, member)))
+        removed = self._recovery.masks(
+            self._survivors,
+            self._sharers - self._survivors,
+            self._seeds_of,
+            self._keys,
+            lambda member: self._holders(member, self._survivors),
+        )
         self._add_masks(self._total, removed)
         self._total &= self._total.dtype.type(self.session.largest)
         self._forget()
-
-    def _self_seed(self, member: int) -> bytes:
-        seed = self._combine(member)
-        if not hmac.compare_digest(commitment(self.session, member, seed), self._commitments[member]):
-            raise self._false_dealer(member)
-        return seed
-
-    def _mask_key(self, member: int) -> AgreementKey:
-        key = AgreementKey(self._combine(member))
-        if key.public != self._keys[member].mask:
-            raise self._false_dealer(member)
-        return key
-
-    def _pair_seed(self, member: int, peer: int) -> bytes:
-        if (seed := self._seeds.get(member, {}).get(peer)) is None:
-            raise TooFewClients(f"client {peer} fell silent, who alone can tell the mask it had with client {member}.")
-        return seed
-
-    def _false_dealer(self, member: int) -> BadShare:
-        self._ledger.blamed[member] = "the shares that it dealt do not give the secret that it committed to"
-        return BadShare(f"the shares that client {member} dealt give another secret than it committed to.")
-
-    def _combine(self, member: int) -> bytes:
-        """The secret of which shares were revealed; the holders first in order, so that weights can be reused."""
-        threshold = self.session.threshold
-        shares = sorted(self._revealed.get(member, {}).items())[:threshold]
-        try:
-            return shamir.combine(dict(shares), threshold)
-        except BadShare:
-            raise self._false_dealer(member) from None
 
     def _around(self, member: int, among: frozenset[int] | set[int]) -> set[int]:
         """The holders of ``member``'s shares, itself included, that belong to ``among``."""
@@ -448,16 +387,9 @@ class Server:
         self._forget()
 
     def _forget(self) -> None:
-        for kept in (self._keys, self._commitments, self._confirmations, self._revealed, self._seeds):
+        for kept in (self._keys, self._confirmations):
             kept.clear()
+        self._recovery.forget()
         self._ledger.forget()
         if self._spool is not None:
             self._spool.close()
-
-
-def _check_same(given: Collection[int], due: set[int], what: str) -> None:
-    """Return if exactly the peers due are given, each of which is given once."""
-    if strangers := set(given) - due:
-        raise UnknownPeer(f"{what} {min(strangers)}, who is not among those due.")
-    if missing := due - set(given):
-        raise MissingPeer(f"{what} all but {min(missing)}, who is due too.")

@@ -47,10 +47,7 @@ class FalseKeyCommitmentToOne(FalseKeyCommitments):
 
 
 class ChangedLetters(Saboteur):
-    """Sends other letters than it should, and signs them."""
-
-    def changed(self, peer, letter):
-        raise NotImplementedError
+    """Sends other letters than it should, and signs them; ``changed`` of the kinds below says which."""
 
     def _deal(self, holders):
         dealing = super()._deal(holders)
@@ -159,7 +156,7 @@ class FalseConfirmation(Saboteur):
 
     def confirm(self, data):
         super().confirm(data)
-        tags = dict.fromkeys(sorted(self._peers(self._confirmed)), bytes(16))
+        tags = dict.fromkeys(sorted((self._confirmed & self._shares.keys()) - {self.number}), bytes(16))
         return self._message(Kind.CONFIRMATION, confirmation(self._confirmed, tags))
 
 
@@ -170,7 +167,7 @@ class OtherSurvivors(Saboteur):
 
     def confirm(self, data):
         super().confirm(data)
-        tags = dict.fromkeys(sorted(self._peers(self._confirmed)), bytes(16))
+        tags = dict.fromkeys(sorted((self._confirmed & self._shares.keys()) - {self.number}), bytes(16))
         return self._message(Kind.CONFIRMATION, confirmation(self._confirmed - {min(self._confirmed)}, tags))
 
 

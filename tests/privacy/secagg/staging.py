@@ -10,6 +10,7 @@ from privfl.privacy.secagg.blame import Ledger
 from privfl.privacy.secagg.client import Client
 from privfl.privacy.secagg.messages import SERVER, Kind, Phase, pack
 from privfl.privacy.secagg.primitives import verification_key
+from privfl.privacy.secagg.recovery import Recovery
 from privfl.privacy.secagg.server import Server
 from privfl.privacy.secagg.session import Session
 from privfl.privacy.secagg.spool import Spool
@@ -58,6 +59,16 @@ def twin(client):
     for name in ("_keys", "_confirming", "_pair_seeds", "_shares"):
         setattr(other, name, getattr(client, name).copy())
     return other
+
+
+def own_copy(part):
+    """A part of a server that goes on by itself: its dictionaries, and what they hold, are its own."""
+    part = copy.copy(part)
+    for name, kept in vars(part).items():
+        if isinstance(kept, dict):
+            inner = {key: copy.copy(one) if isinstance(one, set | dict) else one for key, one in kept.items()}
+            setattr(part, name, inner)
+    return part
 
 
 class Kept:
@@ -148,13 +159,10 @@ class Stage:
                 value = {key: dict(inner) if isinstance(inner, dict) else inner for key, inner in value.items()}
             elif isinstance(value, set | np.ndarray):
                 value = value.copy()
-            elif isinstance(value, Ledger):
-                value = copy.copy(value)
-                for part, kept in vars(value).items():
-                    if isinstance(kept, dict):
-                        kept = {key: set(inner) if isinstance(inner, set) else inner for key, inner in kept.items()}
-                    setattr(value, part, kept)
+            elif isinstance(value, Ledger | Recovery):
+                value = own_copy(value)
             setattr(other.server, name, value)
+        other.server._recovery._ledger = other.server._ledger
         return other
 
     def from_server(self, member, body, kind=None):
