@@ -65,7 +65,7 @@ class Standing:
         """Return if these may be the survivors.
 
         One list for everybody may name peers whose letters did not reach this client: somebody's fault, but not
-        theirs. They hide nobody from here, so they do not count towards the threshold.
+        theirs. They hide nobody from here, so they count neither towards the threshold nor towards the quorum.
 
         Raises:
             BadPeerList: they cannot be.
@@ -75,11 +75,11 @@ class Standing:
             self.refuse_stranger(min(strangers))
         if self.number not in survivors:
             raise MissingPeer(f"client {self.number} is not among the survivors it is asked about.")
-        self.check_enough(len(survivors & self.held), "survived")
-        if self.session.complete and len(survivors) < self.session.quorum:
-            raise TooFewClients(
-                f"{len(survivors)} clients survived; the sum of fewer than {self.session.quorum} stays masked."
-            )
+        held = len(survivors & self.held)
+        self.check_enough(held, "survived")
+        # A server that keeps letters back could open the sum of those who got each other's, under a longer list.
+        if self.session.complete and held < self.session.quorum:
+            raise TooFewClients(f"{held} clients survived; the sum of fewer than {self.session.quorum} stays masked.")
 
     def check_request(self, request: Request) -> None:
         """Return if shares may be revealed as asked; confirmations are another matter.
