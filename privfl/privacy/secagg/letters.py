@@ -142,11 +142,9 @@ def letter_tree(session: Session, letters: Mapping[int, Letter]) -> merkle.Tree:
     return merkle.Tree(leaves, merkle.depth_for(session.degree))
 
 
-def with_proofs(session: Session, letters: Mapping[int, Letter], signature: bytes) -> Mapping[int, Letter]:
-    """A dealer's letters by holder, each with the proof that the dealer signed it; as they are without a signature."""
-    if not signature:
-        return letters
-    paths = letter_tree(session, letters).paths()
+def with_proofs(letters: Mapping[int, Letter], tree: merkle.Tree, signature: bytes) -> Mapping[int, Letter]:
+    """A dealer's letters by holder, each with the proof that the dealer signed it: the root's signature, and a path."""
+    paths = tree.paths()
     return {
         holder: Letter(letters[holder].commitments, letters[holder].sealed, signature, paths[place])
         for place, holder in enumerate(sorted(letters))
