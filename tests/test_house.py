@@ -54,7 +54,7 @@ FLOORS: tuple[set[str], ...] = (
     {"attacks.attack", "attacks.images", "audits.result"},
     {"attacks.gradient_inversion", "attacks.labels", "attacks.membership", "audits.canaries", "audits.mechanisms"},
     {"attacks.property_inference", "attacks.prototypes", "attacks.sizes"},
-    {"attacks.registry", "audits.registry", "audits.fuzz"},
+    {"attacks.registry", "audits.registry", "audits.fuzz", "audits.protocol"},
     {"privfl.companions"},
     {"privfl.commands"},
     {"privfl.cli"},
@@ -85,7 +85,7 @@ TESTED_ELSEWHERE = {
     "privfl/privacy/clipping": "formed_rules layer_rules probe rule stacked",
     "privfl/privacy/door": "cohort_door contract precision step_draws",
     "privfl/privacy/mechanisms": "gaussian secure_sum",
-    "privfl/privacy/secagg": "bodies client errors ideal server",
+    "privfl/privacy/secagg": "bodies client errors ideal recovery rules server standing",
     "privfl/privacy/sizes": "estimate",
     "privfl/simulation": "archive checkpoint noise_key recorder result",
     "privfl/study": "attacks clients composed demo findings grid plots report sweep",
@@ -99,6 +99,7 @@ TESTED_ELSEWHERE = {
     "audits/canaries": "alignment canaries claimed_statistic views",
     "audits/fuzz": "campaign charged drawing exact experiment found instruments noisy noisy_campaign own_parts "
     "report shrink streams tape worlds",
+    "audits/protocol": "attacks knowledge mailboxes",
     "audits": "registry",
 }
 """Modules without a test file of their name; tests of neighbours or whole runs cover them. Nothing is added."""

@@ -12,6 +12,7 @@ from privfl.engine.workspace import Phase, cores
 from privfl.privacy.channel.secure_encoding import WEIGHT
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.secagg.errors import BadShare, BadVector, TooFewClients
+from privfl.privacy.secagg.rules import LEAST_HONEST
 
 OUT_OF_RANGE = "sent a number beyond the range of the secure sum"
 GIVEN_UP = "took part in a secure sum that was given up"
@@ -38,8 +39,14 @@ class SecureAggregator:
         self.weights = dict(zip(members, map(float, times), strict=True))  # what the server knows of them
         encoding = self.secure_encoding.encoding
         self.number = channel.round.number
+        terms = self.secure_encoding.terms
         session = channel.secure.session(
-            members, length=encoding.length, bits=encoding.bits, round=channel.round.number
+            members,
+            length=encoding.length,
+            bits=encoding.bits,
+            round=channel.round.number,
+            least_honest=LEAST_HONEST if terms is None else terms.survivors,
+            encoding=self.secure_encoding.digest,
         )
         self.sum = channel.secure.open(session, cores())
 

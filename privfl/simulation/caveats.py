@@ -31,10 +31,19 @@ TRUSTED_SUM = (
     "Secure sums were computed by a trusted party (mode 'ideal'); the column 'server' holds for a run of the protocol, "
     "not for this one."
 )
-SECURE_SUM = (
-    "The column 'server' rests on secure aggregation: a {adversary} server that works with at most {corrupt:g} % of a "
-    "cohort sees sums only, except with probability about 2^-40 and as long as the cryptography holds."
+SECURE_SUM = {
+    "active": "The column 'server' rests on secure aggregation: a server that lies as it likes (active) and works with "
+    "at most {corrupt:g} % of a cohort opens one sum a round at most, of 3 or more honest clients, except with "
+    "probability about 2^-40, as long as the cryptography holds and the clients' signing keys did not come from it.",
+    "semi-honest": "The column 'server' rests on secure aggregation: a server that follows the protocol (semi-honest) "
+    "and works with at most {corrupt:g} % of a cohort sees sums only, except with probability about 2^-40 and as long "
+    "as the cryptography holds. A server that lies about who survived reads every upload bare.",
+}
+DIFFERENCES = (
+    "Secure sums do not hide what several of them tell together: of two cohorts that differ in one client the "
+    "difference is that client's upload, as far as the others' stayed the same."
 )
+SERVER = {"active": "the server may lie, with", "semi-honest": "only if the server keeps to the protocol, with"}
 
 
 AUTHORS = "The claims rest on parts that are not privfl's own, and on what their authors say of them: {}."
@@ -74,9 +83,19 @@ def caveats(task: Task, algorithm: Algorithm, server: Tensors, privacy: Privacy,
     if believed := _believed(privacy, channel):
         found.append(AUTHORS.format(", ".join(believed)))
     if channel.secure is not None:
-        words = SECURE_SUM if channel.secure.mode == "protocol" else TRUSTED_SUM
-        found.append(words.format(adversary=channel.secure.adversary, corrupt=100 * channel.secure.corrupt))
+        words = SECURE_SUM[channel.secure.adversary] if channel.secure.mode == "protocol" else TRUSTED_SUM
+        found.append(words.format(corrupt=100 * channel.secure.corrupt))
+        if channel.noise is None and not channel.protects:
+            found.append(DIFFERENCES)
     return found
+
+
+def adversary(channel: ChannelSpec) -> str:
+    """What the server may do where a claim before it rests on secure aggregation; empty where none does."""
+    secure = channel.secure
+    if secure is None or channel.chain.shares is None:
+        return ""
+    return f"{SERVER[secure.adversary]} {100 * secure.corrupt:g} % of a cohort"
 
 
 def _believed(privacy: Privacy, channel: ChannelSpec) -> list[str]:

@@ -28,7 +28,7 @@ from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.settings import Privacy
 from privfl.simulation.callbacks import Callback, Simulation
-from privfl.simulation.caveats import assumptions, caveats
+from privfl.simulation.caveats import adversary, assumptions, caveats
 from privfl.simulation.checkpoint import Checkpoint
 from privfl.simulation.evaluation import evaluate, storable
 from privfl.simulation.extension import extend, reopen
@@ -297,6 +297,7 @@ def claim(plan: Plan, state: State) -> Statement:
         reproducible_noise=plan.source.reproducible and plan.noisy,
         caveats=caveats(plan.task, plan.algorithm, state.server, plan.privacy, plan.channel),
         public=assumptions(plan.task),
+        server=adversary(plan.channel),
         units=plan.units,
     )
 

@@ -55,6 +55,7 @@ def sweep_statement(out: Path, results: Sequence[Result]) -> Statement:
         reproducible_noise=any(statement.reproducible_noise for statement in statements),
         caveats=tuple(dict.fromkeys(one for statement in statements for one in statement.caveats)),
         public=" ".join(dict.fromkeys(statement.public for statement in statements)),
+        server="; ".join(dict.fromkeys(statement.server for statement in statements if statement.server)),
     )
 
 

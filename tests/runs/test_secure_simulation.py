@@ -108,7 +108,25 @@ def test_sizes_that_must_be_known_first_are_not_let_past_the_sum(task):
 def test_secure_sums_alone_protect_nobody(task):
     run = train(task, pf.FedAvg(weighting="uniform"), PROTOCOL)
     assert set(epsilons(run).values()) == {float("inf")}
-    assert any("semi-honest server that works with at most 10 %" in caveat for caveat in run.statement.caveats)
+    said = " ".join(run.statement.caveats)
+    assert "a server that lies as it likes (active) and works with at most 10 % of a cohort opens one sum" in said
+    assert "of two cohorts that differ in one client the difference is that client's upload" in said
+    trusting = train(task, pf.FedAvg(weighting="uniform"), pf.SecureSum(adversary="semi-honest"))
+    assert "A server that lies about who survived reads every upload bare." in " ".join(trusting.statement.caveats)
+
+
+@pytest.mark.parametrize(
+    ("adversary", "says"),
+    [("active", "the server may lie, with 10 % of a\n"), ("semi-honest", "only if the server keeps to the")],
+)
+def test_the_cell_of_the_server_says_what_the_server_may_do(task, adversary, says):
+    chain = (pf.Clip(1.0), pf.DiscreteGaussianNoise(4.0), pf.SecureSum(mode="ideal", adversary=adversary))
+    statement = train(task, pf.FedAvg(weighting="uniform"), *chain, rounds=1).statement
+    assert str(statement).count(says[:30]) == 2, "in the two cells of the server"
+    assert says[:30] in statement.to_html()
+    assert type(statement).from_json(statement.to_json()) == statement
+    bare = train(task, pf.FedAvg(weighting="uniform"), pf.SecureSum(mode="ideal", adversary=adversary), rounds=1)
+    assert bare.statement.server == "", "a cell at infinity needs no server"
     ideal = train(task, pf.FedAvg(weighting="uniform"), IDEAL)
     assert any("trusted party" in caveat for caveat in ideal.statement.caveats)
 
@@ -306,7 +324,10 @@ def test_an_interrupted_run_resumes_to_the_same_numbers(task, tmp_path, name):
 
 
 def test_accomplices_are_counted_as_the_statement_words_them():
-    assert pf.SecureSum(threshold=0.58, corrupt=0.57).honest(100) == 58 - 57
+    assert pf.SecureSum(threshold=0.68, corrupt=0.57, adversary="semi-honest").honest(100) == 68 - 57
+    assert pf.SecureSum(threshold=0.58, corrupt=0.57, adversary="semi-honest").honest(100) == 3, "three at least"
+    assert pf.SecureSum(threshold=0.58, corrupt=0.57).honest(100) == 79 - 57, "two lists of 78 are possible"
+    assert pf.SecureSum(threshold=0.51, corrupt=0.0).honest(3) == 3
     assert pf.SecureSum(threshold=1.0, corrupt=0.4, adversary="active").honest(100) == 60
 
 
@@ -354,6 +375,19 @@ def test_a_ring_too_small_is_refused_before_training_with_the_mend(task):
         train(
             task, pf.FedAvg(weighting="uniform"), pf.Clip(1.0), pf.DiscreteGaussianNoise(5000.0), pf.SecureSum(bits=32)
         )
+
+
+@pytest.mark.parametrize(
+    ("secure", "says"),
+    [
+        (pf.SecureSum(bits=32), r"32 bits round uploads of up to ±1\.04858e\+06 from 6 clients to steps of .*bits=64"),
+        (pf.SecureSum(largest=1e20), r"64 bits round uploads .* give a smaller SecureSum\(largest=…\)"),
+        (pf.SecureSum(largest=1.7e308), r"exceeds the largest float64"),
+    ],
+)
+def test_a_sum_too_coarse_for_uploads_that_nothing_clips_is_refused_before_training(task, secure, says):
+    with pytest.raises(ConfigError, match=says):
+        train(task, pf.FedAvg(), secure)
 
 
 def test_groups_of_a_rotation_too_small_for_a_sum_are_refused_before_training(task):

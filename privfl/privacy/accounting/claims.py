@@ -37,14 +37,15 @@ def make_statement(
     reproducible_noise: bool,
     caveats: Sequence[str] = (),
     public: str = "",
+    server: str = "",
     units: Mapping[Unit, int] | None = None,
 ) -> Statement:
     """The statement of everything in ``ledger`` at ``delta`` (0 <= delta < 1).
 
     ``reproducible_noise`` says that noise or coins came from a fixed key: then the run must not be released, and the
-    statement says so. ``caveats`` and what is ``public`` by assumption are printed below the table. ``units`` says how
-    many of each unit there are: a finite claim at a delta above one over that is called too weak, and one of ε = 0 is
-    none.
+    statement says so. ``caveats`` and what is ``public`` by assumption are printed below the table, and what the
+    ``server`` may do in its cells. ``units`` says how many of each unit there are: a finite claim at a delta above one
+    over that is called too weak, and one of ε = 0 is none.
     """
     check_delta(delta)
     done: dict[tuple[Any, ...], Population] = {}
@@ -54,7 +55,7 @@ def make_statement(
     )
     claimed = {cell.unit for cell in cells if cell.releases and not cell.reasons}
     doubts = [_doubt(delta, unit, (units or {})[unit]) for unit in UNITS if unit in weak & claimed]
-    return Statement(delta, ledger.clients, cells, reproducible_noise, (*caveats, *doubts), public)
+    return Statement(delta, ledger.clients, cells, reproducible_noise, (*caveats, *doubts), public, server)
 
 
 def too_large(delta: float, units: int) -> bool:

@@ -76,7 +76,8 @@ class Cell:
 class Statement:
     """The four cells of a run at ``delta``; print it, or show it in a notebook or a report.
 
-    ``public`` says what every claim takes as known to everybody, ``caveats`` what a reader must know besides.
+    ``public`` says what every claim takes as known to everybody, ``caveats`` what a reader must know besides, and
+    ``server`` what the server may do where a claim before it rests on secure aggregation.
     """
 
     delta: float
@@ -85,6 +86,7 @@ class Statement:
     reproducible_noise: bool
     caveats: tuple[str, ...] = ()
     public: str = ""
+    server: str = ""
 
     def cell(self, unit: Unit, observer: Observer) -> Cell:
         """The cell in row ``unit`` and column ``observer``."""
@@ -127,7 +129,7 @@ class Statement:
         rows: list[tuple[str, ...]] = [("", *(_COLUMNS[observer] for observer in OBSERVERS))]
         blocks = [rows]
         for unit in UNITS:
-            cells = [_cell_lines(self.cell(unit, observer)) for observer in OBSERVERS]
+            cells = [_cell_lines(self.cell(unit, observer), self.server) for observer in OBSERVERS]
             blocks.append(_side_by_side([[unit, *wrap(RELATIONS[unit], _WIDTHS[0])], *cells]))
         rule = "-" * (sum(_WIDTHS) + 4)
         lines = [f"Privacy statement: {self.clients} clients, delta = {self.delta:g}"]
@@ -147,7 +149,7 @@ class Statement:
         body = ""
         for unit in UNITS:
             cells = "".join(
-                f"<td>{'<br>'.join(escape(line) for line in _cell_lines(self.cell(unit, observer)))}</td>"
+                f"<td>{'<br>'.join(escape(line) for line in _cell_lines(self.cell(unit, observer), self.server))}</td>"
                 for observer in OBSERVERS
             )
             body += f"<tr><th scope='row'>{unit}<br><small>{escape(RELATIONS[unit])}</small></th>{cells}</tr>"
@@ -199,7 +201,7 @@ def _side_by_side(columns: list[list[str]]) -> list[tuple[str, ...]]:
     return list(zip(*([*column, *[""] * (height - len(column))] for column in columns), strict=True))
 
 
-def _cell_lines(cell: Cell) -> list[str]:
+def _cell_lines(cell: Cell, server: str) -> list[str]:
     width = _WIDTHS[1]
     if cell.reasons:
         return ["ε = ∞", *wrap("see the reasons below", width)]
@@ -212,7 +214,7 @@ def _cell_lines(cell: Cell) -> list[str]:
         lines += wrap(f"by {bound.interval_source}", width)
     if spread.minimum < spread.maximum:
         lines.append(f"median client {round_up(spread.median)}, least {round_up(spread.minimum)}")
-    return lines
+    return lines + (wrap(server, width) if cell.observer == "server" else [])
 
 
 def _paragraphs(statement: Statement) -> Iterator[str]:

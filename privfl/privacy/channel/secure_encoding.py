@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -18,13 +19,15 @@ from privfl.privacy.channel.chain import Chain
 from privfl.privacy.mechanisms.distributed import DistributedNoise
 from privfl.privacy.mechanisms.distributed_sum import DistributedSum
 from privfl.privacy.noise.source import NoiseStream
-from privfl.privacy.secagg.encoding import Encoding, FieldRange, Values, Words
+from privfl.privacy.secagg.encoding import Encoding, FieldRange, Values, Words, digest_of
 from privfl.privacy.secagg.rounding import rounded_norm_bound
 
 WEIGHT = "weight"
 """The client's weight, where the server must not know it."""
 SMALL_COHORT = 4096
 """Cohorts up to which a clipping bound of 2¹⁸ steps leaves room in 32 bits for the sum and noise of usual size."""
+COARSEST = 2.0**-10
+"""The coarsest step at which uploads are rounded that no noise covers."""
 LEVELS = 18
 """A clipping bound that noise is calibrated to is between 2¹⁷ and 2¹⁸ steps of the grid.
 
@@ -82,7 +85,13 @@ class SecureEncoding:
         ranges = [FieldRange(name, length, largest, outside=outside) for name, length in lengths.items()]
         if weights:
             ranges.append(FieldRange(WEIGHT, 1, secure.largest, outside="refuse"))
-        return cls.of(ranges, cohort, bits)
+        found = cls.of(ranges, cohort, bits)
+        if noise is None and not noisy_gradients and (step := max(found.encoding.steps)) > COARSEST:
+            mend = "take SecureSum(bits=64)" if bits < 64 else "give a smaller SecureSum(largest=…)"
+            raise ConfigError(
+                f"{bits} bits round uploads of up to ±{largest:g} from {cohort} clients to steps of {step:g}; {mend}"
+            )
+        return found
 
     @classmethod
     def of(cls, fields: Sequence[FieldRange], cohort: int, bits: int) -> SecureEncoding:
@@ -118,6 +127,11 @@ class SecureEncoding:
         terms = DistributedSum(dimension=size, levels=max_norm / step, cohort=cohort, survivors=honest)
         field = FieldRange("update", size, bound=max_norm, noise=noise.reach(terms) * step)
         return cls(_encoding((field,), cohort, bits, (step,)), max_norm, noise, terms)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """32 bytes that differ for arithmetic that differs in anything; the session is bound to them."""
+        return digest_of(self)
 
     @property
     def lengthening(self) -> float:

@@ -13,11 +13,10 @@ from privfl.privacy.mechanisms.mechanism import Kind, Mechanism
 from privfl.privacy.secagg.ideal import IdealSecureSum
 from privfl.privacy.secagg.parameters import ThreatModel
 from privfl.privacy.secagg.rehearsal import Rehearsal
-from privfl.privacy.secagg.session import IDENTITY_BYTES, Session
+from privfl.privacy.secagg.rules import LEAST_HONEST, least_threshold
+from privfl.privacy.secagg.session import IDENTITY_BYTES, UNSTATED, Session
 
 WORDS = (32, 64)
-SMALLEST = 3
-"""Fewest clients whose sum hides anything: of two, each knows the other's summand."""
 
 
 @dataclass(frozen=True)
@@ -28,18 +27,21 @@ class SecureSum(Mechanism):
     ∞ until noise is added. It decides *who* must add that noise: noise that clients add before the sum covers the
     server too, noise that the server adds after it covers the public alone.
 
-    Guarantee (Bonawitz et al. 2017; Bell et al. 2020): a server together with at most ``corrupt`` of the cohort learns
-    the sum of the honest survivors' uploads and who they are, except with probability about 2⁻⁴⁰.
+    Guarantee (proved in ``docs/secure-aggregation.md``): a server that works with at most ``corrupt`` of the cohort,
+    and does whatever it likes, learns one sum at most, of all honest survivors' uploads, and who they are. These are 3
+    or more. It rests on signing keys that the server did not hand out; in a simulation they come with the process.
 
     Args:
-        threshold: fraction of a client's neighbours that must survive, in (½, 1]; every two clients are neighbours
-            then. ``None`` takes the smallest graph and threshold that hold for ``corrupt`` and ``dropout``.
+        threshold: fraction of the cohort that must survive, in (½, 1]; more where that would not be safe. ``None``
+            takes graph and threshold that hold for ``corrupt`` and ``dropout``.
         corrupt: fraction of the cohort that may work with the server, in [0, 1).
         dropout: fraction that may fall silent during a round, in [0, 1); with more the round is given up. Of no use
             beside a ``threshold``, which says the same.
         mode: ``"protocol"`` runs the protocol, every byte of it; ``"ideal"`` lets a trusted party add up the same
             integers, for fast simulation, and the statement says so. The two give identical sums.
-        adversary: what the server may do: ``"semi-honest"`` follows the protocol and looks, ``"active"`` may deviate.
+        adversary: what the server may do: ``"active"`` lies as it likes; ``"semi-honest"`` follows the protocol and
+            looks. The latter saves signatures and a round trip, and one lie about who survived shows the server every
+            upload bare.
         bits: 32 or 64, of the ring in which is added; default 32 where noise is calibrated to a :class:`Clip` and the
             cohort has at most 4,096 clients, else 64.
         largest: largest magnitude of any other number of an upload, times its weight; a client that sends more is
@@ -50,6 +52,7 @@ class SecureSum(Mechanism):
     ===============================  ==================================================================
     fewer survivors than needed      the round is given up: the model stays, the run goes on
     a cohort of fewer than 3         the round is given up: a sum of one or two hides nobody
+    fewer than 3 honest survivors    the quorum is raised until there are 3; a cohort too small for it is given up
     a field combined ``each``        refused before training: the server needs what the sum hides
     an upload is NaN or too large    its client is dropped (counted as zeros where noise is added)
     ===============================  ==================================================================
@@ -61,7 +64,7 @@ class SecureSum(Mechanism):
     corrupt: float = 0.1
     dropout: float = 0.3
     mode: Literal["protocol", "ideal"] = "protocol"
-    adversary: Literal["semi-honest", "active"] = "semi-honest"
+    adversary: Literal["semi-honest", "active"] = "active"
     bits: int | None = None
     largest: float = 2.0**20
 
@@ -78,20 +81,41 @@ class SecureSum(Mechanism):
         if not 0 < self.largest < math.inf:
             raise ConfigError(f"SecureSum's largest is {self.largest!r}; give a positive number")
 
-    def session(self, members: Sequence[int], *, length: int, bits: int, round: int) -> Session:
+    def session(
+        self,
+        members: Sequence[int],
+        *,
+        length: int,
+        bits: int,
+        round: int,
+        least_honest: int = LEAST_HONEST,
+        encoding: bytes = UNSTATED,
+    ) -> Session:
         """A fresh session for vectors of ``length`` numbers in Z_{2^bits}, in training round ``round``.
+
+        ``encoding``: the digest of how numbers become words, which all parties must agree on.
+        ``least_honest``: fewest honest clients that every sum must hold; more than the default where noise in shares
+        counts on them.
 
         Raises:
             ConfigError: no such session is safe, for instance because there are too few members.
         """
         n = len(members)
-        if n < SMALLEST:
-            raise ConfigError(f"a secure sum of {n} clients hides nobody; ask at least {SMALLEST}")
+        if n < LEAST_HONEST:
+            raise ConfigError(f"a secure sum of {n} clients hides nobody; ask at least {LEAST_HONEST}")
         accomplices = ThreatModel(self.corrupt, 0.0).corrupt_of(n)
         if self.threshold is None:
             threat = ThreatModel(self.corrupt, self.dropout, self.adversary)
-            return Session.between(members, threat, length=length, bits=bits, round=round)
-        safe = (n + accomplices if self.adversary == "active" else n) // 2 + 1
+            return Session.between(
+                members,
+                threat,
+                length=length,
+                bits=bits,
+                round=round,
+                least_honest=least_honest,
+                encoding=encoding,
+            )
+        safe = least_threshold(n, n - 1, accomplices, self.adversary)
         return Session(
             identity=secrets.token_bytes(IDENTITY_BYTES),
             round=round,
@@ -102,6 +126,8 @@ class SecureSum(Mechanism):
             bits=bits,
             adversary=self.adversary,
             accomplices=accomplices,
+            least_honest=least_honest,
+            encoding=encoding,
         )
 
     def open(self, session: Session, workers: int) -> IdealSecureSum | Rehearsal:

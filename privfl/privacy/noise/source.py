@@ -20,10 +20,9 @@ import operator
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -31,6 +30,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from privfl.errors import ConfigError
+
+if TYPE_CHECKING:  # secure aggregation draws its graph here, and a client of it needs no torch
+    import torch
 
 KEY_BYTES = 32
 GRID_BITS = 20
@@ -260,6 +262,8 @@ def add_gaussian_rows_(streams: Sequence[NoiseStream], rows: torch.Tensor, devia
         ConfigError: a standard deviation is negative, infinite, NaN or below 2⁻¹⁰⁰⁰ but not 0, or the rows are neither
             float32 nor float64. The rows are then untouched.
     """
+    import torch
+
     for deviation in deviations:
         _check_scale("standard deviation of the noise", deviation)
     if rows.dtype not in (torch.float32, torch.float64):
@@ -297,6 +301,8 @@ def add_gaussian_rows_(streams: Sequence[NoiseStream], rows: torch.Tensor, devia
 
 def _fill_normal(streams: Sequence[NoiseStream], out: NDArray[np.float64]) -> None:
     """Overwrite each row of ``out`` (at most a chunk long) with its stream's normal numbers: r·cos φ, then r·sin φ."""
+    import torch
+
     size = out.shape[1]
     half = (size + 1) // 2
     drawn = [stream.words(2 * half) for stream in streams]

@@ -9,11 +9,14 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from privfl.privacy.secagg.errors import BadShare, BadVector, MalformedMessage, RepeatedPeer
+from privfl.privacy.secagg.errors import BadVector, MalformedMessage, RepeatedPeer
+from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK, Letter
+from privfl.privacy.secagg.merkle import HASH_BYTES, depth_for
 from privfl.privacy.secagg.primitives import KEY_BYTES, NONCE_BYTES, SIGNATURE_BYTES, TAG_BYTES
 from privfl.privacy.secagg.session import Session
 from privfl.privacy.secagg.shamir import SHARE_BYTES
@@ -21,13 +24,15 @@ from privfl.privacy.secagg.shamir import SHARE_BYTES
 Words = NDArray[np.uint32] | NDArray[np.uint64]
 """A vector of the ring: unsigned words of 4 or 8 bytes."""
 
-MASK_KEY, SELF_MASK = 0, 1
-"""The two secrets that a client shares; of one peer a client reveals its share of one of them."""
+PAIR_SEED = 2
+"""What a client reveals instead of a share of a culprit's mask key: the seed of the mask that it has with it."""
 
 COMMITMENT_BYTES = 32
+CONFIRMATION_BYTES = TAG_BYTES
 _NUMBER = struct.Struct("<I")
 _SEALED_BYTES = NONCE_BYTES + 2 * SHARE_BYTES + TAG_BYTES
-_SECRETS = (MASK_KEY, SELF_MASK)
+_PAIR_BYTES = 2 * COMMITMENT_BYTES
+_REVEALED_BYTES = {MASK_KEY: SHARE_BYTES, SELF_MASK: SHARE_BYTES, PAIR_SEED: KEY_BYTES}
 
 
 @dataclass(frozen=True)
@@ -44,26 +49,42 @@ class PublicKeys:
 
 
 @dataclass(frozen=True)
-class Shares:
-    """One holder's shares of one client's mask key and self-mask seed."""
+class Dealing:
+    """What a client sends when it shares its secrets: a letter for every peer, and what proves a lie later.
 
-    mask_key: bytes = field(repr=False)
-    self_mask: bytes = field(repr=False)
+    Args:
+        own: commitments to the two shares that it keeps itself.
+        keys: by peer, commitments to the key of the letter to it, and of the letter from it.
+        letters: by peer; their signatures and paths are empty here.
+        signature: of the root of the letters' hash tree, empty if the adversary is semi-honest.
+    """
+
+    own: bytes
+    keys: Mapping[int, bytes]
+    letters: Mapping[int, Letter]
+    signature: bytes = b""
 
     def to_bytes(self) -> bytes:
-        """Both, one after the other."""
-        return self.mask_key + self.self_mask
+        """The body of a SHARES message."""
+        entries = (
+            _NUMBER.pack(peer) + self.keys[peer] + letter.commitments + letter.sealed
+            for peer, letter in self.letters.items()
+        )
+        return b"".join((self.own, self.signature, *entries))
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Shares:
-        """The two shares in ``data``.
-
-        Raises:
-            BadShare: the length is not that of two shares.
-        """
-        if len(data) != 2 * SHARE_BYTES:
-            raise BadShare(f"a sealed pair of shares has {len(data)} bytes; it must have {2 * SHARE_BYTES}.")
-        return cls(data[:SHARE_BYTES], data[SHARE_BYTES:])
+    def from_bytes(cls, body: memoryview, signed: bool) -> Dealing:
+        """The body of a SHARES message; ``signed`` says whether the letters are."""
+        start = _PAIR_BYTES + SIGNATURE_BYTES * signed
+        if len(body) < start:
+            raise MalformedMessage(f"a dealing of shares has {len(body)} bytes; it must have {start} or more.")
+        entries = _entries(body[start:], 2 * _PAIR_BYTES + _SEALED_BYTES, "dealing of shares")
+        return cls(
+            bytes(body[:_PAIR_BYTES]),
+            {peer: one[:_PAIR_BYTES] for peer, one in entries.items()},
+            {peer: Letter(one[_PAIR_BYTES : 2 * _PAIR_BYTES], one[2 * _PAIR_BYTES :]) for peer, one in entries.items()},
+            bytes(body[_PAIR_BYTES:start]),
+        )
 
 
 def parse_keys(body: memoryview, signature: bytes) -> PublicKeys:
@@ -84,33 +105,56 @@ def parse_roster(body: memoryview, signed: bool) -> dict[int, PublicKeys]:
     return {peer: parse_keys(memoryview(one)[: 2 * KEY_BYTES], one[2 * KEY_BYTES :]) for peer, one in entries.items()}
 
 
-def mailbox(sealed: Mapping[int, bytes]) -> bytes:
-    """The body of a SHARES or MAILBOX message: number of receiver or sender, nonce and sealed shares."""
-    return b"".join(_NUMBER.pack(peer) + one for peer, one in sealed.items())
+def mailbox(letters: Mapping[int, Letter]) -> bytes:
+    """The body of a MAILBOX message: number of the dealer, commitments, sealed shares and, if signed, the proof."""
+    return b"".join(
+        _NUMBER.pack(dealer) + one.commitments + one.sealed + one.signature + one.path
+        for dealer, one in letters.items()
+    )
 
 
-def parse_mailbox(body: memoryview) -> dict[int, bytes]:
-    """The body of a SHARES or MAILBOX message: nonce and sealed shares by peer."""
-    return _entries(body, _SEALED_BYTES, "mailbox")
+def parse_mailbox(body: memoryview, session: Session) -> dict[int, Letter]:
+    """The body of a MAILBOX message: letters by dealer."""
+    signature, path = 0, 0
+    if session.adversary == "active":
+        signature, path = SIGNATURE_BYTES, HASH_BYTES * depth_for(session.degree)
+    ends = list(accumulate((_PAIR_BYTES, _SEALED_BYTES, signature, path)))
+    entries = _entries(body, ends[-1], "mailbox")
+    return {
+        dealer: Letter(one[: ends[0]], one[ends[0] : ends[1]], one[ends[1] : ends[2]], one[ends[2] :])
+        for dealer, one in entries.items()
+    }
 
 
-def masked(commitment: bytes, words: Words) -> bytes:
-    """The body of a MASKED message: commitment to the self-mask seed (32 bytes), then the vector's words."""
-    return b"".join((commitment, words.view(np.uint8).data))
+def masked(commitment: bytes, accusations: Mapping[int, bytes], words: Words) -> tuple[bytes, memoryview]:
+    """The body of a MASKED message, in two parts, so that the vector is not copied here.
+
+    Commitment to the self-mask seed (32 bytes), number of accusations, dealer and opened key of each, the vector's
+    words.
+    """
+    charges = b"".join(_NUMBER.pack(dealer) + key for dealer, key in accusations.items())
+    return commitment + _NUMBER.pack(len(accusations)) + charges, words.view(np.uint8).data
 
 
-def parse_masked(body: memoryview, session: Session) -> tuple[bytes, Words]:
+def parse_masked(body: memoryview, session: Session) -> tuple[bytes, dict[int, bytes], Words]:
     """The body of a MASKED message; the words are a view of it.
 
     Raises:
+        MalformedMessage: it is cut short, or its accusations are not what they should be.
         BadVector: its length is not the session's, or a number lies outside the ring.
     """
-    due = COMMITMENT_BYTES + session.length * session.word.itemsize
+    start = COMMITMENT_BYTES + _NUMBER.size
+    if len(body) < start:
+        raise MalformedMessage(f"a masked vector has {len(body)} bytes; it must have more than {start}.")
+    (count,) = _NUMBER.unpack_from(body, COMMITMENT_BYTES)
+    end = start + count * (_NUMBER.size + KEY_BYTES)
+    due = end + session.length * session.word.itemsize
     if len(body) != due:
         raise BadVector(f"a masked vector of {session.length} numbers has {due} bytes, not {len(body)}.")
-    words: Words = np.frombuffer(body, session.word, offset=COMMITMENT_BYTES)
+    accusations = _entries(body[start:end], KEY_BYTES, "list of accusations")
+    words: Words = np.frombuffer(body[end:], session.word)
     check_ring(words, session)
-    return bytes(body[:COMMITMENT_BYTES]), words
+    return bytes(body[:COMMITMENT_BYTES]), accusations, words
 
 
 def check_ring(words: Words, session: Session) -> None:
@@ -125,61 +169,93 @@ def check_ring(words: Words, session: Session) -> None:
 
 
 def numbers(peers: Iterable[int]) -> bytes:
-    """The body of a SURVIVORS or CONFIRMATION message: numbers in rising order."""
+    """The body of a SURVIVORS message: numbers in rising order."""
     ordered = sorted(peers)
     return struct.pack(f"<{len(ordered)}I", *ordered)
 
 
 def parse_numbers(body: memoryview | bytes) -> list[int]:
-    """The body of a SURVIVORS or CONFIRMATION message."""
+    """The body of a SURVIVORS message."""
     return list(_entries(body, 0, "list of survivors"))
+
+
+def confirmation(survivors: Iterable[int], tags: Mapping[int, bytes]) -> bytes:
+    """The body of a CONFIRMATION message: how many survivors, their numbers, and for each peer a tag (16 bytes)."""
+    named = numbers(survivors)
+    return b"".join(
+        (_NUMBER.pack(len(named) // _NUMBER.size), named, *(_NUMBER.pack(peer) + tag for peer, tag in tags.items()))
+    )
+
+
+def parse_confirmation(body: memoryview) -> tuple[list[int], dict[int, bytes]]:
+    """The body of a CONFIRMATION message: the survivors, and the tags by the peer they are for."""
+    if len(body) < _NUMBER.size:
+        raise MalformedMessage(f"a confirmation has {len(body)} bytes; it must have {_NUMBER.size} or more.")
+    (count,) = _NUMBER.unpack_from(body)
+    end = _NUMBER.size * (1 + count)
+    if len(body) < end:
+        raise MalformedMessage(f"a confirmation names {count} survivors in {len(body)} bytes.")
+    return parse_numbers(body[_NUMBER.size : end]), _entries(body[end:], CONFIRMATION_BYTES, "list of confirmations")
 
 
 @dataclass(frozen=True)
 class Request:
-    """Whose self-mask shares (survivors) and whose mask-key shares (dropped) the server asks for, and its warrant.
+    """What the server asks for to unmask the sum, and its warrant.
 
-    ``confirmations`` are the survivors' signatures of the list of survivors, empty if the adversary is semi-honest.
+    Args:
+        survivors: of whose self-masks it asks shares.
+        dropped: of whose mask keys it asks shares.
+        culprits: those among the dropped of whom it asks the pair's seed instead, because too few hold good shares.
+        confirmations: what the survivors have confirmed to this client, by member; none if the adversary is
+            semi-honest.
     """
 
     survivors: Sequence[int]
     dropped: Sequence[int]
+    culprits: Sequence[int] = ()
     confirmations: Mapping[int, bytes] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """The body of a REQUEST message: two lengths, two lists, number and signature of every confirmation."""
-        lengths = struct.pack("<II", len(self.survivors), len(self.dropped))
-        signatures = b"".join(_NUMBER.pack(peer) + one for peer, one in self.confirmations.items())
-        lists = struct.pack(f"<{len(self.survivors) + len(self.dropped)}I", *self.survivors, *self.dropped)
-        return lengths + lists + signatures
+        """The body of a REQUEST message: three lengths, three lists, number and tag of every confirmation."""
+        lists = (self.survivors, self.dropped, self.culprits)
+        tags = b"".join(_NUMBER.pack(peer) + one for peer, one in self.confirmations.items())
+        named = [number for one in lists for number in one]
+        return struct.pack(f"<III{len(named)}I", *map(len, lists), *named) + tags
 
     @classmethod
     def from_bytes(cls, body: memoryview) -> Request:
-        """The body of a REQUEST message; each list is free of repetitions, but both may name the same peer."""
-        if len(body) < 8:
-            raise MalformedMessage(f"a request has {len(body)} bytes; it must have 8 or more.")
-        survivors, dropped = struct.unpack_from("<II", body)
-        first, second = 8 + 4 * survivors, 8 + 4 * (survivors + dropped)
-        if len(body) < second:
-            raise MalformedMessage(f"a request names {survivors} + {dropped} peers in {len(body)} bytes.")
+        """The body of a REQUEST message; each list is free of repetitions, but several may name the same peer."""
+        if len(body) < 12:
+            raise MalformedMessage(f"a request has {len(body)} bytes; it must have 12 or more.")
+        ends = list(accumulate(struct.unpack_from("<III", body), initial=0))
+        first, second, third, fourth = (12 + 4 * end for end in ends)
+        if len(body) < fourth:
+            raise MalformedMessage(f"a request names {ends[-1]} peers in {len(body)} bytes.")
         return cls(
-            list(_entries(body[8:first], 0, "list of survivors")),
-            list(_entries(body[first:second], 0, "list of dropped clients")),
-            _entries(body[second:], SIGNATURE_BYTES, "list of confirmations"),
+            list(_entries(body[first:second], 0, "list of survivors")),
+            list(_entries(body[second:third], 0, "list of dropped clients")),
+            list(_entries(body[third:fourth], 0, "list of culprits")),
+            _entries(body[fourth:], CONFIRMATION_BYTES, "list of confirmations"),
         )
 
 
-def answer(shares: Mapping[int, tuple[int, bytes]]) -> bytes:
-    """The body of an ANSWER message: peer, which secret the share is of, share."""
-    return b"".join(_NUMBER.pack(peer) + bytes([secret]) + share for peer, (secret, share) in shares.items())
+def answer(revealed: Mapping[int, tuple[int, bytes]]) -> bytes:
+    """The body of an ANSWER message: peer, what is revealed, and the share (33 bytes) or seed (32 and a zero)."""
+    return b"".join(
+        _NUMBER.pack(peer) + bytes([what]) + one.ljust(SHARE_BYTES, b"\0") for peer, (what, one) in revealed.items()
+    )
 
 
 def parse_answer(body: memoryview) -> dict[int, tuple[int, bytes]]:
     """The body of an ANSWER message."""
-    entries = _entries(body, 1 + SHARE_BYTES, "answer")
-    if any(one[0] not in _SECRETS for one in entries.values()):
-        raise MalformedMessage("an answer holds a share of a secret that does not exist.")
-    return {peer: (one[0], one[1:]) for peer, one in entries.items()}
+    revealed = {}
+    for peer, one in _entries(body, 1 + SHARE_BYTES, "answer").items():
+        if (width := _REVEALED_BYTES.get(one[0])) is None:
+            raise MalformedMessage("an answer holds a share of a secret that does not exist.")
+        if any(one[1 + width :]):
+            raise MalformedMessage("an answer has something left over.")
+        revealed[peer] = one[0], one[1 : 1 + width]
+    return revealed
 
 
 def _entries(body: memoryview | bytes, width: int, what: str) -> dict[int, bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSet
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -11,52 +11,67 @@ import numpy as np
 from privfl.errors import ConfigError
 from privfl.privacy.secagg import shamir
 from privfl.privacy.secagg.bodies import (
-    MASK_KEY,
-    SELF_MASK,
+    PAIR_SEED,
+    Dealing,
     PublicKeys,
     Request,
-    Shares,
     Words,
     answer,
     check_ring,
-    mailbox,
+    confirmation,
     masked,
-    numbers,
     parse_mailbox,
     parse_numbers,
     parse_roster,
 )
 from privfl.privacy.secagg.errors import (
-    AliveAndDead,
+    BadCiphertext,
     BadKey,
+    BadShare,
     BadVector,
-    InconsistentSurvivors,
-    MissingPeer,
+    MalformedMessage,
     OutOfOrder,
     OwnNameListed,
-    RevivedPeer,
+    PolicyRefused,
     SpentClient,
-    TooFewClients,
     UnknownPeer,
 )
-from privfl.privacy.secagg.masking import MaskAdder, channel_key, commitment, on_threads, pair_seed, sealed_for, sign_of
-from privfl.privacy.secagg.messages import SENT_IN, Kind, Phase, check_signature, pack, unpack
-from privfl.privacy.secagg.primitives import KEY_BYTES, NONCE_BYTES, AgreementKey, seal, unseal, verification_key
+from privfl.privacy.secagg.letters import (
+    MASK_KEY,
+    SELF_MASK,
+    Letter,
+    PairKeys,
+    Shares,
+    check_letter,
+    key_commitment,
+    letter_tree,
+    open_letter,
+    pair_keys,
+    share_commitments,
+    sign_letters,
+    write_letter,
+)
+from privfl.privacy.secagg.masking import MaskAdder, commitment, on_threads, pair_seed, sign_of
+from privfl.privacy.secagg.messages import SENT_IN, Body, Kind, Phase, check_signature, check_verify_keys, pack, unpack
+from privfl.privacy.secagg.policy import Policy
+from privfl.privacy.secagg.primitives import KEY_BYTES, AgreementKey, verification_key
 from privfl.privacy.secagg.session import SERVER, Session
+from privfl.privacy.secagg.standing import Standing
+from privfl.privacy.secagg.store import Store
 
 
 class Client:
     """One client's part in one session: a state machine that answers each of the server's messages once.
 
-    The methods are called in the order ``advertise``, ``share_keys``, ``masked_input``, ``confirm`` (active adversary
-    only), ``unmask``; each takes the server's message and returns the one for the server. Keys and seeds are drawn
-    afresh, so two clients never repeat a mask. After any error the client is spent: it forgets its secrets and refuses
-    everything that follows.
+    :meth:`answer` takes what comes from the server, the session first, and returns what goes back; it calls
+    ``advertise``, ``share_keys``, ``masked_input``, ``confirm`` (active adversary only) and ``unmask`` in this order.
+    Keys and seeds are drawn afresh, so two clients never repeat a mask. After any error the client is spent: it forgets
+    its secrets and refuses everything that follows.
 
     Guarantee: of the honest clients' vectors the server learns the sum over the survivors and nothing else, as long as
     the adversary is as the session says (Bonawitz et al. 2017, section 6; Bell et al. 2020, section 3, for k-regular
     graphs). Who takes part and who drops out is not hidden, and a sum over few tells much about each. A member that
-    lies can spoil the sum, as it could by its vector alone, but learns no more.
+    lies can spoil the sum by its vector, which nobody can notice; any other lie names it (see ``Server.blamed``).
 
     ========================================  ===================================================================
     edge case                                 what happens
@@ -69,6 +84,8 @@ class Client:
     a peer named as survivor *and* dropped    ``AliveAndDead``: nothing is revealed, this client is spent
     the server tells two different stories    none gets both secrets of a peer on the complete graph; on a k-regular
                                               graph it may, so the claim is against a server that keeps to the protocol
+    a peer's letter of shares is bad          this client leaves the peer out and opens the letter's key to the server
+    the server says so, but altered it        ``BadSignature`` (active adversary): nothing is opened, this client ends
     any message altered, repeated, foreign    refused by its name; this client is spent
     ========================================  ===================================================================
 
@@ -77,13 +94,14 @@ class Client:
         number: this client's number among the members.
         signing_key: 32 bytes, this client's Ed25519 key; with an active adversary only.
         verify_keys: every member's verification key, from a source that the server does not control; ditto.
-        served: identities of sessions that this client has served; pass the same set to every client of one person or
-            machine, and a session that comes twice is refused.
+        store: what this client remembers of earlier sessions; one that it has served is refused.
+        policy: this client's own terms; needed as soon as the session comes from the server.
         entropy: called with n, returns n secret bytes. Anything but the operating system's is for tests.
         add_masks: expands seeds and adds the masks.
 
     Raises:
         ConfigError: the number is no member, or keys are missing, not wanted or not everybody's own.
+        PolicyRefused: the session is not what the policy allows.
         SpentClient: the session was served before.
     """
 
@@ -94,7 +112,8 @@ class Client:
         *,
         signing_key: bytes | None = None,
         verify_keys: Mapping[int, bytes] | None = None,
-        served: MutableSet[bytes] | None = None,
+        store: Store,
+        policy: Policy | None = None,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
         add_masks: MaskAdder | None = None,
     ) -> None:
@@ -105,12 +124,9 @@ class Client:
             raise ConfigError("a signing key is for an active adversary, and needed there: give one, or none.")
         if signing_key and verify_keys and verification_key(signing_key) != verify_keys[number]:
             raise ConfigError(f"client {number}'s signing key does not belong to its verification key; give the pair.")
-        if served is not None:
-            if session.identity in served:
-                raise SpentClient(
-                    f"client {number} has served this session before; start a session with a new identity."
-                )
-            served.add(session.identity)
+        if policy is not None:
+            policy.check(session)
+        store.serve(session.identity)
         self.session = session
         self.number = number
         self._signing_key = signing_key
@@ -121,10 +137,35 @@ class Client:
         self._channel: AgreementKey | None = None
         self._mask: AgreementKey | None = None
         self._self_seed = b""
-        self._channel_keys: dict[int, bytes] = {}
+        self._store, self._policy = store, policy
+        self._keys: dict[int, PairKeys] = {}
+        self._confirming: dict[int, bytes] = {}
         self._pair_seeds: dict[int, bytes] = {}
         self._shares: dict[int, Shares] = {}
+        self._accused: frozenset[int] = frozenset()
+        self._roster: frozenset[int] = frozenset()
         self._confirmed: frozenset[int] = frozenset()
+
+    def answer(self, data: bytes, vector: Words | None = None) -> bytes:
+        """What to send back for ``data``, which must be the server's next message; the first is the session itself.
+
+        Args:
+            data: ``session.to_bytes()``, then a message of each phase.
+            vector: this client's vector, needed when the masked one is due.
+
+        Raises:
+            SecAggError: see the method of the phase.
+            MalformedMessage: the first message is another session than this client's.
+        """
+        if self._due is Phase.MASK:
+            return self.masked_input(data, vector)
+        later = {Phase.SHARE: self.share_keys, Phase.CONFIRM: self.confirm, Phase.UNMASK: self.unmask}
+        if self._due in later:
+            return later[self._due](data)
+        if self._due is Phase.ADVERTISE and data != self.session.to_bytes():
+            self._due = None
+            raise MalformedMessage("the server begins another session than this client's; both need the same.")
+        return self.advertise()
 
     def advertise(self) -> bytes:
         """Draw two key pairs and send their public halves (and, under an active adversary, their signature)."""
@@ -148,56 +189,60 @@ class Client:
             assert self._mask is not None
             session, own = self.session, self.number
             for peer, keys in peers.items():
-                self._channel_keys[peer] = channel_key(session, self._channel, own, peer, keys.channel)
+                self._keys[peer] = pair_keys(session, self._channel, own, peer, keys.channel)
                 self._pair_seeds[peer] = pair_seed(session, self._mask, own, peer, keys.mask)
             self._self_seed = self._entropy(KEY_BYTES)
-            shares = self._split([*peers, own])
-            self._shares[own] = shares.pop(own)
+            dealing = self._deal([*peers, own])
+            self._roster = frozenset([*peers, own])
             self._channel = self._mask = None  # everything they were for is done
-            return self._message(Kind.SHARES, mailbox({peer: self._seal(peer, pair) for peer, pair in shares.items()}))
+            return self._message(Kind.SHARES, dealing.to_bytes())
 
-    def masked_input(self, data: bytes, vector: Words) -> bytes:
+    def masked_input(self, data: bytes, vector: Words | None) -> bytes:
         """Keep the shares that the peers sent, and send ``vector`` under the self-mask and a mask for each such peer.
+
+        A peer whose letter is bad gets no mask; the key of that letter is opened to the server, to convict the peer.
 
         Args:
             data: the server's mailbox.
             vector: the session's number of unsigned words, of its type and within its ring; it is not changed.
 
         Raises:
-            SecAggError: the mailbox names somebody twice, a stranger or this client; shares do not open; fewer holders
-                than the threshold are left; the vector is not as the session says.
+            SecAggError: the mailbox names somebody twice, a stranger or this client; a bad letter is not as its dealer
+                signed it; fewer holders than the threshold are left; the vector is not as the session says.
         """
         with self._answering(Phase.MASK):
-            sealed = parse_mailbox(self._open(Kind.MAILBOX, data))
-            for peer in sealed:
-                if peer == self.number:
+            letters = parse_mailbox(self._open(Kind.MAILBOX, data), self.session)
+            for dealer in letters:
+                if dealer == self.number:
                     raise OwnNameListed(f"the mailbox of client {self.number} holds shares from itself.")
-                if peer not in self._channel_keys:
-                    self._refuse_stranger(peer)
-            self._check_enough(len(sealed) + 1, "shared its keys")
-            for peer, one in sealed.items():
-                self._shares[peer] = self._unseal(peer, one)
-            self._channel_keys.clear()
+                if dealer not in self._keys:
+                    self._standing.refuse_stranger(dealer)
+            accusations = self._read(letters)
+            self._standing.check_enough(len(self._shares), "shared its keys")
             words = self._check_vector(vector).copy()
             self._add_masks(words, self._masks())
             words &= words.dtype.type(self.session.largest)
-            sent = masked(commitment(self.session, self.number, self._self_seed), words)
-            self._pair_seeds.clear()
+            sent = masked(commitment(self.session, self.number, self._self_seed), accusations, words)
             self._self_seed = b""
+            self._confirming = {peer: keys.confirming for peer, keys in self._keys.items()}
+            self._keys.clear()
             return self._message(Kind.MASKED, sent)
 
     def confirm(self, data: bytes) -> bytes:
-        """Sign the list of survivors; only under an active adversary.
+        """Confirm the list of survivors to each of the peers; only under an active adversary.
 
         Raises:
-            SecAggError: the list names somebody twice, a stranger or one who had dropped out, or leaves this client
-                out; it is shorter than the threshold.
+            SecAggError: the list names somebody twice, a stranger, one who had dropped out or been convicted, or leaves
+                this client out; it is shorter than the threshold.
+            PolicyRefused: the policy does not allow the sum.
         """
         with self._answering(Phase.CONFIRM):
-            survivors = parse_numbers(self._open(Kind.SURVIVORS, data))
-            self._check_survivors(survivors)
-            self._confirmed = frozenset(survivors)
-            return self._message(Kind.CONFIRMATION, numbers(survivors))
+            survivors = frozenset(parse_numbers(self._open(Kind.SURVIVORS, data)))
+            self._standing.check_survivors(survivors)
+            self._check_cohort(survivors)
+            self._confirmed = survivors
+            tags = self._standing.tags(survivors, self._confirming)
+            return self._message(Kind.CONFIRMATION, confirmation(survivors, tags))
 
     def unmask(self, data: bytes) -> bytes:
         """Reveal a share of each survivor's self-mask seed and of each dropped peer's mask key, never both of one.
@@ -206,13 +251,26 @@ class Client:
             SecAggError: the request names somebody twice, or as survivor and as dropped, a stranger, one who had
                 dropped out before masking, or this client as dropped; it leaves somebody out; fewer survivors than the
                 threshold are left; under an active adversary, the survivors are not those confirmed, or fewer than
-                the threshold have validly signed them.
+                the threshold have confirmed them to this client.
+            PolicyRefused: the policy does not allow the sum.
         """
         with self._answering(Phase.UNMASK):
             request = Request.from_bytes(self._open(Kind.REQUEST, data))
-            self._check_request(request)
-            revealed = {peer: (SELF_MASK, self._shares[peer].self_mask) for peer in sorted(request.survivors)}
-            revealed |= {peer: (MASK_KEY, self._shares[peer].mask_key) for peer in sorted(request.dropped)}
+            survivors, culprits = frozenset(request.survivors), set(request.culprits)
+            standing = self._standing
+            standing.check_request(request)
+            if self._verify_keys is not None:
+                standing.check_confirmations(survivors, self._confirmed, request.confirmations, self._confirming)
+            self._check_cohort(survivors)
+            if self._policy is not None and self.session.complete:
+                self._store.open(self.session.identity, survivors)
+            held = survivors & self._shares.keys()
+            revealed = {peer: (SELF_MASK, self._shares[peer].self_mask) for peer in sorted(held)}
+            for peer in sorted(request.dropped):
+                seed = peer in culprits
+                revealed[peer] = (
+                    (PAIR_SEED, self._pair_seeds[peer]) if seed else (MASK_KEY, self._shares[peer].mask_key)
+                )
             return self._message(Kind.ANSWER, answer(revealed))
 
     def _masks(self) -> list[tuple[bytes, int]]:
@@ -230,15 +288,42 @@ class Client:
         )
         return {holder: Shares(keys[point], seeds[point]) for holder, point in zip(holders, points, strict=True)}
 
-    def _seal(self, peer: int, shares: Shares) -> bytes:
-        nonce = self._entropy(NONCE_BYTES)
-        bound_to = sealed_for(self.session, self.number, peer)
-        return nonce + seal(self._channel_keys[peer], nonce, shares.to_bytes(), bound_to)
+    def _deal(self, holders: list[int]) -> Dealing:
+        """Keep one pair of shares, and write a letter to each of the other holders."""
+        session, own = self.session, self.number
+        shares = self._split(holders)
+        self._shares[own] = shares.pop(own)
+        letters = {
+            peer: write_letter(session, own, peer, self._keys[peer].outgoing, pair, self._entropy)
+            for peer, pair in shares.items()
+        }
+        keys = {
+            peer: key_commitment(session, own, peer, pair.outgoing) + key_commitment(session, peer, own, pair.incoming)
+            for peer, pair in self._keys.items()
+        }
+        signature = b""
+        if self._signing_key is not None:
+            signature = sign_letters(session, own, letter_tree(session, letters).root, self._signing_key)
+        return Dealing(share_commitments(session, own, own, self._shares[own]), keys, letters, signature)
 
-    def _unseal(self, peer: int, sealed: bytes) -> Shares:
-        nonce, rest = sealed[:NONCE_BYTES], sealed[NONCE_BYTES:]
-        bound_to = sealed_for(self.session, peer, self.number)
-        return Shares.from_bytes(unseal(self._channel_keys[peer], nonce, rest, bound_to))
+    def _read(self, letters: Mapping[int, Letter]) -> dict[int, bytes]:
+        """Keep the shares of all good letters; the keys of the bad ones, whose dealers are accused.
+
+        Raises:
+            BadSignature: a bad letter is not the one that its dealer signed: the server has altered it.
+        """
+        accusations = {}
+        for dealer, letter in letters.items():
+            try:
+                self._shares[dealer] = open_letter(
+                    self.session, dealer, self.number, self._keys[dealer].incoming, letter
+                )
+            except (BadCiphertext, BadShare):
+                if self._verify_keys is not None:
+                    check_letter(self.session, dealer, self.number, letter, self._verify_keys[dealer])
+                accusations[dealer] = self._keys[dealer].incoming
+        self._accused = frozenset(accusations)
+        return accusations
 
     def _check_roster(self, peers: Mapping[int, PublicKeys]) -> None:
         assert self._channel is not None
@@ -254,9 +339,9 @@ class Client:
             seen |= {keys.channel, keys.mask}
             if self._verify_keys is not None:
                 check_signature(self.session, Kind.KEYS, peer, keys.body(), keys.signature, self._verify_keys[peer])
-        self._check_enough(len(peers) + 1, "advertised keys")
+        self._standing.check_enough(len(peers) + 1, "advertised keys")
 
-    def _check_vector(self, vector: Words) -> Words:
+    def _check_vector(self, vector: Words | None) -> Words:
         session = self.session
         if not isinstance(vector, np.ndarray) or vector.dtype != session.word or vector.shape != (session.length,):
             shape = f"{vector.dtype}{list(vector.shape)}" if isinstance(vector, np.ndarray) else type(vector).__name__
@@ -264,58 +349,20 @@ class Client:
         check_ring(vector, session)
         return vector
 
-    def _check_survivors(self, survivors: Iterable[int]) -> None:
-        count = 0
-        for peer in survivors:
-            count += 1
-            if peer not in self._shares:
-                self._refuse_stranger(peer)
-        if self.number not in survivors:
-            raise MissingPeer(f"client {self.number} is not among the survivors it is asked about.")
-        self._check_enough(count, "survived")
-        if self.session.complete and count < self.session.quorum:
-            raise TooFewClients(f"{count} clients survived; the sum of fewer than {self.session.quorum} stays masked.")
+    @property
+    def _standing(self) -> Standing:
+        held = frozenset(self._shares)
+        return Standing(self.session, self.number, held, self._roster - self._accused if self._verify_keys else held)
 
-    def _check_request(self, request: Request) -> None:
-        survivors, dropped = set(request.survivors), set(request.dropped)
-        if both := survivors & dropped:
-            raise AliveAndDead(f"the request names {min(both)} as survivor and as dropped; it can be one only.")
-        if self.number in dropped:
-            raise OwnNameListed(f"the request names client {self.number} itself as dropped.")
-        self._check_survivors(survivors)
-        for peer in dropped:
-            if peer not in self._shares:
-                self._refuse_stranger(peer)
-        if missing := self._shares.keys() - survivors - dropped:
-            raise MissingPeer(f"the request does not say whether {min(missing)} survived.")
-        if self._verify_keys is not None:
-            self._check_confirmations(survivors, request.confirmations)
-
-    def _check_confirmations(self, survivors: set[int], confirmations: Mapping[int, bytes]) -> None:
-        assert self._verify_keys is not None
-        if survivors != self._confirmed:
-            raise InconsistentSurvivors(
-                f"client {self.number} has confirmed other survivors than those it is asked about."
-            )
-        for peer, signature in confirmations.items():
-            if peer not in survivors:
-                raise UnknownPeer(f"{peer} confirms the survivors without being one.")
-            check_signature(
-                self.session, Kind.CONFIRMATION, peer, numbers(survivors), signature, self._verify_keys[peer]
-            )
-        self._check_enough(len(confirmations), "confirmed the survivors")
-
-    def _check_enough(self, count: int, what: str) -> None:
-        if count < self.session.threshold:
-            raise TooFewClients(
-                f"only {count} holders around client {self.number} have {what}; "
-                f"the threshold is {self.session.threshold}."
-            )
-
-    def _refuse_stranger(self, peer: int) -> None:
-        if peer in self.session.holders[self.number]:
-            raise RevivedPeer(f"{peer} is listed, but had dropped out before, as client {self.number} was told.")
-        raise UnknownPeer(f"{peer} is listed, who is no neighbour of client {self.number}.")
+    def _check_cohort(self, survivors: frozenset[int]) -> None:
+        """Return if the policy allows the sum over ``survivors`` beside those that were opened before."""
+        if self._policy is not None and self._policy.binds_cohorts:
+            if missing := survivors - self._shares.keys():
+                raise PolicyRefused(
+                    f"client {self.number} holds no letter of survivor {min(missing)}, so the sum may leave it out; "
+                    "this client compares cohorts, and must know them."
+                )
+            self._policy.check_sum(survivors, self._store.opened())
 
     @contextmanager
     def _answering(self, phase: Phase) -> Iterator[None]:
@@ -343,7 +390,7 @@ class Client:
         """Go back to knowing no secret of the session."""
         self._channel = self._mask = None
         self._self_seed = b""
-        for kept in (self._channel_keys, self._pair_seeds, self._shares):
+        for kept in (self._keys, self._confirming, self._pair_seeds, self._shares):
             kept.clear()
 
     def _open(self, kind: Kind, data: bytes) -> memoryview:
@@ -352,21 +399,6 @@ class Client:
             raise OutOfOrder(f"client {self.number} waits for {kind.name}, and {message.kind.name} came.")
         return message.body
 
-    def _message(self, kind: Kind, body: bytes) -> bytes:
+    def _message(self, kind: Kind, body: Body) -> bytes:
         assert kind in SENT_IN
         return pack(self.session, kind, self.number, SERVER, body, self._signing_key)
-
-
-def check_verify_keys(session: Session, keys: Mapping[int, bytes] | None) -> None:
-    """Return if there is one verification key for every member under an active adversary, and none else.
-
-    Raises:
-        ConfigError: there is not; or two members have the same key, so one person could sign as two.
-    """
-    if (keys is None) != (session.adversary == "semi-honest"):
-        raise ConfigError("verification keys are for an active adversary, and needed there: give all of them, or none.")
-    if keys is not None:
-        if keys.keys() != set(session.members):
-            raise ConfigError("verification keys must be given for the session's members, all and only them.")
-        if len(set(keys.values())) < len(keys):
-            raise ConfigError("two members have the same verification key; everybody needs an own one.")

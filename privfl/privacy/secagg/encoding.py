@@ -15,21 +15,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from dataclasses import fields as dataclass_fields
 from functools import cached_property
-from typing import Any, Literal
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Literal, Union
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from privfl.errors import ConfigError
 from privfl.privacy.noise.source import NoiseStream
 from privfl.privacy.secagg.errors import BadVector
 from privfl.privacy.secagg.rounding import round_within, stochastic_round
 
+if TYPE_CHECKING:  # a client of secure aggregation needs no torch
+    from torch import Tensor
+
 Words = NDArray[np.uint32] | NDArray[np.uint64]
-Values = Tensor | NDArray[np.float32] | NDArray[np.float64]
+Values = Union["Tensor", NDArray[np.float32], NDArray[np.float64]]
 
 _LARGEST_INTEGER = 2**52  # up to here a float64 holds an integer and a fraction of it exactly enough to round by
 _SMALLEST_STEP_EXPONENT = -1000
@@ -127,6 +131,11 @@ class Encoding:
         """Each field's step."""
         return {field.name: step for field, step in zip(self.fields, self.steps, strict=True)}
 
+    @cached_property
+    def digest(self) -> bytes:
+        """32 bytes that differ for encodings that differ in anything: their words must not be added."""
+        return digest_of(self)
+
     @property
     def length(self) -> int:
         """Words in a vector."""
@@ -215,6 +224,22 @@ class Encoding:
         return sums
 
 
+def digest_of(settings: Any) -> bytes:
+    """32 bytes that differ for settings (numbers, strings, tuples or dataclasses of such) that differ in anything."""
+    return sha256(_described(settings).encode()).digest()
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, float):
+        return float(value).hex()  # whatever subclass of float it is
+    if is_dataclass(value):
+        parts = ((field.name, getattr(value, field.name)) for field in dataclass_fields(value))
+        return f"{type(value).__name__}({','.join(f'{name}={_described(part)}' for name, part in parts)})"
+    if isinstance(value, tuple):
+        return f"({','.join(map(_described, value))})"
+    return repr(value)
+
+
 def _check(fields: Sequence[FieldRange], cohort: int, bits: int) -> None:
     names = [field.name for field in fields]
     if not names or len(set(names)) < len(names):
@@ -240,13 +265,18 @@ def _finest(field: FieldRange, cohort: int, bits: int) -> float:
     if cohort + (field.noise > 0) > 2 ** (bits - 1) - 1:
         raise ConfigError(f"{bits} bits do not hold a sum over {cohort} clients: take more bits (up to 64).")
     exponent = max(math.frexp(field.bound)[1] - 53, _SMALLEST_STEP_EXPONENT)
+    if not math.isfinite(float(cohort) * field.bound + field.noise):
+        raise ConfigError(
+            f"the sum of field '{field.name}' within ±{field.bound:g} over {cohort} clients exceeds the largest "
+            "float64: give a smaller bound."
+        )
     while not _fits(field, math.ldexp(1.0, exponent), cohort, bits):
         exponent += 1
     return math.ldexp(1.0, exponent)
 
 
 def _flat(field: FieldRange, values: Values) -> NDArray[Any]:
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    array = np.asarray(values) if isinstance(values, np.ndarray) else values.detach().cpu().numpy()
     if array.dtype not in (np.float32, np.float64) or array.size != field.length:
         raise ConfigError(
             f"field '{field.name}' is {array.dtype} with {array.size} numbers: give {field.length} of float32 or 64."

@@ -90,7 +90,7 @@ class InconsistentSurvivors(BadPeerList):
 
 
 class BadKey(SecAggError):
-    """A public key is unusable: wrong length, a point of low order, or the same key for two purposes."""
+    """A public key is unusable: wrong length or form, a point of low order, or the same key for two purposes."""
 
 
 class BadSignature(SecAggError):
@@ -103,6 +103,14 @@ class BadCiphertext(SecAggError):
 
 class BadShare(SecAggError):
     """A secret share is unusable, or shares do not combine to the secret that was committed to."""
+
+
+class BadAccusation(SecAggError):
+    """An accusation is not borne out: the opened key is not the one committed to, or the letter is good."""
+
+
+class PolicyRefused(SecAggError):
+    """A session, or a sum of one, is not what this client's policy allows."""
 
 
 class BadVector(SecAggError):

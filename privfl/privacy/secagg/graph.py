@@ -8,7 +8,7 @@ chosen by whoever corrupts clients. :mod:`~privfl.privacy.secagg.parameters` say
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from privfl.errors import ConfigError
 from privfl.privacy.noise.source import NoiseStream
@@ -40,13 +40,54 @@ def neighbours(members: Sequence[int], degree: int, seed: bytes) -> dict[int, tu
         )
     if len(seed) != SEED_BYTES:
         raise ConfigError(f"the seed of the graph has {len(seed)} bytes: it must have {SEED_BYTES}.")
-    if degree == n - 1:
-        everybody = tuple(sorted(members))
-        return {member: tuple(other for other in everybody if other != member) for member in members}
-    circle = [members[place] for place in _permutation(n, seed)]
-    steps = [step for distance in range(1, degree // 2 + 1) for step in (distance, -distance)]
-    around = {circle[place]: tuple(sorted(circle[(place + step) % n] for step in steps)) for place in range(n)}
-    return {member: around[member] for member in members}
+    around: Mapping[int, frozenset[int]] = (
+        Everybody(tuple(members)) if degree == n - 1 else Circle(tuple(members), degree, seed)
+    )
+    return {member: tuple(sorted(around[member] - {member})) for member in members}
+
+
+class Everybody(Mapping[int, frozenset[int]]):
+    """The complete graph: around every member, itself included, are all ``members``."""
+
+    def __init__(self, members: tuple[int, ...]) -> None:
+        self._all = frozenset(members)
+
+    def __getitem__(self, member: int) -> frozenset[int]:
+        if member not in self._all:
+            raise KeyError(member)
+        return self._all
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+
+class Circle(Mapping[int, frozenset[int]]):
+    """The random k-regular graph: around each member are itself and the ``degree``/2 next on either side of it.
+
+    A client that asks for its own neighbours pays for the circle (linear in the members) and for them, no more.
+    """
+
+    def __init__(self, members: tuple[int, ...], degree: int, seed: bytes) -> None:
+        self._reach = degree // 2
+        self._circle = [members[place] for place in _permutation(len(members), seed)]
+        self._places = {member: place for place, member in enumerate(self._circle)}
+        self._asked: dict[int, frozenset[int]] = {}
+
+    def __getitem__(self, member: int) -> frozenset[int]:
+        if member not in self._asked:
+            place, n = self._places[member], len(self._circle)
+            steps = range(place - self._reach, place + self._reach + 1)
+            self._asked[member] = frozenset(self._circle[step % n] for step in steps)
+        return self._asked[member]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 def _permutation(n: int, seed: bytes) -> list[int]:

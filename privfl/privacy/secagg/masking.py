@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from privfl.privacy.secagg.bodies import Words
 from privfl.privacy.secagg.masks import add_many
 from privfl.privacy.secagg.primitives import AgreementKey, derive
-from privfl.privacy.secagg.session import VERSION, Session
+from privfl.privacy.secagg.session import Session
 
 Seeds = Sequence[tuple[bytes, int]]
 """Seeds of 32 bytes, each with the sign (+1 or −1) of its mask."""
@@ -45,26 +45,10 @@ def pair_seed(session: Session, key: AgreementKey, client: int, peer: int, publi
     return derive(key.agree(public), session.fingerprint, b"pairwise mask" + pair)
 
 
-def channel_key(session: Session, key: AgreementKey, client: int, peer: int, public: bytes) -> bytes:
-    """The 32-byte key under which ``client`` and ``peer`` seal shares for each other.
-
-    Raises:
-        BadKey: the peer's key is unusable.
-    """
-    pair = _PAIR.pack(min(client, peer), max(client, peer))
-    return derive(key.agree(public), session.fingerprint, b"sealed shares" + pair)
-
-
-def sealed_for(session: Session, sender: int, receiver: int) -> bytes:
-    """The data that sealed shares are bound to: version, session, round, sender and receiver."""
-    place = struct.pack("<BIII", VERSION, session.round, sender, receiver)
-    return b"privfl shares" + place + session.identity + session.fingerprint
-
-
 def commitment(session: Session, client: int, self_seed: bytes) -> bytes:
     """32 bytes that fix ``client``'s self-mask seed without showing it.
 
-    The papers have no such commitment. With it the server notices a false share of a self-mask, which would otherwise
-    turn the sum into noise; a false share of a mask key shows by the public key.
+    The papers have no such commitment. With it the server notices shares of a self-mask that combine to another seed,
+    which would otherwise turn the sum into noise; another mask key shows by the public key.
     """
     return derive(self_seed, session.fingerprint, b"self-mask commitment" + struct.pack("<I", client))

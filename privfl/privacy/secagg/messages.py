@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import hmac
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from hashlib import sha256
 
+from privfl.errors import ConfigError
 from privfl.privacy.secagg.errors import (
     AlteredMessage,
     ForeignMessage,
@@ -29,6 +31,9 @@ _START = b"PVSA"
 _HEADER = struct.Struct(f"<4sBB{IDENTITY_BYTES}sIIIQ")
 _DIGEST_BYTES = 16
 _SIGNED = b"privfl secure aggregation, signed message"
+
+
+Body = bytes | tuple[bytes, memoryview]
 
 
 class Phase(IntEnum):
@@ -76,13 +81,14 @@ class Message:
 
 
 def pack(
-    session: Session, kind: Kind, sender: int, receiver: int, body: bytes, signing_key: bytes | None = None
+    session: Session, kind: Kind, sender: int, receiver: int, body: Body, signing_key: bytes | None = None
 ) -> bytes:
-    """``body`` in its envelope, signed if a signing key (32 bytes) is given."""
-    header = _header(session, kind, sender, receiver, len(body))
-    digest = _digest(session, header, body)
+    """``body``, whole or in parts, in its envelope, signed if a signing key (32 bytes) is given."""
+    parts = (body,) if isinstance(body, bytes) else body
+    header = _header(session, kind, sender, receiver, sum(map(len, parts)))
+    digest = _digest(session, header, *parts)
     seal = digest[:_DIGEST_BYTES] if signing_key is None else sign(signing_key, _SIGNED + digest)
-    return b"".join((header, body, seal))
+    return b"".join((header, *parts, seal))
 
 
 def unpack(session: Session, data: bytes, receiver: int, verify_keys: dict[int, bytes] | None = None) -> Message:
@@ -144,13 +150,29 @@ def check_signature(session: Session, kind: Kind, sender: int, body: bytes, sign
     verify(key, signature, _SIGNED + digest)
 
 
+def check_verify_keys(session: Session, keys: Mapping[int, bytes] | None) -> None:
+    """Return if there is one verification key for every member under an active adversary, and none else.
+
+    Raises:
+        ConfigError: there is not; or two members have the same key, so one person could sign as two.
+    """
+    if (keys is None) != (session.adversary == "semi-honest"):
+        raise ConfigError("verification keys are for an active adversary, and needed there: give all of them, or none.")
+    if keys is not None:
+        if keys.keys() != set(session.members):
+            raise ConfigError("verification keys must be given for the session's members, all and only them.")
+        if len(set(keys.values())) < len(keys):
+            raise ConfigError("two members have the same verification key; everybody needs an own one.")
+
+
 def _header(session: Session, kind: Kind, sender: int, receiver: int, length: int) -> bytes:
     return _HEADER.pack(_START, VERSION, kind, session.identity, session.round, sender, receiver, length)
 
 
-def _digest(session: Session, header: bytes, body: bytes | memoryview) -> bytes:
+def _digest(session: Session, header: bytes, *parts: bytes | memoryview) -> bytes:
     digest = sha256(session.fingerprint + header)
-    digest.update(body)
+    for part in parts:
+        digest.update(part)
     return digest.digest()
 
 

@@ -1,18 +1,26 @@
 """How many neighbours and which threshold secure aggregation needs for a stated threat model.
 
-Bell, Bonawitz, Gascón, Lepoint and Raykova, "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead", CCS
-2020, section 3. On a random k-regular graph of n clients with threshold t, some of them corrupt and some dropping out,
-three things may go wrong:
+On a random k-regular graph of n clients with threshold t, some of them corrupt and some dropping out, what must not
+happen depends on whom the server is taken for.
+
+**The server follows the protocol** (Bell, Bonawitz, Gascón, Lepoint and Raykova, "Secure Single-Server Aggregation with
+(Poly)Logarithmic Overhead", CCS 2020, section 3):
 
 1. the honest clients that stay are not connected, so that the server learns the sums of parts. Two gaps of k/2 lost or
    corrupt clients in a row must open on the circle; there are n(n − k − 1)/2 pairs of places for them;
-2. some client has t corrupt neighbours, who know its secrets. Against an active adversary, who may tell one half of a
-   client's neighbours that it stayed and the other half that it dropped, t must exceed (k + corrupt neighbours)/2;
-3. fewer than t of some client's neighbours stay, so that the sum cannot be unmasked.
+2. some client has t corrupt neighbours, who know its secrets.
 
-The first two happen with probability at most 2^−security together (half each), the third with at most 2^−failure; a
-client's corrupt or staying neighbours are hypergeometric, and a union bound covers the n clients. What is certain to
-hold on the complete graph needs no probability.
+**The server deviates** (active). It may choose who drops out, keep letters back and tell its stories, after it has seen
+the graph, so only the corrupt clients' places are left to chance. Where one list of survivors at most can be opened
+(:attr:`Session.confirmations <privfl.privacy.secagg.session.Session.confirmations>`), no part of it opens if
+t > k/2 + 1 + c for every client, c being its corrupt neighbours; the proof is in ``docs/secure-aggregation.md``. That
+also covers 2, and 1 needs no probability.
+
+**Either way** too few may stay: fewer than t of some client's neighbours, so that the sum cannot be unmasked.
+
+What must stay secret does so except with probability 2^−security, and a session fails with probability at most
+2^−failure; a client's corrupt or staying neighbours are hypergeometric, and a union bound covers the n clients. What is
+certain to hold on the complete graph needs no probability.
 """
 
 from __future__ import annotations
@@ -22,8 +30,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-from scipy.special import gammaln
-from scipy.stats import hypergeom
+from numpy.typing import NDArray
 
 from privfl.errors import ConfigError
 
@@ -91,10 +98,12 @@ def find(clients: int, threat: ThreatModel, least_threshold: int = LEAST_THRESHO
     the smallest for it. Where no even degree up to n − 2 will do, the graph is complete (degree n − 1) and the
     threshold the smallest that :func:`check_complete` accepts.
 
-    Google's parameter finder raises a threshold of 1 to 2 only after the search, which for 10 clients of whom none are
-    corrupt and 33 % drop out gives degree 4 and threshold 2, although a client is left with fewer than 2 of its 4
-    neighbours once in 30 times. Here the failure bound holds for the threshold returned (degree 6);
-    ``least_threshold=1`` gives the published degrees in all cases.
+    For a server that follows the protocol these are the published figures, with one exception. Google's finder raises
+    a threshold of 1 to 2 only after the search, which for 10 clients of whom none are corrupt and 33 % drop out gives
+    degree 4 and threshold 2, although a client is left with fewer than 2 of its 4 neighbours once in 30 times. Here the
+    failure bound holds for the threshold returned (degree 6); ``least_threshold=1`` gives the published degrees in all
+    cases. For an active server they are larger than those published for a "semi-malicious" one, which keeps to the
+    protocol while keys and shares are exchanged.
 
     Args:
         clients: n.
@@ -106,7 +115,7 @@ def find(clients: int, threat: ThreatModel, least_threshold: int = LEAST_THRESHO
     """
     if clients < 2:
         raise ConfigError(f"a secure sum needs 2 clients or more, not {clients}.")
-    degree = _first_connected(clients, threat)
+    degree = 2 if threat.adversary == "active" else _first_connected(clients, threat)
     while degree <= clients - 2:
         lowest, highest = _thresholds(clients, degree, threat)
         lowest = max(lowest, least_threshold)
@@ -154,23 +163,59 @@ def _first_connected(clients: int, threat: ThreatModel) -> int:
     logarithms = (
         math.log(clients / 2)
         + np.log(clients - reachable - 1)
-        + (gammaln(lost + 1) - gammaln(lost - reachable + 1))
-        - (gammaln(clients + 1) - gammaln(clients - reachable + 1))
+        + _log_choose(clients - reachable, lost - reachable)
+        - _log_choose(clients, lost)
     )
     return 2 * (1 + int(np.count_nonzero(logarithms >= -(threat.security_bits + 1) * math.log(2))))
 
 
 def _thresholds(clients: int, degree: int, threat: ThreatModel) -> tuple[int, int]:
     """The smallest secure and the largest attainable threshold at this degree."""
-    held = np.arange(degree + 1)
-    corrupt = np.exp(hypergeom.logpmf(held, clients, threat.corrupt_of(clients), degree))
-    staying = np.exp(hypergeom.logpmf(held, clients, threat.staying_of(clients), degree))
-    at_least = np.cumsum(corrupt[::-1])[::-1]  # P[corrupt neighbours ≥ i], summed from the small end
-    at_most = np.cumsum(staying)
-    # The first i with P[corrupt neighbours > i] below the bound; i = degree always is.
-    most_corrupt = int(np.argmax(np.append(at_least[1:], 0) <= 2.0 ** -(threat.security_bits + 1) / clients))
+    corrupt = most_corrupt(clients, threat.corrupt_of(clients), degree, threat.security_bits + 1)
+    at_most = np.cumsum(_chances(clients, threat.staying_of(clients), degree))
     highest = int(np.argmax(at_most >= 2.0**-threat.failure_bits / clients))
-    return (most_corrupt + degree) // 2 + 1 if threat.adversary == "active" else most_corrupt + 1, highest
+    return least_sparse(degree, corrupt) if threat.adversary == "active" else corrupt + 1, highest
+
+
+def most_corrupt(clients: int, corrupt: int, degree: int, security_bits: float) -> int:
+    """The number of corrupt neighbours that no client has more of, except with probability 2^−security_bits.
+
+    ``corrupt`` of the clients are so, whoever chose them, as long as they were chosen before the random circle was.
+    """
+    at_least = np.cumsum(_chances(clients, corrupt, degree)[::-1])[::-1]  # P[neighbours ≥ i], from the small end
+    # The first i with P[corrupt neighbours > i] below the bound; i = degree always is.
+    return int(np.argmax(np.append(at_least[1:], 0) <= 2.0**-security_bits / clients))
+
+
+def least_sparse(degree: int, corrupt: int) -> int:
+    """The smallest threshold above degree/2 + 1 + ``corrupt``: an active server then opens no part of a sum."""
+    return degree // 2 + 2 + corrupt
+
+
+def _chances(clients: int, marked: int, degree: int) -> NDArray[np.float64]:
+    """The probability that 0, 1, … ``degree`` of a client's neighbours are among the ``marked`` clients."""
+    found = np.arange(degree + 1, dtype=np.float64)
+    possible = (found <= marked) & (degree - found <= clients - marked)
+    logarithms = np.full(degree + 1, -np.inf)
+    found = found[possible]
+    logarithms[possible] = (
+        _log_choose(marked, found) + _log_choose(clients - marked, degree - found) - _log_choose(clients, degree)
+    )
+    chances: NDArray[np.float64] = np.exp(logarithms)
+    return chances
+
+
+def _log_choose(total: float | NDArray[np.float64], chosen: float | NDArray[np.float64]) -> NDArray[np.float64]:
+    """log of the binomial coefficient, by the standard library's log Γ: importing scipy takes longer than any use."""
+    rest = np.subtract(total, chosen)
+    logarithms: NDArray[np.float64] = np.asarray(_log_factorial(total) - _log_factorial(chosen) - _log_factorial(rest))
+    return logarithms
+
+
+def _log_factorial(number: float | NDArray[np.float64]) -> NDArray[np.float64]:
+    numbers = np.asarray(number, dtype=np.float64)
+    logarithms = np.array([math.lgamma(one + 1) for one in numbers.ravel().tolist()], dtype=np.float64)
+    return logarithms.reshape(numbers.shape)
 
 
 def _part(share: float, clients: int) -> int:

@@ -6,6 +6,8 @@ fix the parameters and turn every failure into one of :mod:`privfl.privacy.secag
 
 from __future__ import annotations
 
+import hmac
+
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -19,6 +21,7 @@ KEY_BYTES = 32
 NONCE_BYTES = 12
 TAG_BYTES = 16
 SIGNATURE_BYTES = 64
+_FIELD = 2**255 - 19
 
 
 class AgreementKey:
@@ -45,18 +48,35 @@ class AgreementKey:
         They are not uniform: pass them through :func:`derive` before use.
 
         Raises:
-            BadKey: the peer's key is not 32 bytes, or a point of low order, so that everybody knows the result.
+            BadKey: the peer's key is not 32 bytes; is not in canonical form, so that one key could pass for two; or is
+                a point of low order, so that everybody knows the result.
         """
-        _check_length(public, "public key")
+        check_canonical(public)
         try:
             return self._private.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError as error:
             raise BadKey(f"the public key {public.hex()} is a point of low order; leave its owner out.") from error
 
 
+def check_canonical(public: bytes) -> None:
+    """Return if the X25519 key ``public`` is written in its one canonical form (RFC 7748 accepts others).
+
+    Raises:
+        BadKey: it is not 32 bytes, or encodes a number of 2²⁵⁵ − 19 or more (the top bit included).
+    """
+    _check_length(public, "public key")
+    if int.from_bytes(public, "little") >= _FIELD:
+        raise BadKey(f"the public key {public.hex()} is not in canonical form; leave its owner out.")
+
+
 def derive(secret: bytes, salt: bytes, info: bytes, length: int = KEY_BYTES) -> bytes:
     """``length`` bytes from ``secret`` by HKDF-SHA256 (RFC 5869); ``info`` separates uses of one secret."""
     return HKDF(algorithm=SHA256(), length=length, salt=salt, info=info).derive(secret)
+
+
+def authenticate(key: bytes, content: bytes) -> bytes:
+    """The first 16 bytes of HMAC-SHA256 (RFC 2104) of ``content``, which only owners of ``key`` (32 bytes) can tell."""
+    return hmac.digest(key, content, "sha256")[:TAG_BYTES]
 
 
 def seal(key: bytes, nonce: bytes, plain: bytes, associated: bytes) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from privfl.privacy.secagg.messages import Phase
 from privfl.privacy.secagg.primitives import KEY_BYTES, verification_key
 from privfl.privacy.secagg.server import Server
 from privfl.privacy.secagg.session import Session
+from privfl.privacy.secagg.store import MemoryStore
 
 Side = Literal["clients", "server"]
 
@@ -70,10 +71,10 @@ class Rehearsal:
             signing = {member: secrets.token_bytes(KEY_BYTES) for member in session.members}
         verifying = {member: verification_key(key) for member, key in signing.items()} or None
         self._clients = {
-            member: Client(session, member, signing_key=signing.get(member), verify_keys=verifying)
+            member: Client(session, member, signing_key=signing.get(member), verify_keys=verifying, store=MemoryStore())
             for member in session.members
         }
-        self._server = Server(session, verifying, add_masks=on_threads(workers))
+        self._server = Server(session, verifying, add_masks=on_threads(workers), take_back=False)
         self._mailboxes: dict[int, bytes] = {}
         self.sent: dict[tuple[Phase, Side], int] = defaultdict(int)
         self.seconds: dict[tuple[Phase, Side], float] = defaultdict(float)
@@ -91,15 +92,13 @@ class Rehearsal:
         if self._opened:
             raise OutOfOrder("the session is open already; submit vectors, then close it.")
         self._opened = True
-        clients = self._clients
-        self._answer(Phase.ADVERTISE, self.session.members, lambda member: clients[member].advertise())
-        rosters = self._close_phase(Phase.ADVERTISE)
-        self._answer(Phase.SHARE, rosters, lambda member: clients[member].share_keys(rosters[member]))
+        self._answer(Phase.ADVERTISE, dict.fromkeys(self.session.members, self.session.to_bytes()))
+        self._answer(Phase.SHARE, self._close_phase(Phase.ADVERTISE))
         self._mailboxes = self._close_phase(Phase.SHARE)
         return tuple(member for member in sorted(self._mailboxes) if not self._silent(member, Phase.MASK))
 
     def submit(self, number: int, vector: Words) -> None:
-        """Have client ``number`` mask its vector (see :meth:`Client.masked_input`) and the server add it.
+        """Have client ``number`` mask its vector (see :meth:`Client.answer`) and the server add it.
 
         Raises:
             OutOfOrder: the session is not open.
@@ -120,9 +119,9 @@ class Rehearsal:
             self._submitted.add(number)
             letters = self._mailboxes.pop(number)
         with self._timed(Phase.MASK, "clients"):
-            sent = self._clients[number].masked_input(letters, vector)
+            sent = self._clients[number].answer(letters, vector)
         with self._lock:
-            self._receive(Phase.MASK, sent)
+            self._receive(Phase.MASK, number, sent)
 
     def close(self) -> tuple[Words, tuple[int, ...]]:
         """Unmask the sum of what was submitted; the sum modulo the ring, and whose vectors are in it.
@@ -131,38 +130,35 @@ class Rehearsal:
             TooFewClients: too few are left; the session is aborted and nothing was revealed.
         """
         following = self._close_phase(Phase.MASK)
-        clients = self._clients
         if self.session.adversary == "active":
-            lists = following
-            self._answer(Phase.CONFIRM, lists, lambda member: clients[member].confirm(lists[member]))
+            self._answer(Phase.CONFIRM, following)
             following = self._close_phase(Phase.CONFIRM)
-        requests = following
-        self._answer(Phase.UNMASK, requests, lambda member: clients[member].unmask(requests[member]))
+        self._answer(Phase.UNMASK, following)
         self._close_phase(Phase.UNMASK)
         return self._server.result(), tuple(sorted(self._server.survivors))
 
     def _silent(self, member: int, phase: Phase) -> bool:
         return member in self._lost and self._lost[member] <= phase
 
-    def _answer(self, phase: Phase, members: Iterable[int], call: Callable[[int], bytes]) -> None:
-        """Every member that is not lost answers in ``phase``, and the server takes the answers as they come."""
+    def _answer(self, phase: Phase, given: Mapping[int, bytes]) -> None:
+        """Every member that is not lost answers what it is ``given``, and the server takes the answers as they come."""
 
         def timed(member: int) -> bytes:
             with self._timed(phase, "clients"):
-                return call(member)
+                return self._clients[member].answer(given[member])
 
-        heard = [member for member in members if not self._silent(member, phase)]
+        heard = [member for member in given if not self._silent(member, phase)]
         if self._workers == 1:
             for member in heard:
-                self._receive(phase, timed(member))
+                self._receive(phase, member, timed(member))
             return
         with ThreadPoolExecutor(self._workers) as pool:
-            for sent in pool.map(timed, heard):
-                self._receive(phase, sent)
+            for member, sent in zip(heard, pool.map(timed, heard), strict=True):
+                self._receive(phase, member, sent)
 
-    def _receive(self, phase: Phase, sent: bytes) -> None:
+    def _receive(self, phase: Phase, member: int, sent: bytes) -> None:
         with self._timed(phase, "server"):
-            self._server.receive(sent)
+            self._server.receive(sent, member)
         self.sent[phase, "clients"] += len(sent)
 
     def _close_phase(self, phase: Phase) -> dict[int, bytes]:

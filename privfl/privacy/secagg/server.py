@@ -2,48 +2,47 @@
 
 from __future__ import annotations
 
-import hmac
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
-from privfl.privacy.secagg import shamir
+from privfl.privacy.secagg.blame import Ledger, check_same
 from privfl.privacy.secagg.bodies import (
-    MASK_KEY,
-    SELF_MASK,
+    PAIR_SEED,
+    Dealing,
     PublicKeys,
     Request,
     Words,
     mailbox,
     numbers,
     parse_answer,
+    parse_confirmation,
     parse_keys,
-    parse_mailbox,
     parse_masked,
-    parse_numbers,
     roster,
 )
-from privfl.privacy.secagg.client import check_verify_keys
 from privfl.privacy.secagg.errors import (
     AbortedSession,
     BadKey,
     BadShare,
     DroppedClient,
     EarlyMessage,
+    ForeignMessage,
     InconsistentSurvivors,
     LateMessage,
-    MissingPeer,
     OutOfOrder,
     RepeatedMessage,
     SecAggError,
     TooFewClients,
-    UnknownPeer,
 )
-from privfl.privacy.secagg.masking import MaskAdder, commitment, on_threads, pair_seed, sign_of
-from privfl.privacy.secagg.messages import SENT_IN, Kind, Message, Phase, pack, unpack
+from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK, Letter
+from privfl.privacy.secagg.masking import MaskAdder, on_threads
+from privfl.privacy.secagg.messages import SENT_IN, Kind, Message, Phase, check_verify_keys, pack, unpack
 from privfl.privacy.secagg.primitives import KEY_BYTES, AgreementKey
+from privfl.privacy.secagg.recovery import Recovery
 from privfl.privacy.secagg.session import SERVER, Session
+from privfl.privacy.secagg.spool import Spool
 
 
 class Server:
@@ -56,10 +55,16 @@ class Server:
     A client whose neighbourhood falls below the threshold before it has masked anything is left out as if it had
     dropped; afterwards its masks could not be removed, so the session is aborted.
 
+    A client that lies is left out and named in ``blamed``; the others go on. Contradictory keys part a pair, a bad
+    letter convicts its dealer (or a false accusation its author), a false share is refused. Nobody can notice a false
+    vector. What shows too late, that a dealer's shares do not fit together, aborts the session and names the dealer.
+
     Args:
         session: what was agreed.
         verify_keys: every member's Ed25519 verification key; with an active adversary only.
         add_masks: expands seeds and adds the masks; removing masks is the server's heavy work.
+        take_back: keep the masked vectors in a temporary file until their phase is closed, so that the vector of a
+            client that is convicted after it came can be taken out again; else that aborts the session.
 
     Raises:
         ConfigError: verification keys are missing, not wanted or not everybody's own.
@@ -71,6 +76,7 @@ class Server:
         verify_keys: Mapping[int, bytes] | None = None,
         *,
         add_masks: MaskAdder | None = None,
+        take_back: bool = True,
     ) -> None:
         check_verify_keys(session, verify_keys)
         self.session = session
@@ -83,13 +89,16 @@ class Server:
         self._keys: dict[int, PublicKeys] = {}
         self._public: set[bytes] = set()
         self._probe = AgreementKey(secrets.token_bytes(KEY_BYTES))
-        self._sealed: dict[int, dict[int, bytes]] = {}
+        self._ledger = Ledger(session)
+        self._recovery = Recovery(session, self._ledger)
+        self._refused: dict[int, str] = {}
+        self._spool = Spool() if take_back else None
+        self._in_sum: set[int] = set()
+        self._seeds_of: frozenset[int] = frozenset()
         self._sharers: frozenset[int] = frozenset()
         self._survivors: frozenset[int] = frozenset()
         self._total: Words = np.zeros(session.length, session.word)
-        self._commitments: dict[int, bytes] = {}
-        self._confirmations: dict[int, bytes] = {}
-        self._revealed: dict[int, dict[int, bytes]] = {}
+        self._confirmations: dict[int, dict[int, bytes]] = {}
 
     @property
     def phase(self) -> Phase | None:
@@ -100,6 +109,11 @@ class Server:
     def living(self) -> frozenset[int]:
         """The clients that have missed nothing so far."""
         return self._living
+
+    @property
+    def blamed(self) -> Mapping[int, str]:
+        """The clients that were left out for what they sent, and for what; known during, after and without a sum."""
+        return self._ledger.blamed
 
     @property
     def survivors(self) -> frozenset[int]:
@@ -125,26 +139,37 @@ class Server:
             raise OutOfOrder(f"the sum is masked until every phase is closed; {self._phase.name} is open.")
         return self._total
 
-    def receive(self, data: bytes) -> int:
-        """Take a client's message and return its sender.
+    def receive(self, data: bytes, sender: int) -> None:
+        """Take a client's message.
+
+        Args:
+            data: what came.
+            sender: whom it came from, as the transport knows (behind TLS, the owner of the connection's certificate);
+                what the message says of itself proves nothing if the adversary is semi-honest.
 
         Raises:
-            SecAggError: the message is refused and changes nothing; its sender may send a good one in time.
+            SecAggError: the message is refused and changes nothing; its sender may send a good one in time, and is
+                blamed if it does not.
         """
         self._check_unaborted()
         message = unpack(self.session, data, SERVER, self._verify_keys)
-        sender, phase = message.sender, SENT_IN[message.kind]
+        phase = SENT_IN[message.kind]
+        if message.sender != sender:
+            raise ForeignMessage(f"client {sender} sends a message in the name of client {message.sender}.")
         if self._phase is None or phase < self._phase:
             raise LateMessage(f"{message.kind.name} from client {sender} came after {phase.name} was closed.")
         if phase > self._phase:
             raise EarlyMessage(f"{message.kind.name} from client {sender} came in {self._phase.name}.")
-        if sender not in self._living:
-            raise DroppedClient(f"client {sender} has missed an earlier phase and is out of the session.")
+        if sender not in self._living or sender in self._ledger.convicted:
+            raise DroppedClient(f"client {sender} has missed an earlier phase or was convicted, and is out.")
         if sender in self._answered:
             raise RepeatedMessage(f"client {sender} has already sent its {message.kind.name}.")
-        self._take(message)
+        try:
+            self._take(message)
+        except SecAggError as error:
+            self._refused[sender] = str(error)
+            raise
         self._answered.add(sender)
-        return sender
 
     def close_phase(self) -> dict[int, bytes]:
         """End the phase; what each living client gets next, nothing after the last phase.
@@ -159,7 +184,11 @@ class Server:
         phase = self._phase
         if phase is None:
             raise OutOfOrder("every phase is closed; take the result.")
-        self._living, self._answered = frozenset(self._answered), set()
+        self._living, self._answered = frozenset(self._answered - self._ledger.convicted), set()
+        for member, reason in self._refused.items():
+            if member not in self._living:
+                self._ledger.blamed.setdefault(member, f"its {phase.name} message was refused: {reason}")
+        self._refused.clear()
         try:
             if phase is Phase.ADVERTISE:
                 following = self._rosters()
@@ -172,9 +201,10 @@ class Server:
             else:
                 following = {}
                 self._unmask()
-        except SecAggError:
+        except SecAggError as error:
             self._abort()
-            raise
+            named = "; ".join(f"client {member}: {reason}" for member, reason in sorted(self.blamed.items()))
+            raise type(error)(f"{error} To blame: {named}." if named else str(error)) from error
         self._phase = None if phase is Phase.UNMASK else Phase(phase + 1)
         if phase is Phase.MASK and self.session.adversary == "semi-honest":
             self._phase = Phase.UNMASK
@@ -191,30 +221,41 @@ class Server:
             self._public |= {keys.channel, keys.mask}
             self._keys[sender] = keys
         elif message.kind is Kind.SHARES:
-            sealed = parse_mailbox(body)
-            due = self._around(sender, self._living) - {sender}
-            _check_same(sealed.keys(), due, f"client {sender} shares its secrets with")
-            self._sealed[sender] = sealed
+            key = None if self._verify_keys is None else self._verify_keys[sender]
+            dealing = Dealing.from_bytes(body, signed=key is not None)
+            self._ledger.take(sender, dealing, self._around(sender, self._living) - {sender}, key)
         elif message.kind is Kind.MASKED:
-            committed, words = parse_masked(body, self.session)
+            committed, accusations, words = parse_masked(body, self.session)
+            self._ledger.try_accusations(sender, accusations, self._held_by(sender) - {sender})
+            if self._spool is not None:
+                self._spool.keep(sender, words)
             self._total += words
-            self._commitments[sender] = committed
+            self._in_sum.add(sender)
+            self._recovery.commitments[sender] = committed
         elif message.kind is Kind.CONFIRMATION:
-            if set(parse_numbers(body)) != self._survivors or bytes(body) != numbers(self._survivors):
+            named, tags = parse_confirmation(body)
+            if named != sorted(self._survivors):
                 raise InconsistentSurvivors(f"client {sender} confirms other survivors than it was told.")
-            self._confirmations[sender] = message.signature
+            due = (self._held_by(sender) & self._survivors) - {sender}
+            check_same(tags.keys(), due, f"client {sender} confirms the survivors to")
+            self._confirmations[sender] = tags
         else:
             self._take_shares(sender, parse_answer(body))
 
-    def _take_shares(self, sender: int, shares: dict[int, tuple[int, bytes]]) -> None:
-        around = self._around(sender, self._sharers)
-        _check_same(shares.keys(), around, f"client {sender} reveals shares of")
-        for peer, (secret, _) in shares.items():
-            if secret != (SELF_MASK if peer in self._survivors else MASK_KEY):
+    def _take_shares(self, sender: int, revealed: dict[int, tuple[int, bytes]]) -> None:
+        check_same(revealed.keys(), self._held_by(sender), f"client {sender} reveals shares of")
+        for peer, (what, one) in revealed.items():
+            if what != self._asked_of(peer):
                 raise BadShare(f"client {sender} reveals a share of the wrong secret of client {peer}.")
-        point = self.session.points[sender]
-        for peer, (_, share) in shares.items():
-            self._revealed.setdefault(peer, {})[point] = share
+            if what != PAIR_SEED:
+                self._ledger.check_share(peer, sender, what, one)
+        self._recovery.take(sender, revealed)
+
+    def _asked_of(self, peer: int) -> int:
+        """What everybody who holds shares of ``peer``'s secrets is to reveal."""
+        if peer in self._survivors:
+            return SELF_MASK
+        return PAIR_SEED if peer in self._seeds_of else MASK_KEY
 
     def _rosters(self) -> dict[int, bytes]:
         self._leave_out_lonely()
@@ -225,42 +266,67 @@ class Server:
         }
 
     def _mailboxes(self) -> dict[int, bytes]:
+        self._living -= self._ledger.compare_keys(self._living)
         self._leave_out_lonely()
         self._sharers = self._living
-        following = {}
-        for member in sorted(self._living):
-            letters = {peer: self._sealed[peer].pop(member) for peer in self._peers(member)}
-            following[member] = self._message(Kind.MAILBOX, member, mailbox(letters))
-        self._sealed.clear()
-        return following
+        letters: dict[int, dict[int, Letter]] = {member: {} for member in self._sharers}
+        for dealer in sorted(self._sharers):
+            sent = self._ledger.letters_of(dealer)
+            for holder in self._holders(dealer, self._sharers) - {dealer}:
+                letters[holder][dealer] = sent[holder]
+        return {
+            member: self._message(Kind.MAILBOX, member, mailbox(letters[member])) for member in sorted(self._sharers)
+        }
 
     def _after_masking(self) -> dict[int, bytes]:
         """The survivors are known: have them confirmed, or ask for shares at once."""
+        self._take_out_convicted()
         self._survivors = self._living
         if len(self._survivors) < self.session.quorum:
             raise TooFewClients(
                 f"{len(self._survivors)} clients have sent a vector; "
                 f"the sum of fewer than {self.session.quorum} stays masked."
             )
+        self._seeds_of = frozenset(
+            member
+            for member in self._ledger.convicted & self._sharers
+            if len(self._holders(member, self._living)) < self.session.threshold
+        )
         self._check_recoverable()
         if self.session.adversary == "semi-honest":
             return self._requests()
         body = numbers(self._survivors)
         return {member: self._message(Kind.SURVIVORS, member, body) for member in sorted(self._living)}
 
+    def _take_out_convicted(self) -> None:
+        """Take the vectors of convicted clients out of the sum: their masks may be beyond recovery."""
+        for member in sorted(self._ledger.convicted & self._in_sum):
+            if self._spool is None:
+                raise BadShare(f"client {member} was convicted after its vector came, and no vector was kept.")
+            self._total -= self._spool.take(member, self._total)
+            self._in_sum.discard(member)
+        if self._spool is not None:
+            self._spool.close()
+
     def _requests(self) -> dict[int, bytes]:
         self._check_recoverable()
+        active = self.session.adversary == "active"
         following = {}
         for member in sorted(self._living):
-            around = self._around(member, self._sharers)
-            asked = Request(sorted(around & self._survivors), sorted(around - self._survivors), self._confirmations)
+            held = self._held_by(member)
+            asked = Request(
+                sorted(self._survivors if active else held & self._survivors),
+                sorted(held - self._survivors),
+                sorted(held & self._seeds_of),
+                {peer: tags[member] for peer, tags in self._confirmations.items() if member in tags},
+            )
             following[member] = self._message(Kind.REQUEST, member, asked.to_bytes())
         return following
 
     def _check_recoverable(self) -> None:
         """Enough of the living hold shares of every secret that unmasking needs."""
-        for member in sorted(self._sharers):
-            if (count := len(self._around(member, self._living))) < self.session.threshold:
+        for member in sorted(self._sharers - self._seeds_of):
+            if (count := len(self._holders(member, self._living))) < self.session.threshold:
                 raise TooFewClients(
                     f"{count} holders of shares of client {member}'s secrets are left; "
                     f"{self.session.threshold} are needed."
@@ -269,7 +335,7 @@ class Server:
     def _leave_out_lonely(self) -> None:
         """Drop clients with fewer holders around than the threshold, until all that are left have enough."""
         living, threshold = set(self._living), self.session.threshold
-        while lonely := {member for member in living if len(self._around(member, living)) < threshold}:
+        while lonely := {member for member in living if len(self._holders(member, living)) < threshold}:
             living -= lonely
         if len(living) < self.session.quorum:
             raise TooFewClients(
@@ -280,40 +346,28 @@ class Server:
 
     def _unmask(self) -> None:
         self._check_recoverable()
-        removed = []
-        for member in sorted(self._sharers):
-            if member in self._survivors:
-                removed.append((self._self_seed(member), -1))
-            else:
-                key = self._mask_key(member)
-                for peer in sorted(self._around(member, self._survivors)):
-                    seed = pair_seed(self.session, key, member, peer, self._keys[peer].mask)
-                    removed.append((seed, -sign_of(peer, member)))
+        removed = self._recovery.masks(
+            self._survivors,
+            self._sharers - self._survivors,
+            self._seeds_of,
+            self._keys,
+            lambda member: self._holders(member, self._survivors),
+        )
         self._add_masks(self._total, removed)
         self._total &= self._total.dtype.type(self.session.largest)
         self._forget()
 
-    def _self_seed(self, member: int) -> bytes:
-        seed = self._combine(member)
-        if not hmac.compare_digest(commitment(self.session, member, seed), self._commitments[member]):
-            raise BadShare(f"the shares of client {member}'s self-mask give another seed than it committed to.")
-        return seed
-
-    def _mask_key(self, member: int) -> AgreementKey:
-        key = AgreementKey(self._combine(member))
-        if key.public != self._keys[member].mask:
-            raise BadShare(f"the shares of client {member}'s mask key give another key than it advertised.")
-        return key
-
-    def _combine(self, member: int) -> bytes:
-        """The secret of which shares were revealed; the holders first in order, so that weights can be reused."""
-        threshold = self.session.threshold
-        shares = sorted(self._revealed.get(member, {}).items())[:threshold]
-        return shamir.combine(dict(shares), threshold)
-
     def _around(self, member: int, among: frozenset[int] | set[int]) -> set[int]:
         """The holders of ``member``'s shares, itself included, that belong to ``among``."""
         return set(self.session.holders[member] & among)
+
+    def _holders(self, member: int, among: frozenset[int] | set[int]) -> set[int]:
+        """Those ``among`` that hold good shares of ``member``'s secrets, itself included."""
+        return self._around(member, among) - self._ledger.without_share(member)
+
+    def _held_by(self, member: int) -> set[int]:
+        """The sharers of whose secrets ``member`` holds good shares, itself included."""
+        return self._around(member, self._sharers) - self._ledger.not_held(member)
 
     def _peers(self, member: int) -> list[int]:
         return sorted(self._around(member, self._living) - {member})
@@ -331,13 +385,9 @@ class Server:
         self._forget()
 
     def _forget(self) -> None:
-        for kept in (self._keys, self._sealed, self._commitments, self._confirmations, self._revealed):
+        for kept in (self._keys, self._confirmations):
             kept.clear()
-
-
-def _check_same(given: Collection[int], due: set[int], what: str) -> None:
-    """Return if exactly the peers due are given, each of which is given once."""
-    if strangers := set(given) - due:
-        raise UnknownPeer(f"{what} {min(strangers)}, who is not among those due.")
-    if missing := due - set(given):
-        raise MissingPeer(f"{what} all but {min(missing)}, who is due too.")
+        self._recovery.forget()
+        self._ledger.forget()
+        if self._spool is not None:
+            self._spool.close()

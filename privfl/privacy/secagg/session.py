@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from privfl.errors import ConfigError
 from privfl.privacy.secagg.errors import MalformedMessage, UnsupportedVersion
-from privfl.privacy.secagg.graph import neighbours
+from privfl.privacy.secagg.graph import Circle, Everybody
 from privfl.privacy.secagg.parameters import ThreatModel, find
+from privfl.privacy.secagg.rules import (
+    LEAST_HONEST,
+    Adversary,
+    check_quorum,
+    check_threshold,
+    least_quorum,
+    least_threshold,
+)
 
-VERSION = 1
+VERSION = 2
 IDENTITY_BYTES = 32
+ENCODING_BYTES = 32
+UNSTATED = bytes(ENCODING_BYTES)
+"""The encoding of a session whose parties agree on one elsewhere, or add plain integers."""
 MOST_MEMBERS = 1 << 20
 SERVER = (1 << 32) - 1
 """The server's number in messages; members have smaller ones."""
-
-Adversary = Literal["semi-honest", "active"]
+SPARSE_SAVES = 2
+"""How many times fewer neighbours make a sparse graph worth its price: masks, key agreements and shares get fewer as
+they do, while what is certain on the complete graph becomes as likely as a security parameter says."""
 
 _START = b"privfl secure aggregation"
-_FIELDS = struct.Struct(f"<{len(_START)}sB{IDENTITY_BYTES}sIBBIIIIQI")
+_FIELDS = struct.Struct(f"<{len(_START)}sB{IDENTITY_BYTES}sIBBIIIIIQ{ENCODING_BYTES}sI")
 
 
 @dataclass(frozen=True)
@@ -34,7 +46,8 @@ class Session:
     """One secure aggregation: who takes part, over which graph and ring, and what the threshold has to withstand.
 
     All parties must hold equal sessions; a digest of it enters every key, every sealed share and every message, so that
-    parties with different ones cannot talk. Under an active adversary a client must not take it from the server.
+    parties with different ones cannot talk. Under an active adversary a client must not take it from the server, or
+    check it against a :class:`~privfl.privacy.secagg.policy.Policy` of its own.
 
     Args:
         identity: 32 bytes that no other session has; :meth:`between` draws them.
@@ -48,14 +61,17 @@ class Session:
         adversary: ``"semi-honest"``: the server follows the protocol, and whoever shares what it sees with the server
             does too. ``"active"``: the server may also deviate, and so may its accomplices; needs signatures.
         accomplices: number of members that may share everything they know with the server.
-        quorum: fewest survivors whose sum is revealed; the threshold unless given. The server enforces it, and on the
-            complete graph every client does; on other graphs a client sees its neighbours only.
+        quorum: fewest survivors whose sum is revealed; unless given, as few as the threshold, ``least_honest`` and, if
+            the adversary is active, ``confirmations`` allow. The server enforces it. So does every client with an
+            active adversary, and on the complete graph with any; elsewhere a client sees its neighbours only.
+        least_honest: fewest honest clients, at least 2, whose vectors are in a sum that is ever revealed. Accomplices
+            know their own summands, so it is the quorum without them that hides a client. Noise in shares counts on it.
+        encoding: 32 bytes that differ for encodings of numbers whose vectors must not be added
+            (:attr:`~privfl.privacy.secagg.encoding.Encoding.digest`).
 
     Raises:
-        ConfigError: a value is out of range; the threshold does not exceed the accomplices; it does not exceed half of
-            the members of a complete graph (a server that tells two halves different survivors would get both secrets
-            of a client); with an active adversary, it does not exceed (members + accomplices)/2 (Bonawitz et al. 2017,
-            section 6), or the graph, which the server could have chosen, is not complete.
+        ConfigError: a value is out of range, or the threshold or the quorum is below the least that
+            :mod:`~privfl.privacy.secagg.rules` allows for the adversary, the graph and the accomplices.
     """
 
     identity: bytes
@@ -68,12 +84,16 @@ class Session:
     adversary: Adversary = "semi-honest"
     accomplices: int = 0
     quorum: int = 0
+    least_honest: int = LEAST_HONEST
+    encoding: bytes = UNSTATED
 
     def __post_init__(self) -> None:
-        if self.quorum == 0:
-            object.__setattr__(self, "quorum", self.threshold)
         if not isinstance(self.identity, bytes) or len(self.identity) != IDENTITY_BYTES:
             raise ConfigError(f"a session's identity must be {IDENTITY_BYTES} bytes; take secrets.token_bytes(32).")
+        if not isinstance(self.encoding, bytes) or len(self.encoding) != ENCODING_BYTES:
+            raise ConfigError(
+                f"a session's encoding must be told in {ENCODING_BYTES} bytes; take an Encoding's digest."
+            )
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type == "int" and (not isinstance(value, int) or isinstance(value, bool)):
@@ -85,8 +105,13 @@ class Session:
                 raise ConfigError(f"a member is numbered {member!r}; give integers from 0 to {SERVER - 1}.")
         if len(set(self.members)) < len(self.members):
             raise ConfigError("a session lists a member twice; list each one once.")
+        if self.quorum == 0:
+            least = least_quorum(len(self.members), self.threshold, self.accomplices, self.least_honest, self.adversary)
+            object.__setattr__(self, "quorum", least)
         self._check_numbers()
-        self._check_threshold()
+        n = len(self.members)
+        check_threshold(n, self.degree, self.threshold, self.accomplices, self.adversary)
+        check_quorum(n, self.threshold, self.quorum, self.accomplices, self.least_honest, self.adversary)
 
     def _check_numbers(self) -> None:
         n = len(self.members)
@@ -97,7 +122,6 @@ class Session:
             "bits": (1, 64),
             "accomplices": (0, n - 2),
             "threshold": (2, self.degree + 1),
-            "quorum": (self.threshold, n),
         }
         for name, (low, high) in ranges.items():
             value = getattr(self, name)
@@ -107,26 +131,6 @@ class Session:
             raise ConfigError(f"degree is {self.degree}; give {n - 1} for the complete graph, or an even number.")
         if self.adversary not in get_args(Adversary):
             raise ConfigError(f"adversary is {self.adversary!r}; give one of {', '.join(get_args(Adversary))}.")
-
-    def _check_threshold(self) -> None:
-        n = len(self.members)
-        if self.adversary == "active":
-            if not self.complete:
-                raise ConfigError(
-                    f"degree is {self.degree}, but against an active adversary every client needs all {n - 1} others "
-                    "as neighbours: a server could choose a smaller graph in its favour."
-                )
-            if 2 * self.threshold <= n + self.accomplices:
-                raise ConfigError(
-                    f"threshold is {self.threshold}, but against an active adversary it must exceed "
-                    f"(members + accomplices)/2 = {(n + self.accomplices) / 2:g}: raise it."
-                )
-        elif self.complete and 2 * self.threshold <= n:
-            raise ConfigError(f"threshold is {self.threshold}, but must exceed half of the {n} members: raise it.")
-        if self.complete and self.threshold <= self.accomplices:
-            raise ConfigError(
-                f"threshold is {self.threshold}, but {self.accomplices} accomplices hold that many shares: raise it."
-            )
 
     @classmethod
     def between(
@@ -138,26 +142,32 @@ class Session:
         bits: int = 32,
         round: int = 0,
         quorum: int = 0,
+        least_honest: int = LEAST_HONEST,
+        encoding: bytes = UNSTATED,
     ) -> Session:
         """A session with a fresh identity, whose degree and threshold withstand ``threat``.
 
-        Against an active adversary the graph is complete whatever :func:`parameters.find` would save, and on a complete
-        graph the threshold is as many as stay at least. That is also the quorum unless another one is given.
+        Against an active adversary the graph is complete. Against another one it is sparse where that leaves every
+        client with at most a half of its neighbours, or where too few stay for a complete one. On a complete graph the
+        threshold is as many as stay at least, which is also the quorum on either graph unless another one is given, or
+        ``least_honest`` asks for more.
 
         Raises:
-            ConfigError: nothing withstands the threat model, or fewer stay than a complete graph's threshold needs.
+            ConfigError: nothing withstands the threat model.
         """
         n = len(members)
-        degree, threshold = find(n, threat)
         accomplices, staying = threat.corrupt_of(n), threat.staying_of(n)
-        if threat.adversary == "active" or degree == n - 1:
-            degree, threshold = n - 1, staying
-            least = (n + accomplices) // 2 + 1 if threat.adversary == "active" else n // 2 + 1
-            if staying < least:
+        degree, threshold = (n - 1, staying) if threat.adversary == "active" else find(n, threat)
+        if SPARSE_SAVES * degree > n - 1:
+            least = least_threshold(n, n - 1, accomplices, threat.adversary)
+            if staying >= least:
+                degree, threshold = n - 1, staying
+            elif degree == n - 1:
                 raise ConfigError(
                     f"{staying} of {n} members stay, but the threshold of a complete graph must be {least} or more "
                     f"({threat.adversary}, {accomplices} corrupt): lower the drop-out or the share of corrupt members."
                 )
+        least = least_quorum(n, threshold, accomplices, least_honest, threat.adversary)
         return cls(
             secrets.token_bytes(IDENTITY_BYTES),
             round,
@@ -168,7 +178,9 @@ class Session:
             bits,
             threat.adversary,
             accomplices,
-            quorum or max(threshold, staying),
+            quorum or max(staying, least),
+            least_honest,
+            encoding,
         )
 
     @property
@@ -187,11 +199,13 @@ class Session:
         return (1 << self.bits) - 1
 
     @cached_property
-    def holders(self) -> dict[int, frozenset[int]]:
-        """Who holds shares of each member's secrets: itself and its neighbours, that is all others on the complete
-        graph, else those in the random graph that the identity determines."""
-        around = neighbours(self.members, self.degree, sha256(b"graph" + self.fingerprint).digest())
-        return {member: frozenset(peers) | {member} for member, peers in around.items()}
+    def holders(self) -> Mapping[int, frozenset[int]]:
+        """Who holds shares of each member's secrets: itself and its neighbours, that is everybody on the complete
+        graph, else those in the random graph that the identity determines. Worked out for a member when it is asked
+        for."""
+        if self.complete:
+            return Everybody(self.members)
+        return Circle(self.members, self.degree, sha256(b"graph" + self.fingerprint).digest())
 
     @cached_property
     def points(self) -> dict[int, int]:
@@ -217,7 +231,9 @@ class Session:
             self.threshold,
             self.quorum,
             self.accomplices,
+            self.least_honest,
             self.length,
+            self.encoding,
             n,
         )
         return head + struct.pack(f"<{n}I", *self.members)
@@ -232,9 +248,22 @@ class Session:
         """
         if not isinstance(data, bytes) or len(data) < _FIELDS.size or not data.startswith(_START):
             raise MalformedMessage("these bytes are no session; they are too short or start otherwise.")
-        _, version, identity, round, adversary, bits, degree, threshold, quorum, accomplices, length, n = (
-            _FIELDS.unpack_from(data)
-        )
+        (
+            _,
+            version,
+            identity,
+            round,
+            adversary,
+            bits,
+            degree,
+            threshold,
+            quorum,
+            accomplices,
+            least_honest,
+            length,
+            encoding,
+            n,
+        ) = _FIELDS.unpack_from(data)
         if version != VERSION:
             raise UnsupportedVersion(f"the session is of version {version}, and this is version {VERSION}.")
         if n > MOST_MEMBERS or len(data) != _FIELDS.size + 4 * n:
@@ -254,6 +283,8 @@ class Session:
                 get_args(Adversary)[adversary],
                 accomplices,
                 quorum,
+                least_honest,
+                encoding,
             )
         except ConfigError as error:
             raise MalformedMessage(f"a session cannot be as received: {error}") from error

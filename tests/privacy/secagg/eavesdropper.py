@@ -3,8 +3,9 @@
 import itertools
 
 from privfl.privacy.secagg import shamir
-from privfl.privacy.secagg.bodies import MASK_KEY, SELF_MASK, parse_answer, parse_keys
+from privfl.privacy.secagg.bodies import parse_answer, parse_keys
 from privfl.privacy.secagg.errors import BadShare
+from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK
 from privfl.privacy.secagg.masking import commitment, pair_seed
 from privfl.privacy.secagg.messages import SERVER, Phase, unpack
 from privfl.privacy.secagg.primitives import AgreementKey

@@ -6,13 +6,19 @@ import itertools
 
 import numpy as np
 
+from privfl.privacy.secagg.blame import Ledger
 from privfl.privacy.secagg.client import Client
 from privfl.privacy.secagg.messages import SERVER, Kind, Phase, pack
 from privfl.privacy.secagg.primitives import verification_key
+from privfl.privacy.secagg.recovery import Recovery
 from privfl.privacy.secagg.server import Server
 from privfl.privacy.secagg.session import Session
+from privfl.privacy.secagg.spool import Spool
+from privfl.privacy.secagg.store import MemoryStore
 
-ANSWERS = {Phase.SHARE: "share_keys", Phase.CONFIRM: "confirm", Phase.UNMASK: "unmask"}
+METHODS = {Phase.SHARE: "share_keys", Phase.CONFIRM: "confirm", Phase.UNMASK: "unmask"}
+SENDER = slice(42, 46)
+"""Where a message names its sender."""
 SERVER_SENDS = {
     Phase.SHARE: Kind.ROSTER,
     Phase.MASK: Kind.MAILBOX,
@@ -25,6 +31,7 @@ def a_session(n=5, threshold=3, *, length=3, bits=32, adversary="semi-honest", d
     identity = hashlib.sha256(f"{n} {threshold} {length} {bits} {adversary} {degree} {rest}".encode()).digest()
     rest.setdefault("round", 7)
     members = rest.pop("members", tuple(range(n)))
+    rest.setdefault("least_honest", 2)
     return Session(identity, rest.pop("round"), members, degree or n - 1, threshold, length, bits, adversary, **rest)
 
 
@@ -49,9 +56,35 @@ def sum_of(session, vectors, members):
 def twin(client):
     """The client as it is now, to go on from here by itself."""
     other = copy.copy(client)
-    for name in ("_channel_keys", "_pair_seeds", "_shares"):
+    for name in ("_keys", "_confirming", "_pair_seeds", "_shares"):
         setattr(other, name, getattr(client, name).copy())
     return other
+
+
+def own_copy(part):
+    """A part of a server that goes on by itself: its dictionaries, and what they hold, are its own."""
+    part = copy.copy(part)
+    for name, kept in vars(part).items():
+        if isinstance(kept, dict):
+            inner = {key: copy.copy(one) if isinstance(one, set | dict) else one for key, one in kept.items()}
+            setattr(part, name, inner)
+    return part
+
+
+class Kept:
+    """A spool that goes on from another, so that a fork does not write where its origin does."""
+
+    def __init__(self, origin):
+        self.origin, self.vectors = origin, {}
+
+    def keep(self, member, words):
+        self.vectors[member] = words.copy()
+
+    def take(self, member, like):
+        return self.vectors[member] if member in self.vectors else self.origin.take(member, like)
+
+    def close(self):
+        self.vectors.clear()
 
 
 class Stage:
@@ -71,6 +104,7 @@ class Stage:
                 signing_key=self.signing.get(m),
                 verify_keys=self.verifying,
                 entropy=entropy_of(label, m),
+                store=MemoryStore(),
                 add_masks=add_masks,
             )
             for m in session.members
@@ -88,15 +122,19 @@ class Stage:
             return client.advertise()
         if phase is Phase.MASK:
             return client.masked_input(data, vector)
-        return getattr(client, ANSWERS[phase])(data)
+        return getattr(client, METHODS[phase])(data)
 
     def play(self, silent=()):
         """Everybody but the silent answers in the open phase."""
         phase = self.server.phase
         for member in sorted(self.inbox.keys() - set(silent)):
             self.sent[phase, member] = self.answer(phase, member)
-            self.server.receive(self.sent[phase, member])
+            self.server.receive(self.sent[phase, member], member)
         return self
+
+    def receive(self, data):
+        """Hand a message to the server as coming from whom it names, like a transport on which nobody lies."""
+        self.server.receive(data, int.from_bytes((data or b"")[SENDER], "little"))
 
     def close(self):
         self.inbox = self.server.close_phase()
@@ -115,11 +153,16 @@ class Stage:
         other.inbox, other.sent = dict(self.inbox), dict(self.sent)
         other.server = copy.copy(self.server)
         for name, value in vars(self.server).items():
-            if isinstance(value, dict):
+            if isinstance(value, Spool | Kept):
+                value = Kept(value)
+            elif isinstance(value, dict):
                 value = {key: dict(inner) if isinstance(inner, dict) else inner for key, inner in value.items()}
             elif isinstance(value, set | np.ndarray):
                 value = value.copy()
+            elif isinstance(value, Ledger | Recovery):
+                value = own_copy(value)
             setattr(other.server, name, value)
+        other.server._recovery._ledger = other.server._ledger
         return other
 
     def from_server(self, member, body, kind=None):

@@ -5,8 +5,9 @@ import itertools
 import pytest
 
 from privfl.privacy.secagg import errors, shamir
-from privfl.privacy.secagg.bodies import MASK_KEY, Request, Shares, numbers
+from privfl.privacy.secagg.bodies import Request, numbers, parse_confirmation
 from privfl.privacy.secagg.client import Client
+from privfl.privacy.secagg.letters import MASK_KEY, Shares
 from privfl.privacy.secagg.messages import SERVER, Kind, Phase, unpack
 from privfl.privacy.secagg.primitives import AgreementKey
 from privfl.privacy.secagg.session import Session
@@ -112,7 +113,7 @@ def test_the_secret_is_what_the_shares_of_a_played_session_combine_to_from_the_t
 def ask(stage, member, survivors, dropped, confirmations=()):
     """What ``member`` answers to this request, or None if it refuses."""
     stage.inbox[member] = stage.from_server(
-        member, Request(survivors, dropped, dict(confirmations)).to_bytes(), Kind.REQUEST
+        member, Request(survivors, dropped, (), dict(confirmations)).to_bytes(), Kind.REQUEST
     )
     try:
         return stage.answer(Phase.UNMASK, member)
@@ -193,8 +194,8 @@ def with_threshold(session, threshold):
 def exposed_by_splitting(session, accomplices):
     """In how many ways of telling honest clients two lists of survivors somebody is exposed.
 
-    The accomplices sign both lists and give all they have, the honest clients sign the list they are told, and each is
-    asked for shares under that list.
+    The accomplices confirm both lists and give all they have, the honest clients confirm the one they are told, and
+    each is asked for shares under that list.
     """
     honest = others(session, *accomplices)
     lists = (list(session.members), others(session, VICTIM))
@@ -209,18 +210,22 @@ def exposed_by_splitting(session, accomplices):
         spy.copy_shares()
         stage.close()
         story = {member: lists[member in told_dead] for member in honest}
-        signed = ({}, {})
-        for which, names in enumerate(lists):
-            for member in accomplices:
-                data = stage.from_client(member, Kind.CONFIRMATION, numbers(names))
-                signed[which][member] = unpack(session, data, SERVER, stage.verifying).signature
+        said = {}
+        for member in accomplices:
+            for which, names in enumerate(lists):
+                liar = twin(stage.clients[member])
+                data = liar.confirm(stage.from_server(member, numbers(names), Kind.SURVIVORS))
+                said[member, which] = parse_confirmation(unpack(session, data, SERVER, stage.verifying).body)[1]
         for member in honest:
             stage.inbox[member] = stage.from_server(member, numbers(story[member]), Kind.SURVIVORS)
             data = stage.answer(Phase.CONFIRM, member)
-            signed[member in told_dead][member] = unpack(session, data, SERVER, stage.verifying).signature
+            confirmed = parse_confirmation(unpack(session, data, SERVER, stage.verifying).body)[1]
+            said[member, member in told_dead] = confirmed
         for member in honest:
             dropped = others(session, *story[member])
-            answer = ask(stage, member, story[member], dropped, signed[member in told_dead])
+            told = member in told_dead
+            tags = {peer: one[member] for (peer, which), one in said.items() if which == told and member in one}
+            answer = ask(stage, member, story[member], dropped, tags)
             if answer:
                 spy.hear(member, answer)
         exposed += bool(spy.exposed())

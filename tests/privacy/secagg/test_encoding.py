@@ -3,6 +3,7 @@
 Statistical tests fix the key; false alarm at most 1e-6 over keys.
 """
 
+import dataclasses
 import math
 from fractions import Fraction
 from itertools import product
@@ -236,3 +237,30 @@ def test_other_fields_than_those_declared_are_refused(values) -> None:
 def test_other_sums_than_the_encodings_are_refused(total, count: int) -> None:
     with pytest.raises(ConfigError):
         Encoding.for_cohort([FieldRange("x", 3, 1.0)], 3, 8).decode(total, count)
+
+
+def test_encodings_that_differ_in_anything_have_different_digests():
+    base = Encoding.for_cohort([FieldRange("a", 3, 1.0), FieldRange("b", 2, 1.0)], 10)
+    fields = base.fields
+    others = [
+        dataclasses.replace(base, **change)
+        for change in (
+            {"bits": 33},
+            {"cohort": 9},
+            {"steps": (base.steps[0] * 2, base.steps[1])},
+            {"fields": fields[::-1]},
+            *(
+                {"fields": (dataclasses.replace(fields[0], **one), fields[1])}
+                for one in ({"name": "c"}, {"length": 4}, {"bound": 0.5}, {"noise": 0.001}, {"outside": "refuse"})
+            ),
+        )
+    ]
+    assert len({one.digest for one in [base, *others]}) == 10
+    same = FieldRange("a", 3, np.float64(1.0)), FieldRange("b", 2, 1.0)
+    assert dataclasses.replace(base, fields=same).digest == base.digest, "whatever type of float it is"
+
+
+def test_a_bound_whose_sum_no_float_holds_is_refused():
+    for bits in (32, 64):
+        with pytest.raises(ConfigError, match=r"1\.7e\+308 over 2 clients exceeds the largest float64"):
+            Encoding.for_cohort([FieldRange("a", 3, 1.7e308)], 2, bits)

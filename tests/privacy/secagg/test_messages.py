@@ -2,27 +2,31 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from privfl.privacy.secagg.bodies import (
-    MASK_KEY,
-    SELF_MASK,
+    PAIR_SEED,
+    Dealing,
     PublicKeys,
     Request,
-    Shares,
     answer,
+    confirmation,
     mailbox,
+    masked,
     numbers,
     parse_answer,
+    parse_confirmation,
     parse_mailbox,
+    parse_masked,
     parse_numbers,
     parse_roster,
     roster,
 )
 from privfl.privacy.secagg.errors import (
     AlteredMessage,
-    BadShare,
     BadSignature,
+    BadVector,
     ForeignMessage,
     MalformedMessage,
     RepeatedPeer,
@@ -30,12 +34,14 @@ from privfl.privacy.secagg.errors import (
     UnknownPeer,
     UnsupportedVersion,
 )
+from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK, Letter
 from privfl.privacy.secagg.messages import SERVER, Kind, pack, unpack
 from privfl.privacy.secagg.shamir import SHARE_BYTES
 from tests.privacy.secagg.staging import Stage, a_session
 
 SESSION = a_session()
 ACTIVE = a_session(adversary="active")
+SEALED = 12 + 2 * SHARE_BYTES + 16
 KEYS = Stage(ACTIVE).signing
 VERIFY = Stage(ACTIVE).verifying
 
@@ -81,7 +87,7 @@ def test_messages_from_elsewhere_are_refused_by_name():
     refused(ForeignMessage, pack(SESSION, Kind.ROSTER, 1, 2, b""), 2)
     refused(UnknownPeer, pack(SESSION, Kind.KEYS, 77, SERVER, b""))
     good = pack(SESSION, Kind.KEYS, 1, SERVER, b"")
-    refused(UnsupportedVersion, good[:4] + b"\x02" + good[5:])
+    refused(UnsupportedVersion, good[:4] + b"\x01" + good[5:])
     refused(MalformedMessage, good[:5] + b"\x63" + good[6:])
     refused(MalformedMessage, b"")
     refused(MalformedMessage, None)
@@ -105,40 +111,66 @@ def test_bodies_and_back():
     assert parse_roster(memoryview(roster(keys)), signed=False) == keys
     signed = {2: PublicKeys(b"C" * 32, b"M" * 32, b"s" * 64)}
     assert parse_roster(memoryview(roster(signed)), signed=True) == signed
-    sealed = {7: bytes(12 + 2 * SHARE_BYTES + 16), 2**32 - 2: b"z" * (12 + 2 * SHARE_BYTES + 16)}
-    assert parse_mailbox(memoryview(mailbox(sealed))) == sealed
+    for session, proof in ((SESSION, {}), (ACTIVE, {"signature": b"s" * 64, "path": b"p" * 64})):
+        letters = {7: Letter(b"c" * 64, b"z" * SEALED), 2**32 - 2: Letter(b"C" * 64, b"Z" * SEALED)}
+        proven = {peer: dataclasses.replace(letter, **proof) for peer, letter in letters.items()}
+        assert parse_mailbox(memoryview(mailbox(proven)), session) == proven
+        dealing = Dealing(b"o" * 64, dict.fromkeys(letters, b"k" * 64), letters, proof.get("signature", b""))
+        assert Dealing.from_bytes(memoryview(dealing.to_bytes()), signed=bool(proof)) == dealing
+    words = np.array([1, 2, 3], np.uint32)
+    committed, accusations, again = parse_masked(
+        memoryview(b"".join(masked(b"c" * 32, {9: b"k" * 32}, words))), SESSION
+    )
+    assert (committed, accusations, again.tolist()) == (b"c" * 32, {9: b"k" * 32}, [1, 2, 3])
     assert parse_numbers(memoryview(numbers({9, 1, 70_000}))) == [1, 9, 70_000]
-    request = Request([3, 1], [2], {1: b"s" * 64})
+    said = confirmation({3, 1}, {5: b"t" * 16})
+    assert parse_confirmation(memoryview(said)) == ([1, 3], {5: b"t" * 16})
+    request = Request([3, 1], [2, 5], [5], {1: b"s" * 16})
     assert Request.from_bytes(memoryview(request.to_bytes())) == request
-    shares = {1: (SELF_MASK, b"a" * SHARE_BYTES), 5: (MASK_KEY, b"b" * SHARE_BYTES)}
-    assert parse_answer(memoryview(answer(shares))) == shares
-    pair = Shares(b"a" * SHARE_BYTES, b"b" * SHARE_BYTES)
-    assert Shares.from_bytes(pair.to_bytes()) == pair
-    assert "aaaa" not in repr(pair)
+    revealed = {1: (SELF_MASK, b"a" * SHARE_BYTES), 5: (MASK_KEY, b"b" * SHARE_BYTES), 6: (PAIR_SEED, b"c" * 32)}
+    assert parse_answer(memoryview(answer(revealed))) == revealed
 
 
 def test_bodies_of_a_wrong_length_or_with_a_name_twice_are_refused():
-    entry = bytes(4 + 12 + 2 * SHARE_BYTES + 16)
-    for parse, one in (
-        (lambda body: parse_roster(body, signed=False), bytes(4 + 64)),
-        (lambda body: parse_roster(body, signed=True), bytes(4 + 128)),
-        (parse_mailbox, entry),
-        (parse_numbers, bytes(4)),
-        (parse_answer, bytes(5 + SHARE_BYTES)),
+    own = bytes(64)
+    for parse, start, one in (
+        (lambda body: parse_roster(body, signed=False), b"", bytes(4 + 64)),
+        (lambda body: parse_roster(body, signed=True), b"", bytes(4 + 128)),
+        (lambda body: parse_mailbox(body, SESSION), b"", bytes(4 + 64 + SEALED)),
+        (lambda body: parse_mailbox(body, ACTIVE), b"", bytes(4 + 64 + SEALED + 64 + 64)),
+        (lambda body: Dealing.from_bytes(body, signed=False).letters, own, bytes(4 + 64 + 64 + SEALED)),
+        (lambda body: Dealing.from_bytes(body, signed=True).letters, own + own, bytes(4 + 64 + 64 + SEALED)),
+        (lambda body: parse_confirmation(body)[1], bytes(4), bytes(4 + 16)),
+        (parse_numbers, b"", bytes(4)),
+        (parse_answer, b"", bytes(5 + SHARE_BYTES)),
     ):
-        assert len(parse(memoryview(one))) == 1
+        assert len(parse(memoryview(start + one))) == 1
         for wrong in (one[:-1], one + b"\0"):
             with pytest.raises(MalformedMessage):
-                parse(memoryview(wrong))
+                parse(memoryview(start + wrong))
+        if start:
+            with pytest.raises(MalformedMessage):
+                parse(memoryview(start[:-1]))
         with pytest.raises(RepeatedPeer):
-            parse(memoryview(one + one))
-    with pytest.raises(MalformedMessage, match="does not exist"):
-        parse_answer(memoryview(bytes(4) + b"\x02" + bytes(SHARE_BYTES)))
-    for lists in (([1, 1], []), ([], [2, 2])):
+            parse(memoryview(start + one + one))
+    for what, one in ((3, bytes(SHARE_BYTES)), (2, bytes(32) + b"\1")):
+        with pytest.raises(MalformedMessage, match=r"does not exist|left over"):
+            parse_answer(memoryview(bytes(4) + bytes([what]) + one))
+    words = np.zeros(3, np.uint32)
+    good = b"".join(masked(bytes(32), {}, words))
+    for error, wrong in (
+        (MalformedMessage, good[:35]),
+        (BadVector, good[:-1]),
+        (BadVector, good[:32] + b"\1\0\0\0" + good[36:]),
+        (RepeatedPeer, good[:32] + b"\2\0\0\0" + bytes(72) + good[36:]),
+    ):
+        with pytest.raises(error):
+            parse_masked(memoryview(wrong), SESSION)
+    with pytest.raises(MalformedMessage, match="names 9"):
+        parse_confirmation(memoryview(b"\x09\0\0\0" + bytes(35)))
+    for lists in (([1, 1], [], []), ([], [2, 2], []), ([], [], [3, 3])):
         with pytest.raises(RepeatedPeer):
             Request.from_bytes(memoryview(Request(*lists).to_bytes()))
-    for wrong in (b"", bytes(7), b"\xff" * 8, Request([1], [2]).to_bytes() + b"\0"):
+    for wrong in (b"", bytes(11), b"\xff" * 12, Request([1], [2]).to_bytes() + b"\0"):
         with pytest.raises(MalformedMessage):
             Request.from_bytes(memoryview(wrong))
-    with pytest.raises(BadShare):
-        Shares.from_bytes(bytes(2 * SHARE_BYTES - 1))

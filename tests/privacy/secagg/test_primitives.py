@@ -43,7 +43,7 @@ def test_x25519_agrees_with_rfc_7748():
 @pytest.mark.parametrize("point", LOW_ORDER)
 def test_a_point_of_low_order_is_refused(point):
     """Their agreement is all zeros whatever the secret, so everybody would know it (RFC 7748, section 6.1)."""
-    with pytest.raises(BadKey, match="low order"):
+    with pytest.raises(BadKey, match="low order" if point < 2**255 - 19 else "canonical"):
         AgreementKey(bytes(range(32))).agree(point.to_bytes(32, "little"))
 
 

@@ -123,10 +123,10 @@ def test_bytes_and_seconds_are_told_by_phase_and_side():
     assert outcome.sent == {
         (Phase.ADVERTISE, "clients"): n * (envelope + 64),
         (Phase.ADVERTISE, "server"): n * (envelope + (n - 1) * (4 + 64)),
-        (Phase.SHARE, "clients"): n * (envelope + (n - 1) * (4 + sealed)),
-        (Phase.SHARE, "server"): n * (envelope + (n - 1) * (4 + sealed)),
-        (Phase.MASK, "clients"): n * (envelope + 32 + 4 * length),
-        (Phase.MASK, "server"): n * (envelope + 8 + 4 * n),
+        (Phase.SHARE, "clients"): n * (envelope + 64 + (n - 1) * (4 + 64 + 64 + sealed)),
+        (Phase.SHARE, "server"): n * (envelope + (n - 1) * (4 + 64 + sealed)),
+        (Phase.MASK, "clients"): n * (envelope + 32 + 4 + 4 * length),
+        (Phase.MASK, "server"): n * (envelope + 12 + 4 * n),
         (Phase.UNMASK, "clients"): n * (envelope + n * (4 + 1 + 33)),
         (Phase.UNMASK, "server"): 0,
     }

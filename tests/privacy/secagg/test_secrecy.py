@@ -14,8 +14,9 @@ import pytest
 from scipy.stats import chi2_contingency, chisquare
 
 from privfl.privacy.secagg import errors, shamir
-from privfl.privacy.secagg.bodies import Request, Shares, parse_masked, parse_roster
+from privfl.privacy.secagg.bodies import Request, parse_masked, parse_roster
 from privfl.privacy.secagg.client import Client
+from privfl.privacy.secagg.letters import Shares
 from privfl.privacy.secagg.masking import on_threads
 from privfl.privacy.secagg.messages import SERVER, Kind, Phase, unpack
 from privfl.privacy.secagg.primitives import derive
@@ -42,7 +43,7 @@ class Table:
 def masked_by(stage, member, number):
     """The masked vector that ``member`` would send for ``number``; the stage stays as it is."""
     data = twin(stage.clients[member]).masked_input(stage.inbox[member], np.array([number], stage.session.word))
-    return int(parse_masked(unpack(stage.session, data, SERVER).body, stage.session)[1][0])
+    return int(parse_masked(unpack(stage.session, data, SERVER).body, stage.session)[2][0])
 
 
 # --- what the server does, or might try ------------------------------------------------------------------------------
@@ -274,7 +275,7 @@ def samples(numbers, scenario, make_client=Client):
         spied = stage.fork()
         known = scenario(spied).seeds()
         body = unpack(session, spied.sent[Phase.MASK, 0], SERVER).body
-        words = parse_masked(body, session)[1].copy()
+        words = parse_masked(body, session)[2].copy()
         taken_off = [(seed, -sign) for seed, sign in masks_of(stage.clients[0]) if seed in known]
         on_threads(1)(words, taken_off)
         tops.append(words >> 24)

@@ -1,20 +1,21 @@
 """What the server refuses, each by its name; a refused message changes nothing, and a good one may still come."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from privfl.privacy.secagg import errors
 from privfl.privacy.secagg.bodies import (
-    MASK_KEY,
-    SELF_MASK,
+    Dealing,
     PublicKeys,
     answer,
-    mailbox,
-    numbers,
+    confirmation,
     parse_answer,
+    parse_confirmation,
     parse_keys,
-    parse_mailbox,
 )
+from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK
 from privfl.privacy.secagg.messages import SENT_IN, SERVER, Kind, Phase, pack, unpack
 from privfl.privacy.secagg.shamir import PRIME, SHARE_BYTES
 from tests.privacy.secagg.staging import Stage, a_session, sum_of
@@ -36,11 +37,11 @@ def body_of(stage, data):
 def refuses(stage, error, data, good=None):
     """The server refuses ``data`` with exactly ``error``, takes the good message, and the sum is right."""
     with pytest.raises(errors.SecAggError) as caught:
-        stage.server.receive(data)
+        stage.receive(data)
     assert type(caught.value) is error, caught.value
     if good is None:
         return
-    assert stage.server.receive(good) == 0
+    stage.receive(good)
     stage.play(silent=(0,)).close().until(None)
     assert stage.server.result().tolist() == sum_of(stage.session, stage.vectors, stage.server.survivors)
     assert 0 in stage.server.survivors
@@ -101,49 +102,76 @@ def test_keys_in_use_are_refused():
     stage, good = staged(Phase.ADVERTISE)
     mine, theirs = bytes(body_of(stage, good)), bytes(body_of(stage, stage.answer(Phase.ADVERTISE, 1)))
     stage = Stage(stage.session)
-    stage.server.receive(stage.answer(Phase.ADVERTISE, 1))
+    stage.receive(stage.answer(Phase.ADVERTISE, 1))
     good = stage.answer(Phase.ADVERTISE, 0)
     for body in (theirs, theirs[32:] + mine[32:], mine[:32] + theirs[:32], mine[:32] * 2):
         refuses(stage, errors.BadKey, stage.from_client(0, Kind.KEYS, body))
     for body in (b"", mine[:-1], mine + b"\0", mine[:32]):
         refuses(stage, errors.MalformedMessage, stage.from_client(0, Kind.KEYS, body))
-    assert stage.server.receive(good) == 0
+    stage.receive(good)
 
 
 def test_shares_for_others_than_the_roster_named_are_refused():
     stage, good = staged(Phase.SHARE, lost={Phase.ADVERTISE: (4,)})
-    sealed = parse_mailbox(body_of(stage, good))
-    for error, letters in (
-        (errors.UnknownPeer, sealed | {0: sealed[1]}),
-        (errors.UnknownPeer, sealed | {4: sealed[1]}),
-        (errors.UnknownPeer, sealed | {9: sealed[1]}),
-        (errors.MissingPeer, {1: sealed[1], 2: sealed[2]}),
-        (errors.MissingPeer, {}),
-        (errors.MalformedMessage, sealed | {1: sealed[1][:-1]}),
+    dealing = Dealing.from_bytes(body_of(stage, good), signed=False)
+    letters, some = dealing.letters, dict(list(dealing.letters.items())[:2])
+
+    def dealt(letters):
+        return dataclasses.replace(dealing, keys=dict.fromkeys(letters, bytes(64)), letters=letters).to_bytes()
+
+    for error, body in (
+        (errors.UnknownPeer, dealt(letters | {0: letters[1]})),
+        (errors.UnknownPeer, dealt(letters | {4: letters[1]})),
+        (errors.UnknownPeer, dealt(letters | {9: letters[1]})),
+        (errors.MissingPeer, dealt(some)),
+        (errors.MissingPeer, dealt({})),
+        (errors.MalformedMessage, dealing.to_bytes()[:-1]),
+        (errors.MalformedMessage, b""),
+        (errors.RepeatedPeer, dealt(letters) + dealt({1: letters[1]})[64:]),
     ):
-        refuses(stage, error, stage.from_client(0, Kind.SHARES, mailbox(letters)))
-    twice = mailbox(sealed) + mailbox({1: sealed[1]})
-    refuses(stage, errors.RepeatedPeer, stage.from_client(0, Kind.SHARES, twice), good)
+        refuses(stage, error, stage.from_client(0, Kind.SHARES, body))
+    refuses(stage, errors.MalformedMessage, b"", good)
+
+
+def test_letters_that_their_dealer_has_not_signed_are_refused():
+    stage, good = staged(Phase.SHARE, "active")
+    dealing = Dealing.from_bytes(body_of(stage, good), signed=True)
+    others = Dealing.from_bytes(body_of(stage, stage.answer(Phase.SHARE, 1)), signed=True)
+    swapped = {**dealing.letters, 1: dealing.letters[2], 2: dealing.letters[1]}
+    for change in ({"signature": bytes(64)}, {"signature": others.signature}, {"letters": swapped}):
+        body = dataclasses.replace(dealing, **change).to_bytes()
+        refuses(stage, errors.BadSignature, stage.from_client(0, Kind.SHARES, body))
+    stage.receive(good)
 
 
 @pytest.mark.parametrize("bits", [20, 32, 40])
 def test_a_masked_vector_of_another_length_or_outside_the_ring_is_refused(bits):
     stage, good = staged(Phase.MASK, session=a_session(bits=bits))
     body = bytes(body_of(stage, good))
-    for wrong in (body[:-1], body + b"\0", body[:32], b"", body + body[-4:]):
+    for wrong in (body[:-1], body + b"\0", body[:36], body + body[-4:]):
         refuses(stage, errors.BadVector, stage.from_client(0, Kind.MASKED, wrong))
     if bits % 32:
         outside = np.array([0, 1, 1 << bits], stage.session.word).tobytes()
-        refuses(stage, errors.BadVector, stage.from_client(0, Kind.MASKED, body[:32] + outside))
-    refuses(stage, errors.BadVector, stage.from_client(0, Kind.MASKED, b""), good)
+        refuses(stage, errors.BadVector, stage.from_client(0, Kind.MASKED, body[:36] + outside))
+    refuses(stage, errors.MalformedMessage, stage.from_client(0, Kind.MASKED, b""), good)
 
 
 def test_a_confirmation_of_other_survivors_is_refused():
     stage, good = staged(Phase.CONFIRM, "active", lost={Phase.MASK: (4,)})
-    for named in ([0, 1, 2, 3, 4], [0, 1, 2], [], [9]):
-        refuses(stage, errors.InconsistentSurvivors, stage.from_client(0, Kind.CONFIRMATION, numbers(named)))
-    turned = b"".join(numbers([one]) for one in (3, 2, 1, 0))
-    refuses(stage, errors.InconsistentSurvivors, stage.from_client(0, Kind.CONFIRMATION, turned), good)
+    _, tags = parse_confirmation(body_of(stage, good))
+    assert tags.keys() == {1, 2, 3}
+    right = confirmation([0, 1, 2, 3], tags)
+    turned = right[:4] + right[4:8] + right[12:16] + right[8:12] + right[16:]
+    for body in (*(confirmation(named, tags) for named in ([0, 1, 2, 3, 4], [0, 1, 2], [], [9])), turned):
+        refuses(stage, errors.InconsistentSurvivors, stage.from_client(0, Kind.CONFIRMATION, body))
+    for error, to in (
+        (errors.MissingPeer, {1, 2}),
+        (errors.UnknownPeer, {1, 2, 3, 4}),
+        (errors.UnknownPeer, {0, 1, 2, 3}),
+    ):
+        body = confirmation([0, 1, 2, 3], dict.fromkeys(to, bytes(16)))
+        refuses(stage, error, stage.from_client(0, Kind.CONFIRMATION, body))
+    refuses(stage, errors.MalformedMessage, stage.from_client(0, Kind.CONFIRMATION, b""), good)
 
 
 def test_an_answer_with_other_shares_than_asked_for_is_refused():
@@ -163,7 +191,7 @@ def test_an_answer_with_other_shares_than_asked_for_is_refused():
         (errors.BadShare, shares | {3: (SELF_MASK, shares[3][1])}),
         (errors.BadShare, shares | {1: (MASK_KEY, shares[1][1])}),
         (errors.MalformedMessage, shares | {1: (7, shares[1][1])}),
-        (errors.MalformedMessage, shares | {1: (SELF_MASK, shares[1][1][:-1])}),
+        (errors.BadShare, shares | {1: (SELF_MASK, shares[1][1][:-1])}),
     ):
         refuses(stage, error, stage.from_client(0, Kind.ANSWER, answer(given)))
     refuses(
@@ -177,20 +205,41 @@ def shifted(share):
     return ((int.from_bytes(share, "big") + (pow(weight, -1, PRIME) << 100)) % PRIME).to_bytes(SHARE_BYTES, "big")
 
 
-@pytest.mark.parametrize("victim", [2, 3])
+@pytest.mark.parametrize("victim", [0, 2, 3])
 @pytest.mark.parametrize("share", [SHARE_OF_ZERO, b"\xff" * SHARE_BYTES, "of another", "shifted"])
-def test_a_false_share_aborts_instead_of_giving_a_wrong_sum(victim, share):
-    """Of client 2, who survived, by the commitment; of client 3, who dropped out, by its public key."""
-    stage, good = staged(Phase.UNMASK, lost={Phase.MASK: (3,)})
+def test_a_false_share_is_refused_and_costs_its_sender_only(victim, share):
+    """Of client 2, who survived, of client 3, who dropped out, and of itself; the other three suffice."""
+    stage, good = staged(Phase.UNMASK, lost={Phase.MASK: (3,)}, session=a_session(6, 4))
     shares = parse_answer(body_of(stage, good))
     false = {"of another": shares[1][1], "shifted": shifted(shares[victim][1])}.get(share, share)
-    stage.server.receive(stage.from_client(0, Kind.ANSWER, answer(shares | {victim: (shares[victim][0], false)})))
-    stage.play(silent=(0,))
-    with pytest.raises(errors.BadShare):
-        stage.close()
-    for refused in (stage.server.result, stage.server.close_phase, lambda: stage.server.receive(good)):
-        with pytest.raises(errors.AbortedSession):
-            refused()
+    body = answer(shares | {victim: (shares[victim][0], false)})
+    with pytest.raises(errors.BadShare, match=f"client 0 reveals a false share of a secret of client {victim}"):
+        stage.receive(stage.from_client(0, Kind.ANSWER, body))
+    assert not stage.server.blamed, "it may still send a good one"
+    stage.play(silent=(0,)).close()
+    assert stage.server.blamed.keys() == {0}
+    assert stage.server.survivors == {0, 1, 2, 4, 5}
+    assert stage.server.result().tolist() == sum_of(stage.session, stage.vectors, stage.server.survivors)
+
+
+@pytest.mark.parametrize("adversary", SESSIONS)
+def test_a_message_in_the_name_of_another_is_refused_in_every_phase(adversary):
+    for phase in [phase for phase in Phase if adversary == "active" or phase is not Phase.CONFIRM]:
+        stage, good = staged(phase, adversary)
+        for connection in (1, 5, SERVER):
+            with pytest.raises(errors.ForeignMessage, match="in the name of client 0"):
+                stage.server.receive(good, connection)
+        stage.server.receive(good, 0)
+
+
+def test_a_key_in_another_form_is_refused():
+    """The same point with the top bit set would pass for another key."""
+    stage, good = staged(Phase.ADVERTISE)
+    keys = parse_keys(body_of(stage, good), b"")
+    for public in (keys.mask[:31] + bytes([keys.mask[31] | 0x80]), (2**255 - 19 + 9).to_bytes(32, "little")):
+        body = PublicKeys(keys.channel, public).body()
+        refuses(stage, errors.BadKey, stage.from_client(0, Kind.KEYS, body))
+    stage.receive(good)
 
 
 def test_nothing_is_to_be_had_before_its_time():

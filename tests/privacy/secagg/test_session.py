@@ -22,7 +22,7 @@ def test_bytes_and_back_is_the_same_session(session):
     again = Session.from_bytes(session.to_bytes())
     assert again == session
     assert again.fingerprint == session.fingerprint
-    assert again.holders == session.holders
+    assert dict(again.holders) == dict(session.holders)
 
 
 def test_sessions_that_differ_in_anything_have_different_fingerprints():
@@ -41,9 +41,11 @@ def test_sessions_that_differ_in_anything_have_different_fingerprints():
             {"bits": 31},
             {"accomplices": 2},
             {"quorum": 17},
+            {"encoding": b"e" * 32},
+            {"least_honest": 4},
         )
     ]
-    assert len({one.fingerprint for one in [base, *others]}) == 12
+    assert len({one.fingerprint for one in [base, *others]}) == 14
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,10 @@ def test_sessions_that_differ_in_anything_have_different_fingerprints():
         ({"threshold": 6}, "threshold is 6"),
         ({"threshold": 2}, "half"),
         ({"threshold": 3.0}, "integer"),
-        ({"accomplices": 3}, "accomplices hold"),
+        ({"members": tuple(range(8)), "degree": 7, "threshold": 5, "accomplices": 5}, "accomplices hold"),
+        ({"least_honest": 1}, "a sum of one hides nobody"),
+        ({"threshold": 4, "accomplices": 3, "least_honest": 3}, "never opens on 3 honest ones"),
+        ({"threshold": 4, "quorum": 4, "accomplices": 2, "least_honest": 3}, "raise it to 5"),
         ({"length": 0}, "length is 0"),
         ({"bits": 0}, "bits is 0"),
         ({"bits": 65}, "bits is 65"),
@@ -76,6 +81,7 @@ def test_sessions_that_differ_in_anything_have_different_fingerprints():
         ({"adversary": "malicious"}, "malicious"),
         ({"adversary": "active", "degree": 4, "accomplices": 1}, r"\(members \+ accomplices\)/2 = 3: raise"),
         ({"adversary": "active", "degree": 2}, "active adversary every client needs all 4 others"),
+        ({"adversary": "active", "accomplices": 1, "quorum": 3, "threshold": 4}, "fewer than 4 can be opened"),
     ],
 )
 def test_an_impossible_session_is_refused_with_its_value(changes, says):
@@ -87,7 +93,7 @@ def test_an_impossible_session_is_refused_with_its_value(changes, says):
 @pytest.mark.parametrize("n", [4, 5, 6, 7])
 def test_thresholds_are_accepted_from_the_published_bounds_on(n, adversary):
     """Half of the members always; (members + accomplices)/2 if the adversary is active; more than the accomplices."""
-    for accomplices in range(n - 1):
+    for accomplices in range(n - 1):  # at least 2 are honest
         for threshold in range(2, n + 1):
             secure = 2 * threshold > n + (accomplices if adversary == "active" else 0) and threshold > accomplices
             try:
@@ -98,9 +104,23 @@ def test_thresholds_are_accepted_from_the_published_bounds_on(n, adversary):
                 assert secure
 
 
+def test_a_sum_never_holds_fewer_honest_vectors_than_stated():
+    """The quorum rises with the accomplices and with what noise in shares counts on, or the session is refused."""
+    assert a_session(3, 2, least_honest=3).quorum == 3
+    assert a_session(9, 5, accomplices=3, least_honest=4).quorum == 7
+    assert a_session(9, 5, accomplices=3, least_honest=2).quorum == 5
+    few = Session.between(range(20), ThreatModel(0.1, 0.3), length=1)
+    many = Session.between(range(20), ThreatModel(0.1, 0.3), length=1, least_honest=15)
+    assert (few.quorum, few.least_honest, many.quorum) == (14, 3, 17)
+    with pytest.raises(ConfigError, match="quorum is 14, of whom 2 may be accomplices"):
+        Session.between(range(20), ThreatModel(0.1, 0.3), length=1, quorum=14, least_honest=13)
+
+
 def test_a_session_for_a_threat_model_withstands_it():
     active = Session.between(range(100), ThreatModel(0.1, 0.2, "active"), length=5)
     assert (active.degree, active.threshold, active.accomplices, active.adversary) == (99, 80, 10, "active")
+    assert Session.between(range(100), ThreatModel(0.1, 0.1), length=5).degree == 22, "a complete graph has 99"
+    assert Session.between(range(20), ThreatModel(0.1, 0.3), length=5).degree == 19, "a sparse one saves too little"
     plain = Session.between(range(1000), ThreatModel(0.1, 0.1), length=5, round=3)
     assert plain.degree < 100 < plain.quorum == 900
     assert plain.threshold <= plain.degree
@@ -121,7 +141,7 @@ def test_the_graph_depends_on_the_identity_and_is_symmetric():
 def test_bytes_that_are_no_session_are_refused():
     data = SESSIONS[1].to_bytes()
     with pytest.raises(UnsupportedVersion, match="version 9"):
-        Session.from_bytes(data.replace(b"aggregation\x01", b"aggregation\x09"))
+        Session.from_bytes(data.replace(b"aggregation\x02", b"aggregation\x09"))
     for wrong in (b"", b"x" * len(data), data[:-1], data + b"\0", data[:60], bytearray(data), None):
         with pytest.raises(MalformedMessage):
             Session.from_bytes(wrong)

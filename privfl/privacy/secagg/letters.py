@@ -1,0 +1,187 @@
+"""Letters: a dealer's two shares for one holder, sealed, and what it commits to so that a lie can be proven.
+
+A dealer commits to every share it deals, and both ends of a pair commit to the keys of their letters. A holder whose
+letter is bad can then open that one letter's key to the server, which convicts the dealer or the holder, whoever lies.
+What this opens is a letter of the dealer's to the holder who accuses it, no more: there is a key for each direction.
+
+Under an active adversary the dealer also signs its letters (one signature under a hash tree of all). Without that a
+server could garble good letters, have their holders open the keys, and open the true letters by them.
+
+The commitments are hashes without a salt: a share is a uniform number of 264 bits to everybody who holds fewer than the
+threshold of them, so there is nothing to try out.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from privfl.privacy.secagg import merkle, shamir
+from privfl.privacy.secagg.errors import BadShare, BadSignature
+from privfl.privacy.secagg.primitives import KEY_BYTES, NONCE_BYTES, AgreementKey, derive, seal, sign, unseal, verify
+from privfl.privacy.secagg.session import VERSION, Session
+from privfl.privacy.secagg.shamir import SHARE_BYTES
+
+MASK_KEY, SELF_MASK = 0, 1
+"""The two secrets that a client shares; of one peer a client reveals its share of one of them."""
+
+_PAIR = struct.Struct("<II")
+_SIGNED = b"privfl secure aggregation, letters"
+
+
+@dataclass(frozen=True)
+class Shares:
+    """One holder's shares of one client's mask key and self-mask seed."""
+
+    mask_key: bytes = field(repr=False)
+    self_mask: bytes = field(repr=False)
+
+    def to_bytes(self) -> bytes:
+        """Both, one after the other."""
+        return self.mask_key + self.self_mask
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Shares:
+        """The two shares in ``data``.
+
+        Raises:
+            BadShare: the length is not that of two shares, or one is no element of the field.
+        """
+        if len(data) != 2 * SHARE_BYTES:
+            raise BadShare(f"a sealed pair of shares has {len(data)} bytes; it must have {2 * SHARE_BYTES}.")
+        pair = cls(data[:SHARE_BYTES], data[SHARE_BYTES:])
+        if max(int.from_bytes(pair.mask_key, "big"), int.from_bytes(pair.self_mask, "big")) >= shamir.PRIME:
+            raise BadShare("a sealed share is no element of the field.")
+        return pair
+
+
+@dataclass(frozen=True)
+class PairKeys:
+    """What two clients share besides their mask: a key for letters in either direction, and one to confirm under."""
+
+    outgoing: bytes = field(repr=False)
+    incoming: bytes = field(repr=False)
+    confirming: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A letter as it travels: two share commitments, the sealed shares and, if signed, signature and path to its root.
+
+    The signature (64 bytes) is the dealer's, of the root of the hash tree of all its letters.
+    """
+
+    commitments: bytes
+    sealed: bytes
+    signature: bytes = b""
+    path: bytes = b""
+
+    def leaf(self, holder: int) -> bytes:
+        """This letter's leaf in the dealer's hash tree."""
+        return merkle.leaf(struct.pack("<I", holder) + self.commitments + self.sealed)
+
+
+def pair_keys(session: Session, key: AgreementKey, client: int, peer: int, public: bytes) -> PairKeys:
+    """The keys that ``client``, owner of the channel key ``key``, shares with ``peer``, owner of ``public``.
+
+    Raises:
+        BadKey: the peer's key is unusable.
+    """
+    pair = _PAIR.pack(min(client, peer), max(client, peer))
+    drawn = derive(key.agree(public), session.fingerprint, b"letters" + pair, 3 * KEY_BYTES)
+    upward, downward, confirming = (drawn[start : start + KEY_BYTES] for start in range(0, len(drawn), KEY_BYTES))
+    return PairKeys(upward, downward, confirming) if client < peer else PairKeys(downward, upward, confirming)
+
+
+def key_commitment(session: Session, dealer: int, holder: int, key: bytes) -> bytes:
+    """32 bytes that fix the key of ``dealer``'s letter to ``holder`` without showing it."""
+    return sha256(b"letter key" + session.fingerprint + _PAIR.pack(dealer, holder) + key).digest()
+
+
+def share_commitment(session: Session, dealer: int, holder: int, secret: int, share: bytes) -> bytes:
+    """32 bytes that fix ``holder``'s share of one of ``dealer``'s secrets without showing it."""
+    return sha256(b"share" + session.fingerprint + _PAIR.pack(dealer, holder) + bytes([secret]) + share).digest()
+
+
+def share_commitments(session: Session, dealer: int, holder: int, shares: Shares) -> bytes:
+    """The commitments (64 bytes) to both of ``holder``'s shares of ``dealer``'s secrets."""
+    return share_commitment(session, dealer, holder, MASK_KEY, shares.mask_key) + share_commitment(
+        session, dealer, holder, SELF_MASK, shares.self_mask
+    )
+
+
+def write_letter(
+    session: Session, dealer: int, holder: int, key: bytes, shares: Shares, entropy: Callable[[int], bytes]
+) -> Letter:
+    """``shares`` sealed under ``key`` for ``holder``, with their commitments; not signed yet."""
+    nonce = entropy(NONCE_BYTES)
+    sealed = nonce + seal(key, nonce, shares.to_bytes(), _bound_to(session, dealer, holder))
+    return Letter(share_commitments(session, dealer, holder, shares), sealed)
+
+
+def open_letter(session: Session, dealer: int, holder: int, key: bytes, letter: Letter) -> Shares:
+    """The shares in ``letter``: its holder and, once the key is open, the server find the same.
+
+    Raises:
+        BadCiphertext: it does not open.
+        BadShare: what is in it is no pair of shares, or not that which the dealer committed to.
+    """
+    nonce, rest = letter.sealed[:NONCE_BYTES], letter.sealed[NONCE_BYTES:]
+    shares = Shares.from_bytes(unseal(key, nonce, rest, _bound_to(session, dealer, holder)))
+    if not hmac.compare_digest(share_commitments(session, dealer, holder, shares), letter.commitments):
+        raise BadShare(f"client {dealer} sends client {holder} other shares than it has committed to.")
+    return shares
+
+
+def letter_tree(session: Session, letters: Mapping[int, Letter]) -> merkle.Tree:
+    """The hash tree of a dealer's letters by holder, in their rising order."""
+    leaves = [letters[holder].leaf(holder) for holder in sorted(letters)]
+    return merkle.Tree(leaves, merkle.depth_for(session.degree))
+
+
+def with_proofs(letters: Mapping[int, Letter], tree: merkle.Tree, signature: bytes) -> Mapping[int, Letter]:
+    """A dealer's letters by holder, each with the proof that the dealer signed it: the root's signature, and a path."""
+    paths = tree.paths()
+    return {
+        holder: Letter(letters[holder].commitments, letters[holder].sealed, signature, paths[place])
+        for place, holder in enumerate(sorted(letters))
+    }
+
+
+def sign_letters(session: Session, dealer: int, root: bytes, signing_key: bytes) -> bytes:
+    """``dealer``'s signature (64 bytes) of the root of all its letters."""
+    return sign(signing_key, _signed_content(session, dealer, root))
+
+
+def check_letters(session: Session, dealer: int, root: bytes, signature: bytes, verify_key: bytes) -> None:
+    """Return if ``dealer`` has signed the letters under ``root``.
+
+    Raises:
+        BadSignature: it has not.
+    """
+    try:
+        verify(verify_key, signature, _signed_content(session, dealer, root))
+    except BadSignature as error:
+        raise BadSignature(f"client {dealer} has not signed the letters that are said to be its own.") from error
+
+
+def check_letter(session: Session, dealer: int, holder: int, letter: Letter, verify_key: bytes) -> None:
+    """Return if ``dealer`` has signed this very ``letter`` to ``holder``.
+
+    Raises:
+        BadSignature: it has not, so whoever handed it on has altered it.
+    """
+    check_letters(session, dealer, merkle.root_over(letter.leaf(holder), letter.path), letter.signature, verify_key)
+
+
+def _signed_content(session: Session, dealer: int, root: bytes) -> bytes:
+    return _SIGNED + session.fingerprint + struct.pack("<I", dealer) + root
+
+
+def _bound_to(session: Session, dealer: int, holder: int) -> bytes:
+    """The data that sealed shares are bound to: version, session, round, dealer and holder."""
+    place = struct.pack("<BIII", VERSION, session.round, dealer, holder)
+    return b"privfl shares" + place + session.identity + session.fingerprint
