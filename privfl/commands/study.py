@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from privfl.commands.examine import check, examine
 from privfl.commands.interrupts import interruptible
 from privfl.study.file import Study
 from privfl.study.results import Results, fronts
@@ -42,12 +43,16 @@ def run(
 
     Exits with 1 if a run failed, after all the others.
     """
-    from privfl.commands.examine import check, examine
-
     study = Study.from_toml(file, set_ or [])
-    beside = {"examine": examine, "check": check} if study.beside else {}
     with interruptible("repeat the command to go on"):
-        results = study.run(out, name=file.stem, processes=processes, skip_impossible=skip_impossible, **beside)
+        results = study.run(
+            out,
+            name=file.stem,
+            processes=processes,
+            skip_impossible=skip_impossible,
+            examine=examine,
+            check=check,
+        )
     failed = [one for one in results.members if one.state == "failed"]
     if results.done:
         typer.echo(write_table(results, Format.text))

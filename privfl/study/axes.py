@@ -93,20 +93,20 @@ def points(
     """
     axes = [*_variant_axes(variants), *_zip_axis(zipped or {}), *_grid_axes(grid or {})]
     found = []
-    for chosen in product(*(choices for _, choices in axes), _levels_of(epsilon)):
-        settings = _copy(base)
+    combined = product(product(*(choices for _, choices in axes)), _levels_of(epsilon))
+    for chosen, (privacy, target) in combined:
+        settings: Settings = _copy(base)
         named: dict[str, str] = {}
-        for (axis, _), (label, changes, unset) in zip(axes, chosen, strict=False):
+        for (axis, _), (label, changes, unset) in zip(axes, chosen, strict=True):
             for key in unset:
                 _remove(settings, key)
             settings = merged(settings, changes)
             named[axis] = label
-        label, target = chosen[-1]
         if target is not None:
             settings = with_target(settings, target)
         others = [text for axis, text in named.items() if axis not in (METHOD, "algorithm", "algorithm.name")]
         method = named.get(METHOD) or named.get("algorithm") or named.get("algorithm.name") or _algorithm(settings)
-        level = ", ".join([*others, *([label] if label else [])]) or "as given"
+        level = ", ".join([*others, *([privacy] if privacy else [])]) or "as given"
         found += [Point(method, level, seed, {**settings, "seed": seed}) for seed in seeds]
     _check_names(found)
     return found
@@ -114,7 +114,7 @@ def points(
 
 def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings:
     """``settings`` with ``changes`` laid over them; neither is touched."""
-    result = _copy(settings)
+    result: Settings = _copy(settings)
     for key, value in changes.items():
         there = result.get(key)
         if not isinstance(value, Mapping):
@@ -129,7 +129,7 @@ def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings:
 def with_target(settings: Mapping[str, Any], epsilon: float) -> Settings:
     """``settings`` whose DP-SGD has the target ``epsilon``, or without DP-SGD if that is ∞."""
     if math.isinf(epsilon):
-        result = _copy(settings)
+        result: Settings = _copy(settings)
         _remove(result, "privacy.training")
         return result
     result = merged(settings, {"privacy": {"training": {"target_epsilon": float(epsilon)}}})

@@ -211,10 +211,6 @@ class Study(Settings):
         Raises:
             ConfigError: runs are impossible; the message names all of them, each with the mend.
         """
-        from privfl.study.display import Display
-        from privfl.study.execution import Job, execute
-        from privfl.study.workers import cores
-
         if processes is not None and processes < 1:
             raise ConfigError(f"a study runs in {processes} processes; give an integer ≥ 1")
         if self.beside and examine is None:
@@ -222,12 +218,17 @@ class Study(Settings):
                 "the study attacks or audits its runs; start it by `privfl study run`, or hand over examine = "
                 "privfl.commands.examine.examine"
             )
-        store, name, processes = Store(Path(out)), self.name(name), processes or cores()
+        store, name = Store(Path(out)), self.name(name)
         if not self.is_finished(store, name, skip_impossible=skip_impossible):
+            from privfl.study.display import Display
+            from privfl.study.execution import Job, execute
+            from privfl.study.workers import cores
+
             resolved = self.resolve(store)
             self._refuse(resolved, skip_impossible)
             if check is not None:
                 check(self, resolved)
+            processes = processes or cores()
             store.enrol(name, self.source, self.told, [_member(one) for one in resolved])
             states = store.ended([one.run for one in resolved])
             jobs = {

@@ -94,7 +94,7 @@ def trade_off(points: Mapping[str, Sequence[tuple[float, float, str]]], cost: st
     axes = figure.add_subplot()
     for index, (method, members) in enumerate(points.items()):
         shown = sorted(point for point in members if math.isfinite(point[0]))
-        style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)], "linewidth": 1.4}
+        style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
         axes.plot([place for place, *_ in shown], [value for _, value, _ in shown], label=method, **style)
         for place, value, level in shown:
             axes.annotate(level, (place, value), fontsize=7, xytext=(3, 3), textcoords="offset points")

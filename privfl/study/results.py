@@ -16,7 +16,8 @@ Test = Literal["t", "wilcoxon", "sign"]
 CELLS = tuple(f"{unit}/{observer}" for unit in ("sample", "client") for observer in ("server", "public"))
 JUDGED_BY = ("personal_", "local_", "test_")
 """What a metric without a prefix is taken from, the first that a run has: a method with models for each client is
-judged by these, any other by its one model on every client's own tests, or on the held-out data where there are none."""
+judged by these, any other by its one model on every client's own tests, or where there are none on the held-out data.
+"""
 LOWER = (
     *("loss", "ece", "mce", "deviation", "gini", "gap", "perplexity", "error", "mse", "mae", "rmse"),
     *("seconds", "bytes", "dropped", "epsilon", "advantage", "bound", "noise"),

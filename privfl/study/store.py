@@ -193,11 +193,9 @@ class Store:
             database.execute("COMMIT")
         found = []
         for method, level, seed, run, own, because, state, reason, began, rounds in rows:
-            impossible = own == "impossible"
-            state, reason = (own, because) if impossible else (state or "waiting", reason or "")
-            found.append(
-                Member(method, level, seed, run, state, reason, values.get(run, {}), began or 0.0, rounds or 0)
-            )
+            now: State = own if own == "impossible" else state or "waiting"
+            why = because if own == "impossible" else reason or ""
+            found.append(Member(method, level, seed, run, now, why, values.get(run, {}), began or 0.0, rounds or 0))
         return found
 
     def _replace(

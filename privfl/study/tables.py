@@ -78,7 +78,9 @@ def interval(row: Row, *, percent: bool) -> str:
     """``[90.8, 91.6] %``, empty for one seed."""
     if math.isnan(row.low):
         return ""
-    return f"[{100 * row.low:.1f}, {100 * row.high:.1f}] %" if percent else f"[{row.low:.4g}, {row.high:.4g}]"
+    if percent:  # no share lies outside of what is possible
+        return f"[{100 * max(row.low, 0):.1f}, {100 * min(row.high, 1):.1f}] %"
+    return f"[{row.low:.4g}, {row.high:.4g}]"
 
 
 def latex(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
