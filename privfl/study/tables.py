@@ -95,12 +95,15 @@ def latex(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     \hline
     \end{tabular}
     """
-    lines = [
-        " & ".join("".join(_LATEX.get(one, one) for one in text) for text in row) + r" \\" for row in [head, *body]
-    ]
+    lines = [" & ".join(map(_escaped, row)) + r" \\" for row in [head, *body]]
     columns = "".join("l" if place < 2 else "r" for place in range(len(head)))
     rows = [r"\hline", lines[0], r"\hline", *lines[1:], r"\hline"]
     return "\n".join([rf"\begin{{tabular}}{{{columns}}}", *rows, r"\end{tabular}"])
+
+
+def _escaped(text: str) -> str:
+    """``text`` for LaTeX; what begins with a bracket or a star would be an argument of the line break before it."""
+    return ("{}" if text.startswith(("[", "*")) else "") + "".join(_LATEX.get(one, one) for one in text)
 
 
 def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
