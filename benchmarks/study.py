@@ -2,9 +2,9 @@
 
     python benchmarks/study.py --out benchmarks/results/study.json
 
-Alone means: one after the other in one warm process, trained and nothing else, and half of that for two processes. The
-machinery is what the study takes beyond that, with and without what any start of Python with torch takes; both in seconds
-of the clock and of the processor, because another process on the machine adds to the first.
+Alone means: one after the other in one warm process, each trained into a directory of its own and nothing else. The
+machinery is what the study takes beyond that on the processor, with and without what the starts of its processes take:
+loading torch and privfl. Time on the clock is recorded as well, and says little on a machine that has other work.
 """
 
 from __future__ import annotations
