@@ -22,8 +22,8 @@ The components' own dataclasses *are* the schema: a section names one of them an
 
 What is not in privfl is named ``module:Name``, for instance ``[algorithm] name = "my_algorithms:Halved"``, and imported
 from where Python finds modules or from the working directory. Data of one's own come from a file, ``arrays =
-"data.npz"`` (or ``[arrays]``, see :mod:`privfl.data.tables`), or a function, ``task = "my_data:hospitals"``, instead of
-``[dataset]``. So a file can make Python run code: read a stranger's before you use it.
+"data.npz"`` (or ``[arrays]``, see :mod:`privfl.data.own_file`), or a function, ``task = "my_data:hospitals"``, in place
+of ``[dataset]``. So a file can make Python run code: read a stranger's before you use it.
 
 Everything that can be wrong is found before any work starts, in one sentence that names key, value and mend.
 """
@@ -35,7 +35,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from privfl.data.tables import Arrays
+from privfl.data.own_file import Arrays
 from privfl.errors import ConfigError
 from privfl.federation.task import Task, call_for_task, cross_entropy, load
 from privfl.references import imported

@@ -16,8 +16,8 @@ from privfl.data.catalog import options as dataset_options
 from privfl.data.label_noise import LABEL_NOISE, LabelNoise
 from privfl.data.local_tests import LocalTests
 from privfl.data.mapped import Rows
+from privfl.data.own_file import Arrays
 from privfl.data.partitions import PARTITIONS, Partition
-from privfl.data.tables import Arrays
 from privfl.errors import ConfigError, unknown
 from privfl.schema import Named, Registries
 

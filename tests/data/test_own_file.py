@@ -5,7 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 
-from privfl.data.tables import Arrays
+from privfl.data.own_file import Arrays
 from privfl.errors import ConfigError, DataError
 
 TABLE = "record,hospital,age,dose,died\n" + "".join(
