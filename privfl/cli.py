@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +11,9 @@ import typer
 
 from privfl.commands.account import app as account
 from privfl.commands.data import app as data
+from privfl.commands.interrupts import interruptible
 from privfl.commands.listing import Kind, show_list
+from privfl.commands.study import app as study
 from privfl.errors import PrivflError
 from privfl.plain_text import let_every_text_be_printed
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 app.add_typer(account, name="account")
 app.add_typer(data, name="data")
+app.add_typer(study, name="study")
 
 
 def _print_version(asked: bool) -> None:
@@ -141,16 +142,6 @@ def audit(
         refuted = audit_experiment(file)
     if refuted:
         raise typer.Exit(1)
-
-
-@contextmanager
-def interruptible(mend: str) -> Iterator[None]:
-    """Turn Ctrl-C into one sentence and exit code 130."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo(f"\nprivfl: interrupted; what was saved is intact, {mend}", err=True)
-        raise typer.Exit(130) from None
 
 
 def main() -> None:

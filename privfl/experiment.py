@@ -21,8 +21,9 @@ The components' own dataclasses *are* the schema: a section names one of them an
     bound = 200
 
 What is not in privfl is named ``module:Name``, for instance ``[algorithm] name = "my_algorithms:Halved"``, and imported
-from where Python finds modules or from the working directory. Data of one's own come from a function: ``task =
-"my_data:hospitals"`` instead of ``[dataset]``. So a file can make Python run code: read a stranger's before you use it.
+from where Python finds modules or from the working directory. Data of one's own come from a file, ``arrays =
+"data.npz"`` (or ``[arrays]``, see :mod:`privfl.data.own_file`), or a function, ``task = "my_data:hospitals"``, in place
+of ``[dataset]``. So a file can make Python run code: read a stranger's before you use it.
 
 Everything that can be wrong is found before any work starts, in one sentence that names key, value and mend.
 """
@@ -34,6 +35,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from privfl.data.own_file import Arrays
 from privfl.errors import ConfigError
 from privfl.federation.losses import loaded_loss
 from privfl.federation.task import Task, call_for_task, load
@@ -88,7 +90,9 @@ class Experiment(RunConfig):
         Raises:
             ConfigError: a setting is unknown or impossible.
         """
-        if not {"task", "data"} & settings.keys():
+        if isinstance(settings.get("arrays"), str):
+            settings = {**settings, "arrays": {"file": settings["arrays"]}}
+        if not {"task", "data", "arrays"} & settings.keys():
             settings = {**settings, "dataset": settings.get("dataset", {"name": "digits"})}
         return build(cls, settings, "", registries())
 
@@ -103,24 +107,42 @@ class Experiment(RunConfig):
             task = call_for_task(imported(recipe.task, "task"), seed).made_by(replace(recipe, data=None))
             self._check_data(task)
             return task
+        if recipe.arrays is not None:
+            task = self._from_file(recipe.arrays)
+            self._check_data(task)
+            return task
         if recipe.dataset is None:
             raise ConfigError(
                 f"the data of this run ({dict(recipe.data or {}).get('name')}) were handed over in Python; name a "
                 'function that returns its task, task = "module:function" (for privfl run: --set task=…)'
             )
-        model, loss = recipe.model, recipe.loss
-        own = model is not None and ":" in model.name
         return load(
             recipe.dataset.name,
-            partition=recipe.partition,
-            model=None if model is None else model.load("model") if own else model.name,
-            model_options=None if model is None or own else dict(model.options),
-            label_noise=recipe.label_noise,
+            **self._parts(),
             local_tests=recipe.local_tests,
-            loss=None if loss is None else loaded_loss(loss),
-            metrics=tuple(metric.load("metrics") for metric in recipe.metrics),
             **{"seed": seed, **recipe.dataset.options},
         )
+
+    def _from_file(self, arrays: Arrays) -> Task:
+        recipe, seed = self.recipe, self.schedule.seed
+        task = Task.from_dataset(arrays.dataset(seed), **self._parts(), seed=seed)
+        if recipe.local_tests is not None:
+            task = task.with_local_tests(recipe.local_tests, seed)
+        return task.made_by(replace(recipe, data=None))
+
+    def _parts(self) -> dict[str, Any]:
+        """What is made of a dataset: its partition, noise on its labels, and the model and loss for it."""
+        recipe = self.recipe
+        model, loss = recipe.model, recipe.loss
+        own = model is not None and ":" in model.name
+        return {
+            "partition": recipe.partition,
+            "model": None if model is None else model.load("model") if own else model.name,
+            "model_options": None if model is None or own else dict(model.options),
+            "label_noise": recipe.label_noise,
+            "loss": None if loss is None else loaded_loss(loss),
+            "metrics": tuple(metric.load("metrics") for metric in recipe.metrics),
+        }
 
     def _check_data(self, task: Task) -> None:
         recorded = self.recipe.data

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +15,8 @@ from privfl.errors import ConfigError, brief
 
 PACKAGE = Path(__file__).resolve().parent
 """Where privfl itself lies."""
+
+_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def reference(thing: Any) -> str:
@@ -56,6 +59,21 @@ def imported(name: Any, key: str) -> Any:
             raise ConfigError(f"{key} is '{name}', but {module} has no '{path}'; check the name")
         found = getattr(found, part)
     return found
+
+
+def references_in(settings: Any) -> Iterator[str]:
+    """Every text in ``settings``, tables and lists of them, that has the form ``module:Name``.
+
+    >>> list(references_in({"task": "my_data:hospitals", "privacy": {"update": [{"name": "mine:Clip"}]}, "rounds": 3}))
+    ['my_data:hospitals', 'mine:Clip']
+    """
+    if isinstance(settings, Mapping):
+        settings = list(settings.values())
+    if isinstance(settings, list | tuple):
+        for item in settings:
+            yield from references_in(item)
+    elif isinstance(settings, str) and _REFERENCE.fullmatch(settings):
+        yield settings
 
 
 def shipped(thing: Callable[..., Any]) -> bool:

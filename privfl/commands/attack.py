@@ -19,15 +19,19 @@ from __future__ import annotations
 
 import io
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from privfl.companions import companion
 from privfl.errors import ConfigError
 from privfl.schema import build, choose_each, read_toml
+
+if TYPE_CHECKING:
+    from privfl.commands.judge import Judge
 
 
 @dataclass(frozen=True)
@@ -52,21 +56,47 @@ class Plan:
 
 def attack_run(path: Path) -> None:
     """Run every attack of the file ``path``; print the results and write them beside the run."""
-    registry = companion("attacks.registry")
     plan = build(Plan, read_toml(path, "an attack file"))
-    attacks: tuple[Any, ...] = choose_each(registry.ATTACKS, plan.attack, "attack", registry.Attack)
-    run = Path(plan.run)
+    attacks, run = read_attacks(plan.attack), Path(plan.run)
     from privfl.commands.judge import Judge
+
+    judge = Judge.of(run, plan.seed, plan.public_share, plan.candidates, plan.task)
+    for result in attack_folder(run, judge, attacks, again=True):
+        typer.echo(f"{result}\n")
+    typer.echo(f"Results: {run / 'attacks'}    (privfl report {run} shows them)")
+
+
+def read_attacks(tables: Any) -> tuple[Any, ...]:
+    """The attacks that a file's ``tables`` name.
+
+    Raises:
+        ConfigError: one is unknown, or a setting of it is.
+    """
+    registry = companion("attacks.registry")
+    attacks: tuple[Any, ...] = choose_each(registry.ATTACKS, tables, "attack", registry.Attack)
+    return attacks
+
+
+def attack_folder(run: Path, judge: Judge, attacks: Sequence[Any], *, again: bool) -> Iterator[Any]:
+    """Run ``attacks`` one by one on the recorded ``run`` and file each result there; nobody else may be at the run.
+
+    Args:
+        again: also those whose result is there already.
+
+    Raises:
+        ConfigError: the run was not recorded, an attack does not fit it, or another process is at it.
+    """
     from privfl.simulation.run_directory import RunDirectory
     from privfl.simulation.transcript import Transcript
 
-    judge = Judge.of(run, plan.seed, plan.public_share, plan.candidates, plan.task)
     directory, folder, used = RunDirectory(run), run / "attacks", Counter[str]()
     with directory.held():
         directory.make_folder(folder.name)
         for attack in attacks:
             used[attack.name] += 1
             label = attack.name if used[attack.name] == 1 else f"{attack.name}-{used[attack.name]}"
+            if not again and (folder / f"{label}.json").exists():
+                continue
             seen = Transcript.load(run, attack.observer, judge.task.model)
             try:
                 result = attack.run(seen, judge.auxiliary(attack, attack.needs))
@@ -76,5 +106,4 @@ def attack_run(path: Path) -> None:
             result.figure().savefig(picture, dpi=140)
             directory.write(f"{folder.name}/{label}.png", picture.getvalue())
             directory.write_json(f"{folder.name}/{label}.json", result.to_json())
-            typer.echo(f"{result}\n")
-    typer.echo(f"Results: {folder}    (privfl report {run} shows them)")
+            yield result

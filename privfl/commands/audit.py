@@ -16,15 +16,19 @@ Results are written to ``audits/NAME.json`` in the run's directory, or in ``runs
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from privfl.companions import companion
 from privfl.errors import ConfigError
 from privfl.schema import build, choose_each, read_toml
+
+if TYPE_CHECKING:
+    from privfl.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -58,30 +62,59 @@ def audit_experiment(path: Path) -> bool:
     The confidence is each audit's own: of many audits of true claims, a share of up to 1 − confidence may err.
     """
     from privfl.experiment import Experiment
-    from privfl.files import write_json
-    from privfl.lock import FolderLock
     from privfl.simulation.run_directory import RunDirectory
 
-    registry = companion("audits.registry")
     plan = build(Plan, read_toml(path, "an audit file"))
-    audits: tuple[Any, ...] = choose_each(registry.AUDITS, plan.audit, "audit", registry.ExperimentAudit)
+    audits = read_audits(plan.audit)
     overrides = [] if plan.task is None else [f"task={plan.task}"]
     source, read = (plan.run, Experiment.of_run) if plan.run else (plan.experiment, Experiment.from_toml)
-    experiment = read(source, overrides)
     RunDirectory(plan.folder).settle()
-    folder, used, refuted = plan.folder / "audits", Counter[str](), False
-    lock = FolderLock(folder)
+    refuted = False
+    for result in audit_folder(plan.folder, read(source, overrides), audits, plan.confidence, plan.seed, again=True):
+        typer.echo(f"{result}\n")
+        refuted = refuted or result.refuted
+    typer.echo(f"Results: {plan.folder / 'audits'}")
+    return refuted
+
+
+def read_audits(tables: Any) -> tuple[Any, ...]:
+    """The audits that a file's ``tables`` name.
+
+    Raises:
+        ConfigError: one is unknown, or a setting of it is.
+    """
+    registry = companion("audits.registry")
+    audits: tuple[Any, ...] = choose_each(registry.AUDITS, tables, "audit", registry.ExperimentAudit)
+    return audits
+
+
+def audit_folder(
+    folder: Path, experiment: Experiment, audits: Sequence[Any], confidence: float, seed: int, *, again: bool
+) -> Iterator[Any]:
+    """Run ``audits`` one by one on ``experiment`` and file each result in ``folder``.
+
+    Args:
+        again: also those whose result is there already.
+
+    Raises:
+        ConfigError: the experiment claims nothing that an audit could test.
+    """
+    from privfl.files import write_json
+    from privfl.lock import FolderLock
+
+    place, used = folder / "audits", Counter[str]()
+    lock = FolderLock(place)
     with lock.held():
         for audit in audits:
             used[audit.name] += 1
             label = audit.name if used[audit.name] == 1 else f"{audit.name}-{used[audit.name]}"
+            path = place / f"{label}.json"
+            if not again and path.exists():
+                continue
             try:
-                result = audit.run(experiment, plan.confidence, plan.seed)
+                result = audit.run(experiment, confidence, seed)
             except ConfigError as error:
                 raise ConfigError(f"{label}: {error}") from error
             lock.check()
-            write_json(folder / f"{label}.json", result.to_json(), folders=False)
-            typer.echo(f"{result}\n")
-            refuted = refuted or result.refuted
-    typer.echo(f"Results: {folder}")
-    return refuted
+            write_json(path, result.to_json(), folders=False)
+            yield result

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from privfl.privacy.accounting.statement import round_up
+from privfl.privacy.accounting.printed import round_up
 
 if TYPE_CHECKING:
     from privfl.simulation.callbacks import Simulation

@@ -16,6 +16,7 @@ from privfl.data.catalog import options as dataset_options
 from privfl.data.label_noise import LABEL_NOISE, LabelNoise
 from privfl.data.local_tests import LocalTests
 from privfl.data.mapped import Rows
+from privfl.data.own_file import Arrays
 from privfl.data.partitions import PARTITIONS, Partition
 from privfl.errors import ConfigError, unknown
 from privfl.schema import Named, Registries
@@ -27,12 +28,13 @@ _PIECE = 1 << 22
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a task came about: a dataset of the catalog, a function that returns it, or data that were handed over.
+    """How a task came about: a dataset of the catalog, a file, a function that returns it, or data handed over.
 
     Args:
         task: ``module:function``, of no arguments or of the seed, which returns the task.
+        arrays: a file with data of one's own.
         dataset: name in the catalog and options; ``seed`` is the run's unless it is among them.
-        partition, label_noise, local_tests: what is done with the dataset.
+        partition, label_noise, local_tests: what is done with the dataset or the file.
         model: name or ``module:Name``, and options; ``None`` takes the default for the dataset's inputs.
         loss: ``cross-entropy``, ``mean-squared-error``, ``huber``, ``binary-cross-entropy``, ``token-cross-entropy`` or
             ``module:Name``, and its arguments; ``None`` is that of the task's kind.
@@ -42,6 +44,7 @@ class Recipe:
     """
 
     task: str | None = None
+    arrays: Arrays | None = None
     dataset: Named | None = None
     partition: Partition | None = None
     label_noise: LabelNoise | None = None
@@ -52,6 +55,15 @@ class Recipe:
     data: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        if self.arrays is not None:
+            if self.task is not None or self.dataset is not None:
+                raise ConfigError("the file names arrays and other data as well (task, [dataset]); keep one")
+            if self.partition is not None and self.arrays.client is not None:
+                raise ConfigError(
+                    f"arrays.client says whose each row is ('{self.arrays.client}'), and [partition] would deal the "
+                    "rows out anew; leave one of them out"
+                )
+            return
         if self.dataset is None:
             for name in ("partition", "label_noise", "local_tests", "model", "loss", "metrics"):
                 if getattr(self, name) not in (None, ()):

@@ -6,19 +6,15 @@ import csv
 import io
 import json
 import math
-import multiprocessing
 import os
 import re
 import statistics
 import traceback
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from multiprocessing.process import BaseProcess
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 from rich.console import Console
@@ -33,10 +29,10 @@ from privfl.privacy.accounting.release import OBSERVERS, UNITS
 from privfl.simulation.run_directory import RunDirectory, read_lines
 from privfl.study.clients import FILE, record_clients, write_clients
 from privfl.study.composed import PythonRun
+from privfl.study.record import DAMAGED, why_failed
+from privfl.study.workers import DIED, cores, outcomes
 
 CELLS = tuple(f"{unit}/{observer}" for unit in UNITS for observer in OBSERVERS)
-DAMAGED = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError)
-"""What reading a damaged file may raise."""
 
 
 def slug(name: str) -> str:
@@ -109,7 +105,7 @@ def run_study(
         raise ConfigError(f"two runs of the study are called '{sorted(twice)[0]}'; give them different levels or seeds")
     if processes is not None and processes < 1:
         raise ConfigError(f"a study runs in {processes} processes; give an integer ≥ 1")
-    processes = processes or _cores()
+    processes = processes or cores()
     if processes > 1:
         _check_portable(cells)
     lock = FolderLock(out)
@@ -161,52 +157,14 @@ def _check_portable(cells: Sequence[Cell]) -> None:
             ) from error
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _outcomes(cells: Sequence[Cell], out: Path, processes: int) -> Iterator[tuple[Cell, str]]:
     """Every cell with why it failed, or the empty string, in the order in which they end."""
-    if processes == 1:
-        yield from ((cell, _run_cell(cell, out / "runs" / cell.folder)) for cell in cells)
-        return
-    orphans = []
-    with _pool(min(processes, len(cells))) as pool:
-        waiting = {pool.submit(_run_cell, cell, out / "runs" / cell.folder): cell for cell in cells}
-        try:
-            for future in as_completed(waiting):
-                try:
-                    yield waiting[future], future.result()
-                except BrokenProcessPool:
-                    orphans.append(waiting[future])
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-    for cell in orphans:  # a process was killed and took its pool along; alone, each run shows whether it was the one
-        with _pool(1) as pool:
-            try:
-                yield cell, pool.submit(_run_cell, cell, out / "runs" / cell.folder).result()
-            except BrokenProcessPool:
-                yield cell, "its process died (killed, out of memory, or the script has no `if __name__` guard)"
+    for cell, reason in outcomes(partial(_start, _run_cell, out), cells, processes):
+        yield cell, DIED if reason is None else reason
 
 
-def _pool(processes: int) -> ProcessPoolExecutor:
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(processes, mp_context=context, initializer=_end_with_parent)
-
-
-def _end_with_parent() -> None:
-    """See to it that this process ends when the study that started it is killed, and lets go of its run.
-
-    Otherwise it would train on for nobody, and the study's next start would find the run in use.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        Thread(target=_follow, args=(parent,), daemon=True).start()
-
-
-def _follow(parent: BaseProcess) -> None:
-    parent.join()
-    os._exit(1)
+def _start(run: Callable[[Cell, Path], str], out: Path, cell: Cell) -> str:
+    return run(cell, out / "runs" / cell.folder)
 
 
 def _run_cell(cell: Cell, folder: Path) -> str:
@@ -214,7 +172,7 @@ def _run_cell(cell: Cell, folder: Path) -> str:
     try:
         RunDirectory(folder).settle()
         if _finished(cell, folder):
-            failure = _failure(folder)
+            failure = why_failed(folder)
         else:
             failure = cell.experiment.run(folder, resume=True, callbacks=[record_clients]).failure
         if not (folder / FILE).exists():  # an interruption came between the last round and the callback
@@ -228,15 +186,6 @@ def _run_cell(cell: Cell, folder: Path) -> str:
         write_whole(folder / "error.txt", traceback.format_exc().encode())
         return f"{type(error).__name__}: {error} (see {folder / 'error.txt'})"
     return ""
-
-
-def _failure(folder: Path) -> str:
-    """Why the finished run in ``folder`` learnt nothing, empty if it did; its summary may have to keep it secret."""
-    summary = RunDirectory(folder).read_json("summary.json") or {}
-    if "failure" in summary:
-        return str(summary["failure"])
-    checkpoint = RunDirectory(folder).checkpoint()
-    return "" if checkpoint is None else str(checkpoint.meta.get("failure", ""))
 
 
 def _finished(cell: Cell, folder: Path) -> bool:

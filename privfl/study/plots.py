@@ -11,12 +11,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from privfl.privacy.accounting.statement import round_up
+from privfl.privacy.accounting.printed import round_up
 from privfl.simulation.run_directory import Metrics
 from privfl.study.grid import Summary
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""
+UTILITY = "test accuracy"
+"""What utility is where nobody says otherwise."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", "--", "-.", ":")
 
@@ -27,9 +29,12 @@ def _clean(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def pareto(rows: Sequence[Summary], cell: str = "sample/public", title: str = "") -> Figure:
-    """Accuracy (mean ± standard deviation over seeds) against ε of ``cell`` on a log axis, one line for each method.
+def pareto(
+    rows: Sequence[Summary], cell: str = "sample/public", title: str = "", *, utility: str = UTILITY, share: bool = True
+) -> Figure:
+    """``utility`` (mean ± standard deviation over seeds) against ε of ``cell`` on a log axis, one line for each method.
 
+    ``share``: it is one, and shown in percent.
     Runs without a claim stand at the right end, at ∞, with a dotted line across; runs that release nothing stand at the
     left end, at 0. An ε between two claims is drawn where it is; labels that would cover their neighbour are left out.
     """
@@ -70,9 +75,31 @@ def pareto(rows: Sequence[Summary], cell: str = "sample/public", title: str = ""
     axes.set_xlabel(
         f"ε for one {cell.split('/')[0]} against the {cell.split('/')[1]} (log scale; left is more private)"
     )
-    axes.set_ylabel("test accuracy")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_ylabel(utility)
+    if share:
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_title(title, loc="left", fontsize=11)
+    axes.legend(frameon=False, loc="best")
+    _clean(axes)
+    return figure
+
+
+def trade_off(points: Mapping[str, Sequence[tuple[float, float, str]]], cost: str, utility: str) -> Figure:
+    """``utility`` against ``cost``: for each method its (cost, utility, level), in the order of the cost.
+
+    Args:
+        points: by method; costs that are not finite are left out.
+    """
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for index, (method, members) in enumerate(points.items()):
+        shown = sorted(point for point in members if math.isfinite(point[0]))
+        style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
+        axes.plot([place for place, *_ in shown], [value for _, value, _ in shown], label=method, **style)
+        for place, value, level in shown:
+            axes.annotate(level, (place, value), fontsize=7, xytext=(3, 3), textcoords="offset points")
+    axes.set_xlabel(cost)
+    axes.set_ylabel(utility)
     axes.legend(frameon=False, loc="best")
     _clean(axes)
     return figure

@@ -25,8 +25,9 @@ from privfl.study.attacks import read_attacks
 from privfl.study.audits import read_audits
 from privfl.study.clients import in_words, read_clients
 from privfl.study.findings import claim, findings, percent
-from privfl.study.grid import CELLS, DAMAGED, Result, load_results, slug, summarise
-from privfl.study.plots import curves, finite, pareto, run_curves
+from privfl.study.grid import CELLS, Result, load_results, slug, summarise
+from privfl.study.plots import UTILITY, curves, finite, pareto, run_curves
+from privfl.study.record import DAMAGED
 from privfl.study.sweep import sweep_statement
 
 CAPTIONS = {
@@ -193,10 +194,32 @@ def _study(path: Path) -> Path:
     study = read_json(path / "study.json")
     if not results:
         raise DataError(f"{path / 'results.json'} holds no finished run; mend what failed and repeat the study")
+    return report_results(results, path, path, title=study["title"], failures=study["failures"])
+
+
+def report_results(
+    results: Sequence[Result], path: Path, out: Path, *, title: str, failures: Sequence[str], utility: str = UTILITY
+) -> Path:
+    """Write ``report.html`` and figures to the folder ``out`` for ``results``, whose runs lie in ``path/runs``.
+
+    Args:
+        failures: a sentence for each run that failed.
+        utility: what the results' accuracy is.
+
+    Raises:
+        DataError: a file of a run is missing or damaged.
+    """
+    with _sound(path):
+        return _write_results(results, path, out, title, failures, utility)
+
+
+def _write_results(
+    results: Sequence[Result], path: Path, out: Path, title: str, failures: Sequence[str], utility: str
+) -> Path:
     rows = summarise(results)
-    figures = {"pareto": pareto(rows), **_accuracy_curves(path, results)}
+    figures = {"pareto": pareto(rows, utility=utility), **_accuracy_curves(path, results)}
     for name, figure in figures.items():
-        _save(figure, path / "figures" / f"{name}.png")
+        _save(figure, out / "figures" / f"{name}.png")
     statements, settings = [], []
     warnings: Counter[str] = Counter()
     for row in rows:
@@ -214,11 +237,11 @@ def _study(path: Path) -> Path:
         f" These are the clients of {first.method}, {first.level}, seed {first.seed}; other seeds may deal otherwise."
     )
     html = _render(
-        title=study["title"],
-        subtitle=f"{len(results)} runs, {max(row.seeds for row in rows)} seeds, {len(study['failures'])} failed",
+        title=title,
+        subtitle=f"{len(results)} runs, {max(row.seeds for row in rows)} seeds, {len(failures)} failed",
         findings=findings(rows),
         table={
-            "head": ["method", "level", "accuracy", *(f"ε {cell}" for cell in CELLS)],
+            "head": ["method", "level", utility, *(f"ε {cell}" for cell in CELLS)],
             "rows": [
                 [row.method, row.level, percent(row), *(finite(row.epsilons[cell]) for cell in CELLS)] for row in rows
             ],
@@ -226,15 +249,15 @@ def _study(path: Path) -> Path:
         cells=CELLS,
         figures=[_picture(name, figure) for name, figure in figures.items()],
         statements=statements,
-        sweep=_sweep(path, results, len(study["failures"])),
-        clients=_clients(path / "runs" / results[0].folder, path / "figures", note),
+        sweep=_sweep(path, results, len(failures)),
+        clients=_clients(path / "runs" / results[0].folder, out / "figures", note),
         attacks=None,
         audits=None,
-        warnings=study["failures"] + [f"{text} ({count} runs)" for text, count in warnings.items()],
+        warnings=[*failures] + [f"{text} ({count} runs)" for text, count in warnings.items()],
         settings=settings,
         environment=_flat(read_json(path / "runs" / results[0].folder / "environment.json")),
     )
-    return _write(html, path / "report.html")
+    return _write(html, out / "report.html")
 
 
 def _flat(machine: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -289,18 +312,21 @@ def _sweep(path: Path, results: Sequence[Result], failures: int) -> dict[str, An
     return {"sentence": sentence, "rows": rows, "reasons": because}
 
 
-def _picture(name: str, figure: Figure) -> dict[str, str]:
+def figure_bytes(figure: Figure, form: str) -> bytes:
+    """``figure`` as the content of a file, ``svg`` or ``png``, the same each time."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    address = "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
+    figure.savefig(buffer, format=form, dpi=140, metadata={"Date": None} if form == "svg" else {})
+    return buffer.getvalue()
+
+
+def _picture(name: str, figure: Figure) -> dict[str, str]:
+    address = "data:image/svg+xml;base64," + base64.b64encode(figure_bytes(figure, "svg")).decode()
     caption = next(text for start, text in CAPTIONS.items() if name.startswith(start))
     return {"caption": caption, "uri": address}
 
 
 def _save(figure: Figure, path: Path) -> None:
-    picture = io.BytesIO()
-    figure.savefig(picture, dpi=140)
-    write_whole(path, picture.getvalue())
+    write_whole(path, figure_bytes(figure, "png"))
 
 
 def _render(**content: Any) -> str:

@@ -13,7 +13,8 @@ from privfl.algorithms import FedAvg
 from privfl.commands.progress import Progress
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.ledger import Ledger
-from privfl.privacy.accounting.statement import Statement, round_up
+from privfl.privacy.accounting.printed import round_up
+from privfl.privacy.accounting.statement import Statement
 from privfl.privacy.sizes.responses import SizeResponses
 from privfl.simulation.checks import pick_device
 from privfl.simulation.run_directory import RunDirectory

@@ -19,7 +19,8 @@ from privfl.errors import ConfigError, DataError, PrivflError
 from privfl.experiment import Experiment
 from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.ledger import Ledger
-from privfl.privacy.accounting.statement import Statement, round_up
+from privfl.privacy.accounting.printed import round_up
+from privfl.privacy.accounting.statement import Statement
 from privfl.simulation.run_directory import RunDirectory
 from privfl.study import grid
 from privfl.study.demo import run_demo

@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from decimal import ROUND_CEILING, Decimal
 from html import escape
 from textwrap import wrap
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from privfl.errors import PrivacyError
 from privfl.plain_text import printable
 from privfl.privacy.accounting.accountant import Bound
+from privfl.privacy.accounting.printed import round_up
 from privfl.privacy.accounting.release import OBSERVERS, UNITS, Observer, Unit
 
 RELATIONS: Mapping[Unit, str] = {
@@ -178,22 +178,6 @@ def _infinite(value: Any) -> Any:
     if isinstance(value, list):
         return [_infinite(item) for item in value]
     return math.inf if value == "inf" else value
-
-
-def round_up(epsilon: float) -> str:
-    """ε with three significant digits, rounded up, so that print never claims more than was computed.
-
-    >>> round_up(6.76878), round_up(0.02921), round_up(1.0), round_up(52410.2), round_up(0.0)
-    ('6.77', '0.0293', '1', '52500', '0')
-    """
-    if not math.isfinite(epsilon):
-        return "∞"
-    exact = Decimal(epsilon)
-    if exact <= 0:
-        return "0"
-    digit = Decimal(1).scaleb(exact.adjusted() - 2)
-    rounded = (exact / digit).to_integral_value(ROUND_CEILING) * digit
-    return f"{rounded:f}"
 
 
 def _side_by_side(columns: list[list[str]]) -> list[tuple[str, ...]]:

@@ -10,8 +10,9 @@ import pytest
 from privfl.errors import PrivacyError
 from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.ledger import Ledger
+from privfl.privacy.accounting.printed import round_up
 from privfl.privacy.accounting.release import OBSERVERS, UNITS, Cost, Release, everywhere, unprotected
-from privfl.privacy.accounting.statement import NOTHING, Statement, round_up
+from privfl.privacy.accounting.statement import NOTHING, Statement
 from tests.privacy.accounting.accounting_oracles import poisson
 
 DELTA = 1e-5

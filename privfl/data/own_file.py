@@ -1,0 +1,179 @@
+"""One's own data from a file: arrays of NumPy, or a CSV or Parquet table with a column for each feature.
+
+arrays = "data.npz"        # inputs [N, …], targets [N]; clients [N], test_inputs, test_targets where there are any
+
+[arrays]
+file = "patients.csv"      # or .parquet, which needs pip install 'privfl[parquet]'
+target = "died"
+client = "hospital"        # left out where a [partition] deals the rows out
+leave_out = ["record"]
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privfl.data.dataset import Dataset
+from privfl.errors import ConfigError, DataError
+from privfl.validation import Settings, check_number
+
+KINDS = (".npz", ".csv", ".parquet")
+Columns = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Arrays(Settings):
+    """A file with one's own data.
+
+    Args:
+        file: ``.npz``, ``.csv`` (with names in its first line) or ``.parquet``.
+        target: column of the labels; texts are numbered in the order of the alphabet, which is then public.
+        client: column that says whose each row is; without it a partition deals the rows out.
+        leave_out: columns that are no features.
+        test_fraction: share of the rows that is held out, in (0, 1), where the file brings no test rows.
+        scale: public factor of all inputs, for instance 1/255 for 8-bit images.
+        classes: number of classes; by default read off the labels, which is itself a release.
+        vocabulary: for inputs that are token ids, how many there are.
+    """
+
+    file: str
+    target: str = "target"
+    client: str | None = None
+    leave_out: tuple[str, ...] = ()
+    test_fraction: float = 0.2
+    scale: float = 1.0
+    classes: int | None = None
+    vocabulary: int | None = None
+
+    def __post_init__(self) -> None:
+        if Path(self.file).suffix not in KINDS:
+            raise ConfigError(f"arrays.file is '{self.file}'; give a file that ends in {', '.join(KINDS)}")
+        check_number("arrays.test_fraction", self.test_fraction, 0, 1, above=True, below=True)
+        check_number("arrays.scale", self.scale, 0, above=True)
+
+    def dataset(self, seed: int) -> Dataset:
+        """The data, with a test set drawn by ``seed`` where the file brings none.
+
+        Raises:
+            DataError: the file is missing, damaged, or lacks a column; or its values cannot be used.
+        """
+        path = Path(self.file)
+        if not path.is_file():
+            raise DataError(f"arrays.file is '{self.file}', and there is no such file; give its path from {Path.cwd()}")
+        options: dict[str, Any] = {"classes": self.classes, "vocabulary": self.vocabulary, "scale": self.scale}
+        given = self._archive(path) if path.suffix == ".npz" else self._table(path)
+        return Dataset.from_arrays(**given, **options, test_fraction=self.test_fraction, seed=seed, name=path.stem)
+
+    def _archive(self, path: Path) -> dict[str, Any]:
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                found = {name: archive[name] for name in archive.files}
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{path} is no .npz archive of plain arrays ({error}); write it by numpy.savez") from error
+        known = ("inputs", "targets", "clients", "test_inputs", "test_targets")
+        for name in known[:2]:
+            if name not in found:
+                raise DataError(f"{path} holds no array '{name}' (it holds {_listed(found)}); save it under that name")
+        if self.client is not None and self.client not in found:
+            raise DataError(f"{path} holds no array '{self.client}' of clients (it holds {_listed(found)})")
+        if ("test_inputs" in found) != ("test_targets" in found):
+            raise DataError(f"{path} holds one of test_inputs and test_targets; save both, or neither")
+        test = (found["test_inputs"], found["test_targets"]) if "test_inputs" in found else None
+        clients = found.get(self.client or "clients")
+        return {"inputs": found["inputs"], "targets": found["targets"], "clients": clients, "test": test}
+
+    def _table(self, path: Path) -> dict[str, Any]:
+        columns = _parquet(path) if path.suffix == ".parquet" else _csv(path)
+        for key, name in (
+            ("target", self.target),
+            ("client", self.client),
+            *(("leave_out", n) for n in self.leave_out),
+        ):
+            if name is not None and name not in columns:
+                raise DataError(f"{path} has no column '{name}', which arrays.{key} names; it has {_listed(columns)}")
+        others = [name for name in columns if name not in (self.target, self.client, *self.leave_out)]
+        if not others:
+            raise DataError(f"{path} has no column left for features; it has {_listed(columns)}")
+        inputs = np.stack([_numbers(path, name, columns[name]) for name in others], axis=1)
+        return {
+            "inputs": inputs.astype(np.int64) if self.vocabulary is not None else inputs,
+            "targets": _labels(path, self.target, columns[self.target]),
+            "clients": None if self.client is None else list(columns[self.client]),
+        }
+
+
+def _csv(path: Path) -> Columns:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            head = next(reader, [])
+            rows = [row for row in reader if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as CSV ({error}); save it as UTF-8 with commas") from error
+    if len(set(head)) < len(head):
+        raise DataError(f"{path} names two columns alike ({_listed(head)}); give each its own name")
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(head):
+            raise DataError(f"{path}: row {number} has {len(row)} values and the first line {len(head)} names; mend it")
+    if not rows:
+        raise DataError(f"{path} holds no rows; give at least one below the names of the columns")
+    return dict(zip(head, zip(*rows, strict=True), strict=True))
+
+
+def _parquet(path: Path) -> Columns:
+    try:
+        from pyarrow import ArrowException  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        from pyarrow.parquet import read_table  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError as error:
+        raise ConfigError(f"{path} needs pyarrow, which is not installed: pip install 'privfl[parquet]'") from error
+    try:
+        table: dict[str, list[Any]] = read_table(path).to_pydict()
+    except (OSError, ArrowException) as error:
+        raise DataError(f"{path} cannot be read as Parquet ({error}); write it anew") from error
+    return table
+
+
+def _numbers(path: Path, name: str, values: Sequence[Any]) -> NDArray[np.float32]:
+    try:
+        return np.array([float(value) for value in values], dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        place, wrong = next((place, one) for place, one in enumerate(values) if not _is_number(one))
+        raise DataError(
+            f"{path}: the column '{name}' holds {wrong!r} in its row {place + 1}; encode it as a number, or name the "
+            "column in arrays.leave_out"
+        ) from error
+
+
+def _labels(path: Path, name: str, values: Sequence[Any]) -> NDArray[np.int64]:
+    """Class numbers: as they stand if they are whole numbers, otherwise the rank of each text."""
+    if any(value is None or value == "" for value in values):
+        place = next(place for place, one in enumerate(values) if one is None or one == "")
+        raise DataError(f"{path}: the column '{name}' is empty in its row {place + 1}; every row needs a label")
+    if all(_is_number(value) for value in values):
+        numbers = np.array([float(value) for value in values])
+        if (numbers % 1).any():
+            raise DataError(
+                f"{path}: the column '{name}' holds {numbers[numbers % 1 != 0][0]:g}; give whole class numbers"
+            )
+        return numbers.astype(np.int64)
+    classes = {label: place for place, label in enumerate(sorted({str(value) for value in values}))}
+    return np.array([classes[str(value)] for value in values], dtype=np.int64)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names) or "nothing"

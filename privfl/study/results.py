@@ -1,0 +1,221 @@
+"""What a study found: its runs' figures by method and level, judged by the metric that the study chose."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from privfl.errors import ConfigError, DataError, unknown
+from privfl.study.store import Member, Store
+
+Better = Literal["auto", "higher", "lower"]
+Test = Literal["t", "wilcoxon", "sign"]
+CELLS = tuple(f"{unit}/{observer}" for unit in ("sample", "client") for observer in ("server", "public"))
+JUDGED_BY = ("personal_", "local_", "test_")
+"""What a metric without a prefix is taken from, the first that a run has: a method with models for each client is
+judged by these, any other by its one model on every client's own tests, or where there are none on the held-out data.
+"""
+LOWER = (
+    *("loss", "ece", "mce", "deviation", "gini", "gap", "perplexity", "error", "mse", "mae", "rmse"),
+    *("seconds", "bytes", "dropped", "epsilon", "advantage", "bound", "noise"),
+)
+"""Words in the name of a metric of which less is better."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method at one level, over its seeds.
+
+    Args:
+        method, level: where it stands on the study's axes.
+        values: the judging metric by seed; seeds whose run has none are left out.
+        judged_by: the metric's full name.
+        mean, deviation: of ``values``; the sample standard deviation is NaN for one seed.
+        low, high: confidence interval of the mean by Student's t, NaN for one seed.
+        epsilons: of each cell of the statement the largest over the seeds, ∞ if one claims nothing.
+        failed: how many of its runs failed or are impossible.
+        costs: mean over the seeds of every other figure.
+    """
+
+    method: str
+    level: str
+    values: Mapping[int, float]
+    judged_by: str
+    mean: float
+    deviation: float
+    low: float
+    high: float
+    epsilons: Mapping[str, float]
+    failed: int
+    costs: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Results:
+    """The runs of one study as far as they are.
+
+    Args:
+        title: of the study.
+        members: its runs, in its order.
+        metric: which one ranks: a full name such as ``test_accuracy``, or one without a prefix, see :data:`JUDGED_BY`.
+        better: whether more of it is better; ``auto`` tells by its name.
+        confidence: of intervals and of comparisons, in (0, 1).
+        test: of a pair of methods on the same seeds.
+    """
+
+    title: str
+    members: Sequence[Member]
+    metric: str = "accuracy"
+    better: Better = "auto"
+    confidence: float = 0.95
+    test: Test = "t"
+
+    @classmethod
+    def of(cls, store: Store, study: str, metric: str | None = None) -> Self:
+        """Those of ``study`` in ``store``, judged by the study's own metric unless another one is named.
+
+        Raises:
+            DataError: the study was never started there.
+        """
+        told = store.told(study)
+        chosen = {name: told[name] for name in ("title", "better", "confidence", "test")}
+        if metric not in (None, told["metric"]):
+            chosen["better"] = "auto"
+        return cls(members=store.members(study), metric=metric or told["metric"], **chosen)
+
+    @property
+    def done(self) -> list[Member]:
+        """The runs that came to a good end."""
+        return [one for one in self.members if one.state == "done"]
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether less of the metric is better."""
+        words = self.metric.replace("/", "_").replace(" ", "_").split("_")
+        return self.better == "lower" or (self.better == "auto" and any(word in LOWER for word in words))
+
+    def judge(self, member: Member) -> tuple[str, float]:
+        """The full name of the metric for ``member``, and its value; NaN where the run has none."""
+        for name in (self.metric, *(prefix + self.metric for prefix in JUDGED_BY)):
+            if name in member.metrics:
+                return name, member.metrics[name]
+        return self.metric, math.nan
+
+    def rows(self) -> list[Row]:
+        """One for each method and level of which a run is done, in the study's order.
+
+        Raises:
+            ConfigError: no run has the metric.
+            DataError: no run is done.
+        """
+        if not self.done:
+            raise DataError(f"no run of '{self.title}' is done yet; `privfl study status` says how far it is")
+        if all(math.isnan(self.judge(one)[1]) for one in self.done):
+            raise unknown("metric", self.metric, {name for one in self.done for name in one.metrics})
+        groups: dict[tuple[str, str], list[Member]] = {}
+        for one in self.members:
+            groups.setdefault((one.method, one.level), []).append(one)
+        return [self._row(*named, members) for named, members in groups.items() if self._values(members)]
+
+    def table(self) -> list[dict[str, Any]]:
+        """One dictionary for each run, with every figure of every run: what CSV, JSON and data frames hold."""
+        names = dict.fromkeys(name for one in self.members for name in sorted(one.metrics))
+        return [
+            {
+                "method": one.method,
+                "level": one.level,
+                "seed": one.seed,
+                "state": one.state,
+                "reason": one.reason,
+                "run": one.run,
+                **{name: one.metrics.get(name) for name in names},
+            }
+            for one in self.members
+        ]
+
+    def frame(self, library: Literal["pandas", "polars"] = "pandas") -> Any:
+        """:meth:`table` as a data frame.
+
+        Raises:
+            ConfigError: the library is not installed.
+        """
+        from importlib import import_module
+
+        try:
+            return import_module(library).DataFrame(self.table())
+        except ImportError as error:
+            raise ConfigError(f"{library} is not installed; install it, pip install 'privfl[{library}]'") from error
+
+    def _values(self, members: Sequence[Member]) -> dict[int, float]:
+        judged = {one.seed: self.judge(one)[1] for one in members if one.state == "done"}
+        return {seed: value for seed, value in judged.items() if not math.isnan(value)}
+
+    def _row(self, method: str, level: str, members: Sequence[Member]) -> Row:
+        values, done = self._values(members), [one for one in members if one.state == "done"]
+        mean, low, high, deviation = statistics.fmean(values.values()), math.nan, math.nan, math.nan
+        if len(values) > 1:
+            deviation = statistics.stdev(values.values())
+            half = student(self.confidence, len(values) - 1) * deviation / math.sqrt(len(values))
+            low, high = mean - half, mean + half
+        costs: dict[str, float] = {}
+        for name in dict.fromkeys(name for one in done for name in one.metrics):
+            figures = [one.metrics[name] for one in done if not math.isnan(one.metrics.get(name, math.nan))]
+            if figures:
+                costs[name] = math.fsum(figures) / len(figures)
+        epsilons = {cell: max(one.metrics.get(f"epsilon {cell}", math.inf) for one in done) for cell in CELLS}
+        failed = sum(one.state in ("failed", "impossible") for one in members)
+        judged_by = self.judge(done[0])[0]
+        return Row(method, level, values, judged_by, mean, deviation, low, high, epsilons, failed, costs)
+
+
+def student(confidence: float, freedom: int) -> float:
+    """How many standard errors a two-sided interval of Student's t with ``freedom`` degrees reaches to either side."""
+    from scipy.special import stdtrit  # scipy.stats, which wraps it, takes a second to import
+
+    return float(stdtrit(freedom, 0.5 + confidence / 2))
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Which of ``points``, each a cost and a loss, no other one beats: no worse in both and better in one.
+
+    >>> front([(1, 5), (2, 3), (3, 4), (2, 3), (4, 1)])
+    [0, 1, 3, 4]
+    """
+    return [
+        number
+        for number, (cost, loss) in enumerate(points)
+        if not any(a <= cost and b <= loss and (a, b) != (cost, loss) for a, b in points)
+    ]
+
+
+def fronts(results: Results) -> dict[str, list[tuple[str, str]]]:
+    """For every cost the methods and levels that are not beaten in both utility and that cost.
+
+    Costs are ε of each cell, the bytes sent, the advantage of each attack, and what the worst tenth of clients lose; a
+    cost that some row does not have is left out.
+    """
+    rows = results.rows()
+    sign = 1.0 if results.lower_is_better else -1.0
+    costs: dict[str, list[float]] = {f"epsilon {cell}": [row.epsilons[cell] for row in rows] for cell in CELLS}
+    names = dict.fromkeys(name for row in rows for name in row.costs)
+    for name in names:
+        if name == "bytes_sent" or (name.startswith("attack ") and name.endswith(" advantage")):
+            costs[name] = [row.costs.get(name, math.nan) for row in rows]
+    worst = [worst_tenth(row) for row in rows]
+    costs["worst tenth"] = [-value for value in worst]
+    found = {}
+    for name, figures in costs.items():
+        if not any(math.isnan(figure) for figure in figures):
+            best = front([(figure, sign * row.mean) for figure, row in zip(figures, rows, strict=True)])
+            found[name] = [(rows[number].method, rows[number].level) for number in best]
+    return found
+
+
+def worst_tenth(row: Row) -> float:
+    """Mean accuracy of the worst tenth of clients, of personal models where there are any; NaN if not measured."""
+    return next(
+        (row.costs[name] for name in ("personal_worst_tenth", "local_worst_tenth") if name in row.costs), math.nan
+    )

@@ -1,0 +1,252 @@
+"""The results of studies: an index in SQLite over run directories, which survives kills and many writers.
+
+    STORE/results.sqlite   STORE/runs/ALGORITHM-DIGEST/   STORE/STUDY/ (tables, figures, report, log)
+
+The run directories hold the truth. The index can be removed at any time; the next start of a study fills it from them
+without training anything. A run is known by the hash of its resolved experiment, so studies share runs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from privfl.errors import DataError
+
+FILE = "results.sqlite"
+RUNS = "runs"
+VERSION = 1
+APPLICATION = 0x70667374
+"""Marks an SQLite file as a store of privfl."""
+PATIENCE = 60.0
+"""Seconds that a writer waits for another one."""
+State = Literal["waiting", "running", "done", "failed", "impossible"]
+
+_TABLES = """
+CREATE TABLE runs (
+    run TEXT PRIMARY KEY, state TEXT NOT NULL, reason TEXT NOT NULL DEFAULT '', process TEXT NOT NULL DEFAULT '',
+    began REAL, ended REAL, settings TEXT NOT NULL DEFAULT '{}', rounds INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE TABLE metrics (
+    run TEXT NOT NULL REFERENCES runs (run) ON DELETE CASCADE, name TEXT NOT NULL, value REAL,
+    PRIMARY KEY (run, name)
+) WITHOUT ROWID;
+CREATE TABLE studies (study TEXT PRIMARY KEY, source TEXT NOT NULL, told TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE members (
+    study TEXT NOT NULL REFERENCES studies (study) ON DELETE CASCADE, place INTEGER NOT NULL, method TEXT NOT NULL,
+    level TEXT NOT NULL, seed INTEGER NOT NULL, run TEXT NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL,
+    PRIMARY KEY (study, place)
+) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run as a study sees it.
+
+    Args:
+        method, level, seed: where it stands on the study's axes.
+        run: name of its directory; empty if it is impossible.
+        state: how far it is.
+        reason: why it failed, or is impossible.
+        metrics: what it reached, by name; NaN where a figure is not finite or not known, ∞ for ε without a claim.
+        began: when its latest start was, in seconds since 1970; 0 if it never was.
+        rounds: how many it was asked for.
+    """
+
+    method: str
+    level: str
+    seed: int
+    run: str
+    state: State = "waiting"
+    reason: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    began: float = 0.0
+    rounds: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.method}, {self.level}, seed {self.seed}"
+
+
+class Store:
+    """The index in ``folder``; it may be used by any number of processes at once."""
+
+    def __init__(self, folder: Path, *, create: bool = True) -> None:
+        """Open the store in ``folder``, or begin one.
+
+        Raises:
+            DataError: the file there is of another version, or no store at all; or there is none and ``create`` is off.
+        """
+        self.folder, self.file = folder, folder / FILE
+        if not self.file.exists() and not create:
+            raise DataError(
+                f"{folder} holds no results yet; start with `privfl study run`, or say where they are by --out"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._open() as database:
+            self._prepare(database)
+
+    def path(self, run: str) -> Path:
+        """The directory of the run called ``run``."""
+        return self.folder / RUNS / run
+
+    def enrol(self, study: str, source: str, told: Mapping[str, Any], members: Sequence[Member]) -> None:
+        """Say which runs belong to ``study``; what is known of them stays.
+
+        Args:
+            source: a hash of what the members follow from, see :meth:`source`.
+            told: what tables and reports need to know of the study.
+        """
+        rows = [
+            (study, place, one.method, one.level, one.seed, one.run, one.state, one.reason)
+            for place, one in enumerate(members)
+        ]
+        runs = {(one.run, one.rounds) for one in members if one.run}
+        with self._open() as database:
+            database.execute("BEGIN IMMEDIATE")
+            database.execute("DELETE FROM members WHERE study = ?", (study,))
+            database.execute("INSERT OR REPLACE INTO studies VALUES (?, ?, ?)", (study, source, json.dumps(told)))
+            database.executemany("INSERT INTO members VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            database.executemany("INSERT OR IGNORE INTO runs (run, state, rounds) VALUES (?, 'waiting', ?)", runs)
+            database.execute("COMMIT")
+
+    def begin(self, run: str) -> None:
+        """Note that this process has started ``run``."""
+        with self._open() as database:
+            database.execute(
+                "INSERT INTO runs (run, state, process, began) VALUES (?, 'running', ?, ?) ON CONFLICT (run) DO UPDATE "
+                "SET state = 'running', reason = '', process = excluded.process, began = excluded.began, ended = NULL",
+                (run, f"{os.getpid()} on {platform.node()}", time.time()),
+            )
+
+    def finish(self, run: str, metrics: Mapping[str, float | None], settings: Mapping[str, Any]) -> None:
+        """Note that ``run`` has come to its end with these ``metrics``; ``settings`` are all that decided it."""
+        with self._open() as database:
+            database.execute("BEGIN IMMEDIATE")
+            self._replace(database, run, "done", "", metrics, settings)
+            database.execute("COMMIT")
+
+    def fail(self, run: str, reason: str, metrics: Mapping[str, float | None] | None = None) -> None:
+        """Note why ``run`` failed, with what it had reached."""
+        with self._open() as database:
+            database.execute("BEGIN IMMEDIATE")
+            self._replace(database, run, "failed", reason, metrics or {}, {})
+            database.execute("COMMIT")
+
+    def source(self, study: str) -> str:
+        """What the members of ``study`` followed from when it was last started, empty if it never was."""
+        with self._open() as database:
+            row = database.execute("SELECT source FROM studies WHERE study = ?", (study,)).fetchone()
+        return "" if row is None else str(row[0])
+
+    def told(self, study: str) -> dict[str, Any]:
+        """What :meth:`enrol` was told of ``study``.
+
+        Raises:
+            DataError: it was never started here.
+        """
+        with self._open() as database:
+            row = database.execute("SELECT told FROM studies WHERE study = ?", (study,)).fetchone()
+            known = [name for (name,) in database.execute("SELECT study FROM studies ORDER BY study")]
+        if row is None:
+            raise DataError(
+                f"{self.folder} holds no study '{study}' (it holds {', '.join(known) or 'none'}); start it with "
+                "`privfl study run`"
+            )
+        found: dict[str, Any] = json.loads(row[0])
+        return found
+
+    def ended(self, runs: Sequence[str]) -> dict[str, State]:
+        """The states of those of ``runs`` that are known; one whose directory is gone is as if it had never been."""
+        with self._open() as database:
+            rows = database.execute("SELECT run, state FROM runs").fetchall()
+        wanted = set(runs)
+        return {
+            run: state
+            for run, state in rows
+            if run in wanted and (state != "done" or (self.path(run) / "summary.json").exists())
+        }
+
+    def members(self, study: str) -> list[Member]:
+        """The runs of ``study`` in its order, as far as they are."""
+        with self._open() as database:
+            database.execute("BEGIN")
+            rows = database.execute(
+                "SELECT m.method, m.level, m.seed, m.run, m.state, m.reason, r.state, r.reason, r.began, r.rounds FROM "
+                "members m LEFT JOIN runs r ON r.run = m.run WHERE m.study = ? ORDER BY m.place",
+                (study,),
+            ).fetchall()
+            values: dict[str, dict[str, float]] = {}
+            for run, name, value in database.execute(
+                "SELECT run, name, value FROM metrics WHERE run IN (SELECT run FROM members WHERE study = ?)", (study,)
+            ):
+                values.setdefault(run, {})[name] = math.nan if value is None else value
+            database.execute("COMMIT")
+        found = []
+        for method, level, seed, run, own, because, state, reason, began, rounds in rows:
+            now: State = own if own == "impossible" else state or "waiting"
+            why = because if own == "impossible" else reason or ""
+            found.append(Member(method, level, seed, run, now, why, values.get(run, {}), began or 0.0, rounds or 0))
+        return found
+
+    def _replace(
+        self,
+        database: sqlite3.Connection,
+        run: str,
+        state: State,
+        reason: str,
+        metrics: Mapping[str, float | None],
+        settings: Mapping[str, Any],
+    ) -> None:
+        database.execute(
+            "INSERT INTO runs (run, state, reason, ended, settings) VALUES (?, ?, ?, ?, ?) ON CONFLICT (run) DO UPDATE "
+            "SET state = excluded.state, reason = excluded.reason, ended = excluded.ended, "
+            "settings = excluded.settings",
+            (run, state, reason, time.time(), json.dumps(settings, sort_keys=True)),
+        )
+        database.execute("DELETE FROM metrics WHERE run = ?", (run,))
+        rows = [(run, name, value) for name, value in metrics.items()]
+        database.executemany("INSERT INTO metrics VALUES (?, ?, ?)", rows)
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """A connection for one errand: none is kept, so that processes may come, go and be killed."""
+        try:
+            with closing(sqlite3.connect(self.file, timeout=PATIENCE, isolation_level=None)) as database:
+                database.execute("PRAGMA foreign_keys = ON")
+                database.execute("PRAGMA synchronous = NORMAL")
+                yield database
+        except sqlite3.Error as error:
+            raise DataError(
+                f"{self.file} cannot be used as a store of results ({error}); move it away, and starting the study "
+                "again fills a new one from the run directories without training anything"
+            ) from error
+
+    def _prepare(self, database: sqlite3.Connection) -> None:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("BEGIN IMMEDIATE")
+        (mark,), (version,) = (
+            database.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")
+        )
+        empty = not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if empty:
+            for statement in filter(str.strip, _TABLES.split(";")):
+                database.execute(statement)
+            database.execute(f"PRAGMA application_id = {APPLICATION}")
+            database.execute(f"PRAGMA user_version = {VERSION}")
+        database.execute("COMMIT")
+        if not empty and (mark, version) != (APPLICATION, VERSION):
+            what = f"a store of version {version}" if mark == APPLICATION else "an SQLite file of another program"
+            raise DataError(
+                f"{self.file} is {what}, and this privfl reads version {VERSION}; move it away, and starting the study "
+                "again fills a new one from the run directories, or choose another --out"
+            )

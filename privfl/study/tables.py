@@ -1,0 +1,146 @@
+"""The table of a study: text, LaTeX, CSV, Markdown or JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Any
+
+from privfl.privacy.accounting.printed import round_up
+from privfl.study.results import CELLS, Results, Row
+
+_LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    **{"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "<": r"\textless{}"},
+    **{">": r"\textgreater{}", "ε": r"$\varepsilon$", "δ": r"$\delta$", "∞": r"$\infty$", "±": r"$\pm$"},
+    **{"≥": r"$\geq$", "≤": r"$\leq$", "×": r"$\times$", "−": "$-$", "…": r"\ldots{}", "–": "--", "\n": " "},
+}
+
+
+class Format(StrEnum):
+    """How a table is written."""
+
+    text = "text"
+    latex = "latex"
+    csv = "csv"
+    markdown = "markdown"
+    json = "json"
+
+
+def write_table(results: Results, how: Format) -> str:
+    """``results`` as text: one line for each method and level; JSON and CSV hold every figure of every run.
+
+    Raises:
+        ConfigError: no run has the study's metric.
+        DataError: no run is done.
+    """
+    if how is Format.json:
+        rows = [asdict(one) for one in results.rows()]
+        return as_json({"title": results.title, "metric": results.metric, "rows": rows, "runs": results.table()})
+    if how is Format.csv:
+        return _csv(results.table())
+    head, body = cells(results)
+    if how is Format.latex:
+        return latex(head, body)
+    if how is Format.markdown:
+        return markdown(head, body)
+    return plain(head, body)
+
+
+def cells(results: Results) -> tuple[list[str], list[list[str]]]:
+    """Heads of columns, and rows of texts."""
+    rows = results.rows()
+    percent = all(0 <= value <= 1 for row in rows for value in row.values.values()) and not results.lower_is_better
+    failed = any(row.failed for row in rows)
+    head = ["method", "level", results.metric, f"{results.confidence:.0%} interval", "judged by", "seeds"]
+    head += [f"ε {cell}" for cell in CELLS] + (["failed"] if failed else [])
+    body = []
+    for row in rows:
+        told = [spread(row, percent=percent), interval(row, percent=percent), row.judged_by, str(len(row.values))]
+        told += [round_up(row.epsilons[cell]) for cell in CELLS] + ([str(row.failed)] if failed else [])
+        body.append([row.method, row.level, *told])
+    return head, body
+
+
+def spread(row: Row, *, percent: bool) -> str:
+    """``91.2 ± 0.4 %``, or without a spread where one seed tells none."""
+    if percent:
+        return f"{100 * row.mean:.1f}" + ("" if math.isnan(row.deviation) else f" ± {100 * row.deviation:.1f}") + " %"
+    return f"{row.mean:.4g}" + ("" if math.isnan(row.deviation) else f" ± {row.deviation:.2g}")
+
+
+def interval(row: Row, *, percent: bool) -> str:
+    """``[90.8, 91.6] %``, empty for one seed."""
+    if math.isnan(row.low):
+        return ""
+    if percent:  # no share lies outside of what is possible
+        return f"[{100 * max(row.low, 0):.1f}, {100 * min(row.high, 1):.1f}] %"
+    return f"[{row.low:.4g}, {row.high:.4g}]"
+
+
+def latex(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    r"""A ``tabular`` that plain LaTeX compiles; every character with a meaning of its own is escaped.
+
+    >>> print(latex(["a_b"], [["50 %"]]))
+    \begin{tabular}{l}
+    \hline
+    a\_b \\
+    \hline
+    50 \% \\
+    \hline
+    \end{tabular}
+    """
+    lines = [" & ".join(map(_escaped, row)) + r" \\" for row in [head, *body]]
+    columns = "".join("l" if place < 2 else "r" for place in range(len(head)))
+    rows = [r"\hline", lines[0], r"\hline", *lines[1:], r"\hline"]
+    return "\n".join([rf"\begin{{tabular}}{{{columns}}}", *rows, r"\end{tabular}"])
+
+
+def _escaped(text: str) -> str:
+    """``text`` for LaTeX; what begins with a bracket or a star would be an argument of the line break before it."""
+    return ("{}" if text.startswith(("[", "*")) else "") + "".join(_LATEX.get(one, one) for one in text)
+
+
+def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table of Markdown."""
+    escaped = [[text.replace("|", r"\|").replace("\n", " ") for text in row] for row in [head, *body]]
+    lines = [f"| {' | '.join(row)} |" for row in escaped]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
+
+
+def plain(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Columns side by side, never cut."""
+    rows = [list(head), *map(list, body)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def as_json(content: Any) -> str:
+    """``content`` as JSON: ∞ is the text "inf", what is not known is null."""
+    return json.dumps(_finite(content), indent=2, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return value
+
+
+def _csv(table: Sequence[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(table[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in table:
+        shown = {name: "" if value is None or value != value else value for name, value in row.items()}
+        writer.writerow(shown)
+    return text.getvalue().rstrip("\n")

@@ -1,0 +1,107 @@
+"""One's own data from files: arrays, CSV and Parquet with a client column, and a sentence for each mistake."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+from privfl.data.own_file import Arrays
+from privfl.errors import ConfigError, DataError
+
+TABLE = "record,hospital,age,dose,died\n" + "".join(
+    f"r{row},{'north' if row % 2 else 'south'},{row}.5,{row % 7},{'yes' if row % 3 else 'no'}\n" for row in range(60)
+)
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "patients.csv"
+    path.write_text(TABLE, encoding="utf-8")
+    return path
+
+
+def chosen(path, **other):
+    return Arrays(**{"file": str(path), "target": "died", "client": "hospital", "leave_out": ("record",), **other})
+
+
+def test_a_csv_becomes_features_labels_and_clients(table):
+    data = chosen(table).dataset(0)
+    assert (data.num_clients, data.classes, tuple(data.inputs.shape[1:])) == (2, 2, (2,))
+    assert len(data.targets) + len(data.test_targets) == 60
+    ages = np.concatenate([data.inputs[:, 0].numpy(), data.test_inputs[:, 0].numpy()])
+    labels = np.concatenate([data.targets.numpy(), data.test_targets.numpy()])
+    assert sorted(ages.tolist()) == [row + 0.5 for row in range(60)]
+    assert [int(int(age) % 3 != 0) for age in ages] == labels.tolist()
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"client": "clinic"}, r"has no column 'clinic', which arrays\.client names; it has 'record', 'hospital'"),
+        ({"target": "dead"}, r"has no column 'dead', which arrays\.target names"),
+        ({"leave_out": ("id",)}, r"has no column 'id', which arrays\.leave_out names"),
+        ({"leave_out": ()}, r"column 'record' holds 'r0' in its row 1; encode it as a number"),
+        ({"leave_out": ("record", "age", "dose")}, "no column left for features"),
+    ],
+)
+def test_a_column_that_is_not_there_or_no_number_is_one_sentence(table, settings, sentence):
+    with pytest.raises(DataError, match=sentence):
+        chosen(table, **settings).dataset(0)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("a,died\n1,0\n2\n", "row 3 has 1 values and the first line 2 names"),
+        ("a,a\n1,0\n", "names two columns alike"),
+        ("a,died\n", "holds no rows"),
+        ("a,died\n1,\n", "column 'died' is empty in its row 1"),
+        ("a,died\n1,0.5\n", r"holds 0\.5; give whole class numbers"),
+    ],
+)
+def test_a_damaged_csv_is_one_sentence(tmp_path, content, sentence):
+    path = tmp_path / "t.csv"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=sentence):
+        Arrays(str(path), target="died").dataset(0)
+
+
+def test_an_archive_brings_its_own_test_rows_and_clients(tmp_path):
+    rng = np.random.default_rng(0)
+    parts = {"inputs": rng.normal(size=(20, 3)).astype("float32"), "targets": np.arange(20) % 2}
+    tests = {"test_inputs": rng.normal(size=(6, 3)).astype("float32"), "test_targets": np.arange(6) % 2}
+    np.savez(tmp_path / "d.npz", **parts, **tests, clients=np.arange(20) % 4)
+    data = Arrays(str(tmp_path / "d.npz")).dataset(0)
+    assert (data.num_clients, len(data.targets), len(data.test_targets)) == (4, 20, 6)
+    np.savez(tmp_path / "e.npz", inputs=parts["inputs"])
+    with pytest.raises(DataError, match=r"holds no array 'targets' \(it holds 'inputs'\)"):
+        Arrays(str(tmp_path / "e.npz")).dataset(0)
+    np.savez(tmp_path / "f.npz", **parts, test_inputs=tests["test_inputs"])
+    with pytest.raises(DataError, match="holds one of test_inputs and test_targets"):
+        Arrays(str(tmp_path / "f.npz")).dataset(0)
+    (tmp_path / "g.npz").write_bytes(b"rubbish")
+    with pytest.raises(DataError, match=r"no \.npz archive of plain arrays"):
+        Arrays(str(tmp_path / "g.npz")).dataset(0)
+
+
+def test_a_file_that_is_missing_or_of_another_kind_is_refused(tmp_path):
+    with pytest.raises(DataError, match="there is no such file; give its path from"):
+        Arrays(str(tmp_path / "x.csv")).dataset(0)
+    with pytest.raises(ConfigError, match=r"ends in \.npz, \.csv, \.parquet"):
+        Arrays("x.xlsx")
+
+
+def test_parquet_is_read_or_says_what_to_install(tmp_path):
+    path = tmp_path / "t.parquet"
+    if importlib.util.find_spec("pyarrow") is None:
+        path.write_bytes(b"")
+        with pytest.raises(
+            ConfigError, match=r"needs pyarrow, which is not installed: pip install 'privfl\[parquet\]'"
+        ):
+            Arrays(str(path)).dataset(0)
+        return
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    write_table(pyarrow.table({"x": [float(row) for row in range(20)], "target": [row % 2 for row in range(20)]}), path)
+    assert len(Arrays(str(path)).dataset(0).targets) == 16
