@@ -182,3 +182,17 @@ def test_steps_are_timed_where_they_do_all_of_their_work(benchmark_module):
     for algorithm in steps.MIXTURES.values():
         bound = algorithm.bind(task.context(rounds=2, seed=0))
         assert "mixing" in steps.underway(bound, bound.start(steps.flatten(task.model(0))))
+
+
+def test_the_table_of_faults_is_that_of_the_recorded_results(benchmark_module):
+    module = benchmark_module("reliability_table")
+    page = module.PAGE.read_text(encoding="utf-8")
+    assert page.split(module.START)[1].split(module.END)[0] == module.table()
+    assert "came to something else" not in page
+    assert "traceback" not in page.split(module.START)[1]
+
+
+def test_the_campaigns_of_faults_try_what_the_page_says(benchmark_module):
+    module = benchmark_module("reliability")
+    assert sum(count for _, count in module.KINDS.values()) == 500
+    assert set(module.STEPWISE) < set(module.KINDS)
