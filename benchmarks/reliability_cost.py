@@ -26,7 +26,7 @@ import privfl as pf  # noqa: E402
 from privfl import files, lock  # noqa: E402
 from tests.runs.interrupted_work import task  # noqa: E402
 
-ROUNDS, REPEATS = 40, 9
+ROUNDS, REPEATS = 40, 5
 WAYS: dict[str, dict[str, Any]] = {
     "a checkpoint a minute": {"checkpoint_seconds": 60.0},
     "a checkpoint every round": {"checkpoint_seconds": 0.0},

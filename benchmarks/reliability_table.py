@@ -82,7 +82,7 @@ def table() -> str:
 
 
 def _same(count: int, differing: int) -> str:
-    return "all came to the same, byte for byte" if not differing else f"{differing} of {count} came to something else"
+    return "all came to the same" if not differing else f"{differing} of {count} came to something else"
 
 
 def main() -> None:

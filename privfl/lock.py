@@ -59,7 +59,7 @@ class Holder:
         try:
             told = json.loads((folder / HOLDER).read_text(encoding="utf-8"))
             return cls(int(told["pid"]), str(told["host"]), str(told["since"]), str(told["token"]))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 
     def __str__(self) -> str:

@@ -191,3 +191,17 @@ def test_mutated_files_are_taken_or_refused_in_a_sentence(benchmark_module):
     assert found["outcomes"]["refused"] > 60
     assert found["outcomes"]["taken"] > 10
     assert {kind.split()[0] for kind in found["by kind"]} == {"experiment", "attack", "audit", "study"}
+
+
+def test_the_table_of_faults_is_that_of_the_recorded_results(benchmark_module):
+    module = benchmark_module("reliability_table")
+    page = module.PAGE.read_text(encoding="utf-8")
+    assert page.split(module.START)[1].split(module.END)[0] == module.table()
+    assert "came to something else" not in page
+    assert "traceback" not in page.split(module.START)[1]
+
+
+def test_the_campaigns_of_faults_try_what_the_page_says(benchmark_module):
+    module = benchmark_module("reliability")
+    assert sum(count for _, count in module.KINDS.values()) == 500
+    assert set(module.STEPWISE) < set(module.KINDS)

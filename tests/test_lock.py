@@ -100,7 +100,7 @@ def test_a_folder_that_went_or_is_somebody_elses_is_noticed(tmp_path):
         lock.check()
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"pid": "x"}', "[" * 100_000])
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"pid": "x"}', '{"pid": 1e999}', "[" * 100_000])
 def test_a_damaged_name_stops_nobody(tmp_path, content):
     (tmp_path / HOLDER).write_text(content)
     with FolderLock(tmp_path).held():

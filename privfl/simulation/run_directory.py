@@ -206,7 +206,8 @@ class RunDirectory:
     @property
     def _run(self) -> str:
         """What tells this run apart from every other one: a hash of what it depends on and of its key."""
-        return sha256(self.path / "fingerprint.json")
+        told = json.dumps(read_json(self.path / "fingerprint.json"), sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()
 
     def make_folder(self, name: str) -> None:
         """Make the folder ``name`` if it is missing; raises what :meth:`write` raises."""

@@ -1,5 +1,6 @@
 """Every step of a piece of work on the disk, and what is there when the machine stops before it, or loses its power."""
 
+import contextlib
 import io
 import json
 import os
@@ -205,6 +206,9 @@ def result(root):
             rows = json.loads(found[name]) if name.endswith(".json") else []
             rows = [rows] if isinstance(rows, dict) else rows
             found[name] = [_untimed(row) for row in rows]
+        elif name.endswith(".json"):
+            with contextlib.suppress(ValueError):
+                found[name] = json.loads(found[name])  # the order of keys means nothing
         elif name.endswith(".npz") and found[name] and zipfile.is_zipfile(io.BytesIO(found[name])):
             with zipfile.ZipFile(io.BytesIO(found[name])) as archive:  # bytes around the parts mean nothing
                 found[name] = {part: archive.read(part) for part in archive.namelist()}
