@@ -6,7 +6,16 @@ from collections.abc import Collection, Mapping
 
 from privfl.privacy.secagg.bodies import COMMITMENT_BYTES, Dealing
 from privfl.privacy.secagg.errors import BadAccusation, BadCiphertext, BadShare, MissingPeer, UnknownPeer
-from privfl.privacy.secagg.letters import check_letters, key_commitment, letter_tree, open_letter, share_commitment
+from privfl.privacy.secagg.letters import (
+    Letter,
+    check_letters,
+    key_commitment,
+    letter_tree,
+    open_letter,
+    share_commitment,
+    with_proofs,
+)
+from privfl.privacy.secagg.merkle import Tree
 from privfl.privacy.secagg.session import Session
 
 
@@ -21,6 +30,7 @@ class Ledger:
         self._session = session
         self.dealings: dict[int, Dealing] = {}
         self.blamed: dict[int, str] = {}
+        self._trees: dict[int, Tree] = {}
         self._apart: dict[int, set[int]] = {}
         self._accusers: dict[int, set[int]] = {}
         self._accused: dict[int, set[int]] = {}
@@ -51,9 +61,15 @@ class Ledger:
         """
         check_same(dealing.letters.keys(), due, f"client {dealer} shares its secrets with")
         if verify_key is not None:
-            root = letter_tree(self._session, dealing.letters).root
-            check_letters(self._session, dealer, root, dealing.signature, verify_key)
+            tree = letter_tree(self._session, dealing.letters)
+            check_letters(self._session, dealer, tree.root, dealing.signature, verify_key)
+            self._trees[dealer] = tree
         self.dealings[dealer] = dealing
+
+    def letters_of(self, dealer: int) -> Mapping[int, Letter]:
+        """``dealer``'s letters by holder; under an active adversary with the proofs that it has signed them."""
+        dealing, tree = self.dealings[dealer], self._trees.pop(dealer, None)
+        return dealing.letters if tree is None else with_proofs(dealing.letters, tree, dealing.signature)
 
     def compare_keys(self, living: frozenset[int]) -> set[int]:
         """Part every pair whose two ends commit to different keys; whom too many contradict.
@@ -126,6 +142,7 @@ class Ledger:
     def forget(self) -> None:
         """Drop the dealings; who is to blame stays known."""
         self.dealings.clear()
+        self._trees.clear()
 
 
 def check_same(given: Collection[int], due: set[int], what: str) -> None:

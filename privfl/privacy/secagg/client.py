@@ -51,7 +51,7 @@ from privfl.privacy.secagg.letters import (
     write_letter,
 )
 from privfl.privacy.secagg.masking import MaskAdder, commitment, on_threads, pair_seed, sign_of
-from privfl.privacy.secagg.messages import SENT_IN, Kind, Phase, check_signature, check_verify_keys, pack, unpack
+from privfl.privacy.secagg.messages import SENT_IN, Body, Kind, Phase, check_signature, check_verify_keys, pack, unpack
 from privfl.privacy.secagg.policy import Policy
 from privfl.privacy.secagg.primitives import KEY_BYTES, AgreementKey, verification_key
 from privfl.privacy.secagg.session import SERVER, Session
@@ -394,6 +394,6 @@ class Client:
             raise OutOfOrder(f"client {self.number} waits for {kind.name}, and {message.kind.name} came.")
         return message.body
 
-    def _message(self, kind: Kind, body: bytes) -> bytes:
+    def _message(self, kind: Kind, body: Body) -> bytes:
         assert kind in SENT_IN
         return pack(self.session, kind, self.number, SERVER, body, self._signing_key)

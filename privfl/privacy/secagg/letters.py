@@ -16,7 +16,7 @@ from __future__ import annotations
 import hmac
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 from privfl.privacy.secagg import merkle, shamir
@@ -142,13 +142,11 @@ def letter_tree(session: Session, letters: Mapping[int, Letter]) -> merkle.Tree:
     return merkle.Tree(leaves, merkle.depth_for(session.degree))
 
 
-def with_proofs(session: Session, letters: Mapping[int, Letter], signature: bytes) -> Mapping[int, Letter]:
-    """A dealer's letters by holder, each with the proof that the dealer signed it; as they are without a signature."""
-    if not signature:
-        return letters
-    tree = letter_tree(session, letters)
+def with_proofs(letters: Mapping[int, Letter], tree: merkle.Tree, signature: bytes) -> Mapping[int, Letter]:
+    """A dealer's letters by holder, each with the proof that the dealer signed it: the root's signature, and a path."""
+    paths = tree.paths()
     return {
-        holder: replace(letters[holder], signature=signature, path=tree.path(place))
+        holder: Letter(letters[holder].commitments, letters[holder].sealed, signature, paths[place])
         for place, holder in enumerate(sorted(letters))
     }
 

@@ -26,7 +26,7 @@ SEED_BYTES = 32
 _BLOCK = 64  # bytes of key stream for one step of the counter
 _PIECE = 1 << 17  # bytes of key stream at a time
 _ZEROS = memoryview(bytes(_PIECE))  # the key stream is the encryption of zeros
-_AT_ONCE = 64  # masks side by side
+_AT_ONCE = 128  # masks side by side
 _LARGEST = _BLOCK << 32  # bytes after which the counter would repeat
 
 Word = np.uint32 | np.uint64

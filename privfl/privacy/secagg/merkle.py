@@ -41,9 +41,12 @@ class Tree:
         """32 bytes that fix all leaves."""
         return self._levels[-1][0]
 
-    def path(self, place: int) -> bytes:
-        """The neighbours of the leaf at ``place`` and of the nodes above it, 32 bytes for each level."""
-        return b"".join(level[(place >> height) ^ 1] for height, level in enumerate(self._levels[:-1]))
+    def paths(self) -> list[bytes]:
+        """For every leaf, in their order, its neighbour and those of the nodes above it: 32 bytes for each level."""
+        above = [b""]
+        for level in reversed(self._levels[:-1]):
+            above = [level[place ^ 1] + above[place >> 1] for place in range(len(level))]
+        return above
 
 
 def root_over(one: bytes, path: bytes) -> bytes:

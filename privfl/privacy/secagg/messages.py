@@ -33,6 +33,9 @@ _DIGEST_BYTES = 16
 _SIGNED = b"privfl secure aggregation, signed message"
 
 
+Body = bytes | tuple[bytes, memoryview]
+
+
 class Phase(IntEnum):
     """The five phases in their order; ``CONFIRM`` takes place under an active adversary only."""
 
@@ -78,13 +81,14 @@ class Message:
 
 
 def pack(
-    session: Session, kind: Kind, sender: int, receiver: int, body: bytes, signing_key: bytes | None = None
+    session: Session, kind: Kind, sender: int, receiver: int, body: Body, signing_key: bytes | None = None
 ) -> bytes:
-    """``body`` in its envelope, signed if a signing key (32 bytes) is given."""
-    header = _header(session, kind, sender, receiver, len(body))
-    digest = _digest(session, header, body)
+    """``body``, whole or in parts, in its envelope, signed if a signing key (32 bytes) is given."""
+    parts = (body,) if isinstance(body, bytes) else body
+    header = _header(session, kind, sender, receiver, sum(map(len, parts)))
+    digest = _digest(session, header, *parts)
     seal = digest[:_DIGEST_BYTES] if signing_key is None else sign(signing_key, _SIGNED + digest)
-    return b"".join((header, body, seal))
+    return b"".join((header, *parts, seal))
 
 
 def unpack(session: Session, data: bytes, receiver: int, verify_keys: dict[int, bytes] | None = None) -> Message:
@@ -165,9 +169,10 @@ def _header(session: Session, kind: Kind, sender: int, receiver: int, length: in
     return _HEADER.pack(_START, VERSION, kind, session.identity, session.round, sender, receiver, length)
 
 
-def _digest(session: Session, header: bytes, body: bytes | memoryview) -> bytes:
+def _digest(session: Session, header: bytes, *parts: bytes | memoryview) -> bytes:
     digest = sha256(session.fingerprint + header)
-    digest.update(body)
+    for part in parts:
+        digest.update(part)
     return digest.digest()
 
 

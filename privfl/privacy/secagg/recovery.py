@@ -57,15 +57,27 @@ class Recovery:
             TooFewClients: fewer shares than the threshold, or a seed is missing.
             BadShare: a secret is not what its owner has committed to.
         """
-        removed = [(self._self_seed(member), -1) for member in sorted(survivors)]
+        removed: list[tuple[bytes, int]] = []
+        lies: list[BadShare] = []  # all of them, so that every liar is named
+        for member in sorted(survivors):
+            try:
+                removed.append((self._self_seed(member), -1))
+            except BadShare as lie:
+                lies.append(lie)
         for member in sorted(dropped):
             peers = sorted(masked_with(member))
             if member in by_seed:
                 found = {peer: self._pair_seed(member, peer) for peer in peers}
             else:
-                key = self._mask_key(member, keys[member].mask)
+                try:
+                    key = self._mask_key(member, keys[member].mask)
+                except BadShare as lie:
+                    lies.append(lie)
+                    continue
                 found = {peer: pair_seed(self._session, key, member, peer, keys[peer].mask) for peer in peers}
             removed += [(seed, -sign_of(peer, member)) for peer, seed in found.items()]
+        if lies:
+            raise lies[0]
         return removed
 
     def forget(self) -> None:

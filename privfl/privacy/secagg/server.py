@@ -36,7 +36,7 @@ from privfl.privacy.secagg.errors import (
     SecAggError,
     TooFewClients,
 )
-from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK, Letter, with_proofs
+from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK, Letter
 from privfl.privacy.secagg.masking import MaskAdder, on_threads
 from privfl.privacy.secagg.messages import SENT_IN, Kind, Message, Phase, check_verify_keys, pack, unpack
 from privfl.privacy.secagg.primitives import KEY_BYTES, AgreementKey
@@ -271,10 +271,8 @@ class Server:
         self._sharers = self._living
         letters: dict[int, dict[int, Letter]] = {member: {} for member in self._sharers}
         for dealer in sorted(self._sharers):
-            dealing = self._ledger.dealings[dealer]
-            due = self._holders(dealer, self._sharers) - {dealer}
-            sent = with_proofs(self.session, dealing.letters, dealing.signature)
-            for holder in due:
+            sent = self._ledger.letters_of(dealer)
+            for holder in self._holders(dealer, self._sharers) - {dealer}:
                 letters[holder][dealer] = sent[holder]
         return {
             member: self._message(Kind.MAILBOX, member, mailbox(letters[member])) for member in sorted(self._sharers)

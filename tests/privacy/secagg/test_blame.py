@@ -63,6 +63,14 @@ def test_shares_that_do_not_fit_end_the_session_and_name_their_dealer(liar, adve
         stage.server.result()
 
 
+def test_an_abort_names_every_dealer_whose_shares_do_not_fit():
+    liars = {0: saboteurs.UnfittingShares, 5: saboteurs.FalseSeed, 7: saboteurs.UnfittingShares}
+    stage = with_liars(a_session(10, 6), liars)
+    with pytest.raises(errors.BadShare):
+        play_out(stage)
+    assert stage.server.blamed.keys() == liars.keys()
+
+
 @pytest.mark.parametrize("adversary", ADVERSARIES)
 def test_five_liars_of_twenty_in_different_phases_cost_five_places(adversary):
     kinds = [saboteurs.ReflectedKey, saboteurs.FalseKeyCommitments, saboteurs.GarbledLettersToHalf]

@@ -84,7 +84,7 @@ def test_one_signature_covers_every_letter_and_no_altered_one(holders):
     signature = letters.sign_letters(SESSION, 0, tree.root, signing)
     letters.check_letters(SESSION, 0, tree.root, signature, public)
     for place, holder in enumerate(holders):
-        letter = dataclasses.replace(written[holder], signature=signature, path=tree.path(place))
+        letter = dataclasses.replace(written[holder], signature=signature, path=tree.paths()[place])
         letters.check_letter(SESSION, 0, holder, letter, public)
         assert len(letter.path) == merkle.HASH_BYTES * 2
         refused = [

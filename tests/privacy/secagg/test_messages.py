@@ -118,7 +118,9 @@ def test_bodies_and_back():
         dealing = Dealing(b"o" * 64, dict.fromkeys(letters, b"k" * 64), letters, proof.get("signature", b""))
         assert Dealing.from_bytes(memoryview(dealing.to_bytes()), signed=bool(proof)) == dealing
     words = np.array([1, 2, 3], np.uint32)
-    committed, accusations, again = parse_masked(memoryview(masked(b"c" * 32, {9: b"k" * 32}, words)), SESSION)
+    committed, accusations, again = parse_masked(
+        memoryview(b"".join(masked(b"c" * 32, {9: b"k" * 32}, words))), SESSION
+    )
     assert (committed, accusations, again.tolist()) == (b"c" * 32, {9: b"k" * 32}, [1, 2, 3])
     assert parse_numbers(memoryview(numbers({9, 1, 70_000}))) == [1, 9, 70_000]
     said = confirmation({3, 1}, {5: b"t" * 16})
@@ -155,7 +157,7 @@ def test_bodies_of_a_wrong_length_or_with_a_name_twice_are_refused():
         with pytest.raises(MalformedMessage, match=r"does not exist|left over"):
             parse_answer(memoryview(bytes(4) + bytes([what]) + one))
     words = np.zeros(3, np.uint32)
-    good = masked(bytes(32), {}, words)
+    good = b"".join(masked(bytes(32), {}, words))
     for error, wrong in (
         (MalformedMessage, good[:35]),
         (BadVector, good[:-1]),
