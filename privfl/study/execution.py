@@ -35,6 +35,7 @@ class Job:
         store: folder of the store.
         run: name of the run's directory.
         experiment: the run.
+        settings: its own, as resolved, for the store.
         tables: attacks and audits, as their files hold them.
         examine: carries them out; at the top of a module, so that another process can import it.
     """
@@ -42,6 +43,7 @@ class Job:
     store: Path
     run: str
     experiment: Experiment
+    settings: Mapping[str, Any] = field(default_factory=dict)
     tables: Mapping[str, Any] = field(default_factory=dict)
     examine: Examine | None = None
 
@@ -93,7 +95,7 @@ def perform(job: Job, *, wait: bool) -> Outcome:
         if reason:
             store.fail(job.run, reason, values)
             return "failed"
-        store.finish(job.run, values, job.experiment.to_dict())
+        store.finish(job.run, values, job.settings)
         return "done"
 
 

@@ -232,7 +232,14 @@ class Study(Settings):
             store.enrol(name, self.source, self.told, [_member(one) for one in resolved])
             states = store.ended([one.run for one in resolved])
             jobs = {
-                one.run: Job(store.folder, one.run, one.experiment, self.beside, examine if self.beside else None)
+                one.run: Job(
+                    store.folder,
+                    one.run,
+                    one.experiment,
+                    one.settings,
+                    self.beside,
+                    examine if self.beside else None,
+                )
                 for one in resolved
                 if one.experiment is not None and not one.problem and states.get(one.run) != "done"
             }

@@ -6,19 +6,17 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from privfl.errors import PrivflError
 from privfl.experiment import Experiment
 from privfl.federation.task import Task
 from privfl.references import imported, references_in
-from privfl.schema import plain
 from privfl.simulation.fingerprint import INDIFFERENT
 from privfl.simulation.identity import Identity
 from privfl.simulation.plan import RunSettings, calibrate_noise, prepare
 from privfl.simulation.recorder import recorded_observers
-from privfl.simulation.settings import registries
 from privfl.simulation.state import State
 from privfl.study.axes import Point
 from privfl.study.store import State as Progress
@@ -26,10 +24,14 @@ from privfl.study.store import State as Progress
 
 @dataclass(frozen=True)
 class Resolved:
-    """One run of a study: its experiment and the name of its directory, or why there can be none."""
+    """One run of a study: its experiment and the name of its directory, or why there can be none.
+
+    ``settings`` are those of the experiment as resolved, defaults included.
+    """
 
     point: Point
     experiment: Experiment | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
     run: str = ""
     problem: str = ""
 
@@ -54,7 +56,7 @@ def resolve(
         if any(_own_data(one) for one in group):
             task, problem = _load(group[0])
         content = {} if task is None else task.content()
-        named = [replace(one, run=name_of(one.experiment, {**beside, **content})) for one in group if one.experiment]
+        named = [replace(one, run=name_of(one.settings, {**beside, **content})) for one in group]
         states = known([one.run for one in named])
         for one in named:
             if states.get(one.run) == "done" or problem:
@@ -69,21 +71,22 @@ def resolve(
     return [found[point] for point in points]
 
 
-def name_of(experiment: Experiment, beside: Mapping[str, Any]) -> str:
-    """Name of the directory of ``experiment``: its algorithm, and a hash of all that decides its numbers.
+def name_of(settings: Mapping[str, Any], beside: Mapping[str, Any]) -> str:
+    """Name of the directory of the run with these ``settings``: its algorithm, and a hash of all that decides it.
 
     Code that is named ``module:Name`` counts with what it does, not with its name alone.
     """
-    settings = {name: value for name, value in experiment.to_dict().items() if name not in INDIFFERENT}
+    settings = {name: value for name, value in settings.items() if name not in INDIFFERENT}
     code = {one: Identity(imported(one, "the study")).digest for one in sorted(set(references_in(settings)))}
     text = json.dumps([settings, code, beside], sort_keys=True, default=str)
-    label = re.sub(r"[^A-Za-z0-9.-]+", "-", experiment.algorithm.name)
+    label = re.sub(r"[^A-Za-z0-9.-]+", "-", settings["algorithm"]["name"].rpartition(":")[2])
     return f"{label}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _read(point: Point) -> Resolved:
     try:
-        return Resolved(point, Experiment.from_dict(point.settings))
+        experiment = Experiment.from_dict(point.settings)
+        return Resolved(point, experiment, experiment.to_dict())
     except PrivflError as error:
         return Resolved(point, problem=str(error))
 
@@ -93,7 +96,7 @@ def _by_data(found: Any) -> Iterator[list[Resolved]]:
     groups: dict[str, list[Resolved]] = {}
     for one in found:
         if one.experiment is not None:
-            recipe = plain(one.experiment.recipe, registries())
+            recipe = {item.name: one.settings.get(item.name) for item in fields(one.experiment.recipe)}
             key = json.dumps([recipe, one.experiment.schedule.seed], sort_keys=True, default=str)
             groups.setdefault(key, []).append(one)
     yield from groups.values()

@@ -208,7 +208,8 @@ study.run(out, processes=1)
 @pytest.mark.skipif(sys.platform == "win32", reason="kills by a signal that Windows does not have")
 def test_a_study_that_was_killed_three_times_equals_one_that_was_not(tmp_path):
     path = tmp_path / "small.toml"
-    path.write_text(TEXT.replace("[study]", "[privacy]\nnoise_key = 5\n[study]"), encoding="utf-8")
+    noise = "[privacy]\nnoise_key = 5\n[privacy.training]\nnoise_multiplier = 2.0\n[study]\nseeds = 5\n"
+    path.write_text(TEXT.partition("[study]")[0] + noise, encoding="utf-8")
     (tmp_path / "killer.py").write_text(KILLER, encoding="utf-8")
     command = [sys.executable, "killer.py", str(path), "killed"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
