@@ -32,7 +32,6 @@ from privfl.privacy.secagg.errors import (
     MalformedMessage,
     OutOfOrder,
     OwnNameListed,
-    PolicyRefused,
     SpentClient,
     UnknownPeer,
 )
@@ -357,11 +356,7 @@ class Client:
     def _check_cohort(self, survivors: frozenset[int]) -> None:
         """Return if the policy allows the sum over ``survivors`` beside those that were opened before."""
         if self._policy is not None and self._policy.binds_cohorts:
-            if missing := survivors - self._shares.keys():
-                raise PolicyRefused(
-                    f"client {self.number} holds no letter of survivor {min(missing)}, so the sum may leave it out; "
-                    "this client compares cohorts, and must know them."
-                )
+            self._standing.check_all_held(survivors)
             self._policy.check_sum(survivors, self._store.opened())
 
     @contextmanager

@@ -14,6 +14,7 @@ from privfl.privacy.secagg.errors import (
     InconsistentSurvivors,
     MissingPeer,
     OwnNameListed,
+    PolicyRefused,
     RevivedPeer,
     TooFewClients,
     UnknownPeer,
@@ -80,6 +81,18 @@ class Standing:
         # A server that keeps letters back could open the sum of those who got each other's, under a longer list.
         if self.session.complete and held < self.session.quorum:
             raise TooFewClients(f"{held} clients survived; the sum of fewer than {self.session.quorum} stays masked.")
+
+    def check_all_held(self, survivors: frozenset[int]) -> None:
+        """Return if this client knows that the sum is over all ``survivors``: it holds shares of every one.
+
+        Raises:
+            PolicyRefused: it does not.
+        """
+        if missing := survivors - self.held:
+            raise PolicyRefused(
+                f"client {self.number} holds no letter of survivor {min(missing)}, so the sum may leave it out; "
+                "this client compares cohorts, and must know them."
+            )
 
     def check_request(self, request: Request) -> None:
         """Return if shares may be revealed as asked; confirmations are another matter.
