@@ -107,6 +107,13 @@ def test_results_cannot_name_a_folder_outside_the_study(tmp_path):
         report_directory(tmp_path)
 
 
+def test_results_nested_without_end_are_one_sentence(tmp_path):
+    study(tmp_path, Cell("FedAvg", "l", experiment()))
+    (tmp_path / "results.json").write_text(100_000 * "[", encoding="utf-8")
+    with pytest.raises(DataError, match=r"results\.json is damaged"):
+        load_results(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["statement.json", "summary.json", "environment.json"])
 def test_a_finished_run_that_was_damaged_since_loses_no_other(tmp_path, name):
     cells = [Cell(method, "l", experiment()) for method in ("a", "b")]
