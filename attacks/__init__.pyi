@@ -2,6 +2,8 @@ from .attack import Attack as Attack
 from .attack import Needs as Needs
 from .auxiliary import Auxiliary as Auxiliary
 from .auxiliary import Records as Records
+from .gradient_inversion.imprint import imprinting_server as imprinting_server
+from .gradient_inversion.imprint_attack import Imprint as Imprint
 from .gradient_inversion.inversion import GradientInversion as GradientInversion
 from .labels.inference import LLG as LLG
 from .labels.inference import DisclosedCounts as DisclosedCounts

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from attacks.attack import Attack
+from attacks.gradient_inversion.imprint_attack import Imprint
 from attacks.gradient_inversion.inversion import GradientInversion
 from attacks.labels.inference import LLG, DisclosedCounts, LabelCounts
 from attacks.membership.lira import LiRA
@@ -32,6 +33,7 @@ ATTACKS: Mapping[str, type[Attack]] = MappingProxyType(
             PrototypeTracing,
             PrototypeInversion,
             GradientInversion,
+            Imprint,
             LabelCounts,
             LLG,
             DisclosedCounts,

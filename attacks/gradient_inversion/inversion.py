@@ -207,8 +207,8 @@ def leaked_image(network: nn.Module, gradient: Gradient, shape: tuple[int, ...])
     return leaked_input(gradient[0], gradient[1]).view(shape)
 
 
-def first_layer(network: nn.Module, gradient: Gradient, shape: tuple[int, ...]) -> list[Tensor]:
-    """The parameters of the ``network`` up to the first bias, if its first layer is fully connected on the input.
+def first_layer(network: nn.Module, gradient: Gradient, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the ``network``'s first layer, if that is fully connected on the whole input.
 
     Raises:
         ConfigError: the first two gradients are not those of such a layer on the whole input.
@@ -219,7 +219,8 @@ def first_layer(network: nn.Module, gradient: Gradient, shape: tuple[int, ...]) 
             f"{type(network).__name__}'s first layer is not fully connected on {pixels} pixels with a bias; choose "
             "another method"
         )
-    return list(network.parameters())[:2]
+    weight, bias, *_ = network.parameters()
+    return weight, bias
 
 
 def spear_images(
@@ -247,9 +248,7 @@ def counted_labels(network: nn.Module, head: HeadGradient, batch: int, public: R
     label may occur any number of times; classes without public records count as absent.
     """
     classes = len(head.weight)
-    known: ClassGradients = class_gradients(
-        network, public.inputs, public.targets, classes, bias=head.bias is not None
-    )
+    known: ClassGradients = class_gradients(network, public.inputs, public.targets, classes, bias=head.bias is not None)
     counts = counts_by_regression(head.vector() * batch, known)
     return torch.repeat_interleave(torch.arange(classes), integer_counts(counts, batch))
 

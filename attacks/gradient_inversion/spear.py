@@ -182,7 +182,8 @@ def _polished(rows: Tensor, found: Tensor, factors: _Factors) -> Tensor:
 def _zeros(found: Tensor, rows: Tensor, factors: _Factors) -> Tensor:
     """Where ``rows`` [m, b] vanish along ``found`` [k, b], up to noise: bool [k, m]."""
     noise = factors.noise * (found / factors.sizes).norm(dim=1)
-    return (found @ rows.T).abs() < NOISE_WIDTHS * noise[:, None]
+    zero: Tensor = (found @ rows.T).abs() < NOISE_WIDTHS * noise[:, None]
+    return zero
 
 
 def _sparsest(candidates: Tensor, rows: Tensor, factors: _Factors) -> Tensor:
