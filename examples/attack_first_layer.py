@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import attacks
 import privfl as pf
 from attacks.gradient_inversion.imprint import imprinting_server, parallel_units
 from attacks.images.pixels import Pixels
+from attacks.metrics.measure import mean_of
 from privfl.metrics.classification import accuracy
 
 SHARP = 30.0
@@ -30,12 +32,19 @@ SUM = (pf.SecureSum(mode="ideal"),)
 DATASET = "fashion-mnist"
 
 
+@cache
+def dataset(name: str) -> Any:
+    """The dataset ``name``, read once."""
+    return pf.load_dataset(name, seed=0)
+
+
 def federation(
     clients: int, size: int, seed: int, *, hidden: tuple[int, ...] = (200, 200), rounds: int = 1, **more: Any
 ) -> tuple[pf.Task, Any]:
     """A task of clients of ``size`` images each, and its recorded run of full-batch steps."""
     partition = pf.GivenSizes(sizes=(size,) * clients)
-    task = pf.load(DATASET, partition=partition, model="two-nn", model_options={"hidden": hidden}, seed=seed)
+    options = {"hidden": hidden}
+    task = pf.Task.from_dataset(dataset(DATASET), partition=partition, model="two-nn", model_options=options, seed=seed)
     run = pf.simulate(
         task,
         more.pop("algorithm", pf.FedAvg(weighting="uniform")),
@@ -44,15 +53,18 @@ def federation(
         seed=seed,
         evaluate_every=rounds,
         record=True,
+        execution=pf.Execution(engine="loop", workers=1),
         **more,
     )
     return task, run
 
 
-def public_records(task: pf.Task, count: int = 1000) -> attacks.Records:
-    """Held-out examples that the attacker owns."""
-    rows = torch.randperm(len(task.test_targets), generator=torch.Generator().manual_seed(0))[:count]
-    return attacks.Records(task.test_inputs[rows], task.test_targets[rows])
+@cache
+def public_records(name: str, count: int = 1000) -> attacks.Records:
+    """Held-out examples of the dataset ``name`` that the attacker owns."""
+    held = dataset(name)
+    rows = torch.randperm(len(held.test_targets), generator=torch.Generator().manual_seed(0))[:count]
+    return attacks.Records(held.test_inputs[rows], held.test_targets[rows])
 
 
 def attacked(task: pf.Task, transcript: Any, attack: Any) -> tuple[dict[str, Any], Any]:
@@ -60,7 +72,7 @@ def attacked(task: pf.Task, transcript: Any, attack: Any) -> tuple[dict[str, Any
     victims = transcript[attack.round].training.members if attack.client is None else [attack.client]
     rows = torch.cat([task.clients[client] for client in victims])
     truth = {"images": Pixels.of(task.name).images(task.inputs[rows])}
-    found = attack.run(transcript, attacks.Auxiliary(public=public_records(task), truth=truth))
+    found = attack.run(transcript, attacks.Auxiliary(public=public_records(task.name), truth=truth))
     return {
         "psnr": [round(value, 3) for value in found.per_image["psnr"].tolist()],
         "mean": round(found.metrics["psnr"].value, 3),
@@ -115,7 +127,7 @@ def imprints(
         more["cohort"] = pf.FixedCohort(10)
     for seed in range(seeds):
         task, plain = federation(clients, size, seed, **more)
-        public = public_records(task).inputs
+        public = public_records(task.name).inputs
         server = imprinting_server(pf.FedAvg(weighting="uniform"), public, units=units, gain=gain)
         _, run = federation(clients, size, seed, algorithm=server, **more)
         last, images = rounds - 1, size * 10 if chain else size
@@ -141,6 +153,18 @@ def imprints(
     return {**summary(rows), **told, "rows": rows}
 
 
+def noises(clients: int, multiplier: float, method: str) -> dict[str, Any]:
+    """One image of each client behind one step of DP-SGD, by an inversion that knows noise and classes or does not."""
+    training = pf.DPSGD(noise_multiplier=multiplier, max_grad_norm=1.0, sample_rate=1.0)
+    task, run = federation(clients, 1, seed=0, privacy=pf.Privacy(training=training, noise_key=20211))
+    tried = [attacks.GradientInversion(client=k, method=method) for k in range(clients)]  # type: ignore[arg-type]
+    rows = [attacked(task, run.transcript, one)[0] for one in tried]
+    best = max(rows[0]["nulls"], key=lambda name: statistics.mean(row["nulls"][name] for row in rows))
+    gains = mean_of([row["mean"] - row["nulls"][best] for row in rows])
+    told = {"mean psnr": statistics.mean(row["mean"] for row in rows), "null": best, "gain": gains.to_json()}
+    return {**summary(rows), **told, "rows": rows}
+
+
 def accuracy_of(task: pf.Task, network: torch.nn.Module) -> float:
     """Test accuracy of a network."""
     with torch.no_grad():
@@ -161,8 +185,14 @@ def cells(small: bool) -> dict[str, Any]:
         f"spear, B = {size}": (lambda size=size: batches(16 if size == 8 else 8, size))
         for size in (8, 2, 4, 12, 16, 20, 24, 28)
     }
+    noise = {
+        f"noise {multiplier:g}, {method}": (lambda multiplier=multiplier, method=method: noises(20, multiplier, method))
+        for multiplier in (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+        for method in ("wiener", "analytic")
+    }
     return {
         **spear,
+        **noise,
         "spear, B = 8, 100 units": lambda: batches(16, 8, hidden=(100,)),
         "spear, B = 8, round 30": lambda: batches(16, 8, rounds=30),
         "spear, sum of ten": lambda: sums(few, (clip, *SUM)),

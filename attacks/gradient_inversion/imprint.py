@@ -119,7 +119,8 @@ def parallel_group(weight: Tensor) -> Tensor:
     unit = weight.double() / weight.double().norm(dim=1, keepdim=True).clamp_min(1e-300)
     alike = unit @ unit.T > PARALLEL
     largest: Tensor = alike[alike.sum(1).argmax()]
-    return largest.nonzero().flatten()
+    rows: Tensor = largest.nonzero().flatten()
+    return rows
 
 
 def parallel_units(network: nn.Module) -> float:

@@ -1,4 +1,4 @@
-"""Reconstruction of a client's images from the update that it sent, by six methods."""
+"""Reconstruction of a client's images from the update that it sent, by seven methods."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from attacks.gradient_inversion.fully_connected_leakage import leaked_input
 from attacks.gradient_inversion.gradinversion import gradinversion
 from attacks.gradient_inversion.inverting_gradients import inverting_gradients
 from attacks.gradient_inversion.spear import spear
+from attacks.gradient_inversion.wiener import class_prior, wiener
 from attacks.images.nulls import image_nulls
 from attacks.images.pixels import Pixels
 from attacks.images.result import ReconstructionResult, reconstruction_result
@@ -33,7 +34,7 @@ from privfl.randomness import torch_stream
 from privfl.simulation.transcript import Transcript
 from privfl.validation import check_choice, check_count
 
-Method = Literal["analytic", "dlg", "idlg", "inverting-gradients", "gradinversion", "spear"]
+Method = Literal["analytic", "dlg", "idlg", "inverting-gradients", "gradinversion", "spear", "wiener"]
 OTHERS = "others' update"
 """The null that reconstructs from a message in which the victims are not."""
 
@@ -65,8 +66,9 @@ class GradientInversion(Attack):
         method: ``analytic`` (:mod:`attacks.gradient_inversion.fully_connected_leakage`; one image, a first layer that
             is fully connected), ``dlg`` or ``idlg`` (:mod:`attacks.gradient_inversion.dlg`), ``inverting-gradients``
             (:mod:`attacks.gradient_inversion.inverting_gradients`), ``gradinversion``
-            (:mod:`attacks.gradient_inversion.gradinversion`), or ``spear`` (:mod:`attacks.gradient_inversion.spear`;
-            whole batches to rounding, one local step, a first layer that is fully connected with ReLUs behind it).
+            (:mod:`attacks.gradient_inversion.gradinversion`), ``spear`` (:mod:`attacks.gradient_inversion.spear`;
+            whole batches to rounding, one local step, a first layer that is fully connected with ReLUs behind it), or
+            ``wiener`` (:mod:`attacks.gradient_inversion.wiener`; one image, for gradients with noise).
         batch: B, how many images the update is of.
         round: which round, from 0.
         iterations: of a search; ``None`` is the method's own default.
@@ -92,7 +94,7 @@ class GradientInversion(Attack):
             check_count(f"{self.name}'s iterations", self.iterations, 8)
         if self.attempts is not None:
             check_count(f"{self.name}'s attempts", self.attempts)
-        if self.batch > 1 and self.method in ("analytic", "idlg"):
+        if self.batch > 1 and self.method in ("analytic", "idlg", "wiener"):
             raise ConfigError(
                 f"{self.method} reads a single image, not {self.batch}; choose another method or batch = 1"
             )
@@ -146,6 +148,10 @@ class GradientInversion(Attack):
             labels = counted_labels(network, observed, self.batch, public)
         if self.method == "analytic":
             return pixels.images(leaked_image(network, gradient, shape)[None]), labels
+        if self.method == "wiener":
+            first_layer(network, gradient, shape)
+            image, label = wiener(network, gradient, class_prior(public, len(head)), shape)
+            return pixels.images(image[None]), torch.tensor([label])
         if self.method == "spear":
             return pixels.images(spear_images(network, gradient, shape, self.batch, generator)), labels
         given: dict[str, Any] = {"generator": generator, "pixels": pixels}
