@@ -171,6 +171,17 @@ def accuracy_of(task: pf.Task, network: torch.nn.Module) -> float:
         return float(accuracy(network(task.test_inputs), task.test_targets))
 
 
+def figures(out: Path) -> None:
+    """Contact sheets: eight images from one gradient, and ten images through a secure sum, beside their nulls."""
+    task, run = federation(1, 8, seed=0)
+    attack: Any = attacks.GradientInversion(client=0, method="spear", batch=8)
+    attacked(task, run.transcript, attack)[1].figure().savefig(out / "batch.png", dpi=110)
+    chain = pf.Privacy(update=(pf.Clip(100.0), *SUM))
+    server = imprinting_server(pf.FedAvg(weighting="uniform"), public_records(DATASET).inputs, units=200)
+    task, run = federation(10, 1, seed=0, algorithm=server, privacy=chain)
+    attacked(task, run.transcript, attacks.Imprint(batch=10))[1].figure().savefig(out / "sum.png", dpi=110)
+
+
 def cells(small: bool) -> dict[str, Any]:
     """The study: a call for each cell, by its name."""
     few = 2 if small else 10
@@ -216,11 +227,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     parser.add_argument("--only", default="", help="cells whose name begins so")
     parser.add_argument("--small", action="store_true", help="digits, three cells")
+    parser.add_argument("--figures", action="store_true", help="draw the contact sheets and nothing else")
     options = parser.parse_args()
     if options.small:
         global DATASET
         DATASET = "digits"
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.figures:
+        return figures(options.out)
     path = options.out / "results.json"
     stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for name, call in cells(options.small).items():

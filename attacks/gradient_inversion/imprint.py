@@ -139,4 +139,5 @@ def _least_used(weight: Tensor, bias: Tensor, behind: Tensor, units: int, inputs
     if units > len(weight):
         raise ConfigError(f"the first layer has {len(weight)} units and {units} are to be imprinted; imprint fewer")
     active = (inputs.to(weight) @ weight.T + bias).clamp_min(0).norm(dim=0) / math.sqrt(len(inputs))
-    return (active * behind.norm(dim=0)).argsort(stable=True)[:units]
+    chosen: Tensor = (active * behind.norm(dim=0)).argsort(stable=True)[:units]
+    return chosen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -82,6 +82,8 @@ class Imprint(Attack):
         shown = self.images(network, sent[0], public.inputs, pixels)
         drawn = torch.randint(len(public), (2, self.batch), generator=generator)
         training = training_of(seen.facts, moment.number)
+        if self.client is None:  # a sum of steps is one step on all their images
+            training = replace(training, batch_size=max(training.batch_size, self.batch))
         others = local_update(network, public.inputs[drawn[0]], public.targets[drawn[0]], training)
         flat = torch.cat([part.reshape(-1) for part in others]).detach()
         means = torch.stack([known[public.targets == label].mean(0) for label in sorted(set(public.targets.tolist()))])

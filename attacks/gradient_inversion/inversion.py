@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -118,6 +118,8 @@ class GradientInversion(Attack):
         received = moment.broadcast["parameters"]
         network = seen.network(received)
         training = training_of(seen.facts, moment.number)
+        if self.client is None:  # a sum of steps is one step on all their images
+            training = replace(training, batch_size=max(training.batch_size, self.batch))
         generator = torch_stream(self.seed, "gradient-inversion")
         images, labels = self.inverted(network, sent[0], training, public, pixels, generator)
         known = pixels.images(public.inputs)

@@ -142,7 +142,8 @@ def _starts(unit: Tensor, found: Tensor, count: int, generator: torch.Generator)
     if 0 < len(found) < found.shape[1]:
         span = torch.linalg.qr(found.T)[0]
         begin = begin - begin @ span @ span.T
-    return begin / begin.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    unit_length: Tensor = begin / begin.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    return unit_length
 
 
 def _hinted(unit: Tensor, inactive: Tensor) -> Tensor:

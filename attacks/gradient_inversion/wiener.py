@@ -3,8 +3,8 @@
 Given the layer's outward gradient l [m], the gradient ``G = l·(x, 1)ᵀ + noise`` is linear in the input x, and under a
 Gaussian prior of x its best linear estimate (Wiener's) is ``μ + Σ(Σ + v·I)⁻¹(y − μ)`` with ``y = Gᵀl/‖l‖²`` and v the
 noise left in y. Without noise it is exact; with much of it, it is the prior's mean, which is what an attacker shows who
-saw nothing. No paper has just this attack; that the best attack on a noisy gradient is the posterior's, under a prior, is
-Balunović, Dimitrov, Staab and Vechev's "Bayesian Framework for Gradient Leakage" (ICLR 2022).
+saw nothing. No paper has just this attack; that the best one on a noisy gradient is the posterior's is from
+Balunović, Dimitrov, Staab and Vechev, "Bayesian Framework for Gradient Leakage" (ICLR 2022).
 """
 
 from __future__ import annotations
