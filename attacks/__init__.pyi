@@ -8,6 +8,7 @@ from .gradient_inversion.inversion import GradientInversion as GradientInversion
 from .labels.inference import LLG as LLG
 from .labels.inference import DisclosedCounts as DisclosedCounts
 from .labels.inference import LabelCounts as LabelCounts
+from .membership.fedmia import FedMIA as FedMIA
 from .membership.game import membership_game as membership_game
 from .membership.lira import LiRA as LiRA
 from .membership.loss_threshold import LossThreshold as LossThreshold

@@ -10,6 +10,7 @@ from attacks.attack import Attack
 from attacks.gradient_inversion.imprint_attack import Imprint
 from attacks.gradient_inversion.inversion import GradientInversion
 from attacks.labels.inference import LLG, DisclosedCounts, LabelCounts
+from attacks.membership.fedmia import FedMIA
 from attacks.membership.lira import LiRA
 from attacks.membership.loss_threshold import LossThreshold
 from attacks.membership.rmia import RMIA
@@ -29,6 +30,7 @@ ATTACKS: Mapping[str, type[Attack]] = MappingProxyType(
             GradientAlignment,
             GradientDifference,
             LossTrajectory,
+            FedMIA,
             LossDrop,
             PrototypeTracing,
             PrototypeInversion,

@@ -197,8 +197,8 @@ def cells(small: bool) -> dict[str, Any]:
         for size in (8, 2, 4, 12, 16, 20, 24, 28)
     }
     noise = {
-        f"noise {multiplier:g}, {method}": (lambda multiplier=multiplier, method=method: noises(20, multiplier, method))
-        for multiplier in (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+        f"noise {multiplier:g}, {method}": (lambda multiplier=multiplier, method=method: noises(12, multiplier, method))
+        for multiplier in (0.001, 0.01, 0.03, 0.1, 1.0)
         for method in ("wiener", "analytic")
     }
     return {
@@ -206,16 +206,16 @@ def cells(small: bool) -> dict[str, Any]:
         **noise,
         "spear, B = 8, 100 units": lambda: batches(16, 8, hidden=(100,)),
         "spear, B = 8, round 30": lambda: batches(16, 8, rounds=30),
-        "spear, sum of ten": lambda: sums(few, (clip, *SUM)),
-        "spear, sum of ten, 100 units": lambda: sums(few, (clip, *SUM), hidden=(100,)),
-        "spear, sum of ten, clipped to 0.1": lambda: sums(few, (bites, *SUM)),
-        "spear, sum of ten clients of two": lambda: sums(few, (clip, *SUM), size=2),
+        "spear, sum of ten": lambda: sums(3, (clip, *SUM)),
+        "spear, sum of ten, 100 units": lambda: sums(3, (clip, *SUM), hidden=(100,)),
+        "spear, sum of ten, clipped to 0.1": lambda: sums(3, (bites, *SUM)),
+        "spear, sum of ten clients of two": lambda: sums(3, (clip, *SUM), size=2),
         "imprint, single clients of four": lambda: imprints(few, 4, (), 200),
         "imprint, sum of ten": lambda: imprints(few, 1, (clip, *SUM), 200),
         "imprint, sum of ten clients of four": lambda: imprints(few, 4, (clip, *SUM), 200),
         "imprint, sum of ten clients of four, clipped to 0.1": lambda: imprints(few, 4, (bites, *SUM), 200),
-        "imprint 150 of 200 units, sum of ten of 1,000 clients of two, round 100": lambda: imprints(
-            3, 2, (clip, *SUM), 150, clients=1000, rounds=100, gain=0.1
+        "imprint 150 of 200 units, sum of ten of 1,000 clients of two, round 50": lambda: imprints(
+            1, 2, (clip, *SUM), 150, clients=1000, rounds=50, gain=0.1
         ),
         "spear, B = 32": lambda: batches(8, 32),
     }
