@@ -27,6 +27,10 @@ def epsilon_(
     steps: Steps,
     sample_rate: Rate = 1.0,
     delta: Delta = 1e-5,
+    opacus: Annotated[
+        bool,
+        typer.Option("--opacus", metavar="", help="The interval by Opacus, as in statements (slower)."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """ε of DP-SGD: Gaussian noise on Poisson-sampled sums, composed over all steps (add or remove one)."""
@@ -41,7 +45,7 @@ def epsilon_(
     if not 0 < sample_rate <= 1 or steps < 1:
         raise PrivacyError(f"{steps} steps at sampling rate {sample_rate}: give a rate in (0, 1] and at least one step")
     event = PoissonSampledDpEvent(sample_rate, GaussianDpEvent(noise_multiplier))
-    bound = epsilon({(event, NeighboringRelation.ADD_OR_REMOVE_ONE): steps}, delta)
+    bound = epsilon({(event, NeighboringRelation.ADD_OR_REMOVE_ONE): steps}, delta, opacus=opacus)
     _show(bound, delta, json)
 
 

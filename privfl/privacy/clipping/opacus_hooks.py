@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from privfl.errors import ConfigError
 from privfl.models.flat_network import FlatNetwork
-from privfl.opacus_parts import GradSampleModule, ModuleValidator
 from privfl.privacy.clipping.factors import Clipping, row_norms
 from privfl.privacy.loss import Loss
 
@@ -32,6 +31,8 @@ class OpacusHooks:
     """
 
     def __init__(self, network: FlatNetwork) -> None:
+        from privfl.opacus_parts import GradSampleModule
+
         # Every pass would say so of the first layer, whose input needs no gradient. A filter for the time of one pass
         # is no choice: the filters of a process are shared by its threads.
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
@@ -183,6 +184,8 @@ def _first_wrong(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tens
 
 def _refuse_unsupported(module: nn.Module) -> None:
     """Raise a :class:`ConfigError` that names the first layer to which Opacus objects."""
+    from privfl.opacus_parts import GradSampleModule, ModuleValidator
+
     if (found := _first_refused(module, ModuleValidator.validate)) is not None:
         name, layer = found
         mend = "replace it, or set per_sample = 'auto'"
