@@ -221,7 +221,7 @@ def main() -> None:
     """Entry point: a user's error is one sentence and exit code 2; PRIVFL_DEBUG=1 shows where it came from."""
     let_every_text_be_printed()
     try:
-        code = usage.command_of(app).main(standalone_mode=False)
+        code = usage.command_of(app).main(prog_name="privfl", standalone_mode=False)
     except usage.UsageError as error:
         if usage.shows_help(error):
             typer.echo(error)

@@ -39,7 +39,7 @@ def show_list(kind: Kind, name: str | None, as_json: bool) -> None:
     if name is not None:
         page.print(_in_full(rows[0]))
     elif kind in MANY:
-        page.print("\n".join(_lines(rows, page.width)), markup=False, highlight=False, no_wrap=True, soft_wrap=True)
+        page.print("\n".join(overview(rows, page.width)), markup=False, highlight=False, no_wrap=True, soft_wrap=True)
         page.print(f"\nSettings of one, and the reasons where it says no: privfl list {kind.value} NAME")
     else:
         page.print(_table(kind, rows))
@@ -67,7 +67,7 @@ def _titles(title: str) -> tuple[str, str]:
     return _plain(title), _plain(title.partition(",")[0])
 
 
-def _lines(rows: list[Row], width: int) -> list[str]:
+def overview(rows: list[Row], width: int) -> list[str]:
     """One line of at most ``width`` characters for each row and each of its choices, and one that heads them."""
     more = [name for name in rows[0] if name not in ELSEWHERE]
     cells = [["name", *(HEADS.get(name, name) for name in more), "description"]]

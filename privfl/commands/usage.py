@@ -99,6 +99,5 @@ def _named(parameter: Any) -> str:
 
 def _where(error: Any) -> str:
     ctx = getattr(error, "ctx", None)
-    path = " ".join(str(ctx.command_path).split()[1:]) if ctx is not None and ctx.command_path else ""
-    path = path.removeprefix("-m privfl").strip()
-    return f"; see `privfl {path + ' ' if path else ''}--help`"
+    path = ctx.command_path if ctx is not None else "privfl"
+    return f"; see `{path} --help`"
