@@ -111,7 +111,7 @@ def make_private(
     Raises:
         ConfigError: an argument has no meaning in a federation; the sentence names it, and the mend.
     """
-    dpsgd = _dpsgd(data_loader, max_grad_norm, noise_multiplier=noise_multiplier)
+    dpsgd = DPSGD(noise_multiplier, None, _norm(max_grad_norm), _rate(data_loader))
     _refuse(batch_first, loss_reduction, poisson_sampling, clipping, noise_generator, grad_sample_mode)
     return _federation(module, optimizer, data_loader, criterion, Privacy(training=dpsgd), partition, clients, test)
 
@@ -146,27 +146,33 @@ def make_private_with_epsilon(
         ConfigError: an argument has no meaning in a federation; the sentence names it, and the mend.
     """
     check_count("epochs", epochs)
-    dpsgd = _dpsgd(data_loader, max_grad_norm, target_epsilon=target_epsilon)
+    dpsgd = DPSGD(None, target_epsilon, _norm(max_grad_norm), _rate(data_loader))
     _refuse(batch_first, loss_reduction, poisson_sampling, clipping, noise_generator, grad_sample_mode)
     privacy = Privacy(training=dpsgd, target_delta=target_delta)
     planned = _federation(module, optimizer, data_loader, criterion, privacy, partition, clients, test)
     return replace(planned, rounds=epochs)
 
 
-def _dpsgd(loader: DataLoader[Any], max_grad_norm: float, **noise: float) -> DPSGD:
+def _rate(loader: DataLoader[Any]) -> float:
+    """The sample rate that Opacus takes."""
     if not isinstance(loader, DataLoader) or not isinstance(loader.batch_size, int):
         raise ConfigError(f"data_loader is {said(loader)}; give a torch DataLoader with a batch_size")
-    if isinstance(max_grad_norm, list | tuple):
-        raise ConfigError(
-            f"max_grad_norm is {said(max_grad_norm)}, a norm for each layer; give one number for the whole gradient"
-        )
     try:
         batches = len(loader)
     except TypeError:
         raise ConfigError("data_loader has no length; give one over a data set with len() and [row]") from None
     if batches < 1:
         raise ConfigError("data_loader has no batch; give a data set with rows")
-    return DPSGD(max_grad_norm=float(max_grad_norm), sample_rate=1 / batches, **noise)
+    return 1 / batches
+
+
+def _norm(max_grad_norm: Any) -> float:
+    if isinstance(max_grad_norm, list | tuple):
+        raise ConfigError(
+            f"max_grad_norm is {said(max_grad_norm)}, a norm for each layer; give one number for the whole gradient"
+        )
+    norm: float = max_grad_norm  # DPSGD says what is wrong with anything else
+    return norm
 
 
 def _refuse(
@@ -220,7 +226,7 @@ def _federation(
         model=lambda: deepcopy(start),
         loss=loss,
     )
-    assert loader.batch_size is not None  # _dpsgd has seen to that
+    assert loader.batch_size is not None  # _rate has seen to that
     training = LocalTraining(
         learning_rate=learning_rate,
         batch_size=max(1, round(loader.batch_size / len(task.clients))),

@@ -175,7 +175,7 @@ def _list(inside: Schema) -> Schema:
 
 def meanings(kind: type[Any]) -> dict[str, str]:
     """What ``kind`` and its bases say of each field in the section Args of their docstrings."""
-    found = {}
+    found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         section = re.search(r"^Args:\n((?:    .*\n?|\n)+)", inspect.cleandoc(vars(base).get("__doc__") or ""), re.M)
         for entry in re.finditer(r"^    (\w+(?:, \w+)*): (.*(?:\n {8,}.*)*)", section[1] if section else "", re.M):
