@@ -13,7 +13,20 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from opacus.accountants.analysis.prv import (
+        Domain,
+        PoissonSubsampledGaussianPRV,
+        TruncatedPrivacyRandomVariable,
+        compose_heterogeneous,
+        compute_safe_domain_size,
+        discretize,
+    )
+    from opacus.grad_sample import GradSampleModule
+    from opacus.layers.dp_rnn import DPLSTM, DPLSTMCell, RNNLinear
+    from opacus.validators import ModuleValidator
 
 _HOMES = {
     "Domain": "accountants.analysis.prv",
@@ -30,7 +43,19 @@ _HOMES = {
 }
 """For each part the module of Opacus that has it."""
 
-__all__ = sorted(_HOMES)
+__all__ = [
+    "DPLSTM",
+    "DPLSTMCell",
+    "Domain",
+    "GradSampleModule",
+    "ModuleValidator",
+    "PoissonSubsampledGaussianPRV",
+    "RNNLinear",
+    "TruncatedPrivacyRandomVariable",
+    "compose_heterogeneous",
+    "compute_safe_domain_size",
+    "discretize",
+]
 
 
 def __getattr__(name: str) -> Any:
