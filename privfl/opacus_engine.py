@@ -1,5 +1,7 @@
 """``make_private`` with the arguments of Opacus' ``PrivacyEngine``, for a federation instead of one data set.
 
+.. code-block:: python
+
     federation = pf.make_private(
         module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.1, max_grad_norm=1.0,
         partition=pf.IID(clients=10),
