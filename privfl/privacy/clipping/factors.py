@@ -87,6 +87,12 @@ class Clipping:
         factors = factors if finite is None else factors.where(finite, 0)
         return cls(norms, factors, finite, max_grad_norm, largest * SMALL_FACTOR > max_grad_norm, factors.to(dtype))
 
+    def only(self, mask: Tensor | None) -> Clipping:
+        """The same with factors 0 where ``mask``, shaped as they are, is false."""
+        if mask is None:
+            return self
+        return replace(self, factors=self.factors.where(mask, 0), narrow=self.narrow.where(mask, 0))
+
     def kept(self, values: Tensor) -> Tensor:
         """``values`` [B, ...] with the rows that are not finite set to zero (a product with 0 would keep NaN)."""
         return values if self.finite is None else values.where(_wide(self.finite, values), 0)

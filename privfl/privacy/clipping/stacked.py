@@ -12,7 +12,7 @@ Padding never changes a result: padded rows repeat a row of their own client's b
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -192,7 +192,7 @@ class StackedGradients:
                 norms = rule.squared_norms()
                 squares += norms.view(-1, len(losses)).T if by_rows else norms.view_as(losses)
                 reached[module] = by_rows
-            clipping = self._clipping(squares, batch, max_grad_norm, parameters.dtype)
+            clipping = Clipping.of(squares, max_grad_norm, parameters.dtype).only(batch.mask)
             rows_first = clipping.mapped(Tensor.t) if any(reached.values()) else clipping
             flat = {by_rows: one.mapped(Tensor.flatten) for by_rows, one in ((True, rows_first), (False, clipping))}
             views = self._views(gradient)
@@ -200,12 +200,6 @@ class StackedGradients:
                 places: Places = {name: views[full] for name, full in self._names[module].items()}
                 self._rules[module].write_clipped_sum(flat[by_rows], places, by_rows=by_rows)
         return gradient
-
-    def _clipping(self, squares: Tensor, batch: StackedBatch, max_grad_norm: float, dtype: torch.dtype) -> Clipping:
-        """What the rows [clients, B] are multiplied with; padding by 0."""
-        clipping = Clipping.of(squares, max_grad_norm, dtype)
-        only = batch.rows_only
-        return replace(clipping, factors=only(clipping.factors), narrow=only(clipping.narrow))
 
     def _by_vmap(self, loss: Loss, parameters: Tensor, batch: StackedBatch, max_grad_norm: float) -> Tensor:
         whole, made = LossModule(self.module, loss), Made(2)
@@ -227,7 +221,7 @@ class StackedGradients:
                 for part, trained in zip(formed.values(), self._trained, strict=True)
             ]
             squares = torch.stack([norms_along(part).square() for part in parts]).sum(0)
-            clipping = self._clipping(squares, batch, max_grad_norm, parameters.dtype)
+            clipping = Clipping.of(squares, max_grad_norm, parameters.dtype).only(batch.mask)
             return torch.cat([clipping.sums_of(part) for part in parts], dim=1)
 
 
