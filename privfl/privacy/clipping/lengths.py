@@ -117,12 +117,16 @@ class Lengths:
     def same(self, key: Hashable, other: Hashable, run: Callable[[], Tensor], expected: Callable[[], Tensor]) -> bool:
         """Whether the rows of ``run()`` come out as those of ``expected()``, which begin anew after :data:`DISTINCT`.
 
-        Both run once. Rows that are not finite, or are zero everywhere, prove nothing.
+        Found out once for each ``key``; what is expected is kept as ``other``, unless that is ``None``. Rows that are
+        not finite, or are zero everywhere, prove nothing.
         """
         if key not in self._alike:
-            if other not in self._expected:
-                self._expected[other] = expected()
-            self._alike[key] = _rounds_alike(run(), self._expected[other])
+            awaited = self._expected.get(other)
+            if awaited is None:
+                awaited = expected()
+            if other is not None:
+                self._expected[other] = awaited
+            self._alike[key] = _rounds_alike(run(), awaited)
         return self._alike[key]
 
 
