@@ -21,7 +21,7 @@ from privfl.engine.workspace import ClientResult, Phase, RoundContext, Trained, 
 from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import RoundChannel
-from privfl.privacy.clipping.lengths import DISTINCT, Lengths, PublicRows
+from privfl.privacy.clipping.lengths import DISTINCT, Lengths, PublicRows, identity
 from privfl.privacy.clipping.per_sample import GradSampleMode, sums_directly
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.client_door import ClientDoor
@@ -54,6 +54,7 @@ class LoopEngine:
         self.task, self.algorithm, self.training, self.channel = task, algorithm, training, channel
         self.phase = Phase(algorithm, channel)
         self.notes: list[str] = []
+        self.way = way
         self.device = task.inputs.device
         self.workers = 1 if self.device.type == "cuda" else (workers or cores())
         self._spaces: SimpleQueue[Workspace] = SimpleQueue()
@@ -66,8 +67,9 @@ class LoopEngine:
 
     def steady_lengths(self) -> Lengths:
         """Lengths of passes that round a row alike, as this task's model and kind of rows need them."""
-        parameters = flatten(self.task.model(0)).to(self.device)
-        return Lengths(PublicRows(parameters, *self.task.probe(DISTINCT)))
+        network = self.task.model(0)
+        public = PublicRows(flatten(network).to(self.device), *self.task.probe(DISTINCT))
+        return Lengths(public, identity(network), self.way, self.precision)
 
     def _sums_directly(self) -> bool:
         """Whether layers should write large weight gradients where they belong, so that nothing is copied."""

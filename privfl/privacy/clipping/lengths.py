@@ -40,11 +40,11 @@ def reference_length(size: int) -> int:
 
 
 def padded_length(rows: int, reference: int, alike: Callable[[int], bool]) -> int:
-    """The least length that is ``alike`` the ``reference``, of ``rows`` and the powers of two above it.
+    """The least length that is ``alike`` the ``reference``, of ``rows`` and the powers of two above it from 8 on.
 
     The ``reference`` itself if there is none: less than ``rows`` means that the batch is to be cut.
     """
-    longer = (1 << power for power in range(rows.bit_length(), reference.bit_length()))
+    longer = (1 << power for power in range(max(3, rows.bit_length()), reference.bit_length()))
     return next((length for length in (rows, *longer) if length != reference and alike(length)), reference)
 
 
@@ -87,14 +87,19 @@ class PublicRows:
         return self.inputs[index], self.targets[index]
 
 
+_FOUND: dict[Hashable, bool] = {}
+"""What this process found out. Kernels stay the same, so that equal networks need not be tried again."""
+
+
 class Lengths:
     """The lengths of one engine's passes; its workers share what is known of them."""
 
-    def __init__(self, public: PublicRows) -> None:
+    def __init__(self, public: PublicRows, *kind: Hashable) -> None:
+        """``kind`` tells apart the networks and the ways to run them for which other kernels may be used."""
         self.public = public
         self.reference = reference_length(len(public.parameters))
+        self._kind = (*kind, public.inputs.shape, public.inputs.dtype, public.inputs.device, torch.get_num_threads())
         self._expected: dict[Hashable, Tensor] = {}
-        self._alike: dict[Hashable, bool] = {}
 
     def of(self, key: Hashable, run: Callable[[Tensor, Tensor], Tensor], rows: int) -> int:
         """The length of a pass over ``rows`` rows: less if they are to be cut, more if they are to be padded.
@@ -120,14 +125,15 @@ class Lengths:
         Found out once for each ``key``; what is expected is kept as ``other``, unless that is ``None``. Rows that are
         not finite, or are zero everywhere, prove nothing.
         """
-        if key not in self._alike:
+        named = (self._kind, key)
+        if named not in _FOUND:
             awaited = self._expected.get(other)
             if awaited is None:
                 awaited = expected()
             if other is not None:
                 self._expected[other] = awaited
-            self._alike[key] = _rounds_alike(run(), awaited)
-        return self._alike[key]
+            _FOUND[named] = _rounds_alike(run(), awaited)
+        return _FOUND[named]
 
 
 def _rounds_alike(found: Tensor, expected: Tensor) -> bool:
@@ -145,10 +151,14 @@ def identity(function: Any, depth: int = 6) -> Hashable:
     inner = partial(identity, depth=depth - 1)
     if isinstance(function, Tensor):
         return tuple(function.shape), function.dtype
-    if isinstance(function, int | float | str | None):
+    if isinstance(function, float):  # settings differ from run to run; only a branch for 0 is to be expected
+        return "number", function == 0
+    if isinstance(function, int | str | None):
         return function
-    if depth == 0 or isinstance(function, nn.Module):
+    if depth == 0:
         return type(function)
+    if isinstance(function, nn.Module):
+        return tuple(_layer(name, layer) for name, layer in function.named_modules())
     if isinstance(function, partial):
         named = tuple((name, inner(value)) for name, value in function.keywords.items())
         return "partial", inner(function.func), tuple(map(inner, function.args)), named
@@ -162,3 +172,15 @@ def identity(function: Any, depth: int = 6) -> Hashable:
     if isinstance(function, dict):
         return tuple((inner(name), inner(value)) for name, value in function.items())
     return type(function), inner(dict(getattr(function, "__dict__", {})))
+
+
+def _layer(name: str, layer: nn.Module) -> Hashable:
+    """The type, options and shapes of one layer."""
+    shapes = tuple((key, tuple(value.shape), value.requires_grad) for key, value in layer.named_parameters(recurse=False))
+    buffers = tuple((key, tuple(value.shape)) for key, value in layer.named_buffers(recurse=False))
+    options = tuple(
+        (key, identity(value, 3))
+        for key, value in vars(layer).items()
+        if not key.startswith("_") and key != "training" and not isinstance(value, nn.Module)
+    )
+    return name, type(layer), shapes, buffers, options

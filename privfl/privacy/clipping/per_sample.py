@@ -43,7 +43,7 @@ class PerSampleGradients:
     """Clipped sums of per-sample gradients of one :class:`FlatNetwork`.
 
     The clipped gradient of every sample has L2 norm at most ``max_grad_norm``, for every finite input: norms are
-    computed in float64, and factors are shrunk by 1e-5, which covers the rounding of gradients and sums.
+    computed in float64, and factors are shrunk by 6e-4, which covers the rounding of norms and sums.
     """
 
     def __init__(self, network: FlatNetwork, way: GradSampleMode | None = None) -> None:

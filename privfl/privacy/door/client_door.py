@@ -96,7 +96,7 @@ class ClientDoor(DoorKeeper):
     def _clipped_sum(
         self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, max_grad_norm: float
     ) -> Tensor:
-        clipper, network, key = self._clipper, self._network, _key("gradient", loss, loss_kwargs)
+        clipper, network, key = self._clipper, self._network, _key("gradient of one", loss, loss_kwargs)
         assert clipper is not None
         loss = self._prepared(loss, batch, loss_kwargs)
 
@@ -107,10 +107,10 @@ class ClientDoor(DoorKeeper):
             total: Tensor | None = None
             for inputs, targets, mask in self._steady(batch, key, shown):
                 clipper.clipped_sum(loss, inputs, targets, max_grad_norm, mask)
-                if len(batch.rows) <= ROWS_AT_ONCE and len(inputs) >= len(batch.rows):
+                if len(inputs) >= len(batch.rows):
                     return network.gradient
-                total = network.gradient.clone() if total is None else total.add_(network.gradient)
-            return network.gradient.zero_() if total is None else network.gradient.copy_(total)
+                total = network.gradient.double() if total is None else total.add_(network.gradient)
+            return network.gradient.zero_() if total is None else total
 
     def _total(
         self,
@@ -131,7 +131,7 @@ class ClientDoor(DoorKeeper):
 
         pieces: Iterable[Piece] = ((*piece, None) for piece in _pieces(batch))
         if clip is not None and len(batch.rows) > 0:
-            pieces = self._steady(batch, _key("total", statistic, loss_kwargs), shown)
+            pieces = self._steady(batch, _key("total of one", statistic, loss_kwargs), shown)
         with evaluating(module), self._network.at(parameters), torch.no_grad():
             for inputs, targets, mask in pieces:
                 values = whole(statistic, module, inputs, targets, loss_kwargs)

@@ -128,7 +128,8 @@ class CohortDoor(DoorKeeper):
         def sums(parameters: Tensor, piece: StackedBatch) -> Tensor:
             return self._stacked.plain_sum(loss, parameters, piece, wrt=wrt or "parameters")
 
-        return divided_(self._sum(key, sums, None, batch, parameters, loss_kwargs, whole=whole), batch.divisors())
+        total = self._sum(key, sums, None, batch, parameters, loss_kwargs, whole=whole).to(parameters.dtype)
+        return divided_(total, batch.divisors())
 
     def _clipped_sum(
         self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, max_grad_norm: float
@@ -180,9 +181,10 @@ class CohortDoor(DoorKeeper):
             count = clients.stop - clients.start
             part = sums(padded(parameters[clients], len(piece.inputs)), piece)[:count]
             if count == len(parameters):
-                total = part if total is None else total.add_(part)
+                total = part if total is None else _wide(total).add_(part)
             else:
                 total = part.new_zeros(len(parameters), *part.shape[1:]) if total is None else total
+                total = _wide(total)
                 total[clients] += part
         assert total is not None
         return _without_empty(total, batch)
@@ -216,6 +218,11 @@ class CohortDoor(DoorKeeper):
                     present = torch.ones_like(piece.targets, dtype=torch.bool) if piece.mask is None else piece.mask
                     piece = replace(piece, loss_kwargs={**piece.loss_kwargs, "present": (present, 0)})
                 yield group, piece
+
+
+def _wide(total: Tensor) -> Tensor:
+    """``total`` in float64, if it is a floating sum: adding many pieces up in float32 would move them all."""
+    return total.double() if total.is_floating_point() else total
 
 
 def _without_empty(total: Tensor, batch: DrawnBatch) -> Tensor:
