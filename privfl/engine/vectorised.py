@@ -179,7 +179,7 @@ class VectorisedEngine:
         ]
 
     def _height(self, clients: int) -> int:
-        """How many clients a step is stacked for: where claims rest on it, none is alone, which would show in its bits."""
+        """How many clients a step is stacked for: two at least where claims rest on it, or bits show who is alone."""
         return clients if self.lengths is None else max(clients, LEAST)
 
     def _train(

@@ -37,8 +37,8 @@ def norms_along(values: Tensor) -> Tensor:
 
 
 def exact_sums(factors: Tensor, rows: Tensor) -> Tensor:
-    """Σ factors·rows [clients, n] in float64 of ``factors`` [clients, B] and ``rows`` [clients, B, n], few at a time."""
-    blocks = zip(factors.split(ROWS_IN_FLOAT32, 1), rows.split(ROWS_IN_FLOAT32, 1), strict=True)
+    """Σ factors·rows [clients, n] in float64, of ``factors`` [clients, B] and ``rows`` [clients, B, n], in blocks."""
+    blocks = zip(*(torch.split(values, ROWS_IN_FLOAT32, 1) for values in (factors, rows)), strict=True)
     total = torch.zeros(len(rows), rows.shape[-1], dtype=torch.float64, device=rows.device)
     for some, block in blocks:
         total += torch.bmm(some.double()[:, None], block.double())[:, 0]

@@ -156,7 +156,7 @@ def identity(function: Any, depth: int = 6) -> Hashable:
     if isinstance(function, int | str | None):
         return function
     if depth == 0:
-        return type(function)
+        return str(type(function))
     if isinstance(function, nn.Module):
         return tuple(_layer(name, layer) for name, layer in function.named_modules())
     if isinstance(function, partial):
@@ -176,7 +176,9 @@ def identity(function: Any, depth: int = 6) -> Hashable:
 
 def _layer(name: str, layer: nn.Module) -> Hashable:
     """The type, options and shapes of one layer."""
-    shapes = tuple((key, tuple(value.shape), value.requires_grad) for key, value in layer.named_parameters(recurse=False))
+    shapes = tuple(
+        (key, tuple(value.shape), value.requires_grad) for key, value in layer.named_parameters(recurse=False)
+    )
     buffers = tuple((key, tuple(value.shape)) for key, value in layer.named_buffers(recurse=False))
     options = tuple(
         (key, identity(value, 3))

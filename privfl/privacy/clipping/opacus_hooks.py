@@ -45,7 +45,7 @@ class OpacusHooks:
     def clipped_sum(
         self, loss: Loss, inputs: Tensor, targets: Tensor, max_grad_norm: float, mask: Tensor | None = None
     ) -> Tensor:
-        """Write the sum of clipped per-sample gradients into ``network.gradient``; return the norms [B] in float64, B ≥ 1.
+        """Write the sum of clipped per-sample gradients into ``network.gradient``; return norms [B] in float64, B ≥ 1.
 
         Rows for which ``mask`` [B] is false enter no sum.
 

@@ -21,8 +21,8 @@ from torch.func import functional_call, grad_and_value, vmap
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.factors import Clipping, norms_along
 from privfl.privacy.clipping.known import known_function, known_ranks
-from privfl.privacy.clipping.lengths import padded
 from privfl.privacy.clipping.layer_rules import rule_for
+from privfl.privacy.clipping.lengths import padded
 from privfl.privacy.clipping.per_sample import GradSampleMode, LossModule, evaluating, trained_parameters, widened
 from privfl.privacy.clipping.row_wise import Made, Watch, each_row
 from privfl.privacy.clipping.rule import Places, Rule
@@ -121,7 +121,7 @@ class StackedGradients:
         return batch.rows_only(bounded).sum(1), values.dtype
 
     def statistics(self, statistic: Loss, parameters: Tensor, batch: StackedBatch, *, bounded: bool) -> Tensor:
-        """``statistic`` [clients, B, ...] of every row in evaluation mode; rows that are to be ``bounded`` stay apart."""
+        """``statistic`` [clients, B, ...] of every row in evaluation mode; rows to be ``bounded`` stay apart."""
         apart = bounded and not self._serves_batches(statistic, batch)
         with evaluating(self.module), torch.no_grad():
             return self._of_each(statistic, parameters, batch.loss_kwargs, batch.inputs, batch.targets, apart=apart)

@@ -58,7 +58,9 @@ class SteadyStacks:
 
         def same(length: int) -> bool:
             named = (*key, rows, length)
-            return lengths.same(named, None, lambda: self._sums(rows, length), lambda: self._sums(rows, lengths.reference))
+            return lengths.same(
+                named, None, lambda: self._sums(rows, length), lambda: self._sums(rows, lengths.reference)
+            )
 
         return padded_length(rows, lengths.reference, same)
 

@@ -23,7 +23,6 @@ from privfl.privacy.door.precision import Precision, in_precision
 from privfl.privacy.door.step_draws import Draws
 from privfl.privacy.loss import Loss, is_coupled
 
-
 Piece = tuple[Tensor, Tensor, Tensor | None]
 """Inputs and targets of one pass, and a mask that tells rows from padding."""
 
@@ -139,9 +138,7 @@ class ClientDoor(DoorKeeper):
                 sums.append((values if clip is None else clip(values)).sum(0))
         return torch.stack(sums).sum(0), values.dtype
 
-    def _steady(
-        self, batch: DrawnBatch, key: Hashable, shown: Callable[[Tensor, Tensor], Tensor]
-    ) -> Iterator[Piece]:
+    def _steady(self, batch: DrawnBatch, key: Hashable, shown: Callable[[Tensor, Tensor], Tensor]) -> Iterator[Piece]:
         """The passes that ``batch`` takes, each as long as it needs to be for its rows to be rounded alike.
 
         ``shown`` gives, in float64, what shows how each row of a batch is rounded.
@@ -150,6 +147,7 @@ class ClientDoor(DoorKeeper):
         if lengths is None:
             yield from ((*piece, None) for piece in _pieces(batch) if len(piece[0]))
             return
+
         def run(inputs: Tensor, targets: Tensor) -> Tensor:
             self._announce(0, 1)
             with self._network.at(lengths.public.parameters):
