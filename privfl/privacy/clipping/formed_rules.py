@@ -1,7 +1,7 @@
 """Rules for layers that form their per-sample gradients, since these are small: convolutions and normalisations.
 
 The tensors whose norms are taken are the very ones that are added up, so rounding on the way to them harms no row's
-bound. It may differ with the size of the batch (``docs/threat-model.md``, rounding).
+bound; :mod:`privfl.privacy.clipping.lengths` sees to it that it is the same in every batch.
 """
 
 from __future__ import annotations
