@@ -154,6 +154,7 @@ class ClientDoor(DoorKeeper):
                 return shown(inputs, targets)
 
         for rows, length in passes(len(batch.rows), ROWS_AT_ONCE, partial(lengths.of, key, run)):
+            self._forget()
             inputs, targets = batch.inputs[rows], batch.targets[rows]
             self._announce(len(inputs), length)
             if len(inputs) == length:

@@ -179,6 +179,8 @@ class CohortDoor(DoorKeeper):
         total: Tensor | None = None
         for clients, piece in self._pieces(batch, loss_kwargs, Rounding(key, sums, shown), whole=whole):
             count = clients.stop - clients.start
+            if self._lengths is not None:
+                self._forget()
             part = sums(padded(parameters[clients], len(piece.inputs)), piece)[:count]
             if count == len(parameters):
                 total = part if total is None else _wide(total).add_(part)

@@ -288,9 +288,13 @@ class DoorKeeper(ABC):
         self, work: Callable[[Tensor, Given], Tensor], parameters: Tensor, loss_kwargs: dict[str, Tensor] | None
     ) -> Tensor:
         """:meth:`_outside`, with a network that remembers nothing of an earlier pass."""
+        self._forget()
+        return self._outside(work, parameters, loss_kwargs)
+
+    def _forget(self) -> None:
+        """Put back what the network remembers of earlier passes, those on public rows included."""
         if self._state is not None:
             self._state.restore()
-        return self._outside(work, parameters, loss_kwargs)
 
     def _note(self, reason: str) -> None:
         """Note for every client that is left why a value leaves as it is."""
