@@ -10,7 +10,7 @@ import privfl as pf
 from privfl.algorithms.fedavg import FedAvg
 from privfl.federation.task import cross_entropy
 from privfl.models.flat_network import FlatNetwork
-from privfl.privacy.clipping.factors import Clipping, row_norms
+from privfl.privacy.clipping.factors import SHRUNK, Clipping, row_norms
 from privfl.privacy.clipping.layer_rules import EmbeddingRule, LinearRule
 from privfl.privacy.clipping.per_sample import PerSampleGradients
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients
@@ -77,7 +77,7 @@ def test_clipped_sums_of_a_linear_layer_are_those_of_a_loop_in_float64(steps, si
     expected = torch.zeros(15, dtype=torch.float64)
     for one, back in zip(a.double(), g.double(), strict=True):
         gradient = torch.cat([(back.T @ one).flatten(), back.sum(0)])
-        expected += gradient * min(1.0, bound / float(gradient.norm()))
+        expected += gradient * min(1.0, bound * SHRUNK / float(gradient.norm()))
     assert float((found - expected).norm()) <= 1e-4 * float(expected.norm())
 
 
