@@ -241,6 +241,10 @@ def outcome(out: Path, whole: dict[str, Any], kind: str) -> Row:
     return {"outcome": "other numbers", "told": ", ".join(differing)} if differing else {"outcome": "same numbers"}
 
 
+LONG = 400
+"""Rounds of a run that outlasts the second's patience; a shorter one ends, and the second reads what it finds."""
+
+
 def starts(part: int, parts: int, count: int = 100) -> None:
     """Two processes that begin at the same instant on one directory."""
     results = Results("starts")
@@ -254,7 +258,7 @@ def starts(part: int, parts: int, count: int = 100) -> None:
                 while time.monotonic() < instant:
                     pass
                 try:
-                    interrupted_work.run(out, rounds=40)
+                    interrupted_work.run(out, rounds=LONG)
                     path.write_text("finished", encoding="utf-8")
                 except PrivflError as error:
                     path.write_text(str(error), encoding="utf-8")
@@ -265,7 +269,7 @@ def starts(part: int, parts: int, count: int = 100) -> None:
             winners = [child for child, text in zip(children, said, strict=True) if text == "finished"]
             named = len(winners) == 1 and any(f"in use by process {winners[0]} on" in text for text in said)
             lines = len((out / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-            good = codes == [0, 0] and named and lines == 40
+            good = codes == [0, 0] and named and lines == LONG
             loser = next((text for text in said if text != "finished"), "")
             row = {"number": number, "winners": len(winners), "loser": loser.replace(str(out), "RUN"), "lines": lines}
             results.add({**row, "good": good})

@@ -51,7 +51,9 @@ napoleon_use_ivar = True
 # A reference that leads nowhere is a warning, and `make docs` takes warnings as errors. Names of other projects and
 # private names stay text.
 nitpicky = True
-nitpick_ignore_regex = [(r"py:.*", r"(abc|collections|enum|dp_accounting|numpy|torch|_thread|typing)\..*|(.*\.)?_\w+")]
+nitpick_ignore_regex = [
+    (r"py:.*", r"(abc|collections|enum|pathlib|dp_accounting|numpy|torch|_thread|typing)\..*|(.*\.)?_\w+")
+]
 nitpick_ignore = [("py:obj", "privfl.algorithms.personal.interpolation.Number")]  # a type variable has no entry
 
 

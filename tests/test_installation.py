@@ -39,7 +39,9 @@ def declared(*extras: str) -> dict[str, Requirement]:
 
 
 @pytest.mark.parametrize(
-    ("folders", "extras"), [(PACKAGES, ()), (("tests", "docs"), ("test", "docs"))], ids=["installed", "for developers"]
+    ("folders", "extras"),
+    [(PACKAGES, ("parquet",)), (("tests", "docs"), ("test", "docs", "parquet"))],
+    ids=["installed", "for developers"],
 )
 def test_what_is_imported_is_declared(folders: tuple[str, ...], extras: tuple[str, ...]) -> None:
     known_as, names = packages_distributions(), declared(*extras)

@@ -48,6 +48,7 @@ METHODS: dict[str, Any] = {
     "GRP-FED, q from 1, losses of the shared model": pf.GRPFed(q=1.0, loss_report="pre_eval"),
     "GRP-FED, equal weights, β = 0.9": pf.GRPFed(q=0.0, q_step=0.0, beta=0.9),
     "GRP-FED, equal weights, printed discriminator": pf.GRPFed(q=0.0, q_step=0.0, disc_loss="paper"),
+    "GRP-FED, non-saturating discriminator": pf.GRPFed(disc_loss="bce"),
     "GRP-FED, equal weights, non-saturating discriminator": pf.GRPFed(q=0.0, q_step=0.0, disc_loss="bce"),
 }
 MAIN = ("FedAvg", "Local", "GRP-FED")

@@ -72,8 +72,7 @@ class Algorithm(Settings):
         keeps: tensors of ``local`` that a client keeps between rounds; none for most algorithms.
         statistics: names of the totals that influence an upload, taken once each in every round.
         local_only: it takes gradients that stay with the client (:meth:`Door.local_only_gradient`).
-        uses_rounds: what it does depends on how many rounds are planned (:attr:`RunContext.rounds`); then a run cannot
-            go on for more.
+        uses_rounds: what it does depends on :attr:`RunContext.rounds`, so that a run cannot go on for more of them.
         pools_data: training sees all clients' data as one (the centralised reference).
         ensemble: there is no server model; evaluation averages the soft-max outputs of the clients' own models.
         needs_classes: it works with the class of each row, so it is for classification only.

@@ -12,16 +12,18 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from privfl import validation
 from privfl.errors import ConfigError
 
 METHOD = "method"
 """The axis whose choices are compared; all others make up the level at which they are."""
 NO_PRIVACY = "no privacy"
 Settings = dict[str, Any]
+MOST_RUNS = 100_000
 
 
 @dataclass(frozen=True)
-class Variant:
+class Variant(validation.Settings):
     """One named choice: settings that are laid over those of the experiment.
 
     Args:
@@ -89,10 +91,14 @@ def points(
         seeds: of the runs.
 
     Raises:
-        ConfigError: an axis is empty or no list, lists that vary together differ in length, or two runs share a name.
+        ConfigError: an axis is empty or no list, lists that vary together differ in length, two runs share a name, or
+            there are too many.
     """
     axes = [*_variant_axes(variants), *_zip_axis(zipped or {}), *_grid_axes(grid or {})]
-    found = []
+    found: list[Point] = []
+    number = math.prod(len(choices) for _, choices in axes) * len(_levels_of(epsilon)) * len(seeds)
+    if number > MOST_RUNS:
+        raise ConfigError(f"the study has {number:,} runs; give axes and seeds that make at most {MOST_RUNS:,}")
     combined = product(product(*(choices for _, choices in axes)), _levels_of(epsilon))
     for chosen, (privacy, target) in combined:
         settings: Settings = _copy(base)

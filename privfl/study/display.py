@@ -152,7 +152,7 @@ def last_line(path: Path) -> dict[str, Any]:
     for line in reversed(lines):
         try:
             found = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         return found if isinstance(found, dict) and "round" in found else {}
     return {}

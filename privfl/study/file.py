@@ -48,10 +48,10 @@ from typing import TYPE_CHECKING, Any, Self
 from privfl.errors import ConfigError
 from privfl.references import references_in
 from privfl.schema import build, override, read_toml
-from privfl.study.axes import Point, Variant, points
+from privfl.study.axes import MOST_RUNS, Point, Variant, points
 from privfl.study.results import Better, Results, Test
 from privfl.study.store import Member, Store
-from privfl.validation import Settings, check_count
+from privfl.validation import Settings, check_count, said
 
 if TYPE_CHECKING:
     from privfl.study.execution import Examine
@@ -103,6 +103,8 @@ class Study(Settings):
     def __post_init__(self) -> None:
         if isinstance(self.seeds, int):
             check_count("study.seeds", self.seeds)
+            if self.seeds > MOST_RUNS:
+                raise ConfigError(f"study.seeds is {said(self.seeds)}; give at most {MOST_RUNS:,}")
         elif not self.seeds:
             raise ConfigError("study.seeds is empty; give how many, or a list of them")
         if not 0 < self.confidence < 1:

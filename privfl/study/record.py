@@ -19,7 +19,7 @@ from privfl.study.audits import FOLDER as AUDITS
 TRAFFIC = "traffic.json"
 BYTES = 4
 """Of one number of a message."""
-DAMAGED = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError)
+DAMAGED = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
 """What reading a damaged file may raise."""
 Values = dict[str, float | None]
 

@@ -100,6 +100,7 @@ class Peeping(Attack):
     """Tries to read the answers."""
 
     name: ClassVar[str] = "peeping"
+    needs_classes: ClassVar[bool] = False
 
     def guess(self, seen, auxiliary):
         return auxiliary.answer("members")

@@ -164,7 +164,14 @@ ODD = (
 GOOD = {
     **{"alpha": 0.5, "bound": 100, "clients": 4, "come_back": 0.5, "epsilon": 1.0, "fraction": 0.5, "go_offline": 0.1},
     **{"initial_norm": 1.0, "max_norm": 1.0, "name": "update", "noise_multiplier": 1.0, "period": 2, "rate": 0.1},
-    **{"probabilities": (0.5, 1.0), "probability": 0.5, "samples_per_round": 10, "size": 2, "statistic": "loss"},
+    **{
+        "base": {},
+        "probabilities": (0.5, 1.0),
+        "probability": 0.5,
+        "samples_per_round": 10,
+        "size": 2,
+        "statistic": "loss",
+    },
 }
 """Values for settings without a default."""
 ONE_OF_TWO = {"DPSGD": {"noise_multiplier": 1.0}, "GivenSizes": {"sizes": (1, 2)}}

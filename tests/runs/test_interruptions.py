@@ -169,7 +169,7 @@ def test_an_earlier_checkpoint_does_not_pass_for_the_last_one(tmp_path):
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     interrupted_work.run(tmp_path / "a", rounds=2)
-    interrupted_work.run(tmp_path / "b", rounds=3)
+    interrupted_work.run(tmp_path / "b", rounds=2, key=8)
     for name in ("a", "b"):
         (tmp_path / name / "summary.json").unlink()
     shutil.copy(tmp_path / "b" / "checkpoints" / "latest.npz", tmp_path / "a" / "checkpoints" / "latest.npz")

@@ -121,7 +121,7 @@ def test_an_extension_that_was_interrupted_before_it_began_is_begun_anew(tmp_pat
         path.unlink()
 
     with monkeypatch.context() as patch:
-        patch.setattr("privfl.simulation.extension._remove", remove)
+        patch.setattr("privfl.simulation.extension.remove", remove)
         with pytest.raises(Stopped):
             train(run, 6, resume=True, **settings)
     assert RunDirectory(run).finished

@@ -274,5 +274,5 @@ def test_a_folder_that_cannot_be_is_refused_in_one_sentence(tmp_path):
 @pytest.mark.parametrize("name", ["file/summary.json", "n" * 300, "a\0b"])
 def test_what_cannot_be_written_is_said_and_cleaning_up_hides_nothing(tmp_path, name):
     (tmp_path / "file").write_text("taken")
-    with pytest.raises(PrivflError, match=r"^cannot write .*; what was saved before is intact, choose another folder"):
+    with pytest.raises(PrivflError, match=r"^cannot write .*; what was saved before is intact, mend that and resume"):
         write_whole(tmp_path / name, b"new")

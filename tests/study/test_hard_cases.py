@@ -107,6 +107,13 @@ def test_results_cannot_name_a_folder_outside_the_study(tmp_path):
         report_directory(tmp_path)
 
 
+def test_results_nested_without_end_are_one_sentence(tmp_path):
+    study(tmp_path, Cell("FedAvg", "l", experiment()))
+    (tmp_path / "results.json").write_text(100_000 * "[", encoding="utf-8")
+    with pytest.raises(DataError, match=r"results\.json is damaged"):
+        load_results(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["statement.json", "summary.json", "environment.json"])
 def test_a_finished_run_that_was_damaged_since_loses_no_other(tmp_path, name):
     cells = [Cell(method, "l", experiment()) for method in ("a", "b")]
@@ -247,8 +254,8 @@ def test_a_study_takes_algorithms_of_ones_own_and_does_not_repeat_them(tmp_path)
     before = written.stat().st_mtime_ns
     assert study(tmp_path, *own) == []
     assert written.stat().st_mtime_ns == before
-    longer = dataclasses.replace(own[0].experiment, schedule=pf.Schedule(3))
-    assert "other settings" in study(tmp_path, Cell("halved", "l", longer))[0]
+    faster = dataclasses.replace(own[0].experiment, arguments={"training": pf.LocalTraining(learning_rate=0.3)})
+    assert "other settings" in study(tmp_path, Cell("halved", "l", faster))[0]
     assert "halved" in report_directory(tmp_path / "runs" / own[1].folder.replace("fedavg", "halved")).read_text(
         encoding="utf-8"
     )
@@ -283,8 +290,17 @@ def test_the_traceback_of_an_earlier_crash_goes_when_the_run_succeeds(tmp_path):
     assert not stale.exists()
 
 
-def test_a_diverged_run_has_its_row_and_its_page(tmp_path):
+def test_a_run_that_learns_nothing_is_a_failure_of_its_study_and_has_its_page(tmp_path):
     diverged = experiment(training={"learning_rate": 1e38, "batch_size": 36, "steps": 1})
+    (failure,) = study(tmp_path, Cell("FedAvg", "l", diverged))
+    assert failure.startswith("FedAvg-l-seed0: the run ended without having learnt: ")
+    folder = tmp_path / "runs" / "FedAvg-l-seed0"
+    assert report_directory(folder).exists()
+    assert "The run failed" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_diverged_run_has_its_row_and_its_page(tmp_path):
+    diverged = experiment(training={"learning_rate": 1e38, "batch_size": 36, "steps": 1}, max_upload_norm=math.inf)
     assert study(tmp_path, Cell("FedAvg", "l", diverged)) == []
     folder = tmp_path / "runs" / "FedAvg-l-seed0"
     assert json.loads((folder / "summary.json").read_text())["test_loss"] is None

@@ -252,7 +252,7 @@ def test_a_run_in_memory_has_a_page_that_escapes_what_it_shows(tmp_path):
 def test_the_page_of_a_run_whose_directory_is_damaged_is_one_sentence(tmp_path):
     run = experiment(2.0).run(tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
-    with pytest.raises(DataError, match=r"summary\.json.* repeat the run, or restore the file"):
+    with pytest.raises(DataError, match=r"summary\.json cannot be read: .*; restore it, or repeat what wrote it"):
         pf.write_report(run, tmp_path / "run.html")
 
 

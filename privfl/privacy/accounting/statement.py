@@ -119,7 +119,7 @@ class Statement:
                 for cell in data["cells"]
             )
             return cls(**data | {"cells": cells, "caveats": tuple(data["caveats"])})
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise PrivacyError(
                 f"this is not a privacy statement ({error}): give the text of a statement.json."
             ) from error

@@ -83,15 +83,15 @@ class Standing:
             raise TooFewClients(f"{held} clients survived; the sum of fewer than {self.session.quorum} stays masked.")
 
     def check_all_held(self, survivors: frozenset[int]) -> None:
-        """Return if no survivor can be left out of the sum: whoever gets a mask from here can not.
+        """Return if this client knows that the sum is over all ``survivors``: it holds shares of every one.
 
         Raises:
-            PolicyRefused: one can.
+            PolicyRefused: it does not.
         """
         if missing := survivors - self.held:
             raise PolicyRefused(
-                f"client {self.number} holds no letter of survivor {min(missing)}, so the sum may leave it out; this "
-                "client compares cohorts, and must know them."
+                f"client {self.number} holds no letter of survivor {min(missing)}, so the sum may leave it out; "
+                "this client compares cohorts, and must know them."
             )
 
     def check_request(self, request: Request) -> None:

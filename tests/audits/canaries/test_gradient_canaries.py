@@ -51,7 +51,7 @@ def tokens():
 
 
 @pytest.mark.parametrize("row", [row for row in TARGETS if row["m"] == 1000], ids=lambda row: f"T={row['T']}")
-def test_one_run_certifies_what_ideal_canaries_do(row, tokens):
+def test_one_run_certifies_what_ideal_canaries_do(row, tokens, common_noise):
     task, canaries = tokens
     train = trainer(row["sigma"], row["q"], row["T"])
     # each of the two bounds has the published ones' confidence of 95 %

@@ -7,6 +7,7 @@ import pytest
 
 from privfl.errors import ConfigError
 from privfl.privacy.secagg import errors
+from privfl.privacy.secagg.ideal import IdealSecureSum
 from privfl.privacy.secagg.messages import Phase
 from privfl.privacy.secagg.rehearsal import Rehearsal, aggregate
 from privfl.privacy.secagg.session import Session
@@ -138,3 +139,13 @@ def test_a_session_survives_the_trip_to_another_process_and_gives_the_same_sum()
     session = Session.from_bytes(a_session(9, 4, degree=6, bits=48).to_bytes())
     vectors = vectors_for(session)
     assert aggregate(session, vectors).total.tolist() == sum_of(session, vectors, session.members)
+
+
+def test_a_trusted_party_adds_a_vector_once():
+    session = a_session(6, 4)
+    vectors, party = vectors_for(session), IdealSecureSum(session)
+    for member in session.members:
+        party.submit(member, vectors[member])
+    with pytest.raises(errors.RepeatedMessage, match="client 2 has submitted its vector before"):
+        party.submit(2, vectors[2])
+    assert party.close()[0].tolist() == sum_of(session, vectors, session.members)
