@@ -166,9 +166,8 @@ class VectorisedEngine:
             local = {name: _stacked([tensors[name] for tensors in begun]) for name in begun[0]}
             del begun
             self._train(keeper, local, received, algorithm, training)
-            height = self._height(len(slots))
-            ended = {name: padded(value, height) for name, value in local.items()}
-            uploads = vmap(lambda local: algorithm.finish(local, received, training))(ended)
+            local = {name: padded(value, self._height(len(slots))) for name, value in local.items()}
+            uploads = vmap(lambda local: algorithm.finish(local, received, training))(local)  # which may write into it
         return [
             Trained(
                 {name: value[place] for name, value in uploads.items()},

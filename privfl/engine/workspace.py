@@ -75,6 +75,7 @@ class Workspace:
 
     def start(self, stream: Coins) -> None:
         """Ready the network for training one client whose drop-out draws from ``stream``."""
+        self.announce(None)
         if self.state is not None:
             self.state.restore()
         self.own.module.train()

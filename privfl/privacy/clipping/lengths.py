@@ -87,8 +87,8 @@ class PublicRows:
         return self.inputs[index], self.targets[index]
 
 
-_FOUND: dict[Hashable, bool] = {}
-"""What this process found out. Kernels stay the same, so that equal networks need not be tried again."""
+_FOUND: dict[Hashable, dict[Hashable, bool]] = {}
+"""What this process found out, by kind. Kernels stay the same, so that equal networks need not be tried again."""
 
 
 class Lengths:
@@ -98,8 +98,10 @@ class Lengths:
         """``kind`` tells apart the networks and the ways to run them for which other kernels may be used."""
         self.public = public
         self.reference = reference_length(len(public.parameters))
-        self._kind = (*kind, public.inputs.shape, public.inputs.dtype, public.inputs.device, torch.get_num_threads())
+        kind = (*kind, public.inputs.shape, public.inputs.dtype, public.inputs.device, torch.get_num_threads())
+        self._found = _FOUND.setdefault(kind, {})
         self._expected: dict[Hashable, Tensor] = {}
+        self._chosen: dict[Hashable, int] = {}
 
     def of(self, key: Hashable, run: Callable[[Tensor, Tensor], Tensor], rows: int) -> int:
         """The length of a pass over ``rows`` rows: less if they are to be cut, more if they are to be padded.
@@ -107,7 +109,12 @@ class Lengths:
         ``run(inputs, targets)`` gives numbers [B, ...] in float64 that tell how each row is rounded in a pass over
         these [B, ...]; ``key`` says what is run.
         """
+        length = self._chosen.get((key, rows))
+        if length is None:
+            length = self._chosen[key, rows] = self._choose(key, run, rows)
+        return length
 
+    def _choose(self, key: Hashable, run: Callable[[Tensor, Tensor], Tensor], rows: int) -> int:
         def passed(length: int) -> Tensor:
             firsts = range(0, max(DISTINCT, length), length)
             return torch.cat([run(*self.public.batch(length, first)) for first in firsts])
@@ -125,15 +132,14 @@ class Lengths:
         Found out once for each ``key``; what is expected is kept as ``other``, unless that is ``None``. Rows that are
         not finite, or are zero everywhere, prove nothing.
         """
-        named = (self._kind, key)
-        if named not in _FOUND:
+        if key not in self._found:
             awaited = self._expected.get(other)
             if awaited is None:
                 awaited = expected()
             if other is not None:
                 self._expected[other] = awaited
-            _FOUND[named] = _rounds_alike(run(), awaited)
-        return _FOUND[named]
+            self._found[key] = _rounds_alike(run(), awaited)
+        return self._found[key]
 
 
 def _rounds_alike(found: Tensor, expected: Tensor) -> bool:

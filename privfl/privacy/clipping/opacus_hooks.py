@@ -42,11 +42,17 @@ class OpacusHooks:
         self._layouts = [layer.register_forward_pre_hook(self._lay_rows_innermost) for layer in self._watched]
 
     def clipped_sum(
-        self, loss: Loss, inputs: Tensor, targets: Tensor, max_grad_norm: float, mask: Tensor | None = None
+        self,
+        loss: Loss,
+        inputs: Tensor,
+        targets: Tensor,
+        max_grad_norm: float,
+        mask: Tensor | None = None,
+        together: int | None = None,
     ) -> Tensor:
         """Write the sum of clipped per-sample gradients into ``network.gradient``; return norms [B] in float64, B ≥ 1.
 
-        Rows for which ``mask`` [B] is false enter no sum.
+        Rows for which ``mask`` [B] is false enter no sum; ``together`` rows do, with those of other passes.
 
         Raises:
             ConfigError: Opacus found another number of gradients than there are samples.
@@ -57,7 +63,7 @@ class OpacusHooks:
             for samples, _ in pairs:
                 if samples is not None:
                     squares += row_norms(samples).square()
-            clipping = Clipping.of(squares, max_grad_norm, self.network.flat.dtype).only(mask)
+            clipping = Clipping.of(squares, max_grad_norm, self.network.flat.dtype, together).only(mask)
             for (samples, _), view in zip(pairs, self.network.gradient_views, strict=True):
                 if samples is None:
                     view.zero_()

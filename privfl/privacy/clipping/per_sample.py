@@ -43,7 +43,7 @@ class PerSampleGradients:
     """Clipped sums of per-sample gradients of one :class:`FlatNetwork`.
 
     The clipped gradient of every sample has L2 norm at most ``max_grad_norm``, for every finite input: norms are
-    computed in float64, and factors are shrunk by 6e-4, which covers the rounding of norms and sums.
+    computed in float64, and the bound is shrunk by what rounding may add (:func:`~privfl.privacy.clipping.factors.shrunk`).
     """
 
     def __init__(self, network: FlatNetwork, way: GradSampleMode | None = None) -> None:
@@ -68,34 +68,46 @@ class PerSampleGradients:
                     module.register_forward_hook(self._record)
 
     def clipped_sum(
-        self, loss: Loss, inputs: Tensor, targets: Tensor, max_grad_norm: float, mask: Tensor | None = None
+        self,
+        loss: Loss,
+        inputs: Tensor,
+        targets: Tensor,
+        max_grad_norm: float,
+        mask: Tensor | None = None,
+        together: int | None = None,
     ) -> Tensor:
         """Write the sum of clipped per-sample gradients into ``network.gradient``; return the per-sample norms [B].
 
         ``max_grad_norm`` may be ``inf`` (no clipping). An empty batch gives a zero gradient. Rows for which ``mask``
-        [B] is false are padding, and enter no sum.
+        [B] is false are padding, and enter no sum. ``together`` rows are added up if there are passes besides this one.
 
         Raises:
             ConfigError: the loss cannot run one row at a time, or the way is ``opacus`` and the network or the loss is
                 not known to work row by row.
         """
-        return self.norms(loss, inputs, targets, max_grad_norm, mask).to(self.network.flat.dtype)
+        return self.norms(loss, inputs, targets, max_grad_norm, mask, together).to(self.network.flat.dtype)
 
     def norms(
-        self, loss: Loss, inputs: Tensor, targets: Tensor, max_grad_norm: float = 1.0, mask: Tensor | None = None
+        self,
+        loss: Loss,
+        inputs: Tensor,
+        targets: Tensor,
+        max_grad_norm: float = 1.0,
+        mask: Tensor | None = None,
+        together: int | None = None,
     ) -> Tensor:
         """:meth:`clipped_sum`, but the norms are in float64, in which every bit of a row shows."""
         self.network.gradient.zero_()
         if len(inputs) == 0:
             return self.network.flat.new_zeros(0)
         if self.way == "vmap":
-            return self._by_vmap(loss, inputs, targets, max_grad_norm, mask)
+            return self._by_vmap(loss, inputs, targets, max_grad_norm, mask, together)
         known = self.serves_batches(loss, inputs)
         if self.way == "opacus":
             if not known:
                 raise ConfigError(hooks_refusal(said_of(loss) if inputs.dim() in self._known else "the model"))
-            return self._opacus.clipped_sum(loss, inputs, targets, max_grad_norm, mask)
-        return self._by_layers(loss, inputs, targets, max_grad_norm, mask, apart=not known)
+            return self._opacus.clipped_sum(loss, inputs, targets, max_grad_norm, mask, together)
+        return self._by_layers(loss, inputs, targets, max_grad_norm, mask, together, apart=not known)
 
     def serves_batches(self, function: Loss, inputs: Tensor) -> bool:
         """Whether ``function`` may see ``inputs`` [B, ...] as one batch, because each row is known to stay alone."""
@@ -164,6 +176,7 @@ class PerSampleGradients:
         targets: Tensor,
         max_grad_norm: float,
         mask: Tensor | None,
+        together: int | None,
         *,
         apart: bool,
     ) -> Tensor:
@@ -176,13 +189,19 @@ class PerSampleGradients:
             for module, pairs in reached.items():
                 self._rules[module].receive(pairs, apart=apart)
                 squares += self._rules[module].squared_norms()
-            clipping = Clipping.of(squares, max_grad_norm, self.network.flat.dtype).only(mask)
+            clipping = Clipping.of(squares, max_grad_norm, self.network.flat.dtype, together).only(mask)
             for module in reached:
                 self._rules[module].write_clipped_sum(clipping, self._places[module])
         return clipping.norms
 
     def _by_vmap(
-        self, loss: Loss, inputs: Tensor, targets: Tensor, max_grad_norm: float, mask: Tensor | None
+        self,
+        loss: Loss,
+        inputs: Tensor,
+        targets: Tensor,
+        max_grad_norm: float,
+        mask: Tensor | None,
+        together: int | None,
     ) -> Tensor:
         network, layout = self.network.module, self.network.layout
 
@@ -204,7 +223,7 @@ class PerSampleGradients:
             rows = [gradients[f"network.{name}"].flatten(1) for name in layout.names]
             rows = [row if wanted else torch.zeros_like(row) for row, wanted in zip(rows, trained, strict=True)]
             squares = torch.stack([row_norms(row).square() for row in rows]).sum(0)
-            clipping = Clipping.of(squares, max_grad_norm, self.network.flat.dtype).only(mask)
+            clipping = Clipping.of(squares, max_grad_norm, self.network.flat.dtype, together).only(mask)
             for row, view in zip(rows, self.network.gradient_views, strict=True):
                 view.copy_(clipping.sum_of(row).view_as(view))
         return clipping.norms
@@ -242,8 +261,8 @@ class LossModule(nn.Module):
 
 
 def widened(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Floating ``values`` in ``dtype``: autocast hands layers bfloat16, but norms and sums need the whole width."""
-    return values.to(dtype) if values.is_floating_point() else values
+    """Floating ``values`` in ``dtype`` at least: autocast hands layers bfloat16, but sums need the whole width."""
+    return values.to(torch.promote_types(values.dtype, dtype)) if values.is_floating_point() else values
 
 
 def _in_front(values: Tensor, dim: int, dtype: torch.dtype) -> Tensor:

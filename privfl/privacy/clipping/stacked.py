@@ -36,13 +36,15 @@ Given = dict[str, tuple[Tensor, int | None]]
 class StackedBatch:
     """Rows of every client: ``inputs`` [clients, B, ...], ``targets`` [clients, B], and what the loss takes besides.
 
-    ``mask`` [clients, B] tells rows from padding; ``None`` if there is no padding.
+    ``mask`` [clients, B] tells rows from padding; ``None`` if there is no padding. ``together`` columns are added up
+    if there are passes besides this one.
     """
 
     inputs: Tensor
     targets: Tensor
     mask: Tensor | None
     loss_kwargs: Given
+    together: int | None = None
 
     def part(self, *, clients: slice, stack: int, rows: slice, length: int) -> StackedBatch:
         """Some ``rows`` of some ``clients``, padded to the ``length`` of a pass and to a ``stack`` of clients."""
@@ -56,7 +58,8 @@ class StackedBatch:
             mask = torch.cat([mask, mask.new_zeros(len(mask), missing)], dim=1)
         inputs, targets = padded(inputs, stack), padded(targets, stack)
         given = given_to(self.loss_kwargs, clients, stack)
-        return StackedBatch(inputs, targets, None if mask is None else padded(mask, stack), given)
+        mask = None if mask is None else padded(mask, stack)
+        return StackedBatch(inputs, targets, mask, given, together=self.targets.shape[1])
 
     def rows_only(self, values: Tensor) -> Tensor:
         """``values`` [clients, B, ...], zero where there is padding."""
@@ -223,7 +226,7 @@ class StackedGradients:
                 norms = rule.squared_norms()
                 squares += norms.view(-1, len(losses)).T if by_rows else norms.view_as(losses)
                 reached[module] = by_rows
-            clipping = Clipping.of(squares, max_grad_norm, parameters.dtype).only(batch.mask)
+            clipping = Clipping.of(squares, max_grad_norm, parameters.dtype, batch.together).only(batch.mask)
             rows_first = clipping.mapped(Tensor.t) if any(reached.values()) else clipping
             flat = {by_rows: one.mapped(Tensor.flatten) for by_rows, one in ((True, rows_first), (False, clipping))}
             views = self._views(gradient)
@@ -254,7 +257,7 @@ class StackedGradients:
                 for part, trained in zip(formed.values(), self._trained, strict=True)
             ]
             squares = torch.stack([norms_along(part).square() for part in parts]).sum(0)
-            clipping = Clipping.of(squares, max_grad_norm, parameters.dtype).only(batch.mask)
+            clipping = Clipping.of(squares, max_grad_norm, parameters.dtype, batch.together).only(batch.mask)
             return torch.cat([clipping.sums_of(part) for part in parts], dim=1), clipping
 
 

@@ -103,13 +103,15 @@ class ClientDoor(DoorKeeper):
             return clipper.norms(loss, inputs, targets)
 
         with network.at(parameters):
-            total: Tensor | None = None
+            several: Tensor | None = None
             for inputs, targets, mask in self._steady(batch, key, shown):
-                clipper.clipped_sum(loss, inputs, targets, max_grad_norm, mask)
-                if len(inputs) >= len(batch.rows):
-                    return network.gradient
-                total = network.gradient.double() if total is None else total.add_(network.gradient)
-            return network.gradient.zero_() if total is None else total
+                clipper.clipped_sum(loss, inputs, targets, max_grad_norm, mask, len(batch.rows))
+                if len(inputs) < len(batch.rows):
+                    several = torch.zeros_like(network.gradient, dtype=torch.float64) if several is None else several
+                    several += network.gradient
+            if len(batch.rows) == 0:
+                network.gradient.zero_()
+            return network.gradient if several is None else several
 
     def _total(
         self,

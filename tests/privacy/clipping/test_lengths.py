@@ -1,5 +1,6 @@
 """A pass is as long as it takes for a row to be rounded as in every other pass."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -43,7 +44,8 @@ def clipped_sum(model, engine, way, inputs, targets, lengths_known=True):
     """The sum over all rows as the door of ``engine`` forms it, before its noise."""
     torch.manual_seed(0)
     network = FlatNetwork(model.build())
-    public = PublicRows(network.flat, *rows_of(model.shape, 32, "ordinary", 99))
+    rows, labels = rows_of(model.shape, 32, "ordinary", 99)
+    public = PublicRows(network.flat, rows.to(inputs), labels)
     lengths = Lengths(public, identity(network.module), way, engine) if lengths_known else None
     slot = ClientSlot(0, torch.arange(len(inputs)), Epochs(len(inputs), 1), torch.Generator())
     dpsgd = DPSGD(noise_multiplier=1.0, sample_rate=1.0, max_grad_norm=BOUND)
@@ -97,9 +99,45 @@ def test_equal_rows_by_the_hundreds_move_the_sum_by_no_more_than_one():
     model = MODELS["linear"]
     inputs, targets = rows_of(model.shape, 1, "ordinary", 0)
     inputs, targets = inputs.expand(1301, -1), targets.expand(1301)
-    for count in (63, 64, 65, 511, 512, 513, 1300):
+    for count in (64, 95, 96, 97, 511, 512, 513, 1300):
         sums = [clipped_sum(model, "loop", "layers", inputs[:rows], targets[:rows]) for rows in (count, count + 1)]
         assert float((sums[1] - sums[0]).norm()) <= BOUND
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_large_batch_in_float64_is_the_sum_of_its_rows_in_several_passes(cut, monkeypatch):
+    """The gradients of a pass lie where those of the one before lay."""
+    model = replace(MODELS["linear"], build=lambda: MODELS["linear"].build().double())
+    inputs, targets = rows_of(model.shape, 600, "ordinary", 0)
+    if cut:
+        monkeypatch.setattr(Lengths, "_choose", lambda self, key, run, rows: self.reference)
+    every = [clipped_sum(model, "loop", "layers", inputs.double()[[row]], targets[[row]]) for row in range(600)]
+    whole = clipped_sum(model, "loop", "layers", inputs.double(), targets)
+    torch.testing.assert_close(whole, torch.stack(every).sum(0), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("rows", [0, 3, 600])
+def test_after_a_sum_drop_out_hears_that_nothing_is_padded(rows):
+    model, heard = MODELS["linear"], []
+    inputs, targets = rows_of(model.shape, 600, "ordinary", 0)
+    network = FlatNetwork(model.build())
+    lengths = Lengths(PublicRows(network.flat, *rows_of(model.shape, 32, "ordinary", 99)), identity(network.module))
+    slot = ClientSlot(0, torch.arange(rows), Epochs(max(rows, 1), 1), torch.Generator())
+    door = ClientDoor(
+        slot,
+        inputs,
+        targets,
+        network,
+        PerSampleGradients(network, "layers"),
+        cross_entropy,
+        DPSGD(noise_multiplier=1.0, sample_rate=1.0),
+        lengths=lengths,
+        announce=lambda present, length: heard.append(present),
+    )
+    with torch.no_grad():
+        door._clipped_sum(cross_entropy, door.everything(), network.flat, {}, BOUND)
+    assert heard[-1] is None
+    assert sum(present or 0 for present in heard) == rows
 
 
 def test_a_length_is_that_of_the_batch_or_the_next_that_rounds_alike():
