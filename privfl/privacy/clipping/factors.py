@@ -94,8 +94,8 @@ class Clipping:
     def of(cls, squares: Tensor, max_grad_norm: float, dtype: torch.dtype, together: int | None = None) -> Clipping:
         """From squared norms in float64, at least one, of rows in ``dtype``.
 
-        A row whose norm is not finite or beyond the range of ``dtype`` counts as not finite. ``together`` rows are added
-        up, if other passes than this one are added too.
+        A row whose norm is not finite or beyond the range of ``dtype`` counts as not finite. ``together`` rows are
+        added up, if there are passes besides this one.
         """
         norms, limit = squares.sqrt(), torch.finfo(dtype).max
         largest, finite, usable = float(norms.max()), None, norms
@@ -154,6 +154,10 @@ class Clipping:
             finite=finite,
             narrow=change(self.narrow),
         )
+
+
+Clip = Callable[[Tensor], Clipping]
+"""Says of squared norms [B] in float64 what their rows are multiplied with."""
 
 
 def _wide(per_row: Tensor, values: Tensor) -> Tensor:

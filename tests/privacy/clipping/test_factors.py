@@ -198,7 +198,7 @@ def test_a_run_on_inputs_far_from_zero_does_not_tell_whether_a_row_is_there(engi
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_bound_leaves_room_for_the_worst_order_in_which_two_worlds_may_add_rows(dtype):
-    """Rows one after the other, the longest partial sums there are; each addition and product rounded as far as it may."""
+    """One after the other: the longest partial sums there are, each of them and each product rounded at its worst."""
     unit = torch.finfo(dtype).eps / 2
     error = unit * (ROWS_IN_FLOAT32 + sum(range(2, ROWS_IN_FLOAT32 + 1)))
     assert shrunk(1.0, dtype) * (1 + 2 * error) <= 1 - 0.9 * MARGIN
