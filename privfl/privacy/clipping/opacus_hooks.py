@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from privfl.errors import ConfigError
 from privfl.models.flat_network import FlatNetwork
 from privfl.opacus_parts import GradSampleModule, ModuleValidator
-from privfl.privacy.clipping.factors import Clip, row_norms
+from privfl.privacy.clipping.factors import Clipping, row_norms
 from privfl.privacy.loss import Loss
 
 TOLERANCE = 1e-3
@@ -41,10 +41,18 @@ class OpacusHooks:
         self._watched: list[nn.Module] = list(self._hooks.iterate_submodules(network.module))
         self._layouts = [layer.register_forward_pre_hook(self._lay_rows_innermost) for layer in self._watched]
 
-    def clipped_sum(self, loss: Loss, inputs: Tensor, targets: Tensor, clip: Clip) -> Tensor:
+    def clipped_sum(
+        self,
+        loss: Loss,
+        inputs: Tensor,
+        targets: Tensor,
+        max_grad_norm: float,
+        mask: Tensor | None = None,
+        together: int | None = None,
+    ) -> Tensor:
         """Write the sum of clipped per-sample gradients into ``network.gradient``; return norms [B] in float64, B ≥ 1.
 
-        ``clip`` says what rows are multiplied with, whose squared norms it is given.
+        Rows for which ``mask`` [B] is false enter no sum; ``together`` rows do, with those of other passes.
 
         Raises:
             ConfigError: Opacus found another number of gradients than there are samples.
@@ -55,7 +63,7 @@ class OpacusHooks:
             for samples, _ in pairs:
                 if samples is not None:
                     squares += row_norms(samples).square()
-            clipping = clip(squares)
+            clipping = Clipping.of(squares, max_grad_norm, self.network.flat.dtype, together).only(mask)
             for (samples, _), view in zip(pairs, self.network.gradient_views, strict=True):
                 if samples is None:
                     view.zero_()

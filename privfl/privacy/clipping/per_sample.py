@@ -111,7 +111,7 @@ class PerSampleGradients:
         if self.way == "opacus":
             if not known:
                 raise ConfigError(hooks_refusal(said_of(loss) if inputs.dim() in self._known else "the model"))
-            return self._opacus.clipped_sum(loss, inputs, targets, clip)
+            return self._opacus.clipped_sum(loss, inputs, targets, max_grad_norm, mask, together)
         return self._by_layers(loss, inputs, targets, clip, apart=not known)
 
     def serves_batches(self, function: Loss, inputs: Tensor) -> bool:
