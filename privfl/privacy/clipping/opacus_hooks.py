@@ -42,8 +42,18 @@ class OpacusHooks:
         self._watched: list[nn.Module] = list(self._hooks.iterate_submodules(network.module))
         self._layouts = [layer.register_forward_pre_hook(self._lay_rows_innermost) for layer in self._watched]
 
-    def clipped_sum(self, loss: Loss, inputs: Tensor, targets: Tensor, max_grad_norm: float) -> Tensor:
-        """Write the sum of clipped per-sample gradients into ``network.gradient``; return the norms [B], B ≥ 1.
+    def clipped_sum(
+        self,
+        loss: Loss,
+        inputs: Tensor,
+        targets: Tensor,
+        max_grad_norm: float,
+        mask: Tensor | None = None,
+        together: int | None = None,
+    ) -> Tensor:
+        """Write the sum of clipped per-sample gradients into ``network.gradient``; return norms [B] in float64, B ≥ 1.
+
+        Rows for which ``mask`` [B] is false enter no sum; ``together`` rows do, with those of other passes.
 
         Raises:
             ConfigError: Opacus found another number of gradients than there are samples.
@@ -54,13 +64,13 @@ class OpacusHooks:
             for samples, _ in pairs:
                 if samples is not None:
                     squares += row_norms(samples).square()
-            clipping = Clipping.of(squares, max_grad_norm, self.network.flat.dtype)
+            clipping = Clipping.of(squares, max_grad_norm, self.network.flat.dtype, together).only(mask)
             for (samples, _), view in zip(pairs, self.network.gradient_views, strict=True):
                 if samples is None:
                     view.zero_()
                     continue
                 view.copy_(clipping.sum_of(samples.flatten(1)).view_as(view))
-        return clipping.norms.to(self.network.flat.dtype)
+        return clipping.norms
 
     def backward(self, loss: Loss, inputs: Tensor, targets: Tensor) -> list[tuple[Tensor | None, Tensor | None]]:
         """For every parameter Opacus' gradient of each sample ``[B, *shape]`` and autograd's of their sum ``[*shape]``.
