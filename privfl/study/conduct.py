@@ -60,7 +60,7 @@ class Conductor:
             check(self.study, resolved)
         with Workers(processes) as workers:
             if tuner is None:
-                self._enrol(resolved, {})
+                self._enrol(resolved)
                 self._execute(workers, self.name, resolved)
                 return
             good = {str(one.point) for one in resolved if not one.problem}
@@ -70,10 +70,10 @@ class Conductor:
             bad = {_kind_of(one.point, left): one.problem for one in trials if one.problem}
             left = [point for point in left if (point.method, point.level) not in bad]
             waiting = [replace(one, run="") for one in resolved]
-            self._enrol(waiting, {})
+            self._enrol(waiting)
             tuned = tuner.tune(left, lambda name, runs: self._execute(workers, name, runs, trial=True))
             resolved = self._tuned(resolved, points, tuner, tuned, bad)
-            self._enrol(resolved, tuned)
+            self._enrol(resolved)
             self._execute(workers, self.name, resolved)
         self._tell(tuner, tuned, resolved)
 
@@ -117,12 +117,18 @@ class Conductor:
         for kind, one in tuned.items():
             runs = [r.run for r in resolved if (r.point.method, r.point.level) == kind and states.get(r.run) == "done"]
             epsilons, reasons = tuner.epsilons(one.spent, runs) if runs else (dict.fromkeys(CELLS, math.inf), [])
-            whole = {"epsilons": epsilons, "reasons": reasons, "runs": len(runs)}
+            whole = {"epsilons": epsilons, "reasons": reasons, "runs": runs}
             told.append({**one.told(kind, _label(tuner, one)), **whole})
-        self.store.tell(self.name, {**self.study.told, "tuned": told})
+        self.store.tell(self.name, {**self.study.told, "tuned": told, "complete": True})
 
-    def _enrol(self, resolved: Sequence[Resolved], tuned: Mapping[Kind, Tuned]) -> None:
-        self.store.enrol(self.name, self.study.source, self.study.told, [one.member() for one in resolved])
+    def _enrol(self, resolved: Sequence[Resolved]) -> None:
+        """Note which runs there are; what they spent after their tuning is not known before :meth:`_tell`."""
+        members = [one.member() for one in resolved]
+        unknown = {"label": "", "epsilons": dict.fromkeys(CELLS, math.inf), "reasons": [], "runs": []}
+        kinds = dict.fromkeys((one.method, one.level) for one in members)
+        tuned = [{"method": method, "level": level, **unknown} for method, level in kinds]
+        told = {**self.study.told, "tuned": tuned, "complete": False} if self.study.tuning else self.study.told
+        self.store.enrol(self.name, self.study.source, told, members)
 
     def _execute(self, workers: Workers, name: str, resolved: Sequence[Resolved], *, trial: bool = False) -> None:
         """Have those of the runs ``resolved`` done that are not; they belong to the study ``name`` of the store."""

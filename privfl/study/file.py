@@ -255,9 +255,9 @@ class Study(Settings):
         members = store.members(name)
         states = store.ended([one.run for one in members])
         ended = (states.get(one.run) == "done" or (skip_impossible and one.state == "impossible") for one in members)
-        told = {(one["method"], one["level"]) for one in store.told(name).get("tuned", [])}
-        tuned = self.tuning is None or told >= {(one.method, one.level) for one in members if one.state == "done"}
-        return tuned and len(members) == len(self.points()) and all(ended)
+        return (
+            store.told(name).get("complete", self.tuning is None) and len(members) == len(self.points()) and all(ended)
+        )
 
     def resolve(self, store: Store | None = None) -> list[Resolved]:
         """Every run, with the reason where it is impossible; what ``store`` has finished is not looked at again."""

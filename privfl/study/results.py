@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from privfl.errors import ConfigError, DataError, unknown
@@ -35,9 +35,11 @@ class Row:
         judged_by: the metric's full name.
         mean, deviation: of ``values``; the sample standard deviation is NaN for one seed.
         low, high: confidence interval of the mean by Student's t, NaN for one seed.
-        epsilons: of each cell of the statement the largest over the seeds, ∞ if one claims nothing.
+        epsilons: of each cell of the statement the largest over the seeds, ∞ if one claims nothing; of a run that was
+            tuned for, together with the trials and the pick before it.
         failed: how many of its runs failed or are impossible.
         costs: mean over the seeds of every other figure.
+        tuned: the setting that tuning picked, as in ``learning_rate = 0.1``; empty where nothing was tuned.
     """
 
     method: str
@@ -51,6 +53,7 @@ class Row:
     epsilons: Mapping[str, float]
     failed: int
     costs: Mapping[str, float]
+    tuned: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Results:
         better: whether more of it is better; ``auto`` tells by its name.
         confidence: of intervals and of comparisons, in (0, 1).
         test: of a pair of methods on the same seeds.
+        tuned: for each method and level that was tuned what was tried, picked and spent.
     """
 
     title: str
@@ -72,6 +76,7 @@ class Results:
     better: Better = "auto"
     confidence: float = 0.95
     test: Test = "t"
+    tuned: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, store: Store, study: str, metric: str | None = None) -> Self:
@@ -84,7 +89,8 @@ class Results:
         chosen = {name: told[name] for name in ("title", "better", "confidence", "test")}
         if metric not in (None, told["metric"]):
             chosen["better"] = "auto"
-        return cls(members=store.members(study), metric=metric or told["metric"], **chosen)
+        tuned = {(one["method"], one["level"]): one for one in told.get("tuned", [])}
+        return cls(members=store.members(study), metric=metric or told["metric"], tuned=tuned, **chosen)
 
     @property
     def done(self) -> list[Member]:
@@ -166,9 +172,28 @@ class Results:
             if figures:
                 costs[name] = math.fsum(figures) / len(figures)
         epsilons = {cell: max(one.metrics.get(f"epsilon {cell}", math.inf) for one in done) for cell in CELLS}
+        tuned = self.tuned.get((method, level))
+        if tuned is not None:  # a run that was tuned for spends what its trials and the pick spent as well
+            known = {one.run for one in done} <= set(tuned["runs"])
+            epsilons = {
+                cell: max(value, tuned["epsilons"][cell]) if known else math.inf for cell, value in epsilons.items()
+            }
         failed = sum(one.state in ("failed", "impossible") for one in members)
         judged_by = self.judge(done[0])[0]
-        return Row(method, level, values, judged_by, mean, deviation, low, high, epsilons, failed, costs)
+        return Row(
+            method,
+            level,
+            values,
+            judged_by,
+            mean,
+            deviation,
+            low,
+            high,
+            epsilons,
+            failed,
+            costs,
+            "" if tuned is None else tuned["label"],
+        )
 
 
 def student(confidence: float, freedom: int) -> float:

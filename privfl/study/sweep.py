@@ -165,4 +165,5 @@ def _division(settings: Mapping[str, Any]) -> str:
     if "data" in settings:
         return json.dumps([settings["data"]["inputs"], settings["data"]["rows"]])
     seed = settings["dataset"].get("seed", settings["seed"])
-    return json.dumps([settings["dataset"], _partition(settings), settings.get("local_tests"), seed], sort_keys=True)
+    dataset = {name: value for name, value in settings["dataset"].items() if name != "seed"}
+    return json.dumps([dataset, _partition(settings), settings.get("local_tests"), seed], sort_keys=True)

@@ -87,15 +87,15 @@ class Trial(Experiment):
                     "choose a smaller validation or another seed in study.tuning"
                 )
         index = ClientIndex.allowing_empty(judged)
-        rows = torch.sort(index.rows).values
-        if not len(rows):
+        held = torch.sort(index.rows).values
+        if not len(held):
             raise ConfigError("tuning holds no row out for validation; raise study.tuning.validation")
         own = whole.local_tests is not None
         return replace(
             whole,
             clients=ClientIndex.of(train),
-            test_inputs=whole.inputs[rows],
-            test_targets=whole.targets[rows],
+            test_inputs=whole.inputs[held],
+            test_targets=whole.targets[held],
             local_tests=index if own else None,
             local_validations=None,
             report=None,
