@@ -49,7 +49,7 @@ FLOORS: tuple[set[str], ...] = (
     {"privfl.algorithms.__init__"},
     {"privfl.engine"},
     {"privfl.simulation"},
-    {"privfl.experiment", "attacks.auxiliary", "attacks.metrics", "attacks.observations"},
+    {"privfl.experiment", "privfl.trackers", "attacks.auxiliary", "attacks.metrics", "attacks.observations"},
     {"privfl.study", "attacks.result", "audits.bounds"},
     {"attacks.attack", "attacks.images", "audits.result"},
     {"attacks.gradient_inversion", "attacks.labels", "attacks.membership", "audits.canaries", "audits.mechanisms"},

@@ -6,22 +6,43 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from privfl.errors import ConfigError
 from privfl.study.axes import Point
 from privfl.study.display import Display
 from privfl.study.execution import Examine, Job, execute
 from privfl.study.members import Resolved, resolve
-from privfl.study.results import CELLS
+from privfl.study.metric_names import check_metric
+from privfl.study.results import CELLS, Better
 from privfl.study.store import Store
 from privfl.study.tune import Kind, Tuned, Tuner
+from privfl.study.tuning import Tuning
 from privfl.study.workers import Workers
 
-if TYPE_CHECKING:
-    from privfl.study.file import Study
 
-Check = Callable[["Study", Sequence[Resolved]], None]
+class Planned(Protocol):
+    """What has to be known of a study; :class:`~privfl.study.file.Study` says what each means."""
+
+    @property
+    def metric(self) -> str: ...
+    @property
+    def better(self) -> Better: ...
+    @property
+    def tuning(self) -> Tuning | None: ...
+    @property
+    def all_seeds(self) -> tuple[int, ...]: ...
+    @property
+    def beside(self) -> dict[str, Any]: ...
+    @property
+    def told(self) -> dict[str, Any]: ...
+    @property
+    def source(self) -> str: ...
+    def points(self) -> list[Point]: ...
+
+
+Check = Callable[[Any, Sequence[Resolved]], None]
+"""Looks at a study and its runs before any begins."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +56,7 @@ class Conductor:
         examine: carries out attacks and audits.
     """
 
-    study: Study
+    study: Planned
     store: Store
     name: str
     examine: Examine | None = None
@@ -56,6 +77,8 @@ class Conductor:
         planned = points if tuner is None else [_with(point, tuner, tuner.tuning.candidates[0]) for point in points]
         resolved = resolve(planned, self.study.beside, self.store.ended)
         refuse(resolved, skip)
+        for metric in dict.fromkeys([self.study.metric] if tuner is None else [self.study.metric, tuner.metric]):
+            check_metric(metric, resolved)
         if check is not None:
             check(self.study, resolved)
         with Workers(processes) as workers:

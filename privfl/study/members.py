@@ -132,10 +132,9 @@ def _load(one: Resolved) -> tuple[Task | None, str]:
         return None, f"its data cannot be had ({type(error).__name__}: {error}); mend what returns them"
 
 
-def _problem(experiment: Experiment | None, task: Task) -> str:
-    """Why the run cannot begin, empty if it can: everything up to its first round, in memory, with noise of its own."""
-    assert experiment is not None
-    asked = RunSettings(
+def settings_of(experiment: Experiment, task: Task) -> RunSettings:
+    """What the run of ``experiment`` on ``task`` is asked to be, with noise of its own."""
+    return RunSettings(
         task=task,
         algorithm=experiment.algorithm,
         schedule=experiment.schedule,
@@ -146,8 +145,13 @@ def _problem(experiment: Experiment | None, task: Task) -> str:
         execution=experiment.execution,
         record=recorded_observers(experiment.record),
     )
+
+
+def _problem(experiment: Experiment | None, task: Task) -> str:
+    """Why the run cannot begin, empty if it can: everything up to its first round, in memory, with noise of its own."""
+    assert experiment is not None
     try:
-        plan = prepare(asked)
+        plan = prepare(settings_of(experiment, task))
         state = State.start(plan)
         if plan.needs_sizes or plan.hides_weights:
             state.sizes.begin(plan.source)
