@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 from privfl.errors import ConfigError, DataError, unknown
@@ -23,6 +23,8 @@ LOWER = (
     *("seconds", "bytes", "dropped", "epsilon", "advantage", "bound", "noise"),
 )
 """Words in the name of a metric of which less is better."""
+ALONE = "epsilon of the run alone"
+"""What ε of a run without its tuning is called, where it was tuned."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Results:
         better: whether more of it is better; ``auto`` tells by its name.
         confidence: of intervals and of comparisons, in (0, 1).
         test: of a pair of methods on the same seeds.
-        tuned: for each method and level that was tuned what was tried, picked and spent.
+        tuned: for each method and level that was tuned what was tried, picked and spent; the members' ε count it.
     """
 
     title: str
@@ -90,7 +92,8 @@ class Results:
         if metric not in (None, told["metric"]):
             chosen["better"] = "auto"
         tuned = {(one["method"], one["level"]): one for one in told.get("tuned", [])}
-        return cls(members=store.members(study), metric=metric or told["metric"], tuned=tuned, **chosen)
+        members = [_after_tuning(one, tuned.get((one.method, one.level))) for one in store.members(study)]
+        return cls(members=members, metric=metric or told["metric"], tuned=tuned, **chosen)
 
     @property
     def done(self) -> list[Member]:
@@ -173,11 +176,6 @@ class Results:
                 costs[name] = math.fsum(figures) / len(figures)
         epsilons = {cell: max(one.metrics.get(f"epsilon {cell}", math.inf) for one in done) for cell in CELLS}
         tuned = self.tuned.get((method, level))
-        if tuned is not None:  # a run that was tuned for spends what its trials and the pick spent as well
-            known = {one.run for one in done} <= set(tuned["runs"])
-            epsilons = {
-                cell: max(value, tuned["epsilons"][cell]) if known else math.inf for cell, value in epsilons.items()
-            }
         failed = sum(one.state in ("failed", "impossible") for one in members)
         judged_by = self.judge(done[0])[0]
         return Row(
@@ -194,6 +192,19 @@ class Results:
             costs,
             "" if tuned is None else tuned["label"],
         )
+
+
+def _after_tuning(member: Member, tuned: Mapping[str, Any] | None) -> Member:
+    """``member`` with what its tuning spent: ε counts the trials and the picks before the run, or is not known yet."""
+    if tuned is None or member.state != "done":
+        return member
+    known = member.run in tuned["runs"]
+    metrics = dict(member.metrics)
+    for cell in CELLS:
+        alone = metrics.get(f"epsilon {cell}", math.inf)
+        metrics[f"{ALONE} {cell}"] = alone
+        metrics[f"epsilon {cell}"] = max(alone, tuned["epsilons"][cell]) if known else math.inf
+    return replace(member, metrics=metrics)
 
 
 def student(confidence: float, freedom: int) -> float:

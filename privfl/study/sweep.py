@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from privfl.errors import DataError
 from privfl.privacy.accounting.claims import make_statement
@@ -40,6 +40,14 @@ class Spent:
     trials: tuple[tuple[str, ...], ...]
     epsilon: float | None
     picks: int
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Self | None:
+        """From what the store keeps of a tuning; ``None`` if it is not over."""
+        if "spent" not in told:
+            return None
+        spent = told["spent"]
+        return cls(spent["parameter"], tuple(map(tuple, spent["trials"])), spent["epsilon"], spent["picks"])
 
 
 def sweep_statement(out: Path, results: Sequence[Result], tuning: Sequence[Spent] = ()) -> Statement:

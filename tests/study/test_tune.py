@@ -51,7 +51,8 @@ def test_what_tuning_spent_counts_with_every_run(tmp_path):
     (row,) = exact.rows()
     assert set(row.epsilons.values()) == {math.inf}
     assert any("exact figures on validation rows" in why for why in next(iter(exact.tuned.values()))["reasons"])
-    assert exact.members[0].metrics["epsilon sample/public"] <= 2  # of the run alone
+    assert exact.members[0].metrics["epsilon of the run alone sample/public"] <= 2
+    assert exact.members[0].metrics["epsilon sample/public"] == math.inf
     noisy = Tuning(RATE, (0.5, 1.0), choice_epsilon=0.25)
     (row,) = pf.Study(base, **settings, tuning=noisy).run(tmp_path / "noisy", processes=1).rows()
     spent = row.epsilons["sample/public"]
