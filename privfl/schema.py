@@ -274,7 +274,7 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
 
 
 @cache
-def _resolved_hints(kind: type[Any]) -> dict[str, Any]:
+def _resolved_hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 

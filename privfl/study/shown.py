@@ -78,5 +78,5 @@ def report_study(results: Results, store: Store, out: Path) -> Path:
         found.append(replace(row, accuracy=judged[id(one)]) if share else row)
     failures = [f"{one}: {one.reason}" for one in results.members if one.state in ("failed", "impossible")]
     utility = {"utility": results.metric} if share else {}
-    tuning = {kind: spent for kind, one in results.tuned.items() if (spent := Spent.of(one)) is not None}
+    tuning = {kind: told for kind, one in results.tuned.items() if (told := Spent.of(one)) is not None}
     return report_results(found, store.folder, out, title=results.title, failures=failures, tuning=tuning, **utility)
