@@ -268,7 +268,8 @@ def _settable(kind: type[Any]) -> Iterator[Any]:
 
 def _hints(kind: type[Any]) -> dict[str, Any]:
     try:
-        return _resolved_hints(kind)
+        known: Any = kind
+        return _resolved_hints(known)
     except NameError:  # a class of the user's own, whose types are imported for type checkers only: nothing is checked
         return {}
 
