@@ -113,5 +113,8 @@ from .study.composed import PythonRun as PythonRun
 from .study.file import Study as Study
 from .study.grid import run_study as run_study
 from .study.report import write_report as write_report
+from .study.tuning import Tuning as Tuning
+from .trackers import MLflow as MLflow
+from .trackers import TensorBoard as TensorBoard
 
 __version__: str

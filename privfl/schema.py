@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Callable as CallableType
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
@@ -277,9 +277,15 @@ def _settable(kind: type[Any]) -> Iterator[Any]:
 
 def _hints(kind: type[Any]) -> dict[str, Any]:
     try:
-        return get_type_hints(kind)
+        known: Any = kind
+        return _resolved_hints(known)
     except NameError:  # a class of the user's own, whose types are imported for type checkers only: nothing is checked
         return {}
+
+
+@cache
+def _resolved_hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _keys(kind: type[Any]) -> list[str]:

@@ -28,7 +28,7 @@ from privfl.study.findings import claim, findings, percent
 from privfl.study.grid import CELLS, Result, load_results, slug, summarise
 from privfl.study.plots import UTILITY, curves, finite, pareto, run_curves
 from privfl.study.record import DAMAGED
-from privfl.study.sweep import sweep_statement
+from privfl.study.sweep import Spent, sweep_statement
 
 CAPTIONS = {
     "pareto": "Accuracy against the ε that the statements claim: mean and standard deviation over seeds. "
@@ -198,23 +198,37 @@ def _study(path: Path) -> Path:
 
 
 def report_results(
-    results: Sequence[Result], path: Path, out: Path, *, title: str, failures: Sequence[str], utility: str = UTILITY
+    results: Sequence[Result],
+    path: Path,
+    out: Path,
+    *,
+    title: str,
+    failures: Sequence[str],
+    utility: str = UTILITY,
+    tuning: Mapping[tuple[str, str], Spent] | None = None,
 ) -> Path:
     """Write ``report.html`` and figures to the folder ``out`` for ``results``, whose runs lie in ``path/runs``.
 
     Args:
         failures: a sentence for each run that failed.
         utility: what the results' accuracy is.
+        tuning: what was spent before the runs by method and level; the results' ε count it.
 
     Raises:
         DataError: a file of a run is missing or damaged.
     """
     with _sound(path):
-        return _write_results(results, path, out, title, failures, utility)
+        return _write_results(results, path, out, title, failures, utility, tuning or {})
 
 
 def _write_results(
-    results: Sequence[Result], path: Path, out: Path, title: str, failures: Sequence[str], utility: str
+    results: Sequence[Result],
+    path: Path,
+    out: Path,
+    title: str,
+    failures: Sequence[str],
+    utility: str,
+    tuning: Mapping[tuple[str, str], Spent],
 ) -> Path:
     rows = summarise(results)
     figures = {"pareto": pareto(rows, utility=utility), **_accuracy_curves(path, results)}
@@ -226,6 +240,7 @@ def _write_results(
         members = [result for result in results if (result.method, result.level) == (row.method, row.level)]
         worst = max(members, key=lambda result: [math.inf if e is None else e for e in result.epsilons.values()][::-1])
         name = f"{row.method}, {row.level} (seed {worst.seed}{', no other claims less' if len(members) > 1 else ''})"
+        name += ", without what its tuning spent before it" if (row.method, row.level) in tuning else ""
         directory = RunDirectory(path / "runs" / worst.folder)
         statements.append({"name": name, "html": Markup(directory.ending()[1].to_html())})
         config = directory.config_file()
@@ -249,7 +264,7 @@ def _write_results(
         cells=CELLS,
         figures=[_picture(name, figure) for name, figure in figures.items()],
         statements=statements,
-        sweep=_sweep(path, results, len(failures)),
+        sweep=_sweep(path, results, len(failures), tuning),
         clients=_clients(path / "runs" / results[0].folder, out / "figures", note),
         attacks=None,
         audits=None,
@@ -280,16 +295,23 @@ def _accuracy_curves(path: Path, results: Sequence[Result]) -> dict[str, Figure]
     return figures
 
 
-def _sweep(path: Path, results: Sequence[Result], failures: int) -> dict[str, Any] | None:
+def _sweep(
+    path: Path, results: Sequence[Result], failures: int, tuning: Mapping[tuple[str, str], Spent]
+) -> dict[str, Any] | None:
     private = [result for result in results if any(value is not None for value in result.epsilons.values())]
     if not private:
         return None
     levels = list(dict.fromkeys(result.level for result in private))
     groups = {level: [result for result in private if result.level == level] for level in levels}
-    together = {f"{name}, all methods and seeds": sweep_statement(path, group) for name, group in groups.items()}
+
+    def composed(group: Sequence[Result]) -> Statement:
+        kinds = dict.fromkeys((one.method, one.level) for one in group)
+        return sweep_statement(path, group, [tuning[kind] for kind in kinds if kind in tuning])
+
+    together = {f"{name}, all methods and seeds": composed(group) for name, group in groups.items()}
     sizes = [len(group) for group in groups.values()]
     if len(groups) > 1:
-        together["all runs that claim anything"] = sweep_statement(path, private)
+        together["all runs that claim anything"] = composed(private)
         sizes.append(len(private))
     statement = list(together.values())[-1]
     rows = [

@@ -13,6 +13,7 @@ from privfl.study.plots import pareto, trade_off
 from privfl.study.report import figure_bytes, report_results
 from privfl.study.results import CELLS, Results, worst_tenth
 from privfl.study.store import Store
+from privfl.study.sweep import Spent
 
 
 def plot_results(results: Results, out: Path) -> list[Path]:
@@ -72,7 +73,10 @@ def report_study(results: Results, store: Store, out: Path) -> Path:
     found = []
     for one in results.done:
         row = read_result(one.method, one.level, one.seed, store.path(one.run))
+        spent = {cell: one.metrics.get(f"epsilon {cell}", math.inf) for cell in CELLS}  # its tuning included
+        row = replace(row, epsilons={cell: None if math.isinf(value) else value for cell, value in spent.items()})
         found.append(replace(row, accuracy=judged[id(one)]) if share else row)
     failures = [f"{one}: {one.reason}" for one in results.members if one.state in ("failed", "impossible")]
     utility = {"utility": results.metric} if share else {}
-    return report_results(found, store.folder, out, title=results.title, failures=failures, **utility)
+    tuning = {kind: told for kind, one in results.tuned.items() if (told := Spent.of(one)) is not None}
+    return report_results(found, store.folder, out, title=results.title, failures=failures, tuning=tuning, **utility)
