@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,6 +19,15 @@ from typing import Any
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
 )
+LAUNCHER = """
+import os, sys
+read, write = (os.dup(int(number)) for number in sys.argv[1:3])
+held = [os.open(os.devnull, os.O_RDONLY) for _ in range(5)]
+read, write = os.dup(read), os.dup(write)
+os.dup2(read, 3), os.dup2(write, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""Starts Chromium with the ends of its pipes as the file descriptors 3 and 4, on which it speaks the protocol."""
 PATIENCE = 60.0
 """Seconds that an answer may take."""
 
@@ -116,16 +126,10 @@ def browser() -> Iterator[Browser]:
     our_read, their_write = os.pipe()
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-
-        def pipes() -> None:  # the protocol is spoken on the file descriptors 3 and 4
-            low, high = os.dup(their_read), os.dup(their_write)
-            os.dup2(low, 3)
-            os.dup2(high, 4)
-
+        arguments = [CHROMIUM, *options, f"--user-data-dir={profile}", "--remote-debugging-pipe"]
         process = subprocess.Popen(
-            [CHROMIUM, *options, f"--user-data-dir={profile}", "--remote-debugging-pipe"],
-            preexec_fn=pipes,
-            close_fds=False,
+            [sys.executable, "-ISc", LAUNCHER, str(their_read), str(their_write), *arguments],
+            pass_fds=(their_read, their_write),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -70,12 +70,13 @@ def _answer(statement: Statement, unit: Unit, observer: Observer) -> Answer:
     if not cell.releases:
         reaches = ("Nothing derived from the data reaches them.",)
         return Answer(who, asks, "no better than by guessing", "nothing", reaches)
-    recognised, correct = found(cell.epsilon, statement.delta), right(cell.epsilon, statement.delta)
+    shares = found(cell.epsilon, statement.delta), right(cell.epsilon, statement.delta)
+    recognised, correct = ("perhaps 100 %" if one == "100 %" else f"at most {one}" for one in shares)
     others, used = USED[unit]
     sentences = [
-        f"An attacker who puts up with accusing 1 in 100 {others} recognises at most {recognised} {used}. Blind guessing "
+        f"An attacker who puts up with accusing 1 in 100 {others} recognises {recognised} {used}. Blind guessing "
         "recognises 1 %.",
-        f"Where one {NAMED[unit]} is as likely in as out, the attacker's answer is right in at most {correct} of cases. "
+        f"Where one {NAMED[unit]} is as likely in as out, the attacker's answer is right in {correct} of cases. "
         "Blind guessing is right in 50 %.",
     ]
     if observer == "server" and statement.server:
@@ -143,8 +144,8 @@ def unprotected(statement: Statement, *, study: bool) -> list[str]:
     ]
     choice = (
         "The choice of a winner: whoever picks the best of these runs by its results reveals something about all of "
-        "them. What all runs together spent is told below; choosing among them is covered by that, not by the winner's "
-        "own statement."
+        "them. The winner's own statement does not cover that. What all runs together spent, told below, does, for the "
+        "examples that were trained on, and only if every run that was looked at claims something."
         if study
         else "The choice of this run and its settings, if others were tried on the same data before: each of them "
         "counts as well."

@@ -99,8 +99,7 @@ class Share(Formatter):
 
     def set_locs(self, locs: Any) -> None:
         """Take as many digits as the ticks at ``locs`` need."""
-        self.locs = list(locs)
-        wanted = [100 * place for place in self.locs]
+        wanted = [100 * place for place in locs]
         self.digits = next(
             (d for d in range(6) if all(math.isclose(round(v, d), v, rel_tol=1e-9, abs_tol=1e-9) for v in wanted)), 6
         )

@@ -130,7 +130,6 @@ def _run_page(
         attacks=attacks,
         audits=audits,
         untried=untried,
-        tests_note="",
         clients=clients,
         warnings=problems(summary),
         facts=origin + _facts(summary),

@@ -115,7 +115,6 @@ def _write(runs: Sequence[Ended], path: Path, out: Path, title: str, failures: S
         attacks=attacks,
         audits=audits,
         untried=[_count(text, count) for text, count in untried.items()],
-        tests_note="",
         clients=clients_section(first.folder, out / "figures", note),
         warnings=[*failures] + [_count(text, count) for text, count in warnings.items()],
         facts=[
@@ -160,27 +159,48 @@ def _opening(rows: Sequence[Summary], together: Statement | None) -> list[str]:
         f"{len({row.level for row in rows})} levels). A model of one of them is protected as its own row says, in the "
         "table under “What came out”."
     ]
-    for observer, who in (("public", "whoever sees a released model"), ("server", "the server")):
-        cells = [f"{unit}/{observer}" for unit in UNITS]
-        some = [row for row in rows if any(row.epsilons[cell] is not None for cell in cells)]
-        bare = [f"{row.method} at {row.level}" for row in rows if row not in some]
-        listed = f": {'; '.join(bare[:6])}{f' and {len(bare) - 6} more' if len(bare) > 6 else ''}" if bare else ""
-        left = f" Nothing is claimed by {len(bare)}{listed}." if bare else ""
-        told.append(f"Against {who}, {len(some)} of {len(rows)} settings claim something.{left}")
+    bare = {observer: [row for row in rows if _bare(row, observer)] for observer in OBSERVERS}
+    if bare["public"] == bare["server"]:
+        told.append(
+            _claiming("Against whoever sees a released model, and against the server too,", bare["public"], rows)
+        )
+    else:
+        told.append(_claiming("Against whoever sees a released model,", bare["public"], rows))
+        told.append(_claiming("Against the server,", bare["server"], rows))
     if together is None:
         told.append(
             "No run of this study claims anything against anybody: reckon with observers who learn everything about "
             "the data behind any of these models."
         )
     else:
+        every = not any(_bare(row, "server") and _bare(row, "public") for row in rows)
         told.append(
-            "Whoever sees several of these models, or a winner chosen among them, sees them all. The answers below are "
-            "about all runs that claim anything, taken together; what the others reveal comes on top, without a limit."
-            if any(all(value is None for value in row.epsilons.values()) for row in rows)
-            else "Whoever sees several of these models, or a winner chosen among them, sees them all. The answers "
-            "below are about all runs taken together."
+            "Whoever sees several of these models learns from all of them, and a winner that was chosen among them "
+            "tells something about the others too. The answers below are therefore about all runs "
+            + (
+                "taken together."
+                if every
+                else "that claim anything, taken together; what the others reveal has no limit."
+            )
         )
     return told
+
+
+def _bare(row: Summary, observer: str) -> bool:
+    """Whether ``row`` claims nothing against ``observer``."""
+    return all(row.epsilons[f"{unit}/{observer}"] is None for unit in UNITS)
+
+
+def _claiming(start: str, bare: Sequence[Summary], rows: Sequence[Summary]) -> str:
+    """How many of ``rows`` claim something, and which do not: by level where a level does as a whole."""
+    names = []
+    for level in dict.fromkeys(row.level for row in bare):
+        mine, there = ([row.method for row in some if row.level == level] for some in (bare, rows))
+        whole = len(mine) == len(there) > 1
+        names += [f"every method at “{level}”"] if whole else [f"{method} at “{level}”" for method in mine]
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    left = f" Nothing is claimed by {', '.join(names[:6])}{more}." if names else ""
+    return f"{start} {len(rows) - len(bare)} of {len(rows)} settings claim something.{left}"
 
 
 def _standing(runs: Sequence[Ended], together: Statement | None) -> list[str]:

@@ -56,6 +56,7 @@ def sweep_statement(out: Path, results: Sequence[Result]) -> Statement:
         caveats=tuple(dict.fromkeys(one for statement in statements for one in statement.caveats)),
         public=" ".join(dict.fromkeys(statement.public for statement in statements)),
         server="; ".join(dict.fromkeys(statement.server for statement in statements if statement.server)),
+        interval=False,
     )
 
 

@@ -70,7 +70,7 @@ size = 10
     code, _, err = privfl("report", run)
     assert code == 0, err
     page = (run / "report.html").read_text(encoding="utf-8")
-    assert "<h2>Attacks</h2>" in page
+    assert "<h3>Attacks</h3>" in page
     assert "More than guessing was gained by label-counts" in page
     assert page.count("data:image/png") == 4
 

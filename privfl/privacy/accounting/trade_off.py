@@ -1,9 +1,9 @@
 """What a claim (ε, δ) leaves to an attacker: bounds on every test that tells two neighbouring datasets apart.
 
 A test that raises a false alarm with probability α misses with probability at least
-f(α) = max(0, 1 − δ − e^ε·α, e^−ε·(1 − δ − α)), the trade-off function of (ε, δ)-differential privacy (Wasserman and Zhou
-2010; Kairouz, Oh and Viswanath 2015; Dong, Roth and Su 2022). It holds whatever else the attacker knows. A mechanism has
-a trade-off function of its own, which may leave less; the pair (ε, δ) is all that a statement claims.
+f(α) = max(0, 1 − δ − e^ε·α, e^−ε·(1 − δ − α)), the trade-off function of (ε, δ)-differential privacy (Wasserman and
+Zhou 2010; Kairouz, Oh and Viswanath 2015; Dong, Roth and Su 2022). It holds whatever else the attacker knows. A
+mechanism has a trade-off function of its own, which may leave less; the pair (ε, δ) is all that a statement claims.
 """
 
 from __future__ import annotations

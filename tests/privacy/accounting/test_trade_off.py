@@ -47,9 +47,12 @@ def test_the_ends_are_a_blind_guess_and_no_bound_at_all():
 @pytest.mark.parametrize(
     ("bad", "named"),
     [
-     ((-1.0, 0.0, 0.1), "epsilon is -1.0"), ((1.0, 2.0, 0.1), "delta is 2.0"), ((1.0, 0.0, -0.1), "false_alarm is -0.1"),
-     ((math.nan, 0.0, 0.1), "epsilon is nan")],
-)  # fmt: skip
+        ((-1.0, 0.0, 0.1), "epsilon is -1.0"),
+        ((1.0, 2.0, 0.1), "delta is 2.0"),
+        ((1.0, 0.0, -0.1), "false_alarm is -0.1"),
+        ((math.nan, 0.0, 0.1), "epsilon is nan"),
+    ],
+)
 def test_impossible_values_are_refused_by_name(bad, named):
     with pytest.raises(PrivacyError, match=named):
         most_found(*bad)
