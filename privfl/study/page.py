@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from privfl.errors import DataError
 from privfl.files import write_whole
 from privfl.study.assurance import VERDICTS
 from privfl.study.chart import Chart, figure_bytes
+from privfl.study.clients import in_words, read_clients
 from privfl.study.glossary import glossary
+from privfl.study.plots import clients_chart
 from privfl.study.provenance import today
+from privfl.study.record import DAMAGED
 
+CLIENTS = "Who holds what."
 TEMPLATES = Path(__file__).parent / "templates"
 TERMS = "<!-- terms -->"
 CHECKLIST = (
@@ -58,6 +64,34 @@ def flat(machine: Mapping[str, Any]) -> list[tuple[str, str]]:
 def number(text: str, value: float) -> dict[str, Any]:
     """A cell of a table that sorts by ``value``."""
     return {"text": text, "value": {float("inf"): "Infinity"}.get(value, repr(float(value)))}
+
+
+@contextmanager
+def sound(path: Path) -> Iterator[None]:
+    """Turn what reading a damaged file below ``path`` raises into one sentence."""
+    try:
+        yield
+    except DAMAGED as error:
+        if isinstance(error, DataError):
+            raise
+        what = f"{error!s} is missing" if isinstance(error, KeyError) else str(error)
+        raise DataError(f"{path} cannot be reported: {what}; repeat the run, or restore the file") from error
+
+
+def clients_section(folder: Path, figures: Path, note: str) -> dict[str, Any] | None:
+    """The run's clients in words and as a picture, if they were recorded."""
+    report = read_clients(folder)
+    if report is None:
+        return None
+    chart = clients_chart(report)
+    save(chart, figures / "clients.png")
+    return {"sentence": f"{in_words(report)}{note}", "figures": [picture("clients", chart, CLIENTS)]}
+
+
+def problems(summary: Mapping[str, Any]) -> list[str]:
+    """Why the run failed, if it did, and its warnings."""
+    failure = summary.get("failure")
+    return [*([f"The run failed: {failure}."] if failure else []), *summary["warnings"]]
 
 
 def render(**content: Any) -> str:

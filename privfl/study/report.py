@@ -18,10 +18,9 @@ from privfl.study.attacks import read_attacks
 from privfl.study.audits import read_audits
 from privfl.study.findings import Measure
 from privfl.study.grid import load_results
-from privfl.study.page import flat, picture, render, save, write
+from privfl.study.page import clients_section, flat, picture, problems, render, save, sound, write
 from privfl.study.plots import run_charts
 from privfl.study.provenance import Facts, code, describe_run, not_tried
-from privfl.study.run_parts import clients_section, problems, sound
 from privfl.study.study_page import report_results
 
 CAPTIONS = {

@@ -11,9 +11,9 @@ from privfl.simulation.run_directory import RunDirectory
 from privfl.study.chart import Chart, figure_bytes
 from privfl.study.findings import Measure
 from privfl.study.grid import Result, Summary
+from privfl.study.page import sound
 from privfl.study.plots import pareto, trade_off
 from privfl.study.results import CELLS, Results, worst_tenth
-from privfl.study.run_parts import sound
 from privfl.study.store import Member, Store
 from privfl.study.study_page import report_results
 

@@ -21,11 +21,10 @@ from privfl.study.audits import collect_audits
 from privfl.study.chart import Chart
 from privfl.study.findings import ACCURACY, Measure, findings
 from privfl.study.grid import CELLS, Result, Summary, slug, summarise
-from privfl.study.page import flat, number, picture, render, save, write
+from privfl.study.page import clients_section, flat, number, picture, problems, render, save, sound, write
 from privfl.study.plots import UNITS as THINGS
 from privfl.study.plots import curves, finite, pareto
 from privfl.study.provenance import describe_run, not_tried
-from privfl.study.run_parts import clients_section, problems, sound
 from privfl.study.sweep import sweep_statement
 
 CAPTIONS = {
