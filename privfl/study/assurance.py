@@ -42,7 +42,7 @@ class Answer:
     Args:
         who, asks: observer and question, in words.
         verdict: in a few words.
-        kind: ``bounded``, ``nothing`` (reaches the observer) or ``open`` (nothing is claimed).
+        kind: ``bounded``, ``weak``, ``nothing`` (reaches the observer) or ``open`` (nothing is claimed).
         sentences: what it means, or why nothing is claimed.
         claim: ε and δ as the statement has them, empty where nothing is claimed.
     """
@@ -71,20 +71,20 @@ def _answer(statement: Statement, unit: Unit, observer: Observer) -> Answer:
         reaches = ("Nothing derived from the data reaches them.",)
         return Answer(who, asks, "no better than by guessing", "nothing", reaches)
     shares = found(cell.epsilon, statement.delta), right(cell.epsilon, statement.delta)
-    recognised, correct = ("perhaps 100 %" if one == "100 %" else f"at most {one}" for one in shares)
+    recognised, correct = ("perhaps 100\u00a0%" if one == "100\u00a0%" else f"at most {one}" for one in shares)
     others, used = USED[unit]
     sentences = [
-        f"An attacker who puts up with accusing 1 in 100 {others} recognises {recognised} {used}. Blind guessing "
-        "recognises 1 %.",
+        f"An attacker who may be wrong about 1 in 100 {others} recognises {recognised} {used}. Blind guessing "
+        "recognises 1\u00a0%.",
         f"Where one {NAMED[unit]} is as likely in as out, the attacker's answer is right in {correct} of cases. "
-        "Blind guessing is right in 50 %.",
+        "Blind guessing is right in 50\u00a0%.",
     ]
     if observer == "server" and statement.server:
         sentences.append(f"This rests on secure aggregation: {statement.server.rstrip('.')}.")
     accurate = most_accurate(cell.epsilon, statement.delta)
     verdict = next(words for limit, words in VERDICTS if accurate <= limit)
     claim = f"ε = {round_up(cell.epsilon)}, δ = {statement.delta:g}"
-    return Answer(who, asks, verdict, "bounded", tuple(sentences), claim)
+    return Answer(who, asks, verdict, "bounded" if accurate <= VERDICTS[1][0] else "weak", tuple(sentences), claim)
 
 
 def found(epsilon: float, delta: float) -> str:
@@ -98,14 +98,14 @@ def right(epsilon: float, delta: float) -> str:
 
 
 def at_most(share: float) -> str:
-    """An upper bound on a share in percent, rounded up to one digit, or to two above 99 %.
+    r"""An upper bound on a share in percent, rounded up to one digit, or to two above 99 %.
 
     >>> at_most(0.02719), at_most(0.5), at_most(0.99971), at_most(1.0)
-    ('2.8 %', '50.0 %', '99.98 %', '100 %')
+    ('2.8\xa0%', '50.0\xa0%', '99.98\xa0%', '100\xa0%')
     """
     digits = 2 if share > 0.99 else 1
     percent = math.ceil(100 * share * 10**digits) / 10**digits
-    return "100 %" if percent >= 100 else f"{percent:.{digits}f} %"
+    return "100\u00a0%" if percent >= 100 else f"{percent:.{digits}f}\u00a0%"
 
 
 def short(epsilon: float | None, delta: float) -> str:

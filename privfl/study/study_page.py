@@ -220,9 +220,21 @@ def _table(runs: Sequence[Ended], rows: Sequence[Summary], measure: Measure) -> 
         "head": ["method", "level", measure.name, *(COLUMNS[cell] for cell in CELLS)],
         "rows": body,
         "note": f"{measure.name[0].upper()}{measure.name[1:]} at the end of the runs: mean ± standard deviation over "
-        "seeds. The other columns say how many of those who are in the data an attacker finds at most who may accuse "
-        "one in a hundred others wrongly, with the ε of the worst seed and client, rounded up.",
+        f"seeds{_judged(runs, measure)}. The other columns say how many of those in the data an attacker recognises "
+        "at most who may be wrong about 1 in 100 of those who are not, with the ε of the worst seed and client, rounded "
+        "up.",
     }
+
+
+def _judged(runs: Sequence[Ended], measure: Measure) -> str:
+    """Which figure of a run stands for the study's metric, where its name leaves that open."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        found.setdefault(run.key, []).append(run.result.method)
+    if list(found) == [measure.key]:
+        return ""
+    told = (f"{key} of {', '.join(dict.fromkeys(methods))}" for key, methods in found.items())
+    return f" ({'; '.join(told)})"
 
 
 def _figures(runs: Sequence[Ended], rows: Sequence[Summary], measure: Measure) -> dict[str, tuple[Chart, str]]:

@@ -26,7 +26,7 @@ def statement(epsilon=1.0, *, released=True, reasons=(), delta=1e-5, **more) -> 
 
 
 def shares(text):
-    return [float(number) / 100 for number in re.findall(r"at most ([0-9.]+) %", text)]
+    return [float(number) / 100 for number in re.findall(r"at most ([0-9.]+)\s%", text)]
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 0.5, 1.0, 3.0, 4.7])
@@ -41,7 +41,7 @@ def test_a_claim_becomes_the_two_bounds_of_its_trade_off_function_rounded_up(eps
 def test_there_is_an_answer_for_each_cell_and_a_large_epsilon_promises_no_number():
     told = answers(statement(70.0))
     assert len({(answer.who, answer.asks) for answer in told}) == 4
-    assert all("perhaps 100 %" in sentence for answer in told for sentence in answer.sentences)
+    assert all("perhaps 100\u00a0%" in sentence for answer in told for sentence in answer.sentences)
     assert all(answer.verdict == "perhaps nearly always: the bound rules out little" for answer in told)
 
 
@@ -77,10 +77,10 @@ def test_what_is_public_and_every_caveat_stand_among_what_is_not_protected():
 
 @pytest.mark.parametrize("share", [0.01, 0.0271, 0.5, 0.73106, 0.98999, 0.9901, 0.99971, 0.999999, 1.0])
 def test_a_bound_in_print_is_never_below_the_bound(share):
-    shown = float(at_most(share).removesuffix(" %")) / 100
+    shown = float(at_most(share).removesuffix("\u00a0%")) / 100
     assert share - 1e-15 <= shown <= min(1.0, share + 0.00101)
 
 
 def test_a_cell_of_a_table_is_a_bound_with_its_epsilon_or_words():
     assert short(None, 1e-5) == "nothing claimed"
-    assert short(1.0, 1e-5) == "≤ 2.8 % (ε = 1)"
+    assert short(1.0, 1e-5) == "≤ 2.8\u00a0% (ε = 1)"
