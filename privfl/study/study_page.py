@@ -155,8 +155,8 @@ def _opening(rows: Sequence[Summary], together: Statement | None) -> list[str]:
     """How many settings claim what, and what the answers below are about."""
     told = [
         f"This page compares {len(rows)} settings ({len({row.method for row in rows})} methods, "
-        f"{len({row.level for row in rows})} levels). A model of one of them is protected as its own row says, in the "
-        "table under “What came out”."
+        f"{len({row.level for row in rows})} levels). A model of one of them that was not chosen by looking at the "
+        "others is protected as its own row says, in the table under “What came out”."
     ]
     bare = {observer: [row for row in rows if _bare(row, observer)] for observer in OBSERVERS}
     if bare["public"] == bare["server"]:
@@ -240,7 +240,12 @@ def _judged(runs: Sequence[Ended], measure: Measure) -> str:
 def _figures(runs: Sequence[Ended], rows: Sequence[Summary], measure: Measure) -> dict[str, tuple[Chart, str]]:
     name = f"{measure.name[0].upper()}{measure.name[1:]}"
     figures = {"pareto": (pareto(rows, measure=measure), CAPTIONS["pareto"].format(name=name))}
-    if any(row.epsilons["sample/server"] is not None for row in rows):
+    if all(row.epsilons["sample/server"] == row.epsilons["sample/public"] for row in rows):
+        figures["pareto"] = (
+            figures["pareto"][0],
+            f"{figures['pareto'][1]} The ε claimed against the server are the same.",
+        )
+    elif any(row.epsilons["sample/server"] is not None for row in rows):
         chart = pareto(rows, "sample/server", measure=measure)
         figures["pareto-server"] = chart, CAPTIONS["pareto-server"].format(name=name)
     for method in dict.fromkeys(run.result.method for run in runs):

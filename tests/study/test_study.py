@@ -225,7 +225,6 @@ def test_the_page_of_a_study_shows_the_statements_numbers_and_fetches_nothing(st
     assert "prefers-color-scheme: dark" in page
     assert {path.name for path in (study / "figures").iterdir()} == {
         "pareto.png",
-        "pareto-server.png",
         "curves-fedavg.png",
         "clients.png",
     }
