@@ -221,8 +221,8 @@ def _table(runs: Sequence[Ended], rows: Sequence[Summary], measure: Measure) -> 
         "rows": body,
         "note": f"{measure.name[0].upper()}{measure.name[1:]} at the end of the runs: mean ± standard deviation over "
         f"seeds{_judged(runs, measure)}. The other columns say how many of those in the data an attacker recognises "
-        "at most who may be wrong about 1 in 100 of those who are not, with the ε of the worst seed and client, rounded "
-        "up.",
+        "at most who may be wrong about 1 in 100 of those who are not, with the ε of the worst seed and client, "
+        "rounded up.",
     }
 
 
