@@ -91,6 +91,8 @@ def read_attacks(tables: Any) -> tuple[Any, ...]:
 def attack_folder(run: Path, judge: Judge, attacks: Sequence[Any], *, again: bool) -> Iterator[Any]:
     """Run ``attacks`` one by one on the recorded ``run`` and file each result there; nobody else may be at the run.
 
+    Of an attack that does not fit the run, the reason is filed, for the report.
+
     Args:
         again: also those whose result is there already.
 
@@ -99,6 +101,7 @@ def attack_folder(run: Path, judge: Judge, attacks: Sequence[Any], *, again: boo
     """
     from privfl.simulation.run_directory import RunDirectory
     from privfl.simulation.transcript import Transcript
+    from privfl.study.attacks import REFUSED
 
     directory, folder, used = RunDirectory(run), run / "attacks", Counter[str]()
     with directory.held():
@@ -112,6 +115,8 @@ def attack_folder(run: Path, judge: Judge, attacks: Sequence[Any], *, again: boo
             try:
                 result = attack.run(seen, judge.auxiliary(attack, attack.needs))
             except ConfigError as error:
+                directory.make_folder(f"{folder.name}/{REFUSED}")
+                directory.write_json(f"{folder.name}/{REFUSED}/{label}.json", {"reason": str(error)})
                 raise ConfigError(f"{label}: {error}") from error
             picture = io.BytesIO()
             result.figure().savefig(picture, dpi=140)

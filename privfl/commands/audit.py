@@ -97,7 +97,7 @@ def read_audits(tables: Any) -> tuple[Any, ...]:
 def audit_folder(
     folder: Path, experiment: Experiment, audits: Sequence[Any], confidence: float, seed: int, *, again: bool
 ) -> Iterator[Any]:
-    """Run ``audits`` one by one on ``experiment`` and file each result in ``folder``.
+    """Run ``audits`` one by one on ``experiment`` and file each result in ``folder``, or why it does not fit.
 
     Args:
         again: also those whose result is there already.
@@ -107,6 +107,7 @@ def audit_folder(
     """
     from privfl.files import write_json
     from privfl.lock import FolderLock
+    from privfl.study.attacks import REFUSED
 
     place, used = folder / "audits", Counter[str]()
     lock = FolderLock(place)
@@ -120,6 +121,8 @@ def audit_folder(
             try:
                 result = audit.run(experiment, confidence, seed)
             except ConfigError as error:
+                lock.check()
+                write_json(place / REFUSED / f"{label}.json", {"reason": str(error)})
                 raise ConfigError(f"{label}: {error}") from error
             lock.check()
             write_json(path, result.to_json(), folders=False)

@@ -33,6 +33,7 @@ from privfl.privacy.accounting.statement import Statement
 from privfl.privacy.noise.source import NoiseSource
 from privfl.schema import read_toml
 from privfl.simulation.checkpoint import Checkpoint, read_checkpoint
+from privfl.simulation.commit import commit
 from privfl.simulation.fingerprint import DATA, INDIFFERENT, Fingerprint, versions
 from privfl.simulation.noise_key import KeyFile
 
@@ -343,5 +344,6 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "cores": os.cpu_count(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "commit": commit(),
         "packages": {name: version for name, version in versions().items() if name != "Python"},
     }

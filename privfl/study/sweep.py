@@ -85,6 +85,7 @@ def together(runs: Path, names: Sequence[str], tuning: Sequence[Spent] = ()) -> 
         caveats=tuple(dict.fromkeys(one for statement in statements for one in statement.caveats)),
         public=" ".join(dict.fromkeys(statement.public for statement in statements)),
         server="; ".join(dict.fromkeys(statement.server for statement in statements if statement.server)),
+        interval=False,
     )
 
 

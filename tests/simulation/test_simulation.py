@@ -18,7 +18,7 @@ from privfl.privacy.accounting.statement import Statement
 from privfl.privacy.sizes.responses import SizeResponses
 from privfl.simulation.checks import pick_device
 from privfl.simulation.run_directory import RunDirectory
-from privfl.study.plots import run_curves
+from privfl.study.plots import run_charts
 
 CELLS = [(unit, observer) for unit in ("sample", "client") for observer in ("server", "public")]
 
@@ -483,6 +483,6 @@ def test_progress_marks_what_is_an_upper_bound_and_ends_with_the_statements_epsi
 
 def test_the_curve_of_epsilon_ends_at_the_statement_and_never_above(task, tmp_path):
     run = private(task, tmp_path, budget=pf.Budget(5.0))
-    line = run_curves(run.metrics).axes[2].lines[0]
+    line = run_charts(run.metrics)["epsilon"].axes[0].lines[0]
     heights = list(line.get_ydata())
     assert heights[-1] == max(heights) == run.metrics[-1]["epsilon"][line.get_label()]
