@@ -67,11 +67,15 @@ def complete(clients: int, length: int, adversary: Adversary = "semi-honest") ->
 
 
 def secure_sum(
-    session: Session, vectors: Vectors, lost: Mapping[int, Phase] | None = None, workers: int = CORES
+    session: Session,
+    vectors: Vectors,
+    lost: Mapping[int, Phase] | None = None,
+    workers: int = CORES,
+    alone: bool = False,
 ) -> tuple[float, Outcome]:
     """Seconds of a whole session, and its outcome, whose sum has been checked."""
     began = time.perf_counter()
-    outcome = aggregate(session, lambda member: vectors[member % 4], lost=lost, workers=workers)
+    outcome = aggregate(session, lambda member: vectors[member % 4], lost=lost, workers=workers, alone=alone)
     seconds = time.perf_counter() - began
     counts = np.bincount([member % 4 for member in outcome.survivors], minlength=4).astype(np.uint32)
     expected = np.zeros(session.length, np.uint32)

@@ -94,15 +94,19 @@ def parse_keys(body: memoryview, signature: bytes) -> PublicKeys:
     return PublicKeys(bytes(body[:KEY_BYTES]), bytes(body[KEY_BYTES:]), signature)
 
 
-def roster(keys: Mapping[int, PublicKeys]) -> bytes:
-    """The body of a ROSTER message: number, channel key, mask key and, if there is one, signature of every peer."""
-    return b"".join(_NUMBER.pack(peer) + one.body() + one.signature for peer, one in keys.items())
+def roster(server: bytes, keys: Mapping[int, PublicKeys]) -> bytes:
+    """The body of a ROSTER message: the server's public key (32 bytes), then by peer number, keys and any signature."""
+    return server + b"".join(_NUMBER.pack(peer) + one.body() + one.signature for peer, one in keys.items())
 
 
-def parse_roster(body: memoryview, signed: bool) -> dict[int, PublicKeys]:
-    """The body of a ROSTER message; ``signed`` says whether every entry has a signature."""
-    entries = _entries(body, 2 * KEY_BYTES + SIGNATURE_BYTES * signed, "roster")
-    return {peer: parse_keys(memoryview(one)[: 2 * KEY_BYTES], one[2 * KEY_BYTES :]) for peer, one in entries.items()}
+def parse_roster(body: memoryview, signed: bool) -> tuple[bytes, dict[int, PublicKeys]]:
+    """The body of a ROSTER message: the server's key, and the peers'; ``signed`` says whether these have signatures."""
+    if len(body) < KEY_BYTES:
+        raise MalformedMessage(f"a roster has {len(body)} bytes; it must have {KEY_BYTES} or more.")
+    entries = _entries(body[KEY_BYTES:], 2 * KEY_BYTES + SIGNATURE_BYTES * signed, "roster")
+    return bytes(body[:KEY_BYTES]), {
+        peer: parse_keys(memoryview(one)[: 2 * KEY_BYTES], one[2 * KEY_BYTES :]) for peer, one in entries.items()
+    }
 
 
 def mailbox(letters: Mapping[int, Letter]) -> bytes:

@@ -21,7 +21,7 @@ from hashlib import sha256
 
 from privfl.privacy.secagg import merkle, shamir
 from privfl.privacy.secagg.errors import BadShare, BadSignature
-from privfl.privacy.secagg.primitives import KEY_BYTES, NONCE_BYTES, AgreementKey, derive, seal, sign, unseal, verify
+from privfl.privacy.secagg.primitives import KEY_BYTES, NONCE_BYTES, derive, seal, sign, unseal, verify
 from privfl.privacy.secagg.session import VERSION, Session
 from privfl.privacy.secagg.shamir import SHARE_BYTES
 
@@ -84,14 +84,10 @@ class Letter:
         return merkle.leaf(struct.pack("<I", holder) + self.commitments + self.sealed)
 
 
-def pair_keys(session: Session, key: AgreementKey, client: int, peer: int, public: bytes) -> PairKeys:
-    """The keys that ``client``, owner of the channel key ``key``, shares with ``peer``, owner of ``public``.
-
-    Raises:
-        BadKey: the peer's key is unusable.
-    """
+def pair_keys(session: Session, client: int, peer: int, agreed: bytes) -> PairKeys:
+    """The keys that ``client`` shares with ``peer``, of what their channel keys agree on."""
     pair = _PAIR.pack(min(client, peer), max(client, peer))
-    drawn = derive(key.agree(public), session.fingerprint, b"letters" + pair, 3 * KEY_BYTES)
+    drawn = derive(agreed, session.fingerprint, b"letters" + pair, 3 * KEY_BYTES)
     upward, downward, confirming = (drawn[start : start + KEY_BYTES] for start in range(0, len(drawn), KEY_BYTES))
     return PairKeys(upward, downward, confirming) if client < peer else PairKeys(downward, upward, confirming)
 

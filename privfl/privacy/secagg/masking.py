@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from privfl.privacy.secagg.bodies import Words
 from privfl.privacy.secagg.masks import add_many
-from privfl.privacy.secagg.primitives import AgreementKey, derive
+from privfl.privacy.secagg.primitives import derive
 from privfl.privacy.secagg.session import Session
 
 Seeds = Sequence[tuple[bytes, int]]
@@ -33,16 +33,13 @@ def sign_of(client: int, peer: int) -> int:
     return 1 if client < peer else -1
 
 
-def pair_seed(session: Session, key: AgreementKey, client: int, peer: int, public: bytes) -> bytes:
-    """The 32-byte seed that ``client``, owner of the mask key ``key``, shares with ``peer``, owner of ``public``.
+def pair_seed(session: Session, client: int, peer: int, agreed: bytes) -> bytes:
+    """The 32-byte seed that ``client`` shares with ``peer``, of what their mask keys agree on.
 
     Bound to the session, so that neither another round nor another session could repeat it even with the same keys.
-
-    Raises:
-        BadKey: the peer's key is unusable.
     """
     pair = _PAIR.pack(min(client, peer), max(client, peer))
-    return derive(key.agree(public), session.fingerprint, b"pairwise mask" + pair)
+    return derive(agreed, session.fingerprint, b"pairwise mask" + pair)
 
 
 def commitment(session: Session, client: int, self_seed: bytes) -> bytes:

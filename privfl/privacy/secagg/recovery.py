@@ -21,8 +21,10 @@ class Recovery:
     dealer's commitments, so a secret that does not fit is its dealer's lie: the ledger notes it.
     """
 
-    def __init__(self, session: Session, ledger: Ledger) -> None:
-        self._session, self._ledger = session, ledger
+    def __init__(
+        self, session: Session, ledger: Ledger, agree: Callable[[AgreementKey, bytes], bytes] = AgreementKey.agree
+    ) -> None:
+        self._session, self._ledger, self._agree = session, ledger, agree
         self.commitments: dict[int, bytes] = {}
         self._shares: dict[int, dict[int, bytes]] = {}
         self._seeds: dict[int, dict[int, bytes]] = {}
@@ -74,7 +76,8 @@ class Recovery:
                 except BadShare as lie:
                     lies.append(lie)
                     continue
-                found = {peer: pair_seed(self._session, key, member, peer, keys[peer].mask) for peer in peers}
+                agreed = {peer: self._agree(key, keys[peer].mask) for peer in peers}
+                found = {peer: pair_seed(self._session, member, peer, one) for peer, one in agreed.items()}
             removed += [(seed, -sign_of(peer, member)) for peer, seed in found.items()]
         if lies:
             raise lies[0]
