@@ -12,22 +12,22 @@ from audits.protocol.knowledge import Numbers, Run, Told
 from privfl.privacy.secagg import shamir
 from privfl.privacy.secagg.bodies import (
     PAIR_SEED,
+    Dealing,
     Request,
     Words,
     mailbox,
     numbers,
     parse_answer,
     parse_confirmation,
-    parse_keys,
     parse_mailbox,
     parse_masked,
 )
 from privfl.privacy.secagg.client import Client
 from privfl.privacy.secagg.errors import BadShare, SecAggError
-from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK
-from privfl.privacy.secagg.masking import commitment, on_threads, pair_seed, sign_of
+from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK, open_seeds
+from privfl.privacy.secagg.masking import commitment, on_threads, sign_of
 from privfl.privacy.secagg.messages import Kind, body_of, pack, unpack
-from privfl.privacy.secagg.primitives import KEY_BYTES, AgreementKey, verification_key
+from privfl.privacy.secagg.primitives import KEY_BYTES, verification_key
 from privfl.privacy.secagg.server import Server
 from privfl.privacy.secagg.session import SERVER, Session
 from privfl.privacy.secagg.store import MemoryStore, Store
@@ -43,7 +43,7 @@ class Loot:
     masked: dict[int, Words] = field(default_factory=dict)
     letters: dict[int, Numbers] = field(default_factory=dict)
     commitments: dict[int, bytes] = field(default_factory=dict)
-    public: dict[int, bytes] = field(default_factory=dict)
+    dealings: dict[int, Dealing] = field(default_factory=dict)
     shares: dict[tuple[int, int], dict[int, bytes]] = field(default_factory=dict)
     seeds: dict[tuple[int, int], bytes] = field(default_factory=dict)
     refusals: dict[int, str] = field(default_factory=dict)
@@ -88,8 +88,8 @@ class Loot:
             if (one, other) in self.seeds:
                 return self.seeds[one, other]
             if secret := self._secret(one, MASK_KEY):
-                agreed = AgreementKey(secret).agree(self.public[other])
-                return pair_seed(self.session, one, other, agreed)
+                dealing = self.dealings[one]
+                return open_seeds(self.session, one, secret, dealing.seeds, dealing.letters)[other]
         return None
 
 
@@ -128,11 +128,12 @@ def play(
     inbox: dict[int, bytes] = {}
     for member, client in clients.items():
         sent = client.answer(session.to_bytes())
-        loot.public[member] = parse_keys(body_of(sent), b"").mask
         relay.receive(sent, member)
     inbox = _close(relay, loot)
     for member, roster in inbox.items():
-        relay.receive(clients[member].answer(roster), member)
+        sent = clients[member].answer(roster)
+        loot.dealings[member] = Dealing.from_bytes(body_of(sent), signed=verifying is not None)
+        relay.receive(sent, member)
     inbox = _close(relay, loot)
     for member, told in run.items():
         if member in inbox:

@@ -19,6 +19,7 @@ from privfl.privacy.secagg.bodies import (
     parse_mailbox,
     parse_numbers,
     parse_roster,
+    reduce,
 )
 from privfl.privacy.secagg.dealer import Dealer
 from privfl.privacy.secagg.errors import BadVector, MalformedMessage, OutOfOrder, OwnNameListed, SpentClient
@@ -26,7 +27,7 @@ from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK
 from privfl.privacy.secagg.masking import MaskAdder, commitment, on_threads
 from privfl.privacy.secagg.messages import Body, Kind, Phase, pack, unpack
 from privfl.privacy.secagg.policy import Policy
-from privfl.privacy.secagg.primitives import KEY_BYTES, KeyOperations
+from privfl.privacy.secagg.primitives import KeyOperations
 from privfl.privacy.secagg.session import SERVER, Session
 from privfl.privacy.secagg.standing import Standing
 from privfl.privacy.secagg.store import Store
@@ -135,21 +136,20 @@ class Client(Dealer):
             return self._confirm(data) if phase is Phase.CONFIRM else self._unmask(data)
 
     def _advertise(self, data: bytes) -> bytes:
-        """Draw two key pairs and send their public halves, under an active adversary signed."""
+        """Draw a key pair and send its public half, under an active adversary signed."""
         if data != self.session.to_bytes():
             raise MalformedMessage("the server begins another session than this client's; both need the same.")
-        return self._message(Kind.KEYS, self._draw_keys().body())
+        return self._message(Kind.KEYS, self._draw_keys().channel)
 
     def _share_keys(self, data: bytes) -> bytes:
-        """Share the secret mask key and a fresh self-mask seed among the peers of the roster, sealed for each."""
+        """Share the mask key and the self-mask seed among the peers of the roster, sealed for each."""
         server, peers = parse_roster(self._open(Kind.ROSTER, data), signed=self._verify_keys is not None)
         self._check_roster(server, peers)
         self._standing.check_enough(len(peers) + 1, "advertised keys")
         self._agree(server, peers)
-        self._self_seed = self._entropy(KEY_BYTES)
         dealing = self._deal([*peers, self.number])
         self._roster = frozenset([*peers, self.number])
-        self._channel = self._mask = None  # everything they were for is done
+        self._channel, self._mask_key = None, b""  # everything they were for is done
         return self._message(Kind.SHARES, dealing.to_bytes())
 
     def _mask_vector(self, data: bytes, vector: Words | None) -> bytes:
@@ -167,7 +167,7 @@ class Client(Dealer):
         self._standing.check_enough(len(self._shares), "shared its keys")
         words = self._check_vector(vector).copy()
         self._add_masks(words, self._masks())
-        words &= words.dtype.type(self.session.largest)
+        reduce(words, self.session)
         sent = masked(commitment(self.session, self.number, self._self_seed), accusations, words)
         self._self_seed = b""
         self._confirming = {peer: keys.confirming for peer, keys in self._keys.items()}

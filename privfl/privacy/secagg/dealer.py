@@ -14,15 +14,16 @@ from privfl.privacy.secagg.letters import (
     PairKeys,
     Shares,
     check_letter,
-    key_commitment,
     letter_tree,
     open_letter,
+    pair_commitments,
     pair_keys,
+    seal_seeds,
     share_commitments,
     sign_letters,
     write_letter,
 )
-from privfl.privacy.secagg.masking import Seeds, pair_seed, sign_of
+from privfl.privacy.secagg.masking import Seeds, sign_of
 from privfl.privacy.secagg.messages import Kind, check_signature, check_verify_keys, seal_key
 from privfl.privacy.secagg.primitives import KEY_BYTES, AgreementKey, KeyOperations, verification_key
 from privfl.privacy.secagg.session import Session
@@ -66,7 +67,7 @@ class Dealer:
         self._entropy = entropy
         self._operations = operations or KeyOperations()
         self._channel: AgreementKey | None = None
-        self._mask: AgreementKey | None = None
+        self._mask_key = b""
         self._self_seed = b""
         self._seal_key = b""
         self._keys: dict[int, PairKeys] = {}
@@ -75,10 +76,10 @@ class Dealer:
         self._accused: frozenset[int] = frozenset()
 
     def _draw_keys(self) -> PublicKeys:
-        """Draw both key pairs; their public halves."""
+        """Draw a key pair and both secrets; the pair's public half."""
         self._channel = AgreementKey(self._entropy(KEY_BYTES))
-        self._mask = AgreementKey(self._entropy(KEY_BYTES))
-        return PublicKeys(self._channel.public, self._mask.public)
+        self._mask_key, self._self_seed = self._entropy(KEY_BYTES), self._entropy(KEY_BYTES)
+        return PublicKeys(self._channel.public)
 
     def _agree(self, server: bytes, peers: Mapping[int, PublicKeys]) -> None:
         """Derive what this client shares with the server and with each of the peers.
@@ -87,12 +88,11 @@ class Dealer:
             BadKey: a key is unusable.
         """
         assert self._channel is not None
-        assert self._mask is not None
         session, own, agree = self.session, self.number, self._operations.agree
         self._seal_key = seal_key(session, own, agree(self._channel, server))
         for peer, keys in peers.items():
             self._keys[peer] = pair_keys(session, own, peer, agree(self._channel, keys.channel))
-            self._pair_seeds[peer] = pair_seed(session, own, peer, agree(self._mask, keys.mask))
+            self._pair_seeds[peer] = self._keys[peer].seed
 
     def _deal(self, holders: list[int]) -> Dealing:
         """Keep one pair of shares, and write a letter to each of the other holders."""
@@ -103,22 +103,19 @@ class Dealer:
             peer: write_letter(session, own, peer, self._keys[peer].outgoing, pair, self._entropy)
             for peer, pair in shares.items()
         }
-        keys = {
-            peer: key_commitment(session, own, peer, pair.outgoing) + key_commitment(session, peer, own, pair.incoming)
-            for peer, pair in self._keys.items()
-        }
+        keys = {peer: pair_commitments(session, own, peer, pair) for peer, pair in self._keys.items()}
+        seeds = seal_seeds(session, own, self._mask_key, self._pair_seeds)
         signature = b""
         if self._signing_key is not None:
             signature = sign_letters(session, own, letter_tree(session, letters).root, self._signing_key)
-        return Dealing(share_commitments(session, own, own, self._shares[own]), keys, letters, signature)
+        return Dealing(share_commitments(session, own, own, self._shares[own]), keys, seeds, letters, signature)
 
     def _split(self, holders: list[int]) -> dict[int, Shares]:
         """Shares of both secrets for every holder, this client among them."""
-        assert self._mask is not None
         points = [self.session.points[holder] for holder in holders]
         keys, seeds = (
             shamir.split(secret, self.session.threshold, points, self._entropy)
-            for secret in (self._mask.secret, self._self_seed)
+            for secret in (self._mask_key, self._self_seed)
         )
         return {holder: Shares(keys[point], seeds[point]) for holder, point in zip(holders, points, strict=True)}
 
@@ -153,25 +150,23 @@ class Dealer:
             SecAggError: it names a stranger or this client; a key is used twice; a signature is wrong.
         """
         assert self._channel is not None
-        assert self._mask is not None
-        seen = {self._channel.public, self._mask.public}
-        if server in seen:
+        if server == self._channel.public:
             raise BadKey(f"the server's key is client {self.number}'s; every key must be its owner's own.")
-        seen.add(server)
+        seen, neighbours = {self._channel.public, server}, self.session.holders[self.number]
         for peer, keys in peers.items():
             if peer == self.number:
                 raise OwnNameListed(f"the roster of client {self.number} names itself.")
-            if peer not in self.session.holders[self.number]:
+            if peer not in neighbours:
                 raise UnknownPeer(f"the roster names {peer}, who is no neighbour of client {self.number}.")
-            if keys.channel in seen or keys.mask in seen or keys.channel == keys.mask:
-                raise BadKey(f"a key of client {peer} is used twice in the roster; every key must be its owner's own.")
-            seen |= {keys.channel, keys.mask}
+            if keys.channel in seen:
+                raise BadKey(f"client {peer}'s key is used twice in the roster; every key must be its owner's own.")
+            seen.add(keys.channel)
             if self._verify_keys is not None:
                 check_signature(
                     self.session,
                     Kind.KEYS,
                     peer,
-                    keys.body(),
+                    keys.channel,
                     keys.signature,
                     self._verify_keys[peer],
                     self._operations.verify,
@@ -179,7 +174,7 @@ class Dealer:
 
     def _forget(self) -> None:
         """Go back to knowing no secret of the session."""
-        self._channel = self._mask = None
-        self._self_seed = self._seal_key = b""
+        self._channel = None
+        self._mask_key = self._self_seed = self._seal_key = b""
         for kept in (self._keys, self._pair_seeds, self._shares):
             kept.clear()

@@ -20,6 +20,7 @@ from privfl.privacy.secagg.bodies import (
     parse_confirmation,
     parse_keys,
     parse_masked,
+    reduce,
     roster,
 )
 from privfl.privacy.secagg.errors import (
@@ -91,12 +92,12 @@ class Server:
         self._living = frozenset(session.members)
         self._answered: set[int] = set()
         self._keys: dict[int, PublicKeys] = {}
-        self._public: set[bytes] = set()
         self._key = AgreementKey(entropy(KEY_BYTES))
+        self._public = {self._key.public}
         self._seal_keys: dict[int, bytes] = {}
         self._operations = operations or KeyOperations()
         self._ledger = Ledger(session)
-        self._recovery = Recovery(session, self._ledger, self._operations.agree)
+        self._recovery = Recovery(session, self._ledger)
         self._refused: dict[int, str] = {}
         self._spool = Spool() if take_back else None
         self._in_sum: set[int] = set()
@@ -230,12 +231,11 @@ class Server:
         sender, body = message.sender, message.body
         if message.kind is Kind.KEYS:
             keys = parse_keys(body, message.signature)
-            if keys.channel == keys.mask or not self._public.isdisjoint({keys.channel, keys.mask}):
-                raise BadKey(f"client {sender} advertises a key that is in use already; draw fresh ones.")
-            self._key.agree(keys.mask)  # one bad key would end the session of everybody it is told to
-            agreed = self._operations.agree(self._key, keys.channel)
+            if keys.channel in self._public:
+                raise BadKey(f"client {sender} advertises a key that is in use already; draw a fresh one.")
+            agreed = self._operations.agree(self._key, keys.channel)  # refuses what would end the session of its peers
             self._seal_keys[sender] = seal_key(self.session, sender, agreed)
-            self._public |= {keys.channel, keys.mask}
+            self._public.add(keys.channel)
             self._keys[sender] = keys
         elif message.kind is Kind.SHARES:
             key = None if self._verify_keys is None else self._verify_keys[sender]
@@ -264,7 +264,9 @@ class Server:
         for peer, (what, one) in revealed.items():
             if what != self._asked_of(peer):
                 raise BadShare(f"client {sender} reveals a share of the wrong secret of client {peer}.")
-            if what != PAIR_SEED:
+            if what == PAIR_SEED:
+                self._ledger.check_seed(peer, sender, one)
+            else:
                 self._ledger.check_share(peer, sender, what, one)
         self._recovery.take(sender, revealed)
 
@@ -368,11 +370,10 @@ class Server:
             self._survivors,
             self._sharers - self._survivors,
             self._seeds_of,
-            self._keys,
             lambda member: self._holders(member, self._survivors),
         )
         self._add_masks(self._total, removed)
-        self._total &= self._total.dtype.type(self.session.largest)
+        reduce(self._total, self.session)
         self._forget()
 
     def _around(self, member: int, among: frozenset[int] | set[int]) -> set[int]:
