@@ -122,9 +122,9 @@ def test_bytes_and_seconds_are_told_by_phase_and_side():
     outcome = aggregate(a_session(n, 4, length=length), vectors_for(a_session(n, 4, length=length)))
     envelope, sealed = 58 + 16, 12 + 2 * 33 + 16
     assert outcome.sent == {
-        (Phase.ADVERTISE, "clients"): n * (envelope + 64),
-        (Phase.ADVERTISE, "server"): n * (envelope + (n - 1) * (4 + 64)),
-        (Phase.SHARE, "clients"): n * (envelope + 64 + (n - 1) * (4 + 64 + 64 + sealed)),
+        (Phase.ADVERTISE, "clients"): n * (envelope + 32),
+        (Phase.ADVERTISE, "server"): n * (envelope + 32 + (n - 1) * (4 + 32)),
+        (Phase.SHARE, "clients"): n * (envelope + 64 + 16 + (n - 1) * (4 + 32 + 96 + 64 + sealed)),
         (Phase.SHARE, "server"): n * (envelope + (n - 1) * (4 + 64 + sealed)),
         (Phase.MASK, "clients"): n * (envelope + 32 + 4 + 4 * length),
         (Phase.MASK, "server"): n * (envelope + 12 + 4 * n),
