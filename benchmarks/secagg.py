@@ -144,28 +144,34 @@ def against_masks(repeats: int) -> list[dict[str, Any]]:
 def on_one_core(repeats: int) -> list[dict[str, Any]]:
     """Processor seconds of sessions over those of their bare masks, one thread; a busy machine tells less by the clock.
 
-    The active adversary is a run's default; the other one shows what signatures and the further round trip cost.
+    The active adversary is a run's default; the other one shows what signatures and the further round trip cost. A
+    simulation computes once what several parties would compute alike; *each for itself* is what they all pay together
+    in a deployment.
     """
     rows = []
-    for clients, length, target, times in ((CLIENTS, LENGTH, 1.5, 3), (30, 200_000, 1.6, REPEATS)):
+    adversaries: tuple[Adversary, ...] = ("active", "semi-honest")
+    for clients, length, target, times in ((30, 200_000, 1.6, 2 * REPEATS), (CLIENTS, LENGTH, 1.5, 1)):
         vectors = random_vectors(length)
-        adversaries: tuple[Adversary, ...] = ("active", "semi-honest")
-        for adversary in adversaries:
-            seconds: dict[str, list[float]] = {"session": [], "masks": []}
-            for _ in range(min(repeats, times)):
+        kinds = [(adversary, alone) for adversary in adversaries for alone in (False, True)]
+        masks: list[float] = []
+        seconds: dict[tuple[Adversary, bool], list[float]] = {kind: [] for kind in kinds}
+        for _ in range(times if repeats > 2 else 1):
+            began = time.process_time()
+            bare_masks(clients, clients, length, cores=1)
+            masks.append(time.process_time() - began)
+            for adversary, alone in kinds:
                 began = time.process_time()
-                secure_sum(complete(clients, length, adversary), vectors, workers=1)
-                between = time.process_time()
-                bare_masks(clients, clients, length, cores=1)
-                seconds["session"].append(between - began)
-                seconds["masks"].append(time.process_time() - between)
+                secure_sum(complete(clients, length, adversary), vectors, workers=1, alone=alone)
+                seconds[adversary, alone].append(time.process_time() - began)
+        for adversary, alone in kinds:
+            both = {"session": seconds[adversary, alone], "masks": masks}
             rows.append(
                 {
                     "what": f"secure sum / its masks alone, {clients} clients × {length:,} numbers, complete graph, "
-                    f"{adversary} adversary, processor seconds of 1 core",
-                    "target": target if adversary == "active" else None,
-                    **ratio(seconds, "session", "masks"),
-                    "seconds": seconds,
+                    f"{adversary} adversary{', each for itself' * alone}, processor seconds of 1 core",
+                    "target": target if (adversary, alone) == ("active", False) else None,
+                    **ratio(both, "session", "masks"),
+                    "seconds": both,
                 }
             )
     return rows
