@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -141,14 +141,13 @@ def against_masks(repeats: int) -> list[dict[str, Any]]:
     ]
 
 
-def on_one_core(repeats: int) -> list[dict[str, Any]]:
+def on_one_core(repeats: int) -> Iterator[dict[str, Any]]:
     """Processor seconds of sessions over those of their bare masks, one thread; a busy machine tells less by the clock.
 
     The active adversary is a run's default; the other one shows what signatures and the further round trip cost. A
     simulation computes once what several parties would compute alike; *each for itself* is what they all pay together
     in a deployment.
     """
-    rows = []
     adversaries: tuple[Adversary, ...] = ("active", "semi-honest")
     for clients, length, target, times in ((30, 200_000, 1.6, 2 * REPEATS), (CLIENTS, LENGTH, 1.5, 1)):
         vectors = random_vectors(length)
@@ -165,7 +164,7 @@ def on_one_core(repeats: int) -> list[dict[str, Any]]:
                 seconds[adversary, alone].append(time.process_time() - began)
         for adversary, alone in kinds:
             both = {"session": seconds[adversary, alone], "masks": masks}
-            rows.append(
+            yield (
                 {
                     "what": f"secure sum / its masks alone, {clients} clients × {length:,} numbers, complete graph, "
                     f"{adversary} adversary{', each for itself' * alone}, processor seconds of 1 core",
@@ -174,7 +173,6 @@ def on_one_core(repeats: int) -> list[dict[str, Any]]:
                     "seconds": both,
                 }
             )
-    return rows
 
 
 def total(by_phase: Mapping[tuple[Phase, str], float], side: str) -> float:
