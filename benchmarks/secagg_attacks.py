@@ -27,7 +27,7 @@ from audits.protocol.stories import breaks
 from audits.protocol.sybils import recovered as recovered_by_sybils
 from privfl.errors import ConfigError
 from privfl.privacy.secagg.parameters import ThreatModel, find
-from privfl.privacy.secagg.rules import check_quorum, check_threshold, least_quorum, least_threshold
+from privfl.privacy.secagg.rules import Adversary, check_quorum, check_threshold, least_quorum, least_threshold
 from privfl.privacy.secagg.session import Session
 
 LENGTH = 3
@@ -35,8 +35,9 @@ CORRUPT, DROPOUT = 0.1, 0.3
 """The default of SecureSum."""
 SIZES = (10, 20, 30, 50, 100, 200)
 LARGE = (20, 50, 100, 200)
-MOST_SYBILS = 50
-"""A server that plays everybody but the victim runs a whole session for each, so larger cohorts only take longer."""
+SYBILS = (10, 20)
+"""A session for every victim, so larger cohorts only take longer."""
+ADVERSARIES: tuple[Adversary, ...] = ("semi-honest", "active")
 GUARDS: dict[str, tuple[Setting, int]] = {
     "all guards, 3 honest": (Setting(3, 0, threshold=2, quorum=3), 3),
     "all guards, 4 honest": (Setting(4, 0, threshold=3, quorum=3), 3),
@@ -81,17 +82,17 @@ def from_real_clients() -> Iterator[dict[str, Any]]:
                     "recovered": recovered,
                     "refused": len(loot.refusals),
                 }
-            if n <= MOST_SYBILS:
-                got, refusing = recovered_by_sybils(session, vectors)
-                yield {
-                    "session": name,
-                    "clients": n,
-                    "degree": session.degree,
-                    "threshold": session.threshold,
-                    "attack": "impersonate",
-                    "recovered": len(got),
-                    "refused": len(refusing),
-                }
+
+
+def from_sybils() -> Iterator[dict[str, Any]]:
+    """Vectors that a server gets by playing everybody else, each client being the victim in turn."""
+    random = np.random.default_rng(0)
+    for n in SYBILS:
+        vectors = {member: random.integers(0, 1 << 32, LENGTH, np.uint32) for member in range(n)}
+        for adversary in ADVERSARIES:
+            session = Session.between(range(n), ThreatModel(CORRUPT, DROPOUT, adversary), length=LENGTH)
+            got, refusing = recovered_by_sybils(session, vectors)
+            yield {"session": adversary, "clients": n, "recovered": len(got), "refused": len(refusing)}
 
 
 def by_every_story() -> Iterator[dict[str, Any]]:
@@ -222,6 +223,7 @@ PARTS = (
     by_every_cut,
     by_every_mailbox,
     from_real_clients,
+    from_sybils,
 )
 
 
