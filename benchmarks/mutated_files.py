@@ -2,10 +2,11 @@
 
     python benchmarks/mutated_files.py --number 20000 --out benchmarks/results/mutated-files.json
 
-Experiment, attack and audit files are mutated as parsed tables and as text, a study's JSON files likewise; every mutant
-goes through what its command does with it. An experiment is read, its task is made, its settings are checked, and every
-fiftieth that passes is trained; the others run as their commands run them. What takes longer than ``--limit`` seconds
-of CPU is cut off and counted, because a mutant may ask for a million rounds.
+Experiment, study, attack and audit files are mutated as parsed tables and as text, the JSON files of a grid likewise;
+every mutant goes through what its command does with it. An experiment is read, its task is made, its settings are
+checked, and every fiftieth that passes is trained; of a study all runs are resolved, and every twentieth that passes is
+run; the others run as their commands run them. What takes longer than ``--limit`` seconds of CPU is cut off and
+counted, because a mutant may ask for a million rounds.
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ import tomli_w
 from privfl.cli import report
 from privfl.commands.attack import attack_run
 from privfl.commands.audit import audit_experiment
-from privfl.errors import LONGEST, PrivflError
+from privfl.commands.examine import check, examine
+from privfl.errors import LONGEST, ConfigError, PrivflError
 from privfl.experiment import Experiment
 from privfl.simulation.plan import RunSettings, prepare
 from privfl.simulation.recorder import recorded_observers
 from privfl.simulation.settings import registries
+from privfl.study.file import Study, told
 from privfl.study.grid import Cell, load_results, run_study
 
 COMMON = """
@@ -127,6 +130,46 @@ seed = 0
 [[audit]]
 name = "size-response"
 """
+STUDY = (
+    COMMON
+    + """[training]
+learning_rate = 0.1
+batch_size = 32
+[privacy.training]
+sample_rate = 0.25
+[study]
+title = "What privacy costs"
+seeds = 2
+epsilon = [inf, 8]
+metric = "accuracy"
+[[study.variant]]
+name = "FedAvg"
+algorithm = {name = "fedavg", weighting = "uniform"}
+[[study.variant]]
+name = "Ditto"
+algorithm = {name = "ditto", weighting = "uniform"}
+""",
+    "record = true\n"
+    + COMMON
+    + """[algorithm]
+name = "fedavg"
+[training]
+learning_rate = 0.1
+[study]
+seeds = [3, 5]
+confidence = 0.9
+test = "sign"
+better = "higher"
+candidates = 40
+[study.grid]
+training.batch_size = [16, 32]
+[study.zip]
+partition.clients = [4, 8]
+rounds = [1, 2]
+[[study.attack]]
+name = "label-counts"
+""",
+)
 ODD: tuple[Any, ...] = (
     *(True, False, 0, -1, 1, 2, 3, 7, 10**6, 10**18, 10**30, -(10**18), 2**63, 2**64),
     *(0.0, -0.0, 0.5, -0.5, 1e-320, 1e-5, 1e308, -1e308, 3.5e38, float("inf"), float("-inf"), float("nan")),
@@ -252,24 +295,26 @@ class Bench:
     """The files that are mutated, and what is done with a mutant of each kind."""
 
     def __init__(self, folder: Path, limit: float) -> None:
-        self.folder, self.limit, self.passed = folder, limit, 0
+        self.folder, self.limit, self.passed, self.studies = folder, limit, 0, 0
         self.tasks: dict[str, Any] = {}
         experiment = folder / "private.toml"
         experiment.write_text(EXPERIMENTS[1], encoding="utf-8")
         recorded = folder / "run"
         Experiment.from_toml(experiment, ["record=true"]).run(recorded)
         cells = [Cell("FedAvg", f"level {n}", Experiment.from_dict(tomllib.loads(EXPERIMENTS[0]))) for n in (1, 2)]
-        run_study(cells, folder / "study", title="mutants", processes=1)
+        run_study(cells, folder / "grid", title="mutants", processes=1)
         self.sources: dict[str, tuple[str, ...]] = {
             "experiment": EXPERIMENTS,
             "attack": (ATTACK.format(run=recorded),),
             "audit": (AUDIT.format(experiment=experiment),),
-            "study": tuple(
-                (folder / "study" / name).read_text(encoding="utf-8") for name in ("results.json", "study.json")
+            "study": STUDY,
+            "grid": tuple(
+                (folder / "grid" / name).read_text(encoding="utf-8") for name in ("results.json", "study.json")
             ),
         }
         self.does: dict[str, Callable[[Path], Any]] = {
             "experiment": self.experiment,
+            "study": self.study,
             "attack": attack_run,
             "audit": audit_experiment,
         }
@@ -289,16 +334,29 @@ class Bench:
             shutil.rmtree(out, ignore_errors=True)
             experiment.run_on(task, out)
 
-    def study(self, which: int, content: bytes) -> None:
-        """Read the study's directory with one of its files mutated."""
+    def study(self, path: Path) -> None:
+        """Read the file and resolve every run; of one in twenty that pass, have them too."""
+        study = Study.from_toml(path)
+        resolved = study.resolve()
+        check(study, resolved)
+        if sentences := told(resolved):
+            raise ConfigError(" ".join(sentences)[:LONGEST])
+        self.studies += 1
+        if self.studies % 20 == 0 and len(resolved) < 20:
+            out = self.folder / "trained"
+            shutil.rmtree(out, ignore_errors=True)
+            study.run(out, processes=1, examine=examine, check=check)
+
+    def grid(self, which: int, content: bytes) -> None:
+        """Read the grid's directory with one of its files mutated."""
         name = ("results.json", "study.json")[which]
-        kept = (self.folder / "study" / name).read_bytes()
+        kept = (self.folder / "grid" / name).read_bytes()
         try:
-            (self.folder / "study" / name).write_bytes(content)
-            load_results(self.folder / "study")
-            report(self.folder / "study")
+            (self.folder / "grid" / name).write_bytes(content)
+            load_results(self.folder / "grid")
+            report(self.folder / "grid")
         finally:
-            (self.folder / "study" / name).write_bytes(kept)
+            (self.folder / "grid" / name).write_bytes(kept)
 
     def mutant(self, kind: str, number: int, die: random.Random) -> tuple[str, bytes, int]:
         """How the next mutant was made, its content, and which file it was made of."""
@@ -306,7 +364,7 @@ class Bench:
         text = self.sources[kind][which]
         if die.random() < 0.5:
             return "text", mutated_text(text, die), which
-        if kind == "study":
+        if kind == "grid":
             table = mutated_table({"all": json.loads(text)}, die).get("all")
             return "parsed", json.dumps(table).encode(), which
         try:
@@ -321,7 +379,7 @@ class Bench:
         signal.setitimer(signal.ITIMER_VIRTUAL, self.limit)
         try:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                self.study(which, content) if kind == "study" else self.does[kind](path)
+                self.grid(which, content) if kind == "grid" else self.does[kind](path)
         except CutOff:
             return "cut off", ""
         except PrivflError as error:
@@ -335,7 +393,7 @@ class Bench:
         return "taken", ""
 
 
-SHARES = {"experiment": 14, "attack": 2, "audit": 2, "study": 2}
+SHARES = {"experiment": 14, "attack": 2, "audit": 2, "study": 6, "grid": 1}
 
 
 def campaign(number: int, seed: int, limit: float, seconds: float, show: bool, first: int = 0) -> dict[str, Any]:

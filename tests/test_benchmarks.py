@@ -189,8 +189,8 @@ def test_mutated_files_are_taken_or_refused_in_a_sentence(benchmark_module):
     found = benchmark_module("mutated_files").campaign(160, seed=7, limit=3.0, seconds=60.0, show=False)
     assert found["findings"] == []
     assert found["outcomes"]["refused"] > 60
-    assert found["tried"] - found["outcomes"]["refused"] > 10  # taken, or cut off on a slow machine
-    assert {kind.split()[0] for kind in found["by kind"]} == {"experiment", "attack", "audit", "study"}
+    assert found["tried"] - found["outcomes"]["refused"] > 5  # taken, or cut off on a slow machine
+    assert {kind.split()[0] for kind in found["by kind"]} == {"experiment", "study", "attack", "audit", "grid"}
 
 
 def test_the_table_of_faults_is_that_of_the_recorded_results(benchmark_module):

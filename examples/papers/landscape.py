@@ -30,7 +30,7 @@ from privfl.study.plots import COLOURS, DASHES
 from privfl.validation import check_count
 
 LAMBDAS = tuple(step / 10 for step in range(11))
-"""The grid of the paper, eq. (10) of the specification."""
+"""The grid of the paper, SuPerFed (10) in ``docs/reference/equations.md``."""
 Numbers = NDArray[np.float64]
 
 

@@ -11,7 +11,9 @@ import privfl as pf
 from privfl.algorithms.base import Round
 from privfl.errors import ConfigError
 from privfl.federation.cohorts import Cohort, Selection
+from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.mechanisms.mechanism import Mechanism
+from privfl.simulation.run_directory import RunDirectory
 from tests.own_parts import Small
 
 CLIENTS, ROUNDS = 8, 3
@@ -63,6 +65,14 @@ def train(task, algorithm, key, *, cohort=None, engine="loop", update=CENTRAL, *
 def cohorts(task, key):
     run = train(task, pf.FedAvg("uniform"), key, record=["server"])
     return [seen.training.asked for seen in run.transcript]
+
+
+def test_a_draw_that_is_secret_charges_everybody_in_every_round(task, tmp_path):
+    assert len({client for asked in cohorts(task, 1) for client in asked}) < CLIENTS
+    train(task, pf.FedAvg("uniform"), 1, out=tmp_path / "run")
+    state = RunDirectory(tmp_path / "run").checkpoint().meta["ledger"]
+    counts = Ledger.from_state(state, state["fingerprint"]).histories("client", "public").counts.toarray()
+    assert counts.sum(axis=1).tolist() == [ROUNDS]  # one history, which all clients have
 
 
 FIELDS = list(Round.__dataclass_fields__)

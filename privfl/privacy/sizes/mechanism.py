@@ -196,12 +196,12 @@ class SizeMechanism(Settings, ABC):
         """
         worst = self.worst_case_relative_sd(clients)
         if worst > max_relative_sd:
-            enough = math.ceil(clients * (worst / max_relative_sd) ** 2)
+            times = worst / max_relative_sd
+            more = f", or {math.ceil(clients * times**2)} clients" if times < 1e6 else ""
             raise ConfigError(
                 f"{type(self).__name__} with epsilon {self.epsilon:g} and bound {self.bound} over {clients} clients "
                 f"estimates their total size with a relative standard deviation of up to {worst:.3g}, above "
-                f"{max_relative_sd:g}: take a larger epsilon, a smaller bound, another size mechanism "
-                f"or {enough} clients."
+                f"{max_relative_sd:g}: take a larger epsilon, a smaller bound or another size mechanism{more}."
             )
 
     def check_sizes(self, sizes: ArrayLike) -> list[str]:

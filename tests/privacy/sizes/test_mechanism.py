@@ -135,6 +135,8 @@ def test_a_mechanism_made_for_sums_or_a_looser_limit_is_accepted():
     RandomizedResponse(3.0, 100).require_precision(500, max_relative_sd=20.0)
     with pytest.raises(ConfigError, match="at least one must answer"):
         PiecewiseSize(3.0, 100).require_precision(0)
+    with pytest.raises(ConfigError, match=r"size mechanism\.$"):  # no number of clients is enough
+        PiecewiseSize(3.0, 100).require_precision(500, max_relative_sd=1e-320)
 
 
 def test_the_clipping_bias_counts_both_ends():
