@@ -92,8 +92,10 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 def override(settings: dict[str, Any], assignment: str) -> None:
     """Apply one ``key.path=value`` to ``settings`` in place; the value is TOML, or text if it is not.
 
+    ``key.path=`` without a value takes the key away, so that its default holds again.
+
     Raises:
-        ConfigError: the assignment has no ``=``, or its path leads into a value.
+        ConfigError: the assignment has no ``=``, its path leads into a value, or what it takes away is not there.
     """
     key, equals, text = assignment.partition("=")
     if not equals or not key.strip():
@@ -104,6 +106,13 @@ def override(settings: dict[str, Any], assignment: str) -> None:
         value = text
     *path, last = key.strip().split(".")
     table: Any = settings
+    if not text.strip():
+        for part in path:
+            table = table.get(part) if isinstance(table, dict) else None
+        if not isinstance(table, dict) or last not in table:
+            raise ConfigError(f"--set {brief(assignment)} unsets a key that the file does not set; check the key")
+        del table[last]
+        return
     for part in path:
         table = table.setdefault(part, {}) if isinstance(table, dict) else None
     if not isinstance(table, dict):

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from privfl.commands.printing import print_json
 from privfl.companions import companion
 from privfl.errors import ConfigError
 from privfl.schema import build, choose_each, read_toml
@@ -56,7 +57,7 @@ class Plan:
         return Path(self.run) if self.run else Path("runs") / Path(self.experiment).stem
 
 
-def audit_experiment(path: Path) -> bool:
+def audit_experiment(path: Path, *, as_json: bool = False) -> bool:
     """Run every audit of the file ``path``; print the results and write them down. True if a claim was refuted.
 
     The confidence is each audit's own: of many audits of true claims, a share of up to 1 − confidence may err.
@@ -69,11 +70,16 @@ def audit_experiment(path: Path) -> bool:
     overrides = [] if plan.task is None else [f"task={plan.task}"]
     source, read = (plan.run, Experiment.of_run) if plan.run else (plan.experiment, Experiment.from_toml)
     RunDirectory(plan.folder).settle()
-    refuted = False
+    refuted, found = False, []
     for result in audit_folder(plan.folder, read(source, overrides), audits, plan.confidence, plan.seed, again=True):
-        typer.echo(f"{result}\n")
+        found.append(result.to_json())
+        if not as_json:
+            typer.echo(f"{result}\n")
         refuted = refuted or result.refuted
-    typer.echo(f"Results: {plan.folder / 'audits'}")
+    if as_json:
+        print_json({"directory": str(plan.folder / "audits"), "results": found})
+    else:
+        typer.echo(f"Results: {plan.folder / 'audits'}")
     return refuted
 
 

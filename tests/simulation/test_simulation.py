@@ -123,8 +123,22 @@ def test_evaluation_can_be_rarer_but_always_ends_the_run(task):
             pf.LocalTraining(batch_size=200, steps=2),
             {"training": pf.DPSGD(target_epsilon=4.0, sample_rate=0.15)},
         ),
+        (
+            pf.ReBaFL(per_sample=True, proto_source="global_only", feature_norm=1.0, weighting="uniform"),
+            pf.LocalTraining(batch_size=24),
+            {
+                "training": pf.DPSGD(target_epsilon=4.0, sample_rate=0.2),
+                "statistics": [pf.NoisyTotal(name, 2**0.5, 12.0) for name in ("label_prior", "prototypes")],
+            },
+        ),
     ],
-    ids=["fedavg", "fedsampling, noise on the sum", "fedsampling, noise at clients", "centralized"],
+    ids=[
+        "fedavg",
+        "fedsampling, noise on the sum",
+        "fedsampling, noise at clients",
+        "centralized",
+        "with noisy totals",
+    ],
 )
 def test_a_target_epsilon_is_nearly_used_up_and_never_exceeded(task, algorithm, training, privacy):
     settings = pf.Privacy(**privacy, max_size_error=50)
