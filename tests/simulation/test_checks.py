@@ -45,6 +45,16 @@ def test_an_amplified_claim_for_clients_says_what_must_stay_secret(task):
     assert cells[0] < cells[1]
 
 
+def test_correlated_noise_costs_more_the_more_often_a_client_may_come(task):
+    privacy = pf.Privacy(update=(pf.Clip(1.0), pf.BandedNoise(4.0)))
+    runs = [
+        pf.simulate(task, pf.FedAvg("uniform"), rounds=4, privacy=privacy, cohort=cohort, evaluate_every=4)
+        for cohort in (pf.Rotation(4), pf.Rotation(2))
+    ]
+    once, twice = (run.statement.cell("client", "public").epsilon for run in runs)
+    assert 1.2 * once < twice < float("inf")
+
+
 def test_noise_on_the_sum_covers_a_client_that_counts_once_only(task):
     privacy = pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, noise_at="server"))
     with pytest.raises(ConfigError, match="counts more than once multiplies what noise at the server must cover"):
