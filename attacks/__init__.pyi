@@ -1,4 +1,5 @@
 from .attack import Attack as Attack
+from .attack import Choice as Choice
 from .attack import Needs as Needs
 from .auxiliary import Auxiliary as Auxiliary
 from .auxiliary import Records as Records

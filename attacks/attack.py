@@ -41,6 +41,23 @@ class Needs:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """A value of one of an attack's settings under which papers know the attack by a name of its own.
+
+    Args:
+        setting: name of the setting.
+        value: what it is set to.
+        title: what papers call that.
+        source: the paper.
+    """
+
+    setting: str
+    value: str
+    title: str
+    source: str
+
+
+@dataclass(frozen=True)
 class Attack(ABC):
     """Base of all attacks: a frozen dataclass whose fields are its settings.
 
@@ -49,12 +66,14 @@ class Attack(ABC):
         observer: the least privileged observer whose view suffices.
         needs: what it reads; ``privfl attack`` hands over nothing else.
         needs_classes: whether it takes targets for classes, or losses for those of a classifier.
+        choices: what its settings choose among; each is listed by the name that papers give it.
     """
 
     name: ClassVar[str]
     observer: ClassVar[Observer] = "public"
     needs: ClassVar[Needs] = Needs()
     needs_classes: ClassVar[bool] = True
+    choices: ClassVar[tuple[Choice, ...]] = ()
 
     @abstractmethod
     def guess(self, seen: Transcript, auxiliary: Auxiliary) -> Any:

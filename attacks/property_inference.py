@@ -15,7 +15,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 from attacks.attack import Attack, Needs
@@ -84,6 +83,8 @@ def fit(with_property: Tensor, without: Tensor, penalty: float = 0.01) -> Proper
     kept = energy > energy.max() * 1e-10
     roots = energy[kept].sqrt()
     labels = np.r_[np.ones(len(with_property)), np.zeros(len(without))]
+    from sklearn.linear_model import LogisticRegression
+
     model = LogisticRegression(C=1 / penalty, max_iter=5000, tol=1e-8)
     model.fit((directions[:, kept] * roots).numpy(), labels)
     weights = rows.T @ (directions[:, kept] @ (torch.from_numpy(model.coef_[0]) / roots)) / scale

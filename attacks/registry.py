@@ -57,3 +57,21 @@ def needs_of(name: str) -> dict[str, Any]:
         "reads": ", ".join(needs.fields),
         "has": ", ".join(has) or "nothing",
     }
+
+
+def chosen_by(name: str) -> str | None:
+    """How to write what papers, or people, call ``name``: the attack with the setting that makes it that one.
+
+    >>> chosen_by("iDLG")
+    'name = "gradient-inversion", method = "idlg"'
+    """
+    for attack in ATTACKS.values():
+        for one in attack.choices:
+            if known_as(name) in (known_as(one.value), known_as(one.title), known_as(one.title.partition(",")[0])):
+                return f'name = "{attack.name}", {one.setting} = "{one.value}"'
+    return None
+
+
+def known_as(name: str) -> str:
+    """``name`` without case, spaces and hyphens, to compare by."""
+    return name.lower().replace("-", "").replace(" ", "")

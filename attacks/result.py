@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from attacks.metrics.measure import Measure
 from privfl.errors import ConfigError
 from privfl.plain_text import printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LOWER_IS_BETTER = frozenset({"mse", "fmse", "percept_rand", "l1_error", "relative_error", "total_variation"})
 """Measures by which an attack is the better the smaller they are."""
@@ -102,6 +103,8 @@ class AttackResult:
 
     def figure(self) -> Figure:
         """The primary measure of the attack and of its nulls, with intervals."""
+        from matplotlib.figure import Figure
+
         rows = {self.attack: self.metrics, **self.nulls}
         figure = Figure(figsize=(5, 0.6 + 0.4 * len(rows)), layout="constrained")
         axes = figure.add_subplot()

@@ -66,6 +66,31 @@ FAULTS: dict[str, tuple[str, Callable[[list[Row]], list[Told]]]] = {
     "starts": ("python benchmarks/reliability.py starts", starts),
 }
 """For each file of raw results the command that makes it, and its lines."""
+MUTATE = "python benchmarks/mutated_files.py"
+
+
+def mutated_files() -> list[Told]:
+    """One line for each kind of file, of all campaigns together; the JSON files of a grid count as a study's."""
+    counts: dict[str, Counter[str]] = {}
+    for path in sorted(RESULTS.parent.glob("mutated-files*.json")):
+        for kind, outcomes in json.loads(path.read_text(encoding="utf-8"))["by kind"].items():
+            file, how = kind.replace("grid", "study").split()
+            counts.setdefault(
+                f"{file} files, mutated {'as text' if how == 'text' else 'when parsed'}", Counter()
+            ).update(outcomes)
+    return [
+        (kind, outcomes.total(), ", ".join(f"{count:,} {_MUTANTS[name]}" for name, count in sorted(outcomes.items())))
+        for kind, outcomes in sorted(counts.items())
+    ]
+
+
+_MUTANTS = {
+    "taken": "taken",
+    "refused": "refused in one sentence",
+    "cut off": "cut off after 1.5 s of processor time",
+    "traceback": "ended in a traceback",
+    "no sentence": "refused in other words",
+}
 
 
 def table() -> str:
@@ -78,6 +103,7 @@ def table() -> str:
                 [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
             ):
                 lines.append(f"| {fault} | {count:,} | {outcome} | `{command}` |")
+    lines += [f"| {kind} | {count:,} | {outcome} | `{MUTATE}` |" for kind, count, outcome in mutated_files()]
     return "\n".join(lines) + "\n"
 
 

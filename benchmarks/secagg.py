@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -67,11 +67,15 @@ def complete(clients: int, length: int, adversary: Adversary = "semi-honest") ->
 
 
 def secure_sum(
-    session: Session, vectors: Vectors, lost: Mapping[int, Phase] | None = None, workers: int = CORES
+    session: Session,
+    vectors: Vectors,
+    lost: Mapping[int, Phase] | None = None,
+    workers: int = CORES,
+    alone: bool = False,
 ) -> tuple[float, Outcome]:
     """Seconds of a whole session, and its outcome, whose sum has been checked."""
     began = time.perf_counter()
-    outcome = aggregate(session, lambda member: vectors[member % 4], lost=lost, workers=workers)
+    outcome = aggregate(session, lambda member: vectors[member % 4], lost=lost, workers=workers, alone=alone)
     seconds = time.perf_counter() - began
     counts = np.bincount([member % 4 for member in outcome.survivors], minlength=4).astype(np.uint32)
     expected = np.zeros(session.length, np.uint32)
@@ -137,34 +141,38 @@ def against_masks(repeats: int) -> list[dict[str, Any]]:
     ]
 
 
-def on_one_core(repeats: int) -> list[dict[str, Any]]:
+def on_one_core(repeats: int) -> Iterator[dict[str, Any]]:
     """Processor seconds of sessions over those of their bare masks, one thread; a busy machine tells less by the clock.
 
-    The active adversary is a run's default; the other one shows what signatures and the further round trip cost.
+    The active adversary is a run's default; the other one shows what signatures and the further round trip cost. A
+    simulation computes once what several parties would compute alike; *each for itself* is what they all pay together
+    in a deployment.
     """
-    rows = []
-    for clients, length, target, times in ((CLIENTS, LENGTH, 1.5, 3), (30, 200_000, 1.6, REPEATS)):
+    adversaries: tuple[Adversary, ...] = ("active", "semi-honest")
+    for clients, length, target, times in ((30, 200_000, 1.6, 2 * REPEATS), (CLIENTS, LENGTH, 1.5, 1)):
         vectors = random_vectors(length)
-        adversaries: tuple[Adversary, ...] = ("active", "semi-honest")
-        for adversary in adversaries:
-            seconds: dict[str, list[float]] = {"session": [], "masks": []}
-            for _ in range(min(repeats, times)):
+        kinds = [(adversary, alone) for adversary in adversaries for alone in (False, True)]
+        masks: list[float] = []
+        seconds: dict[tuple[Adversary, bool], list[float]] = {kind: [] for kind in kinds}
+        for _ in range(times if repeats > 2 else 1):
+            began = time.process_time()
+            bare_masks(clients, clients, length, cores=1)
+            masks.append(time.process_time() - began)
+            for adversary, alone in kinds:
                 began = time.process_time()
-                secure_sum(complete(clients, length, adversary), vectors, workers=1)
-                between = time.process_time()
-                bare_masks(clients, clients, length, cores=1)
-                seconds["session"].append(between - began)
-                seconds["masks"].append(time.process_time() - between)
-            rows.append(
+                secure_sum(complete(clients, length, adversary), vectors, workers=1, alone=alone)
+                seconds[adversary, alone].append(time.process_time() - began)
+        for adversary, alone in kinds:
+            both = {"session": seconds[adversary, alone], "masks": masks}
+            yield (
                 {
                     "what": f"secure sum / its masks alone, {clients} clients × {length:,} numbers, complete graph, "
-                    f"{adversary} adversary, processor seconds of 1 core",
-                    "target": target if adversary == "active" else None,
-                    **ratio(seconds, "session", "masks"),
-                    "seconds": seconds,
+                    f"{adversary} adversary{', each for itself' * alone}, processor seconds of 1 core",
+                    "target": target if (adversary, alone) == ("active", False) else None,
+                    **ratio(both, "session", "masks"),
+                    "seconds": both,
                 }
             )
-    return rows
 
 
 def total(by_phase: Mapping[tuple[Phase, str], float], side: str) -> float:

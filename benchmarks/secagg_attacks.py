@@ -19,14 +19,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from audits.protocol import circles, counts, mailboxes
+from audits.protocol import blocks, circles, counts, mailboxes
 from audits.protocol.attacks import divide, maroon
 from audits.protocol.knowledge import Setting
 from audits.protocol.liar import play
 from audits.protocol.stories import breaks
+from audits.protocol.sybils import recovered as recovered_by_sybils
 from privfl.errors import ConfigError
 from privfl.privacy.secagg.parameters import ThreatModel, find
-from privfl.privacy.secagg.rules import check_quorum, check_threshold, least_quorum, least_threshold
+from privfl.privacy.secagg.rules import Adversary, check_quorum, check_threshold, least_quorum, least_threshold
 from privfl.privacy.secagg.session import Session
 
 LENGTH = 3
@@ -34,6 +35,9 @@ CORRUPT, DROPOUT = 0.1, 0.3
 """The default of SecureSum."""
 SIZES = (10, 20, 30, 50, 100, 200)
 LARGE = (20, 50, 100, 200)
+SYBILS = (10, 20)
+"""A session for every victim, so larger cohorts only take longer."""
+ADVERSARIES: tuple[Adversary, ...] = ("semi-honest", "active")
 GUARDS: dict[str, tuple[Setting, int]] = {
     "all guards, 3 honest": (Setting(3, 0, threshold=2, quorum=3), 3),
     "all guards, 4 honest": (Setting(4, 0, threshold=3, quorum=3), 3),
@@ -80,11 +84,44 @@ def from_real_clients() -> Iterator[dict[str, Any]]:
                 }
 
 
+def from_sybils() -> Iterator[dict[str, Any]]:
+    """Vectors that a server gets by playing everybody else, each client being the victim in turn."""
+    random = np.random.default_rng(0)
+    for n in SYBILS:
+        vectors = {member: random.integers(0, 1 << 32, LENGTH, np.uint32) for member in range(n)}
+        for adversary in ADVERSARIES:
+            session = Session.between(range(n), ThreatModel(CORRUPT, DROPOUT, adversary), length=LENGTH)
+            got, refusing = recovered_by_sybils(session, vectors)
+            yield {"session": adversary, "clients": n, "recovered": len(got), "refused": len(refusing)}
+
+
 def by_every_story() -> Iterator[dict[str, Any]]:
     """Stories of up to four clients, with each guard on and off."""
     for name, (setting, least_honest) in GUARDS.items():
         found = breaks(setting, least_honest)
         yield {"guards": name, "stories": {kind or "none": count for kind, (count, _) in found.items()}}
+
+
+def by_three_stories() -> Iterator[dict[str, Any]]:
+    """Every strategy with up to three different stories, for every legal setting of up to twelve members.
+
+    A setting with accomplices is one without: members, threshold and quorum all less by their number.
+    """
+    prepared = [blocks.Strategies.of(number) for number in range(1, blocks.MOST_BLOCKS + 1)]
+    for honest in range(2, 13):
+        row = {"honest": honest, "settings": 0, "strategies": 0, "opened": 0, "wrong": 0}
+        below = dict(row)
+        for threshold in range(honest // 2 + 1, honest + 1):
+            for quorum in range(max(threshold, 2), honest + 1):
+                found = blocks.tried(honest, threshold, quorum, prepared)
+                row["settings"] += 1
+                for name, number in zip(("strategies", "opened", "wrong"), found, strict=True):
+                    row[name] += number
+        for quorum in range(max(honest // 2, 2), honest + 1):
+            found = blocks.tried(honest, honest // 2, quorum, prepared)
+            below["settings"] += 1
+            below["wrong"] += found[2]
+        yield {**row, "settings, one below": below["settings"], "wrong, one below": below["wrong"]}
 
 
 def by_every_mailbox() -> Iterator[dict[str, Any]]:
@@ -178,7 +215,16 @@ def by_every_cut() -> Iterator[dict[str, Any]]:
         yield {"clients": n, "degree": degree, "searched, 0 below": tried, "opened, 0 below": opened}
 
 
-PARTS = (by_every_story, by_counting, without_confirmations, by_every_cut, by_every_mailbox, from_real_clients)
+PARTS = (
+    by_every_story,
+    by_counting,
+    by_three_stories,
+    without_confirmations,
+    by_every_cut,
+    by_every_mailbox,
+    from_real_clients,
+    from_sybils,
+)
 
 
 def main(out: Path, names: Sequence[str]) -> None:

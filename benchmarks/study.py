@@ -4,12 +4,14 @@
 
 Alone means: one after the other in one warm process, each trained into a directory of its own and nothing else. The
 machinery is what the study takes beyond that on the processor, with and without what the starts of its processes take:
-loading torch and privfl. Time on the clock is recorded as well, and says little on a machine that has other work.
+loading torch and privfl (the command itself, and one process that the others are forks of). Time on the clock is
+recorded as well, and says little on a machine that has other work.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import resource
@@ -72,11 +74,29 @@ def command(file: Path, store: Path, processes: int) -> dict[str, float]:
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     words = ["study", "run", str(file), "--out", str(store), "--processes", str(processes)]
     subprocess.run([sys.executable, "-m", "privfl", *words], check=True, capture_output=True, cwd=ROOT)
-    seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = time.perf_counter() - began
+    wait_for_orphans()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "seconds": seconds,
         "processor": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
     }
+
+
+def adopt_orphans() -> None:
+    """Have processes whose parent ends become this one's children, so that their time is counted (Linux)."""
+    PR_SET_CHILD_SUBREAPER = 36
+    if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError("this system does not hand orphans over, so their time cannot be measured")
+
+
+def wait_for_orphans() -> None:
+    """Wait until all children have ended."""
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
 
 
 def start() -> dict[str, float]:
@@ -89,6 +109,7 @@ def start() -> dict[str, float]:
 
 def measure(rounds: int, seeds: int, processes: int) -> dict[str, Any]:
     """All figures, with the load of the machine before and after."""
+    adopt_orphans()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "small.toml"
         file.write_text(FILE.format(rounds=rounds, seeds=seeds), encoding="utf-8")
@@ -99,7 +120,7 @@ def measure(rounds: int, seeds: int, processes: int) -> dict[str, Any]:
         as_study = command(file, Path(folder) / "store", processes)
         again = command(file, Path(folder) / "store", processes)
         load.append(os.getloadavg()[0])
-    starts = (processes + 1 if processes > 1 else 1) * starting["processor"]
+    starts = (2 if processes > 1 else 1) * starting["processor"]
     beside = as_study["processor"] - by_themselves["processor"]
     return {
         "runs": len(study.points()),
@@ -120,7 +141,7 @@ def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="JSON file of the results")
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=4, help="12 runs each")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()

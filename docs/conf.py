@@ -28,6 +28,7 @@ extensions = [
 exclude_patterns = ["scripts", "reference/api/*/modules.rst"]
 html_theme = "furo"
 html_title = "privfl"
+html_extra_path = [f"../privfl/commands/shipped/{kind}.schema.json" for kind in ("experiment", "study")]
 myst_heading_anchors = 3
 toc_object_entries = False
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attacks.prototypes.inversion import OTHERS
-from privfl.study.plots import COLOURS, DASHES
+from privfl.study.chart import COLOURS, DASHES
 
 METHODS = {"upcnn": "UpCNN", "vae": "VAE", "vae-search": "VAE, search", "grnn": "GRNN", "direct": "direct"}
 

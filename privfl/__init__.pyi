@@ -75,6 +75,13 @@ from .federation.cohorts import SizeWeightedCohort as SizeWeightedCohort
 from .federation.losses import Huber as Huber
 from .federation.task import Task as Task
 from .federation.task import load as load
+from .opacus_engine import PrivateFederation as PrivateFederation
+from .opacus_engine import make_private as make_private
+from .opacus_engine import make_private_with_epsilon as make_private_with_epsilon
+from .privacy.accounting.ledger import Ledger as Ledger
+from .privacy.accounting.opacus_history import ledger_from_opacus as ledger_from_opacus
+from .privacy.accounting.opacus_history import opacus_history as opacus_history
+from .privacy.accounting.opacus_history import opacus_state_dict as opacus_state_dict
 from .privacy.accounting.statement import Statement as Statement
 from .privacy.channel.field import Field as Field
 from .privacy.door.batch_plans import LocalTraining as LocalTraining
@@ -106,5 +113,8 @@ from .study.composed import PythonRun as PythonRun
 from .study.file import Study as Study
 from .study.grid import run_study as run_study
 from .study.report import write_report as write_report
+from .study.tuning import Tuning as Tuning
+from .trackers import MLflow as MLflow
+from .trackers import TensorBoard as TensorBoard
 
 __version__: str

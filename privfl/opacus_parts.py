@@ -1,28 +1,21 @@
-"""What privfl takes from Opacus, imported without its side effect.
+"""What privfl takes from Opacus: imported late, and without its side effect.
 
-Opacus 1.6 configures logging when it is imported: it puts a handler on the root logger, so that a program that sets up
-its own logging afterwards finds it set up already. Nobody else in the house imports Opacus.
+Opacus takes a second and more to import, so it waits until a part of it is asked for: ``from privfl.opacus_parts import
+DPLSTM`` stands inside the function that needs it. And Opacus 1.6 configures logging when it is imported: it puts a
+handler on the root logger, so that a program that sets up its own logging afterwards finds it set up already. Nobody
+else in the house imports Opacus.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-
-@contextmanager
-def _root_logger_untouched() -> Iterator[None]:
-    """``logging.basicConfig`` does nothing where the root logger has a handler: give it one for the time being."""
-    placeholder = logging.NullHandler()
-    logging.root.addHandler(placeholder)
-    try:
-        yield
-    finally:
-        logging.root.removeHandler(placeholder)
-
-
-with _root_logger_untouched():
+if TYPE_CHECKING:
     from opacus.accountants.analysis.prv import (
         Domain,
         PoissonSubsampledGaussianPRV,
@@ -34,6 +27,21 @@ with _root_logger_untouched():
     from opacus.grad_sample import GradSampleModule
     from opacus.layers.dp_rnn import DPLSTM, DPLSTMCell, RNNLinear
     from opacus.validators import ModuleValidator
+
+_HOMES = {
+    "Domain": "accountants.analysis.prv",
+    "PoissonSubsampledGaussianPRV": "accountants.analysis.prv",
+    "TruncatedPrivacyRandomVariable": "accountants.analysis.prv",
+    "compose_heterogeneous": "accountants.analysis.prv",
+    "compute_safe_domain_size": "accountants.analysis.prv",
+    "discretize": "accountants.analysis.prv",
+    "GradSampleModule": "grad_sample",
+    "DPLSTM": "layers.dp_rnn",
+    "DPLSTMCell": "layers.dp_rnn",
+    "RNNLinear": "layers.dp_rnn",
+    "ModuleValidator": "validators",
+}
+"""For each part the module of Opacus that has it."""
 
 __all__ = [
     "DPLSTM",
@@ -48,3 +56,29 @@ __all__ = [
     "compute_safe_domain_size",
     "discretize",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The part of Opacus of this ``name``; the first one imports it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with _root_logger_untouched():
+        part = getattr(import_module(f"opacus.{_HOMES[name]}"), name)
+    globals()[name] = part
+    return part
+
+
+def if_loaded(*names: str) -> tuple[type[Any], ...]:
+    """These classes of Opacus if anybody has imported it; none if not, and then no object can be one of theirs."""
+    return tuple(getattr(sys.modules[__name__], name) for name in names) if "opacus" in sys.modules else ()
+
+
+@contextmanager
+def _root_logger_untouched() -> Iterator[None]:
+    """``logging.basicConfig`` does nothing where the root logger has a handler: give it one for the time being."""
+    placeholder = logging.NullHandler()
+    logging.root.addHandler(placeholder)
+    try:
+        yield
+    finally:
+        logging.root.removeHandler(placeholder)

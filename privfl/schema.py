@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Callable as CallableType
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
@@ -92,8 +92,10 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 def override(settings: dict[str, Any], assignment: str) -> None:
     """Apply one ``key.path=value`` to ``settings`` in place; the value is TOML, or text if it is not.
 
+    ``key.path=`` without a value takes the key away, so that its default holds again.
+
     Raises:
-        ConfigError: the assignment has no ``=``, or its path leads into a value.
+        ConfigError: the assignment has no ``=``, its path leads into a value, or what it takes away is not there.
     """
     key, equals, text = assignment.partition("=")
     if not equals or not key.strip():
@@ -104,6 +106,13 @@ def override(settings: dict[str, Any], assignment: str) -> None:
         value = text
     *path, last = key.strip().split(".")
     table: Any = settings
+    if not text.strip():
+        for part in path:
+            table = table.get(part) if isinstance(table, dict) else None
+        if not isinstance(table, dict) or last not in table:
+            raise ConfigError(f"--set {brief(assignment)} unsets a key that the file does not set; check the key")
+        del table[last]
+        return
     for part in path:
         table = table.setdefault(part, {}) if isinstance(table, dict) else None
     if not isinstance(table, dict):
@@ -268,9 +277,15 @@ def _settable(kind: type[Any]) -> Iterator[Any]:
 
 def _hints(kind: type[Any]) -> dict[str, Any]:
     try:
-        return get_type_hints(kind)
+        known: Any = kind
+        return _resolved_hints(known)
     except NameError:  # a class of the user's own, whose types are imported for type checkers only: nothing is checked
         return {}
+
+
+@cache
+def _resolved_hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _keys(kind: type[Any]) -> list[str]:

@@ -11,7 +11,7 @@ from attacks.membership.shadow_models import ShadowTraining
 from attacks.registry import ATTACKS
 from privfl.errors import ConfigError
 from privfl.federation.cohorts import COHORTS, Cohort
-from privfl.schema import build, choose_each, plain
+from privfl.schema import build, choose_each, override, plain
 
 
 @dataclass(frozen=True)
@@ -63,3 +63,15 @@ def test_every_attack_can_be_had_by_its_name_alone(name):
 def test_what_does_not_fit_is_named(settings, sentence):
     with pytest.raises(ConfigError, match=sentence):
         attack_from(settings, ATTACKS)
+
+
+def test_an_assignment_without_a_value_takes_the_key_away():
+    settings = {"rounds": 3, "privacy": {"training": {"sample_rate": 0.1}, "target_delta": 1e-6}}
+    override(settings, "privacy.training=")
+    override(settings, "rounds= ")
+    assert settings == {"privacy": {"target_delta": 1e-6}}
+    override(settings, 'name=""')
+    assert settings["name"] == ""
+    for missing in ("round=", "privacy.trainig=", "name.of="):
+        with pytest.raises(ConfigError, match="unsets a key that the file does not set"):
+            override(settings, missing)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from attacks.attack import Attack, Needs
+from attacks.attack import Attack, Choice, Needs
 from attacks.auxiliary import Auxiliary, Records
 from attacks.gradient_inversion.dlg import dlg, revealed_label
 from attacks.gradient_inversion.fully_connected_leakage import leaked_input
@@ -79,6 +79,13 @@ class GradientInversion(Attack):
     name: ClassVar[str] = "gradient-inversion"
     observer: ClassVar[Observer] = "server"
     needs: ClassVar[Needs] = Needs(("update",), public=True, truth=("images",))
+    choices: ClassVar[tuple[Choice, ...]] = (
+        Choice("method", "inverting-gradients", "Inverting Gradients", "Geiping et al., NeurIPS 2020"),
+        Choice("method", "dlg", "DLG, Deep Leakage from Gradients", "Zhu, Liu and Han, NeurIPS 2019"),
+        Choice("method", "idlg", "iDLG", "Zhao, Mopuri and Bilen, arXiv 2001.02610"),
+        Choice("method", "gradinversion", "GradInversion", "Yin et al., CVPR 2021"),
+        Choice("method", "analytic", "analytic leakage of a fully connected layer", "Phong et al., IEEE TIFS 2018"),
+    )
     client: int | None = None
     method: Method = "inverting-gradients"
     batch: int = 1

@@ -11,8 +11,8 @@ from privfl.errors import ConfigError
 def image_nulls(images: Tensor, labels: Tensor, wanted: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     """Nulls [N, C, H, W] for victims of the classes ``wanted`` int64 [N], from public ``images`` and their ``labels``.
 
-    ``mean image`` of all, ``class mean``, and a ``random image`` of the same class. The fourth null of the
-    specification, the reconstruction from a non-member's message, is the attack's own business.
+    ``mean image`` of all, ``class mean``, and a ``random image`` of the same class. A fourth null, the
+    reconstruction from a non-member's message, is the attack's own business.
 
     Raises:
         ConfigError: a wanted class has no public image.

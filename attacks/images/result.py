@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from attacks.metrics.images import WINDOW, Features, fmse, matching, mse, psnr, ssim
@@ -16,6 +15,9 @@ from attacks.metrics.measure import Measure, mean_of
 from attacks.metrics.perceptual import percept_rand
 from attacks.result import AttackResult
 from privfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SHOWN = 10
 """Images on a contact sheet."""
@@ -35,6 +37,8 @@ class ReconstructionResult(AttackResult):
 
     def figure(self) -> Figure:
         """A contact sheet: truth, reconstruction, and every null, for the first images."""
+        from matplotlib.figure import Figure
+
         rows = {"truth": self.truth, self.attack: self.images, **self.null_images}
         count = min(SHOWN, len(self.truth))
         figure = Figure(figsize=(1.4 + 0.8 * count, 0.95 * len(rows)), layout="constrained")

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from attacks.attack import Attack, Needs
+from attacks.attack import Attack, Choice, Needs
 from attacks.auxiliary import Auxiliary, Records
 from attacks.labels.calibration_batches import Dummy, DummyBatches, PureBatches
 from attacks.labels.llg import calibrate, llg, row_sums
@@ -148,6 +148,11 @@ class LLG(LabelInference):
 
     name: ClassVar[str] = "llg"
     needs: ClassVar[Needs] = Needs(("update",), public=True, truth=("counts",))
+    choices: ClassVar[tuple[Choice, ...]] = (
+        Choice("variant", "plain", "LLG", "Wainakh et al., PoPETs 2022"),
+        Choice("variant", "dummy", "LLG*", "Wainakh et al., PoPETs 2022"),
+        Choice("variant", "auxiliary", "LLG+", "Wainakh et al., PoPETs 2022"),
+    )
     variant: Variant = "auxiliary"
     dummy: Dummy = "ones"
     labels: int = 100

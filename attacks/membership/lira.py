@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.special import log_ndtr
 from torch import Tensor
 
-from attacks.attack import Needs
+from attacks.attack import Choice, Needs
 from attacks.auxiliary import Auxiliary, Records
 from attacks.membership.game import Guess, MembershipAttack
 from attacks.membership.scores import logit_confidence
@@ -52,6 +52,10 @@ class LiRA(MembershipAttack):
 
     name: ClassVar[str] = "lira"
     needs: ClassVar[Needs] = Needs(("released",), public=True, candidates=True, truth=("members",))
+    choices: ClassVar[tuple[Choice, ...]] = (
+        Choice("mode", "online", "LiRA, online", "Carlini et al., S&P 2022"),
+        Choice("mode", "offline", "LiRA, offline", "Carlini et al., S&P 2022"),
+    )
     mode: Literal["online", "offline"] = "online"
     shadows: ShadowTraining = field(default_factory=ShadowTraining)
     variance: Variance = "auto"

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from attacks.attack import Needs
+from attacks.attack import Choice, Needs
 from attacks.auxiliary import Auxiliary
 from attacks.membership.game import Guess, MembershipAttack
 from attacks.membership.scores import Models, correct, losses
@@ -29,6 +29,10 @@ class LossThreshold(MembershipAttack):
 
     name: ClassVar[str] = "loss-threshold"
     needs: ClassVar[Needs] = Needs(("released",), candidates=True, truth=("members",))
+    choices: ClassVar[tuple[Choice, ...]] = (
+        Choice("statistic", "loss", "loss threshold", "Yeom et al., CSF 2018"),
+        Choice("statistic", "correct", "gap attack", "Yeom et al., CSF 2018"),
+    )
     statistic: Literal["loss", "correct"] = "loss"
     round: int = -1
 

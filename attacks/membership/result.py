@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
 from attacks.metrics.distinguishing import FALSE_POSITIVE_RATES, Scores, auc, membership_measures, roc
 from attacks.metrics.measure import Measure, mean_of
 from attacks.result import AttackResult
 from privfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CHANCE = "chance"
 
@@ -104,6 +106,8 @@ def roc_figure(scores: Mapping[str, Scores], like: MembershipResult) -> Figure:
 
     Curves that need no run (their name begins with ``null``) are grey.
     """
+    from matplotlib.figure import Figure
+
     inside = like.members
     least = 1 / max(1, int((~inside).sum()))
     figure = Figure(figsize=(5, 4.4), layout="constrained")

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attacks.attack import Needs
+from attacks.attack import Choice, Needs
 from attacks.auxiliary import Auxiliary, Records
 from attacks.membership.game import Guess, MembershipAttack
 from attacks.membership.scores import true_log_probability
@@ -42,6 +42,10 @@ class RMIA(MembershipAttack):
 
     name: ClassVar[str] = "rmia"
     needs: ClassVar[Needs] = Needs(("released",), public=True, candidates=True, truth=("members",))
+    choices: ClassVar[tuple[Choice, ...]] = (
+        Choice("mode", "offline", "RMIA, offline", "Zarifzadeh, Liu and Shokri, ICML 2024"),
+        Choice("mode", "online", "RMIA, online", "Zarifzadeh, Liu and Shokri, ICML 2024"),
+    )
     mode: Literal["online", "offline"] = "offline"
     shadows: ShadowTraining = field(default_factory=lambda: ShadowTraining(count=4))
     gamma: float = 2.0

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from attacks.attack import Attack, Needs
+from attacks.attack import Attack, Choice, Needs
 from attacks.auxiliary import Auxiliary, Records
 from attacks.images.nulls import image_nulls
 from attacks.images.pixels import Pixels
@@ -69,6 +69,13 @@ class PrototypeInversion(Attack):
     observer: ClassVar[Observer] = "server"
     needs: ClassVar[Needs] = Needs(
         ("update", "prototype_sums", "prototype_counts"), public=True, truth=("images", "labels")
+    )
+    choices: ClassVar[tuple[Choice, ...]] = (
+        Choice("method", "upcnn", "UpCNN, up-convolutional decoder", "Dosovitskiy and Brox, CVPR 2016"),
+        Choice("method", "vae", "VAE on features", "Kingma and Welling, ICLR 2014"),
+        Choice("method", "vae-search", "VAE on images, search through its latents", "Kingma and Welling, ICLR 2014"),
+        Choice("method", "grnn", "GRNN", "Ren, Deng and Xie, ACM TIST 2022"),
+        Choice("method", "direct", "direct inversion", "Mahendran and Vedaldi, CVPR 2015"),
     )
     client: int | None = None
     method: Method = "upcnn"

@@ -8,7 +8,6 @@ from typing import Self
 
 import torch
 from scipy.stats import norm
-from sklearn.covariance import ledoit_wolf
 from torch import Tensor
 
 from privfl.errors import ConfigError
@@ -41,6 +40,8 @@ class PublicReference:
         alive = deviations > 0
         if not bool(alive.any()):
             raise ConfigError("public features do not vary; give different samples of the class")
+        from sklearn.covariance import ledoit_wolf
+
         scaled = (values - values.mean(0))[:, alive] / deviations[alive]
         correlation = torch.from_numpy(ledoit_wolf(scaled.numpy(), assume_centered=True)[0])
         correlation.diagonal().add_(1e-10)  # units that always agree, where the shrinkage is nil

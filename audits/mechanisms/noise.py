@@ -15,7 +15,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
-from sklearn.tree import DecisionTreeClassifier
 
 from audits.bounds.bound import error_level
 from audits.bounds.counts import log_ratio
@@ -105,6 +104,8 @@ def audit_noise(
     third = trials // 3
     parts = [[features(release(np.full(third, value))) for value in (0.0, shift)] for _ in range(3)]
     (zeros, ones), chosen_on, certified_on = parts
+    from sklearn.tree import DecisionTreeClassifier
+
     tree = DecisionTreeClassifier(min_samples_leaf=100, random_state=0)
     tree.fit(np.concatenate([zeros, ones]), np.repeat([0, 1], third))
     chosen = [tree.predict_proba(side)[:, 1] for side in chosen_on]

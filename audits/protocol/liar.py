@@ -12,22 +12,22 @@ from audits.protocol.knowledge import Numbers, Run, Told
 from privfl.privacy.secagg import shamir
 from privfl.privacy.secagg.bodies import (
     PAIR_SEED,
+    Dealing,
     Request,
     Words,
     mailbox,
     numbers,
     parse_answer,
     parse_confirmation,
-    parse_keys,
     parse_mailbox,
     parse_masked,
 )
 from privfl.privacy.secagg.client import Client
 from privfl.privacy.secagg.errors import BadShare, SecAggError
-from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK
-from privfl.privacy.secagg.masking import commitment, on_threads, pair_seed, sign_of
-from privfl.privacy.secagg.messages import Kind, Message, pack, unpack
-from privfl.privacy.secagg.primitives import KEY_BYTES, AgreementKey, verification_key
+from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK, open_seeds
+from privfl.privacy.secagg.masking import commitment, on_threads, sign_of
+from privfl.privacy.secagg.messages import Kind, body_of, pack, unpack
+from privfl.privacy.secagg.primitives import KEY_BYTES, verification_key
 from privfl.privacy.secagg.server import Server
 from privfl.privacy.secagg.session import SERVER, Session
 from privfl.privacy.secagg.store import MemoryStore, Store
@@ -43,7 +43,7 @@ class Loot:
     masked: dict[int, Words] = field(default_factory=dict)
     letters: dict[int, Numbers] = field(default_factory=dict)
     commitments: dict[int, bytes] = field(default_factory=dict)
-    public: dict[int, bytes] = field(default_factory=dict)
+    dealings: dict[int, Dealing] = field(default_factory=dict)
     shares: dict[tuple[int, int], dict[int, bytes]] = field(default_factory=dict)
     seeds: dict[tuple[int, int], bytes] = field(default_factory=dict)
     refusals: dict[int, str] = field(default_factory=dict)
@@ -88,7 +88,8 @@ class Loot:
             if (one, other) in self.seeds:
                 return self.seeds[one, other]
             if secret := self._secret(one, MASK_KEY):
-                return pair_seed(self.session, AgreementKey(secret), one, other, self.public[other])
+                dealing = self.dealings[one]
+                return open_seeds(self.session, one, secret, dealing.seeds, dealing.letters)[other]
         return None
 
 
@@ -126,31 +127,32 @@ def play(
     relay = Server(session, verifying)
     inbox: dict[int, bytes] = {}
     for member, client in clients.items():
-        sent = client.advertise()
-        loot.public[member] = parse_keys(_from(session, member, sent, verifying).body, b"").mask
+        sent = client.answer(session.to_bytes())
         relay.receive(sent, member)
     inbox = _close(relay, loot)
     for member, roster in inbox.items():
-        relay.receive(clients[member].share_keys(roster), member)
+        sent = clients[member].answer(roster)
+        loot.dealings[member] = Dealing.from_bytes(body_of(sent), signed=verifying is not None)
+        relay.receive(sent, member)
     inbox = _close(relay, loot)
     for member, told in run.items():
         if member in inbox:
-            _mask(loot, clients[member], inbox[member], told, vectors[member], verifying)
+            _mask(loot, clients[member], inbox[member], told, vectors[member])
     tags: dict[int, dict[int, bytes]] = {}
     asked = {member: told for member, told in run.items() if member in loot.masked and told.survivors is not None}
     if session.adversary == "active":
         for member, told in list(asked.items()):
             data = _say(session, member, Kind.SURVIVORS, numbers(told.survivors or ()))
             try:
-                sent = clients[member].confirm(data)
+                sent = clients[member].answer(data)
             except SecAggError as error:
                 loot.refusals[member] = str(error)
                 del asked[member]
             else:
-                tags[member] = parse_confirmation(_from(session, member, sent, verifying).body)[1]
+                tags[member] = parse_confirmation(body_of(sent))[1]
     for member, told in asked.items():
         confirmed = {peer: one for peer, one in asked.items() if peer in tags}
-        _ask(loot, clients[member], told, confirmed, tags, verifying, (culprits or {}).get(member, frozenset()))
+        _ask(loot, clients[member], told, confirmed, tags, (culprits or {}).get(member, frozenset()))
     return loot
 
 
@@ -162,18 +164,16 @@ def _close(relay: Server, loot: Loot) -> dict[int, bytes]:
         return {}
 
 
-def _mask(
-    loot: Loot, client: Client, data: bytes, told: Told, vector: Words, verifying: dict[int, bytes] | None
-) -> None:
+def _mask(loot: Loot, client: Client, data: bytes, told: Told, vector: Words) -> None:
     session, member = loot.session, client.number
     letters = parse_mailbox(unpack(session, data, member).body, session)
     chosen = {dealer: letter for dealer, letter in letters.items() if dealer in told.letters}
     try:
-        sent = client.masked_input(_say(session, member, Kind.MAILBOX, mailbox(chosen)), vector)
+        sent = client.answer(_say(session, member, Kind.MAILBOX, mailbox(chosen)), vector)
     except SecAggError as error:
         loot.refusals[member] = str(error)
         return
-    committed, _, words = parse_masked(_from(session, member, sent, verifying).body, session)
+    committed, _, words = parse_masked(body_of(sent), session)
     loot.masked[member], loot.commitments[member] = words.copy(), committed
     loot.letters[member] = frozenset(chosen)
 
@@ -184,7 +184,6 @@ def _ask(
     told: Told,
     asked: Mapping[int, Told],
     tags: Mapping[int, Mapping[int, bytes]],
-    verifying: dict[int, bytes] | None,
     culprits: Numbers,
 ) -> None:
     """Ask for shares under the client's own list."""
@@ -198,11 +197,11 @@ def _ask(
     dropped = sorted(held - survivors)
     request = Request(sorted(named), dropped, sorted(culprits), warrant)
     try:
-        sent = client.unmask(_say(session, member, Kind.REQUEST, request.to_bytes()))
+        sent = client.answer(_say(session, member, Kind.REQUEST, request.to_bytes()))
     except SecAggError as error:
         loot.refusals[member] = str(error)
         return
-    for owner, (what, one) in parse_answer(_from(session, member, sent, verifying).body).items():
+    for owner, (what, one) in parse_answer(body_of(sent)).items():
         if what == PAIR_SEED:
             loot.seeds[member, owner] = one
         else:
@@ -211,9 +210,3 @@ def _ask(
 
 def _say(session: Session, member: int, kind: Kind, body: bytes) -> bytes:
     return pack(session, kind, SERVER, member, body)
-
-
-def _from(session: Session, member: int, data: bytes, verifying: dict[int, bytes] | None) -> Message:
-    message = unpack(session, data, SERVER, verifying)
-    assert message.sender == member
-    return message

@@ -19,7 +19,8 @@ from attacks.registry import ATTACKS
 from audits.registry import AUDITS
 from privfl.algorithms import ALGORITHMS
 from privfl.algorithms.declarations import declared
-from privfl.commands.listing import summary
+from privfl.commands.catalogue import summary
+from privfl.commands.json_schema import markdown, meanings
 from privfl.data.catalog import datasets, options
 from privfl.models import models
 from privfl.schema import Named
@@ -31,22 +32,6 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     head = list(head)
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def markdown(text: str) -> str:
-    """Text of a docstring as Markdown: its literals and its references become code."""
-    named = re.sub(r":\w+:`(?:~[\w.]*\.)?([^`]+)`", r"`\1`", " ".join(text.split()))
-    return named.replace("``", "`")
-
-
-def meanings(kind: type[Any]) -> dict[str, str]:
-    """What ``kind`` and its bases say of each field in the section Args of their docstrings."""
-    found = {}
-    for base in reversed(kind.__mro__):
-        section = re.search(r"^Args:\n((?:    .*\n?|\n)+)", inspect.cleandoc(vars(base).get("__doc__") or ""), re.M)
-        for entry in re.finditer(r"^    (\w+(?:, \w+)*): (.*(?:\n {8,}.*)*)", section[1] if section else "", re.M):
-            found |= dict.fromkeys(entry[1].split(", "), markdown(entry[2]))
-    return found
 
 
 def words(kind: Any) -> str:
@@ -107,6 +92,16 @@ def choice(registry: Mapping[str, type[Any]]) -> str:
     for name, part in registry.items():
         parts += [f'**`name = "{name}"`**: {markdown(summary(part))}', *keys(rows_of(part))]
     return "\n\n".join(parts)
+
+
+def choices() -> str:
+    """What papers call the choices of attacks, and how a file writes each."""
+    rows = [
+        (one.title, one.source, f'`name = "{name}"`, `{one.setting} = "{one.value}"`')
+        for name, attack in ATTACKS.items()
+        for one in attack.choices
+    ]
+    return table(("known as", "paper", "in an attack file"), rows)
 
 
 def tables(kind: type[Any], key: str = "") -> tuple[list[tuple[str, ...]], list[str]]:
@@ -184,7 +179,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "algorithms": algorithms,
     "commands": commands,
     "names": names,
-    "attacks": lambda: choice(ATTACKS),
+    "attacks": lambda: "\n\n".join([choice(ATTACKS), choices()]),
     "audits": lambda: choice(AUDITS),
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from privfl.study.plots import COLOURS
+from privfl.study.chart import COLOURS
 
 
 def draw(rows: list[dict[str, Any]], out: Path) -> None:

@@ -32,7 +32,8 @@ from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.sizes.known_sizes import SIZE_RESPONSE
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
 from privfl.privacy.sizes.mechanism import SizeMechanism
-from privfl.study.plots import COLOURS, DASHES, MARKERS, curves
+from privfl.study.chart import COLOURS, DASHES, MARKERS
+from privfl.study.plots import curves
 
 SIGMAS = (0.0, 1.0, 2.0, 3.0)
 RATIOS = (1 / 8, 1 / 4, 1 / 2, 0.7, 1.0, 1.4, 2.0, 4.0, 8.0, 16.0, 64.0)

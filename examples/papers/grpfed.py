@@ -33,7 +33,7 @@ from privfl.metrics.personalisation import personalisation
 from privfl.models import Network
 from privfl.models.residual import resnet1d
 from privfl.simulation.callbacks import Simulation
-from privfl.study.plots import COLOURS, DASHES
+from privfl.study.chart import COLOURS, DASHES
 
 METHODS: dict[str, Any] = {
     "FedAvg": pf.FedAvg(),

@@ -26,11 +26,11 @@ from privfl.models.flat_network import Layout
 from privfl.privacy.door.keeper import ROWS_AT_ONCE
 from privfl.privacy.noise.source import NoiseSource
 from privfl.simulation.callbacks import Simulation
-from privfl.study.plots import COLOURS, DASHES
+from privfl.study.chart import COLOURS, DASHES
 from privfl.validation import check_count
 
 LAMBDAS = tuple(step / 10 for step in range(11))
-"""The grid of the paper, eq. (10) of the specification."""
+"""The grid of the paper, SuPerFed (10) in ``docs/reference/equations.md``."""
 Numbers = NDArray[np.float64]
 
 

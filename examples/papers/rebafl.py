@@ -147,7 +147,7 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    from privfl.study.plots import COLOURS, DASHES
+    from privfl.study.chart import COLOURS, DASHES
 
     found = list(by_group(rows))
     ordered = ("FedAvg", "ReBaFL", "R-BSM only", "F-Aug only", "BSM-FedAvg")

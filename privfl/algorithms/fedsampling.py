@@ -18,7 +18,7 @@ from privfl.validation import check_count, check_number
 
 @dataclass(frozen=True)
 class FedSampling(Algorithm):
-    """FedSampling (Qi et al., IJCAI 2023), equations (8) to (12) of the specification.
+    """FedSampling (Qi et al., IJCAI 2023), equations (8) to (12) of ``docs/reference/equations.md``.
 
     Clients report their sizes, the server estimates the total N̂, every client keeps each sample with probability
     p = min(1, K/N̂) and sends ``Δ_u = (1/K)·Σ_{j∈S_u} ∇ℓ_j``; the server steps ``θ ← θ − η·Σ_u Δ_u``.

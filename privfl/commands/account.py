@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json as json_module
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from privfl.commands.printing import Json, print_json
 
 if TYPE_CHECKING:
     from privfl.privacy.accounting.accountant import Bound
@@ -15,18 +16,23 @@ app = typer.Typer(
     help="Turn noise into ε, a target ε into noise, and repeated answers into their total.", no_args_is_help=True
 )
 
-Rate = Annotated[float, typer.Option(help="Poisson sampling rate of one step, in (0, 1].")]
-Steps = Annotated[int, typer.Option(help="Number of steps (rounds × steps of a round).")]
-Delta = Annotated[float, typer.Option(help="δ of the claim.")]
-Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON.")]
+Rate = Annotated[float, typer.Option(metavar="RATE", help="Poisson sampling rate of one step, in (0, 1].")]
+Steps = Annotated[int, typer.Option(metavar="N", help="Number of steps (rounds × steps of a round).")]
+Delta = Annotated[float, typer.Option(metavar="DELTA", help="δ of the claim.")]
 
 
 @app.command("epsilon")
 def epsilon_(
-    noise_multiplier: Annotated[float, typer.Option(help="Standard deviation of the noise / clipping norm.")],
+    noise_multiplier: Annotated[
+        float, typer.Option(metavar="Z", help="Standard deviation of the noise / clipping norm.")
+    ],
     steps: Steps,
     sample_rate: Rate = 1.0,
     delta: Delta = 1e-5,
+    opacus: Annotated[
+        bool,
+        typer.Option("--opacus", metavar="", help="The interval by Opacus, as in statements (slower)."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """ε of DP-SGD: Gaussian noise on Poisson-sampled sums, composed over all steps (add or remove one)."""
@@ -41,13 +47,13 @@ def epsilon_(
     if not 0 < sample_rate <= 1 or steps < 1:
         raise PrivacyError(f"{steps} steps at sampling rate {sample_rate}: give a rate in (0, 1] and at least one step")
     event = PoissonSampledDpEvent(sample_rate, GaussianDpEvent(noise_multiplier))
-    bound = epsilon({(event, NeighboringRelation.ADD_OR_REMOVE_ONE): steps}, delta)
+    bound = epsilon({(event, NeighboringRelation.ADD_OR_REMOVE_ONE): steps}, delta, opacus=opacus)
     _show(bound, delta, json)
 
 
 @app.command()
 def noise(
-    target_epsilon: Annotated[float, typer.Option(help="ε that the whole run may spend.")],
+    target_epsilon: Annotated[float, typer.Option(metavar="EPSILON", help="ε that the whole run may spend.")],
     steps: Steps,
     sample_rate: Rate = 1.0,
     delta: Delta = 1e-5,
@@ -59,16 +65,16 @@ def noise(
     _check_delta(delta)
     found = noise_multiplier_for(target_epsilon, delta, {sample_rate: steps})
     if json:
-        typer.echo(json_module.dumps({"noise_multiplier": found, "target_epsilon": target_epsilon, "delta": delta}))
+        print_json({"noise_multiplier": found, "target_epsilon": target_epsilon, "delta": delta})
     else:
         typer.echo(f"noise multiplier {found:.6g} keeps ε ≤ {target_epsilon:g} at δ = {delta:g}")
 
 
 @app.command()
 def response(
-    epsilon: Annotated[float, typer.Option(help="ε of one answer.")],
-    domain: Annotated[int, typer.Option(help="D, number of possible answers.")],
-    answers: Annotated[int, typer.Option(help="T, number of fresh answers about the same value.")],
+    epsilon: Annotated[float, typer.Option(metavar="EPSILON", help="ε of one answer.")],
+    domain: Annotated[int, typer.Option(metavar="D", help="D, number of possible answers.")],
+    answers: Annotated[int, typer.Option(metavar="T", help="T, number of fresh answers about the same value.")],
     delta: Delta = 1e-5,
     json: Json = False,
 ) -> None:
@@ -96,8 +102,7 @@ def _show(bound: Bound, delta: float, as_json: bool) -> None:
         values: dict[str, Any] = {"delta": delta, **asdict(bound)}
         if bound.epsilon == 0 < delta:
             values["note"] = empty
-        finite = {name: "inf" if value == float("inf") else value for name, value in values.items()}
-        typer.echo(json_module.dumps(finite))
+        print_json(values)
         return
     typer.echo(f"ε = {bound.epsilon:.6g} at δ = {delta:g}   (claim, by {bound.accountant})")
     typer.echo(

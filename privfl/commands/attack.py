@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from privfl.commands.printing import print_json
 from privfl.companions import companion
 from privfl.errors import ConfigError
 from privfl.schema import build, choose_each, read_toml
@@ -54,15 +55,21 @@ class Plan:
             raise ConfigError("the file has no attack; write [[attack]] once for each")
 
 
-def attack_run(path: Path) -> None:
+def attack_run(path: Path, *, as_json: bool = False) -> None:
     """Run every attack of the file ``path``; print the results and write them beside the run."""
     plan = build(Plan, read_toml(path, "an attack file"))
     attacks, run = read_attacks(plan.attack), Path(plan.run)
     from privfl.commands.judge import Judge
 
     judge = Judge.of(run, plan.seed, plan.public_share, plan.candidates, plan.task)
+    found = []
     for result in attack_folder(run, judge, attacks, again=True):
-        typer.echo(f"{result}\n")
+        found.append(result.to_json())
+        if not as_json:
+            typer.echo(f"{result}\n")
+    if as_json:
+        print_json({"directory": str(run / "attacks"), "results": found})
+        return
     typer.echo(f"Results: {run / 'attacks'}    (privfl report {run} shows them)")
 
 
@@ -73,12 +80,18 @@ def read_attacks(tables: Any) -> tuple[Any, ...]:
         ConfigError: one is unknown, or a setting of it is.
     """
     registry = companion("attacks.registry")
+    for table in tables if isinstance(tables, list | tuple) else ():
+        name = table.get("name") if isinstance(table, Mapping) else None
+        if isinstance(name, str) and name not in registry.ATTACKS and (written := registry.chosen_by(name)):
+            raise ConfigError(f"'{name}' is a choice of an attack; write [[attack]] with {written}")
     attacks: tuple[Any, ...] = choose_each(registry.ATTACKS, tables, "attack", registry.Attack)
     return attacks
 
 
 def attack_folder(run: Path, judge: Judge, attacks: Sequence[Any], *, again: bool) -> Iterator[Any]:
     """Run ``attacks`` one by one on the recorded ``run`` and file each result there; nobody else may be at the run.
+
+    Of an attack that does not fit the run, the reason is filed, for the report.
 
     Args:
         again: also those whose result is there already.
@@ -88,6 +101,7 @@ def attack_folder(run: Path, judge: Judge, attacks: Sequence[Any], *, again: boo
     """
     from privfl.simulation.run_directory import RunDirectory
     from privfl.simulation.transcript import Transcript
+    from privfl.study.attacks import REFUSED
 
     directory, folder, used = RunDirectory(run), run / "attacks", Counter[str]()
     with directory.held():
@@ -101,6 +115,8 @@ def attack_folder(run: Path, judge: Judge, attacks: Sequence[Any], *, again: boo
             try:
                 result = attack.run(seen, judge.auxiliary(attack, attack.needs))
             except ConfigError as error:
+                directory.make_folder(f"{folder.name}/{REFUSED}")
+                directory.write_json(f"{folder.name}/{REFUSED}/{label}.json", {"reason": str(error)})
                 raise ConfigError(f"{label}: {error}") from error
             picture = io.BytesIO()
             result.figure().savefig(picture, dpi=140)

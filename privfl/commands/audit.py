@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from privfl.commands.printing import print_json
 from privfl.companions import companion
 from privfl.errors import ConfigError
 from privfl.schema import build, choose_each, read_toml
@@ -56,7 +57,7 @@ class Plan:
         return Path(self.run) if self.run else Path("runs") / Path(self.experiment).stem
 
 
-def audit_experiment(path: Path) -> bool:
+def audit_experiment(path: Path, *, as_json: bool = False) -> bool:
     """Run every audit of the file ``path``; print the results and write them down. True if a claim was refuted.
 
     The confidence is each audit's own: of many audits of true claims, a share of up to 1 − confidence may err.
@@ -69,11 +70,16 @@ def audit_experiment(path: Path) -> bool:
     overrides = [] if plan.task is None else [f"task={plan.task}"]
     source, read = (plan.run, Experiment.of_run) if plan.run else (plan.experiment, Experiment.from_toml)
     RunDirectory(plan.folder).settle()
-    refuted = False
+    refuted, found = False, []
     for result in audit_folder(plan.folder, read(source, overrides), audits, plan.confidence, plan.seed, again=True):
-        typer.echo(f"{result}\n")
+        found.append(result.to_json())
+        if not as_json:
+            typer.echo(f"{result}\n")
         refuted = refuted or result.refuted
-    typer.echo(f"Results: {plan.folder / 'audits'}")
+    if as_json:
+        print_json({"directory": str(plan.folder / "audits"), "results": found})
+    else:
+        typer.echo(f"Results: {plan.folder / 'audits'}")
     return refuted
 
 
@@ -91,7 +97,7 @@ def read_audits(tables: Any) -> tuple[Any, ...]:
 def audit_folder(
     folder: Path, experiment: Experiment, audits: Sequence[Any], confidence: float, seed: int, *, again: bool
 ) -> Iterator[Any]:
-    """Run ``audits`` one by one on ``experiment`` and file each result in ``folder``.
+    """Run ``audits`` one by one on ``experiment`` and file each result in ``folder``, or why it does not fit.
 
     Args:
         again: also those whose result is there already.
@@ -101,6 +107,7 @@ def audit_folder(
     """
     from privfl.files import write_json
     from privfl.lock import FolderLock
+    from privfl.study.attacks import REFUSED
 
     place, used = folder / "audits", Counter[str]()
     lock = FolderLock(place)
@@ -114,6 +121,8 @@ def audit_folder(
             try:
                 result = audit.run(experiment, confidence, seed)
             except ConfigError as error:
+                lock.check()
+                write_json(place / REFUSED / f"{label}.json", {"reason": str(error)})
                 raise ConfigError(f"{label}: {error}") from error
             lock.check()
             write_json(path, result.to_json(), folders=False)

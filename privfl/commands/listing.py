@@ -2,84 +2,103 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import MISSING, Field, asdict, fields, is_dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from privfl.companions import companion
+from privfl.commands.catalogue import Kind, Row, shipped_rows
+from privfl.commands.printing import UNLIMITED, console, print_json
 from privfl.errors import unknown
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-
-class Kind(StrEnum):
-    """What can be listed."""
-
-    algorithms = "algorithms"
-    mechanisms = "mechanisms"
-    datasets = "datasets"
-    models = "models"
-    partitions = "partitions"
-    attacks = "attacks"
-    audits = "audits"
-
-
 MANY = (Kind.algorithms, Kind.attacks)
 """Kinds with so many members that each gets a line, and its settings only where it is asked for by name."""
 HEADS = {"reads": "uses", "has": "attacker knowledge", "summary": "description"}
 """What the columns are called on the screen, where JSON calls them otherwise."""
+ELSEWHERE = ("name", "summary", "settings", "choices")
+"""What of a row has no column of its own."""
 WIDEST = 26
-"""Characters of a column before it is cut."""
+"""Characters of a column before it is cut on a terminal."""
 
 
 def show_list(kind: Kind, name: str | None, as_json: bool) -> None:
     """Print the rows of ``kind``, or the one called ``name`` in full, as a table or as JSON.
 
+    Attacks are found by the names of their choices as well, ``grnn`` as ``prototype-inversion``.
+
     Raises:
         ConfigError: there is no such name.
     """
-    rows = _rows(kind)
+    rows = shipped_rows(kind)
     if name is not None:
-        if name not in (names := [row["name"] for row in rows]):
-            raise unknown(kind.value.removesuffix("s"), name, names)
-        rows = [row for row in rows if row["name"] == name]
+        rows = [_named(kind, name, rows)]
     if as_json:
-        typer.echo(json.dumps(rows, indent=2, default=str))
+        print_json(rows)
         return
-    from rich.console import Console
-
-    console = Console()
+    page = console()
     if name is not None:
-        console.print(_in_full(rows[0]))
+        page.print(_in_full(rows[0]))
     elif kind in MANY:
-        console.print("\n".join(_lines(rows, console.width)), markup=False, highlight=False, no_wrap=True)
-        console.print(f"\nSettings of one, and the reasons where it says no: privfl list {kind.value} NAME")
+        page.print("\n".join(overview(rows, page.width)), markup=False, highlight=False, no_wrap=True, soft_wrap=True)
+        page.print(f"\nSettings of one, and the reasons where it says no: privfl list {kind.value} NAME")
     else:
-        console.print(_table(kind, rows))
+        page.print(_table(kind, rows))
 
 
-def _lines(rows: list[dict[str, Any]], width: int) -> list[str]:
-    """One line of at most ``width`` characters for each row, and one that heads them."""
-    more = [name for name in rows[0] if name not in ("name", "summary", "settings")]
+def _named(kind: Kind, name: str, rows: list[Row]) -> Row:
+    """The row of this ``name``, or the one that has a choice of this name, with that choice alone."""
+    asked = _plain(name)
+    for row in rows:
+        if row["name"] == name:
+            return row
+    for row in rows:
+        found = [one for one in row.get("choices", ()) if asked in (_plain(one["value"]), *_titles(one["title"]))]
+        if found:
+            return {**row, "choices": found}
+    raise unknown(kind.value.removesuffix("s"), name, [row["name"] for row in rows])
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace(" ", "")
+
+
+def _titles(title: str) -> tuple[str, str]:
+    """A title whole, and up to its first comma."""
+    return _plain(title), _plain(title.partition(",")[0])
+
+
+def overview(rows: list[Row], width: int) -> list[str]:
+    """One line of at most ``width`` characters for each row and each of its choices, and one that heads them."""
+    more = [name for name in rows[0] if name not in ELSEWHERE]
     cells = [["name", *(HEADS.get(name, name) for name in more), "description"]]
     for row in rows:
         cells.append([row["name"], *("no" if row[name].startswith("no:") else row[name] for name in more)])
         cells[-1].append(row["summary"])
-    widths = [min(max(map(len, column)), WIDEST) for column in zip(*cells, strict=True)][:-1]
+    widest = WIDEST if width < UNLIMITED else UNLIMITED
+    widths = [min(max(map(len, column)), widest) for column in zip(*cells, strict=True)][:-1]
     what = max(width - sum(widths) - 2 * len(widths), 12)
-    return ["  ".join(_cut(cell, room) for cell, room in zip(line, [*widths, what], strict=True)) for line in cells]
+    head, *body = [
+        "  ".join(_cut(cell, room) for cell, room in zip(line[:-1], widths, strict=True)) + f"  {_cut(line[-1], what)}"
+        for line in cells
+    ]
+    lines = [head.rstrip()]
+    for line, row in zip(body, rows, strict=True):
+        lines.append(line.rstrip())
+        lines += [_cut(f"  {_choice(one)}", width).rstrip() for one in row.get("choices", ())]
+    return lines
+
+
+def _choice(one: dict[str, str]) -> str:
+    return f'{one["setting"]} = "{one["value"]}": {one["title"]} ({one["source"]})'
 
 
 def _cut(text: str, width: int) -> str:
+    if width >= UNLIMITED // 2:
+        return text
     return text.ljust(width) if len(text) <= width else f"{text[: width - 1]}…"
 
 
-def _table(kind: Kind, rows: list[dict[str, Any]]) -> Table:
+def _table(kind: Kind, rows: list[Row]) -> Table:
     """A table of ``rows`` with their settings."""
     from rich.markup import escape
     from rich.table import Table
@@ -90,7 +109,7 @@ def _table(kind: Kind, rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _in_full(row: dict[str, Any]) -> Table:
+def _in_full(row: Row) -> Table:
     """Everything about one row, from top to bottom."""
     from rich.markup import escape
     from rich.table import Table
@@ -98,88 +117,19 @@ def _in_full(row: dict[str, Any]) -> Table:
     table = Table("", "", show_header=False, box=None)
     for name, value in row.items():
         text = _settings(row, "\n") if name == "settings" else str(value)
-        table.add_row(f"[bold]{HEADS.get(name, name)}[/bold]", escape(text))
+        if name == "choices":
+            text = "\n".join(map(_choice, value))
+        if text:
+            table.add_row(f"[bold]{HEADS.get(name, name)}[/bold]", escape(text))
     return table
 
 
-def _settings(row: dict[str, Any], between: str) -> str:
-    return between.join(f"{name} = {value}" for name, value in row["settings"].items())
+def _settings(row: Row, between: str) -> str:
+    return between.join(f"{name} = {_value(value)}" for name, value in row["settings"].items())
 
 
-def _rows(kind: Kind) -> list[dict[str, Any]]:
-    if kind is Kind.datasets:
-        from privfl.data.catalog import datasets
-        from privfl.data.catalog import options as settings
-
-        return [{"name": entry.name, "summary": entry.title, "settings": settings(entry.name)} for entry in datasets()]
-    if kind is Kind.models:
-        from privfl.models import models
-
-        return [
-            {
-                "name": model.name,
-                "summary": model.summary,
-                "settings": {
-                    "inputs": "/".join(model.kinds),
-                    "parameters": f"{model.parameters:,} at {model.input_shape}",
-                },
-            }
-            for model in models()
-        ]
-    registry: Mapping[str, type[Any]]
-    if kind is Kind.attacks:
-        known = companion("attacks.registry")
-        return [
-            {"name": name, "summary": summary(part), "settings": defaults(part), **known.needs_of(name)}
-            for name, part in known.ATTACKS.items()
-        ]
-    if kind is Kind.audits:
-        known = companion("audits.registry")
-        return [{"name": n, "summary": summary(part), "settings": defaults(part)} for n, part in known.AUDITS.items()]
-    if kind is Kind.algorithms:
-        from privfl.algorithms import ALGORITHMS
-        from privfl.algorithms.declarations import declared
-
-        return [
-            {"name": name, "summary": summary(part), "settings": defaults(part), **declared(part())}
-            for name, part in ALGORITHMS.items()
-        ]
-    elif kind is Kind.partitions:
-        from privfl.data.partitions import PARTITIONS
-
-        registry = PARTITIONS
-    else:
-        from privfl.privacy.door.dpsgd import DPSGD
-        from privfl.privacy.mechanisms.registry import update_mechanisms
-        from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
-
-        registry = {
-            "dpsgd": DPSGD,
-            **update_mechanisms(),
-            **{f"size: {name}": m for name, m in SIZE_MECHANISMS.items()},
-        }
-    return [{"name": name, "summary": summary(part), "settings": defaults(part)} for name, part in registry.items()]
-
-
-def summary(component: type[Any]) -> str:
-    """The first sentence of a class's docstring."""
-    return (
-        " ".join((component.__doc__ or "").split("\n\n")[0].split())
-        .replace("``", "")
-        .replace(":class:", "")
-        .replace("`", "")
-    )
-
-
-def defaults(component: type[Any]) -> dict[str, Any]:
-    """The settings of a component with their defaults; "required" where there is none, a table for a nested one."""
-    return {item.name: _default(item) for item in fields(component)}
-
-
-def _default(item: Field[Any]) -> Any:
-    if item.default is not MISSING:
-        return item.default
-    if item.default_factory is MISSING:
-        return "required"
-    value = item.default_factory()
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+def _value(value: Any) -> str:
+    """A default as a file has it; "—" for a key that may be left out without a value of its own."""
+    if value is None:
+        return "—"
+    return str(value).lower() if isinstance(value, bool) else str(value)

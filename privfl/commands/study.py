@@ -11,6 +11,7 @@ import typer
 
 from privfl.commands.examine import check, examine
 from privfl.commands.interrupts import interruptible
+from privfl.commands.printing import Json, print_json
 from privfl.study.file import Study
 from privfl.study.results import Results, fronts
 from privfl.study.store import Store
@@ -18,10 +19,12 @@ from privfl.study.tables import Format, as_json, plain, write_table
 
 app = typer.Typer(help="Run many experiments along axes, and compare them.", no_args_is_help=True)
 
-File = Annotated[Path, typer.Argument(help="Study file (TOML).", show_default=False)]
-Out = Annotated[Path, typer.Option(help="Folder of the store, which studies may share.")]
-Metric = Annotated[str | None, typer.Option(help="Judge by another metric than the study's own.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="Study file (TOML).", show_default=False)]
+Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the store, which studies may share.")]
+Metric = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Judge by another metric than the study's own.", show_default=False),
+]
 STORE = Path("studies")
 
 
@@ -30,14 +33,17 @@ def run(
     file: File,
     out: Out = STORE,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.", show_default=False)
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; KEY= unsets it.", show_default=False),
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(help="Runs side by side; by default one for each core.", show_default=False)
+        int | None,
+        typer.Option(metavar="N", help="Runs side by side; by default one for each core.", show_default=False),
     ] = None,
     skip_impossible: Annotated[
         bool, typer.Option("--skip-impossible", metavar="", help="Go on without the runs that cannot be.")
     ] = False,
+    json: Json = False,
 ) -> None:
     """Have every run of FILE that is not finished yet, and print the table. Repeat the command to go on.
 
@@ -55,10 +61,11 @@ def run(
         )
     failed = [one for one in results.members if one.state == "failed"]
     if results.done:
-        typer.echo(write_table(results, Format.text))
+        typer.echo(write_table(results, Format.json if json else Format.text))
     for one in failed:
         typer.echo(f"failed: {one}: {one.reason}", err=True)
-    typer.echo(f"\n{_count(results)}    (privfl study report {file} writes a page)")
+    if not json:
+        typer.echo(f"\n{_count(results)}    (privfl study report {file} writes a page)")
     if failed:
         raise typer.Exit(1)
 
@@ -93,7 +100,7 @@ def table(
     file: File,
     out: Out = STORE,
     metric: Metric = None,
-    format_: Annotated[Format, typer.Option("--format", help="How to write it.")] = Format.text,
+    format_: Annotated[Format, typer.Option("--format", metavar="FORMAT", help=", ".join(Format) + ".")] = Format.text,
     json: Json = False,
 ) -> None:
     """Print mean, spread and interval over seeds, and ε; CSV and JSON hold every figure of every run."""
@@ -118,22 +125,29 @@ def compare(file: File, out: Out = STORE, metric: Metric = None, json: Json = Fa
 
 
 @app.command()
-def plot(file: File, out: Out = STORE, metric: Metric = None) -> None:
+def plot(file: File, out: Out = STORE, metric: Metric = None, json: Json = False) -> None:
     """Draw utility against every cost that was measured."""
     from privfl.study.shown import plot_results
 
     store = Store(out, create=False)
-    for path in plot_results(_read(store, file, metric), store.folder / file.stem / "figures"):
-        typer.echo(path)
+    paths = plot_results(_read(store, file, metric), store.folder / file.stem / "figures")
+    if json:
+        print_json({"figures": [str(path) for path in paths]})
+    else:
+        typer.echo("\n".join(map(str, paths)))
 
 
 @app.command()
-def report(file: File, out: Out = STORE, metric: Metric = None) -> None:
+def report(file: File, out: Out = STORE, metric: Metric = None, json: Json = False) -> None:
     """Write the page of the study."""
     from privfl.study.shown import report_study
 
     store = Store(out, create=False)
-    typer.echo(f"Report: {report_study(_read(store, file, metric), store, store.folder / file.stem)}")
+    page = report_study(_read(store, file, metric), store, store.folder / file.stem)
+    if json:
+        print_json({"report": str(page)})
+    else:
+        typer.echo(f"Report: {page}")
 
 
 def _read(store: Store, file: Path, metric: str | None) -> Results:

@@ -7,6 +7,7 @@ file = "patients.csv"      # or .parquet, which needs pip install 'privfl[parque
 target = "died"
 client = "hospital"        # left out where a [partition] deals the rows out
 leave_out = ["record"]
+kind = "regression"        # what is predicted, if it is no class: "multi-label" and "next-token" are the others
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privfl.data.dataset import Dataset
+from privfl.data.targets import TaskKind
 from privfl.errors import ConfigError, DataError
 from privfl.validation import Settings, check_number
 
@@ -34,29 +36,44 @@ class Arrays(Settings):
 
     Args:
         file: ``.npz``, ``.csv`` (with names in its first line) or ``.parquet``.
-        target: column of the labels; texts are numbered in the order of the alphabet, which is then public.
+        target: column of the labels, or several for multi-label and regression; classes that are texts are numbered in
+            the order of the alphabet, which is then public. A table for next-token has none.
         client: column that says whose each row is; without it a partition deals the rows out.
         leave_out: columns that are no features.
         test_fraction: share of the rows that is held out, in (0, 1), where the file brings no test rows.
         scale: public factor of all inputs, for instance 1/255 for 8-bit images.
         classes: number of classes; by default read off the labels, which is itself a release.
         vocabulary: for inputs that are token ids, how many there are.
+        kind: what is predicted, see :data:`privfl.data.targets.TaskKind`. For next-token every row is a sequence of
+            token ids, and an archive may leave targets out: then each token is predicted from those before it.
+        padding: token id behind the end of a sequence, which is never to be predicted.
     """
 
     file: str
-    target: str = "target"
+    target: str | tuple[str, ...] = "target"
     client: str | None = None
     leave_out: tuple[str, ...] = ()
     test_fraction: float = 0.2
     scale: float = 1.0
     classes: int | None = None
     vocabulary: int | None = None
+    kind: TaskKind = "classification"
+    padding: int | None = None
 
     def __post_init__(self) -> None:
         if Path(self.file).suffix not in KINDS:
             raise ConfigError(f"arrays.file is '{self.file}'; give a file that ends in {', '.join(KINDS)}")
         check_number("arrays.test_fraction", self.test_fraction, 0, 1, above=True, below=True)
         check_number("arrays.scale", self.scale, 0, above=True)
+        if self.kind in ("classification", "next-token") and not isinstance(self.target, str):
+            raise ConfigError(
+                f"arrays.target is {list(self.target)}, and {self.kind} has one target; name one column, or set "
+                'arrays.kind to "multi-label" or "regression"'
+            )
+        if not self.target:
+            raise ConfigError("arrays.target is empty; name the column that is predicted")
+        if self.kind == "next-token" and self.vocabulary is None:
+            raise ConfigError("arrays.kind is next-token; add vocabulary, how many token ids there are")
 
     def dataset(self, seed: int) -> Dataset:
         """The data, with a test set drawn by ``seed`` where the file brings none.
@@ -67,7 +84,9 @@ class Arrays(Settings):
         path = Path(self.file)
         if not path.is_file():
             raise DataError(f"arrays.file is '{self.file}', and there is no such file; give its path from {Path.cwd()}")
-        options: dict[str, Any] = {"classes": self.classes, "vocabulary": self.vocabulary, "scale": self.scale}
+        options: dict[str, Any] = {
+            name: getattr(self, name) for name in ("classes", "vocabulary", "scale", "kind", "padding")
+        }
         given = self._archive(path) if path.suffix == ".npz" else self._table(path)
         return Dataset.from_arrays(**given, **options, test_fraction=self.test_fraction, seed=seed, name=path.stem)
 
@@ -78,35 +97,45 @@ class Arrays(Settings):
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"{path} is no .npz archive of plain arrays ({error}); write it by numpy.savez") from error
         known = ("inputs", "targets", "clients", "test_inputs", "test_targets")
-        for name in known[:2]:
+        for name in known[:1] if self.kind == "next-token" else known[:2]:
             if name not in found:
                 raise DataError(f"{path} holds no array '{name}' (it holds {_listed(found)}); save it under that name")
         if self.client is not None and self.client not in found:
             raise DataError(f"{path} holds no array '{self.client}' of clients (it holds {_listed(found)})")
-        if ("test_inputs" in found) != ("test_targets" in found):
+        made = self.kind == "next-token" and "targets" not in found
+        if not made and ("test_inputs" in found) != ("test_targets" in found):
             raise DataError(f"{path} holds one of test_inputs and test_targets; save both, or neither")
-        test = (found["test_inputs"], found["test_targets"]) if "test_inputs" in found else None
+        test = (found["test_inputs"], found.get("test_targets")) if "test_inputs" in found else None
         clients = found.get(self.client or "clients")
-        return {"inputs": found["inputs"], "targets": found["targets"], "clients": clients, "test": test}
+        return {"inputs": found["inputs"], "targets": found.get("targets"), "clients": clients, "test": test}
 
     def _table(self, path: Path) -> dict[str, Any]:
         columns = _parquet(path) if path.suffix == ".parquet" else _csv(path)
+        targets = () if self.kind == "next-token" else (self.target,) if isinstance(self.target, str) else self.target
         for key, name in (
-            ("target", self.target),
+            *(("target", n) for n in targets),
             ("client", self.client),
             *(("leave_out", n) for n in self.leave_out),
         ):
             if name is not None and name not in columns:
                 raise DataError(f"{path} has no column '{name}', which arrays.{key} names; it has {_listed(columns)}")
-        others = [name for name in columns if name not in (self.target, self.client, *self.leave_out)]
+        others = [name for name in columns if name not in (*targets, self.client, *self.leave_out)]
         if not others:
             raise DataError(f"{path} has no column left for features; it has {_listed(columns)}")
         inputs = np.stack([_numbers(path, name, columns[name]) for name in others], axis=1)
         return {
             "inputs": inputs.astype(np.int64) if self.vocabulary is not None else inputs,
-            "targets": _labels(path, self.target, columns[self.target]),
+            "targets": self._targets(path, columns, targets),
             "clients": None if self.client is None else list(columns[self.client]),
         }
+
+    def _targets(self, path: Path, columns: Columns, names: Sequence[str]) -> NDArray[Any] | None:
+        """What the rows of a table are to be predicted as; nothing for next-token, which predicts its inputs."""
+        if self.kind == "next-token":
+            return None
+        if self.kind == "classification":
+            return _labels(path, names[0], columns[names[0]])
+        return np.stack([_numbers(path, name, columns[name]) for name in names], axis=1)
 
 
 def _csv(path: Path) -> Columns:
@@ -160,7 +189,8 @@ def _labels(path: Path, name: str, values: Sequence[Any]) -> NDArray[np.int64]:
         numbers = np.array([float(value) for value in values])
         if (numbers % 1).any():
             raise DataError(
-                f"{path}: the column '{name}' holds {numbers[numbers % 1 != 0][0]:g}; give whole class numbers"
+                f"{path}: the column '{name}' holds {numbers[numbers % 1 != 0][0]:g}; give whole class "
+                'numbers, or set arrays.kind = "regression" if they are numbers to predict'
             )
         return numbers.astype(np.int64)
     classes = {label: place for place, label in enumerate(sorted({str(value) for value in values}))}

@@ -22,7 +22,8 @@ class StreamDropout(nn.Module):
 
     ``noise_dims`` is the number of leading dimensions that get masks of their own: all for ``nn.Dropout``, two (sample
     and channel) for ``nn.Dropout1d``, ``nn.Dropout2d`` and ``nn.Dropout3d``. One client's network draws from
-    ``generator``; a stacked one draws ``counts[i]`` rows for client i from ``stack[i]``, the same numbers.
+    ``generator``; a stacked one draws ``counts[i]`` rows for client i from ``stack[i]``, the same numbers. ``present``
+    says how many rows of how many are not padding, which draws nothing; ``None`` if all are present.
     """
 
     def __init__(self, probability: float, noise_dims: int | None) -> None:
@@ -31,6 +32,7 @@ class StreamDropout(nn.Module):
         self.generator: Coins | None = None
         self.stack: Sequence[Coins] | None = None
         self.counts: Sequence[int] = ()
+        self.present: tuple[int, int] | None = None
 
     def forward(self, inputs: Tensor) -> Tensor:
         if not self.training or self.probability == 0:
@@ -44,10 +46,19 @@ class StreamDropout(nn.Module):
         if self.stack is not None or is_functorch_wrapped_tensor(like):
             kept: Tensor = _Mask.apply(like, self)  # type: ignore[no-untyped-call]
             return inputs * kept.to(inputs.dtype).mul_(1 / (1 - self.probability))
-        scaled = self.kept(like.shape, like, self.generator).to(inputs.dtype).mul_(1 / (1 - self.probability))
+        scaled = self.kept_rows(like).to(inputs.dtype).mul_(1 / (1 - self.probability))
         if like.dim() == 4 and like.is_contiguous(memory_format=INNERMOST):
             scaled = scaled.contiguous(memory_format=INNERMOST)  # a product of unlike layouts is slow
         return inputs * scaled
+
+    def kept_rows(self, like: Tensor) -> Tensor:
+        """Which values of ``like`` are kept in the network of one client; padding keeps everything."""
+        if self.present is None:
+            return self.kept(like.shape, like, self.generator)
+        rows, length = self.present
+        masks, count = torch.ones_like(like, dtype=torch.bool), len(like) * rows // length
+        masks[:count] = self.kept((count, *like.shape[1:]), like, self.generator)
+        return masks
 
     def kept(self, shape: Sequence[int], like: Tensor, coins: Coins | None) -> Tensor:
         """Which values of ``shape`` are kept, bool, on the device of ``like``."""
@@ -70,7 +81,7 @@ class _Mask(torch.autograd.Function):
     def forward(like: Tensor, layer: StreamDropout) -> Tensor:
         """Masks shaped as ``like``, [clients, B, ...] of a cohort; rows that are padding keep everything."""
         if layer.stack is None:
-            return layer.kept(like.shape, like, layer.generator)
+            return layer.kept_rows(like)
         masks = torch.ones_like(like, dtype=torch.bool)
         for place, (coins, count) in enumerate(zip(layer.stack, layer.counts, strict=True)):
             masks[place, :count] = layer.kept((count, *like.shape[2:]), like, coins)

@@ -19,7 +19,9 @@ from torch import Tensor
 from privfl.algorithms.base import Algorithm, Tensors, overrides
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, Trained, Workspace, cores, send
 from privfl.federation.task import Task
+from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import RoundChannel
+from privfl.privacy.clipping.lengths import DISTINCT, Lengths, PublicRows, identity
 from privfl.privacy.clipping.per_sample import GradSampleMode, sums_directly
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.client_door import ClientDoor
@@ -52,14 +54,22 @@ class LoopEngine:
         self.task, self.algorithm, self.training, self.channel = task, algorithm, training, channel
         self.phase = Phase(algorithm, channel)
         self.notes: list[str] = []
+        self.way = way
         self.device = task.inputs.device
         self.workers = 1 if self.device.type == "cuda" else (workers or cores())
         self._spaces: SimpleQueue[Workspace] = SimpleQueue()
+        self.lengths = self.steady_lengths() if channel.dpsgd is not None or channel.statistics else None
         if way is None and self._sums_directly():
             way = "layers"
         for _ in range(self.workers):
             innermost = self.device.type == "cpu"
             self._spaces.put(Workspace.build(task.model(0), self.device, way, innermost=innermost))
+
+    def steady_lengths(self) -> Lengths:
+        """Lengths of passes that round a row alike, as this task's model and kind of rows need them."""
+        network = self.task.model(0)
+        public = PublicRows(flatten(network).to(self.device), *self.task.probe(DISTINCT))
+        return Lengths(public, identity(network), self.way, self.precision)
 
     def _sums_directly(self) -> bool:
         """Whether layers should write large weight gradients where they belong, so that nothing is copied."""
@@ -162,6 +172,8 @@ class LoopEngine:
             self.precision,
             space.state,
             phase.local_only(blind=blind),
+            self.lengths,
+            space.announce,
         )
         space.start(phase.dropout(client, context, self.device))
         door = keeper.door()

@@ -21,8 +21,10 @@ from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, Trained, Workspace, send
 from privfl.errors import ConfigError
 from privfl.models.module_state import ModuleState
+from privfl.privacy.clipping.lengths import padded
 from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.clipping.stacked import StackedGradients
+from privfl.privacy.clipping.steady_stacks import LEAST
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.cohort_door import CohortDoor
 from privfl.privacy.door.contract import Batch, Door
@@ -52,6 +54,9 @@ class VectorisedEngine:
         """``way`` forms per-sample gradients, ``None`` without DP-SGD."""
         self.loop, self.chunk, self.way = loop, chunk, way
         self.notes: list[str] = []
+        self.lengths = loop.lengths
+        if self.lengths is None and loop.channel.has_client_level_noise:
+            self.lengths = loop.steady_lengths()
         self._stacks: SimpleQueue[Stack] = SimpleQueue()
         self.templates: list[nn.Module] = []
         for _ in range(loop.workers):
@@ -133,9 +138,9 @@ class VectorisedEngine:
         if stack.dropout:
             streams = [phase.dropout(slot.client, context, loop.device) for slot in slots]
 
-        def announce(counts: Sequence[int]) -> None:
+        def announce(counts: Sequence[int], first: int) -> None:
             for layer in stack.dropout:
-                layer.stack, layer.counts = streams[: len(counts)], counts
+                layer.stack, layer.counts = streams[first : first + len(counts)], counts
 
         keeper = CohortDoor(
             slots,
@@ -149,6 +154,7 @@ class VectorisedEngine:
             loop.precision,
             stack.state,
             phase.local_only(blind=blind),
+            self.lengths,
         )
         if stack.state is not None:
             stack.state.restore()
@@ -160,7 +166,8 @@ class VectorisedEngine:
             local = {name: _stacked([tensors[name] for tensors in begun]) for name in begun[0]}
             del begun
             self._train(keeper, local, received, algorithm, training)
-            uploads = vmap(lambda local: algorithm.finish(local, received, training))(local)
+            local = {name: padded(value, self._height(len(slots))) for name, value in local.items()}
+            uploads = vmap(lambda local: algorithm.finish(local, received, training))(local)  # which may write into it
         return [
             Trained(
                 {name: value[place] for name, value in uploads.items()},
@@ -169,6 +176,10 @@ class VectorisedEngine:
             )
             for place, slot in enumerate(slots)
         ]
+
+    def _height(self, clients: int) -> int:
+        """How many clients a step is stacked for: two at least where claims rest on it, or bits show who is alone."""
+        return clients if self.lengths is None else max(clients, LEAST)
 
     def _train(
         self, keeper: CohortDoor, local: Tensors, received: Tensors, algorithm: Algorithm, training: LocalTraining
@@ -182,21 +193,23 @@ class VectorisedEngine:
                 work(local, received, keeper.hand(StepNumbers(*numbers)), outside, training)
                 return local
 
-            active = {name: value[: len(batch.counts)] for name, value in local.items()}
+            clients = len(batch.counts)
+            height = self._height(clients)
+            active = {name: padded(value[:clients], height) for name, value in local.items()}
             own = batch.numbers
-            numbers = (own.count, own.last, own.uniform, own.normal)
+            numbers = [padded(value, height) for value in (own.count, own.last, own.uniform, own.normal)]
             changed: Tensors = {}
             for name, value in vmap(one)(active, *numbers).items():
                 if name not in local:
                     raise ConfigError(
                         f"{algorithm.name} adds '{name}' to the client's state in a step; create it in begin"
                     )
-                if value.data_ptr() != active[name].data_ptr():
-                    changed[name] = value
+                if height > clients or value.data_ptr() != active[name].data_ptr():
+                    changed[name] = value[:clients]
             for name, value in changed.items():  # a step may swap tensors: none is overwritten before it is read
                 changed[name] = value.clone() if len(changed) > 1 else value
             for name, value in changed.items():
-                local[name][: len(batch.counts)] = value
+                local[name][:clients] = value
 
         if overrides(algorithm, "prepare"):
             together(algorithm.prepare, keeper.everything())

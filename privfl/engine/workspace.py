@@ -68,8 +68,14 @@ class Workspace:
         clipper = None if way is None else PerSampleGradients(own, way)
         return cls(own, clipper, dropout, ModuleState.of(own.module))
 
+    def announce(self, present: int | None, length: int = 1) -> None:
+        """Say that the next pass holds ``present`` rows and padding up to ``length``; ``None``: no padding."""
+        for layer in self.dropout:
+            layer.present = None if present is None else (present, length)
+
     def start(self, stream: Coins) -> None:
         """Ready the network for training one client whose drop-out draws from ``stream``."""
+        self.announce(None)
         if self.state is not None:
             self.state.restore()
         self.own.module.train()

@@ -1,6 +1,7 @@
 """Whether a classifier is as sure as it is right: expected and maximum calibration error over bins of confidence.
 
-Guo et al., *On calibration of modern neural networks* (ICML 2017); eqs. (13) and (14) of SuPerFed's specification.
+Guo et al., *On calibration of modern neural networks* (ICML 2017); SuPerFed (13) and (14) in
+``docs/reference/equations.md``.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import torch.nn.functional as F
-from sklearn.metrics import f1_score
 from torch import Tensor
 
 from privfl.metrics.calibration import expected_calibration_error, maximum_calibration_error
@@ -25,6 +24,8 @@ def classification(logits: Tensor, targets: Tensor) -> dict[str, float]:
 
     Macro-F1 averages over the classes that occur in targets or predictions; a class without a hit counts 0.
     """
+    from sklearn.metrics import f1_score
+
     return {
         "test_loss": float(F.cross_entropy(logits.double(), targets)),
         "test_accuracy": accuracy(logits, targets),

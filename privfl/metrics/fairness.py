@@ -1,6 +1,6 @@
 """How evenly a model serves its clients: one metric per client in, a few numbers out.
 
-Equation numbers follow the specification of AAggFF (Hahn, Kim and Lee, ICML 2024, and their code).
+Equation numbers are those of AAggFF (Hahn, Kim and Lee, ICML 2024, and their code) in ``docs/reference/equations.md``.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ ROWS_AT_ONCE = 1000
 def frechet_distance(first: Tensor, second: Tensor) -> float:
     """‖μ₁ − μ₂‖² + Tr(Σ₁ + Σ₂ − 2(Σ₁Σ₂)^½) of features [n₁, d] and [n₂, d]: the FID (Heusel et al., NeurIPS 2017).
 
-    Tr(Σ₁Σ₂)^½ is the nuclear norm of X̃₁X̃₂ᵀ/√((n₁−1)(n₂−1)) for the centred features X̃ (equation 13 of FedEvg's
-    specification), which is exact for covariances of any rank: no matrix square root that fails, nothing imaginary to
-    drop. Computed in float64 on triangular factors of at most d rows. At least −1e-13·Tr Σ, and zero for equal sets up
-    to that.
+    Tr(Σ₁Σ₂)^½ is the nuclear norm of X̃₁X̃₂ᵀ/√((n₁−1)(n₂−1)) for the centred features X̃ (FedEvg (13) in
+    ``docs/reference/equations.md``), which is exact for covariances of any rank: no matrix square root that fails,
+    nothing imaginary to drop. Computed in float64 on triangular factors of at most d rows. At least −1e-13·Tr Σ, and
+    zero for equal sets up to that.
 
     Raises:
         DataError: a set has fewer than two rows, the widths differ, or a feature is not finite.

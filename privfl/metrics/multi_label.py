@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import torch.nn.functional as F
-from sklearn.metrics import accuracy_score, f1_score
 from torch import Tensor
 
 from privfl.metrics.ranking import auroc
@@ -22,6 +21,8 @@ def multi_label(logits: Tensor, targets: Tensor) -> dict[str, float]:
     right. ``test_auroc`` is the mean over the labels that some but not all rows have, followed by that of each label
     (up to 20). Everything but F1 and accuracy is NaN for logits that are not finite.
     """
+    from sklearn.metrics import accuracy_score, f1_score
+
     truth, predicted = targets.cpu().int().numpy(), (logits > 0).cpu().int().numpy()
     found = {
         "test_loss": float(F.binary_cross_entropy_with_logits(logits.double(), targets.double())),
@@ -40,5 +41,7 @@ def multi_label(logits: Tensor, targets: Tensor) -> dict[str, float]:
 
 def micro_f1(logits: Tensor, targets: Tensor) -> float:
     """Micro-F1 in [0, 1] of ``logits`` against ``targets``, [N, labels]; 0 where nothing is to be found, or is."""
+    from sklearn.metrics import f1_score
+
     truth, predicted = targets.cpu().int().numpy(), (logits > 0).cpu().int().numpy()
     return float(f1_score(truth, predicted, average="micro", zero_division=0))

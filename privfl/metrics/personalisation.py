@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from sklearn.metrics import f1_score
 from torch import Tensor
 
 
@@ -19,6 +18,8 @@ def macro_f1(predictions: Tensor, targets: Tensor) -> float:
     Averages over the classes that occur in either. (Counting absent classes as 0 cannot be what GRP-FED's authors did:
     they report T_p = 0.933 for patients most of whom lack most classes.)
     """
+    from sklearn.metrics import f1_score
+
     if predictions.dim() == 2:
         predictions = predictions.argmax(1)
     return float(f1_score(targets.cpu().numpy(), predictions.cpu().numpy(), average="macro", zero_division=0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import torch
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from privfl.errors import ConfigError
@@ -36,6 +35,8 @@ def auroc(scores: Tensor, targets: Tensor) -> float:
     Raises:
         ConfigError: there is no sample, or the shapes do not fit.
     """
+    from sklearn.metrics import roc_auc_score
+
     _check(scores[:, None] if scores.dim() == 1 else scores, targets)
     wanted = targets.cpu().numpy()
     values = scores.detach().double().cpu().numpy()

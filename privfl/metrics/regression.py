@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score, root_mean_squared_error
 from torch import Tensor
 
 
@@ -14,6 +13,8 @@ def regression(predictions: Tensor, targets: Tensor) -> dict[str, float]:
     Each is that of one value, averaged over the values. R² is NaN for a single row, and all are for predictions that
     are not finite.
     """
+    from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score, root_mean_squared_error
+
     if not bool(predictions.isfinite().all()):
         return dict.fromkeys(("test_loss", "test_rmse", "test_mae", "test_r2"), math.nan)
     both = targets.cpu().double().numpy(), predictions.cpu().double().numpy()

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from privfl.errors import ConfigError
-from privfl.opacus_parts import RNNLinear
+from privfl.opacus_parts import if_loaded
 
 Shape = tuple[int, ...]
 """Shape of one input without the batch: (D,) values, (C, L) signal, (C, H, W) image, (L,) token ids."""
@@ -103,8 +103,9 @@ def initialise(network: nn.Module, weight: Callable[[Tensor], Tensor], *, zero_b
 
     Normalisation, embedding and recurrent layers keep their own initialisation.
     """
+    recurrent = if_loaded("RNNLinear")
     for module in network.modules():
-        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d) and not isinstance(module, RNNLinear):
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d) and not isinstance(module, recurrent):
             weight(module.weight)
             if zero_bias and module.bias is not None:
                 nn.init.zeros_(module.bias)

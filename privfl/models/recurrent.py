@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from privfl.models.base import Network, Size
-from privfl.opacus_parts import DPLSTM
 
 
 class EveryState(nn.Module):
@@ -16,6 +15,8 @@ class EveryState(nn.Module):
     """
 
     def __init__(self, inputs: int, hidden: int, layers: int, bias: bool) -> None:
+        from privfl.opacus_parts import DPLSTM
+
         super().__init__()
         self.lstm = DPLSTM(inputs, hidden, num_layers=layers, bias=bias, batch_first=True)
         # DPLSTM registers its cells' parameters a second time, under the names of nn.LSTM. One owner per parameter

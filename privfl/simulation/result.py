@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Tensors
+from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.statement import Statement
 from privfl.simulation.run_directory import Metrics
 from privfl.simulation.transcript import Transcript
@@ -22,7 +23,8 @@ class Run:
     them: ``run.algorithm.personal(run.server, run.client_state[client])`` are a client's own models. ``transcript``
     holds what observers saw, if it was recorded. ``warnings`` are the sentences that whoever ran it should read, and
     ``failure`` says why nothing was learnt, where the model never moved, has diverged, or no round had a usable upload;
-    it is empty for every other run.
+    it is empty for every other run. ``ledger`` is what the statement was computed from; it names clients, so it is for
+    whoever ran the experiment.
     """
 
     parameters: Tensor
@@ -36,3 +38,4 @@ class Run:
     transcript: Transcript | None = None
     warnings: tuple[str, ...] = ()
     failure: str = ""
+    ledger: Ledger | None = None

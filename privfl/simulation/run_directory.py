@@ -33,6 +33,7 @@ from privfl.privacy.accounting.statement import Statement
 from privfl.privacy.noise.source import NoiseSource
 from privfl.schema import read_toml
 from privfl.simulation.checkpoint import Checkpoint, read_checkpoint
+from privfl.simulation.commit import commit
 from privfl.simulation.fingerprint import DATA, INDIFFERENT, Fingerprint, versions
 from privfl.simulation.noise_key import KeyFile
 
@@ -299,8 +300,17 @@ class RunDirectory:
 
 def _round(line: Any) -> float:
     """The round that a line tells of; a damaged line tells of none, so that it comes after all."""
-    number = line.get("round") if isinstance(line, dict) else None
+    number = line.get("round") if isinstance(line, dict) and _is_finite(line) else None
     return number if isinstance(number, int) else math.inf
+
+
+def _is_finite(line: Mapping[str, Any]) -> bool:
+    """Whether ``line`` holds no number such as 1e999, which can be read and not be written again."""
+    try:
+        json.dumps(line, allow_nan=False)
+    except ValueError:
+        return False
+    return True
 
 
 def _only(names: Mapping[str, str], parts: Mapping[str, str]) -> dict[str, str]:
@@ -343,5 +353,6 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "cores": os.cpu_count(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "commit": commit(),
         "packages": {name: version for name, version in versions().items() if name != "Python"},
     }

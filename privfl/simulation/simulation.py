@@ -347,4 +347,5 @@ def conclude(
     path = None if directory is None else directory.path
     final, seen = algorithm.eval_parameters(state.server), recorder.transcript()
     states = state.server, state.client_state
-    return Run(final, state.metrics, statement, summary, path, algorithm, *states, seen, (*warnings, *private), failure)
+    told = (*warnings, *private)
+    return Run(final, state.metrics, statement, summary, path, algorithm, *states, seen, told, failure, state.ledger)

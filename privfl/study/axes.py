@@ -160,6 +160,15 @@ def flat(tables: Mapping[str, Any], where: str, key: str = "") -> Iterator[tuple
             yield f"{key}{name}", value
 
 
+def keys_of(settings: Mapping[str, Any], key: str = "") -> Iterator[str]:
+    """The dotted keys of the values in ``settings``."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from keys_of(value, f"{key}{name}.")
+        else:
+            yield f"{key}{name}"
+
+
 _Choice = tuple[str, Mapping[str, Any], tuple[str, ...]]
 """Label, changes, keys taken away."""
 
@@ -186,13 +195,13 @@ def _zip_axis(zipped: Mapping[str, Any]) -> list[tuple[str, list[_Choice]]]:
     for values in zip(*lists.values(), strict=True):
         changes: Settings = {}
         for key, value in zip(lists, values, strict=True):
-            changes = merged(changes, _nested(key, value))
+            changes = merged(changes, nested(key, value))
         choices.append((", ".join(map(_label, lists, values)), changes, ()))
     return [("zip", choices)]
 
 
 def _grid_axes(grid: Mapping[str, Any]) -> list[tuple[str, list[_Choice]]]:
-    return [(key, [(_label(key, value), _nested(key, value), ()) for value in values])
+    return [(key, [(_label(key, value), nested(key, value), ()) for value in values])
             for key, values in flat(grid, "study.grid")]  # fmt: skip
 
 
@@ -206,22 +215,24 @@ def _levels_of(epsilon: Sequence[float]) -> list[tuple[str, float | None]]:
 def _label(key: str, value: Any) -> str:
     """How a value of the axis ``key`` is called: parts by their name alone, numbers with the last word of the key."""
     if isinstance(value, Mapping):
-        rest = ", ".join(f"{name} = {_text(item)}" for name, item in value.items() if name != "name")
+        rest = ", ".join(f"{name} = {text_of(item)}" for name, item in value.items() if name != "name")
         return f"{value['name']} ({rest})" if "name" in value and rest else str(value.get("name", rest))
     if key.endswith("name"):
         return str(value)
-    return f"{key.rpartition('.')[2]} = {_text(value)}"
+    return f"{key.rpartition('.')[2]} = {text_of(value)}"
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """``value`` in a label: numbers with the digits that tell them apart from neighbours."""
     return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
-def _nested(key: str, value: Any) -> Settings:
+def nested(key: str, value: Any) -> Settings:
+    """Tables that hold ``value`` under the dotted ``key`` alone."""
     for part in reversed(key.split(".")):
         value = {part: value}
-    nested: Settings = value
-    return nested
+    found: Settings = value
+    return found
 
 
 def _remove(settings: Settings, key: str) -> None:

@@ -20,7 +20,7 @@ from privfl.study.display import Display
 from privfl.study.locks import lock_of
 from privfl.study.record import Values, read_run, record_traffic
 from privfl.study.store import Store
-from privfl.study.workers import DIED, outcomes
+from privfl.study.workers import DIED, Workers
 
 Outcome = Literal["done", "failed", "busy"]
 Examine = Callable[[Path, Mapping[str, Any]], None]
@@ -48,14 +48,14 @@ class Job:
     examine: Examine | None = None
 
 
-def execute(store: Store, jobs: Sequence[Job], processes: int, display: Display) -> None:
-    """Have every job done or failed, in ``processes`` processes; those that another study is at come last."""
+def execute(store: Store, jobs: Sequence[Job], workers: Workers, display: Display) -> None:
+    """Have every job done or failed by ``workers``; those that another study is at come last."""
     busy: list[Job] = []
     for wait in (False, True):
         asked, busy = (busy if wait else list(jobs)), []
         if not asked:
             continue
-        for job, outcome in outcomes(partial(perform, wait=wait), asked, processes):
+        for job, outcome in workers.outcomes(partial(perform, wait=wait), asked):
             if outcome == "busy":
                 busy.append(job)
                 continue

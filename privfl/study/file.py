@@ -39,18 +39,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from privfl.errors import ConfigError
 from privfl.references import references_in
 from privfl.schema import build, override, read_toml
-from privfl.study.axes import MOST_RUNS, Point, Variant, points
+from privfl.study.axes import MOST_RUNS, Point, Variant, flat, keys_of, points
 from privfl.study.results import Better, Results, Test
-from privfl.study.store import Member, Store
+from privfl.study.store import Store
+from privfl.study.tuning import Tuning
 from privfl.validation import Settings, check_count, said
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class Study(Settings):
         audits: of every run; tables as in audit files. Each trains the run anew.
         public_share, candidates: as in attack files.
         judge_seed: of the attackers' and auditors' coins.
+        tuning: of one setting on validation rows, see :class:`~privfl.study.tuning.Tuning`.
     """
 
     base: Mapping[str, Any]
@@ -99,6 +100,7 @@ class Study(Settings):
     public_share: float = 0.5
     candidates: int = 2000
     judge_seed: int = 0
+    tuning: Tuning | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.seeds, int):
@@ -112,7 +114,21 @@ class Study(Settings):
         if not 0 < self.public_share < 1:
             raise ConfigError(f"study.public_share is {self.public_share}; give a number in (0, 1)")
         check_count("study.candidates", self.candidates, 2)
+        if self.tuning is not None:
+            self.tuning.check(self.all_seeds, list(self._keys()), self.metric)
         self.points()
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        """The seeds of the runs."""
+        return tuple(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
+
+    def _keys(self) -> Iterator[str]:
+        """The keys that the axes set."""
+        for where, tables in (("study.grid", self.grid), ("study.zip", self.zip)):
+            yield from (key for key, _ in flat(tables, where))
+        for variant in self.variants:
+            yield from keys_of(variant.settings)
 
     @classmethod
     def from_toml(cls, path: Path | str, overrides: Sequence[str] = ()) -> Self:
@@ -142,7 +158,7 @@ class Study(Settings):
         read = build(_Axes, rest, KEY)
         return cls(
             base,
-            **{**asdict(read), "title": read.title or title},
+            **{**vars(read), "title": read.title or title},
             variants=tuple(map(Variant.of, lists["variants"])),
             attacks=tuple(lists["attacks"]),
             audits=tuple(lists["audits"]),
@@ -160,7 +176,7 @@ class Study(Settings):
             zipped=self.zip,
             grid=self.grid,
             epsilon=self.epsilon,
-            seeds=range(self.seeds) if isinstance(self.seeds, int) else self.seeds,
+            seeds=self.all_seeds,
         )
 
     @property
@@ -222,31 +238,10 @@ class Study(Settings):
             )
         store, name = Store(Path(out)), self.name(name)
         if not self.is_finished(store, name, skip_impossible=skip_impossible):
-            from privfl.study.display import Display
-            from privfl.study.execution import Job, execute
+            from privfl.study.conduct import Conductor
             from privfl.study.workers import cores
 
-            resolved = self.resolve(store)
-            self._refuse(resolved, skip_impossible)
-            if check is not None:
-                check(self, resolved)
-            processes = processes or cores()
-            store.enrol(name, self.source, self.told, [_member(one) for one in resolved])
-            states = store.ended([one.run for one in resolved])
-            jobs = {
-                one.run: Job(
-                    store.folder,
-                    one.run,
-                    one.experiment,
-                    one.settings,
-                    self.beside,
-                    examine if self.beside else None,
-                )
-                for one in resolved
-                if one.experiment is not None and not one.problem and states.get(one.run) != "done"
-            }
-            with Display(store, name, processes) as display:
-                execute(store, list(jobs.values()), processes, display)
+            Conductor(self, store, name, examine).conduct(processes or cores(), skip=skip_impossible, check=check)
         return Results.of(store, name)
 
     def name(self, name: str | None = None) -> str:
@@ -260,18 +255,15 @@ class Study(Settings):
         members = store.members(name)
         states = store.ended([one.run for one in members])
         ended = (states.get(one.run) == "done" or (skip_impossible and one.state == "impossible") for one in members)
-        return len(members) == len(self.points()) and all(ended)
+        return (
+            store.told(name).get("complete", self.tuning is None) and len(members) == len(self.points()) and all(ended)
+        )
 
     def resolve(self, store: Store | None = None) -> list[Resolved]:
         """Every run, with the reason where it is impossible; what ``store`` has finished is not looked at again."""
         from privfl.study.members import resolve
 
         return resolve(self.points(), self.beside, lambda runs: {} if store is None else store.ended(runs))
-
-    def _refuse(self, resolved: Sequence[Resolved], skip: bool) -> None:
-        impossible = [one for one in resolved if one.problem]
-        if len(impossible) == len(resolved) or (impossible and not skip):
-            raise ConfigError("\n".join(told(resolved)))
 
 
 @dataclass(frozen=True)
@@ -290,34 +282,10 @@ class _Axes:
     public_share: float = 0.5
     candidates: int = 2000
     judge_seed: int = 0
+    tuning: Tuning | None = None
 
 
 _LISTS = {"variant": "variants", "attack": "attacks", "audit": "audits"}
-
-
-def told(resolved: Sequence[Resolved]) -> list[str]:
-    """A sentence for each reason why runs are impossible, with the runs that it holds for."""
-    reasons: dict[str, list[Point]] = {}
-    for one in resolved:
-        if one.problem:
-            reasons.setdefault(one.problem, []).append(one.point)
-    total = sum(map(len, reasons.values()))
-    if not reasons:
-        return []
-    if len(reasons) == 1 and total == len(resolved):
-        return [f"every run of the study is impossible: {next(iter(reasons))}"]
-    found = [f"{total} of {len(resolved)} runs are impossible; mend them, or go on without them by --skip-impossible:"]
-    for reason, where in reasons.items():
-        kinds = Counter(f"{point.method}, {point.level}" for point in where)
-        named = "; ".join(f"{kind} ({count} seeds)" if count > 1 else kind for kind, count in kinds.items())
-        found.append(f"  {named}: {reason}")
-    return found
-
-
-def _member(one: Resolved) -> Member:
-    rounds = 0 if one.experiment is None else one.experiment.schedule.rounds
-    member = Member(one.point.method, one.point.level, one.point.seed, one.run, rounds=rounds)
-    return replace(member, state="impossible", reason=one.problem, run="") if one.problem else member
 
 
 def _tables(table: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from privfl.simulation.plan import RunSettings, calibrate_noise, prepare
 from privfl.simulation.recorder import recorded_observers
 from privfl.simulation.state import State
 from privfl.study.axes import Point
+from privfl.study.store import Member
 from privfl.study.store import State as Progress
 
 
@@ -35,9 +36,21 @@ class Resolved:
     run: str = ""
     problem: str = ""
 
+    def member(self) -> Member:
+        """The run as the store has it before it begins."""
+        rounds = 0 if self.experiment is None else self.experiment.schedule.rounds
+        named = Member(self.point.method, self.point.level, self.point.seed, self.run, rounds=rounds)
+        return replace(named, state="impossible", reason=self.problem, run="") if self.problem else named
+
 
 def resolve(
-    points: Sequence[Point], beside: Mapping[str, Any], known: Callable[[Sequence[str]], Mapping[str, Progress]]
+    points: Sequence[Point],
+    beside: Mapping[str, Any],
+    known: Callable[[Sequence[str]], Mapping[str, Progress]],
+    *,
+    made: Callable[[Experiment], Experiment] = lambda experiment: experiment,
+    kind: Callable[[Point], Hashable] = lambda point: (point.method, point.level),
+    prepare: bool = True,
 ) -> list[Resolved]:
     """Every point as a run, in order, each checked up to its first round unless it is known to have ended well.
 
@@ -47,9 +60,12 @@ def resolve(
     Args:
         beside: what else decides a result, such as attacks.
         known: the states of the runs of these names.
+        made: what becomes of each experiment before it is run.
+        kind: runs of one kind are prepared once.
+        prepare: whether to check runs beyond their settings.
     """
-    found = {point: _read(point) for point in points}
-    prepared: dict[tuple[str, str], str] = {}
+    found = {point: _read(point, made) for point in points}
+    prepared: dict[Hashable, str] = {}
     for group in _by_data(found.values()):
         task: Task | None = None
         problem = ""
@@ -59,15 +75,15 @@ def resolve(
         named = [replace(one, run=name_of(one.settings, {**beside, **content})) for one in group]
         states = known([one.run for one in named])
         for one in named:
-            if states.get(one.run) == "done" or problem:
+            if states.get(one.run) == "done" or problem or not prepare:
                 found[one.point] = replace(one, problem=problem)
                 continue
             if task is None:
                 task, problem = _load(one)
-            kind = (one.point.method, one.point.level)
-            if task is not None and kind not in prepared:
-                prepared[kind] = _problem(one.experiment, task)
-            found[one.point] = replace(one, problem=problem or prepared[kind])
+            which = kind(one.point)
+            if task is not None and which not in prepared:
+                prepared[which] = _problem(one.experiment, task)
+            found[one.point] = replace(one, problem=problem or prepared[which])
     return [found[point] for point in points]
 
 
@@ -83,9 +99,9 @@ def name_of(settings: Mapping[str, Any], beside: Mapping[str, Any]) -> str:
     return f"{label}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def _read(point: Point) -> Resolved:
+def _read(point: Point, made: Callable[[Experiment], Experiment]) -> Resolved:
     try:
-        experiment = Experiment.from_dict(point.settings)
+        experiment = made(Experiment.from_dict(point.settings))
         return Resolved(point, experiment, experiment.to_dict())
     except PrivflError as error:
         return Resolved(point, problem=str(error))
@@ -116,10 +132,9 @@ def _load(one: Resolved) -> tuple[Task | None, str]:
         return None, f"its data cannot be had ({type(error).__name__}: {error}); mend what returns them"
 
 
-def _problem(experiment: Experiment | None, task: Task) -> str:
-    """Why the run cannot begin, empty if it can: everything up to its first round, in memory, with noise of its own."""
-    assert experiment is not None
-    asked = RunSettings(
+def settings_of(experiment: Experiment, task: Task) -> RunSettings:
+    """What the run of ``experiment`` on ``task`` is asked to be, with noise of its own."""
+    return RunSettings(
         task=task,
         algorithm=experiment.algorithm,
         schedule=experiment.schedule,
@@ -130,8 +145,13 @@ def _problem(experiment: Experiment | None, task: Task) -> str:
         execution=experiment.execution,
         record=recorded_observers(experiment.record),
     )
+
+
+def _problem(experiment: Experiment | None, task: Task) -> str:
+    """Why the run cannot begin, empty if it can: everything up to its first round, in memory, with noise of its own."""
+    assert experiment is not None
     try:
-        plan = prepare(asked)
+        plan = prepare(settings_of(experiment, task))
         state = State.start(plan)
         if plan.needs_sizes or plan.hides_weights:
             state.sizes.begin(plan.source)

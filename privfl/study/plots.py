@@ -1,4 +1,4 @@
-"""Figures of runs and studies. Every function returns a matplotlib Figure and touches no global state."""
+"""Figures of runs and studies. Every function returns a chart and touches no global state."""
 
 from __future__ import annotations
 
@@ -8,57 +8,54 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
+from privfl.data.partitions import PartitionReport
 from privfl.privacy.accounting.printed import round_up
 from privfl.simulation.run_directory import Metrics
+from privfl.study.chart import COLOURS, INK, Chart, Share, few, legend, style
+from privfl.study.findings import ACCURACY, Measure
 from privfl.study.grid import Summary
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Okabe and Ito's palette, which colour-blind readers can tell apart."""
-UTILITY = "test accuracy"
+UTILITY = ACCURACY.name
 """What utility is where nobody says otherwise."""
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-DASHES = ("-", "--", "-.", ":")
+UNITS = {"sample": "one example", "client": "one client"}
+OBSERVERS = {"server": "the server", "public": "whoever sees the models"}
+SHOWN = 50
+"""Up to this many clients are drawn one by one."""
 
 
-def _clean(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
+def pareto(rows: Sequence[Summary], cell: str = "sample/public", title: str = "", measure: Measure = ACCURACY) -> Chart:
+    """``measure`` (mean ± standard deviation over seeds) against ε of ``cell`` on a log axis, one line for each method.
 
-
-def pareto(
-    rows: Sequence[Summary], cell: str = "sample/public", title: str = "", *, utility: str = UTILITY, share: bool = True
-) -> Figure:
-    """``utility`` (mean ± standard deviation over seeds) against ε of ``cell`` on a log axis, one line for each method.
-
-    ``share``: it is one, and shown in percent.
     Runs without a claim stand at the right end, at ∞, with a dotted line across; runs that release nothing stand at the
     left end, at 0. An ε between two claims is drawn where it is; labels that would cover their neighbour are left out.
     """
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.add_subplot()
+    unit, observer = cell.split("/")
+    whom = f"{UNITS[unit]} against {OBSERVERS[observer]}"
+    chart = Chart(
+        f"{measure.name} of {len({row.method for row in rows})} methods against ε for {whom}; the table below the "
+        "figure holds every point",
+        ("method", "level", measure.name, "ε"),
+    )
+    axes = chart.panel()
     claimed = sorted(value for row in rows if (value := row.epsilons[cell]) is not None and value > 0)
     low, high = (claimed[0], claimed[-1]) if claimed else (1.0, 1.0)
     left, right = low / 2.5, high * 2.5
     silent = any(row.epsilons[cell] == 0 for row in rows)
     for index, method in enumerate(dict.fromkeys(row.method for row in rows)):
-        style: dict[str, Any] = {
-            "color": COLOURS[index % len(COLOURS)],
-            "marker": MARKERS[index % len(MARKERS)],
-            "capsize": 3,
-            "linewidth": 1.8,
-        }
+        look = style(index) | {"capsize": 3}
         aside = 1.04 ** (index - 0.5)  # so that bars of different methods at one ε do not cover each other
         mine = [(row.epsilons[cell], row) for row in rows if row.method == method]
         private = sorted(((value or left, row) for value, row in mine if value is not None), key=lambda pair: pair[0])
         bare = [row for value, row in mine if value is None]
-        _bars(axes, [value * aside for value, _ in private], [row for _, row in private], label=method, **style)
-        _bars(axes, [right * aside] * len(bare), bare, **style | {"linestyle": ""})
+        _bars(axes, [value * aside for value, _ in private], [row for _, row in private], cell, measure, look, method)
+        _bars(
+            axes, [right * aside] * len(bare), bare, cell, measure, look | {"linestyle": ""}, "" if private else method
+        )
         for row in bare:
-            axes.axhline(row.accuracy, color=style["color"], linestyle=":", linewidth=1, alpha=0.7)
+            axes.axhline(row.accuracy, color=look["color"], linestyle=":", linewidth=1, alpha=0.7)
+        chart.rows += [(row.method, row.level, measure.text(row), finite(row.epsilons[cell])) for _, row in mine]
     ticks: list[float] = []
     for value in claimed:
         if not ticks or value > 1.25 * ticks[-1]:
@@ -69,110 +66,212 @@ def pareto(
     named = nothing | {tick: finite(tick) for tick in ticks} | {right: "∞\n(nothing claimed)"}
     axes.set_xticks(list(named), list(named.values()))
     axes.xaxis.set_minor_formatter(lambda value, position: "")
-    axes.axvspan(high * 1.6, right * 1.4, color="0.5", alpha=0.08, linewidth=0)
+    axes.axvspan(high * 1.6, right * 1.4, color="0.5", alpha=0.12, linewidth=0)
     if silent:
-        axes.axvspan(left / 1.4, low / 1.6, color="0.5", alpha=0.08, linewidth=0)
-    axes.set_xlabel(
-        f"ε for one {cell.split('/')[0]} against the {cell.split('/')[1]} (log scale; left is more private)"
-    )
-    axes.set_ylabel(utility)
-    if share:
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.legend(frameon=False, loc="best")
-    _clean(axes)
-    return figure
+        axes.axvspan(left / 1.4, low / 1.6, color="0.5", alpha=0.12, linewidth=0)
+    axes.set_xlabel(f"ε for {whom}\n(log scale; left is more private)")
+    _utility(axes, measure)
+    legend(axes, title)
+    return chart
 
 
-def trade_off(points: Mapping[str, Sequence[tuple[float, float, str]]], cost: str, utility: str) -> Figure:
-    """``utility`` against ``cost``: for each method its (cost, utility, level), in the order of the cost.
+def trade_off(
+    points: Mapping[str, Sequence[tuple[float, float, str]]], cost: str, measure: Measure = ACCURACY
+) -> Chart:
+    """``measure`` against ``cost``: for each method its (cost, value, level), in the order of the cost.
 
     Args:
         points: by method; costs that are not finite are left out.
     """
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.add_subplot()
+    chart = Chart(
+        f"{measure.name} of {len(points)} methods against {cost}; the table below the figure holds every point",
+        ("method", "level", cost, measure.name),
+    )
+    axes = chart.panel()
     for index, (method, members) in enumerate(points.items()):
         shown = sorted(point for point in members if math.isfinite(point[0]))
-        style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
-        axes.plot([place for place, *_ in shown], [value for _, value, _ in shown], label=method, **style)
-        for place, value, level in shown:
-            axes.annotate(level, (place, value), fontsize=7, xytext=(3, 3), textcoords="offset points")
+        rows = [(method, level, f"{place:.4g}", measure.show(value)) for place, value, level in shown]
+        chart.rows += rows
+        if shown:
+            (line,) = axes.plot([p for p, *_ in shown], [value for _, value, _ in shown], label=method, **style(index))
+            chart.tell(line, [f"{row[0]}, {row[1]}: {cost} {row[2]}, {measure.name} {row[3]}" for row in rows])
     axes.set_xlabel(cost)
-    axes.set_ylabel(utility)
-    axes.legend(frameon=False, loc="best")
-    _clean(axes)
-    return figure
+    _utility(axes, measure)
+    legend(axes)
+    return chart
 
 
-def _bars(axes: Axes, places: Sequence[float], rows: Sequence[Summary], **style: Any) -> None:
-    spread = [0.0 if math.isnan(row.deviation) else row.deviation for row in rows]
-    axes.errorbar(places, [row.accuracy for row in rows], yerr=spread, **style)
+def curves(
+    groups: Mapping[str, Sequence[Sequence[tuple[int, float]]]], title: str = "", measure: Measure = ACCURACY
+) -> Chart:
+    """``measure`` over rounds: for each label the mean over its curves, and one standard deviation around it as a band.
 
-
-def curves(groups: Mapping[str, Sequence[Sequence[tuple[int, float]]]], title: str = "") -> Figure:
-    """Accuracy over rounds: for each label the mean over its curves, and one standard deviation around it as a band.
-
-    Curves that ended early, at a budget, count up to their end. ``groups``: label → curves of (round, accuracy).
+    Curves that ended early, at a budget, count up to their end. ``groups``: label → curves of (round, value).
     """
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.add_subplot()
+    chart = Chart(
+        f"{measure.name} over the rounds{f' of {title}' if title else ''}, for {', '.join(groups)}; the table below "
+        "the figure holds the marked points",
+        ("level", "round", measure.name),
+    )
+    axes = chart.panel()
     for index, (label, members) in enumerate(groups.items()):
         rounds = sorted({round for member in members for round, _ in member})
+        if not rounds:
+            continue
         values = [np.array([dict(member)[round] for member in members if round in dict(member)]) for round in rounds]
         mean = np.array([value.mean() for value in values])
-        style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index % len(DASHES)]}
-        axes.plot(rounds, mean, label=label, linewidth=1.8, **style)
+        marked = few(len(rounds), 8)
+        (line,) = axes.plot(rounds, mean, label=label, markevery=marked, **style(index))
+        rows = [(label, str(rounds[place]), measure.show(float(mean[place]))) for place in marked]
+        chart.rows += rows
+        chart.tell(line, [f"{label}, round {round}: {value}" for _, round, value in rows])
         if len(members) > 1:
             spread = np.array([value.std(ddof=1) if len(value) > 1 else 0.0 for value in values])
-            axes.fill_between(rounds, mean - spread, mean + spread, color=style["color"], alpha=0.15, linewidth=0)
+            axes.fill_between(rounds, mean - spread, mean + spread, color=line.get_color(), alpha=0.15, linewidth=0)
     axes.set_xlabel("round")
-    axes.set_ylabel("test accuracy")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.legend(frameon=False, loc="lower right")
-    _clean(axes)
-    return figure
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    _utility(axes, measure)
+    legend(axes, title)
+    return chart
 
 
-def run_curves(metrics: Sequence[Metrics], headline: str = "test_accuracy") -> Figure:
-    """Loss, ``headline`` metric and ε so far of one run, over its rounds."""
-    figure = Figure(figsize=(10, 3), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
-    evaluated = [line for line in metrics if headline in line]
-    rounds = [line["round"] + 1 for line in evaluated]
-    left.plot(rounds, [line["test_loss"] for line in evaluated], color=COLOURS[0])
-    left.set_ylabel("test loss" if headline == "test_rmse" else "test loss (nats)")
-    middle.plot(rounds, [line[headline] for line in evaluated], color=COLOURS[0])
-    middle.set_ylabel(headline.replace("_", " "))
-    if headline == "test_accuracy":
-        middle.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    cells = list(dict.fromkeys(cell for line in metrics for cell in line["epsilon"]))
-    for index, cell in enumerate(cells):
-        # A run ends with the statement's ε, and on the way nothing was spent that is not in it.
-        most = metrics[-1]["epsilon"].get(cell, math.inf)
-        points = [(line["round"] + 1, min(line["epsilon"][cell], most)) for line in metrics if cell in line["epsilon"]]
-        right.plot(
-            *zip(*points, strict=True),
-            color=COLOURS[index],
-            label=cell,
-            linestyle=DASHES[index % 4],
-            linewidth=3.2 - 0.6 * index,  # cells may coincide
-        )
-    if cells:
-        right.legend(frameon=False, fontsize=8)
-        right.set_ylim(bottom=0)
-    else:
-        right.text(0.5, 0.5, "ε = ∞ in every cell", ha="center", va="center", transform=right.transAxes)
-        right.set_yticks([])
-    right.set_ylabel("ε so far (upper bound; at the end the statement's)")
-    for axes in (left, middle, right):
-        axes.set_xlabel("round")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-        _clean(axes)
-    return figure
+def run_charts(metrics: Sequence[Metrics], measure: Measure = ACCURACY) -> dict[str, Chart]:
+    """Loss, headline ``measure`` and ε so far of one run over its rounds, by ``loss``, ``metric`` and ``epsilon``."""
+    loss = "test loss" if measure.key == "test_rmse" else "test loss (nats)"
+    return {
+        "loss": _over_rounds(metrics, Measure("test_loss", loss, share=False, lower_is_better=True)),
+        "metric": _over_rounds(metrics, measure),
+        "epsilon": _epsilon_so_far(metrics),
+    }
+
+
+def clients_chart(report: PartitionReport) -> Chart:
+    """How many examples each client holds, and of which classes where there are few enough to see them."""
+    sizes, total = report.sizes, len(report.counts)
+    summary = f"{total:,} clients hold {sizes.min():,} to {sizes.max():,} examples each"
+    order = np.argsort(-sizes, kind="stable")
+    if total > SHOWN or report.counts.shape[1] == 1:
+        chart = Chart(f"{summary}; the clients stand in the order of their size", ("client", "examples"))
+        axes = chart.panel()
+        marked = few(total)
+        (line,) = axes.plot(np.arange(1, total + 1), sizes[order], markevery=marked, **style(0))
+        chart.rows = [(str(order[place]), f"{sizes[order[place]]:,}") for place in marked]
+        chart.tell(line, [f"client {client}: {size} examples" for client, size in chart.rows])
+        axes.set_xlabel("clients, the largest first")
+        axes.set_ylabel("examples")
+        axes.set_ylim(bottom=0)
+        return chart
+    classes = report.counts.shape[1]
+    chart = Chart(
+        f"{summary}; the larger a dot, the larger the class's share of the client's examples",
+        ("client", "examples", *(f"class {one}" for one in range(classes))),
+        height=1.4 + 0.17 * total,
+    )
+    axes = chart.panel()
+    axes.grid(visible=False)
+    shares = report.counts / sizes[:, None]
+    steps = [(0.0, 0.05, 2.0), (0.05, 0.15, 4.0), (0.15, 0.35, 6.5), (0.35, 0.7, 9.0), (0.7, 1.0, 11.5)]
+    for low, high, marker in steps:
+        where = np.argwhere((shares > low) & (shares <= high))
+        if len(where):
+            look: dict[str, Any] = {"color": COLOURS[0], "marker": "o", "linestyle": "", "markersize": marker}
+            name = f"≤ {100 * high:.0f} %"
+            (line,) = axes.plot(where[:, 1], where[:, 0], label=name, **look)
+            texts = [f"client {client}, class {one}: {report.counts[client, one]:,} examples" for client, one in where]
+            chart.tell(line, texts)
+    chart.rows = [
+        (str(client), f"{sizes[client]:,}", *(f"{count:,}" for count in report.counts[client]))
+        for client in range(total)
+    ]
+    axes.set(xlim=(-0.6, classes - 0.4), ylim=(total - 0.4, -0.6), xlabel="class", ylabel="client")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=13))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=13))
+    legend(axes, "share of the client's examples")
+    return chart
 
 
 def finite(value: float | None) -> str:
     """ε as text, ∞ for ``None``; rounded up, so that print never claims more than was computed."""
     return "∞" if value is None else round_up(value)
+
+
+def _bars(
+    axes: Axes,
+    places: Sequence[float],
+    rows: Sequence[Summary],
+    cell: str,
+    measure: Measure,
+    look: Mapping[str, Any],
+    label: str,
+) -> None:
+    if not rows:
+        return
+    spread = [0.0 if math.isnan(row.deviation) else row.deviation for row in rows]
+    drawn = axes.errorbar(places, [row.accuracy for row in rows], yerr=spread, label=label or None, **look)
+    assert isinstance(axes.figure, Chart)
+    axes.figure.tell(
+        drawn.lines[0],
+        [
+            f"{row.method}, {row.level}: {measure.text(row)}, "
+            + ("nothing claimed" if row.epsilons[cell] is None else f"ε = {finite(row.epsilons[cell])}")
+            for row in rows
+        ],
+    )
+
+
+def _utility(axes: Axes, measure: Measure) -> None:
+    axes.set_ylabel(measure.name)
+    if measure.share:
+        axes.yaxis.set_major_formatter(Share())
+
+
+def _over_rounds(metrics: Sequence[Metrics], measure: Measure) -> Chart:
+    points = [(line["round"] + 1, line[measure.key]) for line in metrics if line.get(measure.key) is not None]
+    chart = Chart(f"{measure.name} over the rounds; the table below the figure holds it", ("round", measure.name))
+    axes = chart.panel()
+    if points:
+        rounds, values = zip(*points, strict=True)
+        marked = few(len(points))
+        (drawn,) = axes.plot(rounds, values, markevery=marked, **style(0))
+        chart.rows = [(str(rounds[place]), measure.show(values[place])) for place in marked]
+        chart.tell(drawn, [f"round {round}: {value}" for round, value in chart.rows])
+    else:
+        _instead(axes, "never evaluated, or never finite")
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    _utility(axes, measure)
+    return chart
+
+
+def _epsilon_so_far(metrics: Sequence[Metrics]) -> Chart:
+    chart = Chart(
+        "upper bound on ε so far over the rounds, for each cell of the statement that claims something",
+        ("cell", "round", "ε so far"),
+    )
+    axes = chart.panel()
+    cells = list(dict.fromkeys(cell for line in metrics for cell in line["epsilon"]))
+    for index, cell in enumerate(cells):
+        # A run ends with the statement's ε, and on the way nothing was spent that is not in it.
+        most = metrics[-1]["epsilon"].get(cell, math.inf)
+        points = [(line["round"] + 1, min(line["epsilon"][cell], most)) for line in metrics if cell in line["epsilon"]]
+        rounds, values = zip(*points, strict=True)
+        marked = few(len(points), 6)
+        look = style(index) | {"linewidth": 3.2 - 0.6 * index, "markersize": 10 - 2 * index}  # cells may coincide
+        (drawn,) = axes.plot(rounds, values, label=cell, markevery=marked, **look)
+        rows = [(cell, str(rounds[place]), round_up(values[place])) for place in marked]
+        chart.rows += rows
+        chart.tell(drawn, [f"{name}, after round {round}: ε ≤ {value}" for name, round, value in rows])
+    if cells:
+        axes.set_ylim(bottom=0)
+    else:
+        _instead(axes, "nothing is claimed in any cell")
+    axes.set_ylabel("ε so far (upper bound)")
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    legend(axes)
+    return chart
+
+
+def _instead(axes: Axes, text: str) -> None:
+    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=INK)
+    axes.set_yticks([])

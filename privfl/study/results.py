@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 from privfl.errors import ConfigError, DataError, unknown
@@ -23,6 +23,8 @@ LOWER = (
     *("seconds", "bytes", "dropped", "epsilon", "advantage", "bound", "noise"),
 )
 """Words in the name of a metric of which less is better."""
+ALONE = "epsilon of the run alone"
+"""What ε of a run without its tuning is called, where it was tuned."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,11 @@ class Row:
         judged_by: the metric's full name.
         mean, deviation: of ``values``; the sample standard deviation is NaN for one seed.
         low, high: confidence interval of the mean by Student's t, NaN for one seed.
-        epsilons: of each cell of the statement the largest over the seeds, ∞ if one claims nothing.
+        epsilons: of each cell of the statement the largest over the seeds, ∞ if one claims nothing; of a run that was
+            tuned for, together with the trials and the pick before it.
         failed: how many of its runs failed or are impossible.
         costs: mean over the seeds of every other figure.
+        tuned: the setting that tuning picked, as in ``learning_rate = 0.1``; empty where nothing was tuned.
     """
 
     method: str
@@ -51,6 +55,7 @@ class Row:
     epsilons: Mapping[str, float]
     failed: int
     costs: Mapping[str, float]
+    tuned: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ class Results:
         better: whether more of it is better; ``auto`` tells by its name.
         confidence: of intervals and of comparisons, in (0, 1).
         test: of a pair of methods on the same seeds.
+        tuned: for each method and level that was tuned what was tried, picked and spent; the members' ε count it.
     """
 
     title: str
@@ -72,6 +78,7 @@ class Results:
     better: Better = "auto"
     confidence: float = 0.95
     test: Test = "t"
+    tuned: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, store: Store, study: str, metric: str | None = None) -> Self:
@@ -84,7 +91,9 @@ class Results:
         chosen = {name: told[name] for name in ("title", "better", "confidence", "test")}
         if metric not in (None, told["metric"]):
             chosen["better"] = "auto"
-        return cls(members=store.members(study), metric=metric or told["metric"], **chosen)
+        tuned = {(one["method"], one["level"]): one for one in told.get("tuned", [])}
+        members = [_after_tuning(one, tuned.get((one.method, one.level))) for one in store.members(study)]
+        return cls(members=members, metric=metric or told["metric"], tuned=tuned, **chosen)
 
     @property
     def done(self) -> list[Member]:
@@ -166,9 +175,36 @@ class Results:
             if figures:
                 costs[name] = math.fsum(figures) / len(figures)
         epsilons = {cell: max(one.metrics.get(f"epsilon {cell}", math.inf) for one in done) for cell in CELLS}
+        tuned = self.tuned.get((method, level))
         failed = sum(one.state in ("failed", "impossible") for one in members)
         judged_by = self.judge(done[0])[0]
-        return Row(method, level, values, judged_by, mean, deviation, low, high, epsilons, failed, costs)
+        return Row(
+            method,
+            level,
+            values,
+            judged_by,
+            mean,
+            deviation,
+            low,
+            high,
+            epsilons,
+            failed,
+            costs,
+            "" if tuned is None else tuned["label"],
+        )
+
+
+def _after_tuning(member: Member, tuned: Mapping[str, Any] | None) -> Member:
+    """``member`` with what its tuning spent: ε counts the trials and the picks before the run, or is not known yet."""
+    if tuned is None or member.state != "done":
+        return member
+    known = member.run in tuned["runs"]
+    metrics = dict(member.metrics)
+    for cell in CELLS:
+        alone = metrics.get(f"epsilon {cell}", math.inf)
+        metrics[f"{ALONE} {cell}"] = alone
+        metrics[f"epsilon {cell}"] = max(alone, tuned["epsilons"][cell]) if known else math.inf
+    return replace(member, metrics=metrics)
 
 
 def student(confidence: float, freedom: int) -> float:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
-from privfl.errors import DataError
 from privfl.files import write_whole
-from privfl.study.grid import Summary, read_result
+from privfl.simulation.run_directory import RunDirectory
+from privfl.study.chart import Chart, figure_bytes
+from privfl.study.findings import Measure
+from privfl.study.grid import Result, Summary
+from privfl.study.page import sound
 from privfl.study.plots import pareto, trade_off
-from privfl.study.report import figure_bytes, report_results
 from privfl.study.results import CELLS, Results, worst_tenth
-from privfl.study.store import Store
+from privfl.study.store import Member, Store
+from privfl.study.study_page import report_results
+from privfl.study.sweep import Spent
 
 
 def plot_results(results: Results, out: Path) -> list[Path]:
@@ -21,8 +24,7 @@ def plot_results(results: Results, out: Path) -> list[Path]:
     Raises:
         DataError: no run is done.
     """
-    rows = results.rows()
-    share = all(0 <= value <= 1 for row in rows for value in row.values.values())
+    rows, measure = results.rows(), judged_by(results)
     summaries = [
         Summary(
             row.method,
@@ -34,8 +36,8 @@ def plot_results(results: Results, out: Path) -> list[Path]:
         )
         for row in rows
     ]
-    figures = {
-        f"pareto-{cell.replace('/', '-')}": pareto(summaries, cell, results.title, utility=results.metric, share=share)
+    figures: dict[str, Chart] = {
+        f"pareto-{cell.replace('/', '-')}": pareto(summaries, cell, results.title, measure)
         for cell in CELLS
         if any(row.epsilons[cell] is not None for row in summaries)
     }
@@ -44,12 +46,12 @@ def plot_results(results: Results, out: Path) -> list[Path]:
         points: dict[str, list[tuple[float, float, str]]] = {}
         for row in rows:
             points.setdefault(row.method, []).append((row.costs.get(name, math.nan), row.mean, row.level))
-        figures[name.replace(" ", "-")] = trade_off(points, name.replace("_", " "), results.metric)
+        figures[name.replace(" ", "-")] = trade_off(points, name.replace("_", " "), measure)
     if any(not math.isnan(worst_tenth(row)) for row in rows):
         points = {}
         for row in rows:
             points.setdefault(row.method, []).append((worst_tenth(row), row.mean, row.level))
-        figures["worst-tenth"] = trade_off(points, "accuracy of the worst tenth of clients", results.metric)
+        figures["worst-tenth"] = trade_off(points, "accuracy of the worst tenth of clients", measure)
     paths = []
     for name, figure in figures.items():
         for form in ("svg", "png"):
@@ -60,19 +62,64 @@ def plot_results(results: Results, out: Path) -> list[Path]:
 
 
 def report_study(results: Results, store: Store, out: Path) -> Path:
-    """Write ``report.html`` to the folder ``out``; its accuracy is the study's metric where that is a share.
+    """Write ``report.html`` to the folder ``out``, judged by the study's metric; runs without that metric are named.
 
     Raises:
         DataError: no run is done, or a file of one is missing or damaged.
     """
-    if not results.done:
-        raise DataError(f"no run of '{results.title}' is done yet; `privfl study status` says how far it is")
-    judged = {id(one): results.judge(one)[1] for one in results.done}
-    share = all(0 <= value <= 1 for value in judged.values()) and not results.lower_is_better
-    found = []
-    for one in results.done:
-        row = read_result(one.method, one.level, one.seed, store.path(one.run))
-        found.append(replace(row, accuracy=judged[id(one)]) if share else row)
-    failures = [f"{one}: {one.reason}" for one in results.members if one.state in ("failed", "impossible")]
-    utility = {"utility": results.metric} if share else {}
-    return report_results(found, store.folder, out, title=results.title, failures=failures, **utility)
+    measure = judged_by(results)
+    found, keys, failures = [], {}, []
+    for one in results.members:
+        if one.state in ("failed", "impossible"):
+            failures.append(f"{one}: {one.reason}")
+        elif one.state == "done":
+            key, value = results.judge(one)
+            if math.isnan(value):
+                failures.append(f"{one}: it has no finite {results.metric}")
+                continue
+            with sound(store.path(one.run)):
+                result = _result(one, store, value)
+            found.append(result)
+            keys[result.folder] = key
+    tuning = {kind: told for kind, one in results.tuned.items() if (told := Spent.of(one)) is not None}
+    return report_results(
+        found,
+        store.folder,
+        out,
+        title=results.title,
+        failures=failures,
+        measure=measure,
+        keys=lambda result: keys[result.folder],
+        tuning=tuning,
+    )
+
+
+def judged_by(results: Results) -> Measure:
+    """The metric of ``results`` as figures and pages show it.
+
+    Raises:
+        ConfigError: no run has it.
+        DataError: no run is done.
+    """
+    rows = results.rows()
+    share = all(0 <= value <= 1 for row in rows for value in row.values.values()) and not results.lower_is_better
+    return Measure(results.metric, results.metric.replace("_", " "), share, results.lower_is_better)
+
+
+def _result(one: Member, store: Store, value: float) -> Result:
+    """The row of a finished run; its ε counts what its tuning had spent before."""
+    summary, _, _ = RunDirectory(store.path(one.run)).ending()
+    epsilons = {cell: one.metrics.get(f"epsilon {cell}", math.inf) for cell in CELLS}
+    return Result(
+        method=one.method,
+        level=one.level,
+        seed=one.seed,
+        accuracy=value,
+        best=value,
+        tail=value,
+        epsilons={name: None if math.isinf(epsilon) else epsilon for name, epsilon in epsilons.items()},
+        noise_multiplier=summary["noise_multiplier"],
+        rounds=summary["rounds"],
+        seconds=one.metrics.get("seconds", math.nan),
+        folder=one.run,
+    )

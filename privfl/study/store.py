@@ -165,6 +165,11 @@ class Store:
         found: dict[str, Any] = json.loads(row[0])
         return found
 
+    def tell(self, study: str, told: Mapping[str, Any]) -> None:
+        """Replace what :meth:`enrol` was told of ``study``."""
+        with self._open() as database:
+            database.execute("UPDATE studies SET told = ? WHERE study = ?", (json.dumps(told), study))
+
     def ended(self, runs: Sequence[str]) -> dict[str, State]:
         """The states of those of ``runs`` that are known; one whose directory is gone is as if it had never been."""
         with self._open() as database:

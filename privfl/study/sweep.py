@@ -1,54 +1,83 @@
-"""What a whole study spent: the ledgers of its runs, composed."""
+"""What several runs spent together, and the picks that tuning made between them: their ledgers, composed."""
 
 from __future__ import annotations
 
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from privfl.errors import DataError
 from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.ledger import Ledger
-from privfl.privacy.accounting.release import OBSERVERS, UNITS, Release, unprotected
+from privfl.privacy.accounting.release import OBSERVERS, UNITS, Observer, Release, Unit, unprotected
 from privfl.privacy.accounting.statement import Statement
 from privfl.simulation.run_directory import RunDirectory
+from privfl.study.choice import release as picked
 from privfl.study.grid import Result
+from privfl.study.trials import FILE as TRIAL
+from privfl.study.trials import trial_settings
 
 OTHER_CLIENTS = "the runs deal the data to different clients, so what one client holds here is spread over many there"
+UNKNOWN = "a trial did not come to an end, so what it had released before is not known"
+DECIDES = "runs release other things for other values of {}, so what a run costs depends on the data that picked it"
 
 
-def sweep_statement(out: Path, results: Sequence[Result]) -> Statement:
+@dataclass(frozen=True)
+class Spent:
+    """What tuning released for one method at one level.
+
+    Args:
+        parameter: that was tuned.
+        trials: names of the trials' directories: for each seed and rung a group, which differ in the value alone.
+        epsilon: of each pick for one validation row, ``None`` if it was made outright.
+        picks: how many.
+    """
+
+    parameter: str
+    trials: tuple[tuple[str, ...], ...]
+    epsilon: float | None
+    picks: int
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Self | None:
+        """From what the store keeps of a tuning; ``None`` if it is not over."""
+        if "spent" not in told:
+            return None
+        spent = told["spent"]
+        return cls(spent["parameter"], tuple(map(tuple, spent["trials"])), spent["epsilon"], spent["picks"])
+
+
+def sweep_statement(out: Path, results: Sequence[Result], tuning: Sequence[Spent] = ()) -> Statement:
     """What all ``results`` together spent, for the example or client that fared worst in every run.
 
-    Seeds deal the examples to different clients, so each run counts with the most that any client released in it: an
-    upper bound for one example, whoever holds it. For a whole client the claims add up only if a client of one run is
-    a client of the others, that is if every run deals the same or all clients are natural; otherwise nothing is
-    claimed. δ is the largest that any of the runs claims.
+    See :func:`together`.
 
     Raises:
         DataError: a run's statement, settings or ledger is missing or damaged, or there is no run.
     """
     if not results:
         raise DataError("a sweep of no runs spends nothing that could be told; give the results of at least one")
-    ledgers, statements, settings = [], [], []
-    for result in results:
-        folder = out / "runs" / result.folder
-        directory = RunDirectory(folder)
-        checkpoint = directory.checkpoint()
-        if checkpoint is None:
-            raise DataError(f"{folder} has no checkpoint, so what it spent is not known; run it again")
-        state = checkpoint.meta["ledger"]
-        ledgers.append(Ledger.from_state(state, state["fingerprint"]))
-        statements.append(directory.ending()[1])
-        settings.append(tomllib.loads((folder / "config.toml").read_text(encoding="utf-8")))
-    total = Ledger.merged([worst_case(ledger) for ledger in ledgers])
-    if not _same_clients(ledgers, settings):
-        seen = [observer for observer in OBSERVERS if total.histories("client", observer).releases]
-        total.declare("division of the data")
-        no_claim = {("client", observer): unprotected(OTHER_CLIENTS) for observer in seen}
-        total.record(Release.of("division of the data", no_claim), None)  # type: ignore[arg-type]
+    return together(out / "runs", [result.folder for result in results], tuning)
+
+
+def together(runs: Path, names: Sequence[str], tuning: Sequence[Spent] = ()) -> Statement:
+    """What the runs in the directories ``names`` of the folder ``runs`` spent, and ``tuning`` before them.
+
+    Seeds deal the examples to different clients, so each run counts with the most that any client released in it: an
+    upper bound for one example, whoever holds it. For a whole client the claims add up only if a client of one run is
+    a client of the others, that is if every run deals the same or all clients are natural; otherwise nothing is
+    claimed. δ is the largest that any of the runs claims.
+
+    Trials count as runs do: an example that is for validation is in none of them, so to count all of it is an upper
+    bound. Runs whose mechanisms depend on the value that was picked are not composed: nothing is claimed then.
+
+    Raises:
+        DataError: a run's statement, settings or ledger is missing or damaged.
+    """
+    total, statements = compose(runs, names, tuning)
     return make_statement(
         total,
         max(statement.delta for statement in statements),
@@ -56,7 +85,61 @@ def sweep_statement(out: Path, results: Sequence[Result]) -> Statement:
         caveats=tuple(dict.fromkeys(one for statement in statements for one in statement.caveats)),
         public=" ".join(dict.fromkeys(statement.public for statement in statements)),
         server="; ".join(dict.fromkeys(statement.server for statement in statements if statement.server)),
+        interval=False,
     )
+
+
+def compose(runs: Path, names: Sequence[str], tuning: Sequence[Spent] = ()) -> tuple[Ledger, list[Statement]]:
+    """The ledger that :func:`together` prices, of one client who fared worst in every run; and the runs' statements."""
+    spent = list(dict.fromkeys(tuning))  # what two groups of runs were tuned by was spent once
+    trials = list(dict.fromkeys(name for one in spent for group in one.trials for name in group))
+    ended = [name for name in trials if RunDirectory(runs / name).finished]
+    ledgers, statements, settings = _read(runs, [*names, *ended])
+    total = Ledger.merged([*map(worst_case, ledgers), *(_picks(one) for one in spent)])
+    if not _same_clients(ledgers, settings):
+        seen = [observer for observer in OBSERVERS if total.histories("client", observer).releases]
+        _claim_nothing(total, "division of the data", OTHER_CLIENTS, [("client", observer) for observer in seen])
+    everything = [(unit, observer) for unit in UNITS for observer in OBSERVERS]
+    if len(ended) < len(trials):
+        _claim_nothing(total, "trials that failed", UNKNOWN, everything)
+    made = {name: set(ledger.releases) for name, ledger in zip([*names, *ended], ledgers, strict=True)}
+    for one in spent:
+        groups = [[made[name] for name in group if name in made] for group in one.trials]
+        if any(some != group[0] for group in groups for some in group):
+            _claim_nothing(total, f"runs for {one.parameter}", DECIDES.format(one.parameter), everything)
+    return total, statements
+
+
+def _read(runs: Path, names: Sequence[str]) -> tuple[list[Ledger], list[Statement], list[Mapping[str, Any]]]:
+    """Ledgers, statements and settings of the runs ``names``; of a trial the settings of its experiment."""
+    ledgers, statements, settings = [], [], list[Mapping[str, Any]]()
+    for name in names:
+        folder = runs / name
+        directory = RunDirectory(folder)
+        checkpoint = directory.checkpoint()
+        if checkpoint is None:
+            raise DataError(f"{folder} has no checkpoint, so what it spent is not known; run it again")
+        state = checkpoint.meta["ledger"]
+        ledgers.append(Ledger.from_state(state, state["fingerprint"]))
+        statements.append(directory.ending()[1])
+        trial = (folder / TRIAL).exists()
+        text = "" if trial else (folder / "config.toml").read_text(encoding="utf-8")
+        settings.append(trial_settings(folder) if trial else tomllib.loads(text))
+    return ledgers, statements, settings
+
+
+def _picks(one: Spent) -> Ledger:
+    """The picks of one tuning, as a ledger of one client."""
+    cost = picked(one.parameter, one.epsilon, one.picks)
+    ledger = Ledger(1, [cost.name])
+    ledger.record(cost, None)
+    return ledger
+
+
+def _claim_nothing(total: Ledger, name: str, reason: str, cells: Sequence[tuple[Unit, Observer]]) -> None:
+    """Note in ``total`` that nothing is claimed in ``cells``, and why."""
+    total.declare(name)
+    total.record(Release.of(name, {cell: unprotected(reason) for cell in cells}), None)
 
 
 def worst_case(ledger: Ledger) -> Ledger:
@@ -91,4 +174,5 @@ def _division(settings: Mapping[str, Any]) -> str:
     if "data" in settings:
         return json.dumps([settings["data"]["inputs"], settings["data"]["rows"]])
     seed = settings["dataset"].get("seed", settings["seed"])
-    return json.dumps([settings["dataset"], _partition(settings), settings.get("local_tests"), seed], sort_keys=True)
+    dataset = {name: value for name, value in settings["dataset"].items() if name != "seed"}
+    return json.dumps([dataset, _partition(settings), settings.get("local_tests"), seed], sort_keys=True)

@@ -20,6 +20,8 @@ _LATEX = {
     **{">": r"\textgreater{}", "ε": r"$\varepsilon$", "δ": r"$\delta$", "∞": r"$\infty$", "±": r"$\pm$"},
     **{"≥": r"$\geq$", "≤": r"$\leq$", "×": r"$\times$", "−": "$-$", "…": r"\ldots{}", "–": "--", "\n": " "},
 }
+OF_TUNING = ("choice of ", "trials that failed", "runs for ", "division of the data")
+"""What the releases that tuning adds are called."""
 
 
 class Format(StrEnum):
@@ -41,7 +43,9 @@ def write_table(results: Results, how: Format) -> str:
     """
     if how is Format.json:
         rows = [asdict(one) for one in results.rows()]
-        return as_json({"title": results.title, "metric": results.metric, "rows": rows, "runs": results.table()})
+        tuned = {"tuned": list(results.tuned.values())} if results.tuned else {}
+        content = {"title": results.title, "metric": results.metric, "rows": rows, "runs": results.table(), **tuned}
+        return as_json(content)
     if how is Format.csv:
         return _csv(results.table())
     head, body = cells(results)
@@ -49,7 +53,28 @@ def write_table(results: Results, how: Format) -> str:
         return latex(head, body)
     if how is Format.markdown:
         return markdown(head, body)
-    return plain(head, body)
+    return "\n".join([plain(head, body), *tuning_in_words(results)])
+
+
+def tuning_in_words(results: Results) -> list[str]:
+    """What was tuned, in sentences: how many trials, what ε counts, and why it is ∞ where it is."""
+    if not results.tuned:
+        return []
+    spent = [one["spent"] for one in results.tuned.values() if "spent" in one]
+    if not spent:
+        return ["", "The study is still being tuned; what its runs spend is told when all have ended."]
+    trials = {name for one in spent for group in one["trials"] for name in group}
+    told = [
+        f"{spent[0]['parameter']} was tuned by {len(trials)} trials on validation rows; ε counts them and the picks "
+        "with every run (`--json` has that of the runs alone)."
+    ]
+    reasons: dict[str, dict[str, None]] = {}
+    for one in results.tuned.values():
+        for reason in one["reasons"]:
+            cell, _, why = reason.partition(": ")
+            if why.startswith(OF_TUNING):
+                reasons.setdefault(why, {})[cell] = None
+    return ["", *told, *(f"∞ at {', '.join(where)} because of {why}." for why, where in reasons.items())]
 
 
 def cells(results: Results) -> tuple[list[str], list[list[str]]]:
@@ -58,10 +83,13 @@ def cells(results: Results) -> tuple[list[str], list[list[str]]]:
     percent = all(0 <= value <= 1 for row in rows for value in row.values.values()) and not results.lower_is_better
     failed = any(row.failed for row in rows)
     head = ["method", "level", results.metric, f"{results.confidence:.0%} interval", "judged by", "seeds"]
-    head += [f"ε {cell}" for cell in CELLS] + (["failed"] if failed else [])
+    tuned = any(row.tuned for row in rows)
+    head += (["tuned"] if tuned else []) + [f"ε {cell}" + " with tuning" * tuned for cell in CELLS]
+    head += ["failed"] if failed else []
     body = []
     for row in rows:
         told = [spread(row, percent=percent), interval(row, percent=percent), row.judged_by, str(len(row.values))]
+        told += [row.tuned] if tuned else []
         told += [round_up(row.epsilons[cell]) for cell in CELLS] + ([str(row.failed)] if failed else [])
         body.append([row.method, row.level, *told])
     return head, body

@@ -9,6 +9,7 @@ import torch
 import attacks.attack
 from attacks.registry import ATTACKS
 from privfl.commands.judge import Judge
+from privfl.study.provenance import not_tried
 from tests.commands.command_line import privfl
 
 EXPERIMENT = """
@@ -70,7 +71,7 @@ size = 10
     code, _, err = privfl("report", run)
     assert code == 0, err
     page = (run / "report.html").read_text(encoding="utf-8")
-    assert "<h2>Attacks</h2>" in page
+    assert "<h3>Attacks</h3>" in page
     assert "More than guessing was gained by label-counts" in page
     assert page.count("data:image/png") == 4
 
@@ -159,6 +160,13 @@ def test_a_file_that_cannot_work_is_one_sentence(run, text, sentence):
     assert code == 2
     assert sentence in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_why_an_attack_did_not_fit_is_kept_for_the_report(run):
+    attacked(run, '[[attack]]\nname = "size-from-updates"')
+    reason = json.loads((run / "attacks" / "refused" / "size-from-updates.json").read_text())["reason"]
+    assert reason.startswith("fedavg divides")
+    assert any(f"size-from-updates: {reason}" in sentence for sentence in not_tried(run))
 
 
 def test_a_run_that_was_not_recorded_says_so(tmp_path):

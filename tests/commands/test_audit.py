@@ -159,3 +159,5 @@ def test_files_that_are_missing_or_broken_say_so(here):
         code, _, err = audited(here, f'[[audit]]\nname = "{name}"')
         assert code == 2
         assert sentence in err
+        (refused,) = here.rglob(f"refused/{name}.json")
+        assert sentence in refused.read_text(encoding="utf-8")

@@ -105,3 +105,39 @@ def test_parquet_is_read_or_says_what_to_install(tmp_path):
 
     write_table(pyarrow.table({"x": [float(row) for row in range(20)], "target": [row % 2 for row in range(20)]}), path)
     assert len(Arrays(str(path)).dataset(0).targets) == 16
+
+
+def test_numbers_labels_and_tokens_are_predicted_as_well(table, tmp_path):
+    dose = chosen(table, kind="regression", target="dose", leave_out=("record", "died")).dataset(0)
+    assert (dose.kind, dose.classes, dose.targets.dtype) == ("regression", 1, dose.inputs.dtype)
+    assert {float(value) for value in dose.targets[:, 0]} <= set(range(7))
+    both = chosen(table, kind="regression", target=("age", "dose"), leave_out=("record",), client=None)
+    with pytest.raises(DataError, match="column 'hospital' holds 'south'"):
+        both.dataset(0)
+    several = tmp_path / "labels.csv"
+    several.write_text("a,b,x,y\n" + "".join(f"{row}.5,{row},{row % 2},{row % 3 == 0:d}\n" for row in range(40)))
+    labels = Arrays(str(several), target=("x", "y"), kind="multi-label").dataset(0)
+    assert (labels.classes, tuple(labels.targets.shape[1:]), tuple(labels.inputs.shape[1:])) == (2, (2,), (2,))
+    tokens = tmp_path / "tokens.csv"
+    tokens.write_text("t0,t1,t2\n" + "".join(f"{row % 5},{(row + 1) % 5},0\n" for row in range(40)))
+    text = Arrays(str(tokens), kind="next-token", vocabulary=5, padding=0).dataset(0)
+    assert text.inputs.shape[1:] == text.targets.shape[1:] == (2,)
+    assert (text.targets[:, 1] == -100).all()
+    archive = tmp_path / "tokens.npz"
+    np.savez(archive, inputs=np.arange(60).reshape(20, 3) % 5, test_inputs=np.zeros((4, 3), dtype=int))
+    stored = Arrays(str(archive), kind="next-token", vocabulary=5).dataset(0)
+    assert (stored.targets[:, 0] == stored.inputs[:, 1]).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"target": ("age", "died")}, r"classification has one target; name one column, or set arrays\.kind"),
+        ({"target": (), "kind": "regression"}, r"arrays\.target is empty"),
+        ({"kind": "next-token"}, "add vocabulary, how many token ids there are"),
+        ({"kind": "regresion"}, "kind"),
+    ],
+)
+def test_a_kind_that_does_not_fit_is_one_sentence(table, settings, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        chosen(table, **settings)

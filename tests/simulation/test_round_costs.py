@@ -1,14 +1,28 @@
-"""Target ε into noise, for the client who needs most."""
+"""Target ε into noise, for the client who needs most; what uploads cost is known before a round runs."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
+import torch
 
 import privfl as pf
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.calibration import noise_multiplier_for
-from privfl.simulation.round_costs import ADD_OR_REMOVE_ONE, calibrate, hardest
+from privfl.simulation.round_costs import ADD_OR_REMOVE_ONE, calibrate, hardest, planned_gradients
 
 DPSGD = pf.DPSGD(target_epsilon=2.0)
+
+
+@dataclass(frozen=True)
+class Twice(pf.FedSampling):
+    """FedSampling that adds two gradients up in one upload."""
+
+    name: ClassVar[str] = "twice"
+
+    def plan(self, usual, received):
+        return replace(super().plan(usual, received), steps=2)
 
 
 def spent(multiplier, gradients):
@@ -57,3 +71,12 @@ def test_only_clients_that_no_other_dominates_are_priced():
 
 def test_a_client_that_never_trains_needs_nothing():
     assert calibrate(DPSGD, [{0.1: 0}], None, 1e-5).noise_multiplier == 1.0
+
+
+def test_noise_on_the_sum_covers_one_gradient_of_each_client():
+    dpsgd = pf.DPSGD(noise_multiplier=1.0, noise_at="server")
+    received = {"rate": torch.tensor(0.25)}
+    once = planned_gradients(pf.FedSampling(samples_per_round=100), pf.LocalTraining(), dpsgd, 0, received)
+    assert once == (0.25, 1)
+    with pytest.raises(ConfigError, match="twice adds 2 gradients up in one upload, but noise on the sum covers one"):
+        planned_gradients(Twice(samples_per_round=100), pf.LocalTraining(), dpsgd, 0, received)

@@ -11,7 +11,10 @@ import privfl as pf
 from privfl.algorithms.base import Round
 from privfl.errors import ConfigError
 from privfl.federation.cohorts import Cohort, Selection
+from privfl.privacy.accounting.ledger import Ledger
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.mechanisms.mechanism import Mechanism
+from privfl.simulation.run_directory import RunDirectory
 from tests.own_parts import Small
 
 CLIENTS, ROUNDS = 8, 3
@@ -63,6 +66,54 @@ def train(task, algorithm, key, *, cohort=None, engine="loop", update=CENTRAL, *
 def cohorts(task, key):
     run = train(task, pf.FedAvg("uniform"), key, record=["server"])
     return [seen.training.asked for seen in run.transcript]
+
+
+def test_a_draw_that_is_secret_charges_everybody_in_every_round(task, tmp_path):
+    assert len({client for asked in cohorts(task, 1) for client in asked}) < CLIENTS
+    train(task, pf.FedAvg("uniform"), 1, out=tmp_path / "run")
+    state = RunDirectory(tmp_path / "run").checkpoint().meta["ledger"]
+    counts = Ledger.from_state(state, state["fingerprint"]).histories("client", "public").counts.toarray()
+    assert counts.sum(axis=1).tolist() == [ROUNDS]  # one history, which all clients have
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_gets_noise_at_the_server_was_added_up_in_float64(task, engine, monkeypatch):
+    """Rounding in float32 depends on what single clients sent, and noise that comes later does not cover it."""
+    kinds, at_server = set(), RoundChannel.at_server
+
+    def seen(channel, total, *rest):
+        kinds.update(value.dtype for value in total.values())
+        return at_server(channel, total, *rest)
+
+    monkeypatch.setattr(RoundChannel, "at_server", seen)
+    train(task, pf.FedAvg("uniform"), 1, cohort=pf.Everyone(), engine=engine)
+    assert kinds == {torch.float64}
+
+
+def test_of_sizes_the_server_is_told_what_clients_answered(task):
+    told = []
+
+    @dataclass(frozen=True)
+    class Noting(pf.FedAvg):
+        name: ClassVar[str] = "noting"
+
+        def aggregate(self, server, total, round, training):
+            told.append((round.weights.tolist(), round.samples))
+            return super().aggregate(server, total, round, training)
+
+    size = pf.LaplaceSize(epsilon=1.0, bound=400)
+    privacy = pf.Privacy(size=size, max_size_error=999.0)
+    run = pf.simulate(task, Noting("size"), rounds=1, privacy=privacy, record=["server"])
+    answers = np.array([run.transcript[0].sizes[client] for client in range(CLIENTS)])
+    assert told == [(np.clip(answers, 1, 400).tolist(), size.estimate(answers).value)]
+
+
+def test_the_rate_of_fed_sampling_follows_from_what_clients_answered(task):
+    size = pf.LaplaceSize(epsilon=1.0, bound=400)
+    privacy = pf.Privacy(size=size, max_size_error=999.0)
+    run = pf.simulate(task, pf.FedSampling(samples_per_round=10), rounds=1, privacy=privacy, record=["server"])
+    answers = np.array([run.transcript[0].sizes[client] for client in range(CLIENTS)])
+    assert run.metrics[0]["sampling_rate"] == 10 / size.estimate(answers).value
 
 
 FIELDS = list(Round.__dataclass_fields__)

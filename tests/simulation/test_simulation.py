@@ -18,7 +18,7 @@ from privfl.privacy.accounting.statement import Statement
 from privfl.privacy.sizes.responses import SizeResponses
 from privfl.simulation.checks import pick_device
 from privfl.simulation.run_directory import RunDirectory
-from privfl.study.plots import run_curves
+from privfl.study.plots import run_charts
 
 CELLS = [(unit, observer) for unit in ("sample", "client") for observer in ("server", "public")]
 
@@ -123,8 +123,22 @@ def test_evaluation_can_be_rarer_but_always_ends_the_run(task):
             pf.LocalTraining(batch_size=200, steps=2),
             {"training": pf.DPSGD(target_epsilon=4.0, sample_rate=0.15)},
         ),
+        (
+            pf.ReBaFL(per_sample=True, proto_source="global_only", feature_norm=1.0, weighting="uniform"),
+            pf.LocalTraining(batch_size=24),
+            {
+                "training": pf.DPSGD(target_epsilon=4.0, sample_rate=0.2),
+                "statistics": [pf.NoisyTotal(name, 2**0.5, 12.0) for name in ("label_prior", "prototypes")],
+            },
+        ),
     ],
-    ids=["fedavg", "fedsampling, noise on the sum", "fedsampling, noise at clients", "centralized"],
+    ids=[
+        "fedavg",
+        "fedsampling, noise on the sum",
+        "fedsampling, noise at clients",
+        "centralized",
+        "with noisy totals",
+    ],
 )
 def test_a_target_epsilon_is_nearly_used_up_and_never_exceeded(task, algorithm, training, privacy):
     settings = pf.Privacy(**privacy, max_size_error=50)
@@ -469,6 +483,6 @@ def test_progress_marks_what_is_an_upper_bound_and_ends_with_the_statements_epsi
 
 def test_the_curve_of_epsilon_ends_at_the_statement_and_never_above(task, tmp_path):
     run = private(task, tmp_path, budget=pf.Budget(5.0))
-    line = run_curves(run.metrics).axes[2].lines[0]
+    line = run_charts(run.metrics)["epsilon"].axes[0].lines[0]
     heights = list(line.get_ydata())
     assert heights[-1] == max(heights) == run.metrics[-1]["epsilon"][line.get_label()]

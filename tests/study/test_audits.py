@@ -34,7 +34,7 @@ def filed(run, name, audit):
 def test_a_page_without_audits_has_no_such_section(run):
     assert read_audits(run.path) is None
     pf.write_report(run, run.path / "report.html")
-    assert "<h2>Audits</h2>" not in (run.path / "report.html").read_text(encoding="utf-8")
+    assert "<h3>Audits</h3>" not in (run.path / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_page_names_claim_bound_and_verdict_of_every_audit(run):
@@ -49,7 +49,7 @@ def test_a_page_names_claim_bound_and_verdict_of_every_audit(run):
     assert "Claims were refuted by broken." in told["sentence"]
     pf.write_report(run, run.path / "report.html")
     page = (run.path / "report.html").read_text(encoding="utf-8")
-    assert "<h2>Audits</h2>" in page
+    assert "<h3>Audits</h3>" in page
     assert broken.verdict in page
 
 

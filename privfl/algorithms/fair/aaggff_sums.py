@@ -1,7 +1,7 @@
 """AAggFF-D from sums alone: no server learns a client's loss or weight if the sums are aggregated securely.
 
-Section 9 of the specification, from its exact simplification (16): only the visited clients' own accumulators matter,
-so each client can keep its own.
+By the exact simplification (16) of AAggFF in ``docs/reference/equations.md`` only the accumulators of the clients that
+report change, so each client can keep its own.
 """
 
 from __future__ import annotations

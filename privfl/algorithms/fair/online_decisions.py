@@ -1,8 +1,8 @@
 """AAggFF's decisions: aggregation weights p on the simplex, chosen online from one bounded response per client.
 
-Equation numbers (1) to (17) are those of the specification, which follows Hahn, Kim and Lee, "Pursuing Overall Welfare
-in Federated Learning through Sequential Decision Making", ICML 2024. Pure functions on float64 tensors; the algorithm
-that calls them is :mod:`privfl.algorithms.fair.aaggff`.
+Equation numbers (1) to (17) are AAggFF's in ``docs/reference/equations.md``, after Hahn, Kim and Lee, "Pursuing Overall
+Welfare in Federated Learning through Sequential Decision Making", ICML 2024. Pure functions on float64 tensors; the
+algorithm that calls them is :mod:`privfl.algorithms.fair.aaggff`.
 
 Differences from the authors' code, each of which changes results: the Normal distribution function is Φ itself (the
 code has 3/2 − Φ, which falls with the loss); the Newton step keeps its cross term −β⟨g_τ, p_τ⟩g_τ and counts α once

@@ -1,8 +1,8 @@
 """Energies of classifiers, their mixture, and the Langevin steps that FedEvg takes on them.
 
 A network's logits f(x) are read as energies (JEM, Grathwohl et al., ICLR 2020): the joint energy is E(x, y) = −f(x)[y],
-and p(x, y) ∝ exp(−E(x, y)). Equation numbers are those of FedEvg's specification: (1) to (5) energies and mixture,
-(6) to (8) the server, (9) and (10) the client.
+and p(x, y) ∝ exp(−E(x, y)). Equation numbers are FedEvg's in ``docs/reference/equations.md``: (1) to (5) energies
+and mixture, (6) to (8) the server, (9) and (10) the client.
 """
 
 from __future__ import annotations

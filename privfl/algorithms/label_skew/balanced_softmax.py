@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 def smoothed_prior(counts: Tensor, epsilon: float) -> Tensor:
-    """``p̂(c) = (1 − ε)·n_c / Σ n + ε / C``, equation (2) of ReBaFL; [C] from label counts ``counts`` [C].
+    """``p̂(c) = (1 − ε)·n_c / Σ n + ε / C``, equation (10) of ReBaFL; [C] from label counts ``counts`` [C].
 
     ε = 1 is the uniform prior (plain soft-max), ε = 0 the label frequencies (balanced soft-max: 0 for a missing class).
     Counts may be noisy: negative ones count as 0, and where nothing is left the prior is uniform.
@@ -21,7 +21,7 @@ def smoothed_prior(counts: Tensor, epsilon: float) -> Tensor:
 
 
 def balanced_cross_entropy(logits: Tensor, targets: Tensor, log_prior: Tensor) -> Tensor:
-    """``−log softmax(z + log p̂)_y`` of every row, equation (3) of ReBaFL.
+    """``−log softmax(z + log p̂)_y`` of every row, equation (9) of ReBaFL.
 
     A class whose log-prior is −∞ is masked exactly: its logit has gradient 0. Finite for every finite logit, as long as
     the target itself is not masked. The released code exponentiates raw logits and adds 1e-8 to the denominator, which

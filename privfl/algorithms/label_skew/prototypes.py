@@ -1,8 +1,8 @@
-"""Class prototypes and the feature augmentation that ReBaFL builds on them: equations (6) to (12) of its paper.
+"""Class prototypes and the feature augmentation that ReBaFL builds on them.
 
-A prototype is the mean feature of a class. It travels as a sum of features and a count, so that the server needs no
-more than the sums over the cohort. Everything here works on fixed shapes: a class without a prototype is marked as not
-``known`` instead of being left out.
+Equation numbers are those of its paper, arXiv 2303.06314. A prototype is the mean feature of a class. It travels as a
+sum of features and a count, so that the server needs no more than the sums over the cohort. Everything here works on
+fixed shapes: a class without a prototype is marked as not ``known`` instead of being left out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def class_features(
 ) -> Tensor:
     """A statistic for the door: a sample's feature in the row of its class, and a 1 behind it; [B, classes, d + 1].
 
-    Its total holds Σ f(x) and the count of every class, equation (6). With a finite ``feature_norm`` R a feature is
+    Its total holds Σ f(x) and the count of every class, equation (21). With a finite ``feature_norm`` R a feature is
     clipped to L2 norm R and divided by R: then the L2 norm of one sample's statistic is at most √2, and one Gaussian
     event covers sums and counts.
     """
@@ -58,7 +58,7 @@ def means(sums: Tensor, counts: Tensor) -> Tensor:
 
 
 def overridden(prototypes: Tensor, known: Tensor, sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """The received prototypes [C, d], those of the client's own classes replaced by its own; equation (10).
+    """The received prototypes [C, d], those of the client's own classes replaced by its own; equation (18).
 
     Returns:
         Prototypes [C, d] and, as bool [C], which of them are known.
@@ -70,7 +70,7 @@ def overridden(prototypes: Tensor, known: Tensor, sums: Tensor, counts: Tensor) 
 def aggregated(
     prototypes: Tensor, known: Tensor, sums: Tensor, counts: Tensor, *, n_min: int, memory: Memory
 ) -> tuple[Tensor, Tensor]:
-    """The server's next prototypes ``P[c] = Σ_i n_ic·P̂_ic / Σ_i n_ic``, equation (12).
+    """The server's next prototypes ``P[c] = Σ_i n_ic·P̂_ic / Σ_i n_ic``, equation (23).
 
     A class with fewer than ``n_min`` samples in the sums (which then are noise) counts as not covered. Its prototype
     vanishes (``memory="none"``: zeros, not known) or stays what it was (``memory="last"``).
@@ -83,12 +83,12 @@ def aggregated(
 
 
 def translated(features: Tensor, origin: Tensor, target: Tensor, scale: float) -> Tensor:
-    """``h̃ = P[b] + λ·(h − P[a])``, equation (7); ``origin`` and ``target`` are the prototypes of a and b."""
+    """``h̃ = P[b] + λ·(h − P[a])``, equation (15); ``origin`` and ``target`` are the prototypes of a and b."""
     return target + scale * (features - origin)
 
 
 def cyclic_targets(places: Tensor, known: Tensor, missing: Missing) -> Tensor:
-    """Target class of the rows at ``places`` [B] of a batch, equation (8).
+    """Target class of the rows at ``places`` [B] of a batch: classes take turns, Section 4.2.
 
     ``place mod C``, and with ``missing="cycle_available"`` the (place mod number of known classes)-th known class, in
     ascending order.
@@ -118,7 +118,7 @@ def augment(
     scale: float,
     missing: Missing,
 ) -> Augmented:
-    """Translate every feature to the class that its place in the batch names, equations (7) and (8).
+    """Translate every feature to the class that its place in the batch names, equation (15).
 
     Where the target class or the feature's own class has no prototype: ``"keep"`` (the released code) leaves the
     feature where it is, with its own label; ``"drop"`` leaves it out; ``"cycle_available"`` names known classes only
@@ -141,7 +141,7 @@ def augment(
 
 
 def augmented_prior(augmented: Augmented, classes: int, epsilon: float) -> Tensor:
-    """The smoothed label prior p̃ [classes] of one batch's augmented features, equation (9)."""
+    """The smoothed label prior p̃ [classes] of one batch's augmented features, in place of (10)."""
     labels = F.one_hot(augmented.labels, classes).to(augmented.features.dtype)
     return smoothed_prior(torch.where(augmented.used[:, None], labels, 0).sum(0), epsilon)
 

@@ -44,7 +44,7 @@ Source = Literal["paper", "code", "global_only"]
 class ReBaFL(FedAvg):
     """ReBaFL (Xu et al., arXiv 2303.06314): FedAvg with a relaxed balanced soft-max and feature augmentation.
 
-    A client minimises, over mini-batches, equation (9):
+    A client minimises, over mini-batches, equation (16):
     ``mean_j CE(z_j + log p̂_i, y_j) + μ·mean_k CE(head(h̃_k) + log p̃, b_k)`` with the smoothed label prior
     ``p̂_i = (1 − ε)·n_i,c / n_i + ε/C`` and features ``h̃ = P[b] + λ·(h − P[a])`` moved from their class a to the class b
     that their place in the batch names. The second term trains the head alone. It is off in round 0, for clients with
@@ -69,7 +69,7 @@ class ReBaFL(FedAvg):
         aug_missing: what becomes of a feature without a prototype to go to: see
             :func:`privfl.algorithms.label_skew.prototypes.augment`. ``"keep"`` is the released code.
         proto_source: ``"paper"``: the received prototypes, overridden by the client's own for its own classes, computed
-            with the received extractor, equation (10). ``"global_only"``: the received ones alone. ``"code"``: as
+            with the received extractor, equation (18). ``"global_only"``: the received ones alone. ``"code"``: as
             ``"global_only"``, and clients with a single class send no prototype, as the released code has it.
         proto_memory: ``"none"``: the prototype of a class that nobody sent vanishes, ``"last"``: it stays.
         n_min: classes with fewer samples send zero sum and zero count, so that no feature of a few people is sent.
@@ -232,7 +232,7 @@ class ReBaFL(FedAvg):
         known: Tensor,
         weight: Tensor,
     ) -> Tensor:
-        """Equation (9) as one term per row [B], whose mean over the rows that are ``present`` is the objective."""
+        """Equation (16) as one term per row [B], whose mean over the rows that are ``present`` is the objective."""
         features: Tensor = network.features(inputs)  # type: ignore[operator]
         augmented = augment(features, targets, prototypes, known, present, scale=self.lam, missing=self.aug_missing)
         prior = augmented_prior(augmented, self.context.classes, self.epsilon)

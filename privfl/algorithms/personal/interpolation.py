@@ -1,7 +1,7 @@
 """Points on the segment between two end points of one network, and what SuPerFed adds to their loss.
 
-Numbers of equations are those of SuPerFed's specification (Hahn, Jeong and Lee, KDD 2022). Everything works on flat
-parameter vectors, for one client or stacked by ``torch.func.vmap``.
+Equation numbers are those of SuPerFed (Hahn, Jeong and Lee, KDD 2022) in ``docs/reference/equations.md``. Everything
+works on flat parameter vectors, for one client or stacked by ``torch.func.vmap``.
 """
 
 from __future__ import annotations

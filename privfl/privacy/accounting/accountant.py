@@ -29,14 +29,6 @@ import dp_accounting as dp
 import numpy as np
 
 from privfl.errors import PrivacyError
-from privfl.opacus_parts import (
-    Domain,
-    PoissonSubsampledGaussianPRV,
-    TruncatedPrivacyRandomVariable,
-    compose_heterogeneous,
-    compute_safe_domain_size,
-    discretize,
-)
 from privfl.privacy.accounting.composition import Sum, compose
 from privfl.privacy.accounting.events import ADD_REMOVE, REPLACE, History, InfiniteLoss, Kind, elementary
 from privfl.privacy.accounting.grouping import fewer_rates
@@ -67,15 +59,21 @@ class Bound:
 
 
 def epsilon(
-    history: History | Iterable[tuple[Kind, int]], delta: float, *, interval: bool = True, tolerance: float = 1e-4
+    history: History | Iterable[tuple[Kind, int]],
+    delta: float,
+    *,
+    interval: bool = True,
+    tolerance: float = 1e-4,
+    opacus: bool = True,
 ) -> Bound:
     """The ε at ``delta`` of a history {(event, relation): how often}, under adaptive composition.
 
     An event that holds lists cannot be a key: give pairs ((event, relation), how often) instead of a mapping.
 
     ``tolerance`` is the relative looseness aimed at; the claim is sound whatever it is. Without ``interval`` only the
-    claim is computed (``lower`` is then 0). More than 128 different sampling rates are rounded up to 128, chosen so
-    that the cost is smallest, well under 1 % of ε. Raises :class:`PrivacyError` for an unsupported event or delta.
+    claim is computed (``lower`` is then 0); without ``opacus`` the interval is the PLD's own, certified, for whoever
+    cannot wait for the import of Opacus. More than 128 different sampling rates are rounded up to 128, chosen so that
+    the cost is smallest, well under 1 % of ε. Raises :class:`PrivacyError` for an unsupported event or delta.
     """
     check_delta(delta)
     try:
@@ -88,7 +86,7 @@ def epsilon(
     if delta == 0:
         source = "largest losses added" if math.isfinite(pure) else "an event that is not purely private"
         return Bound(pure, "pure", pure if math.isinf(pure) else 0.0, pure, pure, source)
-    bound = _bound(fewer_rates(kinds, 128), delta, interval, tolerance)
+    bound = _bound(fewer_rates(kinds, 128), delta, interval, tolerance, opacus)
     if pure < bound.epsilon:
         bound = replace(bound, epsilon=pure, accountant="pure", estimate=min(bound.estimate, pure), upper=pure)
     return bound
@@ -115,7 +113,7 @@ def composed_kinds(history: History | Iterable[tuple[Kind, int]]) -> dict[Kind, 
     return kinds
 
 
-def _bound(kinds: Mapping[Kind, int], delta: float, interval: bool, tolerance: float) -> Bound:
+def _bound(kinds: Mapping[Kind, int], delta: float, interval: bool, tolerance: float, opacus: bool) -> Bound:
     if any(only_renyi(kind) for kind in kinds):
         claim = renyi_epsilon(kinds, delta)
         return Bound(claim, "RDP", 0.0, claim, claim, "upper bound only")
@@ -125,7 +123,8 @@ def _bound(kinds: Mapping[Kind, int], delta: float, interval: bool, tolerance: f
         return Bound(exact, "PLD", exact * (1 - 2e-9), exact, exact, "closed form")
     claim, label, step = pld_epsilon(kinds, delta, tolerance)
     if label == "PLD" and interval and math.isfinite(claim):
-        return prv_interval(kinds, delta, claim) or _certified_interval(kinds, delta, claim, step)
+        independent = prv_interval(kinds, delta, claim) if opacus else None
+        return independent or _certified_interval(kinds, delta, claim, step)
     return Bound(claim, label, 0.0, claim, claim, "upper bound only")
 
 
@@ -197,6 +196,15 @@ def prv_interval(kinds: Mapping[Kind, int], delta: float, claim: float) -> Bound
     points = 2 * (1.2 * claim + 5) / _PRV_ERROR * math.sqrt(number / 2 * math.log(12 / escaped))
     if len(rows) > 6 or number > 20_000 or points > 3e6:
         return None
+    from privfl.opacus_parts import (
+        Domain,
+        PoissonSubsampledGaussianPRV,
+        TruncatedPrivacyRandomVariable,
+        compose_heterogeneous,
+        compute_safe_domain_size,
+        discretize,
+    )
+
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")

@@ -39,19 +39,22 @@ def make_statement(
     public: str = "",
     server: str = "",
     units: Mapping[Unit, int] | None = None,
+    interval: bool = True,
 ) -> Statement:
     """The statement of everything in ``ledger`` at ``delta`` (0 <= delta < 1).
 
     ``reproducible_noise`` says that noise or coins came from a fixed key: then the run must not be released, and the
     statement says so. ``caveats`` and what is ``public`` by assumption are printed below the table, and what the
     ``server`` may do in its cells. ``units`` says how many of each unit there are: a finite claim at a delta above one
-    over that is called too weak, and one of ε = 0 is none.
+    over that is called too weak, and one of ε = 0 is none. Without ``interval``, claims come alone, which is quicker.
     """
     check_delta(delta)
     done: dict[tuple[Any, ...], Population] = {}
     weak = {unit for unit in units or {} if too_large(delta, (units or {})[unit])}
     cells = tuple(
-        _cell(ledger, unit, observer, delta, done, weak=unit in weak) for unit in UNITS for observer in OBSERVERS
+        _cell(ledger, unit, observer, delta, done, weak=unit in weak, interval=interval)
+        for unit in UNITS
+        for observer in OBSERVERS
     )
     claimed = {cell.unit for cell in cells if cell.releases and not cell.reasons}
     doubts = [_doubt(delta, unit, (units or {})[unit]) for unit in UNITS if unit in weak & claimed]
@@ -80,13 +83,14 @@ def _cell(
     done: dict[tuple[Any, ...], Population],
     *,
     weak: bool,
+    interval: bool,
 ) -> Cell:
     histories = ledger.histories(unit, observer)
     priced = [price(release, unit, observer) for release in histories.releases]
     kinds, counts, leaking = in_kinds(histories, priced)
     key = (tuple(kinds), counts.shape, counts.data.tobytes(), counts.indices.tobytes(), counts.indptr.tobytes())
     if kinds and not leaking.all() and key not in done:
-        done[key] = account(kinds, counts, delta)
+        done[key] = account(kinds, counts, delta, interval=interval)
     epsilons: Array = done[key].epsilons.copy() if key in done else np.zeros(len(histories))
     epsilons[leaking] = math.inf
     worst = int(np.argmax(epsilons)) if leaking.any() or key not in done else done[key].worst

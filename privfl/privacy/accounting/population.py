@@ -51,8 +51,11 @@ class Population:
     note: str
 
 
-def account(kinds: Sequence[Kind], counts: sparse.csr_array, delta: float) -> Population:
-    """Account the histories in the rows of ``counts`` (histories x elementary kinds) at ``delta``."""
+def account(kinds: Sequence[Kind], counts: sparse.csr_array, delta: float, *, interval: bool = True) -> Population:
+    """Account the histories in the rows of ``counts`` (histories x elementary kinds) at ``delta``.
+
+    Without ``interval`` the claim comes alone, without the interval around the exact ε of the worst history.
+    """
     listed, rows, first, inverse, note = _distinct(kinds, counts)
     notes = [note] if note else []
     if rows.shape[0] <= _MOST_HISTORIES:
@@ -62,7 +65,7 @@ def account(kinds: Sequence[Kind], counts: sparse.csr_array, delta: float) -> Po
         uppers = _rounded(listed, rows, delta)
         notes.append("ε of clients other than the worst rounded up")
     worst, claim = _worst(listed, rows, delta)
-    bound = epsilon(_history(listed, rows, worst), delta)
+    bound = epsilon(_history(listed, rows, worst), delta, interval=interval)
     if claim > bound.epsilon:
         bound = replace(bound, epsilon=claim, upper=max(bound.upper, claim))
         notes.append("many clients are close to the worst, bounded together")

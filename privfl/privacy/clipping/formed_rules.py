@@ -1,7 +1,7 @@
 """Rules for layers that form their per-sample gradients, since these are small: convolutions and normalisations.
 
 The tensors whose norms are taken are the very ones that are added up, so rounding on the way to them harms no row's
-bound. It may differ with the size of the batch (``docs/threat-model.md``, rounding).
+bound; :mod:`privfl.privacy.clipping.lengths` sees to it that it is the same in every batch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from privfl.privacy.clipping.factors import Clipping, row_norms
+from privfl.privacy.clipping.factors import Clipping, exact_sums, row_norms
 from privfl.privacy.clipping.rule import Calls, Places, SumRule
 
 
@@ -55,13 +55,13 @@ class FormedRule:
             if clients == 1 and not clipping.exact:
                 torch.mv(clipping.kept(gradient).T, clipping.narrow, out=place.view(-1))
                 continue
-            rows, factors = clipping.kept(gradient), clipping.factors
-            rows, factors = (rows.double(), factors) if clipping.exact else (rows, clipping.narrow)
+            rows, factors = clipping.kept(gradient), clipping.factors if clipping.exact else clipping.narrow
             if by_rows:
                 rows, factors = rows.view(-1, clients, rows.shape[-1]).transpose(0, 1), factors.view(-1, clients).T
             else:
                 rows, factors = rows.view(clients, -1, rows.shape[-1]), factors.view(clients, -1)
-            place.copy_(torch.bmm(factors[:, None], rows).view(place.shape))
+            sums = exact_sums(factors, rows) if clipping.exact else torch.bmm(factors[:, None], rows)
+            place.copy_(sums.view(place.shape))
         self.formed = {}
 
 

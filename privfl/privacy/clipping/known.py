@@ -23,7 +23,7 @@ from privfl.models.base import Network
 from privfl.models.recurrent import LastState
 from privfl.models.residual import GlobalAverage
 from privfl.models.text import AttentionPooling
-from privfl.opacus_parts import DPLSTM, DPLSTMCell, RNNLinear
+from privfl.opacus_parts import if_loaded
 from privfl.references import PACKAGE, is_inside, shipped
 
 RANKS = range(2, 8)
@@ -73,7 +73,6 @@ def _stateless(axes: int) -> Kept:
 _LAYERS: dict[type[nn.Module], Kept] = {
     nn.Identity: _from(2),
     nn.Linear: _from(2),
-    RNNLinear: _from(2),
     nn.Conv1d: _only(3),
     nn.Conv2d: _only(4),
     nn.Conv3d: _only(5),
@@ -108,7 +107,7 @@ _LAYERS: dict[type[nn.Module], Kept] = {
 }
 _FEATURES = (GlobalAverage, LastState, AttentionPooling)
 """Classes of privfl whose output is [B, features]; the others keep the number of dimensions."""
-_HOLDERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, DPLSTM, DPLSTMCell)
+_HOLDERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _ACTIVATIONS = (F.relu, F.relu6, F.leaky_relu, F.elu, F.selu, F.celu, F.gelu, F.silu, F.mish, F.hardtanh, F.softplus)
 _FUNCTIONS = frozenset(map(id, (*_ACTIVATIONS, F.tanh, F.sigmoid, torch.relu, torch.tanh, torch.sigmoid)))
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -134,17 +133,22 @@ def _is_known(module: nn.Module) -> bool:
     """Whether the type of ``module`` is known, and nothing of it was replaced; its inner modules are not looked at."""
     kind, own = type(module), vars(module)
     ours = shipped(kind)
-    if kind not in _LAYERS and kind not in _HOLDERS and not ours:
+    if _layer(kind) is None and kind not in (*_HOLDERS, *if_loaded("DPLSTM", "DPLSTMCell")) and not ours:
         return False
     if any(not _in_package(hook) for name in _HOOKS for hook in own[name].values()):
         return False
     for name, value in own.items():
         if name in _HOOKS or (name.startswith("_") and isinstance(value, dict)):
             continue
-        if callable(value) and not ((ours and _holds_known(value, set())) or value is DPLSTMCell):
+        if callable(value) and not ((ours and _holds_known(value, set())) or value in if_loaded("DPLSTMCell")):
             return False
     tensors = [value for held in (own["_parameters"], own["_buffers"]) for value in held.values() if value is not None]
     return all(type(value) in (Tensor, nn.Parameter) for value in tensors)
+
+
+def _layer(kind: type[nn.Module]) -> Kept | None:
+    """What a layer of this very type keeps; ``None`` where that is not known."""
+    return _from(2) if kind in if_loaded("RNNLinear") else _LAYERS.get(kind)
 
 
 def _rank_after(module: nn.Module, rank: int) -> int | None:
@@ -153,8 +157,8 @@ def _rank_after(module: nn.Module, rank: int) -> int | None:
         for part in module._modules.values():
             after = None if after is None or part is None else _rank_after(part, after)
         return after
-    if type(module) in _LAYERS:
-        return _LAYERS[type(module)](module, rank)
+    if (kept := _layer(type(module))) is not None:
+        return kept(module, rank)
     return 2 if type(module) in _FEATURES else rank
 
 

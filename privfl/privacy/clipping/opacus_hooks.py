@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from privfl.errors import ConfigError
 from privfl.models.flat_network import FlatNetwork
-from privfl.opacus_parts import GradSampleModule, ModuleValidator
 from privfl.privacy.clipping.factors import Clipping, row_norms
 from privfl.privacy.loss import Loss
 
@@ -32,6 +31,8 @@ class OpacusHooks:
     """
 
     def __init__(self, network: FlatNetwork) -> None:
+        from privfl.opacus_parts import GradSampleModule
+
         # Every pass would say so of the first layer, whose input needs no gradient. A filter for the time of one pass
         # is no choice: the filters of a process are shared by its threads.
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
@@ -41,8 +42,18 @@ class OpacusHooks:
         self._watched: list[nn.Module] = list(self._hooks.iterate_submodules(network.module))
         self._layouts = [layer.register_forward_pre_hook(self._lay_rows_innermost) for layer in self._watched]
 
-    def clipped_sum(self, loss: Loss, inputs: Tensor, targets: Tensor, max_grad_norm: float) -> Tensor:
-        """Write the sum of clipped per-sample gradients into ``network.gradient``; return the norms [B], B ≥ 1.
+    def clipped_sum(
+        self,
+        loss: Loss,
+        inputs: Tensor,
+        targets: Tensor,
+        max_grad_norm: float,
+        mask: Tensor | None = None,
+        together: int | None = None,
+    ) -> Tensor:
+        """Write the sum of clipped per-sample gradients into ``network.gradient``; return norms [B] in float64, B ≥ 1.
+
+        Rows for which ``mask`` [B] is false enter no sum; ``together`` rows do, with those of other passes.
 
         Raises:
             ConfigError: Opacus found another number of gradients than there are samples.
@@ -53,13 +64,13 @@ class OpacusHooks:
             for samples, _ in pairs:
                 if samples is not None:
                     squares += row_norms(samples).square()
-            clipping = Clipping.of(squares, max_grad_norm, self.network.flat.dtype)
+            clipping = Clipping.of(squares, max_grad_norm, self.network.flat.dtype, together).only(mask)
             for (samples, _), view in zip(pairs, self.network.gradient_views, strict=True):
                 if samples is None:
                     view.zero_()
                     continue
                 view.copy_(clipping.sum_of(samples.flatten(1)).view_as(view))
-        return clipping.norms.to(self.network.flat.dtype)
+        return clipping.norms
 
     def backward(self, loss: Loss, inputs: Tensor, targets: Tensor) -> list[tuple[Tensor | None, Tensor | None]]:
         """For every parameter Opacus' gradient of each sample ``[B, *shape]`` and autograd's of their sum ``[*shape]``.
@@ -183,6 +194,8 @@ def _first_wrong(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tens
 
 def _refuse_unsupported(module: nn.Module) -> None:
     """Raise a :class:`ConfigError` that names the first layer to which Opacus objects."""
+    from privfl.opacus_parts import GradSampleModule, ModuleValidator
+
     if (found := _first_refused(module, ModuleValidator.validate)) is not None:
         name, layer = found
         mend = "replace it, or set per_sample = 'auto'"

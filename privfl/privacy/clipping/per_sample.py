@@ -28,7 +28,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from privfl.errors import ConfigError
 from privfl.models.flat_network import FlatNetwork
-from privfl.privacy.clipping.factors import Clipping, row_norms
+from privfl.privacy.clipping.factors import Clip, Clipping, row_norms
 from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.layer_rules import rule_for
 from privfl.privacy.clipping.opacus_hooks import OpacusHooks
@@ -43,7 +43,8 @@ class PerSampleGradients:
     """Clipped sums of per-sample gradients of one :class:`FlatNetwork`.
 
     The clipped gradient of every sample has L2 norm at most ``max_grad_norm``, for every finite input: norms are
-    computed in float64, and factors are shrunk by 1e-5, which covers the rounding of gradients and sums.
+    computed in float64, and the bound is shrunk by what rounding may add
+    (:func:`~privfl.privacy.clipping.factors.shrunk`).
     """
 
     def __init__(self, network: FlatNetwork, way: GradSampleMode | None = None) -> None:
@@ -67,26 +68,51 @@ class PerSampleGradients:
                     self._places[module] = own
                     module.register_forward_hook(self._record)
 
-    def clipped_sum(self, loss: Loss, inputs: Tensor, targets: Tensor, max_grad_norm: float) -> Tensor:
+    def clipped_sum(
+        self,
+        loss: Loss,
+        inputs: Tensor,
+        targets: Tensor,
+        max_grad_norm: float,
+        mask: Tensor | None = None,
+        together: int | None = None,
+    ) -> Tensor:
         """Write the sum of clipped per-sample gradients into ``network.gradient``; return the per-sample norms [B].
 
-        ``max_grad_norm`` may be ``inf`` (no clipping). An empty batch gives a zero gradient.
+        ``max_grad_norm`` may be ``inf`` (no clipping). An empty batch gives a zero gradient. Rows for which ``mask``
+        [B] is false are padding, and enter no sum. ``together`` rows are added up if there are passes besides this one.
 
         Raises:
             ConfigError: the loss cannot run one row at a time, or the way is ``opacus`` and the network or the loss is
                 not known to work row by row.
         """
+        return self.norms(loss, inputs, targets, max_grad_norm, mask, together).to(self.network.flat.dtype)
+
+    def norms(
+        self,
+        loss: Loss,
+        inputs: Tensor,
+        targets: Tensor,
+        max_grad_norm: float = 1.0,
+        mask: Tensor | None = None,
+        together: int | None = None,
+    ) -> Tensor:
+        """:meth:`clipped_sum`, but the norms are in float64, in which every bit of a row shows."""
         self.network.gradient.zero_()
         if len(inputs) == 0:
             return self.network.flat.new_zeros(0)
+
+        def clip(squares: Tensor) -> Clipping:
+            return Clipping.of(squares, max_grad_norm, self.network.flat.dtype, together).only(mask)
+
         if self.way == "vmap":
-            return self._by_vmap(loss, inputs, targets, max_grad_norm)
+            return self._by_vmap(loss, inputs, targets, clip)
         known = self.serves_batches(loss, inputs)
         if self.way == "opacus":
             if not known:
                 raise ConfigError(hooks_refusal(said_of(loss) if inputs.dim() in self._known else "the model"))
-            return self._opacus.clipped_sum(loss, inputs, targets, max_grad_norm)
-        return self._by_layers(loss, inputs, targets, max_grad_norm, apart=not known)
+            return self._opacus.clipped_sum(loss, inputs, targets, max_grad_norm, mask, together)
+        return self._by_layers(loss, inputs, targets, clip, apart=not known)
 
     def serves_batches(self, function: Loss, inputs: Tensor) -> bool:
         """Whether ``function`` may see ``inputs`` [B, ...] as one batch, because each row is known to stay alone."""
@@ -148,7 +174,7 @@ class PerSampleGradients:
             self._seen.setdefault(module, []).append(Shown(inputs[0].detach(), 0, output, 0))
         return self._watch.show(module, inputs, output)
 
-    def _by_layers(self, loss: Loss, inputs: Tensor, targets: Tensor, max_grad_norm: float, *, apart: bool) -> Tensor:
+    def _by_layers(self, loss: Loss, inputs: Tensor, targets: Tensor, clip: Clip, *, apart: bool) -> Tensor:
         with torch.enable_grad():
             seen, losses = (self._forward_apart if apart else self._forward)(loss, inputs, targets)
             total = losses.sum()
@@ -158,12 +184,12 @@ class PerSampleGradients:
             for module, pairs in reached.items():
                 self._rules[module].receive(pairs, apart=apart)
                 squares += self._rules[module].squared_norms()
-            clipping = Clipping.of(squares, max_grad_norm, self.network.flat.dtype)
+            clipping = clip(squares)
             for module in reached:
                 self._rules[module].write_clipped_sum(clipping, self._places[module])
-        return clipping.norms.to(total.dtype)
+        return clipping.norms
 
-    def _by_vmap(self, loss: Loss, inputs: Tensor, targets: Tensor, max_grad_norm: float) -> Tensor:
+    def _by_vmap(self, loss: Loss, inputs: Tensor, targets: Tensor, clip: Clip) -> Tensor:
         network, layout = self.network.module, self.network.layout
 
         whole, made = LossModule(network, loss), Made(1)
@@ -184,10 +210,10 @@ class PerSampleGradients:
             rows = [gradients[f"network.{name}"].flatten(1) for name in layout.names]
             rows = [row if wanted else torch.zeros_like(row) for row, wanted in zip(rows, trained, strict=True)]
             squares = torch.stack([row_norms(row).square() for row in rows]).sum(0)
-            clipping = Clipping.of(squares, max_grad_norm, self.network.flat.dtype)
+            clipping = clip(squares)
             for row, view in zip(rows, self.network.gradient_views, strict=True):
                 view.copy_(clipping.sum_of(row).view_as(view))
-        return clipping.norms.to(self.network.flat.dtype)
+        return clipping.norms
 
 
 def hooks_refusal(what: str) -> str:
@@ -222,8 +248,8 @@ class LossModule(nn.Module):
 
 
 def widened(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Floating ``values`` in ``dtype``: autocast hands layers bfloat16, but norms and sums need the whole width."""
-    return values.to(dtype) if values.is_floating_point() else values
+    """Floating ``values`` in ``dtype`` at least: autocast hands layers bfloat16, but sums need the whole width."""
+    return values.to(torch.promote_types(values.dtype, dtype)) if values.is_floating_point() else values
 
 
 def _in_front(values: Tensor, dim: int, dtype: torch.dtype) -> Tensor:

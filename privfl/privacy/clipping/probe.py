@@ -15,6 +15,7 @@ from torch._functorch.autograd_function import custom_function_call_vmap_helper
 
 from privfl.errors import ConfigError
 from privfl.models.flat_network import FlatNetwork
+from privfl.privacy.clipping.factors import shrunk
 from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.per_sample import GradSampleMode, PerSampleGradients, evaluating, unknown_layers
 from privfl.privacy.clipping.row_wise import FAILURES, failure
@@ -35,9 +36,11 @@ def check_per_sample(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: 
 
     Raises:
         ConfigError: the loss of one sample changes with the other samples, so clipping per sample means nothing; a
-            layer's per-sample gradients cannot be formed; or the model or the loss cannot run one row at a time.
+            layer's per-sample gradients cannot be formed; parameters are coarser than float32; or the model or the loss
+            cannot run one row at a time.
     """
     module = network.module
+    _refuse_coarse(network)
     known = inputs.dim() in known_ranks(module) and known_function(loss)
     with evaluating(module):
         with torch.no_grad():
@@ -63,6 +66,16 @@ def check_per_sample(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: 
     if not known:
         _check_alone(network, loss, inputs, targets, way)
     return way
+
+
+def _refuse_coarse(network: FlatNetwork) -> None:
+    """Refuse parameters in which sums of clipped gradients are rounded by more than their bound is shrunk by."""
+    for parameter in network.parameters:
+        if torch.finfo(parameter.dtype).eps > torch.finfo(torch.float32).eps:
+            raise ConfigError(
+                f"the model has parameters in {parameter.dtype}, too coarse for sums of clipped gradients to keep to "
+                "their bound; keep them in float32, and set precision = 'bfloat16' for passes in half the width"
+            )
 
 
 def _check_alone(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor, way: GradSampleMode) -> None:
@@ -132,7 +145,7 @@ def _wrong(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor, ro
     """How ``way`` fails to clip the samples whose gradients are ``rows`` [B, size]; empty if it does not."""
     norms = rows.norm(dim=1)
     bound = float(norms.median()) * 0.7 + 1e-12  # some samples are clipped, by different factors
-    clipped = rows * (bound / norms.clamp_min(1e-30)).clamp(max=1)[:, None]
+    clipped = rows * (shrunk(bound, rows.dtype) / norms.clamp_min(1e-30)).clamp(max=1)[:, None]
     for count in (len(rows), len(rows) - 1):
         try:
             PerSampleGradients(network, way).clipped_sum(loss, inputs[:count], targets[:count], bound)

@@ -12,7 +12,7 @@ Padding never changes a result: padded rows repeat a row of their own client's b
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.factors import Clipping, norms_along
 from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.layer_rules import rule_for
+from privfl.privacy.clipping.lengths import padded
 from privfl.privacy.clipping.per_sample import GradSampleMode, LossModule, evaluating, trained_parameters, widened
 from privfl.privacy.clipping.row_wise import Made, Watch, each_row
 from privfl.privacy.clipping.rule import Places, Rule
@@ -35,13 +36,30 @@ Given = dict[str, tuple[Tensor, int | None]]
 class StackedBatch:
     """Rows of every client: ``inputs`` [clients, B, ...], ``targets`` [clients, B], and what the loss takes besides.
 
-    ``mask`` [clients, B] tells rows from padding; ``None`` if there is no padding.
+    ``mask`` [clients, B] tells rows from padding; ``None`` if there is no padding. ``together`` columns are added up
+    if there are passes besides this one.
     """
 
     inputs: Tensor
     targets: Tensor
     mask: Tensor | None
     loss_kwargs: Given
+    together: int | None = None
+
+    def part(self, *, clients: slice, stack: int, rows: slice, length: int) -> StackedBatch:
+        """Some ``rows`` of some ``clients``, padded to the ``length`` of a pass and to a ``stack`` of clients."""
+        inputs, targets = (padded(part[clients, rows], length, 1) for part in (self.inputs, self.targets))
+        mask, missing = self.mask, length - (rows.stop - rows.start)
+        if mask is not None:
+            mask = mask[clients, rows]
+        elif missing > 0:
+            mask = torch.ones_like(self.targets[clients, rows], dtype=torch.bool)
+        if mask is not None and missing > 0:
+            mask = torch.cat([mask, mask.new_zeros(len(mask), missing)], dim=1)
+        inputs, targets = padded(inputs, stack), padded(targets, stack)
+        given = given_to(self.loss_kwargs, clients, stack)
+        mask = None if mask is None else padded(mask, stack)
+        return StackedBatch(inputs, targets, mask, given, together=self.targets.shape[1])
 
     def rows_only(self, values: Tensor) -> Tensor:
         """``values`` [clients, B, ...], zero where there is padding."""
@@ -80,6 +98,15 @@ class StackedGradients:
 
     def clipped_sum(self, loss: Loss, parameters: Tensor, batch: StackedBatch, max_grad_norm: float) -> Tensor:
         """Each client's sum [clients, size] of per-sample gradients clipped to ``max_grad_norm``."""
+        return self._clipped(loss, parameters, batch, max_grad_norm)[0]
+
+    def norms(self, loss: Loss, parameters: Tensor, batch: StackedBatch) -> Tensor:
+        """Norms [clients, B] of per-sample gradients in float64, in which every bit of a row shows."""
+        return self._clipped(loss, parameters, batch, 1.0)[1].norms
+
+    def _clipped(
+        self, loss: Loss, parameters: Tensor, batch: StackedBatch, max_grad_norm: float
+    ) -> tuple[Tensor, Clipping]:
         way = self._by_vmap if self.way == "vmap" else self._by_layers
         return way(loss, parameters, batch, max_grad_norm)
 
@@ -91,11 +118,16 @@ class StackedGradients:
         ``clip`` bounds the statistics [rows, ...] of single rows before they are added up; the type that they had
         before is returned too.
         """
-        apart = clip is not None and not self._serves_batches(statistic, batch)
-        with evaluating(self.module), torch.no_grad():
-            values = self._of_each(statistic, parameters, batch.loss_kwargs, batch.inputs, batch.targets, apart=apart)
+        values = self.statistics(statistic, parameters, batch, bounded=clip is not None)
+        with torch.no_grad():
             bounded = values if clip is None else clip(values.flatten(0, 1)).view_as(values)
         return batch.rows_only(bounded).sum(1), values.dtype
+
+    def statistics(self, statistic: Loss, parameters: Tensor, batch: StackedBatch, *, bounded: bool) -> Tensor:
+        """``statistic`` [clients, B, ...] of every row in evaluation mode; rows to be ``bounded`` stay apart."""
+        apart = bounded and not self._serves_batches(statistic, batch)
+        with evaluating(self.module), torch.no_grad():
+            return self._of_each(statistic, parameters, batch.loss_kwargs, batch.inputs, batch.targets, apart=apart)
 
     def value(self, function: Loss, parameters: Tensor, loss_kwargs: Given, wrt: str | None = None) -> Tensor:
         """Each client's ``function(network, **given)`` [clients, ...] in evaluation mode.
@@ -157,7 +189,9 @@ class StackedGradients:
         stacked: Tensor = vmap(one, in_dims=(0, dims, *[0] * len(batch)))(self._weights(parameters), values, *batch)
         return stacked
 
-    def _by_layers(self, loss: Loss, parameters: Tensor, batch: StackedBatch, max_grad_norm: float) -> Tensor:
+    def _by_layers(
+        self, loss: Loss, parameters: Tensor, batch: StackedBatch, max_grad_norm: float
+    ) -> tuple[Tensor, Clipping]:
         apart = not self._serves_batches(loss, batch)
         with self._watch.watching() as seen, torch.enable_grad():
             leaf = parameters.detach().requires_grad_()
@@ -192,22 +226,18 @@ class StackedGradients:
                 norms = rule.squared_norms()
                 squares += norms.view(-1, len(losses)).T if by_rows else norms.view_as(losses)
                 reached[module] = by_rows
-            clipping = self._clipping(squares, batch, max_grad_norm, parameters.dtype)
+            clipping = Clipping.of(squares, max_grad_norm, parameters.dtype, batch.together).only(batch.mask)
             rows_first = clipping.mapped(Tensor.t) if any(reached.values()) else clipping
             flat = {by_rows: one.mapped(Tensor.flatten) for by_rows, one in ((True, rows_first), (False, clipping))}
             views = self._views(gradient)
             for module, by_rows in reached.items():
                 places: Places = {name: views[full] for name, full in self._names[module].items()}
                 self._rules[module].write_clipped_sum(flat[by_rows], places, by_rows=by_rows)
-        return gradient
+        return gradient, clipping
 
-    def _clipping(self, squares: Tensor, batch: StackedBatch, max_grad_norm: float, dtype: torch.dtype) -> Clipping:
-        """What the rows [clients, B] are multiplied with; padding by 0."""
-        clipping = Clipping.of(squares, max_grad_norm, dtype)
-        only = batch.rows_only
-        return replace(clipping, factors=only(clipping.factors), narrow=only(clipping.narrow))
-
-    def _by_vmap(self, loss: Loss, parameters: Tensor, batch: StackedBatch, max_grad_norm: float) -> Tensor:
+    def _by_vmap(
+        self, loss: Loss, parameters: Tensor, batch: StackedBatch, max_grad_norm: float
+    ) -> tuple[Tensor, Clipping]:
         whole, made = LossModule(self.module, loss), Made(2)
 
         def one(views: dict[str, Tensor], row: Tensor, target: Tensor, loss_kwargs: dict[str, Tensor]) -> Tensor:
@@ -227,8 +257,18 @@ class StackedGradients:
                 for part, trained in zip(formed.values(), self._trained, strict=True)
             ]
             squares = torch.stack([norms_along(part).square() for part in parts]).sum(0)
-            clipping = self._clipping(squares, batch, max_grad_norm, parameters.dtype)
-            return torch.cat([clipping.sums_of(part) for part in parts], dim=1)
+            clipping = Clipping.of(squares, max_grad_norm, parameters.dtype, batch.together).only(batch.mask)
+            return torch.cat([clipping.sums_of(part) for part in parts], dim=1), clipping
+
+
+def given_to(loss_kwargs: Given, clients: slice, stack: int) -> Given:
+    """``loss_kwargs`` of some ``clients``, padded to a ``stack`` of them."""
+    return {
+        name: (value, None)
+        if dim is None
+        else (padded(value.narrow(dim, clients.start, clients.stop - clients.start), stack, dim), dim)
+        for name, (value, dim) in loss_kwargs.items()
+    }
 
 
 def _apart(loss_kwargs: Given) -> tuple[dict[str, Tensor], dict[str, int | None]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -12,6 +12,7 @@ from privfl.data.mapped import Rows
 from privfl.models.flat_network import FlatNetwork
 from privfl.models.module_state import ModuleState
 from privfl.privacy.clipping.known import known_function, known_ranks
+from privfl.privacy.clipping.lengths import Lengths, identity, padded, passes
 from privfl.privacy.clipping.per_sample import PerSampleGradients, evaluating
 from privfl.privacy.clipping.row_wise import each_row
 from privfl.privacy.door.batch_plans import Plan
@@ -22,9 +23,20 @@ from privfl.privacy.door.precision import Precision, in_precision
 from privfl.privacy.door.step_draws import Draws
 from privfl.privacy.loss import Loss, is_coupled
 
+Piece = tuple[Tensor, Tensor, Tensor | None]
+"""Inputs and targets of one pass, and a mask that tells rows from padding."""
+
+
+def _nobody(present: int | None, length: int) -> None:
+    """Networks without drop-out need no word of padding."""
+
 
 class ClientDoor(DoorKeeper):
-    """One client's data during one round; gradients lie in the buffer of ``network``."""
+    """One client's data during one round; gradients lie in the buffer of ``network``.
+
+    What is clipped is computed in passes of ``lengths`` that round a row alike whatever else is in its batch; before
+    each of them ``announce`` is told how many rows are present, and how long it is.
+    """
 
     def __init__(
         self,
@@ -39,9 +51,12 @@ class ClientDoor(DoorKeeper):
         precision: Precision = "float32",
         state: ModuleState | None = None,
         local_only: LocalOnly = "undeclared",
+        lengths: Lengths | None = None,
+        announce: Callable[[int | None, int], None] = _nobody,
     ) -> None:
         super().__init__([slot], inputs, targets, loss, dpsgd, totals, precision, state, local_only)
         self._network, self._clipper = network, clipper
+        self._lengths, self._announce = lengths, announce
 
     def _gather(
         self, plans: Sequence[Plan], rows: Sequence[Tensor], last: Sequence[bool], draws: Sequence[Draws]
@@ -80,10 +95,23 @@ class ClientDoor(DoorKeeper):
     def _clipped_sum(
         self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, max_grad_norm: float
     ) -> Tensor:
-        clipper, loss = self._clipper, self._prepared(loss, batch, loss_kwargs)
+        clipper, network, key = self._clipper, self._network, _key("gradient of one", loss, loss_kwargs)
         assert clipper is not None
-        with self._network.at(parameters):
-            return self._add_up(lambda x, y: clipper.clipped_sum(loss, x, y, max_grad_norm), batch)
+        loss = self._prepared(loss, batch, loss_kwargs)
+
+        def shown(inputs: Tensor, targets: Tensor) -> Tensor:
+            return clipper.norms(loss, inputs, targets)
+
+        with network.at(parameters):
+            several: Tensor | None = None
+            for inputs, targets, mask in self._steady(batch, key, shown):
+                clipper.clipped_sum(loss, inputs, targets, max_grad_norm, mask, len(batch.rows))
+                if len(inputs) < len(batch.rows):
+                    several = torch.zeros_like(network.gradient, dtype=torch.float64) if several is None else several
+                    several += network.gradient
+            if len(batch.rows) == 0:
+                network.gradient.zero_()
+            return network.gradient if several is None else several
 
     def _total(
         self,
@@ -97,12 +125,46 @@ class ClientDoor(DoorKeeper):
         module = self._network.module
         apart = clip is not None and len(batch.rows) > 0
         apart = apart and not (batch.inputs.dim() in known_ranks(module) and known_function(statistic))
+        whole = each_row if apart else _as_it_is
+
+        def shown(inputs: Tensor, targets: Tensor) -> Tensor:
+            return whole(statistic, module, inputs, targets, loss_kwargs).double()
+
+        pieces: Iterable[Piece] = ((*piece, None) for piece in _pieces(batch))
+        if clip is not None and len(batch.rows) > 0:
+            pieces = self._steady(batch, _key("total of one", statistic, loss_kwargs), shown)
         with evaluating(module), self._network.at(parameters), torch.no_grad():
-            for piece in _pieces(batch):
-                whole = each_row if apart else _as_it_is
-                values = whole(statistic, module, *piece, loss_kwargs)
+            for inputs, targets, mask in pieces:
+                values = whole(statistic, module, inputs, targets, loss_kwargs)
+                values = values if mask is None else values[mask]
                 sums.append((values if clip is None else clip(values)).sum(0))
         return torch.stack(sums).sum(0), values.dtype
+
+    def _steady(self, batch: DrawnBatch, key: Hashable, shown: Callable[[Tensor, Tensor], Tensor]) -> Iterator[Piece]:
+        """The passes that ``batch`` takes, each as long as it needs to be for its rows to be rounded alike.
+
+        ``shown`` gives, in float64, what shows how each row of a batch is rounded.
+        """
+        lengths = self._lengths
+        if lengths is None:
+            yield from ((*piece, None) for piece in _pieces(batch) if len(piece[0]))
+            return
+
+        def run(inputs: Tensor, targets: Tensor) -> Tensor:
+            self._announce(0, 1)
+            with self._network.at(lengths.public.parameters):
+                return shown(inputs, targets)
+
+        for rows, length in passes(len(batch.rows), ROWS_AT_ONCE, partial(lengths.of, key, run)):
+            self._forget()
+            inputs, targets = batch.inputs[rows], batch.targets[rows]
+            self._announce(len(inputs), length)
+            if len(inputs) == length:
+                yield inputs, targets, None
+            else:
+                mask = torch.arange(length, device=targets.device) < len(inputs)
+                yield padded(inputs, length), padded(targets, length), mask
+        self._announce(None, 1)
 
     def _value(
         self, function: Callable[..., Tensor], parameters: Tensor, loss_kwargs: Given, wrt: str | None = None
@@ -147,6 +209,11 @@ class ClientDoor(DoorKeeper):
                 write(inputs, targets)
                 total += gradient
         return gradient.copy_(total)
+
+
+def _key(question: str, function: Loss, loss_kwargs: Given) -> Hashable:
+    """What is asked for, as far as kernels may differ by it."""
+    return question, identity(function), identity(loss_kwargs)
 
 
 def _as_it_is(function: Loss, network: nn.Module, inputs: Tensor, targets: Tensor, loss_kwargs: Given) -> Tensor:

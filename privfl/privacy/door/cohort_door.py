@@ -7,8 +7,9 @@ client's own stream, notes each client's release, and hands the stacked answer b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial, reduce
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from privfl.data.mapped import Rows
 from privfl.models.module_state import ModuleState
-from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients
+from privfl.privacy.clipping.lengths import Lengths, identity, padded, passes
+from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients, given_to
+from privfl.privacy.clipping.steady_stacks import OfPiece, Rounding, SteadyStacks
 from privfl.privacy.door.batch_plans import Plan
 from privfl.privacy.door.contract import Batch
 from privfl.privacy.door.dpsgd import DPSGD
@@ -36,15 +39,16 @@ from privfl.privacy.door.precision import Precision, in_precision
 from privfl.privacy.door.step_draws import Draws
 from privfl.privacy.loss import Loss, is_coupled
 
-Announce = Callable[[Sequence[int]], None]
-"""Told how many rows of each client the next forward pass holds, so that drop-out draws for these and no others."""
+Announce = Callable[[Sequence[int], int], None]
+"""Told how many rows the next pass holds of each client from which one on, so that drop-out draws for these alone."""
 
 
 class CohortDoor(DoorKeeper):
     """The data of several clients during one round, as a stacked step asks for them.
 
     A batch is padded with the first row of the client's own batch (of its data if the batch is empty), so nobody's
-    values meet another client's.
+    values meet another client's. With ``lengths`` a pass is as long, and a stack as high, as it takes for every row and
+    every client to be rounded as in any other; a batch whose rows are coupled is left whole.
     """
 
     def __init__(
@@ -60,8 +64,10 @@ class CohortDoor(DoorKeeper):
         precision: Precision = "float32",
         state: ModuleState | None = None,
         local_only: LocalOnly = "undeclared",
+        lengths: Lengths | None = None,
     ) -> None:
         super().__init__(slots, inputs, targets, loss, dpsgd, totals, precision, state, local_only)
+        self._lengths = lengths
         self._stacked, self._announce = stacked, announce
         self._like = next(stacked.module.parameters())
         self._none = self._like.new_empty(len(slots), 0)
@@ -101,7 +107,11 @@ class CohortDoor(DoorKeeper):
         named = loss_kwargs or {}
 
         def stacked(parameters: Tensor, *values: Any) -> Tensor:
-            return work(parameters, dict(zip(named, values, strict=True)))
+            active, stack = len(self._active), len(parameters)
+            given = dict(zip(named, values, strict=True))
+            if active == stack:
+                return work(parameters, given)
+            return padded(work(parameters[:active], given_to(given, slice(0, active), active)), stack)
 
         answer: Tensor = _Outside.apply(stacked, self._count, parameters, *named.values())  # type: ignore[no-untyped-call]
         return answer
@@ -112,27 +122,25 @@ class CohortDoor(DoorKeeper):
     def _mean(
         self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, wrt: str | None = None
     ) -> Tensor:
-        plain_sum = partial(self._stacked.plain_sum, wrt=wrt or "parameters")
-        return divided_(self._sum(plain_sum, loss, batch, parameters, loss_kwargs), batch.divisors())
+        key, whole = ("mean", wrt, identity(loss), identity(loss_kwargs)), is_coupled(loss)
+        loss = in_precision(loss, self._precision, parameters.device)
+
+        def sums(parameters: Tensor, piece: StackedBatch) -> Tensor:
+            return self._stacked.plain_sum(loss, parameters, piece, wrt=wrt or "parameters")
+
+        total = self._sum(key, sums, None, batch, parameters, loss_kwargs, whole=whole).to(parameters.dtype)
+        return divided_(total, batch.divisors())
 
     def _clipped_sum(
         self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, max_grad_norm: float
     ) -> Tensor:
-        clipped_sum = partial(self._stacked.clipped_sum, max_grad_norm=max_grad_norm)
-        return self._sum(clipped_sum, loss, batch, parameters, loss_kwargs)
+        key = "clipped", identity(loss), identity(loss_kwargs)
+        loss = in_precision(loss, self._precision, parameters.device)
 
-    def _sum(
-        self,
-        of_piece: Callable[[Loss, Tensor, StackedBatch], Tensor],
-        loss: Loss,
-        batch: DrawnBatch,
-        parameters: Tensor,
-        loss_kwargs: Given,
-    ) -> Tensor:
-        """Every client's sum of what ``of_piece`` gives; zero where the batch is empty."""
-        whole, loss = is_coupled(loss), in_precision(loss, self._precision, parameters.device)
-        parts = (of_piece(loss, parameters, piece) for piece in self._pieces(batch, loss_kwargs, whole=whole))
-        return _without_empty(reduce(Tensor.add_, parts), batch)
+        def sums(parameters: Tensor, piece: StackedBatch) -> Tensor:
+            return self._stacked.clipped_sum(loss, parameters, piece, max_grad_norm)
+
+        return self._sum(key, sums, partial(self._stacked.norms, loss), batch, parameters, loss_kwargs)
 
     def _total(
         self,
@@ -142,30 +150,82 @@ class CohortDoor(DoorKeeper):
         loss_kwargs: Given,
         clip: Callable[[Tensor], Tensor] | None,
     ) -> tuple[Tensor, torch.dtype]:
-        found = [self._stacked.total(statistic, parameters, piece, clip) for piece in self._pieces(batch, loss_kwargs)]
-        return _without_empty(torch.stack([total for total, _ in found]).sum(0), batch), found[-1][1]
+        key, dtypes = ("total", identity(statistic), identity(loss_kwargs)), []
+
+        def sums(parameters: Tensor, piece: StackedBatch) -> Tensor:
+            total, dtype = self._stacked.total(statistic, parameters, piece, clip)
+            dtypes.append(dtype)
+            return total
+
+        shown = partial(self._stacked.statistics, statistic, bounded=clip is not None)
+        return self._sum(key, sums, shown, batch, parameters, loss_kwargs), dtypes[-1]
+
+    def _sum(
+        self,
+        key: tuple[Hashable, ...],
+        sums: OfPiece,
+        shown: OfPiece | None,
+        batch: DrawnBatch,
+        parameters: Tensor,
+        loss_kwargs: Given,
+        *,
+        whole: bool = False,
+    ) -> Tensor:
+        """Every client's sum [clients, ...] of the ``sums`` of its pieces; zero where the batch is empty.
+
+        ``shown`` [clients, B, ...] shows how each row is rounded, ``None`` if only sums leave the piece; ``key`` says
+        what is asked.
+        """
+        total: Tensor | None = None
+        for clients, piece in self._pieces(batch, loss_kwargs, Rounding(key, sums, shown), whole=whole):
+            count = clients.stop - clients.start
+            if self._lengths is not None:
+                self._forget()
+            part = sums(padded(parameters[clients], len(piece.inputs)), piece)[:count]
+            if count == len(parameters):
+                total = part if total is None else _wide(total).add_(part)
+            else:
+                total = part.new_zeros(len(parameters), *part.shape[1:]) if total is None else total
+                total = _wide(total)
+                total[clients] += part
+        assert total is not None
+        return _without_empty(total, batch)
 
     def _value(
         self, function: Callable[..., Tensor], parameters: Tensor, loss_kwargs: Given, wrt: str | None = None
     ) -> Tensor:
         return self._stacked.value(function, parameters, loss_kwargs, wrt)
 
-    def _pieces(self, batch: DrawnBatch, loss_kwargs: Given, *, whole: bool = False) -> Iterator[StackedBatch]:
-        """The columns of ``batch`` in pieces of at most ``ROWS_AT_ONCE``, as the loop engine cuts a client's rows.
+    def _pieces(
+        self, batch: DrawnBatch, loss_kwargs: Given, rounding: Rounding, *, whole: bool = False
+    ) -> Iterator[tuple[slice, StackedBatch]]:
+        """Clients, and columns of ``batch``: at most ``ROWS_AT_ONCE``, as the loop engine cuts a client's rows.
 
         A loss that couples samples gets its ``whole`` batch, and is told which rows are present.
         """
-        columns = batch.inputs.shape[1]
-        step = columns if whole else ROWS_AT_ONCE
-        for start in range(0, columns, step):
-            end = start + step
-            self._announce([min(max(count - start, 0), step) for count in batch.counts])
-            targets, mask = batch.targets[:, start:end], None if batch.mask is None else batch.mask[:, start:end]
-            if whole:
-                rows = torch.ones(targets.shape[:2], dtype=torch.bool, device=targets.device)
-                present = rows if mask is None else mask
-                loss_kwargs = {**loss_kwargs, "present": (present, 0)}
-            yield StackedBatch(batch.inputs[:, start:end], targets, mask, loss_kwargs)
+        clients, columns = batch.targets.shape[:2]
+        steady = None
+        if self._lengths is not None and not whole:
+            one = given_to(loss_kwargs, slice(0, 1), 1)
+            steady = SteadyStacks(self._lengths, partial(self._announce, [], 0), rounding, one)
+        length_of = int if steady is None else steady.length
+        for rows, length in passes(columns, columns if whole else ROWS_AT_ONCE, length_of):
+            groups = [(slice(0, clients), clients)] if steady is None else steady.groups(clients, length)
+            for group, stack in groups:
+                counts = [min(max(count - rows.start, 0), rows.stop - rows.start) for count in batch.counts[group]]
+                self._announce(counts, group.start)
+                piece = StackedBatch(batch.inputs, batch.targets, batch.mask, loss_kwargs)
+                piece = piece.part(clients=group, stack=stack, rows=rows, length=length)
+                if whole:
+                    rows_of = torch.ones(piece.targets.shape[:2], dtype=torch.bool, device=piece.targets.device)
+                    present = rows_of if piece.mask is None else piece.mask
+                    piece = replace(piece, loss_kwargs={**piece.loss_kwargs, "present": (present, 0)})
+                yield group, piece
+
+
+def _wide(total: Tensor) -> Tensor:
+    """``total`` in float64, if it is a floating sum: adding many pieces up in float32 would move them all."""
+    return total.double() if total.is_floating_point() else total
 
 
 def _without_empty(total: Tensor, batch: DrawnBatch) -> Tensor:

@@ -187,7 +187,7 @@ class DoorKeeper(ABC):
                 _add_noise_(total, [slot.noise for slot in active], deviations)
             for slot, (rate, _) in zip(active, public, strict=True):
                 slot.log.note_private(dpsgd, slot.client, rate)
-            return divided_(total, [divisor for _, divisor in public])
+            return divided_(total, [divisor for _, divisor in public]).to(parameters.dtype)
 
         return self._protected(private, parameters, loss_kwargs)
 
@@ -288,9 +288,13 @@ class DoorKeeper(ABC):
         self, work: Callable[[Tensor, Given], Tensor], parameters: Tensor, loss_kwargs: dict[str, Tensor] | None
     ) -> Tensor:
         """:meth:`_outside`, with a network that remembers nothing of an earlier pass."""
+        self._forget()
+        return self._outside(work, parameters, loss_kwargs)
+
+    def _forget(self) -> None:
+        """Put back what the network remembers of earlier passes, those on public rows included."""
         if self._state is not None:
             self._state.restore()
-        return self._outside(work, parameters, loss_kwargs)
 
     def _note(self, reason: str) -> None:
         """Note for every client that is left why a value leaves as it is."""
@@ -322,7 +326,10 @@ class DoorKeeper(ABC):
     def _clipped_sum(
         self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, max_grad_norm: float
     ) -> Tensor:
-        """Every client's sum of per-sample gradients clipped to ``max_grad_norm``, likewise in a buffer."""
+        """Every client's sum of per-sample gradients clipped to ``max_grad_norm``, likewise in a buffer.
+
+        In float64 where it was made of several passes: noise is added before it is rounded.
+        """
 
     @abstractmethod
     def _total(

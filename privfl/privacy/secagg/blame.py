@@ -12,11 +12,14 @@ from privfl.privacy.secagg.letters import (
     key_commitment,
     letter_tree,
     open_letter,
+    seed_commitment,
     share_commitment,
     with_proofs,
 )
 from privfl.privacy.secagg.merkle import Tree
 from privfl.privacy.secagg.session import Session
+
+_THREE = (0, COMMITMENT_BYTES, 2 * COMMITMENT_BYTES)
 
 
 class Ledger:
@@ -83,7 +86,8 @@ class Ledger:
             for peer, keys in mine.items():
                 if member < peer and peer in living:
                     theirs = self.dealings[peer].keys[member]
-                    if keys != theirs[COMMITMENT_BYTES:] + theirs[:COMMITMENT_BYTES]:
+                    outgoing, incoming, seed = (theirs[place : place + COMMITMENT_BYTES] for place in _THREE)
+                    if keys != incoming + outgoing + seed:
                         contradicted.setdefault(member, set()).add(peer)
                         contradicted.setdefault(peer, set()).add(member)
         self._apart = {member: set(peers) for member, peers in contradicted.items()}
@@ -138,6 +142,20 @@ class Ledger:
         due = both[secret * COMMITMENT_BYTES : (secret + 1) * COMMITMENT_BYTES]
         if share_commitment(self._session, dealer, holder, secret, share) != due:
             raise BadShare(f"client {holder} reveals a false share of a secret of client {dealer}.")
+
+    def is_seed(self, member: int, peer: int, seed: bytes) -> bool:
+        """Whether ``seed`` is that of the mask to which ``member``, and unless they are apart ``peer``, committed."""
+        due = self.dealings[member].keys[peer][2 * COMMITMENT_BYTES :]
+        return seed_commitment(self._session, member, peer, seed) == due
+
+    def check_seed(self, peer: int, holder: int, seed: bytes) -> None:
+        """Return if ``seed`` is that of the mask which ``holder`` has with ``peer``.
+
+        Raises:
+            BadShare: it is not.
+        """
+        if not self.is_seed(holder, peer, seed):
+            raise BadShare(f"client {holder} reveals a false seed of its mask with client {peer}.")
 
     def forget(self) -> None:
         """Drop the dealings; who is to blame stays known."""

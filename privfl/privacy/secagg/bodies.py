@@ -32,20 +32,16 @@ CONFIRMATION_BYTES = TAG_BYTES
 _NUMBER = struct.Struct("<I")
 _SEALED_BYTES = NONCE_BYTES + 2 * SHARE_BYTES + TAG_BYTES
 _PAIR_BYTES = 2 * COMMITMENT_BYTES
+_TRIPLE_BYTES = 3 * COMMITMENT_BYTES
 _REVEALED_BYTES = {MASK_KEY: SHARE_BYTES, SELF_MASK: SHARE_BYTES, PAIR_SEED: KEY_BYTES}
 
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """A client's two X25519 keys, and its signature of them under an active adversary (else empty)."""
+    """A client's X25519 key, and its signature of it under an active adversary (else empty)."""
 
     channel: bytes
-    mask: bytes
     signature: bytes = b""
-
-    def body(self) -> bytes:
-        """Both keys, as the body of a KEYS message."""
-        return self.channel + self.mask
 
 
 @dataclass(frozen=True)
@@ -54,13 +50,15 @@ class Dealing:
 
     Args:
         own: commitments to the two shares that it keeps itself.
-        keys: by peer, commitments to the key of the letter to it, and of the letter from it.
+        keys: by peer, commitments to the key of the letter to it, of the letter from it, and to the seed of their mask.
+        seeds: the seeds of the dealer's masks with these peers, sealed under the key that it shares among them.
         letters: by peer; their signatures and paths are empty here.
         signature: of the root of the letters' hash tree, empty if the adversary is semi-honest.
     """
 
     own: bytes
     keys: Mapping[int, bytes]
+    seeds: bytes
     letters: Mapping[int, Letter]
     signature: bytes = b""
 
@@ -70,39 +68,47 @@ class Dealing:
             _NUMBER.pack(peer) + self.keys[peer] + letter.commitments + letter.sealed
             for peer, letter in self.letters.items()
         )
-        return b"".join((self.own, self.signature, *entries))
+        return b"".join((self.own, self.signature, self.seeds, *entries))
 
     @classmethod
     def from_bytes(cls, body: memoryview, signed: bool) -> Dealing:
         """The body of a SHARES message; ``signed`` says whether the letters are."""
-        start = _PAIR_BYTES + SIGNATURE_BYTES * signed
-        if len(body) < start:
-            raise MalformedMessage(f"a dealing of shares has {len(body)} bytes; it must have {start} or more.")
-        entries = _entries(body[start:], 2 * _PAIR_BYTES + _SEALED_BYTES, "dealing of shares")
+        start, commitments = _PAIR_BYTES + SIGNATURE_BYTES * signed, _TRIPLE_BYTES + _PAIR_BYTES
+        width = commitments + _SEALED_BYTES
+        peers, rest = divmod(len(body) - start - TAG_BYTES, _NUMBER.size + width + KEY_BYTES)
+        if peers < 0 or rest:
+            raise MalformedMessage(f"a dealing of shares has {len(body)} bytes; that is none for any number of peers.")
+        end = start + TAG_BYTES + KEY_BYTES * peers
+        entries = _entries(body[end:], width, "dealing of shares")
         return cls(
             bytes(body[:_PAIR_BYTES]),
-            {peer: one[:_PAIR_BYTES] for peer, one in entries.items()},
-            {peer: Letter(one[_PAIR_BYTES : 2 * _PAIR_BYTES], one[2 * _PAIR_BYTES :]) for peer, one in entries.items()},
+            {peer: one[:_TRIPLE_BYTES] for peer, one in entries.items()},
+            bytes(body[start:end]),
+            {peer: Letter(one[_TRIPLE_BYTES:commitments], one[commitments:]) for peer, one in entries.items()},
             bytes(body[_PAIR_BYTES:start]),
         )
 
 
 def parse_keys(body: memoryview, signature: bytes) -> PublicKeys:
     """The body of a KEYS message."""
-    if len(body) != 2 * KEY_BYTES:
-        raise MalformedMessage(f"two public keys have {2 * KEY_BYTES} bytes, not {len(body)}.")
-    return PublicKeys(bytes(body[:KEY_BYTES]), bytes(body[KEY_BYTES:]), signature)
+    if len(body) != KEY_BYTES:
+        raise MalformedMessage(f"a public key has {KEY_BYTES} bytes, not {len(body)}.")
+    return PublicKeys(bytes(body), signature)
 
 
-def roster(keys: Mapping[int, PublicKeys]) -> bytes:
-    """The body of a ROSTER message: number, channel key, mask key and, if there is one, signature of every peer."""
-    return b"".join(_NUMBER.pack(peer) + one.body() + one.signature for peer, one in keys.items())
+def roster(server: bytes, keys: Mapping[int, PublicKeys]) -> bytes:
+    """The body of a ROSTER message: the server's public key (32 bytes), then by peer number, key and any signature."""
+    return server + b"".join(_NUMBER.pack(peer) + one.channel + one.signature for peer, one in keys.items())
 
 
-def parse_roster(body: memoryview, signed: bool) -> dict[int, PublicKeys]:
-    """The body of a ROSTER message; ``signed`` says whether every entry has a signature."""
-    entries = _entries(body, 2 * KEY_BYTES + SIGNATURE_BYTES * signed, "roster")
-    return {peer: parse_keys(memoryview(one)[: 2 * KEY_BYTES], one[2 * KEY_BYTES :]) for peer, one in entries.items()}
+def parse_roster(body: memoryview, signed: bool) -> tuple[bytes, dict[int, PublicKeys]]:
+    """The body of a ROSTER message: the server's key, and the peers'; ``signed`` says whether these have signatures."""
+    if len(body) < KEY_BYTES:
+        raise MalformedMessage(f"a roster has {len(body)} bytes; it must have {KEY_BYTES} or more.")
+    entries = _entries(body[KEY_BYTES:], KEY_BYTES + SIGNATURE_BYTES * signed, "roster")
+    return bytes(body[:KEY_BYTES]), {
+        peer: PublicKeys(one[:KEY_BYTES], one[KEY_BYTES:]) for peer, one in entries.items()
+    }
 
 
 def mailbox(letters: Mapping[int, Letter]) -> bytes:
@@ -155,6 +161,12 @@ def parse_masked(body: memoryview, session: Session) -> tuple[bytes, dict[int, b
     words: Words = np.frombuffer(body[end:], session.word)
     check_ring(words, session)
     return bytes(body[:COMMITMENT_BYTES]), accusations, words
+
+
+def reduce(words: Words, session: Session) -> None:
+    """Reduce ``words`` to the session's ring, in place; a ring of whole words needs nothing."""
+    if session.bits < 8 * session.word.itemsize:
+        words &= words.dtype.type(session.largest)
 
 
 def check_ring(words: Words, session: Session) -> None:

@@ -8,12 +8,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from privfl.errors import ConfigError
-from privfl.privacy.secagg import shamir
 from privfl.privacy.secagg.bodies import (
     PAIR_SEED,
-    Dealing,
-    PublicKeys,
     Request,
     Words,
     answer,
@@ -23,47 +19,25 @@ from privfl.privacy.secagg.bodies import (
     parse_mailbox,
     parse_numbers,
     parse_roster,
+    reduce,
 )
-from privfl.privacy.secagg.errors import (
-    BadCiphertext,
-    BadKey,
-    BadShare,
-    BadVector,
-    MalformedMessage,
-    OutOfOrder,
-    OwnNameListed,
-    SpentClient,
-    UnknownPeer,
-)
-from privfl.privacy.secagg.letters import (
-    MASK_KEY,
-    SELF_MASK,
-    Letter,
-    PairKeys,
-    Shares,
-    check_letter,
-    key_commitment,
-    letter_tree,
-    open_letter,
-    pair_keys,
-    share_commitments,
-    sign_letters,
-    write_letter,
-)
-from privfl.privacy.secagg.masking import MaskAdder, commitment, on_threads, pair_seed, sign_of
-from privfl.privacy.secagg.messages import SENT_IN, Body, Kind, Phase, check_signature, check_verify_keys, pack, unpack
+from privfl.privacy.secagg.dealer import Dealer
+from privfl.privacy.secagg.errors import BadVector, MalformedMessage, OutOfOrder, OwnNameListed, SpentClient
+from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK
+from privfl.privacy.secagg.masking import MaskAdder, commitment, on_threads
+from privfl.privacy.secagg.messages import Body, Kind, Phase, pack, unpack
 from privfl.privacy.secagg.policy import Policy
-from privfl.privacy.secagg.primitives import KEY_BYTES, AgreementKey, verification_key
+from privfl.privacy.secagg.primitives import KeyOperations
 from privfl.privacy.secagg.session import SERVER, Session
 from privfl.privacy.secagg.standing import Standing
 from privfl.privacy.secagg.store import Store
 
 
-class Client:
+class Client(Dealer):
     """One client's part in one session: a state machine that answers each of the server's messages once.
 
-    :meth:`answer` takes what comes from the server, the session first, and returns what goes back; it calls
-    ``advertise``, ``share_keys``, ``masked_input``, ``confirm`` (active adversary only) and ``unmask`` in this order.
+    :meth:`answer` takes what comes from the server, the session first, and returns what goes back: keys, shares of its
+    secrets, its masked vector, a confirmation of the survivors (active adversary only), shares of its peers' secrets.
     Keys and seeds are drawn afresh, so two clients never repeat a mask. After any error the client is spent: it forgets
     its secrets and refuses everything that follows.
 
@@ -97,6 +71,7 @@ class Client:
         policy: this client's own terms; needed as soon as the session comes from the server.
         entropy: called with n, returns n secret bytes. Anything but the operating system's is for tests.
         add_masks: expands seeds and adds the masks.
+        operations: agrees on keys and verifies signatures; another one is for simulations.
 
     Raises:
         ConfigError: the number is no member, or keys are missing, not wanted or not everybody's own.
@@ -115,33 +90,16 @@ class Client:
         policy: Policy | None = None,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
         add_masks: MaskAdder | None = None,
+        operations: KeyOperations | None = None,
     ) -> None:
-        if number not in session.points:
-            raise ConfigError(f"client {number} is no member of the session; give one of its members' numbers.")
-        check_verify_keys(session, verify_keys)
-        if (signing_key is None) != (session.adversary == "semi-honest"):
-            raise ConfigError("a signing key is for an active adversary, and needed there: give one, or none.")
-        if signing_key and verify_keys and verification_key(signing_key) != verify_keys[number]:
-            raise ConfigError(f"client {number}'s signing key does not belong to its verification key; give the pair.")
+        super().__init__(session, number, signing_key, verify_keys, entropy, operations)
         if policy is not None:
             policy.check(session)
         store.serve(session.identity)
-        self.session = session
-        self.number = number
-        self._signing_key = signing_key
-        self._verify_keys = None if verify_keys is None else dict(verify_keys)
-        self._entropy = entropy
         self._add_masks = add_masks or on_threads(1)
         self._due: Phase | None = Phase.ADVERTISE
-        self._channel: AgreementKey | None = None
-        self._mask: AgreementKey | None = None
-        self._self_seed = b""
         self._store, self._policy = store, policy
-        self._keys: dict[int, PairKeys] = {}
         self._confirming: dict[int, bytes] = {}
-        self._pair_seeds: dict[int, bytes] = {}
-        self._shares: dict[int, Shares] = {}
-        self._accused: frozenset[int] = frozenset()
         self._roster: frozenset[int] = frozenset()
         self._confirmed: frozenset[int] = frozenset()
 
@@ -150,195 +108,98 @@ class Client:
 
         Args:
             data: ``session.to_bytes()``, then a message of each phase.
-            vector: this client's vector, needed when the masked one is due.
+            vector: this client's vector, needed when the masked one is due: the session's number of unsigned words, of
+                its type and within its ring; it is not changed.
 
         Raises:
-            SecAggError: see the method of the phase.
-            MalformedMessage: the first message is another session than this client's.
+            SpentClient: this client has served its session, or met an error in it.
+            MalformedMessage: the message is none, or the first is another session than this client's.
+            OutOfOrder: a message of another phase came.
+            BadPeerList: a list names somebody twice, a stranger, one who had dropped out, or this client where it
+                cannot be; it leaves somebody out; a request names somebody as survivor and as dropped; the survivors
+                are not those confirmed.
+            BadKey: a key is unusable, or used twice.
+            BadSignature: keys, or a letter that does not open, are not signed by their owner.
+            TooFewClients: fewer holders than the threshold, or fewer survivors than the quorum; too few have confirmed
+                the survivors to this client.
+            BadVector: the vector is not as the session says.
+            PolicyRefused: the policy does not allow the sum.
+            SecAggError: any other error of the protocol, by its name.
         """
-        if self._due is Phase.MASK:
-            return self.masked_input(data, vector)
-        later = {Phase.SHARE: self.share_keys, Phase.CONFIRM: self.confirm, Phase.UNMASK: self.unmask}
-        if self._due in later:
-            return later[self._due](data)
-        if self._due is Phase.ADVERTISE and data != self.session.to_bytes():
-            self._due = None
+        with self._answering() as phase:
+            if phase is Phase.ADVERTISE:
+                return self._advertise(data)
+            if phase is Phase.SHARE:
+                return self._share_keys(data)
+            if phase is Phase.MASK:
+                return self._mask_vector(data, vector)
+            return self._confirm(data) if phase is Phase.CONFIRM else self._unmask(data)
+
+    def _advertise(self, data: bytes) -> bytes:
+        """Draw a key pair and send its public half, under an active adversary signed."""
+        if data != self.session.to_bytes():
             raise MalformedMessage("the server begins another session than this client's; both need the same.")
-        return self.advertise()
+        return self._message(Kind.KEYS, self._draw_keys().channel)
 
-    def advertise(self) -> bytes:
-        """Draw two key pairs and send their public halves (and, under an active adversary, their signature)."""
-        with self._answering(Phase.ADVERTISE):
-            self._channel = AgreementKey(self._entropy(KEY_BYTES))
-            self._mask = AgreementKey(self._entropy(KEY_BYTES))
-            return self._message(Kind.KEYS, PublicKeys(self._channel.public, self._mask.public).body())
+    def _share_keys(self, data: bytes) -> bytes:
+        """Share the mask key and the self-mask seed among the peers of the roster, sealed for each."""
+        server, peers = parse_roster(self._open(Kind.ROSTER, data), signed=self._verify_keys is not None)
+        self._check_roster(server, peers)
+        self._standing.check_enough(len(peers) + 1, "advertised keys")
+        self._agree(server, peers)
+        dealing = self._deal([*peers, self.number])
+        self._roster = frozenset([*peers, self.number])
+        self._channel, self._mask_key = None, b""  # everything they were for is done
+        return self._message(Kind.SHARES, dealing.to_bytes())
 
-    def share_keys(self, data: bytes) -> bytes:
-        """Share the secret mask key and a fresh self-mask seed among the peers of the roster, sealed for each.
-
-        Raises:
-            SecAggError: the roster names somebody twice, a stranger or this client; a key is unusable, or used twice;
-                a signature is wrong; there are fewer holders than the threshold.
-        """
-        with self._answering(Phase.SHARE):
-            active = self._signing_key is not None
-            peers = parse_roster(self._open(Kind.ROSTER, data), signed=active)
-            self._check_roster(peers)
-            assert self._channel is not None
-            assert self._mask is not None
-            session, own = self.session, self.number
-            for peer, keys in peers.items():
-                self._keys[peer] = pair_keys(session, self._channel, own, peer, keys.channel)
-                self._pair_seeds[peer] = pair_seed(session, self._mask, own, peer, keys.mask)
-            self._self_seed = self._entropy(KEY_BYTES)
-            dealing = self._deal([*peers, own])
-            self._roster = frozenset([*peers, own])
-            self._channel = self._mask = None  # everything they were for is done
-            return self._message(Kind.SHARES, dealing.to_bytes())
-
-    def masked_input(self, data: bytes, vector: Words | None) -> bytes:
+    def _mask_vector(self, data: bytes, vector: Words | None) -> bytes:
         """Keep the shares that the peers sent, and send ``vector`` under the self-mask and a mask for each such peer.
 
         A peer whose letter is bad gets no mask; the key of that letter is opened to the server, to convict the peer.
-
-        Args:
-            data: the server's mailbox.
-            vector: the session's number of unsigned words, of its type and within its ring; it is not changed.
-
-        Raises:
-            SecAggError: the mailbox names somebody twice, a stranger or this client; a bad letter is not as its dealer
-                signed it; fewer holders than the threshold are left; the vector is not as the session says.
         """
-        with self._answering(Phase.MASK):
-            letters = parse_mailbox(self._open(Kind.MAILBOX, data), self.session)
-            for dealer in letters:
-                if dealer == self.number:
-                    raise OwnNameListed(f"the mailbox of client {self.number} holds shares from itself.")
-                if dealer not in self._keys:
-                    self._standing.refuse_stranger(dealer)
-            accusations = self._read(letters)
-            self._standing.check_enough(len(self._shares), "shared its keys")
-            words = self._check_vector(vector).copy()
-            self._add_masks(words, self._masks())
-            words &= words.dtype.type(self.session.largest)
-            sent = masked(commitment(self.session, self.number, self._self_seed), accusations, words)
-            self._self_seed = b""
-            self._confirming = {peer: keys.confirming for peer, keys in self._keys.items()}
-            self._keys.clear()
-            return self._message(Kind.MASKED, sent)
+        letters = parse_mailbox(self._open(Kind.MAILBOX, data), self.session)
+        for dealer in letters:
+            if dealer == self.number:
+                raise OwnNameListed(f"the mailbox of client {self.number} holds shares from itself.")
+            if dealer not in self._keys:
+                self._standing.refuse_stranger(dealer)
+        accusations = self._read(letters)
+        self._standing.check_enough(len(self._shares), "shared its keys")
+        words = self._check_vector(vector).copy()
+        self._add_masks(words, self._masks())
+        reduce(words, self.session)
+        sent = masked(commitment(self.session, self.number, self._self_seed), accusations, words)
+        self._self_seed = b""
+        self._confirming = {peer: keys.confirming for peer, keys in self._keys.items()}
+        self._keys.clear()
+        return self._message(Kind.MASKED, sent)
 
-    def confirm(self, data: bytes) -> bytes:
-        """Confirm the list of survivors to each of the peers; only under an active adversary.
+    def _confirm(self, data: bytes) -> bytes:
+        """Confirm the list of survivors to each of the peers; only under an active adversary."""
+        survivors = frozenset(parse_numbers(self._open(Kind.SURVIVORS, data)))
+        self._standing.check_survivors(survivors)
+        self._check_cohort(survivors)
+        self._confirmed = survivors
+        tags = self._standing.tags(survivors, self._confirming)
+        return self._message(Kind.CONFIRMATION, confirmation(survivors, tags))
 
-        Raises:
-            SecAggError: the list names somebody twice, a stranger, one who had dropped out or been convicted, or leaves
-                this client out; it is shorter than the threshold.
-            PolicyRefused: the policy does not allow the sum.
-        """
-        with self._answering(Phase.CONFIRM):
-            survivors = frozenset(parse_numbers(self._open(Kind.SURVIVORS, data)))
-            self._standing.check_survivors(survivors)
-            self._check_cohort(survivors)
-            self._confirmed = survivors
-            tags = self._standing.tags(survivors, self._confirming)
-            return self._message(Kind.CONFIRMATION, confirmation(survivors, tags))
-
-    def unmask(self, data: bytes) -> bytes:
-        """Reveal a share of each survivor's self-mask seed and of each dropped peer's mask key, never both of one.
-
-        Raises:
-            SecAggError: the request names somebody twice, or as survivor and as dropped, a stranger, one who had
-                dropped out before masking, or this client as dropped; it leaves somebody out; fewer survivors than the
-                threshold are left; under an active adversary, the survivors are not those confirmed, or fewer than
-                the threshold have confirmed them to this client.
-            PolicyRefused: the policy does not allow the sum.
-        """
-        with self._answering(Phase.UNMASK):
-            request = Request.from_bytes(self._open(Kind.REQUEST, data))
-            survivors, culprits = frozenset(request.survivors), set(request.culprits)
-            standing = self._standing
-            standing.check_request(request)
-            if self._verify_keys is not None:
-                standing.check_confirmations(survivors, self._confirmed, request.confirmations, self._confirming)
-            self._check_cohort(survivors)
-            if self._policy is not None and self.session.complete:
-                self._store.open(self.session.identity, survivors)
-            held = survivors & self._shares.keys()
-            revealed = {peer: (SELF_MASK, self._shares[peer].self_mask) for peer in sorted(held)}
-            for peer in sorted(request.dropped):
-                seed = peer in culprits
-                revealed[peer] = (
-                    (PAIR_SEED, self._pair_seeds[peer]) if seed else (MASK_KEY, self._shares[peer].mask_key)
-                )
-            return self._message(Kind.ANSWER, answer(revealed))
-
-    def _masks(self) -> list[tuple[bytes, int]]:
-        """The seeds of this client's masks: its own, and one for each peer whose shares it holds."""
-        pairs = ((peer, self._pair_seeds[peer]) for peer in self._shares if peer != self.number)
-        return [(self._self_seed, 1), *((seed, sign_of(self.number, peer)) for peer, seed in pairs)]
-
-    def _split(self, holders: list[int]) -> dict[int, Shares]:
-        """Shares of both secrets for every holder, this client among them."""
-        assert self._mask is not None
-        points = [self.session.points[holder] for holder in holders]
-        keys, seeds = (
-            shamir.split(secret, self.session.threshold, points, self._entropy)
-            for secret in (self._mask.secret, self._self_seed)
-        )
-        return {holder: Shares(keys[point], seeds[point]) for holder, point in zip(holders, points, strict=True)}
-
-    def _deal(self, holders: list[int]) -> Dealing:
-        """Keep one pair of shares, and write a letter to each of the other holders."""
-        session, own = self.session, self.number
-        shares = self._split(holders)
-        self._shares[own] = shares.pop(own)
-        letters = {
-            peer: write_letter(session, own, peer, self._keys[peer].outgoing, pair, self._entropy)
-            for peer, pair in shares.items()
-        }
-        keys = {
-            peer: key_commitment(session, own, peer, pair.outgoing) + key_commitment(session, peer, own, pair.incoming)
-            for peer, pair in self._keys.items()
-        }
-        signature = b""
-        if self._signing_key is not None:
-            signature = sign_letters(session, own, letter_tree(session, letters).root, self._signing_key)
-        return Dealing(share_commitments(session, own, own, self._shares[own]), keys, letters, signature)
-
-    def _read(self, letters: Mapping[int, Letter]) -> dict[int, bytes]:
-        """Keep the shares of all good letters; the keys of the bad ones, whose dealers are accused.
-
-        Raises:
-            BadSignature: a bad letter is not the one that its dealer signed: the server has altered it.
-        """
-        accusations = {}
-        for dealer, letter in letters.items():
-            try:
-                self._shares[dealer] = open_letter(
-                    self.session, dealer, self.number, self._keys[dealer].incoming, letter
-                )
-            except (BadCiphertext, BadShare):
-                if self._verify_keys is not None:
-                    check_letter(self.session, dealer, self.number, letter, self._verify_keys[dealer])
-                accusations[dealer] = self._keys[dealer].incoming
-        self._accused = frozenset(accusations)
-        return accusations
-
-    def _check_roster(self, peers: Mapping[int, PublicKeys]) -> None:
-        assert self._channel is not None
-        assert self._mask is not None
-        seen = {self._channel.public, self._mask.public}
-        for peer, keys in peers.items():
-            if peer == self.number:
-                raise OwnNameListed(f"the roster of client {self.number} names itself.")
-            if peer not in self.session.holders[self.number]:
-                raise UnknownPeer(f"the roster names {peer}, who is no neighbour of client {self.number}.")
-            if keys.channel in seen or keys.mask in seen or keys.channel == keys.mask:
-                raise BadKey(f"a key of client {peer} is used twice in the roster; every key must be its owner's own.")
-            seen |= {keys.channel, keys.mask}
-            if self._verify_keys is not None:
-                check_signature(self.session, Kind.KEYS, peer, keys.body(), keys.signature, self._verify_keys[peer])
-        self._standing.check_enough(len(peers) + 1, "advertised keys")
+    def _unmask(self, data: bytes) -> bytes:
+        """Reveal a share of each survivor's self-mask seed and of each dropped peer's mask key, never both of one."""
+        request = Request.from_bytes(self._open(Kind.REQUEST, data))
+        survivors, culprits = frozenset(request.survivors), set(request.culprits)
+        standing = self._standing
+        standing.check_request(request)
+        if self._verify_keys is not None:
+            standing.check_confirmations(survivors, self._confirmed, request.confirmations, self._confirming)
+        self._check_cohort(survivors)
+        if self._policy is not None and self.session.complete:
+            self._store.open(self.session.identity, survivors)
+        held = survivors & self._shares.keys()
+        revealed = {peer: (SELF_MASK, self._shares[peer].self_mask) for peer in sorted(held)}
+        for peer in sorted(request.dropped):
+            seed = peer in culprits
+            revealed[peer] = (PAIR_SEED, self._pair_seeds[peer]) if seed else (MASK_KEY, self._shares[peer].mask_key)
+        return self._message(Kind.ANSWER, answer(revealed))
 
     def _check_vector(self, vector: Words | None) -> Words:
         session = self.session
@@ -360,33 +221,29 @@ class Client:
             self._policy.check_sum(survivors, self._store.opened())
 
     @contextmanager
-    def _answering(self, phase: Phase) -> Iterator[None]:
-        """Answer in ``phase`` if that is due, go on to the next phase, and end for good at any error."""
-        due, self._due = self._due, None
+    def _answering(self) -> Iterator[Phase]:
+        """Answer in the phase that is due, go on to the next one, and end for good at any error."""
+        phase, self._due = self._due, None
         try:
-            if due is None:
+            if phase is None:
                 raise SpentClient(
                     f"client {self.number} has served its session, or met an error in it: take a new one."
                 )
-            if due is not phase:
-                raise OutOfOrder(f"client {self.number} is due for {due.name}, not for {phase.name}.")
-            yield
+            yield phase
         except BaseException:
             self._forget()
             raise
         if phase is Phase.UNMASK:
             self._forget()
-        elif phase is Phase.MASK and self._signing_key is None:
+        elif phase is Phase.MASK and self._verify_keys is None:
             self._due = Phase.UNMASK
         else:
             self._due = Phase(phase + 1)
 
     def _forget(self) -> None:
         """Go back to knowing no secret of the session."""
-        self._channel = self._mask = None
-        self._self_seed = b""
-        for kept in (self._keys, self._confirming, self._pair_seeds, self._shares):
-            kept.clear()
+        super()._forget()
+        self._confirming.clear()
 
     def _open(self, kind: Kind, data: bytes) -> memoryview:
         message = unpack(self.session, data, self.number)
@@ -395,5 +252,5 @@ class Client:
         return message.body
 
     def _message(self, kind: Kind, body: Body) -> bytes:
-        assert kind in SENT_IN
-        return pack(self.session, kind, self.number, SERVER, body, self._signing_key)
+        key = self._signing_key if kind is Kind.KEYS else self._seal_key
+        return pack(self.session, kind, self.number, SERVER, body, key)

@@ -15,18 +15,21 @@ from __future__ import annotations
 
 import hmac
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 
 from privfl.privacy.secagg import merkle, shamir
 from privfl.privacy.secagg.errors import BadShare, BadSignature
-from privfl.privacy.secagg.primitives import KEY_BYTES, NONCE_BYTES, AgreementKey, derive, seal, sign, unseal, verify
+from privfl.privacy.secagg.primitives import KEY_BYTES, NONCE_BYTES, derive, seal, sign, unseal, verify
 from privfl.privacy.secagg.session import VERSION, Session
 from privfl.privacy.secagg.shamir import SHARE_BYTES
 
 MASK_KEY, SELF_MASK = 0, 1
-"""The two secrets that a client shares; of one peer a client reveals its share of one of them."""
+"""The two secrets that a client shares; of one peer a client reveals its share of one of them.
+
+The mask key is that under which the client has deposited the seeds of its masks with the server (:func:`seal_seeds`).
+"""
 
 _PAIR = struct.Struct("<II")
 _SIGNED = b"privfl secure aggregation, letters"
@@ -60,14 +63,15 @@ class Shares:
 
 @dataclass(frozen=True)
 class PairKeys:
-    """What two clients share besides their mask: a key for letters in either direction, and one to confirm under."""
+    """What two clients share: a key for letters in either direction, one to confirm under, and their mask's seed."""
 
     outgoing: bytes = field(repr=False)
     incoming: bytes = field(repr=False)
     confirming: bytes = field(repr=False)
+    seed: bytes = field(repr=False)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen, which would take three times as long to make, a few times for every pair
 class Letter:
     """A letter as it travels: two share commitments, the sealed shares and, if signed, signature and path to its root.
 
@@ -84,16 +88,54 @@ class Letter:
         return merkle.leaf(struct.pack("<I", holder) + self.commitments + self.sealed)
 
 
-def pair_keys(session: Session, key: AgreementKey, client: int, peer: int, public: bytes) -> PairKeys:
-    """The keys that ``client``, owner of the channel key ``key``, shares with ``peer``, owner of ``public``.
+def pair_keys(session: Session, client: int, peer: int, agreed: bytes) -> PairKeys:
+    """The keys that ``client`` shares with ``peer``, of what their channel keys agree on.
 
-    Raises:
-        BadKey: the peer's key is unusable.
+    Each says nothing of the others (RFC 5869), and they are bound to the session, so that neither another round nor
+    another session could repeat one even with the same channel keys.
     """
     pair = _PAIR.pack(min(client, peer), max(client, peer))
-    drawn = derive(key.agree(public), session.fingerprint, b"letters" + pair, 3 * KEY_BYTES)
-    upward, downward, confirming = (drawn[start : start + KEY_BYTES] for start in range(0, len(drawn), KEY_BYTES))
-    return PairKeys(upward, downward, confirming) if client < peer else PairKeys(downward, upward, confirming)
+    drawn = derive(agreed, session.fingerprint, b"pair" + pair, 4 * KEY_BYTES)
+    upward, downward = drawn[:KEY_BYTES], drawn[KEY_BYTES : 2 * KEY_BYTES]
+    both = drawn[2 * KEY_BYTES : 3 * KEY_BYTES], drawn[3 * KEY_BYTES :]
+    return PairKeys(upward, downward, *both) if client < peer else PairKeys(downward, upward, *both)
+
+
+def seal_seeds(session: Session, client: int, mask_key: bytes, seeds: Mapping[int, bytes]) -> bytes:
+    """The ``seeds`` of ``client``'s masks by peer, for the server to keep: it can open them with ``mask_key`` only.
+
+    The key seals nothing else, so its nonce is fixed.
+    """
+    plain = b"".join(seeds[peer] for peer in sorted(seeds))
+    return seal(mask_key, bytes(NONCE_BYTES), plain, b"mask seeds" + session.fingerprint + struct.pack("<I", client))
+
+
+def open_seeds(
+    session: Session, client: int, mask_key: bytes, sealed: bytes, peers: Collection[int]
+) -> dict[int, bytes]:
+    """By peer the seeds that :func:`seal_seeds` has sealed.
+
+    Raises:
+        BadCiphertext: the key is not the one, or they were sealed for somebody else.
+    """
+    bound = b"mask seeds" + session.fingerprint + struct.pack("<I", client)
+    plain = unseal(mask_key, bytes(NONCE_BYTES), sealed, bound)
+    return {peer: plain[place * KEY_BYTES :][:KEY_BYTES] for place, peer in enumerate(sorted(peers))}
+
+
+def seed_commitment(session: Session, client: int, peer: int, seed: bytes) -> bytes:
+    """32 bytes that fix the seed of the mask of two clients without showing it; the same from either side."""
+    pair = _PAIR.pack(min(client, peer), max(client, peer))
+    return sha256(b"mask seed" + session.fingerprint + pair + seed).digest()
+
+
+def pair_commitments(session: Session, client: int, peer: int, keys: PairKeys) -> bytes:
+    """``client``'s commitments to what it shares with ``peer``, 96 bytes: its letter's key, the peer's, the seed."""
+    return (
+        key_commitment(session, client, peer, keys.outgoing)
+        + key_commitment(session, peer, client, keys.incoming)
+        + seed_commitment(session, client, peer, keys.seed)
+    )
 
 
 def key_commitment(session: Session, dealer: int, holder: int, key: bytes) -> bytes:

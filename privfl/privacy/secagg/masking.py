@@ -1,4 +1,4 @@
-"""Which masks a vector gets, and how their seeds are derived: what client and server must compute alike."""
+"""Which masks a vector gets: what client and server must compute alike."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from privfl.privacy.secagg.bodies import Words
 from privfl.privacy.secagg.masks import add_many
-from privfl.privacy.secagg.primitives import AgreementKey, derive
+from privfl.privacy.secagg.primitives import derive
 from privfl.privacy.secagg.session import Session
 
 Seeds = Sequence[tuple[bytes, int]]
@@ -15,8 +15,6 @@ Seeds = Sequence[tuple[bytes, int]]
 
 MaskAdder = Callable[[Words, Seeds], None]
 """Adds the masks that the seeds expand to, with their signs, to a vector in place, modulo its word."""
-
-_PAIR = struct.Struct("<II")
 
 
 def on_threads(threads: int) -> MaskAdder:
@@ -33,22 +31,10 @@ def sign_of(client: int, peer: int) -> int:
     return 1 if client < peer else -1
 
 
-def pair_seed(session: Session, key: AgreementKey, client: int, peer: int, public: bytes) -> bytes:
-    """The 32-byte seed that ``client``, owner of the mask key ``key``, shares with ``peer``, owner of ``public``.
-
-    Bound to the session, so that neither another round nor another session could repeat it even with the same keys.
-
-    Raises:
-        BadKey: the peer's key is unusable.
-    """
-    pair = _PAIR.pack(min(client, peer), max(client, peer))
-    return derive(key.agree(public), session.fingerprint, b"pairwise mask" + pair)
-
-
 def commitment(session: Session, client: int, self_seed: bytes) -> bytes:
     """32 bytes that fix ``client``'s self-mask seed without showing it.
 
     The papers have no such commitment. With it the server notices shares of a self-mask that combine to another seed,
-    which would otherwise turn the sum into noise; another mask key shows by the public key.
+    which would otherwise turn the sum into noise; other seeds of masks show by what both ends have committed to.
     """
     return derive(self_seed, session.fingerprint, b"self-mask commitment" + struct.pack("<I", client))

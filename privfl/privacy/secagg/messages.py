@@ -1,17 +1,22 @@
 """The envelope that every message of the protocol travels in.
 
 Layout, little-endian: start ``PVSA``, version (1 byte), kind (1), session identity (32), round (4), sender (4),
-receiver (4), length of the body (8), body, seal. The seal of a client's message under an active adversary is its
-Ed25519 signature (64 bytes); of every other message it is 16 bytes of a digest that also covers the whole session. The
-digest catches accidents, not attackers: as in the papers, clients and server talk over channels that are authenticated
-already (TLS). Kind and sender tell the phase, so no message stands for another.
+receiver (4), length of the body (8), body, seal. The seal
+
+* of a client's keys under an active adversary is its Ed25519 signature (64 bytes), which its peers check as well;
+* of what it sends after them is 16 bytes of Poly1305 under a key that it has agreed on with the server (of its channel
+  key and the server's, which comes with the roster), and that is another one for every header;
+* of every other message is 16 bytes of a digest that also covers the whole session.
+
+The digest catches accidents, not attackers: as in the papers, clients and server talk over channels that are
+authenticated already (TLS). Kind and sender tell the phase, so no message stands for another.
 """
 
 from __future__ import annotations
 
 import hmac
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from hashlib import sha256
@@ -24,7 +29,7 @@ from privfl.privacy.secagg.errors import (
     UnknownPeer,
     UnsupportedVersion,
 )
-from privfl.privacy.secagg.primitives import SIGNATURE_BYTES, sign, verify
+from privfl.privacy.secagg.primitives import SIGNATURE_BYTES, derive, one_time_tag, sign, verify
 from privfl.privacy.secagg.session import IDENTITY_BYTES, SERVER, VERSION, Session
 
 _START = b"PVSA"
@@ -34,6 +39,8 @@ _SIGNED = b"privfl secure aggregation, signed message"
 
 
 Body = bytes | tuple[bytes, memoryview]
+Verify = Callable[[bytes, bytes, bytes], None]
+"""Checks a signature: verification key, signature, content."""
 
 
 class Phase(IntEnum):
@@ -80,38 +87,58 @@ class Message:
     signature: bytes = field(repr=False)
 
 
-def pack(
-    session: Session, kind: Kind, sender: int, receiver: int, body: Body, signing_key: bytes | None = None
-) -> bytes:
-    """``body``, whole or in parts, in its envelope, signed if a signing key (32 bytes) is given."""
+def pack(session: Session, kind: Kind, sender: int, receiver: int, body: Body, key: bytes | None = None) -> bytes:
+    """``body``, whole or in parts, in its envelope.
+
+    ``key`` (32 bytes) is the sender's signing key if the kind is KEYS and the adversary active, :func:`seal_key` of any
+    other kind that clients send, and nothing otherwise.
+    """
     parts = (body,) if isinstance(body, bytes) else body
     header = _header(session, kind, sender, receiver, sum(map(len, parts)))
-    digest = _digest(session, header, *parts)
-    seal = digest[:_DIGEST_BYTES] if signing_key is None else sign(signing_key, _SIGNED + digest)
+    if key is None:
+        seal = _digest(session, header, *parts)[:_DIGEST_BYTES]
+    elif kind is Kind.KEYS:
+        seal = sign(key, _SIGNED + _digest(session, header, *parts))
+    else:
+        seal = _tag(key, header, *parts)
     return b"".join((header, *parts, seal))
 
 
-def unpack(session: Session, data: bytes, receiver: int, verify_keys: dict[int, bytes] | None = None) -> Message:
+def seal_key(session: Session, client: int, agreed: bytes) -> bytes:
+    """The 32-byte key that ``client`` seals its messages with, of what its channel key and the server's agree on."""
+    return derive(agreed, session.fingerprint, b"seal" + struct.pack("<I", client))
+
+
+def unpack(
+    session: Session,
+    data: bytes,
+    receiver: int,
+    key_of: Callable[[Kind, int], bytes | None] | None = None,
+    verify: Verify = verify,
+) -> Message:
     """The message in ``data``, if it is one of this session for this receiver, whole and unaltered.
 
     Args:
         session: the receiver's session.
         data: bytes from anywhere.
         receiver: the member's number, or ``SERVER``.
-        verify_keys: every member's verification key, for the server under an active adversary.
+        key_of: for the server: what a kind of message from a member is sealed with (:func:`pack`), its verification key
+            instead of its signing key.
+        verify: checks signatures.
 
     Raises:
         MalformedMessage: it is no message; also its kinds UnsupportedVersion and AlteredMessage.
         ForeignMessage: another session, round or receiver, or sent by a side that sends no such message.
         UnknownPeer: the sender is no member.
         BadSignature: the signature is not the sender's.
+        SecAggError: what ``key_of`` raises if there is no key.
     """
     if not isinstance(data, bytes) or len(data) < _HEADER.size or not data.startswith(_START):
         raise MalformedMessage("these bytes are no message; they are too short or start otherwise.")
     _, version, number, identity, round, sender, addressee, length = _HEADER.unpack_from(data)
     if version != VERSION:
         raise UnsupportedVersion(f"the message is of version {version}, and this is version {VERSION}.")
-    signed = verify_keys is not None
+    signed = number == Kind.KEYS and session.adversary == "active"
     seal_bytes = SIGNATURE_BYTES if signed else _DIGEST_BYTES
     if len(data) != _HEADER.size + length + seal_bytes:
         raise MalformedMessage(
@@ -132,15 +159,28 @@ def unpack(session: Session, data: bytes, receiver: int, verify_keys: dict[int, 
         raise UnknownPeer(f"the message is from number {sender}, who is no member of the session.")
     body = memoryview(data)[_HEADER.size : _HEADER.size + length]
     seal = data[_HEADER.size + length :]
-    digest = _digest(session, data[: _HEADER.size], body)
-    if verify_keys is not None:
-        verify(verify_keys[sender], seal, _SIGNED + digest)
-    elif not hmac.compare_digest(seal, digest[:_DIGEST_BYTES]):
-        raise AlteredMessage(f"the digest of a {kind.name} message is wrong; it was altered, or the sessions differ.")
+    key = None if receiver != SERVER or key_of is None else key_of(kind, sender)
+    header = data[: _HEADER.size]
+    if key is None:
+        good = hmac.compare_digest(seal, _digest(session, header, body)[:_DIGEST_BYTES])
+    elif kind is Kind.KEYS:
+        verify(key, seal, _SIGNED + _digest(session, header, body))
+        good = True
+    else:
+        good = hmac.compare_digest(seal, _tag(key, header, body))
+    if not good:
+        raise AlteredMessage(f"the seal of a {kind.name} message is wrong; it was altered, or the sessions differ.")
     return Message(kind, sender, body, seal if signed else b"")
 
 
-def check_signature(session: Session, kind: Kind, sender: int, body: bytes, signature: bytes, key: bytes) -> None:
+def body_of(data: bytes) -> memoryview:
+    """The body of a message that is known to be good; nothing is checked."""
+    return memoryview(data)[_HEADER.size :][: _HEADER.unpack_from(data)[-1]]
+
+
+def check_signature(
+    session: Session, kind: Kind, sender: int, body: bytes, signature: bytes, key: bytes, verify: Verify = verify
+) -> None:
     """Return if ``signature`` is that of ``sender``'s message to the server, handed on without its envelope.
 
     Raises:
@@ -174,6 +214,11 @@ def _digest(session: Session, header: bytes, *parts: bytes | memoryview) -> byte
     for part in parts:
         digest.update(part)
     return digest.digest()
+
+
+def _tag(key: bytes, header: bytes, *parts: bytes | memoryview) -> bytes:
+    """A tag whose key serves this header only, and a client sends one message under a header."""
+    return one_time_tag(hmac.digest(key, header, "sha256"), *parts)
 
 
 def _name(number: int) -> str:

@@ -1,12 +1,16 @@
 """The cryptographic primitives of secure aggregation, each a thin wrapper around the ``cryptography`` package.
 
-X25519 key agreement (RFC 7748), HKDF-SHA256 (RFC 5869), AES-256-GCM (NIST SP 800-38D), Ed25519 (RFC 8032). The wrappers
-fix the parameters and turn every failure into one of :mod:`privfl.privacy.secagg.errors`.
+X25519 key agreement (RFC 7748), HKDF-SHA256 (RFC 5869), AES-256-GCM (NIST SP 800-38D), Poly1305 (RFC 8439),
+Ed25519 (RFC 8032). The wrappers fix the parameters and turn every failure into one of
+:mod:`privfl.privacy.secagg.errors`.
 """
 
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -14,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.poly1305 import Poly1305
 
 from privfl.privacy.secagg.errors import BadCiphertext, BadKey, BadSignature
 
@@ -22,6 +27,7 @@ NONCE_BYTES = 12
 TAG_BYTES = 16
 SIGNATURE_BYTES = 64
 _FIELD = 2**255 - 19
+_CACHED_KEYS = 4096  # verification keys, which are the same in every session: about 1 MiB if ever full
 
 
 class AgreementKey:
@@ -79,6 +85,19 @@ def authenticate(key: bytes, content: bytes) -> bytes:
     return hmac.digest(key, content, "sha256")[:TAG_BYTES]
 
 
+def one_time_tag(key: bytes, *parts: bytes | memoryview) -> bytes:
+    """The Poly1305 tag (16 bytes) of the ``parts``, one after the other; ``key`` (32 bytes) serves one content only.
+
+    Raises:
+        BadKey: the key is not 32 bytes.
+    """
+    _check_length(key, "one-time key")
+    tag = Poly1305(key)
+    for part in parts:
+        tag.update(part)
+    return tag.finalize()
+
+
 def seal(key: bytes, nonce: bytes, plain: bytes, associated: bytes) -> bytes:
     """``plain`` under AES-256-GCM, 16 bytes longer; ``associated`` is authenticated but not sent.
 
@@ -124,9 +143,26 @@ def verify(key: bytes, signature: bytes, content: bytes) -> None:
         BadSignature: it is not, or the key is none.
     """
     try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, content)
+        _public_key(key).verify(signature, content)
     except (InvalidSignature, ValueError) as error:
         raise BadSignature("a signature does not verify; its message is not from whom it says.") from error
+
+
+@dataclass(frozen=True)
+class KeyOperations:
+    """The two operations on public keys, which are most of what a session costs beside its masks.
+
+    Every party of a deployment uses these. A process that plays all parties may do each once for all of them
+    (:mod:`~privfl.privacy.secagg.rehearsal`); nobody else may, since what one party agrees on is secret to another.
+    """
+
+    agree: Callable[[AgreementKey, bytes], bytes] = AgreementKey.agree
+    verify: Callable[[bytes, bytes, bytes], None] = verify
+
+
+@lru_cache(_CACHED_KEYS)
+def _public_key(key: bytes) -> Ed25519PublicKey:
+    return Ed25519PublicKey.from_public_bytes(key)
 
 
 def _check_length(key: bytes, what: str) -> None:

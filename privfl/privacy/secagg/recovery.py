@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Mapping
 
 from privfl.privacy.secagg import shamir
 from privfl.privacy.secagg.blame import Ledger
-from privfl.privacy.secagg.bodies import PAIR_SEED, PublicKeys
-from privfl.privacy.secagg.errors import BadShare, TooFewClients
-from privfl.privacy.secagg.masking import Seeds, commitment, pair_seed, sign_of
-from privfl.privacy.secagg.primitives import AgreementKey
+from privfl.privacy.secagg.bodies import PAIR_SEED
+from privfl.privacy.secagg.errors import BadCiphertext, BadShare, TooFewClients
+from privfl.privacy.secagg.letters import open_seeds
+from privfl.privacy.secagg.masking import Seeds, commitment, sign_of
 from privfl.privacy.secagg.session import Session
 
 
@@ -41,7 +41,6 @@ class Recovery:
         survivors: Collection[int],
         dropped: Collection[int],
         by_seed: Collection[int],
-        keys: Mapping[int, PublicKeys],
         masked_with: Callable[[int], Collection[int]],
     ) -> Seeds:
         """The seeds of all masks in the sum, with the signs that take them off.
@@ -50,7 +49,6 @@ class Recovery:
             survivors: whose self-masks are in it.
             dropped: whose vectors are not, though others have masks with them.
             by_seed: those of the dropped whose masks are known from their peers alone.
-            keys: public keys by member.
             masked_with: the survivors that have a mask with a member.
 
         Raises:
@@ -70,11 +68,10 @@ class Recovery:
                 found = {peer: self._pair_seed(member, peer) for peer in peers}
             else:
                 try:
-                    key = self._mask_key(member, keys[member].mask)
+                    found = self._deposited(member, peers)
                 except BadShare as lie:
                     lies.append(lie)
                     continue
-                found = {peer: pair_seed(self._session, key, member, peer, keys[peer].mask) for peer in peers}
             removed += [(seed, -sign_of(peer, member)) for peer, seed in found.items()]
         if lies:
             raise lies[0]
@@ -91,11 +88,17 @@ class Recovery:
             raise self._false_dealer(member)
         return seed
 
-    def _mask_key(self, member: int, public: bytes) -> AgreementKey:
-        key = AgreementKey(self._combine(member))
-        if key.public != public:
+    def _deposited(self, member: int, peers: Collection[int]) -> dict[int, bytes]:
+        """The seeds of ``member``'s masks with ``peers``, from what it has deposited itself."""
+        dealing, key = self._ledger.dealings[member], self._combine(member)
+        try:
+            seeds = open_seeds(self._session, member, key, dealing.seeds, dealing.letters)
+        except BadCiphertext:
+            raise self._false_dealer(member) from None
+        found = {peer: seeds[peer] for peer in peers}
+        if not all(self._ledger.is_seed(member, peer, seed) for peer, seed in found.items()):
             raise self._false_dealer(member)
-        return key
+        return found
 
     def _pair_seed(self, member: int, peer: int) -> bytes:
         if (seed := self._seeds.get(member, {}).get(peer)) is None:

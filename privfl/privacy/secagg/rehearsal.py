@@ -18,7 +18,7 @@ from privfl.privacy.secagg.client import Client
 from privfl.privacy.secagg.errors import DroppedClient, OutOfOrder, RepeatedMessage, UnknownPeer
 from privfl.privacy.secagg.masking import on_threads
 from privfl.privacy.secagg.messages import Phase
-from privfl.privacy.secagg.primitives import KEY_BYTES, verification_key
+from privfl.privacy.secagg.primitives import KEY_BYTES, AgreementKey, KeyOperations, verification_key, verify
 from privfl.privacy.secagg.server import Server
 from privfl.privacy.secagg.session import Session
 from privfl.privacy.secagg.store import MemoryStore
@@ -40,6 +40,32 @@ class Outcome:
     seconds: Mapping[tuple[Phase, Side], float]
 
 
+class _Together:
+    """Key operations of parties that share a process: what several of them would compute alike is computed once.
+
+    Agreements are symmetric, and a signature of a client's keys is checked by the server and by every peer. Neither
+    depends on anything but its arguments, so that sessions go as they would; each party's own secrets are in one place
+    here, which is why only a rehearsal may do this.
+    """
+
+    def __init__(self) -> None:
+        self._agreed: dict[frozenset[bytes], bytes] = {}
+        self._verified: set[tuple[bytes, bytes, bytes]] = set()
+
+    def agree(self, key: AgreementKey, public: bytes) -> bytes:
+        """See :meth:`AgreementKey.agree`; what two agree on is forgotten when both have asked."""
+        pair = frozenset((key.public, public))
+        if (agreed := self._agreed.pop(pair, None)) is None:
+            agreed = self._agreed[pair] = key.agree(public)
+        return agreed
+
+    def verify(self, key: bytes, signature: bytes, content: bytes) -> None:
+        """See :func:`~privfl.privacy.secagg.primitives.verify`."""
+        if (key, signature, content) not in self._verified:
+            verify(key, signature, content)
+            self._verified.add((key, signature, content))
+
+
 class Rehearsal:
     """One session in one process, its clients' vectors given one by one, so that memory stays O(vector).
 
@@ -53,12 +79,16 @@ class Rehearsal:
         session: what is agreed. Under an active adversary signing keys are drawn for all members.
         lost: the phase before whose message each named client goes silent.
         workers: threads that clients are served on before and after masking, and that the server unmasks with.
+        alone: every party computes all it needs by itself, as in a deployment: to measure what that costs. Otherwise
+            what several parties would compute alike is computed once.
 
     Raises:
         ConfigError: somebody lost is no member, or there are fewer workers than one.
     """
 
-    def __init__(self, session: Session, *, lost: Mapping[int, Phase] | None = None, workers: int = 1) -> None:
+    def __init__(
+        self, session: Session, *, lost: Mapping[int, Phase] | None = None, workers: int = 1, alone: bool = False
+    ) -> None:
         self.session = session
         self._lost = dict(lost or {})
         if strangers := self._lost.keys() - session.points.keys():
@@ -70,11 +100,20 @@ class Rehearsal:
         if session.adversary == "active":
             signing = {member: secrets.token_bytes(KEY_BYTES) for member in session.members}
         verifying = {member: verification_key(key) for member, key in signing.items()} or None
+        together = _Together()
+        operations = KeyOperations() if alone else KeyOperations(together.agree, together.verify)
         self._clients = {
-            member: Client(session, member, signing_key=signing.get(member), verify_keys=verifying, store=MemoryStore())
+            member: Client(
+                session,
+                member,
+                signing_key=signing.get(member),
+                verify_keys=verifying,
+                store=MemoryStore(),
+                operations=operations,
+            )
             for member in session.members
         }
-        self._server = Server(session, verifying, add_masks=on_threads(workers), take_back=False)
+        self._server = Server(session, verifying, add_masks=on_threads(workers), take_back=False, operations=operations)
         self._mailboxes: dict[int, bytes] = {}
         self.sent: dict[tuple[Phase, Side], int] = defaultdict(int)
         self.seconds: dict[tuple[Phase, Side], float] = defaultdict(float)
@@ -182,17 +221,19 @@ def aggregate(
     *,
     lost: Mapping[int, Phase] | None = None,
     workers: int = 1,
+    alone: bool = False,
 ) -> Outcome:
     """Run a whole session over ``vectors`` (by member, or made when a member's turn comes).
 
-    Members without a vector are lost before masking; ``lost`` says who else goes silent before which phase.
+    Members without a vector are lost before masking; ``lost`` says who else goes silent before which phase, and
+    ``alone`` whether parties compute everything by themselves (:class:`Rehearsal`).
 
     Raises:
         TooFewClients: too few are left; the session is aborted and nothing was revealed.
         BadVector: a vector is not as the session says.
         ConfigError: see :class:`Rehearsal`.
     """
-    rehearsal = Rehearsal(session, lost=lost, workers=workers)
+    rehearsal = Rehearsal(session, lost=lost, workers=workers, alone=alone)
     waiting = rehearsal.open()
     if not callable(vectors):
         given, vectors = vectors, vectors.__getitem__

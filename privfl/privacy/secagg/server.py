@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from privfl.privacy.secagg.bodies import (
     parse_confirmation,
     parse_keys,
     parse_masked,
+    reduce,
     roster,
 )
 from privfl.privacy.secagg.errors import (
@@ -38,8 +39,8 @@ from privfl.privacy.secagg.errors import (
 )
 from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK, Letter
 from privfl.privacy.secagg.masking import MaskAdder, on_threads
-from privfl.privacy.secagg.messages import SENT_IN, Kind, Message, Phase, check_verify_keys, pack, unpack
-from privfl.privacy.secagg.primitives import KEY_BYTES, AgreementKey
+from privfl.privacy.secagg.messages import SENT_IN, Kind, Message, Phase, check_verify_keys, pack, seal_key, unpack
+from privfl.privacy.secagg.primitives import KEY_BYTES, AgreementKey, KeyOperations
 from privfl.privacy.secagg.recovery import Recovery
 from privfl.privacy.secagg.session import SERVER, Session
 from privfl.privacy.secagg.spool import Spool
@@ -65,6 +66,8 @@ class Server:
         add_masks: expands seeds and adds the masks; removing masks is the server's heavy work.
         take_back: keep the masked vectors in a temporary file until their phase is closed, so that the vector of a
             client that is convicted after it came can be taken out again; else that aborts the session.
+        entropy: called with n, returns n secret bytes. Anything but the operating system's is for tests.
+        operations: agrees on keys and verifies signatures; another one is for simulations.
 
     Raises:
         ConfigError: verification keys are missing, not wanted or not everybody's own.
@@ -77,6 +80,8 @@ class Server:
         *,
         add_masks: MaskAdder | None = None,
         take_back: bool = True,
+        entropy: Callable[[int], bytes] = secrets.token_bytes,
+        operations: KeyOperations | None = None,
     ) -> None:
         check_verify_keys(session, verify_keys)
         self.session = session
@@ -87,8 +92,10 @@ class Server:
         self._living = frozenset(session.members)
         self._answered: set[int] = set()
         self._keys: dict[int, PublicKeys] = {}
-        self._public: set[bytes] = set()
-        self._probe = AgreementKey(secrets.token_bytes(KEY_BYTES))
+        self._key = AgreementKey(entropy(KEY_BYTES))
+        self._public = {self._key.public}
+        self._seal_keys: dict[int, bytes] = {}
+        self._operations = operations or KeyOperations()
         self._ledger = Ledger(session)
         self._recovery = Recovery(session, self._ledger)
         self._refused: dict[int, str] = {}
@@ -152,7 +159,7 @@ class Server:
                 blamed if it does not.
         """
         self._check_unaborted()
-        message = unpack(self.session, data, SERVER, self._verify_keys)
+        message = unpack(self.session, data, SERVER, self._key_of, self._operations.verify)
         phase = SENT_IN[message.kind]
         if message.sender != sender:
             raise ForeignMessage(f"client {sender} sends a message in the name of client {message.sender}.")
@@ -210,15 +217,25 @@ class Server:
             self._phase = Phase.UNMASK
         return following
 
+    def _key_of(self, kind: Kind, sender: int) -> bytes | None:
+        """What a member's message is sealed with."""
+        if kind is Kind.KEYS:
+            return None if self._verify_keys is None else self._verify_keys[sender]
+        if (key := self._seal_keys.get(sender)) is None:
+            if self._phase is Phase.ADVERTISE:
+                raise EarlyMessage(f"{kind.name} from client {sender} came before its keys.")
+            raise DroppedClient(f"client {sender} has sent no keys, and is out.")
+        return key
+
     def _take(self, message: Message) -> None:
         sender, body = message.sender, message.body
         if message.kind is Kind.KEYS:
             keys = parse_keys(body, message.signature)
-            if keys.channel == keys.mask or not self._public.isdisjoint({keys.channel, keys.mask}):
-                raise BadKey(f"client {sender} advertises a key that is in use already; draw fresh ones.")
-            for public in (keys.channel, keys.mask):  # one bad key would end the session of everybody it is told to
-                self._probe.agree(public)
-            self._public |= {keys.channel, keys.mask}
+            if keys.channel in self._public:
+                raise BadKey(f"client {sender} advertises a key that is in use already; draw a fresh one.")
+            agreed = self._operations.agree(self._key, keys.channel)  # refuses what would end the session of its peers
+            self._seal_keys[sender] = seal_key(self.session, sender, agreed)
+            self._public.add(keys.channel)
             self._keys[sender] = keys
         elif message.kind is Kind.SHARES:
             key = None if self._verify_keys is None else self._verify_keys[sender]
@@ -247,7 +264,9 @@ class Server:
         for peer, (what, one) in revealed.items():
             if what != self._asked_of(peer):
                 raise BadShare(f"client {sender} reveals a share of the wrong secret of client {peer}.")
-            if what != PAIR_SEED:
+            if what == PAIR_SEED:
+                self._ledger.check_seed(peer, sender, one)
+            else:
                 self._ledger.check_share(peer, sender, what, one)
         self._recovery.take(sender, revealed)
 
@@ -260,10 +279,11 @@ class Server:
     def _rosters(self) -> dict[int, bytes]:
         self._leave_out_lonely()
         self._keys = {member: keys for member, keys in self._keys.items() if member in self._living}
-        return {
-            member: self._message(Kind.ROSTER, member, roster({peer: self._keys[peer] for peer in self._peers(member)}))
-            for member in sorted(self._living)
-        }
+        following = {}
+        for member in sorted(self._living):
+            told = {peer: self._keys[peer] for peer in self._peers(member)}
+            following[member] = self._message(Kind.ROSTER, member, roster(self._key.public, told))
+        return following
 
     def _mailboxes(self) -> dict[int, bytes]:
         self._living -= self._ledger.compare_keys(self._living)
@@ -350,11 +370,10 @@ class Server:
             self._survivors,
             self._sharers - self._survivors,
             self._seeds_of,
-            self._keys,
             lambda member: self._holders(member, self._survivors),
         )
         self._add_masks(self._total, removed)
-        self._total &= self._total.dtype.type(self.session.largest)
+        reduce(self._total, self.session)
         self._forget()
 
     def _around(self, member: int, among: frozenset[int] | set[int]) -> set[int]:

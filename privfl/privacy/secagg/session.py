@@ -25,7 +25,7 @@ from privfl.privacy.secagg.rules import (
     least_threshold,
 )
 
-VERSION = 2
+VERSION = 3
 IDENTITY_BYTES = 32
 ENCODING_BYTES = 32
 UNSTATED = bytes(ENCODING_BYTES)

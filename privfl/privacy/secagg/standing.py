@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -116,7 +117,7 @@ class Standing:
 
     def tags(self, survivors: frozenset[int], keys: Mapping[int, bytes]) -> dict[int, bytes]:
         """This client's confirmations of the survivors: a tag for each that it has a key with, in rising order."""
-        said = self._said(self.number, survivors)
+        said = self._said(self.number, self._digest(survivors))
         return {peer: authenticate(keys[peer], said) for peer in self._peers(survivors)}
 
     def check_confirmations(
@@ -138,8 +139,9 @@ class Standing:
             raise InconsistentSurvivors(
                 f"client {self.number} has confirmed other survivors than those it is asked about."
             )
+        digest = self._digest(survivors)
         good = sum(
-            hmac.compare_digest(authenticate(keys[peer], self._said(peer, survivors)), tags[peer])
+            hmac.compare_digest(authenticate(keys[peer], self._said(peer, digest)), tags[peer])
             for peer in self._peers(survivors)
             if peer in tags
         )
@@ -149,6 +151,9 @@ class Standing:
         """Those ``among`` whose shares this client holds, without itself."""
         return sorted((among & self.held) - {self.number})
 
-    def _said(self, peer: int, survivors: frozenset[int]) -> bytes:
-        """What ``peer`` authenticates to confirm the survivors."""
-        return b"confirmation" + self.session.fingerprint + numbers([peer]) + sha256(numbers(survivors)).digest()
+    def _digest(self, survivors: frozenset[int]) -> bytes:
+        return self.session.fingerprint + sha256(numbers(survivors)).digest()
+
+    def _said(self, peer: int, digest: bytes) -> bytes:
+        """What ``peer`` authenticates to confirm the survivors of this ``digest``."""
+        return b"confirmation" + struct.pack("<I", peer) + digest

@@ -94,7 +94,7 @@ INSIDE: dict[str, tuple[Callable[[], list], Like]] = {
         inside.rounding_not_covered,
         linked("clip", "secure-sum", "gaussian-noise", at="server"),
     ),
-    "clipping factors × 1.0005": (inside.clipped_a_little_too_long, private),
+    "clipping factors × 1.0003": (inside.clipped_a_little_too_long, private),
     "gradients that are not finite pass": (inside.not_finite_passes, private),
     "noise streams without the round": (inside.noise_for_a_client_only, several_rounds),
     "noise streams without the client": (inside.noise_for_a_round_only, private),

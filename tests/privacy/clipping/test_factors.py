@@ -10,7 +10,7 @@ import privfl as pf
 from privfl.algorithms.fedavg import FedAvg
 from privfl.federation.task import cross_entropy
 from privfl.models.flat_network import FlatNetwork
-from privfl.privacy.clipping.factors import Clipping, row_norms
+from privfl.privacy.clipping.factors import MARGIN, ROWS_IN_FLOAT32, Clipping, row_norms, shrunk
 from privfl.privacy.clipping.layer_rules import EmbeddingRule, LinearRule
 from privfl.privacy.clipping.per_sample import PerSampleGradients
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients
@@ -77,7 +77,7 @@ def test_clipped_sums_of_a_linear_layer_are_those_of_a_loop_in_float64(steps, si
     expected = torch.zeros(15, dtype=torch.float64)
     for one, back in zip(a.double(), g.double(), strict=True):
         gradient = torch.cat([(back.T @ one).flatten(), back.sum(0)])
-        expected += gradient * min(1.0, bound / float(gradient.norm()))
+        expected += gradient * min(1.0, shrunk(bound, torch.float32) / float(gradient.norm()))
     assert float((found - expected).norm()) <= 1e-4 * float(expected.norm())
 
 
@@ -194,3 +194,20 @@ def test_a_run_on_inputs_far_from_zero_does_not_tell_whether_a_row_is_there(engi
     for row in (0, 3, 7):
         moved = whole - left([other for other in range(12) if other != row])
         assert float(moved.norm()) <= 1e-2 * (1 + 1e-3)  # the model itself rounds its parameters in float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_bound_leaves_room_for_the_worst_order_in_which_two_worlds_may_add_rows(dtype):
+    """One after the other: the longest partial sums there are, each of them and each product rounded at its worst."""
+    unit = torch.finfo(dtype).eps / 2
+    error = unit * (ROWS_IN_FLOAT32 + sum(range(2, ROWS_IN_FLOAT32 + 1)))
+    assert shrunk(1.0, dtype) * (1 + 2 * error) <= 1 - 0.9 * MARGIN
+    assert shrunk(1.0, dtype) >= 1 - (6e-4 if dtype == torch.float32 else 1.001e-5)
+    assert shrunk(1.0, torch.float32) + 2 * 2**-24 * 4700 <= 1 - 0.9 * MARGIN
+
+
+def test_sums_of_many_rows_are_formed_in_float64_in_however_many_passes():
+    squares = torch.ones(ROWS_IN_FLOAT32, dtype=torch.float64)
+    assert not Clipping.of(squares, 1.0, torch.float32).exact
+    assert Clipping.of(squares, 1.0, torch.float32, ROWS_IN_FLOAT32 + 1).exact
+    assert Clipping.of(squares.repeat(2), 1.0, torch.float32).exact

@@ -317,6 +317,13 @@ def test_a_loss_that_couples_samples_is_refused():
         check_per_sample(network, coupled, torch.randn(4, 5), torch.tensor([0, 1, 2, 3]))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parameters_too_coarse_for_sums_are_refused(dtype):
+    network = FlatNetwork(nn.Linear(5, 4).to(dtype))
+    with pytest.raises(ConfigError, match=rf"parameters in {dtype}, too coarse .* precision = 'bfloat16'"):
+        check_per_sample(network, cross_entropy, torch.randn(4, 5, dtype=dtype), torch.arange(4))
+
+
 def test_a_mean_loss_is_refused():
     network = FlatNetwork(nn.Linear(5, 4))
     with pytest.raises(ConfigError, match="one term per sample"):

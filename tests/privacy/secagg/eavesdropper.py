@@ -1,14 +1,14 @@
 """An adversary that keeps whatever the server and its accomplices see, and combines every share it can lay hands on."""
 
 import itertools
+from contextlib import suppress
 
 from privfl.privacy.secagg import shamir
-from privfl.privacy.secagg.bodies import parse_answer, parse_keys
-from privfl.privacy.secagg.errors import BadShare
-from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK
-from privfl.privacy.secagg.masking import commitment, pair_seed
-from privfl.privacy.secagg.messages import SERVER, Phase, unpack
-from privfl.privacy.secagg.primitives import AgreementKey
+from privfl.privacy.secagg.bodies import Dealing, parse_answer
+from privfl.privacy.secagg.errors import BadCiphertext, BadShare
+from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK, open_seeds
+from privfl.privacy.secagg.masking import commitment
+from privfl.privacy.secagg.messages import Phase, body_of
 
 
 class Eavesdropper:
@@ -39,11 +39,8 @@ class Eavesdropper:
 
     def hear(self, holder, data):
         """A client's ANSWER message."""
-        for owner, (secret, share) in parse_answer(self._body(data)).items():
+        for owner, (secret, share) in parse_answer(body_of(data)).items():
             self._keep(owner, secret, holder, share)
-
-    def _body(self, data):
-        return unpack(self.session, data, SERVER, self.stage.verifying).body
 
     def candidates(self, owner, secret):
         """What any of the shares, few or many, would combine to."""
@@ -56,14 +53,14 @@ class Eavesdropper:
                     continue
 
     def mask_keys(self):
-        """The secret mask keys found out, by owner; the public halves tell a right guess."""
+        """The seeds of masks by owner whose mask key is found out; what is sealed under it tells a right guess."""
         found = {}
         for member in self.session.members:
-            data = self.stage.sent[Phase.ADVERTISE, member]
-            public = parse_keys(self._body(data), b"").mask
-            for guess in self.candidates(member, MASK_KEY):
-                if AgreementKey(guess).public == public:
-                    found[member] = AgreementKey(guess)
+            if data := self.stage.sent.get((Phase.SHARE, member)):
+                dealing = Dealing.from_bytes(body_of(data), signed=self.stage.verifying is not None)
+                for guess in self.candidates(member, MASK_KEY):
+                    with suppress(BadCiphertext):
+                        found[member] = open_seeds(self.session, member, guess, dealing.seeds, dealing.letters)
         return found
 
     def self_seeds(self):
@@ -71,7 +68,7 @@ class Eavesdropper:
         found = {}
         for member in self.session.members:
             if data := self.stage.sent.get((Phase.MASK, member)):
-                committed = bytes(self._body(data)[:32])
+                committed = bytes(body_of(data)[:32])
                 for guess in self.candidates(member, SELF_MASK):
                     if commitment(self.session, member, guess) == committed:
                         found[member] = guess
@@ -79,11 +76,7 @@ class Eavesdropper:
 
     def seeds(self):
         """All seeds of masks that it knows."""
-        pairs = set()
-        for member, key in self.mask_keys().items():
-            for peer in self.session.holders[member] - {member}:
-                public = parse_keys(self._body(self.stage.sent[Phase.ADVERTISE, peer]), b"").mask
-                pairs.add(pair_seed(self.session, key, member, peer, public))
+        pairs = {seed for seeds in self.mask_keys().values() for seed in seeds.values()}
         return self.own_seeds | pairs | set(self.self_seeds().values())
 
     def exposed(self):

@@ -4,8 +4,8 @@ import dataclasses
 
 from privfl.privacy.secagg.bodies import Dealing, PublicKeys, answer, confirmation, masked, parse_answer, parse_masked
 from privfl.privacy.secagg.client import Client
-from privfl.privacy.secagg.letters import Letter, Shares, letter_tree, sign_letters, write_letter
-from privfl.privacy.secagg.messages import SERVER, Kind, Phase, unpack
+from privfl.privacy.secagg.letters import Letter, Shares, letter_tree, seal_seeds, sign_letters, write_letter
+from privfl.privacy.secagg.messages import Kind, Phase, body_of
 from privfl.privacy.secagg.shamir import SHARE_BYTES
 
 
@@ -18,19 +18,15 @@ class Saboteur(Client):
     def _victims(self, peers):
         return sorted(peers)[: self.to]
 
-    def _body(self, sent):
-        keys = None if self._verify_keys is None else self._verify_keys
-        return unpack(self.session, sent, SERVER, keys).body
-
 
 class ReflectedKey(Saboteur):
     """Advertises a point of low order."""
 
     phase = Phase.ADVERTISE
 
-    def advertise(self):
-        super().advertise()
-        return self._message(Kind.KEYS, PublicKeys(self._channel.public, bytes(32)).body())
+    def _draw_keys(self):
+        super()._draw_keys()
+        return PublicKeys(bytes(32))
 
 
 class FalseKeyCommitments(Saboteur):
@@ -38,7 +34,7 @@ class FalseKeyCommitments(Saboteur):
 
     def _deal(self, holders):
         dealing = super()._deal(holders)
-        false = dict.fromkeys(self._victims(dealing.keys), b"\7" * 64)
+        false = dict.fromkeys(self._victims(dealing.keys), b"\7" * 96)
         return dataclasses.replace(dealing, keys=dealing.keys | false)
 
 
@@ -58,7 +54,7 @@ class ChangedLetters(Saboteur):
         if self._signing_key is not None:
             root = letter_tree(self.session, letters).root
             signature = sign_letters(self.session, self.number, root, self._signing_key)
-        return Dealing(dealing.own, dealing.keys, letters, signature)
+        return dataclasses.replace(dealing, letters=letters, signature=signature)
 
 
 class GarbledLetters(ChangedLetters):
@@ -106,7 +102,8 @@ class UnsignedLetters(Saboteur):
             return dataclasses.replace(dealing, signature=bytes(64))
         last = max(dealing.letters)
         keep = {peer: one for peer, one in dealing.letters.items() if peer != last}
-        return Dealing(dealing.own, {peer: dealing.keys[peer] for peer in keep}, keep)
+        seeds = seal_seeds(self.session, self.number, self._mask_key, {peer: self._pair_seeds[peer] for peer in keep})
+        return Dealing(dealing.own, {peer: dealing.keys[peer] for peer in keep}, seeds, keep)
 
 
 class FalseAccusation(Saboteur):
@@ -114,19 +111,19 @@ class FalseAccusation(Saboteur):
 
     phase = Phase.MASK
 
-    def masked_input(self, data, vector):
+    def _mask_vector(self, data, vector):
         key = self._keys[min(self._keys)].incoming
         victim = min(self._keys)
-        committed, _, words = parse_masked(self._body(super().masked_input(data, vector)), self.session)
+        committed, _, words = parse_masked(body_of(super()._mask_vector(data, vector)), self.session)
         return self._message(Kind.MASKED, masked(committed, {victim: key}, words))
 
 
 class ForgedAccusation(FalseAccusation):
     """Accuses a peer and opens a key of its own making."""
 
-    def masked_input(self, data, vector):
+    def _mask_vector(self, data, vector):
         victim = min(self._keys)
-        committed, _, words = parse_masked(self._body(Client.masked_input(self, data, vector)), self.session)
+        committed, _, words = parse_masked(body_of(Client._mask_vector(self, data, vector)), self.session)
         return self._message(Kind.MASKED, masked(committed, {victim: b"\7" * 32}, words))
 
 
@@ -135,8 +132,18 @@ class ShortVector(Saboteur):
 
     phase = Phase.MASK
 
-    def masked_input(self, data, vector):
-        return self._message(Kind.MASKED, bytes(self._body(super().masked_input(data, vector)))[:-4])
+    def _mask_vector(self, data, vector):
+        return self._message(Kind.MASKED, bytes(body_of(super()._mask_vector(data, vector)))[:-4])
+
+
+class FalseDeposit(Saboteur):
+    """Deposits other seeds of its masks than it has committed to, then falls silent: shows at the end only."""
+
+    def _deal(self, holders):
+        false = {peer: bytes(32) for peer in self._pair_seeds}
+        return dataclasses.replace(
+            super()._deal(holders), seeds=seal_seeds(self.session, self.number, self._mask_key, false)
+        )
 
 
 class FalseSeed(Saboteur):
@@ -144,8 +151,8 @@ class FalseSeed(Saboteur):
 
     phase = Phase.MASK
 
-    def masked_input(self, data, vector):
-        _, accusations, words = parse_masked(self._body(super().masked_input(data, vector)), self.session)
+    def _mask_vector(self, data, vector):
+        _, accusations, words = parse_masked(body_of(super()._mask_vector(data, vector)), self.session)
         return self._message(Kind.MASKED, masked(b"\7" * 32, accusations, words))
 
 
@@ -154,8 +161,8 @@ class FalseConfirmation(Saboteur):
 
     phase = Phase.CONFIRM
 
-    def confirm(self, data):
-        super().confirm(data)
+    def _confirm(self, data):
+        super()._confirm(data)
         tags = dict.fromkeys(sorted((self._confirmed & self._shares.keys()) - {self.number}), bytes(16))
         return self._message(Kind.CONFIRMATION, confirmation(self._confirmed, tags))
 
@@ -165,8 +172,8 @@ class OtherSurvivors(Saboteur):
 
     phase = Phase.CONFIRM
 
-    def confirm(self, data):
-        super().confirm(data)
+    def _confirm(self, data):
+        super()._confirm(data)
         tags = dict.fromkeys(sorted((self._confirmed & self._shares.keys()) - {self.number}), bytes(16))
         return self._message(Kind.CONFIRMATION, confirmation(self._confirmed - {min(self._confirmed)}, tags))
 
@@ -176,8 +183,8 @@ class FalseAnswer(Saboteur):
 
     phase = Phase.UNMASK
 
-    def unmask(self, data):
-        revealed = parse_answer(self._body(super().unmask(data)))
+    def _unmask(self, data):
+        revealed = parse_answer(body_of(super()._unmask(data)))
         victim = min(revealed)
         revealed[victim] = (revealed[victim][0], b"\1" * len(revealed[victim][1]))
         return self._message(Kind.ANSWER, answer(revealed))
@@ -188,8 +195,8 @@ class PartialAnswer(Saboteur):
 
     phase = Phase.UNMASK
 
-    def unmask(self, data):
-        revealed = parse_answer(self._body(super().unmask(data)))
+    def _unmask(self, data):
+        revealed = parse_answer(body_of(super()._unmask(data)))
         del revealed[max(revealed)]
         return self._message(Kind.ANSWER, answer(revealed))
 

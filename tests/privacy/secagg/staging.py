@@ -16,7 +16,6 @@ from privfl.privacy.secagg.session import Session
 from privfl.privacy.secagg.spool import Spool
 from privfl.privacy.secagg.store import MemoryStore
 
-METHODS = {Phase.SHARE: "share_keys", Phase.CONFIRM: "confirm", Phase.UNMASK: "unmask"}
 SENDER = slice(42, 46)
 """Where a message names its sender."""
 SERVER_SENDS = {
@@ -109,20 +108,13 @@ class Stage:
             )
             for m in session.members
         }
-        self.server = Server(session, self.verifying, add_masks=add_masks)
-        self.inbox = dict.fromkeys(session.members)
+        self.server = Server(session, self.verifying, add_masks=add_masks, entropy=entropy_of(label, "server"))
+        self.inbox = dict.fromkeys(session.members, session.to_bytes())
         self.sent = {}
 
     def answer(self, phase, member):
-        return self.ask(self.clients[member], phase, self.inbox[member], self.vectors[member])
-
-    @staticmethod
-    def ask(client, phase, data, vector):
-        if phase is Phase.ADVERTISE:
-            return client.advertise()
-        if phase is Phase.MASK:
-            return client.masked_input(data, vector)
-        return getattr(client, METHODS[phase])(data)
+        assert self.clients[member]._due in (phase, None)
+        return self.clients[member].answer(self.inbox[member], self.vectors[member])
 
     def play(self, silent=()):
         """Everybody but the silent answers in the open phase."""
@@ -170,4 +162,5 @@ class Stage:
         return pack(self.session, kind or SERVER_SENDS[self.server.phase], SERVER, member, body)
 
     def from_client(self, member, kind, body):
-        return pack(self.session, kind, member, SERVER, body, self.signing.get(member))
+        key = self.signing.get(member) if kind is Kind.KEYS else self.server._seal_keys.get(member, bytes(32))
+        return pack(self.session, kind, member, SERVER, body, key)

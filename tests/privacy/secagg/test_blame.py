@@ -136,6 +136,26 @@ def test_an_accuser_reveals_nothing_of_the_accused_and_is_not_asked_to():
     assert right(stage)
 
 
+@pytest.mark.parametrize("adversary", ADVERSARIES)
+def test_other_seeds_of_masks_than_committed_to_end_the_session_and_name_who_deposited_them(adversary):
+    """They show when they are needed: once their owner has fallen silent."""
+    session = a_session(8, 5, adversary=adversary, accomplices=1)
+    stage = with_liars(session, {4: saboteurs.FalseDeposit}).until(None)
+    assert right(stage), "nobody needed them"
+    stage = with_liars(session, {4: saboteurs.FalseDeposit}).until(Phase.UNMASK, {Phase.MASK: (4,)})
+    with pytest.raises(errors.BadShare, match=r"To blame: client 4: the shares that it dealt"):
+        stage.play().close()
+    assert stage.server.blamed.keys() == {4}
+
+
+def test_a_false_seed_beside_a_culprit_is_refused_and_named():
+    stage = with_liars(a_session(8, 5), {7: saboteurs.GarbledLettersToHalf})
+    stage.until(Phase.UNMASK, {Phase.MASK: (7,)})
+    stage.clients[6]._pair_seeds[7] = bytes(32)
+    with pytest.raises(errors.BadShare, match="client 6 reveals a false seed of its mask with client 7"):
+        stage.receive(stage.clients[6].answer(stage.inbox[6]))
+
+
 def test_silence_beside_a_culprit_that_dealt_to_few_is_told():
     """Who has masks with the culprit and falls silent takes them along: the abort says whose they were."""
     session = a_session(8, 5)

@@ -1,6 +1,7 @@
 """What a client refuses, each by its name; after a refusal it reveals nothing more."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from privfl.privacy.secagg.bodies import (
     roster,
 )
 from privfl.privacy.secagg.client import Client
-from privfl.privacy.secagg.messages import Kind, Phase, unpack
+from privfl.privacy.secagg.messages import Kind, Phase, body_of
 from privfl.privacy.secagg.server import Server
 from privfl.privacy.secagg.store import MemoryStore
 from tests.privacy.secagg.staging import Stage, a_session, sum_of
@@ -29,7 +30,7 @@ SESSIONS = {"semi-honest": a_session(), "active": a_session(adversary="active")}
 def staged(phase, adversary="semi-honest", lost=None):
     """A stage at which ``phase`` is open, and what the server would send client 0 next."""
     stage = Stage(SESSIONS[adversary]).until(phase, lost)
-    return stage, bytes(unpack(stage.session, stage.inbox[CLIENT], CLIENT).body)
+    return stage, bytes(body_of(stage.inbox[CLIENT]))
 
 
 def refuses(stage, error, data):
@@ -41,7 +42,8 @@ def refuses(stage, error, data):
             stage.answer(phase, CLIENT)
         assert type(caught.value) is expected, caught.value
     client = stage.clients[CLIENT]
-    assert not any((client._channel, client._mask, client._self_seed, client._pair_seeds, client._shares, client._keys))
+    assert not any((client._channel, client._mask_key, client._self_seed, client._seal_key))
+    assert not any((client._pair_seeds, client._shares, client._keys, client._confirming))
 
 
 # --- the roster ------------------------------------------------------------------------------------------------------
@@ -49,11 +51,11 @@ def refuses(stage, error, data):
 
 def altered_roster(change, adversary="semi-honest"):
     stage, body = staged(Phase.SHARE, adversary)
-    peers = parse_roster(memoryview(body), signed=adversary == "active")
-    return stage, stage.from_server(CLIENT, roster(change(peers)))
+    server, peers = parse_roster(memoryview(body), signed=adversary == "active")
+    return stage, stage.from_server(CLIENT, roster(server, change(peers)))
 
 
-OWN = PublicKeys(b"\x09" + bytes(31), b"\x10" + bytes(31))
+OWN = PublicKeys(b"\x09" + bytes(31))
 
 
 @pytest.mark.parametrize(
@@ -64,13 +66,10 @@ OWN = PublicKeys(b"\x09" + bytes(31), b"\x10" + bytes(31))
         (errors.TooFewClients, lambda peers: {1: peers[1]}),
         (errors.TooFewClients, lambda peers: {}),
         (errors.BadKey, lambda peers: peers | {2: peers[1]}),
-        (errors.BadKey, lambda peers: peers | {2: PublicKeys(peers[2].channel, peers[1].mask)}),
-        (errors.BadKey, lambda peers: peers | {2: PublicKeys(peers[1].mask, peers[2].mask)}),
-        (errors.BadKey, lambda peers: peers | {2: PublicKeys(peers[2].mask, peers[2].mask)}),
-        (errors.BadKey, lambda peers: peers | {2: PublicKeys(bytes(32), peers[2].mask)}),
-        (errors.BadKey, lambda peers: peers | {2: PublicKeys(peers[2].channel, b"\x01" + bytes(31))}),
-        (errors.MalformedMessage, lambda peers: peers | {2: PublicKeys(peers[2].channel, peers[2].mask[:-1])}),
-        (errors.MalformedMessage, lambda peers: peers | {2: PublicKeys(peers[2].channel, b"")}),
+        (errors.BadKey, lambda peers: peers | {2: PublicKeys(bytes(32))}),
+        (errors.BadKey, lambda peers: peers | {2: PublicKeys(b"\x01" + bytes(31))}),
+        (errors.MalformedMessage, lambda peers: peers | {2: PublicKeys(peers[2].channel[:-1])}),
+        (errors.MalformedMessage, lambda peers: peers | {2: PublicKeys(b"")}),
     ],
 )
 def test_a_roster_that_cannot_be_is_refused(error, change):
@@ -80,26 +79,23 @@ def test_a_roster_that_cannot_be_is_refused(error, change):
 
 def test_a_roster_with_this_clients_own_key_under_another_name_is_refused():
     stage, body = staged(Phase.SHARE)
-    peers = parse_roster(memoryview(body), signed=False)
-    for keys in (
-        PublicKeys(stage.clients[CLIENT]._channel.public, peers[3].mask),
-        PublicKeys(peers[3].channel, stage.clients[CLIENT]._mask.public),
-    ):
-        refuses(stage.fork(), errors.BadKey, stage.from_server(CLIENT, roster(peers | {3: keys})))
+    server, peers = parse_roster(memoryview(body), signed=False)
+    own = stage.clients[CLIENT]._channel.public
+    for one, others in ((server, peers | {3: PublicKeys(own)}), (own, peers), (peers[3].channel, peers)):
+        refuses(stage.fork(), errors.BadKey, stage.from_server(CLIENT, roster(one, others)))
 
 
 def test_a_roster_that_lists_a_peer_twice_is_refused():
     stage, body = staged(Phase.SHARE)
-    refuses(stage, errors.RepeatedPeer, stage.from_server(CLIENT, body + body[:68]))
+    refuses(stage, errors.RepeatedPeer, stage.from_server(CLIENT, body + body[32:68]))
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda peers: peers | {2: PublicKeys(OWN.channel, OWN.mask, peers[2].signature)},
-        lambda peers: peers | {2: PublicKeys(peers[2].mask, peers[2].channel, peers[2].signature)},
-        lambda peers: peers | {2: PublicKeys(peers[2].channel, OWN.mask, peers[3].signature)},
-        lambda peers: peers | {2: PublicKeys(peers[2].channel, peers[2].mask, bytes(64))},
+        lambda peers: peers | {2: PublicKeys(OWN.channel, peers[2].signature)},
+        lambda peers: peers | {2: PublicKeys(peers[2].channel, peers[3].signature)},
+        lambda peers: peers | {2: PublicKeys(peers[2].channel, bytes(64))},
     ],
 )
 def test_an_active_server_cannot_alter_a_key(change):
@@ -110,15 +106,15 @@ def test_an_active_server_cannot_alter_a_key(change):
 def test_keys_of_another_session_do_not_pass_as_signed():
     stage, _ = staged(Phase.SHARE, "active")
     other = Stage(a_session(adversary="active", round=8)).until(Phase.SHARE)
-    body_of_other = bytes(unpack(other.session, other.inbox[CLIENT], CLIENT).body)
+    body_of_other = bytes(body_of(other.inbox[CLIENT]))
     refuses(stage, errors.BadSignature, stage.from_server(CLIENT, body_of_other))
 
 
 def test_keys_altered_on_the_way_part_the_pair_and_cost_nobody_else_anything():
     """Without signatures a server in the middle is outside the model, but even then nothing is summed wrongly."""
     stage, body = staged(Phase.SHARE)
-    peers = parse_roster(memoryview(body), signed=False)
-    stage.inbox[CLIENT] = stage.from_server(CLIENT, roster(peers | {2: OWN}))
+    server, peers = parse_roster(memoryview(body), signed=False)
+    stage.inbox[CLIENT] = stage.from_server(CLIENT, roster(server, peers | {2: OWN}))
     stage.until(None)
     assert stage.server.survivors == set(stage.session.members)
     assert stage.server.result().tolist() == sum_of(stage.session, stage.vectors, stage.session.members)
@@ -315,7 +311,7 @@ def test_without_enough_valid_confirmations_of_the_same_survivors_nothing_is_rev
 def test_a_false_confirmation_beside_enough_good_ones_costs_nothing():
     session = a_session(6, 4, adversary="active")
     stage = Stage(session).until(Phase.UNMASK)
-    request = Request.from_bytes(unpack(session, stage.inbox[CLIENT], CLIENT).body)
+    request = Request.from_bytes(body_of(stage.inbox[CLIENT]))
     wrong = Request(request.survivors, request.dropped, (), request.confirmations | {5: bytes(16)})
     stage.inbox[CLIENT] = stage.from_server(CLIENT, wrong.to_bytes())
     assert stage.until(None).server.survivors == set(session.members)
@@ -333,19 +329,23 @@ def test_fewer_survivors_than_the_quorum_are_refused_by_every_client_of_a_comple
 @pytest.mark.parametrize("adversary", SESSIONS)
 def test_a_client_answers_only_what_is_due_and_once(adversary):
     phases = [phase for phase in Phase if adversary == "active" or phase is not Phase.CONFIRM]
-    for due in phases:
-        for called in phases:
-            stage = Stage(SESSIONS[adversary]).until(due)
-            if called is due:
-                stage.play()
-            else:
-                with pytest.raises(errors.OutOfOrder):
-                    stage.answer(called, CLIENT)
-            if called is due and due is not Phase.UNMASK:
-                with pytest.raises(errors.OutOfOrder):  # once more: not due any longer
-                    stage.answer(called, CLIENT)
-            with pytest.raises(errors.SpentClient):
-                stage.answer(due, CLIENT)
+    stage, inbox = Stage(SESSIONS[adversary]), {}
+    for phase in phases:
+        inbox[phase] = stage.until(phase).inbox[CLIENT]
+    for due, given in itertools.product(phases, phases):
+        stage = Stage(SESSIONS[adversary]).until(due)
+        client, vector = stage.clients[CLIENT], stage.vectors[CLIENT]
+        if given is due:
+            stage.play()  # once more: not due any longer
+        error = errors.MalformedMessage if Phase.ADVERTISE in (due, given) else errors.OutOfOrder
+        if given is due:
+            error = (
+                errors.SpentClient if due is Phase.UNMASK else errors.MalformedMessage if not due else errors.OutOfOrder
+            )
+        with pytest.raises(error):
+            client.answer(inbox[given], vector)
+        with pytest.raises(errors.SpentClient):
+            client.answer(inbox[due], vector)
 
 
 def test_a_message_of_another_kind_is_refused():
@@ -367,8 +367,10 @@ def test_a_session_that_comes_twice_is_refused():
 
 def test_two_clients_of_one_session_share_no_secret():
     """Restarted, a client has other keys and another self-mask, so no mask is ever used for two vectors."""
-    first, second = (Client(SESSIONS["semi-honest"], 0, store=MemoryStore()).advertise() for _ in range(2))
-    assert {first[54:86], first[86:118]}.isdisjoint({second[54:86], second[86:118]})
+    session = SESSIONS["semi-honest"]
+    first, second = (Client(session, 0, store=MemoryStore()).answer(session.to_bytes()) for _ in range(2))
+    assert len(body_of(first)) == 32
+    assert body_of(first) != body_of(second)
 
 
 @pytest.mark.parametrize("adversary", SESSIONS)

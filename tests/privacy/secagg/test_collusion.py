@@ -8,8 +8,7 @@ from privfl.privacy.secagg import errors, shamir
 from privfl.privacy.secagg.bodies import Request, numbers, parse_confirmation
 from privfl.privacy.secagg.client import Client
 from privfl.privacy.secagg.letters import MASK_KEY, Shares
-from privfl.privacy.secagg.messages import SERVER, Kind, Phase, unpack
-from privfl.privacy.secagg.primitives import AgreementKey
+from privfl.privacy.secagg.messages import Kind, Phase, body_of
 from privfl.privacy.secagg.session import Session
 from tests.privacy.secagg.eavesdropper import Eavesdropper
 from tests.privacy.secagg.staging import Stage, a_session, twin
@@ -23,7 +22,7 @@ class OneShareTooFew(Client):
 
     def _split(self, holders):
         points = [self.session.points[holder] for holder in holders]
-        secrets = (self._mask.secret, self._self_seed)
+        secrets = (self._mask_key, self._self_seed)
         keys, seeds = (shamir.split(one, self.session.threshold - 1, points, self._entropy) for one in secrets)
         return {holder: Shares(keys[point], seeds[point]) for holder, point in zip(holders, points, strict=True)}
 
@@ -43,7 +42,7 @@ def share_matrix(session, make_client):
         numbers_drawn = iter([int(column == 1 + coin) for coin in range(coins)] + [0] * coins)
         client = Stage(session, make_client=make_client).clients[VICTIM]
         client._entropy = lambda n: next(numbers_drawn).to_bytes(n, "big")
-        client._mask = AgreementKey(int(column == 0).to_bytes(32, "big"))
+        client._mask_key = int(column == 0).to_bytes(32, "big")
         client._self_seed = bytes(32)
         split = client._split(holders)
         return [int.from_bytes(split[holder].mask_key, "big") for holder in holders]
@@ -95,7 +94,7 @@ def test_a_planted_threshold_one_too_low_is_seen_by_the_same_test(session):
 @pytest.mark.parametrize("session", SESSIONS)
 def test_the_secret_is_what_the_shares_of_a_played_session_combine_to_from_the_threshold_on(session):
     stage = Stage(session).until(Phase.SHARE)
-    secret = stage.clients[VICTIM]._mask.secret
+    secret = stage.clients[VICTIM]._mask_key
     stage.play().close()
     holders = sorted(session.holders[VICTIM])
     for size in range(1, len(holders) + 1):
@@ -136,7 +135,7 @@ def test_of_all_requests_a_client_answers_the_consistent_ones_only():
         data = stage.from_server(VICTIM, Request(alive, dead).to_bytes())
         consistent = sorted(alive + dead) == [0, 1, 2, 3, 4] and VICTIM in alive and len(alive) >= 4
         try:
-            twin(stage.clients[VICTIM]).unmask(data)
+            twin(stage.clients[VICTIM]).answer(data)
         except errors.SecAggError:
             assert not consistent
         else:
@@ -155,7 +154,7 @@ def test_naming_the_same_client_alive_and_dead_recovers_no_update(adversary):
         spy = Eavesdropper(stage)
         stage.play().close().until(Phase.UNMASK)
         for member in session.members:
-            confirmations = Request.from_bytes(unpack(session, stage.inbox[member], member).body).confirmations
+            confirmations = Request.from_bytes(body_of(stage.inbox[member])).confirmations
             answer = ask(stage, member, session.members, [victim], confirmations)
             assert answer is None
         recovered += len(spy.exposed())
@@ -214,12 +213,12 @@ def exposed_by_splitting(session, accomplices):
         for member in accomplices:
             for which, names in enumerate(lists):
                 liar = twin(stage.clients[member])
-                data = liar.confirm(stage.from_server(member, numbers(names), Kind.SURVIVORS))
-                said[member, which] = parse_confirmation(unpack(session, data, SERVER, stage.verifying).body)[1]
+                data = liar.answer(stage.from_server(member, numbers(names), Kind.SURVIVORS))
+                said[member, which] = parse_confirmation(body_of(data))[1]
         for member in honest:
             stage.inbox[member] = stage.from_server(member, numbers(story[member]), Kind.SURVIVORS)
             data = stage.answer(Phase.CONFIRM, member)
-            confirmed = parse_confirmation(unpack(session, data, SERVER, stage.verifying).body)[1]
+            confirmed = parse_confirmation(body_of(data))[1]
             said[member, member in told_dead] = confirmed
         for member in honest:
             dropped = others(session, *story[member])

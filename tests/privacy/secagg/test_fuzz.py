@@ -11,7 +11,7 @@ import pytest
 from privfl.privacy.secagg import errors
 from privfl.privacy.secagg.bodies import PAIR_SEED, parse_answer, parse_masked
 from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK
-from privfl.privacy.secagg.messages import SENT_IN, SERVER, Kind, Phase, pack, unpack
+from privfl.privacy.secagg.messages import SENT_IN, SERVER, Kind, Phase, body_of, pack
 from tests.privacy.secagg.fuzzing import Campaign, mutated
 from tests.privacy.secagg.staging import SERVER_SENDS, Stage, a_session, sum_of, twin
 
@@ -45,9 +45,11 @@ def resealed(stage, member, body):
 
 def secrets_of(client):
     """Everything of a client's that must never be sent as it is."""
-    keys = [key.secret for key in (client._channel, client._mask) if key]
-    seeds = [client._self_seed] if client._self_seed else []
-    letters = [key for pair in client._keys.values() for key in (pair.outgoing, pair.incoming, pair.confirming)]
+    keys = [client._channel.secret] if client._channel else []
+    seeds = [one for one in (client._mask_key, client._self_seed, client._seal_key) if one]
+    letters = [
+        key for pair in client._keys.values() for key in (pair.outgoing, pair.incoming, pair.confirming, pair.seed)
+    ]
     return [*keys, *letters, *client._confirming.values(), *client._pair_seeds.values(), *seeds]
 
 
@@ -63,12 +65,12 @@ class Witness:
         self.stage = stage
         self.counts = Counter()
 
-    def feed_client(self, dice, member, phase, data):
+    def feed_client(self, member, phase, data):
         client = twin(self.stage.clients[member])
         secrets = secrets_of(client)
         before = dict(client._shares)
         try:
-            sent = Stage.ask(client, phase, data, self.stage.vectors[member])
+            sent = client.answer(data, self.stage.vectors[member])
         except errors.SecAggError as error:
             self.counts[type(error).__name__] += 1
             told = str(error).encode()
@@ -77,10 +79,10 @@ class Witness:
             assert not client._shares
             assert not shows(told, secrets)
             with pytest.raises(errors.SpentClient):
-                Stage.ask(client, phase, self.stage.inbox[member], self.stage.vectors[member])
+                client.answer(self.stage.inbox[member], self.stage.vectors[member])
             return
         self.counts["answered"] += 1
-        body = unpack(self.stage.session, sent, SERVER, self.stage.verifying).body
+        body = body_of(sent)
         opened = set()
         if phase is Phase.MASK:
             opened = set(parse_masked(body, self.stage.session)[1].values())
@@ -125,9 +127,7 @@ def test_mutated_messages_raise_named_errors_and_reveal_nothing(adversary):
             data = resealed(stage, member, mutated(dice, base[HEADER:-16], messages))
         else:
             data = mutated(dice, base, messages + foreign)
-        called = phase if dice.random() < 0.9 else dice.choice(phases)
-        if called is not Phase.ADVERTISE:
-            witness.feed_client(dice, member, called, data)
+        witness.feed_client(member, phase, data)
         counts += witness.counts
     assert sum(counts.values()) > CASES / 2
     assert counts["answered"] < CASES / 5
@@ -141,7 +141,7 @@ def test_what_members_and_server_seal_themselves_is_refused_by_name_and_changes_
     assert sum(counts.values()) == CASES // 4
     for side in ("server", "client"):
         assert sum(number for (where, _), number in counts.items() if where == side) > CASES / 12
-        assert len([name for where, name in counts if where == side]) > 6, counts
+        assert len([name for where, name in counts if where == side]) > 5, counts
 
 
 @pytest.mark.parametrize("adversary", SESSIONS)
@@ -185,7 +185,7 @@ def test_clients_that_send_anything_they_like_bring_no_crash_and_no_false_unmask
         stage = stages[phase].fork()
         others = [stage.answer(phase, member) for member in session.members if member != liar]
         good = stage.answer(phase, liar)
-        body = mutated(dice, unpack(session, good, SERVER, stage.verifying).body, others)
+        body = mutated(dice, body_of(good), others)
         kind = next(kind for kind, sent_in in SENT_IN.items() if sent_in == phase)
         try:
             for data in [*others, stage.from_client(liar, kind, body)]:
@@ -245,7 +245,7 @@ def test_messages_lost_doubled_delayed_and_misdelivered_give_the_exact_sum_or_a_
                 elif act < 0.83 and post:
                     member = dice.choice(session.members)
                     if member not in due:  # a client that has answered gets something strange
-                        Stage.ask(twin(stage.clients[member]), dice.choice(list(Phase)[1:]), dice.choice(post)[1], None)
+                        twin(stage.clients[member]).answer(dice.choice(post)[1])
                 elif not due and dice.random() < 0.15:
                     for _, data in post[-len(session.members) :]:
                         if dice.random() < 0.9:

@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from privfl.privacy.secagg import letters, merkle
-from privfl.privacy.secagg.errors import BadCiphertext, BadKey, BadShare, BadSignature
+from privfl.privacy.secagg.errors import BadCiphertext, BadShare, BadSignature
 from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK, Shares
 from privfl.privacy.secagg.primitives import AgreementKey, verification_key
 from privfl.privacy.secagg.shamir import PRIME, SHARE_BYTES
@@ -27,24 +27,39 @@ def a_letter(session=SESSION, dealer=0, holder=1, key=KEY, shares=PAIR):
     return letters.write_letter(session, dealer, holder, key, shares, DRAW)
 
 
-def test_two_peers_have_one_key_for_each_direction_and_one_to_confirm_and_no_other_two_have_these():
+def between(one, other, session=SESSION):
+    """What two clients share, whatever they are called, if they have the keys 0 and 1."""
+    return letters.pair_keys(session, one, other, KEYS[0].agree(KEYS[1].public))
+
+
+def test_two_peers_have_one_key_for_each_direction_one_to_confirm_and_a_seed_and_no_other_two_have_these():
     seen = set()
     for one, other in itertools.combinations(KEYS, 2):
-        mine = letters.pair_keys(SESSION, KEYS[one], one, other, KEYS[other].public)
-        theirs = letters.pair_keys(SESSION, KEYS[other], other, one, KEYS[one].public)
+        mine = letters.pair_keys(SESSION, one, other, KEYS[one].agree(KEYS[other].public))
+        theirs = letters.pair_keys(SESSION, other, one, KEYS[other].agree(KEYS[one].public))
         assert (mine.outgoing, mine.incoming) == (theirs.incoming, theirs.outgoing)
-        assert mine.confirming == theirs.confirming
+        assert (mine.confirming, mine.seed) == (theirs.confirming, theirs.seed)
         assert "outgoing" not in repr(mine)
-        seen |= {mine.outgoing, mine.incoming, mine.confirming}
-    assert len(seen) == 3 * 6
-    with pytest.raises(BadKey):
-        letters.pair_keys(SESSION, KEYS[0], 0, 1, bytes(32))
+        seen |= {mine.outgoing, mine.incoming, mine.confirming, mine.seed}
+    assert len(seen) == 4 * 6
+
+
+def test_the_seeds_of_masks_open_under_the_mask_key_for_their_owner_only():
+    seeds = {3: DRAW(32), 1: DRAW(32)}
+    sealed = letters.seal_seeds(SESSION, 0, KEY, seeds)
+    assert letters.open_seeds(SESSION, 0, KEY, sealed, [1, 3]) == seeds
+    for place in ((SESSION, 2, KEY), (SESSION, 0, DRAW(32)), (OTHERS[0], 0, KEY)):
+        with pytest.raises(BadCiphertext):
+            letters.open_seeds(*place, sealed, [1, 3])
 
 
 def test_keys_and_commitments_are_bound_to_session_dealer_holder_and_use():
     places = [(session, *pair) for session in (SESSION, *OTHERS) for pair in itertools.permutations(range(3), 2)]
-    keys = [letters.pair_keys(s, KEYS[0], one, other, KEYS[1].public).outgoing for s, one, other in places]
+    keys = [between(one, other, s).outgoing for s, one, other in places]
+    keys += [between(one, other, s).seed for s, one, other in places if one < other]
     commitments = [letters.key_commitment(*place, KEY) for place in places]
+    commitments += [letters.seed_commitment(*place, KEY) for place in places if place[1] < place[2]]
+    assert letters.seed_commitment(SESSION, 2, 1, KEY) == letters.seed_commitment(SESSION, 1, 2, KEY)
     for secret in (MASK_KEY, SELF_MASK):
         commitments += [letters.share_commitment(*place, secret, PAIR.mask_key) for place in places]
     for values in (keys, commitments):

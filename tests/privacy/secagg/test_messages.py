@@ -35,7 +35,7 @@ from privfl.privacy.secagg.errors import (
     UnsupportedVersion,
 )
 from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK, Letter
-from privfl.privacy.secagg.messages import SERVER, Kind, pack, unpack
+from privfl.privacy.secagg.messages import SERVER, Kind, body_of, pack, seal_key, unpack
 from privfl.privacy.secagg.shamir import SHARE_BYTES
 from tests.privacy.secagg.staging import Stage, a_session
 
@@ -44,6 +44,11 @@ ACTIVE = a_session(adversary="active")
 SEALED = 12 + 2 * SHARE_BYTES + 16
 KEYS = Stage(ACTIVE).signing
 VERIFY = Stage(ACTIVE).verifying
+SEALS = {member: seal_key(ACTIVE, member, b"agreed") for member in ACTIVE.members}
+
+
+def key_of(kind, sender):
+    return VERIFY[sender] if kind is Kind.KEYS else SEALS[sender]
 
 
 def test_what_is_packed_is_unpacked():
@@ -51,14 +56,19 @@ def test_what_is_packed_is_unpacked():
     assert (message.kind, message.sender, bytes(message.body), message.signature) == (Kind.MASKED, 3, b"words", b"")
     message = unpack(SESSION, pack(SESSION, Kind.ROSTER, SERVER, 2, b""), 2)
     assert (message.kind, message.sender, bytes(message.body)) == (Kind.ROSTER, SERVER, b"")
-    signed = unpack(ACTIVE, pack(ACTIVE, Kind.KEYS, 3, SERVER, b"keys", KEYS[3]), SERVER, VERIFY)
+    signed = unpack(ACTIVE, pack(ACTIVE, Kind.KEYS, 3, SERVER, b"keys", KEYS[3]), SERVER, key_of)
     assert len(signed.signature) == 64
+    sealed = unpack(ACTIVE, pack(ACTIVE, Kind.MASKED, 3, SERVER, (b"w", memoryview(b"ords")), SEALS[3]), SERVER, key_of)
+    assert (bytes(sealed.body), sealed.signature) == (b"words", b"")
 
 
-@pytest.mark.parametrize("session", [SESSION, ACTIVE])
-def test_no_byte_of_a_message_can_be_changed_dropped_or_added(session):
-    active = session.adversary == "active"
-    data = pack(session, Kind.SHARES, 3, SERVER, b"some shares", KEYS[3] if active else None)
+@pytest.mark.parametrize(
+    ("session", "kind", "key"),
+    [(SESSION, Kind.KEYS, None), (ACTIVE, Kind.KEYS, KEYS[3]), (ACTIVE, Kind.SHARES, SEALS[3])],
+)
+def test_no_byte_of_a_message_can_be_changed_dropped_or_added(session, kind, key):
+    data, keys = pack(session, kind, 3, SERVER, b"some shares", key), key_of if key else None
+    assert bytes(unpack(session, data, SERVER, keys).body) == bytes(body_of(data)) == b"some shares"
     for place in range(len(data)):
         for changed in (
             data[:place] + bytes([data[place] ^ 0x40]) + data[place + 1 :],
@@ -67,9 +77,9 @@ def test_no_byte_of_a_message_can_be_changed_dropped_or_added(session):
             data[:place] + data[place + 1 :],
         ):
             with pytest.raises(SecAggError):
-                unpack(session, changed, SERVER, VERIFY if active else None)
+                unpack(session, changed, SERVER, keys)
     with pytest.raises(MalformedMessage):
-        unpack(session, bytearray(data), SERVER, VERIFY if active else None)
+        unpack(session, bytearray(data), SERVER, keys)
 
 
 def test_messages_from_elsewhere_are_refused_by_name():
@@ -93,29 +103,43 @@ def test_messages_from_elsewhere_are_refused_by_name():
     refused(MalformedMessage, None)
 
 
-def test_under_an_active_adversary_a_message_must_be_signed_by_its_sender():
+def test_under_an_active_adversary_keys_must_be_signed_by_their_owner():
     for data in (
         pack(ACTIVE, Kind.KEYS, 1, SERVER, b"keys", KEYS[2]),
         pack(ACTIVE, Kind.KEYS, 1, SERVER, b"keys", KEYS[1])[:-64] + bytes(64),
         pack(ACTIVE, Kind.KEYS, 1, SERVER, b"keys", KEYS[1])[:-64]
-        + pack(ACTIVE, Kind.SHARES, 1, SERVER, b"keys", KEYS[1])[-64:],
+        + pack(ACTIVE, Kind.KEYS, 2, SERVER, b"keys", KEYS[1])[-64:],
     ):
         with pytest.raises(BadSignature):
-            unpack(ACTIVE, data, SERVER, VERIFY)
+            unpack(ACTIVE, data, SERVER, key_of)
     with pytest.raises(MalformedMessage):
-        unpack(ACTIVE, pack(ACTIVE, Kind.KEYS, 1, SERVER, b"keys"), SERVER, VERIFY)
+        unpack(ACTIVE, pack(ACTIVE, Kind.KEYS, 1, SERVER, b"keys"), SERVER, key_of)
+
+
+def test_every_other_message_must_be_sealed_by_its_sender_for_its_place():
+    good = pack(ACTIVE, Kind.SHARES, 1, SERVER, b"shares", SEALS[1])
+    for other in (
+        pack(ACTIVE, Kind.SHARES, 1, SERVER, b"shares"),
+        pack(ACTIVE, Kind.SHARES, 1, SERVER, b"shares", SEALS[2]),
+        pack(ACTIVE, Kind.MASKED, 1, SERVER, b"shares", SEALS[1]),
+        pack(ACTIVE, Kind.SHARES, 1, SERVER, b"shareS", SEALS[1]),
+        pack(ACTIVE, Kind.SHARES, 1, SERVER, b"shares", seal_key(SESSION, 1, b"agreed")),
+        pack(ACTIVE, Kind.SHARES, 1, SERVER, b"shares", seal_key(ACTIVE, 1, b"other")),
+    ):
+        with pytest.raises(AlteredMessage):
+            unpack(ACTIVE, good[:-16] + other[-16:], SERVER, key_of)
 
 
 def test_bodies_and_back():
-    keys = {4: PublicKeys(b"c" * 32, b"m" * 32), 2: PublicKeys(b"C" * 32, b"M" * 32)}
-    assert parse_roster(memoryview(roster(keys)), signed=False) == keys
-    signed = {2: PublicKeys(b"C" * 32, b"M" * 32, b"s" * 64)}
-    assert parse_roster(memoryview(roster(signed)), signed=True) == signed
+    keys = {4: PublicKeys(b"c" * 32), 2: PublicKeys(b"C" * 32)}
+    assert parse_roster(memoryview(roster(b"S" * 32, keys)), signed=False) == (b"S" * 32, keys)
+    signed = {2: PublicKeys(b"C" * 32, b"s" * 64)}
+    assert parse_roster(memoryview(roster(b"S" * 32, signed)), signed=True) == (b"S" * 32, signed)
     for session, proof in ((SESSION, {}), (ACTIVE, {"signature": b"s" * 64, "path": b"p" * 64})):
         letters = {7: Letter(b"c" * 64, b"z" * SEALED), 2**32 - 2: Letter(b"C" * 64, b"Z" * SEALED)}
         proven = {peer: dataclasses.replace(letter, **proof) for peer, letter in letters.items()}
         assert parse_mailbox(memoryview(mailbox(proven)), session) == proven
-        dealing = Dealing(b"o" * 64, dict.fromkeys(letters, b"k" * 64), letters, proof.get("signature", b""))
+        dealing = Dealing(b"o" * 64, dict.fromkeys(letters, b"k" * 96), b"s" * 80, letters, proof.get("signature", b""))
         assert Dealing.from_bytes(memoryview(dealing.to_bytes()), signed=bool(proof)) == dealing
     words = np.array([1, 2, 3], np.uint32)
     committed, accusations, again = parse_masked(
@@ -131,15 +155,23 @@ def test_bodies_and_back():
     assert parse_answer(memoryview(answer(revealed))) == revealed
 
 
+def dealt_to(body):
+    return Dealing.from_bytes(body, signed=False).letters
+
+
+def dealt_to_signed(body):
+    return Dealing.from_bytes(body, signed=True).letters
+
+
 def test_bodies_of_a_wrong_length_or_with_a_name_twice_are_refused():
-    own = bytes(64)
+    server, own, one_seed = bytes(32), bytes(64), bytes(32)
     for parse, start, one in (
-        (lambda body: parse_roster(body, signed=False), b"", bytes(4 + 64)),
-        (lambda body: parse_roster(body, signed=True), b"", bytes(4 + 128)),
+        (lambda body: parse_roster(body, signed=False)[1], server, bytes(4 + 32)),
+        (lambda body: parse_roster(body, signed=True)[1], server, bytes(4 + 96)),
         (lambda body: parse_mailbox(body, SESSION), b"", bytes(4 + 64 + SEALED)),
         (lambda body: parse_mailbox(body, ACTIVE), b"", bytes(4 + 64 + SEALED + 64 + 64)),
-        (lambda body: Dealing.from_bytes(body, signed=False).letters, own, bytes(4 + 64 + 64 + SEALED)),
-        (lambda body: Dealing.from_bytes(body, signed=True).letters, own + own, bytes(4 + 64 + 64 + SEALED)),
+        (dealt_to, own + bytes(16) + one_seed, bytes(4 + 96 + 64 + SEALED)),
+        (dealt_to_signed, own + own + bytes(16) + one_seed, bytes(4 + 96 + 64 + SEALED)),
         (lambda body: parse_confirmation(body)[1], bytes(4), bytes(4 + 16)),
         (parse_numbers, b"", bytes(4)),
         (parse_answer, b"", bytes(5 + SHARE_BYTES)),
@@ -151,8 +183,9 @@ def test_bodies_of_a_wrong_length_or_with_a_name_twice_are_refused():
         if start:
             with pytest.raises(MalformedMessage):
                 parse(memoryview(start[:-1]))
+        more = one_seed if parse in (dealt_to, dealt_to_signed) else b""
         with pytest.raises(RepeatedPeer):
-            parse(memoryview(start + one + one))
+            parse(memoryview(start + more + one + one))
     for what, one in ((3, bytes(SHARE_BYTES)), (2, bytes(32) + b"\1")):
         with pytest.raises(MalformedMessage, match=r"does not exist|left over"):
             parse_answer(memoryview(bytes(4) + bytes([what]) + one))

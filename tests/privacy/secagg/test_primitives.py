@@ -8,7 +8,16 @@ import pytest
 
 from privfl.privacy.secagg.errors import BadCiphertext, BadKey, BadSignature
 from privfl.privacy.secagg.masks import add_many
-from privfl.privacy.secagg.primitives import AgreementKey, derive, seal, sign, unseal, verification_key, verify
+from privfl.privacy.secagg.primitives import (
+    AgreementKey,
+    derive,
+    one_time_tag,
+    seal,
+    sign,
+    unseal,
+    verification_key,
+    verify,
+)
 
 ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "crypto.json").read_text())
 VECTORS = {row["name"]: row for row in ORACLES["crypto_vectors"]["rows"]}
@@ -75,6 +84,16 @@ def test_ed25519_agrees_with_rfc_8032():
     (signature,) = of("Ed25519 TEST1 sig")
     assert sign(secret, b"") == signature
     verify(public, signature, b"")
+
+
+def test_one_time_tags_agree_with_the_specification_of_poly1305():
+    """RFC 8439, section 2.5.2."""
+    key = bytes.fromhex("85d6be7857556d337f4452fe42d506a80103808afb0db2fd4abff6af4149f51b")
+    tag = "a8061dc1305136c6c22b8baf0c0127a9"
+    assert one_time_tag(key, b"Cryptographic Forum Research Group").hex() == tag
+    assert one_time_tag(key, b"Cryptographic Forum ", memoryview(b"Research Group")).hex() == tag
+    with pytest.raises(BadKey):
+        one_time_tag(key[:-1], b"")
 
 
 def test_nothing_opens_what_was_altered_or_sealed_for_another_use():

@@ -1,14 +1,16 @@
 """A session in one process: vectors one by one or all at once, by one worker or several, the same sum."""
 
 import threading
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from privfl.errors import ConfigError
-from privfl.privacy.secagg import errors
+from privfl.privacy.secagg import errors, rehearsal
 from privfl.privacy.secagg.ideal import IdealSecureSum
 from privfl.privacy.secagg.messages import Phase
+from privfl.privacy.secagg.primitives import AgreementKey, sign, verification_key
 from privfl.privacy.secagg.rehearsal import Rehearsal, aggregate
 from privfl.privacy.secagg.session import Session
 from tests.privacy.secagg.staging import a_session, sum_of, vectors_for
@@ -122,9 +124,9 @@ def test_bytes_and_seconds_are_told_by_phase_and_side():
     outcome = aggregate(a_session(n, 4, length=length), vectors_for(a_session(n, 4, length=length)))
     envelope, sealed = 58 + 16, 12 + 2 * 33 + 16
     assert outcome.sent == {
-        (Phase.ADVERTISE, "clients"): n * (envelope + 64),
-        (Phase.ADVERTISE, "server"): n * (envelope + (n - 1) * (4 + 64)),
-        (Phase.SHARE, "clients"): n * (envelope + 64 + (n - 1) * (4 + 64 + 64 + sealed)),
+        (Phase.ADVERTISE, "clients"): n * (envelope + 32),
+        (Phase.ADVERTISE, "server"): n * (envelope + 32 + (n - 1) * (4 + 32)),
+        (Phase.SHARE, "clients"): n * (envelope + 64 + 16 + (n - 1) * (4 + 32 + 96 + 64 + sealed)),
         (Phase.SHARE, "server"): n * (envelope + (n - 1) * (4 + 64 + sealed)),
         (Phase.MASK, "clients"): n * (envelope + 32 + 4 + 4 * length),
         (Phase.MASK, "server"): n * (envelope + 12 + 4 * n),
@@ -133,6 +135,33 @@ def test_bytes_and_seconds_are_told_by_phase_and_side():
     }
     assert outcome.seconds.keys() == outcome.sent.keys()
     assert min(outcome.seconds.values()) > 0
+
+
+@pytest.mark.parametrize("adversary", ["semi-honest", "active"])
+def test_what_is_computed_once_for_all_changes_no_sum_and_saves_half_of_the_agreements(adversary, monkeypatch):
+    session = a_session(6, 4, adversary=adversary)
+    vectors, counts = vectors_for(session), Counter()
+    agree, check = AgreementKey.agree, rehearsal.verify
+    monkeypatch.setattr(AgreementKey, "agree", lambda *given: counts.update(["agreed"]) or agree(*given))
+    monkeypatch.setattr(rehearsal, "verify", lambda *given: counts.update(["verified"]) or check(*given))
+    lost = {2: Phase.MASK}
+    total = aggregate(session, vectors, lost=lost).total
+    assert counts == {"agreed": 6 * 5 // 2 + 6} | ({"verified": 6} if adversary == "active" else {})
+    assert total.tolist() == aggregate(session, vectors, lost=lost, alone=True).total.tolist()
+
+
+def test_parties_that_share_a_process_refuse_what_others_would():
+    together = rehearsal._Together()
+    key, other = AgreementKey(bytes(range(32))), AgreementKey(bytes(range(1, 33)))
+    assert together.agree(key, other.public) == together.agree(other, key.public) == key.agree(other.public)
+    assert not together._agreed, "both have asked"
+    signature = sign(bytes(32), b"content")
+    for wrong in ((bytes(64), b"content"), (signature, b"other")):
+        together.verify(verification_key(bytes(32)), signature, b"content")
+        with pytest.raises(errors.BadSignature):
+            together.verify(verification_key(bytes(32)), *wrong)
+    with pytest.raises(errors.BadKey):
+        together.agree(key, bytes(32))
 
 
 def test_a_session_survives_the_trip_to_another_process_and_gives_the_same_sum():

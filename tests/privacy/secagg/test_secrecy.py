@@ -6,6 +6,7 @@ that was sent, also one that came too late to count, and the table's values for 
 the shares revealed and those of the accomplice. All other messages are the same bytes whatever the vectors (shown too).
 """
 
+import dataclasses
 import itertools
 from collections import Counter
 
@@ -14,11 +15,11 @@ import pytest
 from scipy.stats import chi2_contingency, chisquare
 
 from privfl.privacy.secagg import errors, shamir
-from privfl.privacy.secagg.bodies import Request, parse_masked, parse_roster
+from privfl.privacy.secagg.bodies import Request, parse_masked
 from privfl.privacy.secagg.client import Client
 from privfl.privacy.secagg.letters import Shares
 from privfl.privacy.secagg.masking import on_threads
-from privfl.privacy.secagg.messages import SERVER, Kind, Phase, unpack
+from privfl.privacy.secagg.messages import Kind, Phase, body_of
 from privfl.privacy.secagg.primitives import derive
 from tests.privacy.secagg.eavesdropper import Eavesdropper
 from tests.privacy.secagg.staging import Stage, a_session, twin
@@ -42,8 +43,8 @@ class Table:
 
 def masked_by(stage, member, number):
     """The masked vector that ``member`` would send for ``number``; the stage stays as it is."""
-    data = twin(stage.clients[member]).masked_input(stage.inbox[member], np.array([number], stage.session.word))
-    return int(parse_masked(unpack(stage.session, data, SERVER).body, stage.session)[2][0])
+    data = twin(stage.clients[member]).answer(stage.inbox[member], np.array([number], stage.session.word))
+    return int(parse_masked(body_of(data), stage.session)[2][0])
 
 
 # --- what the server does, or might try ------------------------------------------------------------------------------
@@ -101,7 +102,7 @@ class OneShareTooFew(Client):
 
     def _split(self, holders):
         points = [self.session.points[holder] for holder in holders]
-        secrets = (self._mask.secret, self._self_seed)
+        secrets = (self._mask_key, self._self_seed)
         keys, seeds = (shamir.split(one, self.session.threshold - 1, points, self._entropy) for one in secrets)
         return {holder: Shares(keys[point], seeds[point]) for holder, point in zip(holders, points, strict=True)}
 
@@ -109,10 +110,12 @@ class OneShareTooFew(Client):
 class AnswersTwice(Client):
     """Reveals shares whenever it is asked, so both of one peer."""
 
-    def unmask(self, data):
+    def answer(self, data, vector=None):
+        if self._due is not Phase.UNMASK:
+            return super().answer(data, vector)
         shares = dict(self._shares)
         try:
-            return super().unmask(data)
+            return super().answer(data)
         finally:
             self._shares.update(shares)
             self._due = Phase.UNMASK
@@ -221,12 +224,12 @@ def test_all_other_messages_are_the_same_bytes_whatever_the_vectors(scenario):
 class SeedsOutliveSessions(Client):
     """Derives the masks between peers from their keys alone."""
 
-    def share_keys(self, data):
-        key = self._mask
-        sent = super().share_keys(data)
-        peers = parse_roster(unpack(self.session, data, self.number).body, signed=False)
-        self._pair_seeds = {peer: derive(key.agree(one.mask), b"", b"") for peer, one in peers.items()}
-        return sent
+    def _agree(self, server, peers):
+        super()._agree(server, peers)
+        for peer, one in peers.items():
+            seed = derive(self._channel.agree(one.channel), b"", b"")
+            self._keys[peer] = dataclasses.replace(self._keys[peer], seed=seed)
+            self._pair_seeds[peer] = seed
 
 
 @pytest.mark.parametrize(
@@ -274,7 +277,7 @@ def samples(numbers, scenario, make_client=Client):
         stage = Stage(session, vectors, label=f"real {run} {numbers}", make_client=make_client).until(Phase.MASK)
         spied = stage.fork()
         known = scenario(spied).seeds()
-        body = unpack(session, spied.sent[Phase.MASK, 0], SERVER).body
+        body = body_of(spied.sent[Phase.MASK, 0])
         words = parse_masked(body, session)[2].copy()
         taken_off = [(seed, -sign) for seed, sign in masks_of(stage.clients[0]) if seed in known]
         on_threads(1)(words, taken_off)

@@ -141,7 +141,7 @@ def test_the_graph_depends_on_the_identity_and_is_symmetric():
 def test_bytes_that_are_no_session_are_refused():
     data = SESSIONS[1].to_bytes()
     with pytest.raises(UnsupportedVersion, match="version 9"):
-        Session.from_bytes(data.replace(b"aggregation\x02", b"aggregation\x09"))
+        Session.from_bytes(data.replace(b"aggregation\x03", b"aggregation\x09"))
     for wrong in (b"", b"x" * len(data), data[:-1], data + b"\0", data[:60], bytearray(data), None):
         with pytest.raises(MalformedMessage):
             Session.from_bytes(wrong)

@@ -1,0 +1,194 @@
+"""How long a pass must be for its rows to be rounded as in every other pass.
+
+A kernel adds up the products of a row in an order that depends on the *shape* of what it is given, not on the values:
+one row is given to a matrix-vector product, a few to another kernel, many to a third. So one row more may round all the
+other rows otherwise, and a model that loses its digits turns that into other gradients. Which lengths round alike is
+found out by running them on public rows: every row must come out as in a pass of a *reference* length, wherever it
+stands. A batch of another length is padded to the next that does, or cut into passes of the reference length. Every
+length that occurs is run before it is used, and since the order of a kernel's additions does not depend on values, what
+holds for these rows holds for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+LONGEST_REFERENCE = 64
+SHORTEST_REFERENCE = 16
+DISTINCT = 32
+"""Public rows that every length is tried with, in as many passes as they take: one row alone may happen to be exact."""
+VALUES_AT_ONCE = 1 << 25
+"""Values of per-sample gradients that a reference pass may hold, where it may be shorter than the longest."""
+SPREAD = 2.0
+"""Public rows are multiplied with powers of ten up to this one, and down to its inverse, so that rounding shows."""
+OFFSET = 1e4
+"""What is added to every other public row: differences of large numbers show the last bits of what was subtracted."""
+NUDGE = 0.02
+"""Deviation of what is added to public parameters: layers that begin at zero would hide what is in front of them."""
+SAME = 1e-13
+"""Relative difference in float64 that a row's norm may have: one last bit of float32 in it makes a larger one."""
+
+
+def reference_length(size: int) -> int:
+    """Length of the passes that all others are compared with, for a network of ``size`` parameters."""
+    return max(SHORTEST_REFERENCE, min(LONGEST_REFERENCE, VALUES_AT_ONCE // max(size, 1)))
+
+
+def padded_length(rows: int, reference: int, alike: Callable[[int], bool]) -> int:
+    """The least length that is ``alike`` the ``reference``, of ``rows`` and the powers of two above it from 8 on.
+
+    The ``reference`` itself if there is none: less than ``rows`` means that the batch is to be cut.
+    """
+    longer = (1 << power for power in range(max(3, rows.bit_length()), reference.bit_length()))
+    return next((length for length in (rows, *longer) if length != reference and alike(length)), reference)
+
+
+def passes(rows: int, most: int, length_of: Callable[[int], int]) -> Iterator[tuple[slice, int]]:
+    """The passes that ``rows`` rows take: which rows, at most ``most``, and the length that they are padded to."""
+    start = 0
+    while start < rows:
+        wanted = min(rows - start, most)
+        length = length_of(wanted)
+        yield slice(start, start + min(wanted, length)), length
+        start += min(wanted, length)
+
+
+def padded(values: Tensor, length: int, dim: int = 0) -> Tensor:
+    """``values`` with the first entry along ``dim`` repeated at the end, until there are ``length``."""
+    missing = length - values.shape[dim]
+    if missing <= 0:
+        return values
+    first = values.narrow(dim, 0, 1)
+    return torch.cat([values, first.expand(*values.shape[:dim], missing, *values.shape[dim + 1 :])], dim)
+
+
+class PublicRows:
+    """Rows and parameters that no data is in, to run passes with."""
+
+    def __init__(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> None:
+        """``parameters`` [size], ``inputs`` [n, ...] and ``targets`` [n] are public."""
+        generator = torch.Generator().manual_seed(0)
+        if inputs.is_floating_point():
+            spread = torch.rand(inputs.shape, generator=generator, dtype=torch.float64) * 2 * SPREAD - SPREAD
+            inputs = inputs * (10.0**spread).to(inputs)
+            inputs[::2] += OFFSET
+        self.inputs, self.targets = inputs, targets
+        nudge = torch.randn(parameters.shape, generator=generator) * NUDGE
+        self.parameters = parameters.detach() + nudge.to(parameters)
+
+    def batch(self, length: int, first: int = 0) -> tuple[Tensor, Tensor]:
+        """A batch of ``length`` that begins with row ``first``; after the last row comes the first one again."""
+        index = (torch.arange(length, device=self.targets.device) + first) % len(self.targets)
+        return self.inputs[index], self.targets[index]
+
+
+_FOUND: dict[Hashable, dict[Hashable, bool]] = {}
+"""What this process found out, by kind. Kernels stay the same, so that equal networks need not be tried again."""
+
+
+class Lengths:
+    """The lengths of one engine's passes; its workers share what is known of them."""
+
+    def __init__(self, public: PublicRows, *kind: Hashable) -> None:
+        """``kind`` tells apart the networks and the ways to run them for which other kernels may be used."""
+        self.public = public
+        self.reference = reference_length(len(public.parameters))
+        kind = (*kind, public.inputs.shape, public.inputs.dtype, public.inputs.device, torch.get_num_threads())
+        self._found = _FOUND.setdefault(kind, {})
+        self._expected: dict[Hashable, Tensor] = {}
+        self._chosen: dict[Hashable, int] = {}
+
+    def of(self, key: Hashable, run: Callable[[Tensor, Tensor], Tensor], rows: int) -> int:
+        """The length of a pass over ``rows`` rows: less if they are to be cut, more if they are to be padded.
+
+        ``run(inputs, targets)`` gives numbers [B, ...] in float64 that tell how each row is rounded in a pass over
+        these [B, ...]; ``key`` says what is run.
+        """
+        length = self._chosen.get((key, rows))
+        if length is None:
+            length = self._chosen[key, rows] = self._choose(key, run, rows)
+        return length
+
+    def _choose(self, key: Hashable, run: Callable[[Tensor, Tensor], Tensor], rows: int) -> int:
+        def passed(length: int) -> Tensor:
+            firsts = range(0, max(DISTINCT, length), length)
+            return torch.cat([run(*self.public.batch(length, first)) for first in firsts])
+
+        def same(length: int) -> bool:
+            return self.same(
+                (key, length), (key, self.reference), partial(passed, length), partial(passed, self.reference)
+            )
+
+        return padded_length(rows, self.reference, same)
+
+    def same(self, key: Hashable, other: Hashable, run: Callable[[], Tensor], expected: Callable[[], Tensor]) -> bool:
+        """Whether the rows of ``run()`` come out as those of ``expected()``, which begin anew after :data:`DISTINCT`.
+
+        Found out once for each ``key``; what is expected is kept as ``other``, unless that is ``None``. Rows that are
+        not finite, or are zero everywhere, prove nothing.
+        """
+        if key not in self._found:
+            awaited = self._expected.get(other)
+            if awaited is None:
+                awaited = expected()
+            if other is not None:
+                self._expected[other] = awaited
+            self._found[key] = _rounds_alike(run(), awaited)
+        return self._found[key]
+
+
+def _rounds_alike(found: Tensor, expected: Tensor) -> bool:
+    if not bool(expected.isfinite().all()) or not bool((expected != 0).any()):
+        return False
+    first = expected[:DISTINCT]
+    return all(
+        torch.allclose(rows, first[torch.arange(len(rows), device=rows.device) % len(first)], rtol=SAME, atol=0)
+        for rows in (expected, found)
+    )
+
+
+def identity(function: Any, depth: int = 6) -> Hashable:
+    """What tells functions apart whose kernels may differ: their code, and that of all they hold."""
+    inner = partial(identity, depth=depth - 1)
+    if isinstance(function, Tensor):
+        return tuple(function.shape), function.dtype
+    if isinstance(function, float):  # settings differ from run to run; only a branch for 0 is to be expected
+        return "number", function == 0
+    if isinstance(function, int | str | None):
+        return function
+    if depth == 0:
+        return str(type(function))
+    if isinstance(function, nn.Module):
+        return tuple(_layer(name, layer) for name, layer in function.named_modules())
+    if isinstance(function, partial):
+        named = tuple((name, inner(value)) for name, value in function.keywords.items())
+        return "partial", inner(function.func), tuple(map(inner, function.args)), named
+    if hasattr(function, "__func__"):
+        return "method", inner(function.__func__), inner(function.__self__)
+    if hasattr(function, "__code__"):
+        cells = tuple(inner(cell.cell_contents) for cell in function.__closure__ or ())
+        return "function", function.__code__, cells, inner(function.__defaults__)
+    if isinstance(function, tuple | list):
+        return tuple(map(inner, function))
+    if isinstance(function, dict):
+        return tuple((inner(name), inner(value)) for name, value in function.items())
+    return type(function), inner(dict(getattr(function, "__dict__", {})))
+
+
+def _layer(name: str, layer: nn.Module) -> Hashable:
+    """The type, options and shapes of one layer."""
+    shapes = tuple(
+        (key, tuple(value.shape), value.requires_grad) for key, value in layer.named_parameters(recurse=False)
+    )
+    buffers = tuple((key, tuple(value.shape)) for key, value in layer.named_buffers(recurse=False))
+    options = tuple(
+        (key, identity(value, 3))
+        for key, value in vars(layer).items()
+        if not key.startswith("_") and key != "training" and not isinstance(value, nn.Module)
+    )
+    return name, type(layer), shapes, buffers, options

@@ -1,0 +1,98 @@
+"""Stacks of clients in which every row, and every client, is rounded as in any other stack.
+
+What :mod:`privfl.privacy.clipping.lengths` does for the passes of one client, for those of many: a client must come out
+with the same bits whoever is stacked with it and however long their batches are, or its update would move with theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from privfl.privacy.clipping.lengths import Lengths, padded_length
+from privfl.privacy.clipping.stacked import Given, StackedBatch, given_to
+
+OfPiece = Callable[[Tensor, StackedBatch], Tensor]
+"""Something [clients, ...] of each of the parameters [clients, size] and its rows."""
+LEAST = 2
+"""Clients in a stack: kernels treat a single one otherwise."""
+TRIED = 8
+"""Rows of each client, at least, that a number of clients is tried with."""
+SHIFTS = (0, 5, 11)
+"""Where the public rows begin in the batches that sums are tried with."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What is asked of a stack, by ``key``: its ``sums`` [clients, ...] and, of each row, what is ``shown``.
+
+    ``shown`` [clients, B, ...] is ``None`` if rows leave the pass in sums alone.
+    """
+
+    key: tuple[Hashable, ...]
+    sums: OfPiece
+    shown: OfPiece | None
+
+
+class SteadyStacks:
+    """How long passes must be, and how many clients they may hold, for one ``rounding`` to be the same in all."""
+
+    def __init__(self, lengths: Lengths, quiet: Callable[[], None], rounding: Rounding, given: Given) -> None:
+        """``quiet`` makes drop-out draw nothing; ``given`` is what the loss takes of one client."""
+        self._lengths, self._quiet, self._rounding, self._given = lengths, quiet, rounding, given
+
+    def length(self, rows: int) -> int:
+        """The length of a pass over at most ``rows`` rows of each client."""
+        lengths, key, shown = self._lengths, self._rounding.key, self._rounding.shown
+        if shown is not None:
+
+            def run(inputs: Tensor, targets: Tensor) -> Tensor:
+                return self._run(shown, LEAST, inputs, targets)[0]
+
+            return lengths.of(key, run, rows)
+        if rows > lengths.reference:  # cut at the same rows whatever else is in the stack
+            return lengths.reference
+
+        def same(length: int) -> bool:
+            named = (*key, rows, length)
+            return lengths.same(
+                named, None, lambda: self._sums(rows, length), lambda: self._sums(rows, lengths.reference)
+            )
+
+        return padded_length(rows, lengths.reference, same)
+
+    def groups(self, clients: int, length: int) -> list[tuple[slice, int]]:
+        """Which of ``clients`` clients go into one pass of ``length``, and how many it is padded to."""
+        if clients <= LEAST:
+            return [(slice(0, clients), LEAST)]
+        shown, key = self._rounding.shown or self._rounding.sums, (*self._rounding.key, "clients", clients)
+
+        def run(stack: int) -> Tensor:
+            firsts = range(0, max(TRIED, length), length)
+            batches = (self._lengths.public.batch(length, first) for first in firsts)
+            return torch.cat([self._run(shown, stack, *batch).flatten(1) for batch in batches], dim=1)
+
+        if self._lengths.same(key, None, lambda: run(clients), lambda: run(LEAST)):
+            return [(slice(0, clients), clients)]
+        return [(slice(first, min(first + LEAST, clients)), LEAST) for first in range(0, clients, LEAST)]
+
+    def _sums(self, rows: int, length: int) -> Tensor:
+        """Sums over ``rows`` rows in passes of ``length``, [passes, values]."""
+        found = []
+        for first in SHIFTS:
+            inputs, targets = self._lengths.public.batch(length, first)
+            mask = torch.arange(length, device=targets.device) < rows
+            found.append(self._run(self._rounding.sums, LEAST, inputs, targets, mask)[0].flatten())
+        return torch.stack(found)
+
+    def _run(self, work: OfPiece, stack: int, inputs: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
+        """``work`` on ``stack`` clients who all hold the same public rows."""
+        self._quiet()
+        inputs, targets = (part.expand(stack, *part.shape).contiguous() for part in (inputs, targets))
+        mask = None if mask is None else mask.expand(stack, -1)
+        given = given_to(self._given, slice(0, 1), stack)
+        parameters = self._lengths.public.parameters.expand(stack, -1).clone()
+        return work(parameters, StackedBatch(inputs, targets, mask, given)).double()

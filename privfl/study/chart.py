@@ -1,0 +1,178 @@
+"""The one style of all figures, and a figure as part of a page: vector, in the page's colours, with values to hover.
+
+Lines differ in colour, marker and dashes, so that they can be told apart in grey and by colour-blind readers. On a page
+the ink is the page's own (``currentColor``), and colours are its variables, so that they follow light and dark.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import Formatter
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+"""Okabe and Ito's palette, which colour-blind readers can tell apart."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES = ("-", "--", "-.", ":")
+INK, GRID = "#010101", "#e4e4e4"
+"""Nobody else draws with these two, so that a page may replace them by its own."""
+NAMES = {INK: "currentColor", GRID: "var(--grid, #e4e4e4)"} | {
+    colour.lower(): f"var(--series-{number}, {colour.lower()})" for number, colour in enumerate(COLOURS, 1)
+}
+WIDTH = 5.2
+"""Inches; narrow, because a phone shows the same figure."""
+_SVG = {"svg.fonttype": "none", "svg.hashsalt": "privfl"}
+
+
+class Chart(Figure):
+    """A figure that knows its numbers.
+
+    Args:
+        summary: what it shows, in a sentence, for readers who cannot see it.
+        head: of the table of all that is drawn.
+        height: in inches.
+
+    Attributes:
+        rows: of that table, as text.
+    """
+
+    def __init__(self, summary: str, head: Sequence[str] = (), height: float = 3.5) -> None:
+        super().__init__(figsize=(WIDTH, height), layout="constrained", facecolor="white")
+        self.summary, self.head = summary, tuple(head)
+        self.rows: list[tuple[str, ...]] = []
+        self._told: dict[str, list[str]] = {}
+
+    def panel(self) -> Axes:
+        """The chart's axes, in the house's style."""
+        axes = self.add_subplot(facecolor="none")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color=GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.tick_params(colors=INK, labelsize=10)
+        for spine in axes.spines.values():
+            spine.set_color(INK)
+        for label in (axes.xaxis.label, axes.yaxis.label, axes.title):
+            label.set(color=INK, fontsize=10.5)
+        axes.ticklabel_format(useOffset=False)
+        return axes
+
+    def tell(self, line: Line2D, texts: Sequence[str]) -> None:
+        """Give every marker of ``line`` a text, in their order."""
+        name = f"points-{len(self._told)}"
+        line.set_gid(name)
+        self._told[name] = list(texts)
+
+    def markup(self, name: str) -> str:
+        """The chart as an ``<svg>`` element that can stand in a page; ``name`` keeps its ids apart from others'."""
+        with mpl.rc_context(_SVG):
+            text = io.StringIO()
+            self.savefig(text, format="svg", metadata={"Date": None}, facecolor="none")
+        root = ET.fromstring(text.getvalue())
+        for element in root.iter():
+            element.tag = element.tag.rpartition("}")[2]
+            for key in list(element.attrib):
+                element.attrib[key.rpartition("}")[2]] = _in_page(element.attrib.pop(key), name)
+            if "id" in element.attrib:
+                element.set("id", f"{name}-{element.get('id')}")
+        _drop(root, ("metadata", "style"))
+        for size in ("width", "height", "version"):
+            root.attrib.pop(size, None)
+        for gid, texts in self._told.items():
+            _tell(root, f"{name}-{gid}", texts)
+        root.attrib |= {"class": "chart", "role": "group", "aria-label": self.summary}
+        return ET.tostring(root, encoding="unicode")
+
+
+class Share(Formatter):
+    """Shares in percent, with the digits that tell the ticks apart: 97.5 % stays 97.5 %."""
+
+    digits = 0
+
+    def set_locs(self, locs: Any) -> None:
+        """Take as many digits as the ticks at ``locs`` need."""
+        wanted = [100 * place for place in locs]
+        self.digits = next(
+            (d for d in range(6) if all(math.isclose(round(v, d), v, rel_tol=1e-9, abs_tol=1e-9) for v in wanted)), 6
+        )
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        """One tick."""
+        return f"{100 * x:.{self.digits}f} %"
+
+
+def style(index: int) -> dict[str, Any]:
+    """Colour, marker and dashes of line number ``index``; 42 lines differ in colour or marker."""
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "linestyle": DASHES[index % len(DASHES)],
+        "linewidth": 1.7,
+        "markersize": 6,
+    }
+
+
+def legend(axes: Axes, title: str = "") -> None:
+    """The names of the lines, above the axes, where they cover nothing."""
+    handles, names = axes.get_legend_handles_labels()
+    if not names:
+        return
+    columns = max(1, min(4, len(names), int(56 / (max(map(len, names)) + 7))))
+    chart = axes.get_figure(root=True)
+    assert chart is not None
+    chart.set_figheight(chart.get_figheight() + 0.2 * math.ceil(len(names) / columns))
+    axes.legend(
+        handles, names, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=columns, frameon=False, fontsize=10,
+        labelcolor=INK, title=title or None, alignment="left", handlelength=2.6, columnspacing=1.2, borderaxespad=0.2,
+    )  # fmt: skip
+
+
+def few(number: int, most: int = 12) -> list[int]:
+    """Which of ``number`` points carry a marker: at most ``most``, evenly, the last one among them."""
+    step = max(1, math.ceil(number / most))
+    return sorted(range(number - 1, -1, -step))
+
+
+def figure_bytes(figure: Figure, form: str) -> bytes:
+    """``figure`` as the content of a file, ``svg`` or ``png``, the same each time."""
+    buffer = io.BytesIO()
+    with mpl.rc_context(_SVG):
+        figure.savefig(
+            buffer, format=form, dpi=140, metadata={"Date": None} if form == "svg" else {}, facecolor="white"
+        )
+    return buffer.getvalue()
+
+
+def _in_page(value: str, name: str) -> str:
+    value = re.sub(r"url\(#", f"url(#{name}-", value)
+    value = f"#{name}-{value[1:]}" if re.fullmatch(r"#(?![0-9a-f]{6}$).+", value) else value
+    value = re.sub(r"#[0-9a-f]{6}\b", lambda found: NAMES.get(found[0], found[0]), value)
+    value = re.sub(r"font: ([0-9.]+px)[^;]*", r"font: \1 var(--font, sans-serif)", value)
+    return re.sub(r"font-family: [^;]*", "font-family: var(--font, sans-serif)", value)
+
+
+def _drop(root: ET.Element, tags: tuple[str, ...]) -> None:
+    for parent in list(root.iter()):
+        for child in [child for child in parent if child.tag in tags]:
+            parent.remove(child)
+
+
+def _tell(root: ET.Element, name: str, texts: Sequence[str]) -> None:
+    """Wrap every marker of the line called ``name`` in a group that bears its text."""
+    (line,) = (element for element in root.iter("g") if element.get("id") == name)
+    found = [
+        (parent, place, child) for parent in line.iter() for place, child in enumerate(parent) if child.tag == "use"
+    ]
+    for (parent, place, marker), text in zip(found, texts, strict=True):
+        point = ET.Element("g", {"class": "point", "role": "img", "aria-label": text})
+        ET.SubElement(point, "title").text = text
+        point.append(marker)
+        parent[place] = point

@@ -1,0 +1,217 @@
+"""A study from its axes to its last run: what is impossible is refused, then trials are had, then runs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from privfl.errors import ConfigError
+from privfl.study.axes import Point
+from privfl.study.display import Display
+from privfl.study.execution import Examine, Job, execute
+from privfl.study.members import Resolved, resolve
+from privfl.study.metric_names import check_metric
+from privfl.study.results import CELLS, Better
+from privfl.study.store import Store
+from privfl.study.tune import Kind, Tuned, Tuner
+from privfl.study.tuning import Tuning
+from privfl.study.workers import Workers
+
+
+class Planned(Protocol):
+    """What has to be known of a study; :class:`~privfl.study.file.Study` says what each means."""
+
+    @property
+    def metric(self) -> str: ...
+    @property
+    def better(self) -> Better: ...
+    @property
+    def tuning(self) -> Tuning | None: ...
+    @property
+    def all_seeds(self) -> tuple[int, ...]: ...
+    @property
+    def beside(self) -> dict[str, Any]: ...
+    @property
+    def told(self) -> dict[str, Any]: ...
+    @property
+    def source(self) -> str: ...
+    def points(self) -> list[Point]: ...
+
+
+Check = Callable[[Any, Sequence[Resolved]], None]
+"""Looks at a study and its runs before any begins."""
+
+
+@dataclass(frozen=True)
+class Conductor:
+    """Has the runs of one study.
+
+    Args:
+        study: which.
+        store: where they lie.
+        name: of the study there.
+        examine: carries out attacks and audits.
+    """
+
+    study: Planned
+    store: Store
+    name: str
+    examine: Examine | None = None
+
+    def conduct(self, processes: int, *, skip: bool, check: Check | None) -> None:
+        """Have every run that is not finished yet.
+
+        Args:
+            processes: runs side by side.
+            skip: go on without the runs that are impossible.
+            check: looks at the runs before any begins.
+
+        Raises:
+            ConfigError: runs are impossible, and ``skip`` is off.
+        """
+        points = self.study.points()
+        tuner = self._tuner()
+        planned = points if tuner is None else [_with(point, tuner, tuner.tuning.candidates[0]) for point in points]
+        resolved = resolve(planned, self.study.beside, self.store.ended)
+        refuse(resolved, skip)
+        for metric in dict.fromkeys([self.study.metric] if tuner is None else [self.study.metric, tuner.metric]):
+            check_metric(metric, resolved)
+        if check is not None:
+            check(self.study, resolved)
+        with Workers(processes) as workers:
+            if tuner is None:
+                self._enrol(resolved)
+                self._execute(workers, self.name, resolved)
+                return
+            good = {str(one.point) for one in resolved if not one.problem}
+            left = [point for point in points if str(point) in good]
+            trials = tuner.first(left)
+            refuse(trials, skip)
+            bad = {_kind_of(one.point, left): one.problem for one in trials if one.problem}
+            left = [point for point in left if (point.method, point.level) not in bad]
+            waiting = [replace(one, run="") for one in resolved]
+            self._enrol(waiting)
+            tuned = tuner.tune(left, lambda name, runs: self._execute(workers, name, runs, trial=True))
+            resolved = self._tuned(resolved, points, tuner, tuned, bad)
+            self._enrol(resolved)
+            self._execute(workers, self.name, resolved)
+        self._tell(tuner, tuned, resolved)
+
+    def _tuner(self) -> Tuner | None:
+        study = self.study
+        if study.tuning is None:
+            return None
+        metric = study.tuning.metric or study.metric
+        better = study.better if metric == study.metric else "auto"
+        return Tuner(study.tuning, self.store, self.name, study.all_seeds, metric, better)
+
+    def _tuned(
+        self,
+        resolved: Sequence[Resolved],
+        points: Sequence[Point],
+        tuner: Tuner,
+        tuned: Mapping[Kind, Tuned],
+        bad: Mapping[Kind, str],
+    ) -> list[Resolved]:
+        """The runs with the values that were picked for them; without one they are impossible."""
+        found = {str(one.point): one for one in resolved if one.problem}
+        chosen: list[Point] = []
+        for point in points:
+            kind = (point.method, point.level)
+            if str(point) in found:
+                continue
+            why = bad.get(kind, "") or tuned[kind].problem
+            if why:
+                found[str(point)] = Resolved(point, problem=why)
+            else:
+                value = tuned[kind].value
+                assert value is not None
+                chosen.append(_with(point, tuner, value))
+        found |= {str(one.point): one for one in resolve(chosen, self.study.beside, self.store.ended, prepare=False)}
+        return [found[str(point)] for point in points]
+
+    def _tell(self, tuner: Tuner, tuned: Mapping[Kind, Tuned], resolved: Sequence[Resolved]) -> None:
+        """Note what runs spent together with the tuning before them."""
+        states = self.store.ended([one.run for one in resolved])
+        told = []
+        for kind, one in tuned.items():
+            runs = [r.run for r in resolved if (r.point.method, r.point.level) == kind and states.get(r.run) == "done"]
+            epsilons, reasons = tuner.epsilons(one.spent, runs) if runs else (dict.fromkeys(CELLS, math.inf), [])
+            whole = {"epsilons": epsilons, "reasons": reasons, "runs": runs}
+            told.append({**one.told(kind, _label(tuner, one)), **whole})
+        self.store.tell(self.name, {**self.study.told, "tuned": told, "complete": True})
+
+    def _enrol(self, resolved: Sequence[Resolved]) -> None:
+        """Note which runs there are; what they spent after their tuning is not known before :meth:`_tell`."""
+        members = [one.member() for one in resolved]
+        unknown = {"label": "", "epsilons": dict.fromkeys(CELLS, math.inf), "reasons": [], "runs": []}
+        kinds = dict.fromkeys((one.method, one.level) for one in members)
+        tuned = [{"method": method, "level": level, **unknown} for method, level in kinds]
+        told = {**self.study.told, "tuned": tuned, "complete": False} if self.study.tuning else self.study.told
+        self.store.enrol(self.name, self.study.source, told, members)
+
+    def _execute(self, workers: Workers, name: str, resolved: Sequence[Resolved], *, trial: bool = False) -> None:
+        """Have those of the runs ``resolved`` done that are not; they belong to the study ``name`` of the store."""
+        states = self.store.ended([one.run for one in resolved])
+        examined = bool(self.study.beside) and not trial
+        tables = self.study.beside if examined else {}
+        jobs: dict[str, Job] = {
+            one.run: Job(
+                self.store.folder, one.run, one.experiment, one.settings, tables, self.examine if examined else None
+            )
+            for one in resolved
+            if one.experiment is not None and not one.problem and states.get(one.run) != "done"
+        }
+        if jobs:
+            with Display(self.store, name, workers.processes) as display:
+                execute(self.store, list(jobs.values()), workers, display)
+
+
+def refuse(resolved: Sequence[Resolved], skip: bool) -> None:
+    """Refuse a study of which runs are impossible, all of them unless ``skip`` is off.
+
+    Raises:
+        ConfigError: it is; the message names each reason, and the runs for which it holds.
+    """
+    impossible = [one for one in resolved if one.problem]
+    if resolved and (len(impossible) == len(resolved) or (impossible and not skip)):
+        raise ConfigError("\n".join(told(resolved)))
+
+
+def told(resolved: Sequence[Resolved]) -> list[str]:
+    """A sentence for each reason why runs are impossible, with the runs that it holds for."""
+    reasons: dict[str, list[Point]] = {}
+    for one in resolved:
+        if one.problem:
+            reasons.setdefault(one.problem, []).append(one.point)
+    total = sum(map(len, reasons.values()))
+    if not reasons:
+        return []
+    if len(reasons) == 1 and total == len(resolved):
+        return [f"every run of the study is impossible: {next(iter(reasons))}"]
+    found = [f"{total} of {len(resolved)} runs are impossible; mend them, or go on without them by --skip-impossible:"]
+    for reason, where in reasons.items():
+        kinds = Counter(f"{point.method}, {point.level}" for point in where)
+        named = "; ".join(f"{kind} ({count} seeds)" if count > 1 else kind for kind, count in kinds.items())
+        found.append(f"  {named}: {reason}")
+    return found
+
+
+def _with(point: Point, tuner: Tuner, value: Any) -> Point:
+    return replace(point, settings=tuner.tuning.with_value(point.settings, value))
+
+
+def _kind_of(trial: Point, points: Sequence[Point]) -> Kind:
+    """What the values of ``trial`` are tried for: its level is that of the runs, followed by the value."""
+    return next(
+        (point.method, point.level)
+        for point in sorted(points, key=lambda one: -len(one.level))
+        if point.method == trial.method and trial.level.startswith(f"{point.level}, ")
+    )
+
+
+def _label(tuner: Tuner, one: Tuned) -> str:
+    return "" if one.value is None else tuner.tuning.label(one.value)

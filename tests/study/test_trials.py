@@ -1,0 +1,67 @@
+"""Trials hold validation rows out of training data, and see no row that any run of the study is tested on."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from privfl.errors import ConfigError
+from privfl.experiment import Experiment
+from privfl.study.trials import HeldOut, Trial, row_hashes
+
+
+def experiment(seed: int = 9, **settings) -> Experiment:
+    usual = {"partition": {"name": "iid", "clients": 4}, "model": {"name": "logistic"}, "seed": seed}
+    return Experiment.from_dict(usual | settings)
+
+
+@pytest.mark.parametrize("settings", [{}, {"local_tests": {}}, {"dataset": {"name": "digits", "seed": 3}}])
+def test_no_row_of_a_trial_is_tested_on_by_any_seed(settings):
+    trial = Trial.of(experiment(**settings), HeldOut(0.25, 0, (0, 1, 2))).task()
+    train, judged = (set(row_hashes(trial.inputs[trial.clients.rows])), set(row_hashes(trial.test_inputs)))
+    assert not train & judged
+    for seed in (0, 1, 2, 9):
+        task = experiment(seed, **settings).task()
+        tests = set(row_hashes(task.test_inputs))
+        if task.local_tests is not None:
+            tests |= set(row_hashes(task.inputs[task.local_tests.rows]))
+        assert not (train | judged) & tests
+    assert 0.15 < len(judged) / (len(judged) + len(train)) < 0.35
+    assert (trial.local_tests is not None) == ("local_tests" in settings)
+
+
+def test_one_row_more_moves_no_other_row():
+    whole = experiment().task()
+    trial = Trial.of(experiment(), HeldOut(0.25, 0, ()))
+    judged = {one for one in row_hashes(trial.task().test_inputs)}
+    shorter = replace(whole, clients=type(whole.clients).of([whole.clients[c].numpy()[1:] for c in range(4)]))
+    left = set(row_hashes(whole.inputs[shorter.clients.rows]))
+    object.__setattr__(trial, "_experiment", lambda seed: _Fixed(shorter))
+    assert set(row_hashes(trial.task().test_inputs)) == judged & left
+
+
+class _Fixed:
+    def __init__(self, task):
+        self.fixed = task
+
+    def task(self):
+        return self.fixed
+
+
+def test_equal_rows_have_equal_hashes():
+    rows = torch.tensor([[1.0, 2.0], [1.0, 2.0], [1.0, 2.5]])
+    first, second, third = row_hashes(rows)
+    assert first == second != third
+
+
+def test_a_client_without_rows_is_refused():
+    alone = experiment(partition={"name": "iid", "clients": 1000})
+    with pytest.raises(ConfigError, match="keeps no row for tuning"):
+        Trial.of(alone, HeldOut(0.5, 0, (0, 1))).task()
+
+
+def test_clients_keep_the_rows_that_they_had():
+    whole, trial = experiment().task(), Trial.of(experiment(), HeldOut(0.25, 0, ())).task()
+    for client in range(4):
+        assert np.isin(trial.clients[client].numpy(), whole.clients[client].numpy()).all()
