@@ -88,16 +88,21 @@ def wiener(network: nn.Module, observed: Gradient, prior: ClassPrior, shape: tup
     for label in (chances > 1e-3).nonzero().flatten().tolist():
         at = prior.means[label]
         for _ in range(PASSES):
-            outward = _outward(network, layer, at, label, noise, shape)
+            outward, twice = _outward(network, layer, at, label, noise, shape)
             power = max(float(outward @ outward), 1e-300)
-            at = prior.estimate(label, weight.T @ outward / power, noise**2 / power)
+            at = prior.estimate(label, (weight.T @ outward - twice * at) / power, noise**2 / power)
         total += chances[label] * at
     kept = total / chances[chances > 1e-3].sum()
     return kept.float().view(shape), int(chances.argmax())
 
 
-def _outward(network: nn.Module, layer: Tensor, at: Tensor, label: int, noise: float, shape: tuple[int, ...]) -> Tensor:
-    """l [m]: the network's gradient at the input ``at`` [n] and what ``layer`` [m, n + 1] says, weighed by errors."""
+def _outward(
+    network: nn.Module, layer: Tensor, at: Tensor, label: int, noise: float, shape: tuple[int, ...]
+) -> tuple[Tensor, float]:
+    """l [m]: the network's gradient at the input ``at`` [n] and what ``layer`` [m, n + 1] says, weighed by errors.
+
+    With it what the noise in l, which is that of ``layer``, adds to the product of both along ``at``.
+    """
     own = batch_gradient(network, at.float().view(1, *shape), torch.tensor([label]))[1].double()
     along = torch.cat([at, at.new_ones(1)])
     power = float(along @ along)
@@ -106,13 +111,17 @@ def _outward(network: nn.Module, layer: Tensor, at: Tensor, label: int, noise: f
     believed = max(scale, 0.0) * own
     variance = noise**2 / power
     error = max(float((told - believed).square().mean()) - variance, 0.0)
-    both = believed + error / (error + variance) * (told - believed)
-    length = float(both @ both)
+    trust = error / (error + variance)
+    both = believed + trust * (told - believed)
+    length, twice = float(both @ both), trust * variance * len(both)
     if not length:
-        return both
-    seen = float(layer[:, -1] @ both) / length  # 1 but for noise, if the length is right: the bias has the input 1
+        return both, 0.0
+    seen = (
+        float(layer[:, -1] @ both) - twice
+    ) / length  # 1 but for noise, if the length is right: the bias has the input 1
     doubt = noise**2 / length
-    return both * max((SCALE_DOUBT * seen + doubt) / (SCALE_DOUBT + doubt), 0.1)
+    factor = max((SCALE_DOUBT * seen + doubt) / (SCALE_DOUBT + doubt), 0.1)
+    return both * factor, twice * factor
 
 
 def _label_chances(
