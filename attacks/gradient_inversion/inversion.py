@@ -158,7 +158,7 @@ class GradientInversion(Attack):
         if self.method == "analytic":
             return pixels.images(leaked_image(network, gradient, shape)[None]), labels
         if self.method == "wiener":
-            first_layer(network, gradient, shape)
+            check_first_layer(network, gradient, shape)
             image, label = wiener(network, gradient, class_prior(public, len(head)), shape)
             return pixels.images(image[None]), torch.tensor([label])
         if self.method == "spear":
@@ -218,15 +218,15 @@ def leaked_image(network: nn.Module, gradient: Gradient, shape: tuple[int, ...])
     Raises:
         ConfigError: the first parameters are not such a layer on the whole input.
     """
-    first_layer(network, gradient, shape)
+    check_first_layer(network, gradient, shape)
     return leaked_input(gradient[0], gradient[1]).view(shape)
 
 
-def first_layer(network: nn.Module, gradient: Gradient, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the ``network``'s first layer, if that is fully connected on the whole input.
+def check_first_layer(network: nn.Module, gradient: Gradient, shape: tuple[int, ...]) -> None:
+    """Refuse a ``gradient`` that does not begin with a fully connected layer with a bias on the whole input.
 
     Raises:
-        ConfigError: the first two gradients are not those of such a layer on the whole input.
+        ConfigError: as said.
     """
     pixels = math.prod(shape)
     if len(gradient) < 2 or gradient[0].dim() != 2 or gradient[0].shape[1] != pixels or gradient[1].dim() != 1:
@@ -234,8 +234,6 @@ def first_layer(network: nn.Module, gradient: Gradient, shape: tuple[int, ...]) 
             f"{type(network).__name__}'s first layer is not fully connected on {pixels} pixels with a bias; choose "
             "another method"
         )
-    weight, bias, *_ = network.parameters()
-    return weight, bias
 
 
 def spear_images(
@@ -249,7 +247,8 @@ def spear_images(
     Raises:
         ConfigError: the first parameters are not a fully connected layer with a bias on the whole input.
     """
-    weight, bias = first_layer(network, gradient, shape)
+    check_first_layer(network, gradient, shape)
+    weight, bias, *_ = network.parameters()
     found = spear(gradient[0], gradient[1], weight.detach(), bias.detach(), batch, generator=generator).inputs
     inputs = found.nan_to_num(0.0, 0.0, 0.0).to(weight.dtype)
     rest = inputs.mean(0, keepdim=True).expand(batch - len(inputs), -1)
