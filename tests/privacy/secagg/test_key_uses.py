@@ -5,8 +5,9 @@ from collections import defaultdict
 import pytest
 
 from privfl.privacy.secagg import letters, masking, messages, standing
+from privfl.privacy.secagg.bodies import parse_roster, roster
 from privfl.privacy.secagg.client import Client
-from privfl.privacy.secagg.messages import Phase
+from privfl.privacy.secagg.messages import SERVER, Kind, Phase, body_of, pack
 from tests.privacy.secagg.saboteurs import GarbledLetterToOne
 from tests.privacy.secagg.staging import Stage, a_session
 
@@ -57,8 +58,7 @@ def check(uses):
         assert len(kinds) == 1 or kinds == {EXPANDED, KEYED}, kinds
         for kind in (SEALED, ONE_TIME):
             assert sum(one[0] == kind for one in what) <= 1, f"a key for {kind} serves two contents"
-        for kind in kinds:
-            purposes[kind] += 1
+        purposes[EXPANDED if EXPANDED in kinds else kinds.pop()] += 1
     return purposes
 
 
@@ -73,6 +73,22 @@ def test_every_key_of_a_session_serves_one_purpose_and_once(uses, adversary):
         stage.play().close()
     assert stage.server.blamed.keys() == {0}
     purposes = check(uses)
-    # 7·6/2 agreements of pairs and 7 with the server; 42 letters and 7 deposits; masks of pairs and 7 of one's own
-    assert purposes[SEALED] == 49
-    print(purposes)
+    assert purposes[SEALED] == 42 + 7, "letters and deposits"
+    assert purposes[KEYED] == 21 + 7, "agreements of pairs, and with the server"
+    assert purposes[ONE_TIME] == sum(phase is not Phase.ADVERTISE for phase, _ in stage.sent)
+
+
+def test_a_peers_key_in_the_place_of_the_servers_gives_no_key_that_the_peer_has(uses):
+    """Client 0 agrees with client 3 twice, as its peer's peer and as its server's client: under different names."""
+    session = a_session(4, 3, adversary="active")
+    stage = Stage(session).until(Phase.SHARE)
+    _, peers = parse_roster(body_of(stage.inbox[0]), signed=True)
+    third = peers.pop(3)
+    stage.inbox[0] = pack(session, Kind.ROSTER, SERVER, 0, roster(third.channel, peers))
+    for member in session.members:
+        stage.answer(Phase.SHARE, member)
+    assert any(len(what) == 2 and {one[0] for one in what} == {KEYED} for what in uses.values())
+    check(uses)
+    assert stage.clients[0]._seal_key not in {
+        key for pair in stage.clients[3]._keys.values() for key in vars(pair).values()
+    }
