@@ -137,7 +137,8 @@ class Task(Settings):
         if partition is None:
             if dataset.clients is None:
                 raise ConfigError(
-                    f"dataset '{dataset.name}' has no client ids; give a partition, for instance IID(clients=20)"
+                    f"dataset '{dataset.name}' has no client ids; give a partition, for instance IID(clients=20), or "
+                    "client ids (arrays.client in a file)"
                 )
             partition = Natural()
         if kind != "classification":

@@ -1,0 +1,180 @@
+"""A study killed at random moments and one that nobody interrupted: do they come to the same?
+
+    python benchmarks/interrupted_study.py examples/studies/tradeoff.toml --work scratch --out kills.json
+
+The study runs to its end in ``WORK/whole``. In ``WORK/killed`` it runs again, is ended by SIGKILL at random moments,
+and goes on by the same command each time. Then both are compared: every figure of every run in the store but seconds,
+and every file below ``runs/`` as the tests of interruptions compare them. Exits with 1 if anything differs, or if the
+study was over before it could be killed as often as asked. A ``WORK/whole`` that is complete is taken as it is.
+
+Two things are fixed in both, since without them two runs of one study differ although nobody interrupts either: the key
+of privacy noise, which is fresh otherwise, and the engine, which is otherwise the one that is faster at the moment and
+decides the last digits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from privfl.study.results import Results  # noqa: E402
+from privfl.study.store import FILE, RUNS, Store  # noqa: E402
+from tests.runs import disk  # noqa: E402
+
+FIXED = ("privacy.noise_key=7", "engine=loop")
+GLANCE = 0.05
+"""Seconds between looks at whether a study has begun to write."""
+
+
+class Command:
+    """``privfl study run`` of one file into one store, as often as wanted."""
+
+    def __init__(self, file: Path, store: Path, processes: int, overrides: list[str]) -> None:
+        self.file, self.store = file, store
+        settings = [word for one in (*FIXED, *overrides) for word in ("--set", one)]
+        words = ["study", "run", str(file.resolve()), "--out", str(store), "--processes", str(processes), *settings]
+        self.words = [sys.executable, "-m", "privfl", *words]
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """A process that goes on with the study."""
+        log = (self.store.with_name(f"{self.store.name}.log")).open("ab")
+        return subprocess.Popen(self.words, cwd=ROOT, stdout=log, stderr=log)
+
+    def finish(self) -> dict[str, Any]:
+        """Let it run to its end."""
+        began = time.monotonic()
+        code = self.start().wait()
+        return {"exit": code, "seconds": round(time.monotonic() - began, 1)}
+
+    def killed(self, seconds: float) -> dict[str, Any] | None:
+        """Start it, and kill it so many seconds after it began to write; ``None`` if it had ended before."""
+        before, began = _newest(self.store), time.monotonic()
+        process = self.start()
+        while _newest(self.store) == before and process.poll() is None:
+            time.sleep(GLANCE)
+        written = time.monotonic()
+        while time.monotonic() < written + seconds and process.poll() is None:
+            time.sleep(min(GLANCE, seconds))
+        if process.poll() is not None:
+            return None
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        return {
+            "seconds after its first write": round(seconds, 2),
+            "seconds after its start": round(time.monotonic() - began, 2),
+            "done": sum(state == "done" for state in _states(self.store, self.file.stem).values()),
+            "begun": sum(state == "running" for state in _states(self.store, self.file.stem).values()),
+        }
+
+
+def _newest(store: Path) -> float:
+    """When anything in ``store`` was last written; 0 if nothing is there."""
+    times = []
+    for path in [store / FILE, *(store / RUNS).glob("*"), *(store / RUNS).glob("*/checkpoints/*")]:
+        try:
+            times.append(path.stat().st_mtime)
+        except FileNotFoundError:  # a part that has been put in its place meanwhile
+            continue
+    return max(times, default=0.0)
+
+
+def _states(store: Path, study: str) -> dict[str, str]:
+    if not (store / FILE).exists():
+        return {}
+    found = Store(store, create=False)
+    return {one.run: one.state for one in found.members(study)} if found.source(study) else {}
+
+
+def rows(store: Path, study: str) -> list[dict[str, Any]]:
+    """Every figure of every run of ``study`` but seconds, NaN as a text so that it equals itself."""
+    told = Results.of(Store(store, create=False), study).table()
+    return [
+        {name: "NaN" if value != value else value for name, value in row.items() if not name.startswith("seconds")}
+        for row in told
+    ]
+
+
+def differences(whole: Path, killed: Path, study: str) -> dict[str, list[str]]:
+    """What differs between two stores: runs by their rows, and files of runs."""
+    one, other = rows(whole, study), rows(killed, study)
+    named = [f"{row['method']}, {row['level']}, seed {row['seed']}" for row in one]
+    wrong = [name for name, *pair in zip(named, one, other, strict=True) if pair[0] != pair[1]]
+    files, there = disk.result(whole / RUNS), disk.result(killed / RUNS)
+    names = sorted(files.keys() | there.keys())
+    return {"rows": wrong, "files": [name for name in names if files.get(name, "") != there.get(name, "")]}
+
+
+def measure(file: Path, work: Path, kills: int, processes: int, seed: int, overrides: list[str]) -> dict[str, Any]:
+    """Run, kill, compare."""
+    load = [os.getloadavg()[0]]
+    whole, killed = (Command(file, work / name, processes, overrides) for name in ("whole", "killed"))
+    if killed.store.exists():
+        raise SystemExit(f"{killed.store} is there already; remove it, or name another folder by --work")
+    alone = whole.finish()
+    told = work / "whole.json"  # how long it took when it was not complete yet
+    if not told.exists():
+        told.write_text(json.dumps(alone), encoding="utf-8")
+    takes = json.loads(told.read_text(encoding="utf-8"))["seconds"]
+    draw = random.Random(seed)
+    moments = sorted(draw.uniform(0, takes) for _ in range(kills))
+    waits = [later - earlier for earlier, later in zip([0.0, *moments], moments, strict=False)]
+    found = [one for one in map(killed.killed, waits) if one is not None]
+    last = killed.finish()
+    load.append(os.getloadavg()[0])
+    return {
+        "study": file.name,
+        "set": [*FIXED, *overrides],
+        "runs": len(rows(whole.store, file.stem)),
+        "rounds": math.fsum(row.get("rounds") or 0 for row in rows(whole.store, file.stem)),
+        "processes": processes,
+        "load": load,
+        "uninterrupted": {**alone, "seconds": takes},
+        "kills": found,
+        "kills asked for": kills,
+        "after the last kill": last,
+        "compared": {"runs": len(rows(killed.store, file.stem)), "files": len(disk.result(killed.store / RUNS))},
+        "differing": differences(whole.store, killed.store, file.stem),
+    }
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, help="study file")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file of the result")
+    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of privfl study run")
+    parser.add_argument("--work", type=Path, help="folder of both stores, which stays; by default one that goes")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        work = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        work.mkdir(parents=True, exist_ok=True)
+        found = measure(options.file, work.resolve(), options.kills, options.processes, options.seed, options.set)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(found, indent=1))
+    wrong = (
+        any(found["differing"].values()) or len(found["kills"]) < options.kills or found["after the last kill"]["exit"]
+    )
+    raise SystemExit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
