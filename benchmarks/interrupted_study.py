@@ -2,7 +2,7 @@
 
     python benchmarks/interrupted_study.py examples/studies/tradeoff.toml --work scratch --out kills.json
 
-The study runs to its end in ``WORK/whole``. In ``WORK/killed`` it runs again, is ended by SIGKILL at random moments,
+The study runs to its end in ``WORK/whole``. In ``WORK/killed`` it runs again, is ended by SIGKILL at random rounds,
 and goes on by the same command each time. Then both are compared: every figure of every run in the store but seconds,
 and every file below ``runs/`` as the tests of interruptions compare them. Exits with 1 if anything differs, or if the
 study was over before it could be killed as often as asked. A ``WORK/whole`` that is complete is taken as it is.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import random
 import signal
@@ -38,7 +37,9 @@ from tests.runs import disk  # noqa: E402
 
 FIXED = ("privacy.noise_key=7", "engine=loop")
 GLANCE = 0.05
-"""Seconds between looks at whether a study has begun to write."""
+"""Seconds between looks at how far a study is."""
+JITTER = 0.1
+"""Seconds within which it is killed after that, so that not every kill follows the end of a round."""
 
 
 class Command:
@@ -61,36 +62,35 @@ class Command:
         code = self.start().wait()
         return {"exit": code, "seconds": round(time.monotonic() - began, 1)}
 
-    def killed(self, seconds: float) -> dict[str, Any] | None:
-        """Start it, and kill it so many seconds after it began to write; ``None`` if it had ended before."""
-        before, began = _newest(self.store), time.monotonic()
-        process = self.start()
-        while _newest(self.store) == before and process.poll() is None:
+    def killed(self, rounds: int, later: float) -> dict[str, Any] | None:
+        """Start it, and kill it ``later`` seconds after it has trained ``rounds``; ``None`` if it had ended before."""
+        began, process = time.monotonic(), self.start()
+        while _trained(self.store) <= rounds and process.poll() is None:
             time.sleep(GLANCE)
-        written = time.monotonic()
-        while time.monotonic() < written + seconds and process.poll() is None:
-            time.sleep(min(GLANCE, seconds))
+        time.sleep(later)
         if process.poll() is not None:
             return None
         process.send_signal(signal.SIGKILL)
         process.wait()
+        states = list(_states(self.store, self.file.stem).values())
         return {
-            "seconds after its first write": round(seconds, 2),
+            "after rounds": rounds,
+            "rounds on disk": _trained(self.store),
             "seconds after its start": round(time.monotonic() - began, 2),
-            "done": sum(state == "done" for state in _states(self.store, self.file.stem).values()),
-            "begun": sum(state == "running" for state in _states(self.store, self.file.stem).values()),
+            "runs done": states.count("done"),
+            "runs begun": states.count("running"),
         }
 
 
-def _newest(store: Path) -> float:
-    """When anything in ``store`` was last written; 0 if nothing is there."""
-    times = []
-    for path in [store / FILE, *(store / RUNS).glob("*"), *(store / RUNS).glob("*/checkpoints/*")]:
+def _trained(store: Path) -> int:
+    """How many rounds all runs in ``store`` have trained and written down."""
+    found = 0
+    for path in (store / RUNS).glob("*/timing.jsonl"):
         try:
-            times.append(path.stat().st_mtime)
-        except FileNotFoundError:  # a part that has been put in its place meanwhile
+            found += path.read_bytes().count(b"\n")
+        except FileNotFoundError:  # put in its place anew meanwhile
             continue
-    return max(times, default=0.0)
+    return found
 
 
 def _states(store: Path, study: str) -> dict[str, str]:
@@ -130,17 +130,17 @@ def measure(file: Path, work: Path, kills: int, processes: int, seed: int, overr
     if not told.exists():
         told.write_text(json.dumps(alone), encoding="utf-8")
     takes = json.loads(told.read_text(encoding="utf-8"))["seconds"]
-    draw = random.Random(seed)
-    moments = sorted(draw.uniform(0, takes) for _ in range(kills))
-    waits = [later - earlier for earlier, later in zip([0.0, *moments], moments, strict=False)]
-    found = [one for one in map(killed.killed, waits) if one is not None]
+    draw, total = random.Random(seed), _trained(whole.store)
+    moments = sorted(draw.sample(range(total), kills))  # by rounds, since machines are now slower, now faster
+    tried = [killed.killed(moment, draw.uniform(0, JITTER)) for moment in moments]
+    found = [one for one in tried if one is not None]
     last = killed.finish()
     load.append(os.getloadavg()[0])
     return {
         "study": file.name,
         "set": [*FIXED, *overrides],
         "runs": len(rows(whole.store, file.stem)),
-        "rounds": math.fsum(row.get("rounds") or 0 for row in rows(whole.store, file.stem)),
+        "rounds": total,
         "processes": processes,
         "load": load,
         "uninterrupted": {**alone, "seconds": takes},
