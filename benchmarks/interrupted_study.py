@@ -36,6 +36,8 @@ from privfl.study.store import FILE, RUNS, Store  # noqa: E402
 from tests.runs import disk  # noqa: E402
 
 FIXED = ("privacy.noise_key=7", "engine=loop")
+ENVIRONMENT = "environment.json"
+"""Not compared: it names the checkout, in which people may work while this runs."""
 GLANCE = 0.05
 """Seconds between looks at how far a study is."""
 JITTER = 0.1
@@ -115,7 +117,7 @@ def differences(whole: Path, killed: Path, study: str) -> dict[str, list[str]]:
     named = [f"{row['method']}, {row['level']}, seed {row['seed']}" for row in one]
     wrong = [name for name, *pair in zip(named, one, other, strict=True) if pair[0] != pair[1]]
     files, there = disk.result(whole / RUNS), disk.result(killed / RUNS)
-    names = sorted(files.keys() | there.keys())
+    names = sorted(name for name in files.keys() | there.keys() if Path(name).name != ENVIRONMENT)
     return {"rows": wrong, "files": [name for name in names if files.get(name, "") != there.get(name, "")]}
 
 
