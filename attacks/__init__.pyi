@@ -3,10 +3,13 @@ from .attack import Choice as Choice
 from .attack import Needs as Needs
 from .auxiliary import Auxiliary as Auxiliary
 from .auxiliary import Records as Records
+from .gradient_inversion.imprint import imprinting_server as imprinting_server
+from .gradient_inversion.imprint_attack import Imprint as Imprint
 from .gradient_inversion.inversion import GradientInversion as GradientInversion
 from .labels.inference import LLG as LLG
 from .labels.inference import DisclosedCounts as DisclosedCounts
 from .labels.inference import LabelCounts as LabelCounts
+from .membership.fedmia import FedMIA as FedMIA
 from .membership.game import membership_game as membership_game
 from .membership.lira import LiRA as LiRA
 from .membership.loss_threshold import LossThreshold as LossThreshold

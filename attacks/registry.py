@@ -7,8 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 from attacks.attack import Attack
+from attacks.gradient_inversion.imprint_attack import Imprint
 from attacks.gradient_inversion.inversion import GradientInversion
 from attacks.labels.inference import LLG, DisclosedCounts, LabelCounts
+from attacks.membership.fedmia import FedMIA
 from attacks.membership.lira import LiRA
 from attacks.membership.loss_threshold import LossThreshold
 from attacks.membership.rmia import RMIA
@@ -28,10 +30,12 @@ ATTACKS: Mapping[str, type[Attack]] = MappingProxyType(
             GradientAlignment,
             GradientDifference,
             LossTrajectory,
+            FedMIA,
             LossDrop,
             PrototypeTracing,
             PrototypeInversion,
             GradientInversion,
+            Imprint,
             LabelCounts,
             LLG,
             DisclosedCounts,

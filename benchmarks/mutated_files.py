@@ -42,7 +42,8 @@ from privfl.experiment import Experiment
 from privfl.simulation.plan import RunSettings, prepare
 from privfl.simulation.recorder import recorded_observers
 from privfl.simulation.settings import registries
-from privfl.study.file import Study, told
+from privfl.study.conduct import told
+from privfl.study.file import Study
 from privfl.study.grid import Cell, load_results, run_study
 
 COMMON = """

@@ -14,7 +14,9 @@ from privfl.errors import ConfigError
 @pytest.mark.parametrize("name", ["attacks", "audits"])
 def test_a_file_of_that_name_in_the_working_directory_is_refused_and_not_run(tmp_path, name):
     (tmp_path / f"{name}.py").write_text("print('this file ran')")
-    command = [sys.executable, "-m", "privfl", "list", name]
+    kind = name.removesuffix("s")
+    (tmp_path / "asked.toml").write_text(f'run = "run"\n[[{kind}]]\nname = "any"\n')
+    command = [sys.executable, "-m", "privfl", kind, "asked.toml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "this file ran" not in done.stdout + done.stderr

@@ -54,6 +54,7 @@ FLOORS: tuple[set[str], ...] = (
         "privfl.opacus_engine",
         "privfl.trackers",
         "attacks.auxiliary",
+        "attacks.crafted_broadcast",
         "attacks.metrics",
         "attacks.observations",
     },

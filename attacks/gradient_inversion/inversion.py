@@ -1,10 +1,10 @@
-"""Reconstruction of a client's images from the update that it sent, by five methods."""
+"""Reconstruction of a client's images from the update that it sent, by seven methods."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -14,13 +14,16 @@ from attacks.attack import Attack, Choice, Needs
 from attacks.auxiliary import Auxiliary, Records
 from attacks.gradient_inversion.dlg import dlg, revealed_label
 from attacks.gradient_inversion.fully_connected_leakage import leaked_input
-from attacks.gradient_inversion.gradinversion import gradinversion, revealed_labels
+from attacks.gradient_inversion.gradinversion import gradinversion
 from attacks.gradient_inversion.inverting_gradients import inverting_gradients
+from attacks.gradient_inversion.spear import spear
+from attacks.gradient_inversion.wiener import class_prior, wiener
 from attacks.images.nulls import image_nulls
 from attacks.images.pixels import Pixels
 from attacks.images.result import ReconstructionResult, reconstruction_result
 from attacks.observations.gradients import Gradient, as_gradient, local_update
-from attacks.observations.head_gradients import HeadGradient
+from attacks.observations.head_gradients import ClassGradients, HeadGradient, class_gradients
+from attacks.observations.label_counts import counts_by_regression, integer_counts
 from attacks.observations.messages import training_of, updates
 from attacks.observations.update_labels import effective_steps
 from privfl.errors import ConfigError
@@ -31,7 +34,7 @@ from privfl.randomness import torch_stream
 from privfl.simulation.transcript import Transcript
 from privfl.validation import check_choice, check_count
 
-Method = Literal["analytic", "dlg", "idlg", "inverting-gradients", "gradinversion"]
+Method = Literal["analytic", "dlg", "idlg", "inverting-gradients", "gradinversion", "spear", "wiener"]
 OTHERS = "others' update"
 """The null that reconstructs from a message in which the victims are not."""
 
@@ -50,10 +53,11 @@ class GradientInversion(Attack):
     """The images behind one update.
 
     The attacker knows the model, the training settings and how many images there are; labels are read off the head's
-    gradient, which is right for features that are not negative and images of different classes. A single local step is
-    turned into the gradient that it was; the update of several steps is attacked by ``inverting-gradients``, which
-    unrolls them in the rows' order, or by the others as if it had been one step. Nulls: the mean image, the class mean
-    and a random image of the public, and the same attack on the update of as many public images of the inferred labels.
+    gradient: that of one image by its sign (iDLG), those of several by regression on the class gradients of the public
+    records, which counts repeated labels too. A single local step is turned into the gradient that it was; the update
+    of several steps is attacked by ``inverting-gradients``, which unrolls them in the rows' order, or by the others as
+    if it had been one step. Nulls: the mean image, the class mean and a random image of the public, and the same attack
+    on the update of as many public images of the inferred labels.
 
     The judge needs ``truth["images"]`` [B, C, H, W] in [0, 1].
 
@@ -61,8 +65,10 @@ class GradientInversion(Attack):
         client: whose update is attacked; ``None`` for the mean update of a secure sum.
         method: ``analytic`` (:mod:`attacks.gradient_inversion.fully_connected_leakage`; one image, a first layer that
             is fully connected), ``dlg`` or ``idlg`` (:mod:`attacks.gradient_inversion.dlg`), ``inverting-gradients``
-            (:mod:`attacks.gradient_inversion.inverting_gradients`) or ``gradinversion``
-            (:mod:`attacks.gradient_inversion.gradinversion`).
+            (:mod:`attacks.gradient_inversion.inverting_gradients`), ``gradinversion``
+            (:mod:`attacks.gradient_inversion.gradinversion`), ``spear`` (:mod:`attacks.gradient_inversion.spear`;
+            whole batches to rounding, one local step, a first layer that is fully connected with ReLUs behind it), or
+            ``wiener`` (:mod:`attacks.gradient_inversion.wiener`; one image, for gradients with noise).
         batch: B, how many images the update is of.
         round: which round, from 0.
         iterations: of a search; ``None`` is the method's own default.
@@ -95,7 +101,7 @@ class GradientInversion(Attack):
             check_count(f"{self.name}'s iterations", self.iterations, 8)
         if self.attempts is not None:
             check_count(f"{self.name}'s attempts", self.attempts)
-        if self.batch > 1 and self.method in ("analytic", "idlg"):
+        if self.batch > 1 and self.method in ("analytic", "idlg", "wiener"):
             raise ConfigError(
                 f"{self.method} reads a single image, not {self.batch}; choose another method or batch = 1"
             )
@@ -119,15 +125,16 @@ class GradientInversion(Attack):
         received = moment.broadcast["parameters"]
         network = seen.network(received)
         training = training_of(seen.facts, moment.number)
+        if self.client is None:  # a sum of steps is one step on all their images
+            training = replace(training, batch_size=max(training.batch_size, self.batch))
         generator = torch_stream(self.seed, "gradient-inversion")
-        shape = tuple(public.inputs.shape[1:])
-        images, labels = self.inverted(network, sent[0], training, shape, pixels, generator)
+        images, labels = self.inverted(network, sent[0], training, public, pixels, generator)
         known = pixels.images(public.inputs)
         nulls = image_nulls(known, public.targets, labels, generator)
         chosen = one_of_each(public, labels, generator)
         others = local_update(network, chosen.inputs, chosen.targets, training)
         flat = torch.cat([part.reshape(-1) for part in others]).detach()
-        nulls[OTHERS] = self.inverted(network, flat, training, shape, pixels, generator)[0]
+        nulls[OTHERS] = self.inverted(network, flat, training, public, pixels, generator)[0]
         return GradientGuess(images, labels, nulls)
 
     def inverted(
@@ -135,17 +142,27 @@ class GradientInversion(Attack):
         network: nn.Module,
         update: Tensor,
         training: LocalTraining,
-        shape: tuple[int, ...],
+        public: Records,
         pixels: Pixels,
         generator: torch.Generator,
     ) -> tuple[Tensor, Tensor]:
         """Images [B, C, H, W] in [0, 1] and labels [B] behind an ``update`` [size] of ``network``."""
-        steps = local_steps(training, self.batch)
+        steps, shape = local_steps(training, self.batch), tuple(public.inputs.shape[1:])
         gradient = mean_gradient(network, update, training, steps)
-        head = HeadGradient.of(torch.cat([part.reshape(-1) for part in gradient]), Layout.of(network)).weight
-        labels = torch.tensor([revealed_label(head)]) if self.batch == 1 else revealed_labels(head, self.batch)
+        observed = HeadGradient.of(torch.cat([part.reshape(-1) for part in gradient]), Layout.of(network))
+        head = observed.weight
+        if self.batch == 1:
+            labels = torch.tensor([revealed_label(head)])
+        else:
+            labels = counted_labels(network, observed, self.batch, public)
         if self.method == "analytic":
             return pixels.images(leaked_image(network, gradient, shape)[None]), labels
+        if self.method == "wiener":
+            check_first_layer(network, gradient, shape)
+            image, label = wiener(network, gradient, class_prior(public, len(head)), shape)
+            return pixels.images(image[None]), torch.tensor([label])
+        if self.method == "spear":
+            return pixels.images(spear_images(network, gradient, shape, self.batch, generator)), labels
         given: dict[str, Any] = {"generator": generator, "pixels": pixels}
         if self.iterations is not None:
             given["iterations"] = self.iterations
@@ -201,13 +218,53 @@ def leaked_image(network: nn.Module, gradient: Gradient, shape: tuple[int, ...])
     Raises:
         ConfigError: the first parameters are not such a layer on the whole input.
     """
+    check_first_layer(network, gradient, shape)
+    return leaked_input(gradient[0], gradient[1]).view(shape)
+
+
+def check_first_layer(network: nn.Module, gradient: Gradient, shape: tuple[int, ...]) -> None:
+    """Refuse a ``gradient`` that does not begin with a fully connected layer with a bias on the whole input.
+
+    Raises:
+        ConfigError: as said.
+    """
     pixels = math.prod(shape)
     if len(gradient) < 2 or gradient[0].dim() != 2 or gradient[0].shape[1] != pixels or gradient[1].dim() != 1:
         raise ConfigError(
             f"{type(network).__name__}'s first layer is not fully connected on {pixels} pixels with a bias; choose "
             "another method"
         )
-    return leaked_input(gradient[0], gradient[1]).view(shape)
+
+
+def spear_images(
+    network: nn.Module, gradient: Gradient, shape: tuple[int, ...], batch: int, generator: torch.Generator
+) -> Tensor:
+    """The network's inputs [batch, C, H, W] by :func:`attacks.gradient_inversion.spear.spear`, float32.
+
+    Where the gradient has a smaller rank than ``batch`` (inputs that repeat, or that reach no unit), the mean of what
+    was recovered stands for the rest.
+
+    Raises:
+        ConfigError: the first parameters are not a fully connected layer with a bias on the whole input.
+    """
+    check_first_layer(network, gradient, shape)
+    weight, bias, *_ = network.parameters()
+    found = spear(gradient[0], gradient[1], weight.detach(), bias.detach(), batch, generator=generator).inputs
+    inputs = found.nan_to_num(0.0, 0.0, 0.0).to(weight.dtype)
+    rest = inputs.mean(0, keepdim=True).expand(batch - len(inputs), -1)
+    return torch.cat([inputs, rest]).view(batch, *shape)
+
+
+def counted_labels(network: nn.Module, head: HeadGradient, batch: int, public: Records) -> Tensor:
+    """The labels of ``batch`` examples behind the gradient of the ``head``, int64 [batch], ascending.
+
+    Counts by :func:`attacks.observations.label_counts.counts_by_regression` on the public class gradients, so that a
+    label may occur any number of times; classes without public records count as absent.
+    """
+    classes = len(head.weight)
+    known: ClassGradients = class_gradients(network, public.inputs, public.targets, classes, bias=head.bias is not None)
+    counts = counts_by_regression(head.vector() * batch, known)
+    return torch.repeat_interleave(torch.arange(classes), integer_counts(counts, batch))
 
 
 def one_of_each(public: Records, labels: Tensor, generator: torch.Generator) -> Records:

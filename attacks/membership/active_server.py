@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any
-
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from attacks.auxiliary import Records
-from privfl.algorithms.base import Algorithm, Tensors
+from attacks.crafted_broadcast import crafting_server
+from privfl.algorithms.base import Algorithm
 from privfl.errors import ConfigError
 from privfl.models.flat_network import FlatNetwork
 
@@ -33,20 +32,14 @@ def gradient_ascent_server(algorithm: Algorithm, targets: Records, *, step: floa
     """
     if not step > 0 or ascents < 1:
         raise ConfigError(f"the server ascends {ascents} times by {step!r}; give a positive step and at least 1 ascent")
-    kind = type(algorithm)
 
-    def broadcast(self: Any, server: Tensors) -> Tensors:
-        sent = kind.broadcast(self, server)
-        network = FlatNetwork(self.context.network(), sent["parameters"].device)
-        at = sent["parameters"].clone()
-        inputs, labels = (part.to(at.device) for part in (targets.inputs, targets.targets))
+    def craft(network: FlatNetwork, honest: Tensor) -> Tensor:
+        inputs, labels = (part.to(honest.device) for part in (targets.inputs, targets.targets))
         for _ in range(ascents):
-            with torch.enable_grad(), network.at(at):
+            with torch.enable_grad(), network.at(honest):
                 loss = F.cross_entropy(network.module(inputs), labels, reduction="sum")
                 slope = torch.cat([part.reshape(-1) for part in network.gradient_of(loss)])
-            at = at + step * slope / slope.norm().clamp_min(1e-30)
-        return {**sent, "parameters": at}
+            honest = honest + step * slope / slope.norm().clamp_min(1e-30)
+        return honest
 
-    active = copy.copy(algorithm)
-    object.__setattr__(active, "__class__", type(f"Ascending{kind.__name__}", (kind,), {"broadcast": broadcast}))
-    return active
+    return crafting_server(algorithm, craft, "Ascending")

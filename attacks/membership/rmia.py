@@ -104,8 +104,14 @@ def relative(own: Scores, others: Scores, inside: NDArray[np.bool_], a: float | 
 
 
 def rmia(candidates: Scores, population: Scores, gamma: float) -> Scores:
-    """The share of ``population`` [m] that each of ``candidates`` [n] beats: ratio(x) ≥ γ·ratio(z)."""
-    return np.searchsorted(np.sort(population * gamma), candidates, side="right") / len(population)
+    """The share of ``population`` [m] that each of ``candidates`` [n] beats, ratio(x) ≥ γ·ratio(z), ties broken.
+
+    A population has few records beside the candidates, so the paper's share takes few values and throws the order
+    within each away. Candidates of the same share are ordered by their own ratio, and never pass the next share.
+    """
+    share = np.searchsorted(np.sort(population * gamma), candidates, side="right")
+    order = np.unique(candidates, return_inverse=True)[1] / (len(candidates) + 1)
+    return np.asarray((share + order) / len(population))
 
 
 def best_offline_a(others: Scores, inside: NDArray[np.bool_], gamma: float) -> float:

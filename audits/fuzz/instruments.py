@@ -259,7 +259,7 @@ def _statement(tape: Tape, *, price: bool) -> list[Change]:
     return changes
 
 
-def _finite(kinds: Any, counts: Any, delta: float) -> Population:
+def _finite(kinds: Any, counts: Any, delta: float, *, interval: bool = True) -> Population:
     """A finite ε for everybody, for who only asks whether a cell is finite: an accountant takes a second."""
     bound = Bound(1.0, "none", 0.0, 1.0, 1.0, "not computed")
     return Population(np.ones(counts.shape[0]), 0, replace(bound), "")

@@ -21,7 +21,7 @@ from privfl.engine.workspace import ClientResult, Phase, RoundContext, Trained, 
 from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import RoundChannel
-from privfl.privacy.clipping.lengths import DISTINCT, Lengths, PublicRows, identity
+from privfl.privacy.clipping.lengths import Lengths, PublicRows, distinct_rows, identity
 from privfl.privacy.clipping.per_sample import GradSampleMode, sums_directly
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.client_door import ClientDoor
@@ -68,7 +68,8 @@ class LoopEngine:
     def steady_lengths(self) -> Lengths:
         """Lengths of passes that round a row alike, as this task's model and kind of rows need them."""
         network = self.task.model(0)
-        public = PublicRows(flatten(network).to(self.device), *self.task.probe(DISTINCT))
+        parameters = flatten(network).to(self.device)
+        public = PublicRows(parameters, *self.task.probe(distinct_rows(len(parameters))))
         return Lengths(public, identity(network), self.way, self.precision)
 
     def _sums_directly(self) -> bool:

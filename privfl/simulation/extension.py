@@ -73,11 +73,15 @@ def extend(
 
 
 def planned_rounds(directory: RunDirectory) -> int:
-    """For how many rounds the run in ``directory`` is planned, extensions included."""
+    """For how many rounds the run in ``directory`` is planned, extensions included.
+
+    Raises:
+        DataError: the file that says so is missing, damaged, or was changed since the run began.
+    """
     extension = directory.read_json(EXTENSION)
     if extension is not None:
         return int(extension["rounds"])
-    return int(read_toml(directory.path / "config.toml", "a run's config.toml")["rounds"])
+    return int(read_toml(directory.config_file(), "a run's config.toml")["rounds"])
 
 
 def reopen(plan: Plan, state: State, cells: tuple[str, ...] | None) -> None:

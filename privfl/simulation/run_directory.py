@@ -302,8 +302,17 @@ class RunDirectory:
 
 def _round(line: Any) -> float:
     """The round that a line tells of; a damaged line tells of none, so that it comes after all."""
-    number = line.get("round") if isinstance(line, dict) else None
+    number = line.get("round") if isinstance(line, dict) and _is_finite(line) else None
     return number if isinstance(number, int) else math.inf
+
+
+def _is_finite(line: Mapping[str, Any]) -> bool:
+    """Whether ``line`` holds no number such as 1e999, which can be read and not be written again."""
+    try:
+        json.dumps(line, allow_nan=False)
+    except ValueError:
+        return False
+    return True
 
 
 def _only(names: Mapping[str, str], parts: Mapping[str, str]) -> dict[str, str]:

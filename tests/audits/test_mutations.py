@@ -61,12 +61,16 @@ def test_clipping_off(monkeypatch):
     """A run refuses to start with a clipper that does not clip its probe, so this one clips small batches only."""
     right = PerSampleGradients.clipped_sum
 
-    def bare(self, loss, inputs, targets, bound):
-        return right(self, loss, inputs, targets, bound if len(inputs) < 10 else float("inf"))
+    def bare(self, loss, inputs, targets, bound, *rest):
+        return right(self, loss, inputs, targets, bound if len(inputs) < 10 else float("inf"), *rest)
 
     monkeypatch.setattr(PerSampleGradients, "clipped_sum", bare)
     assert audit(train()).refuted
-    monkeypatch.setattr(PerSampleGradients, "clipped_sum", lambda self, *given: right(self, *given[:3], float("inf")))
+
+    def always_bare(self, loss, inputs, targets, bound, *rest):
+        return right(self, loss, inputs, targets, float("inf"), *rest)
+
+    monkeypatch.setattr(PerSampleGradients, "clipped_sum", always_bare)
     with pytest.raises(pf.ConfigError, match="come out different"):
         train()(TASK)
 

@@ -166,6 +166,7 @@ GOOD = {
     **{"initial_norm": 1.0, "max_norm": 1.0, "name": "update", "noise_multiplier": 1.0, "period": 2, "rate": 0.1},
     **{
         "base": {},
+        "parameter": "training.learning_rate",
         "probabilities": (0.5, 1.0),
         "probability": 0.5,
         "samples_per_round": 10,
@@ -174,7 +175,7 @@ GOOD = {
     },
 }
 """Values for settings without a default."""
-ONE_OF_TWO = {"DPSGD": {"noise_multiplier": 1.0}, "GivenSizes": {"sizes": (1, 2)}}
+ONE_OF_TWO = {"DPSGD": {"noise_multiplier": 1.0}, "GivenSizes": {"sizes": (1, 2)}, "Tuning": {"values": (0.1, 1.0)}}
 ONE_OF_TWO |= {name: {"clients": 3} for name in ("LabelSorted", "LogNormal")}
 CONSTRUCTORS = {
     name: kind
@@ -186,10 +187,17 @@ CONSTRUCTORS = {
 
 def test_the_fuzz_below_reaches_what_users_construct():
     assert len(CONSTRUCTORS) > 75
-    results = {"PythonRun", "Run", "Statement", "Transcript"}  # what a run gives; nobody sets these up
+    results = {
+        "Ledger",
+        "PrivateFederation",
+        "PythonRun",
+        "Run",
+        "Statement",
+        "Transcript",
+    }  # what a run gives; nobody sets these up
     others = {name for name in pf.__all__ if inspect.isclass(getattr(pf, name)) and name not in CONSTRUCTORS}
     others -= {name for name in others if issubclass(getattr(pf, name), Exception)}
-    assert others == results | {"Algorithm", "Dataset", "Experiment", "Task"}
+    assert others == results | {"Algorithm", "Dataset", "Experiment", "MLflow", "Task", "TensorBoard"}
 
 
 @pytest.mark.parametrize("name", CONSTRUCTORS)

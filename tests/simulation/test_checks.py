@@ -45,6 +45,19 @@ def test_an_amplified_claim_for_clients_says_what_must_stay_secret(task):
     assert cells[0] < cells[1]
 
 
+def test_correlated_noise_is_wider_the_more_often_a_client_may_come(task):
+    """The claim is the same. Equal deviations of 650 values would differ by a fifth once in a million."""
+    privacy = pf.Privacy(update=(pf.Clip(1.0), pf.BandedNoise(4.0)), noise_key=1)
+    once, twice = (
+        pf.simulate(task, pf.FedAvg("uniform"), training=NOTHING, rounds=4, privacy=privacy, cohort=pf.Rotation(period))
+        for period in (4, 2)
+    )
+    mean_of_more = 2.0  # clients: half of them train in a round there, a quarter here
+    assert 1.2 < mean_of_more * float(twice.parameters.std() / once.parameters.std()) < 2.0
+    claims = [run.statement.cell("client", "public").epsilon for run in (once, twice)]
+    assert abs(claims[0] - claims[1]) < 1e-6
+
+
 def test_noise_on_the_sum_covers_a_client_that_counts_once_only(task):
     privacy = pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, noise_at="server"))
     with pytest.raises(ConfigError, match="counts more than once multiplies what noise at the server must cover"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import privfl as pf
-from privfl.errors import ConfigError
+from privfl.errors import ConfigError, DataError
 from privfl.experiment import Experiment
 from privfl.simulation.run_directory import RunDirectory
 from tests.commands.command_line import privfl
@@ -217,6 +217,14 @@ def test_fewer_rounds_and_other_settings_are_refused_as_ever(tmp_path):
         train(tmp_path / "run", 3, algorithm=pf.FedAvg(), resume=True)
     with pytest.raises(ConfigError, match=r"than more rounds: training\.learning_rate is 0\.05 there"):
         train(tmp_path / "run", 6, algorithm=pf.FedAvg(), training=pf.LocalTraining(learning_rate=0.2), resume=True)
+
+
+def test_a_config_that_was_changed_is_refused_in_a_sentence(tmp_path):
+    train(tmp_path / "run", 2, algorithm=pf.FedAvg())
+    config = tmp_path / "run" / "config.toml"
+    config.write_text("".join(line for line in config.open() if "rounds" not in line))
+    with pytest.raises(DataError, match=r"config\.toml is damaged or was changed since the run began"):
+        train(tmp_path / "run", 2, algorithm=pf.FedAvg(), resume=True)
 
 
 def test_the_command_line_goes_on_and_the_directory_reads_back_with_all_its_rounds(tmp_path):

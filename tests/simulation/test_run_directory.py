@@ -92,6 +92,14 @@ def test_metrics_beyond_the_checkpoint_and_a_torn_last_line_are_cut(directory):
     assert directory.metrics() == [{"round": 0}, {"round": 1}, {"round": 2}]
 
 
+def test_seconds_that_cannot_be_written_again_are_left_out(directory):
+    begin(directory, {})
+    (directory.path / "timing.jsonl").write_text('{"round": 0, "seconds": 1.0}\n{"round": 1, "seconds": [1e999]}\n')
+    directory.save(Checkpoint(2, {}, {}))
+    begin(directory, {}, resume=True)
+    assert (directory.path / "timing.jsonl").read_text() == '{"round": 0, "seconds": 1.0}\n'
+
+
 def test_a_damaged_checkpoint_is_one_sentence(directory):
     begin(directory, {})
     directory.save(Checkpoint(1, {"server/parameters": torch.ones(100)}, {}))

@@ -22,6 +22,8 @@ LONGEST_REFERENCE = 64
 SHORTEST_REFERENCE = 16
 DISTINCT = 32
 """Public rows that every length is tried with, in as many passes as they take: one row alone may happen to be exact."""
+FEWER, LARGE = 8, 1 << 20
+"""Public rows for a network of more parameters than this, where a row takes seconds and has more that could differ."""
 VALUES_AT_ONCE = 1 << 25
 """Values of per-sample gradients that a reference pass may hold, where it may be shorter than the longest."""
 SPREAD = 2.0
@@ -37,6 +39,11 @@ SAME = 1e-13
 def reference_length(size: int) -> int:
     """Length of the passes that all others are compared with, for a network of ``size`` parameters."""
     return max(SHORTEST_REFERENCE, min(LONGEST_REFERENCE, VALUES_AT_ONCE // max(size, 1)))
+
+
+def distinct_rows(size: int) -> int:
+    """How many public rows lengths are tried with, for a network of ``size`` parameters."""
+    return DISTINCT if size <= LARGE else FEWER
 
 
 def padded_length(rows: int, reference: int, alike: Callable[[int], bool]) -> int:
@@ -116,7 +123,7 @@ class Lengths:
 
     def _choose(self, key: Hashable, run: Callable[[Tensor, Tensor], Tensor], rows: int) -> int:
         def passed(length: int) -> Tensor:
-            firsts = range(0, max(DISTINCT, length), length)
+            firsts = range(0, max(len(self.public.targets), length), length)
             return torch.cat([run(*self.public.batch(length, first)) for first in firsts])
 
         def same(length: int) -> bool:
@@ -127,7 +134,7 @@ class Lengths:
         return padded_length(rows, self.reference, same)
 
     def same(self, key: Hashable, other: Hashable, run: Callable[[], Tensor], expected: Callable[[], Tensor]) -> bool:
-        """Whether the rows of ``run()`` come out as those of ``expected()``, which begin anew after :data:`DISTINCT`.
+        """Whether the rows of ``run()`` equal those of ``expected()``, which begin anew after the last public row.
 
         Found out once for each ``key``; what is expected is kept as ``other``, unless that is ``None``. Rows that are
         not finite, or are zero everywhere, prove nothing.
@@ -138,14 +145,14 @@ class Lengths:
                 awaited = expected()
             if other is not None:
                 self._expected[other] = awaited
-            self._found[key] = _rounds_alike(run(), awaited)
+            self._found[key] = _rounds_alike(run(), awaited, len(self.public.targets))
         return self._found[key]
 
 
-def _rounds_alike(found: Tensor, expected: Tensor) -> bool:
+def _rounds_alike(found: Tensor, expected: Tensor, distinct: int) -> bool:
     if not bool(expected.isfinite().all()) or not bool((expected != 0).any()):
         return False
-    first = expected[:DISTINCT]
+    first = expected[:distinct]
     return all(
         torch.allclose(rows, first[torch.arange(len(rows), device=rows.device) % len(first)], rtol=SAME, atol=0)
         for rows in (expected, found)

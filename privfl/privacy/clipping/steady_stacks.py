@@ -20,7 +20,7 @@ OfPiece = Callable[[Tensor, StackedBatch], Tensor]
 LEAST = 2
 """Clients in a stack: kernels treat a single one otherwise."""
 TRIED = 8
-"""Rows of each client, at least, that a number of clients is tried with."""
+"""Rows of each client, at least, that a number of clients is tried with; half the public rows if these are few."""
 SHIFTS = (0, 5, 11)
 """Where the public rows begin in the batches that sums are tried with."""
 
@@ -71,7 +71,8 @@ class SteadyStacks:
         shown, key = self._rounding.shown or self._rounding.sums, (*self._rounding.key, "clients", clients)
 
         def run(stack: int) -> Tensor:
-            firsts = range(0, max(TRIED, length), length)
+            tried = min(TRIED, len(self._lengths.public.targets) // 2)
+            firsts = range(0, max(tried, length), length)
             batches = (self._lengths.public.batch(length, first) for first in firsts)
             return torch.cat([self._run(shown, stack, *batch).flatten(1) for batch in batches], dim=1)
 

@@ -30,7 +30,14 @@ def test_the_score_is_the_share_of_the_population_that_is_beaten(gamma, a):
                 ins, outs = (np.mean(others[mask[:, record], record]) for mask in (inside, ~inside))
                 average.append((ins + outs) / 2 if a is None else 0.5 * ((1 + a) * outs + (1 - a)))
             wins += (own[x] / average[0]) / (own[z] / average[1]) >= gamma
-        assert scores[x] == pytest.approx(wins / 5)
+        assert int(scores[x] * 5 + 1e-9) == wins  # what is left of it breaks ties
+
+
+def test_ties_are_broken_by_the_bare_ratio_and_by_nothing_else():
+    scores = rmia(np.array([0.1, 3.0, 2.5, 2.5, 9.0]), np.array([1.0, 4.0]), 2.0)
+    assert (np.floor(scores * 2 + 1e-9) == [0, 1, 1, 1, 2]).all()
+    assert scores[2] == scores[3] < scores[1] < scores[4]
+    assert scores[0] < scores[2]
 
 
 def test_a_record_that_no_model_left_out_takes_the_mean_over_all():

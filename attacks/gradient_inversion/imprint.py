@@ -1,0 +1,143 @@
+"""A server that imprints the first layer, so that its gradient holds single images, also in a sum of many clients."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from attacks.crafted_broadcast import crafting_server
+from privfl.algorithms.base import Algorithm
+from privfl.errors import ConfigError
+from privfl.models.flat_network import FlatNetwork, Layout
+from privfl.validation import check_count, check_number
+
+PARALLEL = 0.999
+"""Cosine from which two units' weights count as parallel."""
+
+
+def imprinting_server(
+    algorithm: Algorithm, public: Tensor, *, units: int, gain: float = 1.0, seed: int = 0
+) -> Algorithm:
+    """``algorithm`` run by a server that imprints ``units`` units of the first layer of what it broadcasts.
+
+    Fowl, Geiping, Czaja, Goldblum and Goldstein, "Robbing the Fed: Directly Obtaining Private Data in Federated
+    Learning with Modified Models" (ICLR 2022): the units measure one number of an input, ``h(x) = ⟨w, x⟩``, against
+    rising thresholds, ``relu(h(x) − c_i)``, and the layer behind treats them alike. The gradients of neighbours then
+    differ by the inputs whose measurement lies between their thresholds, and what lies there alone is read exactly,
+    whatever else was added up (:func:`imprinted_inputs`). The paper's example measures the mean brightness; here w is a
+    random direction with thresholds at the quantiles of public inputs.
+
+    With ``units`` below the width the least used units are imprinted, and a small ``gain`` keeps them from being felt:
+    the rest goes on learning, and updates of imprinted parameters never reach the server's own model.
+
+    Args:
+        public: inputs [N, …] of the victims' domain, N at least ``units``.
+        units: how many of the first layer's units are imprinted, 2 or more.
+        gain: > 0, the weight of the units in the layer behind: the size of their gradients.
+        seed: of w and of the signs in the layer behind.
+
+    Raises:
+        ConfigError: a number is out of range. At the first broadcast: the network is no perceptron of that width.
+    """
+    check_count("imprinted units", units, 2)
+    check_number("gain", gain, 0, above=True)
+    if len(public) < units:
+        raise ConfigError(f"there are {len(public)} public inputs for the thresholds of {units} units; give as many")
+    flat_inputs = public.detach().flatten(1)
+
+    def craft(network: FlatNetwork, honest: Tensor) -> Tensor:
+        weight, bias, behind = perceptron_parts(network.module, honest)
+        chosen = _least_used(weight, bias, behind, units, flat_inputs)
+        generator = torch.Generator().manual_seed(seed)
+        direction = torch.randn(weight.shape[1], generator=generator, dtype=weight.dtype).to(weight.device)
+        direction = direction / direction.norm()
+        measured = flat_inputs.to(weight) @ direction
+        levels = (torch.arange(units, dtype=weight.dtype, device=weight.device) + 0.5) / units
+        weight[chosen] = direction
+        bias[chosen] = -torch.quantile(measured, levels)
+        signs = torch.randn(len(behind), generator=generator, dtype=weight.dtype).to(weight.device)
+        behind[:, chosen] = gain * signs[:, None] / units
+        return honest
+
+    def keep(network: FlatNetwork, honest: Tensor) -> Tensor:
+        weight, bias, behind = perceptron_parts(network.module, honest.clone())
+        chosen = _least_used(weight, bias, behind, units, flat_inputs)
+        mask = torch.ones_like(honest)
+        parts = perceptron_parts(network.module, mask)
+        parts[0][chosen], parts[1][chosen] = 0.0, 0.0
+        parts[2][:, chosen] = 0.0
+        return mask
+
+    return crafting_server(algorithm, craft, "Imprinting", keep)
+
+
+def perceptron_parts(network: nn.Module, flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """First weight [m, n], first bias [m] and second weight [k, m] as views into ``flat`` [size].
+
+    Raises:
+        ConfigError: the network does not begin with two fully connected layers, the first with a bias.
+    """
+    views = Layout.of(network).views(flat)
+    fits = len(views) >= 3 and (views[0].dim(), views[1].dim(), views[2].dim()) == (2, 1, 2)
+    if not fits or views[1].shape[0] != views[0].shape[0] or views[2].shape[1] != views[0].shape[0]:
+        raise ConfigError(
+            f"{type(network).__name__} does not begin with two fully connected layers and a bias; imprint a 'two-nn'"
+        )
+    return views[0], views[1], views[2]
+
+
+def imprinted_inputs(weight: Tensor, bias: Tensor, weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
+    """``(G_i − G_{i+1})/(g_i − g_{i+1})`` of units with parallel weights, ordered by threshold: [k, n], largest first.
+
+    Args:
+        weight, bias: [m, n] and [m] of the layer as it was sent, which shows what units were imprinted.
+        weight_gradient, bias_gradient: of the same shapes: the gradient of a batch, or any weighted sum of gradients.
+
+    Raises:
+        ConfigError: no two units are parallel.
+    """
+    group = parallel_group(weight)
+    if len(group) < 2:
+        raise ConfigError("no units of the first layer are parallel; the server of this run did not imprint it")
+    scale = weight[group].norm(dim=1)
+    order = (bias[group] / scale).argsort(descending=True)  # from the lowest threshold to the highest
+    rows = group[order]
+    above = torch.cat([rows[1:], rows[:1]])
+    parts = weight_gradient.double()[rows] - weight_gradient.double()[above]
+    sizes = bias_gradient.double()[rows] - bias_gradient.double()[above]
+    parts[-1], sizes[-1] = weight_gradient.double()[rows[-1]], bias_gradient.double()[rows[-1]]
+    largest = sizes.abs().argsort(descending=True)
+    held = largest[sizes[largest].abs() > 1e-12 * float(sizes.abs().max().clamp_min(1e-300))]
+    inputs: Tensor = parts[held] / sizes[held, None]
+    return inputs
+
+
+def parallel_group(weight: Tensor) -> Tensor:
+    """Rows of ``weight`` [m, n] in the largest set of rows that point the same way, int64 [≤ m]."""
+    unit = weight.double() / weight.double().norm(dim=1, keepdim=True).clamp_min(1e-300)
+    alike = unit @ unit.T > PARALLEL
+    largest: Tensor = alike[alike.sum(1).argmax()]
+    rows: Tensor = largest.nonzero().flatten()
+    return rows
+
+
+def parallel_units(network: nn.Module) -> float:
+    """The share of the first layer's units whose weights are parallel to another unit's: what a client can check.
+
+    Next to 0 for any model that was trained or initialised, and the imprinted share for an imprinted one. A server
+    that knows of this check can hide from it (noise on the rows, at a price in sharpness).
+    """
+    weight = next(network.parameters()).detach()
+    group = parallel_group(weight.flatten(1))
+    return len(group) / len(weight) if len(group) > 1 else 0.0
+
+
+def _least_used(weight: Tensor, bias: Tensor, behind: Tensor, units: int, inputs: Tensor) -> Tensor:
+    """The ``units`` units that add least to the layer behind on ``inputs``, int64 [units]."""
+    if units > len(weight):
+        raise ConfigError(f"the first layer has {len(weight)} units and {units} are to be imprinted; imprint fewer")
+    active = (inputs.to(weight) @ weight.T + bias).clamp_min(0).norm(dim=0) / math.sqrt(len(inputs))
+    chosen: Tensor = (active * behind.norm(dim=0)).argsort(stable=True)[:units]
+    return chosen

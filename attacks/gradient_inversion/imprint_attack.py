@@ -1,0 +1,112 @@
+"""Images from what clients, or a secure sum of them, answered to an imprinting server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attacks.attack import Attack, Needs
+from attacks.auxiliary import Auxiliary
+from attacks.gradient_inversion.imprint import imprinted_inputs, perceptron_parts
+from attacks.gradient_inversion.inversion import OTHERS
+from attacks.images.pixels import Pixels
+from attacks.images.result import ReconstructionResult, reconstruction_result
+from attacks.observations.gradients import local_update
+from attacks.observations.messages import training_of, updates
+from privfl.errors import ConfigError
+from privfl.models.flat_network import flatten
+from privfl.privacy.accounting.release import Observer
+from privfl.randomness import torch_stream
+from privfl.simulation.transcript import Transcript
+from privfl.validation import check_count
+
+
+@dataclass(frozen=True)
+class ImprintGuess:
+    """Images [at least B, C, H, W], and what the nulls show in their place."""
+
+    images: Tensor
+    nulls: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Imprint(Attack):
+    """The images behind one message of a run whose server imprinted the first layer (an active server).
+
+    Record the run with :func:`attacks.gradient_inversion.imprint.imprinting_server` around its algorithm. Clients take
+    one step, or few. Nulls, all matched to the truth as the attack is: the mean image, the class means of the public
+    records, random public images, and the same reading of an update of ``batch`` public images at the same broadcast.
+
+    The judge needs ``truth["images"]`` [B, C, H, W] in [0, 1].
+
+    Args:
+        client: whose update is read; ``None`` for the sum over all.
+        batch: B, how many images the message is of.
+        round: which round, from 0.
+        seed: decides the nulls' public images.
+    """
+
+    name: ClassVar[str] = "imprint"
+    observer: ClassVar[Observer] = "server"
+    needs: ClassVar[Needs] = Needs(("update",), public=True, truth=("images",))
+    needs_classes: ClassVar[bool] = False
+    client: int | None = None
+    batch: int = 1
+    round: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_count(f"{self.name}'s batch", self.batch)
+
+    def guess(self, seen: Transcript, auxiliary: Auxiliary) -> ImprintGuess:
+        """What the message holds, and what it would hold of public images.
+
+        Raises:
+            ConfigError: there is no such message, or its broadcast was not imprinted.
+        """
+        if not -len(seen) <= self.round < len(seen):
+            raise ConfigError(f"round {self.round} was not recorded; the transcript has {len(seen)} rounds")
+        moment, public, pixels = seen[self.round], auxiliary.need_public(), Pixels.of(seen.facts.dataset)
+        sent = [update for members, update in updates(moment) if self.client is None or members == (self.client,)]
+        if len(sent) != 1:
+            raise ConfigError(
+                f"{len(sent)} updates of client {self.client} were seen in round {self.round}; name another"
+            )
+        network = seen.network(moment.broadcast["parameters"])
+        generator = torch_stream(self.seed, "imprint")
+        known = pixels.images(public.inputs)
+        shown = self.images(network, sent[0], public.inputs, pixels)
+        drawn = torch.randint(len(public), (2, self.batch), generator=generator)
+        training = training_of(seen.facts, moment.number)
+        if self.client is None:  # a sum of steps is one step on all their images
+            training = replace(training, batch_size=max(training.batch_size, self.batch))
+        others = local_update(network, public.inputs[drawn[0]], public.targets[drawn[0]], training)
+        flat = torch.cat([part.reshape(-1) for part in others]).detach()
+        means = torch.stack([known[public.targets == label].mean(0) for label in sorted(set(public.targets.tolist()))])
+        nulls = {
+            "mean image": known.mean(0).expand(self.batch, *known.shape[1:]).clone(),
+            "class means": means.repeat(-(-self.batch // len(means)), 1, 1, 1),
+            "random images": known[drawn[1]],
+            OTHERS: self.images(network, flat, public.inputs, pixels),
+        }
+        return ImprintGuess(shown, nulls)
+
+    def images(self, network: nn.Module, update: Tensor, like: Tensor, pixels: Pixels) -> Tensor:
+        """At least ``batch`` images of what an ``update`` [size] holds; the mean of ``like`` where it holds too few."""
+        weight, bias, _ = perceptron_parts(network, flatten(network))
+        weight_gradient, bias_gradient, _ = perceptron_parts(network, -update)
+        found = imprinted_inputs(weight, bias, weight_gradient, bias_gradient).to(like)
+        found = found.nan_to_num(0.0, 0.0, 0.0).view(-1, *like.shape[1:])
+        rest = like.mean(0, keepdim=True).expand(max(0, self.batch - len(found)), *like.shape[1:])
+        return pixels.images(torch.cat([found, rest]))
+
+    def judge(self, guess: ImprintGuess, auxiliary: Auxiliary, seconds: float) -> ReconstructionResult:
+        """PSNR, SSIM and their kin, with images and nulls matched to the truth."""
+        settings = {"client": self.client, "batch": self.batch, "round": self.round}
+        return reconstruction_result(
+            self.name, guess.images, auxiliary.answer("images"), guess.nulls, seconds=seconds, settings=settings
+        )

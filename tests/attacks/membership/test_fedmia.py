@@ -1,0 +1,48 @@
+"""FedMIA: cosines calibrated by the other clients of the round, record by record."""
+
+import pytest
+import torch
+
+from attacks.auxiliary import Auxiliary
+from attacks.membership.fedmia import FedMIA, alignments
+from attacks.membership.scores import Models
+from attacks.membership.update_attacks import GradientAlignment
+from privfl.errors import ConfigError
+from tests.attacks.membership.worlds import game, part, task_of, watch
+
+CLIENTS = [part(40 * k, 40 * (k + 1)) for k in range(5)]
+
+
+@pytest.fixture(scope="module")
+def seen():
+    return watch(task_of(CLIENTS), rounds=3, epochs=4, learning_rate=0.1)
+
+
+def test_the_score_is_the_standardised_cosine_of_the_client_among_the_others(seen):
+    asked = part(0, 6)
+    found = FedMIA(client=1, rounds=1).guess(seen, Auxiliary(candidates=asked)).scores
+    one, cosines = seen[2], []
+    for client in (1, 0, 2, 3, 4):
+        alone = GradientAlignment(client=client, rounds=1).guess(seen, Auxiliary(candidates=asked)).scores
+        cosines.append(torch.as_tensor(alone))
+    own, others = cosines[0], torch.stack(cosines[1:])
+    expected = (own - others.mean(0)) / others.var(0).mean().sqrt()
+    torch.testing.assert_close(torch.as_tensor(found), expected, atol=1e-4, rtol=1e-4)
+    updates = torch.stack([one.uploads[client]["update"] for client in (1, 0)])
+    both = alignments(Models(seen.factory), one.broadcast["parameters"], asked, updates)
+    torch.testing.assert_close(both, torch.stack(cosines[:2]), atol=1e-5, rtol=1e-4)
+
+
+def test_members_are_found_and_their_owner_alone_gives_them_away(seen):
+    longer = watch(task_of(CLIENTS), rounds=4, epochs=20, learning_rate=0.1)
+    result = FedMIA(client=0).run(longer, game(CLIENTS[0], part(240, 420)))
+    assert result.metrics["auc"].low > 0.6
+    assert result.advantage["auc"].value > 0.15
+
+
+def test_it_needs_a_client_and_company(seen):
+    with pytest.raises(ConfigError, match="give its number as client"):
+        FedMIA(client=None).run(seen, game(CLIENTS[0], part(240, 420)))
+    alone = watch(task_of(CLIENTS[:2]), rounds=1)
+    with pytest.raises(ConfigError, match="never met two others"):
+        FedMIA(client=0).run(alone, game(CLIENTS[0], part(240, 420)))
