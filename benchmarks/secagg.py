@@ -72,11 +72,12 @@ def secure_sum(
     lost: Mapping[int, Phase] | None = None,
     workers: int = CORES,
     alone: bool = False,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[float, Outcome]:
     """Seconds of a whole session, and its outcome, whose sum has been checked."""
-    began = time.perf_counter()
+    began = clock()
     outcome = aggregate(session, lambda member: vectors[member % 4], lost=lost, workers=workers, alone=alone)
-    seconds = time.perf_counter() - began
+    seconds = clock() - began
     counts = np.bincount([member % 4 for member in outcome.survivors], minlength=4).astype(np.uint32)
     expected = np.zeros(session.length, np.uint32)
     for vector, count in zip(vectors, counts, strict=True):
@@ -159,9 +160,9 @@ def on_one_core(repeats: int) -> Iterator[dict[str, Any]]:
             bare_masks(clients, clients, length, cores=1)
             masks.append(time.process_time() - began)
             for adversary, alone in kinds:
-                began = time.process_time()
-                secure_sum(complete(clients, length, adversary), vectors, workers=1, alone=alone)
-                seconds[adversary, alone].append(time.process_time() - began)
+                session = complete(clients, length, adversary)
+                spent, _ = secure_sum(session, vectors, workers=1, alone=alone, clock=time.process_time)
+                seconds[adversary, alone].append(spent)
         for adversary, alone in kinds:
             both = {"session": seconds[adversary, alone], "masks": masks}
             yield (

@@ -25,7 +25,7 @@ from secagg import REPEATS, on_one_core
 from privfl.privacy.secagg.masks import add_many
 from privfl.privacy.secagg.messages import Phase
 from privfl.privacy.secagg.parameters import ThreatModel, find
-from privfl.privacy.secagg.primitives import KEY_BYTES, AgreementKey, derive, seal, sign, verification_key, verify
+from privfl.privacy.secagg.primitives import KEY_BYTES, AgreementKey, SigningKey, derive, seal, verification_key, verify
 from privfl.privacy.secagg.rehearsal import aggregate
 from privfl.privacy.secagg.rules import confirmations
 from privfl.privacy.secagg.session import Session
@@ -110,11 +110,12 @@ def ratios() -> Iterator[dict[str, Any]]:
 def operations() -> Iterator[dict[str, Any]]:
     """Microseconds of what sessions are made of, the best of some thousand."""
     key, peer, secret = AgreementKey(secrets.token_bytes(32)), AgreementKey(secrets.token_bytes(32)), bytes(32)
-    signature, public = sign(secret, b"content"), verification_key(secret)
+    signing = SigningKey(secret)
+    signature, public = signing.sign(b"content"), signing.public
     points = tuple(range(1, 31))
     work: dict[str, Callable[[], object]] = {
         "agreement (X25519)": lambda: key.agree(peer.public),
-        "signature (Ed25519)": lambda: sign(secret, b"content"),
+        "signature (Ed25519)": lambda: signing.sign(b"content"),
         "verification (Ed25519)": lambda: verify(public, signature, b"content"),
         "four keys from an agreement (HKDF)": lambda: derive(secret, secret, b"pair", 128),
         "sealing a letter (AES-GCM)": lambda: seal(secret, bytes(12), bytes(66), b"bound"),
@@ -141,7 +142,7 @@ def whole_lists() -> Iterator[dict[str, Any]]:
         keys = [secrets.token_bytes(KEY_BYTES) for _ in range(needed)]
         public = [verification_key(key) for key in keys]
         content = secrets.token_bytes(32)
-        signatures = [sign(key, content) for key in keys]
+        signatures = [SigningKey(key).sign(content) for key in keys]
         began = time.process_time()
         for key, signature in zip(public, signatures, strict=True):
             verify(key, signature, content)

@@ -94,7 +94,13 @@ def fill(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = filled(source[0])
 
 
+def skip_generated(app: Sphinx, what: str, name: str, obj: object, skip: bool, options: object) -> bool | None:
+    """Leave out ``set``, which Matplotlib writes into every subclass of a figure, in markup of its own."""
+    return True if name == "set" and getattr(obj, "__module__", "").startswith("matplotlib") else None
+
+
 def setup(app: Sphinx) -> None:
     app.connect("source-read", fill)
     app.connect("doctree-read", annotations_by_full_name)
     app.connect("missing-reference", resolve)
+    app.connect("autodoc-skip-member", skip_generated)

@@ -73,20 +73,36 @@ class Named:
         return partial(thing, **self.options) if self.options else thing
 
 
+KINDS = {
+    "study": ("a study file", "privfl study run"),
+    "attack": ("an attack file", "privfl attack"),
+    "audit": ("an audit file", "privfl audit"),
+}
+"""The key that tells what a file is for, if it is no experiment, with the file's name in messages and its command."""
+
+
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """The content of the TOML file ``path``; ``what`` it should be, such as "an experiment file", for messages.
 
     Raises:
-        ConfigError: the file is missing or not TOML.
+        ConfigError: the file is missing, not TOML, or a file of another kind.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {brief(str(path))}: {error.strerror}; give the path of {what}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{brief(str(path))} is not a TOML file: {error}") from error
     except ValueError as error:  # the path holds a NUL, or the file a number beyond all digits
         raise ConfigError(f"cannot read {brief(str(path))}: {error}; give the path of {what}") from error
+    found = [key for key in KINDS if key in content]
+    if found and what not in (KINDS[key][0] for key in found):
+        kind, command = KINDS[found[0]]
+        raise ConfigError(
+            f"{brief(str(path))} is {kind}, since it has '{found[0]}', and no {what.partition(' ')[2]}; "
+            f"start it by `{command}`"
+        )
+    return content
 
 
 def override(settings: dict[str, Any], assignment: str) -> None:

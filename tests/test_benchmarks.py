@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,11 @@ from typing import Any
 
 import pytest
 
+from privfl.study.file import Study
+from privfl.study.store import Store
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+SMALL = ["rounds=1", "evaluate_every=1", "study.seeds=1", "study.epsilon=[inf]", "study.variant=[]"]
 
 
 @pytest.fixture
@@ -205,3 +210,16 @@ def test_the_campaigns_of_faults_try_what_the_page_says(benchmark_module):
     module = benchmark_module("reliability")
     assert sum(count for _, count in module.KINDS.values()) == 500
     assert set(module.STEPWISE) < set(module.KINDS)
+
+
+def test_an_interrupted_study_differs_where_a_figure_or_a_file_does(benchmark_module, tmp_path):
+    interrupted = benchmark_module("interrupted_study")
+    study = Study.from_toml(BENCHMARKS.parent / "examples" / "studies" / "digits.toml", SMALL)
+    study.run(tmp_path / "whole", name="digits", processes=1)
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    assert interrupted.differences(tmp_path / "whole", tmp_path / "killed", "digits") == {"rows": [], "files": []}
+    (run,) = [path for path in (tmp_path / "killed" / "runs").iterdir() if path.is_dir()]
+    (run / "metrics.jsonl").write_text("{}", encoding="utf-8")
+    Store(tmp_path / "killed").finish(run.name, {"test_accuracy": 0.5, "seconds": 1.0}, {})
+    told = interrupted.differences(tmp_path / "whole", tmp_path / "killed", "digits")
+    assert told == {"rows": ["fedavg, no privacy, seed 0"], "files": [f"{run.name}/metrics.jsonl"]}

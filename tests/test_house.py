@@ -93,7 +93,7 @@ TESTED_ELSEWHERE = {
     "privfl/privacy/clipping": "formed_rules layer_rules probe rule stacked",
     "privfl/privacy/door": "cohort_door contract precision step_draws",
     "privfl/privacy/mechanisms": "gaussian secure_sum",
-    "privfl/privacy/secagg": "bodies client errors ideal recovery rules server standing",
+    "privfl/privacy/secagg": "bodies client cohort errors ideal recovery relay rules server standing",
     "privfl/privacy/sizes": "estimate",
     "privfl/simulation": "archive checkpoint noise_key recorder result",
     "privfl/study": "attacks clients composed display execution findings grid locks members plots record report "

@@ -1,7 +1,8 @@
 """Every command and snippet of README, docs and examples runs, and prints what the page shows.
 
 A comment right before a block says what is special about it: ``not run: REASON``; ``continues``, for Python that goes
-on where the page's last program ended; ``printed``, for text that the last program prints.
+on where the page's last program ended; ``printed``, for text that the last program prints. A page that says ``executed
+as a whole`` is run from its first block to its last in one folder, with its blocks ``file: NAME`` as files there.
 """
 
 import re
@@ -17,11 +18,14 @@ import pytest
 
 from privfl.experiment import Experiment
 from privfl.study.file import Study
+from tests.commands.command_line import privfl
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WHOLE = [page for page in PAGES if "<!-- executed as a whole:" in page.read_text(encoding="utf-8")]
+PIECEWISE = [page for page in PAGES if page not in WHOLE]
 BLOCK = re.compile(
-    r"(?:<!-- (?:not run: (?P<reason>[^>]*?)|(?P<mark>continues|printed)) -->\s*)?"
+    r"(?:<!-- (?:not run: (?P<reason>[^>]*?)|(?P<mark>continues|printed)|file: (?P<file>[^>]*?)) -->\s*)?"
     r"```(?P<language>\w+)\n(?P<body>.*?)```",
     re.S,
 )
@@ -36,7 +40,7 @@ class Program:
 
 def blocks(language):
     found = []
-    for page in PAGES:
+    for page in PIECEWISE:
         for number, match in enumerate(BLOCK.finditer(page.read_text(encoding="utf-8"))):
             if match["language"] == language:
                 name = f"{page.relative_to(ROOT).as_posix()}-{number}"
@@ -46,7 +50,7 @@ def blocks(language):
 
 def programs():
     found = []
-    for page in PAGES:
+    for page in PIECEWISE:
         here = []
         for number, match in enumerate(BLOCK.finditer(page.read_text(encoding="utf-8"))):
             if match["mark"] == "printed":
@@ -99,6 +103,39 @@ def test_every_command_runs(body, reason, copy, record_property):
         assert program == "privfl", f"say why this is not run: {line}"
         done = run([sys.executable, "-m", "privfl", *arguments], copy)
         assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WHOLE, ids=lambda page: page.stem)
+def test_a_page_that_is_executed_as_a_whole_runs_in_order_and_prints_what_it_shows(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    known, printed = set(sys.modules), ""
+    for match in BLOCK.finditer(page.read_text(encoding="utf-8")):
+        if match["file"]:
+            (tmp_path / match["file"]).write_text(match["body"], encoding="utf-8")
+        elif match["mark"] == "printed":
+            assert match["body"].strip() in printed, f"the page shows\n{match['body']}\nand there was\n{printed}"
+        elif match["language"] == "bash" and not match["reason"]:
+            printed = "".join(_command(line, tmp_path) for line in match["body"].strip().splitlines())
+        else:
+            assert match["reason"], f"nobody runs this block of {page.name}: {match['body']}"
+    for name in set(sys.modules) - known:
+        if Path(getattr(sys.modules[name], "__file__", None) or ".").parent == tmp_path:
+            del sys.modules[name]
+
+
+def _command(line, folder):
+    """What ``line`` prints; commands of privfl run in this process, which has loaded PyTorch already."""
+    program, *arguments = shlex.split(line, comments=True)
+    if program == "python":
+        done = run([sys.executable, *arguments], folder)
+        code, out, err = done.returncode, done.stdout, done.stderr
+    else:
+        assert program == "privfl", line
+        code, out, err = privfl(*arguments)
+    assert code == 0, f"{line}\n{out}\n{err}"
+    return out
 
 
 @pytest.mark.slow

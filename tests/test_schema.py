@@ -11,7 +11,7 @@ from attacks.membership.shadow_models import ShadowTraining
 from attacks.registry import ATTACKS
 from privfl.errors import ConfigError
 from privfl.federation.cohorts import COHORTS, Cohort
-from privfl.schema import build, choose_each, override, plain
+from privfl.schema import KINDS, build, choose_each, override, plain, read_toml
 
 
 @dataclass(frozen=True)
@@ -75,3 +75,13 @@ def test_an_assignment_without_a_value_takes_the_key_away():
     for missing in ("round=", "privacy.trainig=", "name.of="):
         with pytest.raises(ConfigError, match="unsets a key that the file does not set"):
             override(settings, missing)
+
+
+@pytest.mark.parametrize("key", KINDS)
+def test_a_file_of_another_kind_is_named_with_the_command_that_starts_it(key, tmp_path):
+    (path := tmp_path / "w.toml").write_text(f"[{key}]\n", encoding="utf-8")
+    kind, command = KINDS[key]
+    assert read_toml(path, kind) == {key: {}}
+    for other in {"an experiment file", *(kind for kind, _ in KINDS.values())} - {kind}:
+        with pytest.raises(ConfigError, match=f"is {kind}, since it has '{key}'.*start it by `{command}`"):
+            read_toml(path, other)

@@ -20,7 +20,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from audits.protocol.knowledge import Setting, Told
+from audits.protocol.knowledge import Numbers, Setting, Told
 
 MOST_BLOCKS = 3
 Flags = NDArray[np.bool_]
@@ -68,6 +68,19 @@ class Strategies:
             listed = {peer for peer in clients if self.lists[own, block_of[peer], place]}
             run[client] = Told(frozenset(letters), frozenset(listed) if self.told[own, place] else None)
         return run
+
+
+def three_stories(setting: Setting, survivors: Numbers, inside: Numbers) -> dict[int, Told]:
+    """The stories that open the sum over ``inside`` if any do under the list ``survivors``, which enough confirm.
+
+    Those inside do not get the letters of other survivors, and everybody else gets all.
+    """
+    everybody = frozenset(range(setting.honest))
+    run = {}
+    for client in everybody:
+        letters = everybody - (survivors - inside if client in inside else frozenset()) - {client}
+        run[client] = Told(letters, survivors if client in survivors else None)
+    return run
 
 
 def partitions(clients: int) -> Iterator[tuple[int, ...]]:

@@ -79,7 +79,8 @@ def audit_experiment(path: Path, *, as_json: bool = False) -> bool:
     if as_json:
         print_json({"directory": str(plan.folder / "audits"), "results": found})
     else:
-        typer.echo(f"Results: {plan.folder / 'audits'}")
+        where = f"    (privfl report {plan.run} shows them)" if plan.run else ""
+        typer.echo(f"Results: {plan.folder / 'audits'}{where}")
     return refuted
 
 

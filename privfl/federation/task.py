@@ -136,9 +136,8 @@ class Task(Settings):
         check_kind(loss, kind)
         if partition is None:
             if dataset.clients is None:
-                raise ConfigError(
-                    f"dataset '{dataset.name}' has no client ids; give a partition, for instance IID(clients=20)"
-                )
+                mend = "give a partition, for instance IID(clients=20), or client ids (arrays.client in a file)"
+                raise ConfigError(f"dataset '{dataset.name}' has no client ids; {mend}")
             partition = Natural()
         if kind != "classification":
             refuse_classes(partition, label_noise, kind)

@@ -118,7 +118,8 @@ def in_words(one: Comparison, metric: str) -> str:
         start = f"At {one.level}, {one.better} is ahead of {one.worse} by {abs(one.difference):.3g} in {metric}"
     if math.isnan(one.p):
         return f"{start}; one seed in common settles nothing."
-    low, high = sorted((one.low, one.high))
+    sign = -1 if one.difference < 0 else 1  # less may be better; told is by how much the better one is ahead
+    low, high = sorted((sign * one.low, sign * one.high))
     interval = f"interval [{low:.3g}, {high:.3g}], {one.seeds} seeds, corrected p = {one.corrected:.2g}"
     return f"{start} ({interval}): {'settled' if one.settled else 'not settled'} by these seeds."
 

@@ -21,6 +21,7 @@ from privfl.study.grid import load_results
 from privfl.study.page import clients_section, flat, picture, problems, render, save, sound, write
 from privfl.study.plots import run_charts
 from privfl.study.provenance import Facts, code, describe_run, not_tried
+from privfl.study.store import FILE as STORE
 from privfl.study.study_page import report_results
 
 CAPTIONS = {
@@ -47,6 +48,8 @@ def report_directory(path: Path) -> Path:
     mend = "give the --out folder of a run or a study"
     if (path / "environment.json").exists():
         mend = "the run is not finished, go on with --resume"
+    elif any((folder / STORE).exists() for folder in (path, path.parent)):
+        mend = "a study's page is written by `privfl study report FILE`, with the study's file"
     elif (path / "runs").is_dir():
         mend = "the study is not finished, start it again: what is finished is not repeated"
     raise DataError(f"{path} holds no finished run and no study; {mend}")

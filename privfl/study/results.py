@@ -130,18 +130,15 @@ class Results:
         return [self._row(*named, members) for named, members in groups.items() if self._values(members)]
 
     def table(self) -> list[dict[str, Any]]:
-        """One dictionary for each run, with every figure of every run: what CSV, JSON and data frames hold."""
+        """One dictionary for each run, with every figure of every run: what CSV, JSON and data frames hold.
+
+        A figure that an algorithm calls as one of the first columns, such as AAggFF's level, is ``figure level``.
+        """
         names = dict.fromkeys(name for one in self.members for name in sorted(one.metrics))
+        own = ("method", "level", "seed", "state", "reason", "run")
         return [
-            {
-                "method": one.method,
-                "level": one.level,
-                "seed": one.seed,
-                "state": one.state,
-                "reason": one.reason,
-                "run": one.run,
-                **{name: one.metrics.get(name) for name in names},
-            }
+            {name: getattr(one, name) for name in own}
+            | {f"figure {name}" if name in own else name: one.metrics.get(name) for name in names}
             for one in self.members
         ]
 

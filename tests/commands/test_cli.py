@@ -21,6 +21,7 @@ from privfl.data.catalog import datasets
 from privfl.data.partitions import PARTITIONS
 from privfl.errors import ConfigError
 from privfl.models import models
+from privfl.study.store import Store
 
 EXPERIMENT = """
 rounds = 4
@@ -160,6 +161,8 @@ def test_a_run_may_go_on_with_another_number_of_workers(experiment, tmp_path):
 def test_a_missing_file_and_a_folder_without_a_run_are_one_sentence(tmp_path):
     assert "cannot read none.toml" in privfl("run", "none.toml", folder=tmp_path).stderr
     assert "holds no finished run and no study" in privfl("report", tmp_path).stderr
+    Store(tmp_path / "studies")
+    assert "privfl study report FILE" in privfl("report", tmp_path / "studies").stderr
 
 
 def test_debug_shows_where_an_error_came_from(tmp_path):

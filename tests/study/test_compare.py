@@ -77,6 +77,15 @@ def test_less_is_better_where_the_metric_says_so():
     assert compare(results(values, better="lower"))[0].better == "B"
 
 
+def test_words_and_interval_agree_on_who_is_ahead_where_less_is_better():
+    values = {("A", "l"): [0.9, 0.8, 0.85], ("B", "l"): [0.2, 0.3, 0.24]}
+    told = in_words(compare(results(values, better="lower"))[0], "loss")
+    expected = stats.ttest_rel(values["A", "l"], values["B", "l"]).confidence_interval(0.95)
+    assert told.startswith("At l, B is ahead of A by 0.603 in loss")
+    assert f"interval [{expected.low:.3g}, {expected.high:.3g}]" in told
+    assert expected.low > 0
+
+
 def test_one_seed_settles_nothing_and_says_so():
     told = sentences(results({("A", "l"): [0.9], ("B", "l"): [0.1]}))
     assert told[0] == "At l, A is ahead of B by 0.8 in accuracy; one seed in common settles nothing."

@@ -30,6 +30,14 @@ def test_personal_methods_are_judged_by_their_personal_models_and_others_on_the_
     assert [row.mean for row in told.rows()] == [0.845, 0.87]
 
 
+def test_a_figure_does_not_take_the_place_of_a_column_of_its_name():
+    (row,) = Results("t", [member("aaggff-s", 0, level="ε = 3", test_accuracy=0.8)]).table()
+    assert row["level"] == "ε = 3"
+    one = Member("aaggff-s", "ε = 3", 0, "r", "done", metrics={"test_accuracy": 0.8, "level": 1.5, "seed": 7.0})
+    (row,) = Results("t", [one]).table()
+    assert (row["level"], row["seed"], row["figure level"], row["figure seed"]) == ("ε = 3", 0, 1.5, 7.0)
+
+
 def test_an_interval_is_students_and_one_seed_has_none():
     values = [0.81, 0.84, 0.86, 0.8]
     (row,) = Results("t", [member("a", seed, test_accuracy=value) for seed, value in enumerate(values)]).rows()

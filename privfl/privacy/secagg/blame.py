@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
-from privfl.privacy.secagg.bodies import COMMITMENT_BYTES, Dealing
+from privfl.privacy.secagg.bodies import COMMITMENT_BYTES, PAIR_SEED, Dealing
 from privfl.privacy.secagg.errors import BadAccusation, BadCiphertext, BadShare, MissingPeer, UnknownPeer
 from privfl.privacy.secagg.letters import (
     Letter,
@@ -130,6 +130,22 @@ class Ledger:
             self._accusers.setdefault(dealer, set()).add(accuser)
             self._accused.setdefault(accuser, set()).add(dealer)
             self.blamed[dealer] = f"its letter to client {accuser} does not hold the shares that it committed to"
+
+    def check_revealed(
+        self, holder: int, revealed: Mapping[int, tuple[int, bytes]], asked_of: Callable[[int], int]
+    ) -> None:
+        """Return if ``holder`` reveals of every peer what was asked, and what it was dealt.
+
+        Raises:
+            BadShare: it reveals something else.
+        """
+        for peer, (what, one) in revealed.items():
+            if what != asked_of(peer):
+                raise BadShare(f"client {holder} reveals a share of the wrong secret of client {peer}.")
+            if what == PAIR_SEED:
+                self.check_seed(peer, holder, one)
+            else:
+                self.check_share(peer, holder, what, one)
 
     def check_share(self, dealer: int, holder: int, secret: int, share: bytes) -> None:
         """Return if ``share`` of one of ``dealer``'s secrets is the one that ``holder`` was dealt.

@@ -132,14 +132,13 @@ def parse_mailbox(body: memoryview, session: Session) -> dict[int, Letter]:
     }
 
 
-def masked(commitment: bytes, accusations: Mapping[int, bytes], words: Words) -> tuple[bytes, memoryview]:
-    """The body of a MASKED message, in two parts, so that the vector is not copied here.
+def before_words(commitment: bytes, accusations: Mapping[int, bytes]) -> bytes:
+    """The body of a MASKED message without the vector's words, which follow.
 
-    Commitment to the self-mask seed (32 bytes), number of accusations, dealer and opened key of each, the vector's
-    words.
+    Commitment to the self-mask seed (32 bytes), number of accusations, dealer and opened key of each.
     """
     charges = b"".join(_NUMBER.pack(dealer) + key for dealer, key in accusations.items())
-    return commitment + _NUMBER.pack(len(accusations)) + charges, words.view(np.uint8).data
+    return commitment + _NUMBER.pack(len(accusations)) + charges
 
 
 def parse_masked(body: memoryview, session: Session) -> tuple[bytes, dict[int, bytes], Words]:
@@ -280,13 +279,11 @@ def _entries(body: memoryview | bytes, width: int, what: str) -> dict[int, bytes
     step = _NUMBER.size + width
     if len(body) % step:
         raise MalformedMessage(f"a {what} has {len(body)} bytes, which is no multiple of {step}.")
-    data = bytes(body)
-    peers = (
-        [peer for (peer,) in _NUMBER.iter_unpack(data)]
-        if not width
-        else [_NUMBER.unpack_from(data, start)[0] for start in range(0, len(data), step)]
-    )
-    if len(set(peers)) < len(peers):
-        twice = [peer for peer, times in Counter(peers).items() if times > 1]
+    entry = f"<I{width}s"
+    entries: dict[int, bytes] = dict(struct.iter_unpack(entry, body))
+    if len(entries) * step < len(body):
+        twice = [
+            peer for peer, times in Counter(peer for peer, _ in struct.iter_unpack(entry, body)).items() if times > 1
+        ]
         raise RepeatedPeer(f"a {what} names {', '.join(map(str, twice[:5]))} twice.")
-    return {peer: data[place * step + _NUMBER.size : (place + 1) * step] for place, peer in enumerate(peers)}
+    return entries

@@ -13,9 +13,9 @@ from privfl.privacy.secagg.bodies import (
     Request,
     Words,
     answer,
+    before_words,
     check_ring,
     confirmation,
-    masked,
     parse_mailbox,
     parse_numbers,
     parse_roster,
@@ -25,7 +25,7 @@ from privfl.privacy.secagg.dealer import Dealer
 from privfl.privacy.secagg.errors import BadVector, MalformedMessage, OutOfOrder, OwnNameListed, SpentClient
 from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK
 from privfl.privacy.secagg.masking import MaskAdder, commitment, on_threads
-from privfl.privacy.secagg.messages import Body, Kind, Phase, pack, unpack
+from privfl.privacy.secagg.messages import Kind, Phase, pack, pack_in_place, unpack
 from privfl.privacy.secagg.policy import Policy
 from privfl.privacy.secagg.primitives import KeyOperations
 from privfl.privacy.secagg.session import SERVER, Session
@@ -165,14 +165,20 @@ class Client(Dealer):
                 self._standing.refuse_stranger(dealer)
         accusations = self._read(letters)
         self._standing.check_enough(len(self._shares), "shared its keys")
-        words = self._check_vector(vector).copy()
-        self._add_masks(words, self._masks())
-        reduce(words, self.session)
-        sent = masked(commitment(self.session, self.number, self._self_seed), accusations, words)
+        session, given, masks = self.session, self._check_vector(vector), self._masks()
+
+        def fill(room: memoryview) -> None:
+            words: Words = np.frombuffer(room, session.word)
+            words[:] = given
+            self._add_masks(words, masks)
+            reduce(words, session)
+
+        start = before_words(commitment(session, self.number, self._self_seed), accusations)
+        sent = pack_in_place(session, Kind.MASKED, self.number, start, given.nbytes, fill, self._seal_key)
         self._self_seed = b""
         self._confirming = {peer: keys.confirming for peer, keys in self._keys.items()}
         self._keys.clear()
-        return self._message(Kind.MASKED, sent)
+        return sent
 
     def _confirm(self, data: bytes) -> bytes:
         """Confirm the list of survivors to each of the peers; only under an active adversary."""
@@ -194,6 +200,7 @@ class Client(Dealer):
         self._check_cohort(survivors)
         if self._policy is not None and self.session.complete:
             self._store.open(self.session.identity, survivors)
+            self._check_cohort(survivors)  # again: two sessions may open at once, and each has now noted its own
         held = survivors & self._shares.keys()
         revealed = {peer: (SELF_MASK, self._shares[peer].self_mask) for peer in sorted(held)}
         for peer in sorted(request.dropped):
@@ -251,6 +258,6 @@ class Client(Dealer):
             raise OutOfOrder(f"client {self.number} waits for {kind.name}, and {message.kind.name} came.")
         return message.body
 
-    def _message(self, kind: Kind, body: Body) -> bytes:
+    def _message(self, kind: Kind, body: bytes) -> bytes:
         key = self._signing_key if kind is Kind.KEYS else self._seal_key
         return pack(self.session, kind, self.number, SERVER, body, key)

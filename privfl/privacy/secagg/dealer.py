@@ -25,7 +25,7 @@ from privfl.privacy.secagg.letters import (
 )
 from privfl.privacy.secagg.masking import Seeds, sign_of
 from privfl.privacy.secagg.messages import Kind, check_signature, check_verify_keys, seal_key
-from privfl.privacy.secagg.primitives import KEY_BYTES, AgreementKey, KeyOperations, verification_key
+from privfl.privacy.secagg.primitives import KEY_BYTES, AgreementKey, KeyOperations, SigningKey
 from privfl.privacy.secagg.session import Session
 
 
@@ -58,11 +58,12 @@ class Dealer:
         check_verify_keys(session, verify_keys)
         if (signing_key is None) != (session.adversary == "semi-honest"):
             raise ConfigError("a signing key is for an active adversary, and needed there: give one, or none.")
-        if signing_key and verify_keys and verification_key(signing_key) != verify_keys[number]:
+        signing = None if signing_key is None else SigningKey(signing_key)
+        if signing and verify_keys and signing.public != verify_keys[number]:
             raise ConfigError(f"client {number}'s signing key does not belong to its verification key; give the pair.")
         self.session = session
         self.number = number
-        self._signing_key = signing_key
+        self._signing_key = signing
         self._verify_keys = None if verify_keys is None else dict(verify_keys)
         self._entropy = entropy
         self._operations = operations or KeyOperations()

@@ -21,7 +21,7 @@ from hashlib import sha256
 
 from privfl.privacy.secagg import merkle, shamir
 from privfl.privacy.secagg.errors import BadShare, BadSignature
-from privfl.privacy.secagg.primitives import KEY_BYTES, NONCE_BYTES, derive, seal, sign, unseal, verify
+from privfl.privacy.secagg.primitives import KEY_BYTES, NONCE_BYTES, SigningKey, derive, seal, unseal, verify
 from privfl.privacy.secagg.session import VERSION, Session
 from privfl.privacy.secagg.shamir import SHARE_BYTES
 
@@ -31,7 +31,9 @@ MASK_KEY, SELF_MASK = 0, 1
 The mask key is that under which the client has deposited the seeds of its masks with the server (:func:`seal_seeds`).
 """
 
+_MASK_KEY, _SELF_MASK = bytes([MASK_KEY]), bytes([SELF_MASK])
 _PAIR = struct.Struct("<II")
+_PRIME = shamir.PRIME.to_bytes(SHARE_BYTES, "big")  # of one length, bytes are in the order of their numbers
 _SIGNED = b"privfl secure aggregation, letters"
 
 
@@ -56,7 +58,7 @@ class Shares:
         if len(data) != 2 * SHARE_BYTES:
             raise BadShare(f"a sealed pair of shares has {len(data)} bytes; it must have {2 * SHARE_BYTES}.")
         pair = cls(data[:SHARE_BYTES], data[SHARE_BYTES:])
-        if max(int.from_bytes(pair.mask_key, "big"), int.from_bytes(pair.self_mask, "big")) >= shamir.PRIME:
+        if max(pair.mask_key, pair.self_mask) >= _PRIME:
             raise BadShare("a sealed share is no element of the field.")
         return pair
 
@@ -145,14 +147,13 @@ def key_commitment(session: Session, dealer: int, holder: int, key: bytes) -> by
 
 def share_commitment(session: Session, dealer: int, holder: int, secret: int, share: bytes) -> bytes:
     """32 bytes that fix ``holder``'s share of one of ``dealer``'s secrets without showing it."""
-    return sha256(b"share" + session.fingerprint + _PAIR.pack(dealer, holder) + bytes([secret]) + share).digest()
+    return sha256(_share_of(session, dealer, holder) + bytes([secret]) + share).digest()
 
 
 def share_commitments(session: Session, dealer: int, holder: int, shares: Shares) -> bytes:
     """The commitments (64 bytes) to both of ``holder``'s shares of ``dealer``'s secrets."""
-    return share_commitment(session, dealer, holder, MASK_KEY, shares.mask_key) + share_commitment(
-        session, dealer, holder, SELF_MASK, shares.self_mask
-    )
+    head = _share_of(session, dealer, holder)
+    return sha256(head + _MASK_KEY + shares.mask_key).digest() + sha256(head + _SELF_MASK + shares.self_mask).digest()
 
 
 def write_letter(
@@ -193,9 +194,9 @@ def with_proofs(letters: Mapping[int, Letter], tree: merkle.Tree, signature: byt
     }
 
 
-def sign_letters(session: Session, dealer: int, root: bytes, signing_key: bytes) -> bytes:
+def sign_letters(session: Session, dealer: int, root: bytes, signing_key: SigningKey) -> bytes:
     """``dealer``'s signature (64 bytes) of the root of all its letters."""
-    return sign(signing_key, _signed_content(session, dealer, root))
+    return signing_key.sign(_signed_content(session, dealer, root))
 
 
 def check_letters(session: Session, dealer: int, root: bytes, signature: bytes, verify_key: bytes) -> None:
@@ -217,6 +218,10 @@ def check_letter(session: Session, dealer: int, holder: int, letter: Letter, ver
         BadSignature: it has not, so whoever handed it on has altered it.
     """
     check_letters(session, dealer, merkle.root_over(letter.leaf(holder), letter.path), letter.signature, verify_key)
+
+
+def _share_of(session: Session, dealer: int, holder: int) -> bytes:
+    return b"share" + session.fingerprint + _PAIR.pack(dealer, holder)
 
 
 def _signed_content(session: Session, dealer: int, root: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """The envelope that every message of the protocol travels in.
 
-Layout, little-endian: start ``PVSA``, version (1 byte), kind (1), session identity (32), round (4), sender (4),
-receiver (4), length of the body (8), body, seal. The seal
+Layout, little-endian: start ``PVSA``, version (1 byte), kind (1), two zeros, session identity (32), round (4), sender
+(4), receiver (4), length of the body (8), body, seal. The seal
 
 * of a client's keys under an active adversary is its Ed25519 signature (64 bytes), which its peers check as well;
 * of what it sends after them is 16 bytes of Poly1305 under a key that it has agreed on with the server (of its channel
@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from hashlib import sha256
+from io import BytesIO
 
 from privfl.errors import ConfigError
 from privfl.privacy.secagg.errors import (
@@ -29,16 +30,17 @@ from privfl.privacy.secagg.errors import (
     UnknownPeer,
     UnsupportedVersion,
 )
-from privfl.privacy.secagg.primitives import SIGNATURE_BYTES, derive, one_time_tag, sign, verify
+from privfl.privacy.secagg.primitives import SIGNATURE_BYTES, SigningKey, derive, one_time_tag, verify
 from privfl.privacy.secagg.session import IDENTITY_BYTES, SERVER, VERSION, Session
 
 _START = b"PVSA"
-_HEADER = struct.Struct(f"<4sBB{IDENTITY_BYTES}sIIIQ")
+_HEADER = struct.Struct(
+    f"<4sBBxx{IDENTITY_BYTES}sIIIQ"
+)  # a multiple of four, so that words lie where they are added fast
 _DIGEST_BYTES = 16
 _SIGNED = b"privfl secure aggregation, signed message"
 
 
-Body = bytes | tuple[bytes, memoryview]
 Verify = Callable[[bytes, bytes, bytes], None]
 """Checks a signature: verification key, signature, content."""
 
@@ -87,21 +89,45 @@ class Message:
     signature: bytes = field(repr=False)
 
 
-def pack(session: Session, kind: Kind, sender: int, receiver: int, body: Body, key: bytes | None = None) -> bytes:
-    """``body``, whole or in parts, in its envelope.
+def pack(
+    session: Session, kind: Kind, sender: int, receiver: int, body: bytes, key: SigningKey | bytes | None = None
+) -> bytes:
+    """``body`` in its envelope.
 
-    ``key`` (32 bytes) is the sender's signing key if the kind is KEYS and the adversary active, :func:`seal_key` of any
-    other kind that clients send, and nothing otherwise.
+    ``key`` is the sender's signing key if the kind is KEYS and the adversary active, its :func:`seal_key` (32 bytes) of
+    any other kind that clients send, and nothing otherwise.
     """
-    parts = (body,) if isinstance(body, bytes) else body
-    header = _header(session, kind, sender, receiver, sum(map(len, parts)))
+    header = _header(session, kind, sender, receiver, len(body))
     if key is None:
-        seal = _digest(session, header, *parts)[:_DIGEST_BYTES]
-    elif kind is Kind.KEYS:
-        seal = sign(key, _SIGNED + _digest(session, header, *parts))
+        seal = _digest(session, header, body)[:_DIGEST_BYTES]
+    elif isinstance(key, SigningKey):
+        seal = key.sign(_SIGNED + _digest(session, header, body))
     else:
-        seal = _tag(key, header, *parts)
-    return b"".join((header, *parts, seal))
+        seal = _tag(key, header, body)
+    return b"".join((header, body, seal))
+
+
+def pack_in_place(
+    session: Session,
+    kind: Kind,
+    sender: int,
+    start: bytes,
+    room: int,
+    fill: Callable[[memoryview], None],
+    key: bytes,
+) -> bytes:
+    """What :func:`pack` makes for the server of ``start`` and of ``room`` more bytes, which ``fill`` writes.
+
+    They are written where they are sent from: a vector is more than all else, and out of cache before it is copied.
+    """
+    header = _header(session, kind, sender, SERVER, len(start) + room)
+    front = header + start
+    message = BytesIO(bytes(len(front) + room + _DIGEST_BYTES))
+    with message.getbuffer() as data, data[: len(front) + room] as sealed:
+        sealed[: len(front)] = front
+        fill(sealed[len(front) :])
+        data[len(sealed) :] = _tag(key, header, sealed[len(header) :])
+    return message.getvalue()
 
 
 def seal_key(session: Session, client: int, agreed: bytes) -> bytes:
@@ -209,16 +235,15 @@ def _header(session: Session, kind: Kind, sender: int, receiver: int, length: in
     return _HEADER.pack(_START, VERSION, kind, session.identity, session.round, sender, receiver, length)
 
 
-def _digest(session: Session, header: bytes, *parts: bytes | memoryview) -> bytes:
+def _digest(session: Session, header: bytes, body: bytes | memoryview) -> bytes:
     digest = sha256(session.fingerprint + header)
-    for part in parts:
-        digest.update(part)
+    digest.update(body)
     return digest.digest()
 
 
-def _tag(key: bytes, header: bytes, *parts: bytes | memoryview) -> bytes:
+def _tag(key: bytes, header: bytes, body: bytes | memoryview) -> bytes:
     """A tag whose key serves this header only, and a client sends one message under a header."""
-    return one_time_tag(hmac.digest(key, header, "sha256"), *parts)
+    return one_time_tag(hmac.digest(key, header, "sha256"), body)
 
 
 def _name(number: int) -> str:

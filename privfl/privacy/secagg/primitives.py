@@ -1,16 +1,16 @@
 """The cryptographic primitives of secure aggregation, each a thin wrapper around the ``cryptography`` package.
 
 X25519 key agreement (RFC 7748), HKDF-SHA256 (RFC 5869), AES-256-GCM (NIST SP 800-38D), Poly1305 (RFC 8439),
-Ed25519 (RFC 8032). The wrappers fix the parameters and turn every failure into one of
+keyed BLAKE2b (RFC 7693), Ed25519 (RFC 8032). The wrappers fix the parameters and turn every failure into one of
 :mod:`privfl.privacy.secagg.errors`.
 """
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import blake2b
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -81,20 +81,19 @@ def derive(secret: bytes, salt: bytes, info: bytes, length: int = KEY_BYTES) -> 
 
 
 def authenticate(key: bytes, content: bytes) -> bytes:
-    """The first 16 bytes of HMAC-SHA256 (RFC 2104) of ``content``, which only owners of ``key`` (32 bytes) can tell."""
-    return hmac.digest(key, content, "sha256")[:TAG_BYTES]
+    """The keyed BLAKE2b (RFC 7693, 16 bytes) of ``content``, which only owners of ``key`` (32 bytes) can tell."""
+    return blake2b(content, digest_size=TAG_BYTES, key=key).digest()
 
 
-def one_time_tag(key: bytes, *parts: bytes | memoryview) -> bytes:
-    """The Poly1305 tag (16 bytes) of the ``parts``, one after the other; ``key`` (32 bytes) serves one content only.
+def one_time_tag(key: bytes, content: bytes | memoryview) -> bytes:
+    """The Poly1305 tag (16 bytes) of ``content``, the only one that ``key`` (32 bytes) serves.
 
     Raises:
         BadKey: the key is not 32 bytes.
     """
     _check_length(key, "one-time key")
     tag = Poly1305(key)
-    for part in parts:
-        tag.update(part)
+    tag.update(content)  # in one piece: blocks that begin inside of a piece take half as long again
     return tag.finalize()
 
 
@@ -126,14 +125,29 @@ def unseal(key: bytes, nonce: bytes, sealed: bytes, associated: bytes) -> bytes:
 
 def verification_key(signing_key: bytes) -> bytes:
     """The 32 public bytes that verify what the Ed25519 key ``signing_key`` (32 bytes) signs."""
-    _check_length(signing_key, "signing key")
-    return Ed25519PrivateKey.from_private_bytes(signing_key).public_key().public_bytes_raw()
+    return SigningKey(signing_key).public
 
 
-def sign(signing_key: bytes, content: bytes) -> bytes:
-    """The Ed25519 signature (64 bytes) of ``content``."""
-    _check_length(signing_key, "signing key")
-    return Ed25519PrivateKey.from_private_bytes(signing_key).sign(content)
+class SigningKey:
+    """An Ed25519 key to sign with; ``public`` are the 32 bytes that verify what it signs.
+
+    Args:
+        secret: 32 bytes.
+
+    Raises:
+        BadKey: the secret is not 32 bytes.
+    """
+
+    __slots__ = ("_private", "public")
+
+    def __init__(self, secret: bytes) -> None:
+        _check_length(secret, "signing key")
+        self._private = Ed25519PrivateKey.from_private_bytes(secret)
+        self.public = self._private.public_key().public_bytes_raw()
+
+    def sign(self, content: bytes) -> bytes:
+        """The signature (64 bytes) of ``content``."""
+        return self._private.sign(content)
 
 
 def verify(key: bytes, signature: bytes, content: bytes) -> None:

@@ -7,22 +7,19 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from privfl.privacy.secagg import relay
 from privfl.privacy.secagg.blame import Ledger, check_same
 from privfl.privacy.secagg.bodies import (
-    PAIR_SEED,
     Dealing,
     PublicKeys,
-    Request,
     Words,
-    mailbox,
-    numbers,
     parse_answer,
     parse_confirmation,
     parse_keys,
     parse_masked,
     reduce,
-    roster,
 )
+from privfl.privacy.secagg.cohort import Cohort
 from privfl.privacy.secagg.errors import (
     AbortedSession,
     BadKey,
@@ -35,11 +32,9 @@ from privfl.privacy.secagg.errors import (
     OutOfOrder,
     RepeatedMessage,
     SecAggError,
-    TooFewClients,
 )
-from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK, Letter
 from privfl.privacy.secagg.masking import MaskAdder, on_threads
-from privfl.privacy.secagg.messages import SENT_IN, Kind, Message, Phase, check_verify_keys, pack, seal_key, unpack
+from privfl.privacy.secagg.messages import SENT_IN, Kind, Message, Phase, check_verify_keys, seal_key, unpack
 from privfl.privacy.secagg.primitives import KEY_BYTES, AgreementKey, KeyOperations
 from privfl.privacy.secagg.recovery import Recovery
 from privfl.privacy.secagg.session import SERVER, Session
@@ -89,7 +84,6 @@ class Server:
         self._add_masks = add_masks or on_threads(1)
         self._phase: Phase | None = Phase.ADVERTISE
         self._aborted = False
-        self._living = frozenset(session.members)
         self._answered: set[int] = set()
         self._keys: dict[int, PublicKeys] = {}
         self._key = AgreementKey(entropy(KEY_BYTES))
@@ -98,12 +92,10 @@ class Server:
         self._operations = operations or KeyOperations()
         self._ledger = Ledger(session)
         self._recovery = Recovery(session, self._ledger)
+        self._cohort = Cohort(session, self._ledger)
         self._refused: dict[int, str] = {}
         self._spool = Spool() if take_back else None
         self._in_sum: set[int] = set()
-        self._seeds_of: frozenset[int] = frozenset()
-        self._sharers: frozenset[int] = frozenset()
-        self._survivors: frozenset[int] = frozenset()
         self._total: Words = np.zeros(session.length, session.word)
         self._confirmations: dict[int, dict[int, bytes]] = {}
 
@@ -115,7 +107,7 @@ class Server:
     @property
     def living(self) -> frozenset[int]:
         """The clients that have missed nothing so far."""
-        return self._living
+        return self._cohort.living
 
     @property
     def blamed(self) -> Mapping[int, str]:
@@ -132,7 +124,7 @@ class Server:
         self._check_unaborted()
         if self._phase is not None and self._phase <= Phase.MASK:
             raise OutOfOrder("who survives is known when the masked vectors are in.")
-        return self._survivors
+        return self._cohort.survivors
 
     def result(self) -> Words:
         """The sum of the survivors' vectors, modulo the ring.
@@ -167,7 +159,7 @@ class Server:
             raise LateMessage(f"{message.kind.name} from client {sender} came after {phase.name} was closed.")
         if phase > self._phase:
             raise EarlyMessage(f"{message.kind.name} from client {sender} came in {self._phase.name}.")
-        if sender not in self._living or sender in self._ledger.convicted:
+        if sender not in self._cohort.living or sender in self._ledger.convicted:
             raise DroppedClient(f"client {sender} has missed an earlier phase or was convicted, and is out.")
         if sender in self._answered:
             raise RepeatedMessage(f"client {sender} has already sent its {message.kind.name}.")
@@ -188,33 +180,21 @@ class Server:
             OutOfOrder: every phase is closed.
         """
         self._check_unaborted()
-        phase = self._phase
-        if phase is None:
+        if (phase := self._phase) is None:
             raise OutOfOrder("every phase is closed; take the result.")
-        self._living, self._answered = frozenset(self._answered - self._ledger.convicted), set()
+        self._cohort.living, self._answered = frozenset(self._answered - self._ledger.convicted), set()
         for member, reason in self._refused.items():
-            if member not in self._living:
+            if member not in self._cohort.living:
                 self._ledger.blamed.setdefault(member, f"its {phase.name} message was refused: {reason}")
         self._refused.clear()
         try:
-            if phase is Phase.ADVERTISE:
-                following = self._rosters()
-            elif phase is Phase.SHARE:
-                following = self._mailboxes()
-            elif phase is Phase.MASK:
-                following = self._after_masking()
-            elif phase is Phase.CONFIRM:
-                following = self._requests()
-            else:
-                following = {}
-                self._unmask()
+            following = self._following(phase)
         except SecAggError as error:
             self._abort()
             named = "; ".join(f"client {member}: {reason}" for member, reason in sorted(self.blamed.items()))
             raise type(error)(f"{error} To blame: {named}." if named else str(error)) from error
-        self._phase = None if phase is Phase.UNMASK else Phase(phase + 1)
-        if phase is Phase.MASK and self.session.adversary == "semi-honest":
-            self._phase = Phase.UNMASK
+        unconfirmed = phase is Phase.MASK and self.session.adversary == "semi-honest"
+        self._phase = None if phase is Phase.UNMASK else Phase(phase + 1 + unconfirmed)
         return following
 
     def _key_of(self, kind: Kind, sender: int) -> bytes | None:
@@ -222,9 +202,8 @@ class Server:
         if kind is Kind.KEYS:
             return None if self._verify_keys is None else self._verify_keys[sender]
         if (key := self._seal_keys.get(sender)) is None:
-            if self._phase is Phase.ADVERTISE:
-                raise EarlyMessage(f"{kind.name} from client {sender} came before its keys.")
-            raise DroppedClient(f"client {sender} has sent no keys, and is out.")
+            error = EarlyMessage if self._phase is Phase.ADVERTISE else DroppedClient
+            raise error(f"{kind.name} from client {sender} came without its keys.")
         return key
 
     def _take(self, message: Message) -> None:
@@ -240,83 +219,49 @@ class Server:
         elif message.kind is Kind.SHARES:
             key = None if self._verify_keys is None else self._verify_keys[sender]
             dealing = Dealing.from_bytes(body, signed=key is not None)
-            self._ledger.take(sender, dealing, self._around(sender, self._living) - {sender}, key)
+            self._ledger.take(sender, dealing, self._cohort.around(sender, self._cohort.living) - {sender}, key)
         elif message.kind is Kind.MASKED:
             committed, accusations, words = parse_masked(body, self.session)
-            self._ledger.try_accusations(sender, accusations, self._held_by(sender) - {sender})
+            self._ledger.try_accusations(sender, accusations, self._cohort.held_by(sender) - {sender})
             if self._spool is not None:
                 self._spool.keep(sender, words)
             self._total += words
             self._in_sum.add(sender)
             self._recovery.commitments[sender] = committed
         elif message.kind is Kind.CONFIRMATION:
-            named, tags = parse_confirmation(body)
-            if named != sorted(self._survivors):
+            (named, tags), survivors = parse_confirmation(body), self._cohort.survivors
+            if named != sorted(survivors):
                 raise InconsistentSurvivors(f"client {sender} confirms other survivors than it was told.")
-            due = (self._held_by(sender) & self._survivors) - {sender}
+            due = (self._cohort.held_by(sender) & survivors) - {sender}
             check_same(tags.keys(), due, f"client {sender} confirms the survivors to")
             self._confirmations[sender] = tags
         else:
-            self._take_shares(sender, parse_answer(body))
+            revealed = parse_answer(body)
+            check_same(revealed.keys(), self._cohort.held_by(sender), f"client {sender} reveals shares of")
+            self._ledger.check_revealed(sender, revealed, self._cohort.asked_of)
+            self._recovery.take(sender, revealed)
 
-    def _take_shares(self, sender: int, revealed: dict[int, tuple[int, bytes]]) -> None:
-        check_same(revealed.keys(), self._held_by(sender), f"client {sender} reveals shares of")
-        for peer, (what, one) in revealed.items():
-            if what != self._asked_of(peer):
-                raise BadShare(f"client {sender} reveals a share of the wrong secret of client {peer}.")
-            if what == PAIR_SEED:
-                self._ledger.check_seed(peer, sender, one)
-            else:
-                self._ledger.check_share(peer, sender, what, one)
-        self._recovery.take(sender, revealed)
-
-    def _asked_of(self, peer: int) -> int:
-        """What everybody who holds shares of ``peer``'s secrets is to reveal."""
-        if peer in self._survivors:
-            return SELF_MASK
-        return PAIR_SEED if peer in self._seeds_of else MASK_KEY
-
-    def _rosters(self) -> dict[int, bytes]:
-        self._leave_out_lonely()
-        self._keys = {member: keys for member, keys in self._keys.items() if member in self._living}
-        following = {}
-        for member in sorted(self._living):
-            told = {peer: self._keys[peer] for peer in self._peers(member)}
-            following[member] = self._message(Kind.ROSTER, member, roster(self._key.public, told))
-        return following
-
-    def _mailboxes(self) -> dict[int, bytes]:
-        self._living -= self._ledger.compare_keys(self._living)
-        self._leave_out_lonely()
-        self._sharers = self._living
-        letters: dict[int, dict[int, Letter]] = {member: {} for member in self._sharers}
-        for dealer in sorted(self._sharers):
-            sent = self._ledger.letters_of(dealer)
-            for holder in self._holders(dealer, self._sharers) - {dealer}:
-                letters[holder][dealer] = sent[holder]
-        return {
-            member: self._message(Kind.MAILBOX, member, mailbox(letters[member])) for member in sorted(self._sharers)
-        }
-
-    def _after_masking(self) -> dict[int, bytes]:
-        """The survivors are known: have them confirmed, or ask for shares at once."""
-        self._take_out_convicted()
-        self._survivors = self._living
-        if len(self._survivors) < self.session.quorum:
-            raise TooFewClients(
-                f"{len(self._survivors)} clients have sent a vector; "
-                f"the sum of fewer than {self.session.quorum} stays masked."
-            )
-        self._seeds_of = frozenset(
-            member
-            for member in self._ledger.convicted & self._sharers
-            if len(self._holders(member, self._living)) < self.session.threshold
-        )
-        self._check_recoverable()
-        if self.session.adversary == "semi-honest":
-            return self._requests()
-        body = numbers(self._survivors)
-        return {member: self._message(Kind.SURVIVORS, member, body) for member in sorted(self._living)}
+    def _following(self, phase: Phase) -> dict[int, bytes]:
+        """What the phase that is being closed leads to."""
+        session, cohort = self.session, self._cohort
+        if phase is Phase.ADVERTISE:
+            cohort.leave_out_lonely()
+            return relay.rosters(session, cohort, self._key.public, self._keys)
+        if phase is Phase.SHARE:
+            cohort.living -= self._ledger.compare_keys(cohort.living)
+            cohort.leave_out_lonely()
+            cohort.sharers = cohort.living
+            return relay.mailboxes(session, cohort, self._ledger)
+        if phase is Phase.MASK:
+            self._take_out_convicted()
+            cohort.survive()
+        cohort.check_recoverable()
+        if phase is Phase.UNMASK:
+            self._unmask()
+            return {}
+        if phase is Phase.MASK and session.adversary == "active":
+            return relay.survivors(session, cohort)
+        return relay.requests(session, cohort, self._confirmations)
 
     def _take_out_convicted(self) -> None:
         """Take the vectors of convicted clients out of the sum: their masks may be beyond recovery."""
@@ -328,71 +273,14 @@ class Server:
         if self._spool is not None:
             self._spool.close()
 
-    def _requests(self) -> dict[int, bytes]:
-        self._check_recoverable()
-        active = self.session.adversary == "active"
-        following = {}
-        for member in sorted(self._living):
-            held = self._held_by(member)
-            asked = Request(
-                sorted(self._survivors if active else held & self._survivors),
-                sorted(held - self._survivors),
-                sorted(held & self._seeds_of),
-                {peer: tags[member] for peer, tags in self._confirmations.items() if member in tags},
-            )
-            following[member] = self._message(Kind.REQUEST, member, asked.to_bytes())
-        return following
-
-    def _check_recoverable(self) -> None:
-        """Enough of the living hold shares of every secret that unmasking needs."""
-        for member in sorted(self._sharers - self._seeds_of):
-            if (count := len(self._holders(member, self._living))) < self.session.threshold:
-                raise TooFewClients(
-                    f"{count} holders of shares of client {member}'s secrets are left; "
-                    f"{self.session.threshold} are needed."
-                )
-
-    def _leave_out_lonely(self) -> None:
-        """Drop clients with fewer holders around than the threshold, until all that are left have enough."""
-        living, threshold = set(self._living), self.session.threshold
-        while lonely := {member for member in living if len(self._holders(member, living)) < threshold}:
-            living -= lonely
-        if len(living) < self.session.quorum:
-            raise TooFewClients(
-                f"{len(self._living)} clients are left, {len(living)} of them with {threshold} or more holders of "
-                f"their shares; {self.session.quorum} are needed."
-            )
-        self._living = frozenset(living)
-
     def _unmask(self) -> None:
-        self._check_recoverable()
+        cohort, survivors = self._cohort, self._cohort.survivors
         removed = self._recovery.masks(
-            self._survivors,
-            self._sharers - self._survivors,
-            self._seeds_of,
-            lambda member: self._holders(member, self._survivors),
+            survivors, cohort.sharers - survivors, cohort.seeds_of, lambda member: cohort.holders(member, survivors)
         )
         self._add_masks(self._total, removed)
         reduce(self._total, self.session)
         self._forget()
-
-    def _around(self, member: int, among: frozenset[int] | set[int]) -> set[int]:
-        """The holders of ``member``'s shares, itself included, that belong to ``among``."""
-        return set(self.session.holders[member] & among)
-
-    def _holders(self, member: int, among: frozenset[int] | set[int]) -> set[int]:
-        """Those ``among`` that hold good shares of ``member``'s secrets, itself included."""
-        return self._around(member, among) - self._ledger.without_share(member)
-
-    def _held_by(self, member: int) -> set[int]:
-        """The sharers of whose secrets ``member`` holds good shares, itself included."""
-        return self._around(member, self._sharers) - self._ledger.not_held(member)
-
-    def _peers(self, member: int) -> list[int]:
-        return sorted(self._around(member, self._living) - {member})
-
-    def _message(self, kind: Kind, member: int, body: bytes) -> bytes:
-        return pack(self.session, kind, SERVER, member, body)
 
     def _check_unaborted(self) -> None:
         if self._aborted:
@@ -404,8 +292,8 @@ class Server:
         self._forget()
 
     def _forget(self) -> None:
-        for kept in (self._keys, self._confirmations):
-            kept.clear()
+        self._keys.clear()
+        self._confirmations.clear()
         self._recovery.forget()
         self._ledger.forget()
         if self._spool is not None:

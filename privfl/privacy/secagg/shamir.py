@@ -57,7 +57,7 @@ def split(
         )
     if len(set(points)) != len(points) or not all(1 <= point <= _LARGEST_POINT for point in points):
         raise ConfigError(f"the points {list(points)} of the shares must be distinct integers from 1 below 2^32.")
-    coefficients = [int.from_bytes(secret, "big"), *(_element(entropy) for _ in range(threshold - 1))]
+    coefficients = [int.from_bytes(secret, "big"), *_elements(threshold - 1, entropy)]
     values = evaluate(coefficients, points, PRIME)
     return {point: value.to_bytes(SHARE_BYTES, "big") for point, value in zip(points, values, strict=True)}
 
@@ -131,7 +131,7 @@ def _parity_check(points: tuple[int, ...], threshold: int) -> tuple[int, ...]:
     With g of degree < len(points) − threshold, Σ f(x_i) g(x_i) / ∏_{j≠i} (x_i − x_j) is the leading coefficient of f·g
     and vanishes (Cascudo and David, "SCRAPE", ACNS 2017). g is drawn by the verifier, where nobody can foresee it.
     """
-    test = [_element(secrets.token_bytes) for _ in range(len(points) - threshold)]
+    test = _elements(len(points) - threshold, secrets.token_bytes)
     return _divided(
         evaluate(test, points, PRIME),
         [math.prod([x - y for y in points if y != x]) for x in points],
@@ -153,14 +153,16 @@ def _divided(numerators: Sequence[int], denominators: Sequence[int], prime: int)
     return tuple(reversed(quotients))
 
 
-def _element(entropy: Callable[[int], bytes]) -> int:
-    """A uniform field element, by rejection."""
-    while True:
-        drawn = entropy(SHARE_BYTES)
-        if len(drawn) != SHARE_BYTES:
-            raise ConfigError(f"the source of entropy gave {len(drawn)} bytes for {SHARE_BYTES}.")
-        if (element := int.from_bytes(drawn, "big")) < PRIME:
-            return element
+def _elements(count: int, entropy: Callable[[int], bytes]) -> list[int]:
+    """So many uniform field elements, by rejection."""
+    elements: list[int] = []
+    while missing := count - len(elements):
+        drawn = entropy(missing * SHARE_BYTES)
+        if len(drawn) != missing * SHARE_BYTES:
+            raise ConfigError(f"the source of entropy gave {len(drawn)} bytes for {missing * SHARE_BYTES}.")
+        found = (int.from_bytes(drawn[at : at + SHARE_BYTES], "big") for at in range(0, len(drawn), SHARE_BYTES))
+        elements += [element for element in found if element < PRIME]
+    return elements
 
 
 def _value(point: int, share: bytes) -> int:

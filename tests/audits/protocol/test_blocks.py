@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from audits.protocol import mailboxes
-from audits.protocol.blocks import MOST_BLOCKS, Strategies, openings, partitions, tried
-from audits.protocol.knowledge import Setting, known_sums
+from audits.protocol.blocks import MOST_BLOCKS, Strategies, openings, partitions, three_stories, tried
+from audits.protocol.knowledge import Setting, Told, known_sums
+from audits.protocol.stories import stories
 
 PREPARED = [Strategies.of(blocks) for blocks in range(1, MOST_BLOCKS + 1)]
 DRAWS = 150
@@ -36,6 +37,43 @@ def test_the_sums_that_open_are_those_of_the_symbols(setting):
             assert (found, len(known) > 1) == (smallest[place], several[place])
             seen.add((found, len(known) > 1))
     assert len(seen) > 2
+
+
+@pytest.mark.parametrize(
+    "numbers", [(3, 0, 2, 2), (3, 1, 3, 3), (3, 0, 3, 3), (4, 0, 3, 3), (4, 0, 3, 4), (4, 0, 4, 4)]
+)
+def test_whatever_sum_any_story_opens_three_stories_open(numbers):
+    """Every story of every single client, up to four clients."""
+    setting, opened = Setting(*numbers), 0
+    for (run,) in stories(setting):
+        opened += opened_by_three(setting, run)
+    assert opened > 0
+
+
+def test_whatever_sum_drawn_stories_of_six_clients_open_three_stories_open():
+    setting, random, opened = Setting(6, 0, 4, 4), np.random.default_rng(0), 0
+    everybody = range(setting.honest)
+    for _ in range(400):
+        survivors, inside = (frozenset(np.flatnonzero(random.random(6) < share).tolist()) for share in (0.85, 0.7))
+        run = {}
+        for client in everybody:
+            kept = survivors - inside if client in inside else frozenset()
+            letters = {peer for peer in everybody if random.random() < (0.1 if peer in kept else 0.92)}
+            run[client] = Told(frozenset(letters) - {client}, survivors if client in survivors else None)
+        opened += opened_by_three(setting, run)
+    assert opened > 20
+
+
+def opened_by_three(setting, run):
+    """How many sums ``run`` opens, after a check that :func:`three_stories` opens each."""
+    known = known_sums(setting, [run])
+    for row in known:
+        assert set(row) <= {0, 1}
+        inside = frozenset(client for client, factor in enumerate(row) if factor)
+        lists = {run[client].survivors for client in inside}
+        found = [known_sums(setting, [three_stories(setting, one, inside)]) for one in lists if one and inside <= one]
+        assert [row] in found, (run, row)
+    return len(known)
 
 
 @pytest.mark.parametrize("counted", [True, False])

@@ -2,7 +2,15 @@
 
 import dataclasses
 
-from privfl.privacy.secagg.bodies import Dealing, PublicKeys, answer, confirmation, masked, parse_answer, parse_masked
+from privfl.privacy.secagg.bodies import (
+    Dealing,
+    PublicKeys,
+    answer,
+    before_words,
+    confirmation,
+    parse_answer,
+    parse_masked,
+)
 from privfl.privacy.secagg.client import Client
 from privfl.privacy.secagg.letters import Letter, Shares, letter_tree, seal_seeds, sign_letters, write_letter
 from privfl.privacy.secagg.messages import Kind, Phase, body_of
@@ -115,7 +123,7 @@ class FalseAccusation(Saboteur):
         key = self._keys[min(self._keys)].incoming
         victim = min(self._keys)
         committed, _, words = parse_masked(body_of(super()._mask_vector(data, vector)), self.session)
-        return self._message(Kind.MASKED, masked(committed, {victim: key}, words))
+        return self._message(Kind.MASKED, before_words(committed, {victim: key}) + words.tobytes())
 
 
 class ForgedAccusation(FalseAccusation):
@@ -124,7 +132,7 @@ class ForgedAccusation(FalseAccusation):
     def _mask_vector(self, data, vector):
         victim = min(self._keys)
         committed, _, words = parse_masked(body_of(Client._mask_vector(self, data, vector)), self.session)
-        return self._message(Kind.MASKED, masked(committed, {victim: b"\7" * 32}, words))
+        return self._message(Kind.MASKED, before_words(committed, {victim: b"\7" * 32}) + words.tobytes())
 
 
 class ShortVector(Saboteur):
@@ -153,7 +161,7 @@ class FalseSeed(Saboteur):
 
     def _mask_vector(self, data, vector):
         _, accusations, words = parse_masked(body_of(super()._mask_vector(data, vector)), self.session)
-        return self._message(Kind.MASKED, masked(b"\7" * 32, accusations, words))
+        return self._message(Kind.MASKED, before_words(b"\7" * 32, accusations) + words.tobytes())
 
 
 class FalseConfirmation(Saboteur):

@@ -8,15 +8,16 @@ import numpy as np
 
 from privfl.privacy.secagg.blame import Ledger
 from privfl.privacy.secagg.client import Client
+from privfl.privacy.secagg.cohort import Cohort
 from privfl.privacy.secagg.messages import SERVER, Kind, Phase, pack
-from privfl.privacy.secagg.primitives import verification_key
+from privfl.privacy.secagg.primitives import SigningKey, verification_key
 from privfl.privacy.secagg.recovery import Recovery
 from privfl.privacy.secagg.server import Server
 from privfl.privacy.secagg.session import Session
 from privfl.privacy.secagg.spool import Spool
 from privfl.privacy.secagg.store import MemoryStore
 
-SENDER = slice(42, 46)
+SENDER = slice(44, 48)
 """Where a message names its sender."""
 SERVER_SENDS = {
     Phase.SHARE: Kind.ROSTER,
@@ -151,10 +152,10 @@ class Stage:
                 value = {key: dict(inner) if isinstance(inner, dict) else inner for key, inner in value.items()}
             elif isinstance(value, set | np.ndarray):
                 value = value.copy()
-            elif isinstance(value, Ledger | Recovery):
+            elif isinstance(value, Cohort | Ledger | Recovery):
                 value = own_copy(value)
             setattr(other.server, name, value)
-        other.server._recovery._ledger = other.server._ledger
+        other.server._recovery._ledger = other.server._cohort._ledger = other.server._ledger
         return other
 
     def from_server(self, member, body, kind=None):
@@ -162,5 +163,6 @@ class Stage:
         return pack(self.session, kind or SERVER_SENDS[self.server.phase], SERVER, member, body)
 
     def from_client(self, member, kind, body):
-        key = self.signing.get(member) if kind is Kind.KEYS else self.server._seal_keys.get(member, bytes(32))
+        signing = self.signing.get(member)
+        key = (signing and SigningKey(signing)) if kind is Kind.KEYS else self.server._seal_keys.get(member, bytes(32))
         return pack(self.session, kind, member, SERVER, body, key)

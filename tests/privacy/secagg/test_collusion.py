@@ -41,7 +41,7 @@ def share_matrix(session, make_client):
     def shares(column):
         numbers_drawn = iter([int(column == 1 + coin) for coin in range(coins)] + [0] * coins)
         client = Stage(session, make_client=make_client).clients[VICTIM]
-        client._entropy = lambda n: next(numbers_drawn).to_bytes(n, "big")
+        client._entropy = lambda n: b"".join(next(numbers_drawn).to_bytes(33, "big") for _ in range(n // 33))
         client._mask_key = int(column == 0).to_bytes(32, "big")
         client._self_seed = bytes(32)
         split = client._split(holders)

@@ -15,7 +15,7 @@ from privfl.privacy.secagg.messages import SENT_IN, SERVER, Kind, Phase, body_of
 from tests.privacy.secagg.fuzzing import Campaign, mutated
 from tests.privacy.secagg.staging import SERVER_SENDS, Stage, a_session, sum_of, twin
 
-HEADER = 58
+HEADER = 60
 CASES = 4000
 SESSIONS = {
     "semi-honest": a_session(4, 3, bits=24),

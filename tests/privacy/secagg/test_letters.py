@@ -8,7 +8,7 @@ import pytest
 from privfl.privacy.secagg import letters, merkle
 from privfl.privacy.secagg.errors import BadCiphertext, BadShare, BadSignature
 from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK, Shares
-from privfl.privacy.secagg.primitives import AgreementKey, verification_key
+from privfl.privacy.secagg.primitives import AgreementKey, SigningKey, verification_key
 from privfl.privacy.secagg.shamir import PRIME, SHARE_BYTES
 from tests.privacy.secagg.staging import a_session, entropy_of
 
@@ -96,7 +96,7 @@ def test_one_signature_covers_every_letter_and_no_altered_one(holders):
     public = verification_key(signing)
     written = {holder: a_letter(holder=holder) for holder in holders}
     tree = letters.letter_tree(SESSION, written)
-    signature = letters.sign_letters(SESSION, 0, tree.root, signing)
+    signature = letters.sign_letters(SESSION, 0, tree.root, SigningKey(signing))
     letters.check_letters(SESSION, 0, tree.root, signature, public)
     for place, holder in enumerate(holders):
         letter = dataclasses.replace(written[holder], signature=signature, path=tree.paths()[place])

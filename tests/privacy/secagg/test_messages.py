@@ -11,9 +11,9 @@ from privfl.privacy.secagg.bodies import (
     PublicKeys,
     Request,
     answer,
+    before_words,
     confirmation,
     mailbox,
-    masked,
     numbers,
     parse_answer,
     parse_confirmation,
@@ -36,13 +36,14 @@ from privfl.privacy.secagg.errors import (
 )
 from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK, Letter
 from privfl.privacy.secagg.messages import SERVER, Kind, body_of, pack, seal_key, unpack
+from privfl.privacy.secagg.primitives import SigningKey
 from privfl.privacy.secagg.shamir import SHARE_BYTES
 from tests.privacy.secagg.staging import Stage, a_session
 
 SESSION = a_session()
 ACTIVE = a_session(adversary="active")
 SEALED = 12 + 2 * SHARE_BYTES + 16
-KEYS = Stage(ACTIVE).signing
+KEYS = {member: SigningKey(key) for member, key in Stage(ACTIVE).signing.items()}
 VERIFY = Stage(ACTIVE).verifying
 SEALS = {member: seal_key(ACTIVE, member, b"agreed") for member in ACTIVE.members}
 
@@ -58,7 +59,7 @@ def test_what_is_packed_is_unpacked():
     assert (message.kind, message.sender, bytes(message.body)) == (Kind.ROSTER, SERVER, b"")
     signed = unpack(ACTIVE, pack(ACTIVE, Kind.KEYS, 3, SERVER, b"keys", KEYS[3]), SERVER, key_of)
     assert len(signed.signature) == 64
-    sealed = unpack(ACTIVE, pack(ACTIVE, Kind.MASKED, 3, SERVER, (b"w", memoryview(b"ords")), SEALS[3]), SERVER, key_of)
+    sealed = unpack(ACTIVE, pack(ACTIVE, Kind.MASKED, 3, SERVER, b"words", SEALS[3]), SERVER, key_of)
     assert (bytes(sealed.body), sealed.signature) == (b"words", b"")
 
 
@@ -143,7 +144,7 @@ def test_bodies_and_back():
         assert Dealing.from_bytes(memoryview(dealing.to_bytes()), signed=bool(proof)) == dealing
     words = np.array([1, 2, 3], np.uint32)
     committed, accusations, again = parse_masked(
-        memoryview(b"".join(masked(b"c" * 32, {9: b"k" * 32}, words))), SESSION
+        memoryview(before_words(b"c" * 32, {9: b"k" * 32}) + words.tobytes()), SESSION
     )
     assert (committed, accusations, again.tolist()) == (b"c" * 32, {9: b"k" * 32}, [1, 2, 3])
     assert parse_numbers(memoryview(numbers({9, 1, 70_000}))) == [1, 9, 70_000]
@@ -190,7 +191,7 @@ def test_bodies_of_a_wrong_length_or_with_a_name_twice_are_refused():
         with pytest.raises(MalformedMessage, match=r"does not exist|left over"):
             parse_answer(memoryview(bytes(4) + bytes([what]) + one))
     words = np.zeros(3, np.uint32)
-    good = b"".join(masked(bytes(32), {}, words))
+    good = before_words(bytes(32), {}) + words.tobytes()
     for error, wrong in (
         (MalformedMessage, good[:35]),
         (BadVector, good[:-1]),

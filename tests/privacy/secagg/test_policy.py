@@ -1,6 +1,7 @@
 """A client takes part on its own terms only, and opens no sum that tells too much beside those it has opened."""
 
 import dataclasses
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -121,6 +122,43 @@ def test_a_policy_prevents_the_difference_whatever_the_order_and_across_restarts
         assert opened(in_folders(folder), policy, order[0], 0) is not None
         assert opened(in_folders(folder), policy, order[1], 1) is None
         assert opened(in_folders(folder), policy, order[0], 2) is not None, "the same cohort tells nothing new"
+
+
+class AtOnce(MemoryStore):
+    """Answers the waiting requests of other sessions after it has looked up what was opened, as other threads may."""
+
+    def __init__(self):
+        super().__init__()
+        self.waiting = []
+
+    def opened(self):
+        found = list(super().opened())
+        while self.waiting:
+            self.waiting.pop()()
+        return found
+
+
+def test_two_sessions_that_ask_at_once_do_not_both_open():
+    policy, store, answered = dataclasses.replace(ANY, cohorts="same"), AtOnce(), []
+
+    def asked(survivors, round):
+        stage = Stage(
+            a_session(8, 5, length=3, adversary="active", round=round),
+            make_client=lambda session, member, **more: Client(
+                session, member, **more | ({"store": store, "policy": policy} if member == 0 else {})
+            ),
+        )
+        return stage.until(Phase.UNMASK, {Phase.MASK: set(range(8)) - set(survivors)})
+
+    first, second = (asked(cohort, round) for round, cohort in enumerate(COHORTS))
+
+    def answer(stage):
+        with suppress(PolicyRefused):
+            answered.append(stage.answer(Phase.UNMASK, 0))
+
+    store.waiting.append(lambda: answer(second))
+    answer(first)
+    assert len(answered) == 1
 
 
 def test_a_smallest_difference_bounds_two_sums_and_not_three_but_the_same_cohort_bounds_all():

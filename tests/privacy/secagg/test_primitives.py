@@ -10,10 +10,10 @@ from privfl.privacy.secagg.errors import BadCiphertext, BadKey, BadSignature
 from privfl.privacy.secagg.masks import add_many
 from privfl.privacy.secagg.primitives import (
     AgreementKey,
+    SigningKey,
     derive,
     one_time_tag,
     seal,
-    sign,
     unseal,
     verification_key,
     verify,
@@ -82,7 +82,7 @@ def test_ed25519_agrees_with_rfc_8032():
     secret, public = of("Ed25519 TEST1 pub", "sk")
     assert verification_key(secret) == public
     (signature,) = of("Ed25519 TEST1 sig")
-    assert sign(secret, b"") == signature
+    assert SigningKey(secret).sign(b"") == signature
     verify(public, signature, b"")
 
 
@@ -91,7 +91,7 @@ def test_one_time_tags_agree_with_the_specification_of_poly1305():
     key = bytes.fromhex("85d6be7857556d337f4452fe42d506a80103808afb0db2fd4abff6af4149f51b")
     tag = "a8061dc1305136c6c22b8baf0c0127a9"
     assert one_time_tag(key, b"Cryptographic Forum Research Group").hex() == tag
-    assert one_time_tag(key, b"Cryptographic Forum ", memoryview(b"Research Group")).hex() == tag
+    assert one_time_tag(key, memoryview(b"Cryptographic Forum Research Group")).hex() == tag
     with pytest.raises(BadKey):
         one_time_tag(key[:-1], b"")
 
@@ -115,7 +115,7 @@ def test_nothing_opens_what_was_altered_or_sealed_for_another_use():
 
 def test_a_signature_holds_for_its_message_and_signer_only():
     mine, other = bytes(range(32)), bytes(range(1, 33))
-    signature = sign(mine, b"survivors 1, 2, 3")
+    signature = SigningKey(mine).sign(b"survivors 1, 2, 3")
     for key, given, content in (
         (verification_key(other), signature, b"survivors 1, 2, 3"),
         (verification_key(mine), signature, b"survivors 1, 2"),
@@ -136,7 +136,7 @@ def test_keys_of_another_length_are_refused(length):
         lambda: AgreementKey(bytes(range(32))).agree(key),
         lambda: seal(key, bytes(12), b"", b""),
         lambda: unseal(key, bytes(12), bytes(16), b""),
-        lambda: sign(key, b""),
+        lambda: SigningKey(key),
         lambda: verification_key(key),
     ):
         with pytest.raises(BadKey, match=f"{length} bytes"):

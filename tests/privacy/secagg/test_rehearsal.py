@@ -10,7 +10,7 @@ from privfl.errors import ConfigError
 from privfl.privacy.secagg import errors, rehearsal
 from privfl.privacy.secagg.ideal import IdealSecureSum
 from privfl.privacy.secagg.messages import Phase
-from privfl.privacy.secagg.primitives import AgreementKey, sign, verification_key
+from privfl.privacy.secagg.primitives import AgreementKey, SigningKey, verification_key
 from privfl.privacy.secagg.rehearsal import Rehearsal, aggregate
 from privfl.privacy.secagg.session import Session
 from tests.privacy.secagg.staging import a_session, sum_of, vectors_for
@@ -119,10 +119,10 @@ def test_a_rehearsal_with_strangers_or_without_workers_is_refused():
 
 
 def test_bytes_and_seconds_are_told_by_phase_and_side():
-    """The bytes of every message by the layout that the modules document: 58 of header, 16 of digest."""
+    """The bytes of every message by the layout that the modules document: 60 of header, 16 of digest."""
     n, length = 6, 1000
     outcome = aggregate(a_session(n, 4, length=length), vectors_for(a_session(n, 4, length=length)))
-    envelope, sealed = 58 + 16, 12 + 2 * 33 + 16
+    envelope, sealed = 60 + 16, 12 + 2 * 33 + 16
     assert outcome.sent == {
         (Phase.ADVERTISE, "clients"): n * (envelope + 32),
         (Phase.ADVERTISE, "server"): n * (envelope + 32 + (n - 1) * (4 + 32)),
@@ -155,7 +155,7 @@ def test_parties_that_share_a_process_refuse_what_others_would():
     key, other = AgreementKey(bytes(range(32))), AgreementKey(bytes(range(1, 33)))
     assert together.agree(key, other.public) == together.agree(other, key.public) == key.agree(other.public)
     assert not together._agreed, "both have asked"
-    signature = sign(bytes(32), b"content")
+    signature = SigningKey(bytes(32)).sign(b"content")
     for wrong in ((bytes(64), b"content"), (signature, b"other")):
         together.verify(verification_key(bytes(32)), signature, b"content")
         with pytest.raises(errors.BadSignature):

@@ -212,7 +212,7 @@ def test_all_other_messages_are_the_same_bytes_whatever_the_vectors(scenario):
         vectors = {member: np.array([number], session.word) for member, number in enumerate(numbers)}
         stage = Stage(session, vectors).until(Phase.MASK)
         scenario(stage)
-        commitments = [stage.sent[Phase.MASK, member][58:90] for member in HONEST]
+        commitments = [stage.sent[Phase.MASK, member][60:92] for member in HONEST]
         return {key: data for key, data in stage.sent.items() if key[0] is not Phase.MASK}, commitments
 
     assert other_messages((0, 1, 3)) == other_messages((3, 2, 3))

@@ -16,6 +16,7 @@ from privfl.privacy.secagg.bodies import (
 )
 from privfl.privacy.secagg.letters import MASK_KEY, SELF_MASK
 from privfl.privacy.secagg.messages import SENT_IN, SERVER, Kind, Phase, body_of, pack
+from privfl.privacy.secagg.primitives import SigningKey
 from privfl.privacy.secagg.shamir import PRIME, SHARE_BYTES
 from tests.privacy.secagg.staging import Stage, a_session, sum_of
 
@@ -50,14 +51,15 @@ def test_altered_cut_replayed_and_foreign_messages_are_refused_in_every_phase(ad
         altered = good[:60] + bytes([good[60] ^ 1]) + good[61:]
         signed = adversary == "active" and phase is Phase.ADVERTISE
         seal_error = errors.BadSignature if signed else errors.AlteredMessage
+        keys = {member: SigningKey(key) if signed else key for member, key in stage.signing.items()}
         refuses(stage, seal_error, altered)
         refuses(stage, errors.MalformedMessage, good[:-1])
         refuses(stage, errors.MalformedMessage, good + b"\0")
         refuses(stage, errors.ForeignMessage, Stage(other_round).until(phase).answer(phase, 0))
         kind = next(kind for kind, sent_in in SENT_IN.items() if sent_in is phase)
-        refuses(stage, errors.UnknownPeer, pack(stage.session, kind, 5, SERVER, b"", stage.signing.get(0)))
+        refuses(stage, errors.UnknownPeer, pack(stage.session, kind, 5, SERVER, b"", keys.get(0)))
         if adversary == "active":
-            refuses(stage, seal_error, pack(stage.session, kind, 0, SERVER, b"", stage.signing[1]))
+            refuses(stage, seal_error, pack(stage.session, kind, 0, SERVER, b"", keys[1]))
         else:
             refuses(stage, errors.ForeignMessage, stage.from_server(1, b"", Kind.ROSTER))
         refuses(stage, errors.MalformedMessage, b"", good)

@@ -100,8 +100,8 @@ def test_one_share_less_gives_another_secret_or_none() -> None:
 
 
 def test_coefficients_are_drawn_again_when_they_are_no_field_elements() -> None:
-    drawn = iter([b"\xff" * 33, PRIME.to_bytes(33, "big"), (PRIME - 1).to_bytes(33, "big")])
-    shares = split(SECRET, 2, [1, 2], lambda count: next(drawn))
+    drawn = iter([b"\xff" * 33 + (1).to_bytes(33, "big"), PRIME.to_bytes(33, "big"), (PRIME - 2).to_bytes(33, "big")])
+    shares = split(SECRET, 3, [1, 2, 3], lambda count: next(drawn))
     assert not list(drawn)
     assert int.from_bytes(shares[1], "big") == (int.from_bytes(SECRET, "big") - 1) % PRIME
 
