@@ -32,9 +32,9 @@ RESULTS = ROOT / "benchmarks" / "results" / "reliability"
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from privfl.commands.demo import run_demo, studies  # noqa: E402
 from privfl.errors import PrivflError  # noqa: E402
 from privfl.simulation.run_directory import RunDirectory  # noqa: E402
-from privfl.study.demo import run_demo  # noqa: E402
 from tests.runs import disk, interrupted_work  # noqa: E402
 from tests.runs.damage import damage, sentence  # noqa: E402
 
@@ -43,10 +43,10 @@ Row = dict[str, Any]
 
 
 def demo(out: Path) -> None:
-    """``privfl demo`` with one seed and two rounds, in one process."""
+    """``privfl demo`` with one seed and five rounds, in one process."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    run_demo(out, seeds=1, rounds=5)
+    run_demo(out, studies(seeds=1, rounds=5, epochs=2, canaries=20), processes=1)
 
 
 def study_of_processes(out: Path) -> None:

@@ -94,8 +94,8 @@ def run(
 def demo(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the study.")] = Path("demo"),
 ) -> None:
-    """A first privacy–utility study on real digits: table, Pareto plot and report, in a few minutes."""
-    from privfl.study.demo import run_demo
+    """The whole idea on real digits, in a few minutes: what privacy costs, an attack, an audit, one report."""
+    from privfl.commands.demo import run_demo
 
     with interruptible("repeat the command to go on"):
         run_demo(out)

@@ -88,6 +88,13 @@ class FolderLock:
         finally:
             self._let_go()
 
+    def clear(self) -> None:
+        """Remove what a holder that died left behind; nothing happens where one is alive, or the disk refuses."""
+        if self._holder is not None or not (self.folder / HOLDER).exists():
+            return
+        with suppress(OSError, Timeout, NotImplementedError), self._lock.acquire(timeout=0):
+            remove(self.folder / HOLDER)
+
     def check(self) -> None:
         """See that the folder is still held.
 

@@ -81,7 +81,7 @@ TESTED_ELSEWHERE = {
     "privfl/algorithms/generative": "server_training",
     "privfl/algorithms/label_skew": "bsm_fedavg",
     "privfl": "cli errors opacus_parts randomness",
-    "privfl/commands": "account data examine interrupts judge listing printing progress",
+    "privfl/commands": "account data demo_sentences examine interrupts judge listing printing progress",
     "privfl/data": "berka berka_tables checksums entries entry files heart holdout tabular wfdb",
     "privfl/data/partitions": "base given pathological report simple skewed",
     "privfl/engine": "dropout layouts memory secure_aggregation",
@@ -96,7 +96,7 @@ TESTED_ELSEWHERE = {
     "privfl/privacy/secagg": "bodies client cohort errors ideal recovery relay rules server standing",
     "privfl/privacy/sizes": "estimate",
     "privfl/simulation": "archive checkpoint noise_key recorder result",
-    "privfl/study": "attacks clients composed demo display execution findings grid locks members plots record report "
+    "privfl/study": "attacks clients composed display execution findings grid locks members plots record report "
     "shown sweep workers",
     "attacks": "attack auxiliary registry",
     "attacks/images": "nulls result",

@@ -111,3 +111,17 @@ def test_a_file_in_the_way_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(PrivflError, match=r"cannot write .*file"), FolderLock(tmp_path / "file").held():
         pass
+
+
+def test_the_name_of_a_holder_that_died_can_be_cleared_and_that_of_a_living_one_cannot(tmp_path):
+    first, second = FolderLock(tmp_path), FolderLock(tmp_path)
+    with first.held():
+        first.clear()
+        second.clear()
+        assert (tmp_path / HOLDER).exists()
+        name = (tmp_path / HOLDER).read_bytes()
+    (tmp_path / HOLDER).write_bytes(name)
+    second.clear()
+    assert not (tmp_path / HOLDER).exists()
+    with first.held():
+        pass

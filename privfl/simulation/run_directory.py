@@ -86,6 +86,8 @@ class RunDirectory:
         if self.finished and self.key_file.there:
             with self.held():
                 pass
+        elif self.finished:
+            self._lock.clear()
 
     def _end_erasure(self) -> None:
         if self.finished and self.key_file.there:

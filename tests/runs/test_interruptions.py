@@ -92,6 +92,13 @@ def test_an_interrupted_erasure_is_ended_by_whoever_comes_next(tmp_path, left):
         assert not (out / "noise.key.part").exists()
 
 
+def test_a_finished_run_that_was_killed_before_it_let_go_is_tidied_by_whoever_comes_next(tmp_path):
+    interrupted_work.run(tmp_path, rounds=1)
+    (tmp_path / "holder.json").write_text('{"pid": 1, "host": "gone", "since": "then", "token": "x"}')
+    RunDirectory(tmp_path).settle()
+    assert not (tmp_path / "holder.json").exists()
+
+
 def recorded(tmp_path):
     interrupted_work.recorded(tmp_path / "run")
     return tmp_path / "run"

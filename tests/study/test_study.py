@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import privfl as pf
-from privfl.errors import ConfigError, DataError, PrivflError
+from privfl.errors import ConfigError, DataError
 from privfl.experiment import Experiment
 from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.ledger import Ledger
@@ -23,7 +23,6 @@ from privfl.privacy.accounting.printed import round_up
 from privfl.privacy.accounting.statement import Statement
 from privfl.simulation.run_directory import RunDirectory
 from privfl.study import grid
-from privfl.study.demo import run_demo
 from privfl.study.findings import findings, percent
 from privfl.study.grid import CELLS, Cell, Result, Summary, load_results, run_study, summarise
 from privfl.study.plots import curves, finite, pareto, run_charts
@@ -346,31 +345,6 @@ def test_a_run_that_claims_nothing_says_so_in_its_figure():
     line = {"round": 0, "test_loss": 1.0, "test_accuracy": 0.5, "epsilon": {}}
     (axes,) = run_charts([line])["epsilon"].axes
     assert "nothing is claimed in any cell" in [text.get_text() for text in axes.texts]
-
-
-@pytest.mark.slow
-def test_the_demo_in_small_ends_in_a_report_whose_claims_keep_to_their_targets(tmp_path, capsys):
-    run_demo(tmp_path, seeds=1, rounds=3)
-    results = load_results(tmp_path)
-    assert len(results) == 8
-    for row in results:
-        public = row.epsilons["sample/public"]
-        if row.level == "no privacy":
-            assert public is None
-        else:
-            target = float(row.level.removeprefix("ε = "))
-            assert 0.95 * target < public <= target
-            assert (row.epsilons["sample/server"] is None) == (row.method == "FedSampling")
-    printed = capsys.readouterr().out
-    assert "FedSampling at ε = 3: against the server nothing is claimed" in printed
-    assert (tmp_path / "report.html").exists()
-    assert (tmp_path / "figures" / "pareto.png").exists()
-
-
-def test_a_demo_in_which_every_run_fails_says_why(tmp_path, monkeypatch):
-    monkeypatch.setattr("privfl.study.demo.run_study", lambda cells, out, title: ([], ["x: out of luck"]))
-    with pytest.raises(PrivflError, match="out of luck"):
-        run_demo(tmp_path)
 
 
 def test_the_example_runs_in_small(tmp_path, monkeypatch, capsys):
