@@ -44,7 +44,7 @@ Row = dict[str, Any]
 
 
 def demo(out: Path) -> None:
-    """``privfl demo`` with one seed and five rounds, in one process; its key and engine are fixed, so that runs compare."""
+    """``privfl demo`` with one seed and five rounds, in one process; with a fixed key and engine."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     small = studies(seeds=1, rounds=5, epochs=2, canaries=20)
