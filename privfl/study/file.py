@@ -109,6 +109,8 @@ class Study(Settings):
                 raise ConfigError(f"study.seeds is {said(self.seeds)}; give at most {MOST_RUNS:,}")
         elif not self.seeds:
             raise ConfigError("study.seeds is empty; give how many, or a list of them")
+        elif large := [seed for seed in self.seeds if abs(seed) >= 1 << 63]:
+            raise ConfigError(f"study.seeds holds {said(large[0])}; give integers below 2^63")
         if not 0 < self.confidence < 1:
             raise ConfigError(f"study.confidence is {self.confidence}; give a number in (0, 1), such as 0.95")
         if not 0 < self.public_share < 1:

@@ -233,3 +233,8 @@ def test_no_command_on_a_finished_study_waits_for_torch():
     code = "import sys, privfl.commands.study, privfl.study.results, privfl.study.tables; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_seeds_that_no_store_can_hold_are_refused():
+    with pytest.raises(ConfigError, match=r"study\.seeds holds .*; give integers below 2\^63"):
+        pf.Study(BASE, seeds=(1, 10**30))
