@@ -85,6 +85,8 @@ class GradientInversion(Attack):
         Choice("method", "idlg", "iDLG", "Zhao, Mopuri and Bilen, arXiv 2001.02610"),
         Choice("method", "gradinversion", "GradInversion", "Yin et al., CVPR 2021"),
         Choice("method", "analytic", "analytic leakage of a fully connected layer", "Phong et al., IEEE TIFS 2018"),
+        Choice("method", "spear", "SPEAR, whole batches from a fully connected layer", "Dimitrov et al., NeurIPS 2024"),
+        Choice("method", "wiener", "an estimate that knows the noise and a prior of the classes", "linear estimation"),
     )
     client: int | None = None
     method: Method = "inverting-gradients"

@@ -64,7 +64,16 @@ def study_schema() -> Schema:
         keys[name] = {**_list(_choice(parts, {})), "description": said[f"{name}s"]}
     table = {"type": "object", "properties": keys, "additionalProperties": False}
     whole = _object({**shared, "study": table}, ["study"])
-    return {"$schema": DIALECT, "title": "privfl study", **whole, "definitions": base["properties"]}
+    return {"$schema": DIALECT, "title": "privfl study", **whole, "definitions": _partial(base["properties"])}
+
+
+def _partial(found: Any) -> Any:
+    """``found`` with nothing required in its tables, since axes and variants may fill in the rest, names included."""
+    if isinstance(found, list):
+        return [_partial(one) for one in found]
+    if not isinstance(found, dict):
+        return found
+    return {"anyOf" if key == "oneOf" else key: _partial(value) for key, value in found.items() if key != "required"}
 
 
 def _experiment() -> Schema:
