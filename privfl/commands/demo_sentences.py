@@ -11,6 +11,7 @@ from privfl.privacy.accounting.printed import round_up
 from privfl.study.attacks import FOLDER as ATTACKS
 from privfl.study.audits import FOLDER as AUDITS
 from privfl.study.axes import NO_PRIVACY
+from privfl.study.filed import filed
 from privfl.study.results import Results, Row
 from privfl.study.store import Member, Store
 
@@ -62,7 +63,7 @@ def attacked(results: Results, store: Store) -> str:
     """What an attack tells of one client's images without privacy, and with it; empty if no run is done."""
     parts, name = [], ""
     for one in results.done:
-        for path in sorted((store.path(one.run) / ATTACKS).glob("*.json")):
+        for path in filed(store.path(one.run) / ATTACKS):
             told, name = read_json(path, REPEAT), path.stem
             parts.append(_attack(one, told))
     if not parts:
@@ -78,7 +79,7 @@ def audited(results: Results, store: Store) -> str:
     """The claims beside what an audit certifies from below; empty if no run is done."""
     parts, confidence, refuted = [], 0.0, False
     for one in results.done:
-        for path in sorted((store.path(one.run) / AUDITS).glob("*.json")):
+        for path in filed(store.path(one.run) / AUDITS):
             told = read_json(path, REPEAT)
             confidence, refuted = told["confidence"], refuted or told["refuted"]
             parts.append(_audit(told))

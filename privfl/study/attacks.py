@@ -9,6 +9,7 @@ from typing import Any
 
 from privfl.errors import DataError
 from privfl.files import read_json
+from privfl.study.filed import filed
 
 FOLDER, REFUSED = "attacks", "refused"
 """The folder of results in a run directory, and the one in it of those that did not fit the run, with the reason."""
@@ -34,7 +35,7 @@ def collect_attacks(runs: Mapping[str, Path], *, pictures: bool = False) -> dict
     """
     rows, figures, gained = [], [], []
     for run, folder in runs.items():
-        for path in sorted((folder / FOLDER).glob("*.json")):
+        for path in filed(folder / FOLDER):
             name = f"{path.stem} on {run}" if run else path.stem
             try:
                 told = read_json(path, "repeat `privfl attack`")

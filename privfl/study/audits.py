@@ -9,6 +9,7 @@ from typing import Any
 
 from privfl.errors import DataError
 from privfl.files import read_json
+from privfl.study.filed import filed
 
 FOLDER = "audits"
 UNINFORMATIVE = "Uninformative{canaries}: with a bound of 0 this audit says nothing about the claim, for or against it."
@@ -33,7 +34,7 @@ def collect_audits(runs: Mapping[str, Path]) -> dict[str, Any] | None:
     """
     rows, refuted, empty = [], [], 0
     for run, folder in runs.items():
-        for path in sorted((folder / FOLDER).glob("*.json")):
+        for path in filed(folder / FOLDER):
             name = f"{path.stem} of {run}" if run else path.stem
             try:
                 told = read_json(path, "repeat `privfl audit`")

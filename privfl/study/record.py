@@ -15,6 +15,7 @@ from privfl.simulation.callbacks import Simulation
 from privfl.simulation.run_directory import Metrics, RunDirectory, read_lines
 from privfl.study.attacks import FOLDER as ATTACKS
 from privfl.study.audits import FOLDER as AUDITS
+from privfl.study.filed import filed
 
 TRAFFIC = "traffic.json"
 BYTES = 4
@@ -126,7 +127,7 @@ def _traffic(folder: Path, lines: Iterable[Mapping[str, Any]]) -> Values:
 
 def _attacks(folder: Path) -> Values:
     values: Values = {}
-    for path in sorted((folder / ATTACKS).glob("*.json")):
+    for path in filed(folder / ATTACKS):
         told = read_json(path, "repeat `privfl attack`")
         measure = told["primary"]
         values[f"attack {path.stem} {measure}"] = told["metrics"][measure]["value"]
@@ -136,7 +137,7 @@ def _attacks(folder: Path) -> Values:
 
 def _audits(folder: Path) -> Values:
     values: Values = {}
-    for path in sorted((folder / AUDITS).glob("*.json")):
+    for path in filed(folder / AUDITS):
         told = read_json(path, "repeat `privfl audit`")
         values[f"audit {path.stem} bound"] = max(float(bound["epsilon"]) for bound in told["bounds"])
         values[f"audit {path.stem} claim"] = float(told["claim"])
