@@ -45,7 +45,8 @@ def train(network: str, engine: str) -> dict[str, Any]:
         def forward(self, images: Tensor) -> Tensor:
             """Logits [B, 10]."""
             hidden = F.relu(self.second(F.relu(self.first(images))))
-            return self.fourth(F.relu(self.third(hidden.flatten(1))))
+            logits: Tensor = self.fourth(F.relu(self.third(hidden.flatten(1))))
+            return logits
 
     draws = torch.Generator().manual_seed(0)
     inputs = torch.randn(CLIENTS * EXAMPLES, 1, 28, 28, generator=draws)
