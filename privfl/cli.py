@@ -114,11 +114,14 @@ def list_(
         ),
     ] = None,
     json: Json = False,
+    bibtex: Annotated[
+        bool, typer.Option("--bibtex", metavar="", help="Print the papers of algorithms as BibTeX.")
+    ] = False,
 ) -> None:
     """List algorithms, mechanisms, datasets, models, partitions, attacks or audits."""
     from privfl.commands.listing import show_list
 
-    show_list(kind, name, json)
+    show_list(kind, name, json, bibtex)
 
 
 @app.command()
