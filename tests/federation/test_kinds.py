@@ -188,7 +188,7 @@ def test_models_of_single_clients_are_averaged(kind):
 @pytest.mark.parametrize("name", ["fedrs", "fedlc", "rebafl", "bsm-fedavg", "fedevg", "fedcvae", "grp-fed"])
 def test_algorithms_that_work_with_classes_refuse_a_task_that_has_none(name):
     with pytest.raises(
-        ConfigError, match=f"{name} works with the class of each row, and rows of a task of the kind reg"
+        ConfigError, match=f"{name} works with the class of each example, and examples of a task of the kind reg"
     ):
         trained("regression", ALGORITHMS[name](), 1)
 
