@@ -86,8 +86,9 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
         _check_secure_sum(algorithm)
         if asked and privacy.size is None:
             raise ConfigError(
-                f"{algorithm.name if algorithm.asks_sizes() else 'the cohort'} needs to know sizes, which would be sent "
-                "in the clear, outside SecureSum; set privacy.size, or choose weights and a cohort that do not need them"
+                f"{algorithm.name if algorithm.asks_sizes() else 'the cohort'} needs to know sizes, which would be "
+                "sent in the clear, outside SecureSum; set privacy.size, or choose weights and a cohort that do not need "
+                "them"
             )
     if channel.has_client_level_noise and (weighted or algorithm.weights() == "server"):
         raise ConfigError(
