@@ -70,3 +70,35 @@ def test_no_page_is_too_long_to_read():
     }
     assert {name: count for name, count in long.items() if count > LONGEST} == {}
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+PRIVATE = {
+    r"\bbare\b(?! (loop|one-thread|PyTorch))": "without noise",
+    r"\b(given|gives) up\b": "aborted",
+    r"\bin clear\b": "without noise, in the clear",
+    r"\bcr(y|ies) wolf\b": "raises false alarms",
+    r"\bsiege\b": "distinguishing attack",
+    r"\bfalls? silent\b": "drops out",
+    r"\blaws?\b": "distribution",
+    r"\bdealt\b": "assigned",
+    r"\bclaims? nothing\b|\bnothing is claimed\b": "no guarantee",
+    r"\b(test|training|validation|held-out|public) rows?\b": "examples",
+    r"\btold\b(?! (apart )?(from|by))": "described, sent, shown",
+}
+"""Words of the authors' own, as regular expressions, with what the field says."""
+WRITTEN_BY_PROGRAMS = ("results/mutants.md", "results/claim-fuzzer.md", "benchmarks.md")
+
+
+def test_pages_speak_the_words_of_the_field():
+    pages = [page for page in DOCS.rglob("*.md") if names(page) not in WRITTEN_BY_PROGRAMS]
+    found = []
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *pages]:
+        text = re.sub(r"```.*?```|`[^`]*`|<!--.*?-->", "", page.read_text(encoding="utf-8"), flags=re.S)
+        for private, better in PRIVATE.items():
+            found += [f"{page.name}: {match[0]!r}, say {better}" for match in re.finditer(private, text)]
+    assert not found
+
+
+def test_no_page_names_a_document_that_nobody_can_read():
+    for page in [ROOT / "README.md", *DOCS.rglob("*.md")]:
+        assert "the specification" not in page.read_text(encoding="utf-8"), page.name
