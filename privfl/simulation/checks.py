@@ -87,8 +87,8 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
         if asked and privacy.size is None:
             raise ConfigError(
                 f"{algorithm.name if algorithm.asks_sizes() else 'the cohort'} needs to know sizes, which would be "
-                "sent in the clear, outside SecureSum; set privacy.size, or choose weights and a cohort that do not need "
-                "them"
+                "sent in the clear, outside SecureSum; set privacy.size, or choose weights and a cohort that do not "
+                "need them"
             )
     if channel.has_client_level_noise and (weighted or algorithm.weights() == "server"):
         raise ConfigError(
