@@ -29,7 +29,8 @@ class SecureSum(Mechanism):
 
     Guarantee (proved in ``docs/secure-aggregation-proof.md``): a server that works with at most ``corrupt`` of the
     cohort, and does whatever it likes, learns one sum at most, of all honest survivors' uploads, and who they are.
-    These are 3 or more. It rests on signing keys that the server did not hand out; in a simulation they come with the process.
+    These are 3 or more. It rests on signing keys that the server did not hand out; in a simulation they come with the
+    process.
 
     Args:
         threshold: fraction of the cohort that must survive, in (½, 1]; more where that would not be safe. ``None``
