@@ -13,8 +13,10 @@ from .membership.fedmia import FedMIA as FedMIA
 from .membership.game import membership_game as membership_game
 from .membership.lira import LiRA as LiRA
 from .membership.loss_threshold import LossThreshold as LossThreshold
+from .membership.matched_filter_attack import MatchedFilter as MatchedFilter
 from .membership.rmia import RMIA as RMIA
 from .membership.shadow_models import ShadowTraining as ShadowTraining
+from .membership.source import SourceInference as SourceInference
 from .membership.update_attacks import GradientAlignment as GradientAlignment
 from .membership.update_attacks import GradientDifference as GradientDifference
 from .membership.update_attacks import LossDrop as LossDrop

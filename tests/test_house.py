@@ -101,7 +101,7 @@ TESTED_ELSEWHERE = {
     "attacks": "attack auxiliary registry",
     "attacks/images": "nulls result",
     "attacks/labels": "calibration_batches",
-    "attacks/membership": "game result",
+    "attacks/membership": "cosines game result",
     "attacks/metrics": "measure perceptual",
     "attacks/observations": "head_gradients",
     "audits/bounds": "guess_budget output_events",

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from attacks.auxiliary import Auxiliary
-from attacks.membership.fedmia import FedMIA, alignments
+from attacks.membership.cosines import alignments
+from attacks.membership.fedmia import FedMIA
 from attacks.membership.scores import Models
 from attacks.membership.update_attacks import GradientAlignment
 from privfl.errors import ConfigError
