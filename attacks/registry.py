@@ -14,6 +14,7 @@ from attacks.membership.fedmia import FedMIA
 from attacks.membership.lira import LiRA
 from attacks.membership.loss_threshold import LossThreshold
 from attacks.membership.matched_filter_attack import MatchedFilter
+from attacks.membership.poisoning import PoisonedMembership
 from attacks.membership.rmia import RMIA
 from attacks.membership.source import SourceInference
 from attacks.membership.update_attacks import GradientAlignment, GradientDifference, LossDrop, LossTrajectory
@@ -36,6 +37,7 @@ ATTACKS: Mapping[str, type[Attack]] = MappingProxyType(
             MatchedFilter,
             SourceInference,
             LossDrop,
+            PoisonedMembership,
             PrototypeTracing,
             PrototypeInversion,
             GradientInversion,
