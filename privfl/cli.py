@@ -94,11 +94,17 @@ def run(
 def demo(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the study.")] = Path("demo"),
 ) -> None:
-    """The whole idea on real digits, in a few minutes: what privacy costs, an attack, an audit, one report."""
+    """The whole idea on real digits, in a few minutes: what privacy costs, an attack, an audit, one report.
+
+    Exits with 1 if a run failed, after all the others.
+    """
     from privfl.commands.demo import run_demo
 
     with interruptible("repeat the command to go on"):
-        run_demo(out)
+        failed = run_demo(out)
+    if failed:
+        typer.echo(f"privfl: {len(failed)} of the demo's runs failed, each named above with its reason", err=True)
+        raise typer.Exit(1)
 
 
 @app.command("list")
@@ -114,11 +120,14 @@ def list_(
         ),
     ] = None,
     json: Json = False,
+    bibtex: Annotated[
+        bool, typer.Option("--bibtex", metavar="", help="Print the papers of algorithms as BibTeX.")
+    ] = False,
 ) -> None:
     """List algorithms, mechanisms, datasets, models, partitions, attacks or audits."""
     from privfl.commands.listing import show_list
 
-    show_list(kind, name, json)
+    show_list(kind, name, json, bibtex)
 
 
 @app.command()
@@ -163,7 +172,10 @@ def schema(
 @app.command()
 def report(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="A run's or a study's directory.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="FOLDER", help="Folder of a run, of a study in its store, or of the demo.", show_default=False
+        ),
     ],
     json: Json = False,
 ) -> None:

@@ -96,8 +96,8 @@ TESTED_ELSEWHERE = {
     "privfl/privacy/secagg": "bodies client cohort errors ideal recovery relay rules server standing",
     "privfl/privacy/sizes": "estimate",
     "privfl/simulation": "archive checkpoint noise_key recorder result",
-    "privfl/study": "attacks clients composed display execution findings grid locks members plots record report "
-    "shown sweep workers",
+    "privfl/study": "attacks clients display execution findings locks members plots record report "
+    "shown summary sweep workers",
     "attacks": "attack auxiliary judge registry",
     "attacks/images": "nulls result",
     "attacks/labels": "calibration_batches",

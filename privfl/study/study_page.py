@@ -20,11 +20,12 @@ from privfl.study.attacks import collect_attacks
 from privfl.study.audits import collect_audits
 from privfl.study.chart import Chart
 from privfl.study.findings import ACCURACY, Measure, findings
-from privfl.study.grid import CELLS, Result, Summary, slug, summarise
 from privfl.study.page import clients_section, flat, number, picture, problems, render, save, sound, write
 from privfl.study.plots import UNITS as THINGS
 from privfl.study.plots import curves, finite, pareto
 from privfl.study.provenance import describe_run, not_tried
+from privfl.study.results import CELLS
+from privfl.study.summary import Result, Summary, slug, summarise
 from privfl.study.sweep import Spent, sweep_statement
 
 Tuned = Mapping[tuple[str, str], Spent]
@@ -230,7 +231,7 @@ def _table(runs: Sequence[Ended], rows: Sequence[Summary], measure: Measure, tun
         delta = max(run.statement.delta for run in _members(runs, row))
         cells = [(short(row.epsilons[cell], delta), row.epsilons[cell]) for cell in CELLS]
         shown = [number(text, math.inf if value is None else value) for text, value in cells]
-        body.append([row.method, row.level, number(measure.text(row), row.accuracy), *shown])
+        body.append([row.method, row.level, number(measure.text(row), row.value), *shown])
     return {
         "head": ["method", "level", measure.name, *(COLUMNS[cell] for cell in CELLS)],
         "rows": body,

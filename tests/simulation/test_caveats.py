@@ -37,7 +37,7 @@ def test_a_statement_says_what_it_takes_as_public_with_the_numbers_of_the_run():
     task = pf.load("digits", partition=pf.IID(clients=CLIENTS), model="logistic")
     statement = train(task, training=DP_SGD).statement
     assert statement.public == (
-        "Public, by assumption: 10 classes, who the 20 clients are, inputs of shape 1 x 8 x 8, 359 test rows, every "
+        "Public, by assumption: 10 classes, who the 20 clients are, inputs of shape 1 x 8 x 8, 359 test examples, every "
         "setting."
     )
     assert Statement.from_json(statement.to_json()) == statement
@@ -50,8 +50,8 @@ def test_a_statement_says_what_it_takes_as_public_with_the_numbers_of_the_run():
 @pytest.mark.parametrize(
     ("settings", "read_off"),
     [
-        ({}, "how many classes there are (say it: classes=), which rows are held out (give test=)"),
-        ({"classes": 3}, "which rows are held out (give test=)"),
+        ({}, "how many classes there are (say it: classes=), which examples are held out for tests (give test=)"),
+        ({"classes": 3}, "which examples are held out for tests (give test=)"),
         ({"test": arrays(10)}, "how many classes there are (say it: classes=)"),
     ],
 )
