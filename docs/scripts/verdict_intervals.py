@@ -72,7 +72,7 @@ def grpfed() -> Iterator[tuple[str, str]]:
 
 
 def rebafl() -> Iterator[tuple[str, str]]:
-    """Accuracy in points over the last ten rounds, and its swing; of 24 rounds, and of 100 where both have them."""
+    """Accuracy in points over the last ten rounds, and how it changes from round to round; of 24 rounds, and of 100 where both have them."""
     rows = [row for row in raw("rebafl")["rows"] if (row["clients"], row["probability"]) == (20, 0.5)]
 
     def of(method: str, rounds: int, figure: str) -> BySeed:
@@ -85,7 +85,7 @@ def rebafl() -> Iterator[tuple[str, str]]:
                 found[row["seed"]] = statistics.mean(accuracy[-10:]) if figure == "last" else swing
         return found
 
-    for figure in ("last", "swing"):
+    for figure in ("last", "change"):
         yield f"{figure}, 100 rounds: ReBaFL − FedAvg", interval(of("ReBaFL", 100, figure), of("FedAvg", 100, figure))
         for one, other in (("R-BSM only", "FedAvg"), ("F-Aug only", "FedAvg"), ("ReBaFL", "R-BSM only")):
             yield f"{figure}, 24 rounds: {one} − {other}", interval(of(one, 24, figure), of(other, 24, figure))
