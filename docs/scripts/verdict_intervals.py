@@ -72,7 +72,7 @@ def grpfed() -> Iterator[tuple[str, str]]:
 
 
 def rebafl() -> Iterator[tuple[str, str]]:
-    """Accuracy in points over the last ten rounds, and how it changes from round to round; of 24 rounds, and of 100 where both have them."""
+    """Accuracy in points over the last ten rounds, and how it changes from one round to the next."""
     rows = [row for row in raw("rebafl")["rows"] if (row["clients"], row["probability"]) == (20, 0.5)]
 
     def of(method: str, rounds: int, figure: str) -> BySeed:

@@ -256,7 +256,8 @@ class AAggFFD(FairAggregation):
     Responses are made doubly robust. The server keeps one accumulator u_i per client,
     ``u_i ← u_i + (r_i − r̄)/(C(1 + r̄))`` for the m clients that report, C = m/K, and weighs this round's updates with
     ``softmax(s·u)`` over them, ``s = √(log K)/(L̃∞·√(t + 1))``. That is exactly the paper's decision (AAggFF (16) in
-    ``docs/reference/equations.md``). When everybody reports, the accumulators take the exact gradient instead (Theorem 2). Weights move slowly: ``|u_i|`` grows by at most 1 a visit.
+    ``docs/reference/equations.md``). When everybody reports, the accumulators take the exact gradient instead (Theorem
+    2). Weights move slowly: ``|u_i|`` grows by at most 1 a visit.
 
     The server sees every loss; :class:`privfl.algorithms.fair.aaggff_sums.AAggFFDSums` is the form that needs only
     sums.
