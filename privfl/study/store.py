@@ -175,7 +175,12 @@ class Store:
                 f"{self.folder} holds no study '{study}' (it holds {', '.join(self.studies()) or 'none'}); start it "
                 "with `privfl study run`"
             )
-        found: dict[str, Any] = json.loads(row[0])
+        try:
+            found = json.loads(row[0])
+        except (ValueError, TypeError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise DataError(f"{self.file} is damaged (what it tells of '{study}' is no table); {MEND}")
         return found
 
     def tell(self, study: str, told: Mapping[str, Any]) -> None:
@@ -243,7 +248,7 @@ class Store:
                 database.execute("PRAGMA foreign_keys = ON")
                 database.execute("PRAGMA synchronous = NORMAL")
                 yield database
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter if a message quotes what is no text
             raise DataError(f"{self.file} cannot be used as a store of results ({error}); {MEND}") from error
 
     def _prepare(self, database: sqlite3.Connection) -> None:

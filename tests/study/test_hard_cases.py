@@ -282,3 +282,14 @@ def test_a_finished_run_is_not_repeated_by_another_number_of_workers(tmp_path):
     assert had(tmp_path, pf.Study(settings(workers=2), title="t")) == []
     assert [folder / "summary.json" for folder in folders(tmp_path)] == [written]
     assert written.stat().st_mtime_ns == before
+
+
+def test_what_was_not_written_when_a_run_was_killed_after_its_last_round_is_made_up_for(tmp_path):
+    one = pf.Study(settings(rounds=1), title="t")
+    assert had(tmp_path, one) == []
+    (folder,) = folders(tmp_path)
+    before = {name: (folder / name).read_bytes() for name in ("clients.json", "traffic.json")}
+    for path in [*(folder / name for name in before), *tmp_path.glob("results.sqlite*")]:
+        path.unlink()
+    assert had(tmp_path, one) == []
+    assert {name: (folder / name).read_bytes() for name in before} == before
