@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from privfl.commands.attack import attack_folder, read_attacks
 from privfl.commands.audit import audit_folder, read_audits
+from privfl.companions import companion
 
 if TYPE_CHECKING:
     from privfl.study.file import Study
@@ -21,12 +22,13 @@ def examine(run: Path, tables: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: an attack or audit does not fit the run.
     """
-    from privfl.commands.judge import Judge
     from privfl.experiment import Experiment
 
     attacks, audits = read_attacks(tables["attacks"]), read_audits(tables["audits"])
     if attacks:
-        judge = Judge.of(run, tables["judge_seed"], tables["public_share"], tables["candidates"])
+        judge = companion("attacks.judge").Judge.of(
+            run, tables["judge_seed"], tables["public_share"], tables["candidates"]
+        )
         for _ in attack_folder(run, judge, attacks, again=False):
             pass
     if audits:

@@ -20,8 +20,8 @@ SECRET_DRAW = (
 ADAPTED = "The sampling rate follows from the size answers; the claim composes the rates that these answers led to."
 
 OWN_ROWS = (
-    "Local and personal metrics are measured on examples that clients hold back; no claim covers them, and publishing them "
-    "is one more release."
+    "Local and personal metrics are measured on examples that clients hold back; no claim covers them, and publishing "
+    "them is one more release."
 )
 OWN_MODELS = (
     "The test figures are those of the clients' own models, which noise on updates does not cover; publishing them is "

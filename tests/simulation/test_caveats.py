@@ -38,8 +38,8 @@ def test_a_statement_says_what_it_takes_as_public_with_the_numbers_of_the_run():
     task = pf.load("digits", partition=pf.IID(clients=CLIENTS), model="logistic")
     statement = train(task, training=DP_SGD).statement
     assert statement.public == (
-        "Public, by assumption: 10 classes, who the 20 clients are, inputs of shape 1 x 8 x 8, 359 test examples, every "
-        "setting."
+        "Public, by assumption: 10 classes, who the 20 clients are, inputs of shape 1 x 8 x 8, 359 test examples, "
+        "every setting."
     )
     assert Statement.from_json(statement.to_json()) == statement
     assert max(map(len, str(statement).splitlines())) <= 100
