@@ -191,7 +191,15 @@ def report(
 
 @app.command()
 def attack(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Attack file (TOML).", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Attack file (TOML), or a run directory.", show_default=False)
+    ],
+    all_: Annotated[
+        bool, typer.Option("--all", metavar="", help="Attack the run with everything that applies.")
+    ] = False,
+    budget: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Time for each attack (60).", show_default=False)
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run attacks on a recorded run and say what they gained over guessing.
@@ -200,12 +208,14 @@ def attack(
 
     Results go to its folder attacks/.
 
+    With --all FILE is the run directory itself. The best attacks are listed by what the attacker does.
+
     Optional keys: seed, public_share (of the held-out examples, that the attacker owns, 0.5), candidates (2000).
     """
     from privfl.commands.attack import attack_run
 
     with interruptible("what is finished stays in the run's folder attacks/"):
-        attack_run(file, as_json=json)
+        attack_run(file, everything=all_, budget=budget, as_json=json)
 
 
 @app.command()
