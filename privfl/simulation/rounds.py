@@ -98,7 +98,7 @@ def _aggregator(phase: Phase, selection: Selection, like: Tensor, source: NoiseS
     """What adds the cohort's uploads up, or why their sum cannot be had."""
     if phase.channel.secure is None:
         channel = phase.channel
-        return PlainAggregator(channel.sent, wide=channel.protects, narrows=not channel.has_central_noise)
+        return PlainAggregator(channel.sent, narrows=not channel.has_central_noise)
     if phase.channel.refusal:
         return phase.channel.refusal
     try:
