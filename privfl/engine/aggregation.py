@@ -95,7 +95,9 @@ class PlainAggregator:
         total = {name: one.total() for name, one in self.sums.items()}
         if self.narrows:
             total = {name: value.to(self.sums[name].dtype) for name, value in total.items()}
-        apart = {name: torch.stack([values[client] for client in sorted(values)]) for name, values in self.apart.items()}
+        apart = {
+            name: torch.stack([values[client] for client in sorted(values)]) for name, values in self.apart.items()
+        }
         sums.total = total | apart
         sums.members = sorted(self.weights)
         sums.weights = [self.weights[client] for client in sums.members]

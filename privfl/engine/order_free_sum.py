@@ -13,8 +13,7 @@ whose grids follow the largest summand of all, which a stream does not know in a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -31,8 +30,9 @@ _CHUNK = 1 << 15
 """Numbers of one pass, whose work space stays in a core's cache."""
 
 
-class Part(NamedTuple):
-    """The sum of one range: ``low`` on its grid, of ``count`` summands at most; ``high`` on a grid 2⁴⁴ times coarser."""
+@dataclass(frozen=True)
+class Part:
+    """The sum of one range: ``low`` on its grid, of at most ``count`` summands; ``high`` on a grid 2⁴⁴ times as coarse."""
 
     low: Tensor
     high: Tensor | None
@@ -54,9 +54,9 @@ class OrderFreeSum:
     def add(self, value: Tensor, factor: float, top: int) -> None:
         """Add ``value`` (float32 or float64, finite) times ``factor``, whose :func:`range_of` is ``top``."""
         self.dtype = torch.promote_types(self.dtype, value.dtype)
-        low, high, count = self.parts.get(top) or Part(_zeros(value), None, 0)
-        _add_on_grid(low, value, factor, top)
-        self.parts[top] = _within(Part(low, high, count + 1), top)
+        part = self.parts.get(top) or Part(_zeros(value), None, 0)
+        _add_on_grid(part.low, value, factor, top)
+        self.parts[top] = _within(replace(part, count=part.count + 1), top)
 
     def merge(self, other: OrderFreeSum) -> None:
         """Add all that ``other`` has added; ``other`` may not be used afterwards."""
@@ -107,7 +107,8 @@ def _add_on_grid(total: Tensor, value: Tensor, factor: float, top: int) -> None:
     """
     shift = math.ldexp(1.5, 52 + top - DEPTH)
     space = torch.empty(min(_CHUNK, value.numel()), dtype=torch.float64, device=value.device)
-    for place, numbers in zip(total.view(-1).split(_CHUNK), value.detach().reshape(-1).split(_CHUNK), strict=True):
+    chunks = torch.split(total.view(-1), _CHUNK), torch.split(value.detach().reshape(-1), _CHUNK)
+    for place, numbers in zip(*chunks, strict=True):
         wide = space[: len(numbers)].copy_(numbers)
         if factor != 1:
             wide.mul_(factor)

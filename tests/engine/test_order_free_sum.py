@@ -1,4 +1,4 @@
-"""Sums that do not depend on order: the same bits for every order and division, close to the true sum, range checked."""
+"""Sums that do not depend on order: equal bits for every order and division, close to the true sum, range checked."""
 
 import math
 from fractions import Fraction
@@ -60,11 +60,15 @@ def test_sums_stay_exact_beyond_what_one_float64_holds():
     count = 3 * AT_ONCE + 5
     whole = sum_of([mixed] * count)
     assert whole.parts.keys() == {WIDTH}
-    low, high, _ = whole.parts[WIDTH]
-    assert [Fraction(a) + Fraction(b) for a, b in zip(low.tolist(), high.tolist(), strict=True)] == [
+    part = whole.parts[WIDTH]
+    assert [Fraction(a) + Fraction(b) for a, b in zip(part.low.tolist(), part.high.tolist(), strict=True)] == [
         Fraction(float(value)) * count for value in mixed
     ]
-    parts = [sum_of([mixed] * (AT_ONCE - 1)), sum_of([mixed] * (count - 2 * AT_ONCE + 2)), sum_of([mixed] * (AT_ONCE - 1))]
+    parts = [
+        sum_of([mixed] * (AT_ONCE - 1)),
+        sum_of([mixed] * (count - 2 * AT_ONCE + 2)),
+        sum_of([mixed] * (AT_ONCE - 1)),
+    ]
     for one in parts[1:]:
         parts[0].merge(one)
     assert torch.equal(parts[0].total(), whole.total())
