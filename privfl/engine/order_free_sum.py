@@ -32,7 +32,7 @@ _CHUNK = 1 << 15
 
 @dataclass(frozen=True)
 class Part:
-    """The sum of one range: ``low`` on its grid, of at most ``count`` summands; ``high`` on a grid 2⁴⁴ times as coarse."""
+    """One range's sum: ``low`` on its grid, of at most ``count`` summands; ``high`` on a grid 2⁴⁴ times as coarse."""
 
     low: Tensor
     high: Tensor | None

@@ -177,8 +177,9 @@ class RayWorkers:
                     self.notes.append(f"a Ray worker could not be replaced: {brief(str(error), 200)}")
                     self._replacements = 0
 
-    def _start(self) -> None:
-        actor = self.ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(Worker).remote()
+    def _start(self, actor: Any = None) -> None:
+        """Let ``actor``, or one whose process is started now, build its task."""
+        actor = actor or self.ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(Worker).remote()
         self._coming.append((actor, actor.build.remote(self._parts)))
 
     def _await_all(self) -> None:

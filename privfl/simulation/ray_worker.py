@@ -159,6 +159,7 @@ class Worker:
         Raises:
             PrivflError: the data cannot be had here.
         """
+        self._client_state.clear()
         task = task_of(parts.recipe, parts.seed)
         context = replace(task.context(1, parts.seed), planned=parts.planned)
         algorithm = parts.algorithm.bind(context)
