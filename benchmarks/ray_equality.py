@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+import os
 import platform
 import time
 from pathlib import Path
@@ -108,6 +109,7 @@ def main() -> None:
     task = pf.load("digits", partition=pf.Dirichlet(clients=8, alpha=0.5), local_tests=pf.LocalTests(), seed=5)
     rows: list[dict[str, Any]] = []
     ray_engine.RayWorkers = Reused  # type: ignore[misc]
+    os.environ.setdefault("RAY_worker_niceness", "0")  # as in a cluster that privfl starts
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         for name in asked.algorithms or sorted(ALGORITHMS):

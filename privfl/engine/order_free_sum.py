@@ -5,9 +5,10 @@ order, would come to another model. Here every summand is first rounded to a pub
 its largest number, and multiples of one grid are added in float64 without any rounding, because their sum is never let
 grow beyond 2⁵³ steps. Summands of the same power share a grid; the grids' sums are added at the end, smallest first.
 
-A summand is moved by at most 2⁻³⁷ of its largest number, and so by less (in L2 norm) than float32 rounded it already in
-models of up to 2²⁶ parameters. Compare Demmel and Nguyen, "Fast Reproducible Floating-Point Summation" (ARITH 2013),
-whose grids follow the largest summand of all, which a stream does not know in advance.
+A summand in float32 is moved by at most 2⁻³⁷ of its largest number, and so by less (in L2 norm) than float32 rounded it
+already in models of up to 2²⁶ parameters. One in float64 leaves its remainder on a second grid. Compare Demmel and
+Nguyen, "Fast Reproducible Floating-Point Summation" (ARITH 2013), whose grids follow the largest summand of all, which
+a stream does not know in advance.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ DEPTH = 44
 """Binary places from the top of a range down to its grid."""
 AT_ONCE = 1 << (53 - DEPTH - 1)
 """Summands after which a sum is split, so that no sum of two such parts leaves the 53 bits of a float64."""
+STEP = 5 * WIDTH
+"""Binary places between the grids of a summand in float64 and of its remainder, which is below 2⁻⁴⁴ of the top."""
 LARGEST, SMALLEST = 960, -800
 """Exponents of the highest and the lowest range. Numbers below all ranges are rounded to the grid of the lowest one."""
 _CHUNK = 1 << 15
@@ -54,6 +57,15 @@ class OrderFreeSum:
     def add(self, value: Tensor, factor: float, top: int) -> None:
         """Add ``value`` (float32 or float64, finite) times ``factor``, whose :func:`range_of` is ``top``."""
         self.dtype = torch.promote_types(self.dtype, value.dtype)
+        if value.dtype == torch.float64:
+            value, factor = value.detach() * factor, 1.0
+            coarse = value + _shift(top)
+            rest = value - coarse.sub_(_shift(top))
+            self._add(rest, 1.0, top - STEP)
+            value = coarse
+        self._add(value, factor, top)
+
+    def _add(self, value: Tensor, factor: float, top: int) -> None:
         part = self.parts.get(top) or Part(_zeros(value), None, 0)
         _add_on_grid(part.low, value, factor, top)
         self.parts[top] = _within(replace(part, count=part.count + 1), top)
@@ -105,7 +117,7 @@ def _add_on_grid(total: Tensor, value: Tensor, factor: float, top: int) -> None:
 
     A float64 in [2ⁿ, 2ⁿ⁺¹) is a multiple of 2ⁿ⁻⁵², so adding 1.5·2ⁿ and subtracting it rounds to that grid.
     """
-    shift = math.ldexp(1.5, 52 + top - DEPTH)
+    shift = _shift(top)
     space = torch.empty(min(_CHUNK, value.numel()), dtype=torch.float64, device=value.device)
     chunks = torch.split(total.view(-1), _CHUNK), torch.split(value.detach().reshape(-1), _CHUNK)
     for place, numbers in zip(*chunks, strict=True):
@@ -113,6 +125,10 @@ def _add_on_grid(total: Tensor, value: Tensor, factor: float, top: int) -> None:
         if factor != 1:
             wide.mul_(factor)
         place.add_(wide.add_(shift).sub_(shift))
+
+
+def _shift(top: int) -> float:
+    return math.ldexp(1.5, 52 + top - DEPTH)
 
 
 def _joined(own: Part, other: Part) -> Part:

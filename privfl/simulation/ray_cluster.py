@@ -17,6 +17,8 @@ PROBE_SECONDS = 5.0
 """How long a head may take to accept a connection; Ray itself tries a dead address for minutes."""
 TOKENS = {"RAY_AUTH_MODE": "token"}
 """Environment of a cluster of one's own; Ray reads it when it is imported, and from 2.60 on wants tokens anyway."""
+OWN = {"RAY_worker_niceness": "0"}
+"""Environment of a cluster of one's own: the run waits for its workers, so they do not yield to other processes."""
 _TOKEN = secrets.token_hex(32)
 """What lets processes into clusters that this one starts; Ray keeps the first that it reads."""
 
@@ -64,7 +66,7 @@ def connected(address: str | None, workers: int | None) -> Iterator[int]:
             )
         yield _workers(ray, workers)
         return
-    with _environment({"RAY_AUTH_TOKEN": _TOKEN} if address is None else {}):
+    with _environment({"RAY_AUTH_TOKEN": _TOKEN, **OWN} if address is None else {}):
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
         try:
             if address is None:

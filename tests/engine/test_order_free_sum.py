@@ -53,6 +53,17 @@ def test_the_error_is_below_what_the_grid_promises():
         assert abs(Fraction(float(found[place])) - true) <= Fraction(bound)
 
 
+def test_a_summand_in_float64_loses_nothing_of_what_float64_holds():
+    generator = torch.Generator().manual_seed(1)
+    values = [torch.randn(30, generator=generator, dtype=torch.float64) / 3 for _ in range(7)]
+    expected = sum_of(values).total()
+    for order in (values[::-1], values[3:] + values[:3]):
+        assert torch.equal(sum_of(order).total(), expected)
+    for place in range(30):
+        true = sum((Fraction(float(value[place])) for value in values), Fraction(0))
+        assert abs(Fraction(float(expected[place])) - true) <= 4 * abs(true) * Fraction(2) ** -53 + Fraction(2) ** -75
+
+
 def test_sums_stay_exact_beyond_what_one_float64_holds():
     """Three times as many summands as one float64 holds, of the largest and the smallest size: nothing is lost."""
     large, small = torch.tensor([2.0**WIDTH - 2.0**-16]), torch.tensor([2.0 ** (WIDTH - DEPTH)])
