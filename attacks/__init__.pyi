@@ -3,6 +3,8 @@ from .attack import Choice as Choice
 from .attack import Needs as Needs
 from .auxiliary import Auxiliary as Auxiliary
 from .auxiliary import Records as Records
+from .battery.battery import Battery as Battery
+from .battery.battery import best as best
 from .gradient_inversion.imprint import imprinting_server as imprinting_server
 from .gradient_inversion.imprint_attack import Imprint as Imprint
 from .gradient_inversion.inversion import GradientInversion as GradientInversion
@@ -13,8 +15,11 @@ from .membership.fedmia import FedMIA as FedMIA
 from .membership.game import membership_game as membership_game
 from .membership.lira import LiRA as LiRA
 from .membership.loss_threshold import LossThreshold as LossThreshold
+from .membership.matched_filter_attack import MatchedFilter as MatchedFilter
+from .membership.poisoning import PoisonedMembership as PoisonedMembership
 from .membership.rmia import RMIA as RMIA
 from .membership.shadow_models import ShadowTraining as ShadowTraining
+from .membership.source import SourceInference as SourceInference
 from .membership.update_attacks import GradientAlignment as GradientAlignment
 from .membership.update_attacks import GradientDifference as GradientDifference
 from .membership.update_attacks import LossDrop as LossDrop

@@ -13,13 +13,18 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from attacks.auxiliary import Auxiliary
 from attacks.result import AttackResult
+from privfl.algorithms.base import Algorithm
 from privfl.errors import ConfigError
+from privfl.federation.task import Task
 from privfl.privacy.accounting.release import Observer
 from privfl.simulation.transcript import Transcript
+
+Power = Literal["passive", "active", "poisoning"]
+"""What the attacker does: it watches, it is the server and crafts what it sends, or it is a client among the others."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,8 @@ class Attack(ABC):
     Class attributes:
         name: how configuration files and results call it.
         observer: the least privileged observer whose view suffices.
+        power: what the attacker has to do; a run that is attacked by more than watching is one that was :meth:`staged`.
+        staged_rounds: how many rounds of a run are enough for the attack; ``None`` if it takes all.
         needs: what it reads; ``privfl attack`` hands over nothing else.
         needs_classes: whether it takes targets for classes, or losses for those of a classifier.
         choices: what its settings choose among; each is listed by the name that papers give it.
@@ -71,6 +78,8 @@ class Attack(ABC):
 
     name: ClassVar[str]
     observer: ClassVar[Observer] = "public"
+    power: ClassVar[Power] = "passive"
+    staged_rounds: ClassVar[int | None] = None
     needs: ClassVar[Needs] = Needs()
     needs_classes: ClassVar[bool] = True
     choices: ClassVar[tuple[Choice, ...]] = ()
@@ -82,6 +91,13 @@ class Attack(ABC):
     @abstractmethod
     def judge(self, guess: Any, auxiliary: Auxiliary, seconds: float) -> AttackResult:
         """The result of a ``guess`` that took ``seconds``; ``auxiliary`` holds the truth."""
+
+    def staged(self, task: Task, algorithm: Algorithm, auxiliary: Auxiliary) -> tuple[Task, Algorithm]:
+        """What the attacker makes of a run before it takes place; one that only watches leaves it as it is.
+
+        It changes what the attacker controls alone: what its server sends, or the records of a client of its own.
+        """
+        return task, algorithm
 
     def run(self, seen: Transcript, auxiliary: Auxiliary) -> AttackResult:
         """Guess without the answers, then be judged by them.

@@ -13,7 +13,10 @@ from attacks.labels.inference import LLG, DisclosedCounts, LabelCounts
 from attacks.membership.fedmia import FedMIA
 from attacks.membership.lira import LiRA
 from attacks.membership.loss_threshold import LossThreshold
+from attacks.membership.matched_filter_attack import MatchedFilter
+from attacks.membership.poisoning import PoisonedMembership
 from attacks.membership.rmia import RMIA
+from attacks.membership.source import SourceInference
 from attacks.membership.update_attacks import GradientAlignment, GradientDifference, LossDrop, LossTrajectory
 from attacks.property_inference import PropertyInference
 from attacks.prototypes.inversion import PrototypeInversion
@@ -31,7 +34,10 @@ ATTACKS: Mapping[str, type[Attack]] = MappingProxyType(
             GradientDifference,
             LossTrajectory,
             FedMIA,
+            MatchedFilter,
+            SourceInference,
             LossDrop,
+            PoisonedMembership,
             PrototypeTracing,
             PrototypeInversion,
             GradientInversion,

@@ -2,7 +2,7 @@
 
     python benchmarks/mutated_files.py --number 20000 --out benchmarks/results/mutated-files.json
 
-Experiment, study, attack and audit files are mutated as parsed tables and as text, the JSON files of a grid likewise;
+Experiment, study, attack and audit files are mutated as parsed tables and as text, the index of a store likewise;
 every mutant goes through what its command does with it. An experiment is read, its task is made, its settings are
 checked, and every fiftieth that passes is trained; of a study all runs are resolved, and every twentieth that passes is
 run; the others run as their commands run them. What takes longer than ``--limit`` seconds of CPU is cut off and
@@ -21,6 +21,7 @@ import random
 import resource
 import shutil
 import signal
+import sqlite3
 import sys
 import tempfile
 import time
@@ -28,6 +29,7 @@ import tomllib
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,9 @@ from privfl.simulation.recorder import recorded_observers
 from privfl.simulation.settings import registries
 from privfl.study.conduct import told
 from privfl.study.file import Study
-from privfl.study.grid import Cell, load_results, run_study
+from privfl.study.results import Results
+from privfl.study.store import FILE as INDEX
+from privfl.study.store import Store
 
 COMMON = """
 rounds = 2
@@ -179,6 +183,8 @@ ODD: tuple[Any, ...] = (
     *([], [1], [0.1, 0.2], ["a"], [[1]], [{}], [{"name": "clip"}], [None], list(range(300))),
     *({}, {"name": "fedavg"}, {"name": 1}, {"a": {"b": 1}}, {"name": "clip", "max_norm": 1.0}),
 )
+STORABLE = [one for one in ODD if isinstance(one, str | float) or (isinstance(one, int) and abs(one) < 2**63)]
+"""Those of them that a cell of a table can hold."""
 PIECES = (
     *(
         "\0",
@@ -302,16 +308,16 @@ class Bench:
         experiment.write_text(EXPERIMENTS[1], encoding="utf-8")
         recorded = folder / "run"
         Experiment.from_toml(experiment, ["record=true"]).run(recorded)
-        cells = [Cell("FedAvg", f"level {n}", Experiment.from_dict(tomllib.loads(EXPERIMENTS[0]))) for n in (1, 2)]
-        run_study(cells, folder / "grid", title="mutants", processes=1)
+        Study(tomllib.loads(EXPERIMENTS[0]), title="mutants", seeds=2).run(folder / "store", name="of", processes=1)
+        with closing(sqlite3.connect(folder / "store" / INDEX)) as index:
+            index.execute("PRAGMA journal_mode = DELETE")  # everything in one file
+        self.index = (folder / "store" / INDEX).read_bytes()
         self.sources: dict[str, tuple[str, ...]] = {
             "experiment": EXPERIMENTS,
             "attack": (ATTACK.format(run=recorded),),
             "audit": (AUDIT.format(experiment=experiment),),
             "study": STUDY,
-            "grid": tuple(
-                (folder / "grid" / name).read_text(encoding="utf-8") for name in ("results.json", "study.json")
-            ),
+            "index": ("",),
         }
         self.does: dict[str, Callable[[Path], Any]] = {
             "experiment": self.experiment,
@@ -338,8 +344,7 @@ class Bench:
     def study(self, path: Path) -> None:
         """Read the file and resolve every run; of one in twenty that pass, have them too."""
         study = Study.from_toml(path)
-        resolved = study.resolve()
-        check(study, resolved)
+        resolved = check(study, study.resolve())
         if sentences := told(resolved):
             raise ConfigError(" ".join(sentences)[:LONGEST])
         self.studies += 1
@@ -348,26 +353,40 @@ class Bench:
             shutil.rmtree(out, ignore_errors=True)
             study.run(out, processes=1, examine=examine, check=check)
 
-    def grid(self, which: int, content: bytes) -> None:
-        """Read the grid's directory with one of its files mutated."""
-        name = ("results.json", "study.json")[which]
-        kept = (self.folder / "grid" / name).read_bytes()
-        try:
-            (self.folder / "grid" / name).write_bytes(content)
-            load_results(self.folder / "grid")
-            report(self.folder / "grid")
-        finally:
-            (self.folder / "grid" / name).write_bytes(kept)
+    def read_index(self, content: bytes) -> None:
+        """Read the store with ``content`` as its index, and write the study's page."""
+        store = self.folder / "store"
+        for leftover in store.glob(f"{INDEX}-*"):
+            leftover.unlink()
+        (store / INDEX).write_bytes(content)
+        Results.of(Store(store, create=False), "of").table()
+        report(store / "of")
+
+    def mutated_index(self, die: random.Random) -> tuple[str, bytes]:
+        """Some bytes of the index exchanged, or one of its values, where its rules allow for that."""
+        if die.random() < 0.5:
+            content = bytearray(self.index)
+            for _ in range(die.choice((1, 3, 30))):
+                content[die.randrange(len(content))] = die.randrange(256)
+            return "text", bytes(content)
+        path = self.folder / "mutant.sqlite"
+        path.write_bytes(self.index)
+        with closing(sqlite3.connect(path, isolation_level=None)) as index:
+            table = die.choice([name for (name,) in index.execute("SELECT name FROM sqlite_master ORDER BY name")])
+            column = die.choice([row[1] for row in index.execute(f"PRAGMA table_info({table})")])
+            value = die.choice([*STORABLE, "[]", "null", '{"title": 3}', b"\xff"])
+            with contextlib.suppress(sqlite3.IntegrityError):
+                index.execute(f"UPDATE OR IGNORE {table} SET {column} = ?", (value,))
+        return "parsed", path.read_bytes()
 
     def mutant(self, kind: str, number: int, die: random.Random) -> tuple[str, bytes, int]:
         """How the next mutant was made, its content, and which file it was made of."""
         which = number % len(self.sources[kind])
+        if kind == "index":
+            return *self.mutated_index(die), which
         text = self.sources[kind][which]
         if die.random() < 0.5:
             return "text", mutated_text(text, die), which
-        if kind == "grid":
-            table = mutated_table({"all": json.loads(text)}, die).get("all")
-            return "parsed", json.dumps(table).encode(), which
         try:
             return "parsed", tomli_w.dumps(mutated_table(tomllib.loads(text), die)).encode(), which
         except (TypeError, UnicodeError):  # TOML has no null
@@ -380,7 +399,7 @@ class Bench:
         signal.setitimer(signal.ITIMER_VIRTUAL, self.limit)
         try:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                self.grid(which, content) if kind == "grid" else self.does[kind](path)
+                self.read_index(content) if kind == "index" else self.does[kind](path)
         except CutOff:
             return "cut off", ""
         except PrivflError as error:
@@ -394,7 +413,7 @@ class Bench:
         return "taken", ""
 
 
-SHARES = {"experiment": 14, "attack": 2, "audit": 2, "study": 6, "grid": 1}
+SHARES = {"experiment": 14, "attack": 2, "audit": 2, "study": 6, "index": 1}
 
 
 def campaign(number: int, seed: int, limit: float, seconds: float, show: bool, first: int = 0) -> dict[str, Any]:

@@ -53,11 +53,8 @@ def demo(out: Path) -> None:
 
 
 def study_of_processes(out: Path) -> None:
-    """A study of four cells in two processes."""
-    from privfl.study.grid import Cell, run_study
-
-    cells = [Cell("FedAvg", "plain", interrupted_work.experiment(seed)) for seed in range(4)]
-    run_study(cells, out, title="t", processes=2)
+    """A study of four runs in two processes."""
+    interrupted_work.small_study(seeds=4, rounds=2).run(out, processes=2)
 
 
 KINDS: dict[str, tuple[Work, int]] = {

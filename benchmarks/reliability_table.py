@@ -70,7 +70,8 @@ MUTATE = "python benchmarks/mutated_files.py"
 
 
 def mutated_files() -> list[Told]:
-    """One line for each kind of file, of all campaigns together; the JSON files of a grid count as a study's."""
+    """One line for each kind of file, of all campaigns together; the JSON files of a grid, which were a study's
+    before it had a store, count as a study's."""
     counts: dict[str, Counter[str]] = {}
     for path in sorted(RESULTS.parent.glob("mutated-files*.json")):
         for kind, outcomes in json.loads(path.read_text(encoding="utf-8"))["by kind"].items():

@@ -109,9 +109,7 @@ from .simulation.settings import Schedule as Schedule
 from .simulation.simulation import simulate as simulate
 from .simulation.transcript import Transcript as Transcript
 from .study.axes import Variant as Variant
-from .study.composed import PythonRun as PythonRun
 from .study.file import Study as Study
-from .study.grid import run_study as run_study
 from .study.report import write_report as write_report
 from .study.tuning import Tuning as Tuning
 from .trackers import MLflow as MLflow

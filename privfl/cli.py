@@ -94,11 +94,17 @@ def run(
 def demo(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the study.")] = Path("demo"),
 ) -> None:
-    """The whole idea on real digits, in a few minutes: what privacy costs, an attack, an audit, one report."""
+    """The whole idea on real digits, in a few minutes: what privacy costs, an attack, an audit, one report.
+
+    Exits with 1 if a run failed, after all the others.
+    """
     from privfl.commands.demo import run_demo
 
     with interruptible("repeat the command to go on"):
-        run_demo(out)
+        failed = run_demo(out)
+    if failed:
+        typer.echo(f"privfl: {len(failed)} of the demo's runs failed, each named above with its reason", err=True)
+        raise typer.Exit(1)
 
 
 @app.command("list")
@@ -114,11 +120,14 @@ def list_(
         ),
     ] = None,
     json: Json = False,
+    bibtex: Annotated[
+        bool, typer.Option("--bibtex", metavar="", help="Print the papers of algorithms as BibTeX.")
+    ] = False,
 ) -> None:
     """List algorithms, mechanisms, datasets, models, partitions, attacks or audits."""
     from privfl.commands.listing import show_list
 
-    show_list(kind, name, json)
+    show_list(kind, name, json, bibtex)
 
 
 @app.command()
@@ -163,7 +172,10 @@ def schema(
 @app.command()
 def report(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="A run's or a study's directory.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="FOLDER", help="Folder of a run, of a study in its store, or of the demo.", show_default=False
+        ),
     ],
     json: Json = False,
 ) -> None:
@@ -179,7 +191,15 @@ def report(
 
 @app.command()
 def attack(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Attack file (TOML).", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Attack file (TOML), or a run directory.", show_default=False)
+    ],
+    all_: Annotated[
+        bool, typer.Option("--all", metavar="", help="Attack the run with everything that applies.")
+    ] = False,
+    budget: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Time for each attack (60).", show_default=False)
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run attacks on a recorded run and say what they gained over guessing.
@@ -188,12 +208,14 @@ def attack(
 
     Results go to its folder attacks/.
 
+    With --all FILE is the run directory itself. The best attacks are listed by what the attacker does.
+
     Optional keys: seed, public_share (of the held-out examples, that the attacker owns, 0.5), candidates (2000).
     """
     from privfl.commands.attack import attack_run
 
     with interruptible("what is finished stays in the run's folder attacks/"):
-        attack_run(file, as_json=json)
+        attack_run(file, everything=all_, budget=budget, as_json=json)
 
 
 @app.command()

@@ -93,6 +93,13 @@ def test_numbers_in_the_captions_are_those_of_the_recorded_results():
     assert f"among 500 images the AUC is {cifar:.2f} and {fashion:.2f}" in readme
 
 
+def test_the_citation_names_the_version_that_is_installed():
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    assert f"version: {about['version']}" in citation
+    assert f"license: {about['license']}" in citation
+
+
 def test_every_key_of_an_experiment_file_is_in_the_reference():
     import generated
 

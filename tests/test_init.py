@@ -82,7 +82,7 @@ def test_what_type_checkers_see_is_what_there_is():
 
 def test_dir_shows_the_public_names_and_nothing_else():
     assert dir(pf) == sorted(pf.__all__)
-    assert {"Algorithm", "Experiment", "Field", "FedAvg", "run_study", "simulate", "write_report"} <= set(dir(pf))
+    assert {"Algorithm", "Experiment", "Field", "FedAvg", "Study", "simulate", "write_report"} <= set(dir(pf))
 
 
 def test_every_registered_algorithm_is_public():

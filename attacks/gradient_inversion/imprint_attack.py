@@ -9,15 +9,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from attacks.attack import Attack, Needs
+from attacks.attack import Attack, Needs, Power
 from attacks.auxiliary import Auxiliary
-from attacks.gradient_inversion.imprint import imprinted_inputs, perceptron_parts
+from attacks.gradient_inversion.imprint import imprinted_inputs, imprinting_server, perceptron_parts
 from attacks.gradient_inversion.inversion import OTHERS
 from attacks.images.pixels import Pixels
 from attacks.images.result import ReconstructionResult, reconstruction_result
 from attacks.observations.gradients import local_update
 from attacks.observations.messages import training_of, updates
+from privfl.algorithms.base import Algorithm
 from privfl.errors import ConfigError
+from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
 from privfl.privacy.accounting.release import Observer
 from privfl.randomness import torch_stream
@@ -37,9 +39,10 @@ class ImprintGuess:
 class Imprint(Attack):
     """The images behind one message of a run whose server imprinted the first layer (an active server).
 
-    Record the run with :func:`attacks.gradient_inversion.imprint.imprinting_server` around its algorithm. Clients take
-    one step, or few. Nulls, all matched to the truth as the attack is: the mean image, the class means of the public
-    records, random public images, and the same reading of an update of ``batch`` public images at the same broadcast.
+    Record the run with :func:`attacks.gradient_inversion.imprint.imprinting_server` around its algorithm, which is what
+    :meth:`staged` does with all units. Clients take one step, or few. Nulls, all matched to the truth as the attack is:
+    the mean image, the class means of the public records, random public images, and the same reading of an update of
+    ``batch`` public images at the same broadcast.
 
     The judge needs ``truth["images"]`` [B, C, H, W] in [0, 1].
 
@@ -52,6 +55,8 @@ class Imprint(Attack):
 
     name: ClassVar[str] = "imprint"
     observer: ClassVar[Observer] = "server"
+    power: ClassVar[Power] = "active"
+    staged_rounds: ClassVar[int | None] = 1
     needs: ClassVar[Needs] = Needs(("update",), public=True, truth=("images",))
     needs_classes: ClassVar[bool] = False
     client: int | None = None
@@ -61,6 +66,16 @@ class Imprint(Attack):
 
     def __post_init__(self) -> None:
         check_count(f"{self.name}'s batch", self.batch)
+
+    def staged(self, task: Task, algorithm: Algorithm, auxiliary: Auxiliary) -> tuple[Task, Algorithm]:
+        """The same run before a server that imprints all units of the first layer, or as many as it has public records.
+
+        Raises:
+            ConfigError: the network is no perceptron.
+        """
+        network, public = task.model(0), auxiliary.need_public()
+        width = len(perceptron_parts(network, flatten(network))[1])
+        return task, imprinting_server(algorithm, public.inputs, units=min(width, len(public)))
 
     def guess(self, seen: Transcript, auxiliary: Auxiliary) -> ImprintGuess:
         """What the message holds, and what it would hold of public images.

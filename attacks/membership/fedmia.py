@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from attacks.attack import Needs
 from attacks.auxiliary import Records
+from attacks.membership.cosines import RoundCosines, alignments
 from attacks.membership.scores import Models
 from attacks.membership.update_attacks import FederatedMembership
 from attacks.metrics.distinguishing import Scores
@@ -40,27 +40,16 @@ class FedMIA(FederatedMembership):
         total, used = torch.zeros(len(asked), dtype=torch.float64), 0
         for one, before, update in self.messages(seen, client):
             received = one.broadcast["parameters"]
-            others = [
-                require_full_update(upload["update"], received)
+            others = {
+                member: require_full_update(upload["update"], received)
                 for member, upload in one.uploads.items()
                 if member not in (client, self.client)
-            ]
+            }
             if len(others) < 2:
                 continue
             used += 1
-            found = alignments(models, before, asked, torch.stack([update, *others]))
-            spread = found[1:].std(0) if len(others) >= 10 else found[1:].var(0).mean().sqrt()
-            total += (found[0] - found[1:].mean(0)) / spread.clamp_min(1e-12)
+            found = alignments(models, before, asked, torch.stack([update, *others.values()]))
+            total += RoundCosines((client, *others), found).standardised(client)
         if not used:
             raise ConfigError(f"client {client} never met two others in a round; use gradient-alignment instead")
         return torch.nan_to_num(total, nan=-torch.inf).numpy()
-
-
-def alignments(models: Models, parameters: Tensor, asked: Records, updates: Tensor) -> Tensor:
-    """cos(−∇ℓ(w; x), Δ) [k, n], float64, of ``updates`` [k, size] with the gradients at ``parameters`` [size]."""
-    unit = updates / updates.norm(dim=1, keepdim=True).clamp_min(1e-30)
-    parts = []
-    for gradients in models.gradients(parameters, asked):
-        lengths = gradients.norm(dim=1).clamp_min(1e-30)
-        parts.append((-(gradients @ unit.T) / lengths[:, None]).double().T)
-    return torch.cat(parts, 1)

@@ -15,9 +15,12 @@ from attacks.membership.scores import true_log_probability
 from attacks.membership.shadow_models import Shadows, ShadowTraining, join, train_shadows
 from attacks.metrics.distinguishing import Scores, auc
 from privfl.errors import ConfigError
+from privfl.models.flat_network import flatten
 from privfl.simulation.transcript import Transcript
 
 SMALLEST = 1e-300
+LONE_A = 0.3
+"""The offline a where one reference has nobody to be compared with."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +32,14 @@ class RMIA(MembershipAttack):
     p(x) = ½((1+a)·p̄_out + (1−a)), in the paper's notation. z always take the shadows that did not train on them, and
     the online mean where they have both. A few reference models suffice.
 
-    The null is the same attack on a reference model in the victim's place.
+    The null is the same attack on a reference model in the victim's place; with a single one, on an untrained network.
 
     Args:
         mode: online or offline.
         shadows: the reference models.
         gamma: γ > 0; the paper uses 2, its code 1.
         offline_a: a in [0, 1]; ``None`` picks it from {0, 0.1, …, 1} by the mean AUC of attacks on each reference
-            model by the others, whose members the attacker knows.
+            model by the others, whose members the attacker knows; with a single reference it is 0.3.
         round: which released model is attacked, −1 the last.
     """
 
@@ -53,8 +56,6 @@ class RMIA(MembershipAttack):
     round: int = -1
 
     def __post_init__(self) -> None:
-        if self.shadows.count < 3:
-            raise ConfigError(f"RMIA has {self.shadows.count} reference models; give at least 3, one is its null")
         if not self.gamma > 0:
             raise ConfigError(f"RMIA's gamma is {self.gamma!r}; give a positive number")
         if self.offline_a is not None and not 0 <= self.offline_a <= 1:
@@ -82,14 +83,19 @@ class RMIA(MembershipAttack):
         own = np.exp(true_log_probability(logits, both.targets).numpy())
         a = None if online else self.offline_a
         if not online and a is None:
-            a = best_offline_a(others[:, n:], inside[:, n:], self.gamma)
+            a = best_offline_a(others[:, n:], inside[:, n:], self.gamma) if len(others) > 1 else LONE_A
 
         def scores(victim: Scores, models: Scores, trained: NDArray[np.bool_]) -> Scores:
             ratio = relative(victim, models, trained, a)
             return rmia(ratio[:n], ratio[n:], self.gamma)
 
-        blind = scores(others[0], others[1:], inside[1:])
-        return Guess(scores(own, others, inside), {"a reference in the victim's place": blind}, asked.targets)
+        found = scores(own, others, inside)
+        if len(others) > 1:
+            blind = scores(others[0], others[1:], inside[1:])
+            return Guess(found, {"a reference in the victim's place": blind}, asked.targets)
+        fresh = shadows.models.logits(flatten(seen.factory(1)), both.inputs)
+        blind = scores(np.exp(true_log_probability(fresh, both.targets).numpy()), others, inside)
+        return Guess(found, {"untrained network": blind}, asked.targets)
 
 
 def relative(own: Scores, others: Scores, inside: NDArray[np.bool_], a: float | None) -> Scores:

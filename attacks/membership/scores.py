@@ -14,8 +14,8 @@ from privfl.models.flat_network import FlatNetwork, Layout
 
 Factory = Callable[[int], nn.Module]
 ROWS = 1000
-GRADIENT_VALUES = 1 << 24
-"""Values of per-example gradients that are held at once: 64 MiB."""
+GRADIENT_VALUES = 1 << 22
+"""Values of per-example gradients that are held at once: 16 MiB; of larger blocks the system clears every page anew."""
 
 
 class Models:

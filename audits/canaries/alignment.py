@@ -54,7 +54,7 @@ def sample_alignment(view: View, canaries: Canaries, loss: Loss) -> Alignment:
     seen, before = view.transcript, view.start
     protection = seen.facts.privacy.get("training")
     if protection is None:
-        raise ConfigError("the run had no DP-SGD, so it claims nothing for samples that canaries could test; add it")
+        raise ConfigError("the run had no DP-SGD, so it has no guarantee for examples that canaries could test; add it")
     bound = float(protection["max_grad_norm"])
     probe, found = _Probe(seen, canaries, loss), np.zeros((len(seen), len(canaries)))
     everyone, lengths = np.arange(len(canaries)), np.zeros_like(found)

@@ -38,7 +38,7 @@ from privfl.simulation.transcript import PublicFacts
 TrainClients = Callable[[Task, Cohort], Run]
 """Trains on a task with the cohort that is given, and records what the observer sees."""
 
-SILENT_NOISE = "it tells nothing that a silent client leaves its share of the noise out, too"
+SILENT_NOISE = "that a client which drops out leaves its share of the noise out, too, reveals nothing"
 """What a bound assumes where clients add noise: one whose update alone is left out would still add it."""
 
 
@@ -90,7 +90,7 @@ def audit_clients(
     """
     began = time.perf_counter()
     if trials is not None and not canaries.apart:
-        raise ConfigError("trials need canaries that are apart; use rare tokens, or leave trials out")
+        raise ConfigError("trials need canaries that do not interfere; use rare tokens, or leave trials out")
     planted, canaries = with_canary_clients(task, canaries)
     included = canaries.coins(seed)
     if included.all() or not included.any():

@@ -12,7 +12,9 @@
     [attack.shadows]
     count = 16
 
-Results are written to the run directory: ``attacks/NAME.json`` and ``attacks/NAME.png``.
+In place of [[attack]] stands ``all = true`` for everything that applies, each for ``budget`` seconds at most; ``privfl
+attack RUN --all`` is short for a file with that and nothing else. Results are written to the run directory:
+``attacks/NAME.json`` and ``attacks/NAME.png``.
 """
 
 from __future__ import annotations
@@ -30,9 +32,10 @@ from privfl.commands.printing import print_json
 from privfl.companions import companion
 from privfl.errors import ConfigError
 from privfl.schema import build, choose_each, read_toml
+from privfl.study.attacks import FOLDER, REFUSED
 
 if TYPE_CHECKING:
-    from privfl.commands.judge import Judge
+    from privfl.simulation.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Plan:
     public_share: float = 0.5
     candidates: int = 2000
     task: str | None = None
+    all: bool = False
+    budget: float = 60.0
     attack: Any = ()
 
     def __post_init__(self) -> None:
@@ -51,17 +56,37 @@ class Plan:
             raise ConfigError(f"public_share is {self.public_share}; give a number in (0, 1)")
         if self.candidates < 2:
             raise ConfigError(f"candidates is {self.candidates}; give at least 2")
-        if not self.attack:
-            raise ConfigError("the file has no attack; write [[attack]] once for each")
+        if not self.attack and not self.all:
+            raise ConfigError("the file has no attack; write [[attack]] once for each, or all = true")
+        if self.attack and self.all:
+            raise ConfigError("the file has all = true and lists attacks besides; leave one of them out")
+        if not self.budget > 0:
+            raise ConfigError(f"budget is {self.budget}; give a positive number of seconds for each attack")
 
 
-def attack_run(path: Path, *, as_json: bool = False) -> None:
-    """Run every attack of the file ``path``; print the results and write them beside the run."""
-    plan = build(Plan, read_toml(path, "an attack file"))
+def plan_of(path: Path, *, everything: bool, budget: float | None) -> Plan:
+    """What the file ``path`` asks for, or, for a run's directory, everything.
+
+    Raises:
+        ConfigError: it is a directory and everything was not asked for, or the file cannot be read.
+    """
+    given: dict[str, Any] = {} if budget is None else {"budget": budget}
+    if everything:
+        if not path.is_dir():
+            raise ConfigError(f"--all attacks a run, and {path} is no directory; give that of a run, or drop --all")
+        return build(Plan, {"run": str(path), "all": True, **given})
+    if path.is_dir():
+        raise ConfigError(f"{path} is a directory; add --all to attack the run with everything, or give an attack file")
+    return build(Plan, {**read_toml(path, "an attack file"), **given})
+
+
+def attack_run(path: Path, *, everything: bool = False, budget: float | None = None, as_json: bool = False) -> None:
+    """Run every attack of the file ``path``, or all there are; print the results and write them beside the run."""
+    plan = plan_of(path, everything=everything, budget=budget)
     attacks, run = read_attacks(plan.attack), Path(plan.run)
-    from privfl.commands.judge import Judge
-
-    judge = Judge.of(run, plan.seed, plan.public_share, plan.candidates, plan.task)
+    judge = companion("attacks.judge").Judge.of(run, plan.seed, plan.public_share, plan.candidates, plan.task)
+    if plan.all:
+        return attack_with_all(run, judge, plan, as_json=as_json)
     found = []
     for result in attack_folder(run, judge, attacks, again=True):
         found.append(result.to_json())
@@ -88,7 +113,7 @@ def read_attacks(tables: Any) -> tuple[Any, ...]:
     return attacks
 
 
-def attack_folder(run: Path, judge: Judge, attacks: Sequence[Any], *, again: bool) -> Iterator[Any]:
+def attack_folder(run: Path, judge: Any, attacks: Sequence[Any], *, again: bool) -> Iterator[Any]:
     """Run ``attacks`` one by one on the recorded ``run`` and file each result there; nobody else may be at the run.
 
     Of an attack that does not fit the run, the reason is filed, for the report.
@@ -101,7 +126,6 @@ def attack_folder(run: Path, judge: Judge, attacks: Sequence[Any], *, again: boo
     """
     from privfl.simulation.run_directory import RunDirectory
     from privfl.simulation.transcript import Transcript
-    from privfl.study.attacks import REFUSED
 
     directory, folder, used = RunDirectory(run), run / "attacks", Counter[str]()
     with directory.held():
@@ -115,11 +139,46 @@ def attack_folder(run: Path, judge: Judge, attacks: Sequence[Any], *, again: boo
             try:
                 result = attack.run(seen, judge.auxiliary(attack, attack.needs))
             except ConfigError as error:
-                directory.make_folder(f"{folder.name}/{REFUSED}")
-                directory.write_json(f"{folder.name}/{REFUSED}/{label}.json", {"reason": str(error)})
+                file_refusal(directory, label, str(error))
                 raise ConfigError(f"{label}: {error}") from error
-            picture = io.BytesIO()
-            result.figure().savefig(picture, dpi=140)
-            directory.write(f"{folder.name}/{label}.png", picture.getvalue())
-            directory.write_json(f"{folder.name}/{label}.json", result.to_json())
+            file_result(directory, label, result)
             yield result
+
+
+def attack_with_all(run: Path, judge: Any, plan: Plan, *, as_json: bool) -> None:
+    """Attack ``run`` with everything that applies, file what each attack found, and print the best."""
+    from privfl.simulation.run_directory import RunDirectory
+
+    battery = companion("attacks.battery.battery")
+    directory, made = RunDirectory(run), []
+    with directory.held():
+        for one in battery.attempts(run, judge, budget=plan.budget, task=plan.task):
+            made.append(one)
+            if one.result is None:
+                file_refusal(directory, one.label, one.reason)
+            else:
+                file_result(directory, one.label, one.result)
+            if not as_json:
+                typer.echo(f"{one.label}: {one.reason or one.advantage}", err=True)
+    found = battery.Battery(tuple(made))
+    if as_json:
+        print_json({"directory": str(run / FOLDER), **found.to_json()})
+        return
+    typer.echo(f"{found}\n\nResults: {run / FOLDER}    (privfl report {run} shows them)")
+
+
+def file_result(directory: RunDirectory, label: str, result: Any) -> None:
+    """Write ``result`` and its figure to the folder of attacks, in place of a refusal that may lie there."""
+    directory.make_folder(FOLDER)
+    (directory.path / FOLDER / REFUSED / f"{label}.json").unlink(missing_ok=True)
+    picture = io.BytesIO()
+    result.figure().savefig(picture, dpi=140)
+    directory.write(f"{FOLDER}/{label}.png", picture.getvalue())
+    directory.write_json(f"{FOLDER}/{label}.json", result.to_json())
+
+
+def file_refusal(directory: RunDirectory, label: str, reason: str) -> None:
+    """Write down why an attack does not fit the run, for the report."""
+    directory.make_folder(FOLDER)
+    directory.make_folder(f"{FOLDER}/{REFUSED}")
+    directory.write_json(f"{FOLDER}/{REFUSED}/{label}.json", {"reason": reason})

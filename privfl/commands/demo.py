@@ -20,7 +20,7 @@ from privfl.study.axes import Variant
 from privfl.study.file import Study
 from privfl.study.results import Results, Row
 from privfl.study.shown import report_study
-from privfl.study.store import Store
+from privfl.study.store import OWN_PAGE, Member, Store
 from privfl.study.tables import Format, spread, write_table
 
 TITLE = "Privacy, utility, an attack and an audit on digits"
@@ -171,10 +171,13 @@ def studies(*, seeds: int = 3, rounds: int = 60, epochs: int = 60, canaries: int
     ]
 
 
-def run_demo(out: Path, planned: list[Study] | None = None, processes: int | None = None) -> None:
+def run_demo(out: Path, planned: list[Study] | None = None, processes: int | None = None) -> list[Member]:
     """Run the studies into one store in ``out``, print what they found, and write one report about all of them.
 
     What was interrupted goes on where it was.
+
+    Returns:
+        The runs that failed.
 
     Raises:
         PrivflError: every run failed.
@@ -200,11 +203,13 @@ def run_demo(out: Path, planned: list[Study] | None = None, processes: int | Non
     for paragraph in (costs(found[0]), hidden(found[1]), attacked(found[2], store), audited(found[3], store)):
         if paragraph:
             console.print(f"\n{paragraph}", highlight=False, soft_wrap=True)
+    store.enrol(OWN_PAGE, "", together.told, together.members)  # by which `privfl report` finds them
     write_whole(out / "results.csv", write_table(together, Format.csv).encode())
     page = report_study(together, store, out)
     for one in failed:
         console.print(f"[red]failed:[/red] {one}: {one.reason}", highlight=False, soft_wrap=True)
     console.print(f"\nReport: {page}\nFigures: {out / 'figures'}\nResults: {out / 'results.csv'}", soft_wrap=True)
+    return failed
 
 
 def table(rows: list[Row]) -> Table:

@@ -130,8 +130,8 @@ def _before_whom(rows: list[Row]) -> str:
         return "Its clients add the noise themselves, so this holds against the server too."
     if public:
         return (
-            "Its noise is added once, to the sum, by the server, which sees what comes before: against the server "
-            "nothing is claimed."
+            "Its noise is added once, to the sum, by the server, which sees what comes before: there is no "
+            "guarantee against the server."
         )
     return "Not all of its claims are finite; the reasons are in the report."
 

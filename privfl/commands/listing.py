@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from privfl.commands.catalogue import Kind, Row, shipped_rows
+from privfl.commands.papers import bibtex
 from privfl.commands.printing import UNLIMITED, console, print_json
-from privfl.errors import unknown
+from privfl.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,17 +24,22 @@ WIDEST = 26
 """Characters of a column before it is cut on a terminal."""
 
 
-def show_list(kind: Kind, name: str | None, as_json: bool) -> None:
-    """Print the rows of ``kind``, or the one called ``name`` in full, as a table or as JSON.
+def show_list(kind: Kind, name: str | None, as_json: bool, as_bibtex: bool = False) -> None:
+    """Print the rows of ``kind``, or the one called ``name`` in full, as a table, as JSON or as BibTeX.
 
     Attacks are found by the names of their choices as well, ``grnn`` as ``prototype-inversion``.
 
     Raises:
-        ConfigError: there is no such name.
+        ConfigError: there is no such name, or no BibTeX of it.
     """
     rows = shipped_rows(kind)
     if name is not None:
         rows = [_named(kind, name, rows)]
+    if as_bibtex:
+        if kind is not Kind.algorithms or as_json:
+            raise ConfigError("--bibtex belongs to `privfl list algorithms` without --json; leave one of them out")
+        typer.echo(bibtex([row["name"] for row in rows]))
+        return
     if as_json:
         print_json(rows)
         return

@@ -15,7 +15,7 @@ from privfl.privacy.secagg.errors import BadShare, BadVector, TooFewClients
 from privfl.privacy.secagg.rules import LEAST_HONEST
 
 OUT_OF_RANGE = "sent a number beyond the range of the secure sum"
-GIVEN_UP = "took part in a secure sum that was given up"
+GIVEN_UP = "took part in a secure sum that was aborted"
 
 
 class SecureAggregator:

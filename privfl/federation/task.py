@@ -74,7 +74,7 @@ class ClientIndex:
         return self.rows[self.offsets[client] : self.offsets[client + 1]]
 
     def hash(self) -> str:
-        """A hash of who holds which rows, 64 hexadecimal digits."""
+        """A hash of which client holds which examples, 64 hexadecimal digits."""
         return hashlib.sha256(self.rows.cpu().numpy().tobytes() + self.offsets.tobytes()).hexdigest()
 
     @cached_property
@@ -248,7 +248,7 @@ class Task(Settings):
             ConfigError: rows are held back already.
         """
         if self.local_tests is not None:
-            raise ConfigError("clients hold rows back already; give fraction and validation in one call")
+            raise ConfigError("clients hold examples back already; give fraction and validation in one call")
         tests = tests or LocalTests()
         parts = [self.clients[client].cpu().numpy() for client in range(len(self.clients))]
         train, test, validation = tests.split(parts, strata(self.targets, self.kind), seed)
@@ -275,7 +275,7 @@ class Task(Settings):
         return task
 
     def describe(self) -> dict[str, Any]:
-        """What tells this task apart from another one: names, and hashes of the data and of who holds which rows.
+        """What tells this task apart from another one: names, and hashes of the data and of who holds it.
 
         A memory map is read once for it.
         """
@@ -292,7 +292,7 @@ class Task(Settings):
         }
 
     def content(self, *, fresh: bool = False) -> dict[str, str]:
-        """Hashes of every byte of the data and of who holds which rows, by the names of the fields.
+        """Hashes of every byte of the data and of which client holds which examples, by the names of the fields.
 
         They are kept for the next call, unless tensors were written to by torch since. What is written past torch, to
         an array that shares its memory or to a mapped file, is seen if ``fresh`` asks to read everything again.

@@ -20,8 +20,8 @@ SECRET_DRAW = (
 ADAPTED = "The sampling rate follows from the size answers; the claim composes the rates that these answers led to."
 
 OWN_ROWS = (
-    "Local and personal metrics are measured on rows that clients hold back; no claim covers them, and publishing them "
-    "is one more release."
+    "Local and personal metrics are measured on examples that clients hold back; no claim covers them, and publishing "
+    "them is one more release."
 )
 OWN_MODELS = (
     "The test figures are those of the clients' own models, which noise on updates does not cover; publishing them is "
@@ -37,7 +37,7 @@ SECURE_SUM = {
     "probability about 2^-40, as long as the cryptography holds and the clients' signing keys did not come from it.",
     "semi-honest": "The column 'server' rests on secure aggregation: a server that follows the protocol (semi-honest) "
     "and works with at most {corrupt:g} % of a cohort sees sums only, except with probability about 2^-40 and as long "
-    "as the cryptography holds. A server that lies about who survived reads every upload bare.",
+    "as the cryptography holds. A server that lies about who survived reads every upload.",
 }
 DIFFERENCES = (
     "Secure sums do not hide what several of them tell together: of two cohorts that differ in one client the "
@@ -49,11 +49,15 @@ SERVER = {"active": "the server may lie, with", "semi-honest": "only if the serv
 AUTHORS = "The claims rest on parts that are not privfl's own, and on what their authors say of them: {}."
 
 
-PUBLIC = "Public, by assumption: {}, who the {} clients are, inputs of shape {}, {} test rows, every setting."
+PUBLIC = "Public, by assumption: {}, who the {} clients are, inputs of shape {}, {} test examples, every setting."
 READ_OFF = "Read off the data, and covered by no claim unless it is known anyway: {}."
 _SAID = {
     "classes": "how many classes there are (say it: classes=)",
-    "test rows": "which rows are held out (give test=)",
+    "test rows": "which examples are held out for tests (give test=)",
+}
+_SAID_OF_FILES = {
+    "classes": "how many classes there are (say it: arrays.classes)",
+    "test rows": "which examples are held out for tests (bring test_inputs and test_targets in a .npz file)",
 }
 
 
@@ -63,7 +67,8 @@ def assumptions(task: Task) -> str:
     if task.vocabulary is not None:
         shape += f" with {task.vocabulary} token ids"
     said = PUBLIC.format(counted(task.kind, task.classes), len(task.clients), shape, len(task.test_targets))
-    read_off = [_SAID[name] for name in task.read_off]
+    from_file = task.recipe is not None and task.recipe.arrays is not None
+    read_off = [(_SAID_OF_FILES if from_file else _SAID)[name] for name in task.read_off]
     return f"{said} {READ_OFF.format(', '.join(read_off))}" if read_off else said
 
 

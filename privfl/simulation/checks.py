@@ -61,8 +61,8 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
     check_contract(algorithm)
     if algorithm.needs_classes and task.kind != "classification":
         raise ConfigError(
-            f"{algorithm.name} works with the class of each row, and rows of a task of the kind {task.kind} have none; "
-            "take an algorithm that needs none, such as fedavg, fedprox, scaffold or ditto"
+            f"{algorithm.name} works with the class of each example, and examples of a task of the kind {task.kind} "
+            "have none; take an algorithm that needs none, such as fedavg, fedprox, scaffold or ditto"
         )
     _check_kept(algorithm, network.flat)
     way: GradSampleMode | None = None
@@ -86,8 +86,9 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
         _check_secure_sum(algorithm)
         if asked and privacy.size is None:
             raise ConfigError(
-                f"{algorithm.name if algorithm.asks_sizes() else 'the cohort'} needs to know sizes, which would pass "
-                "SecureSum by in clear; set privacy.size, or choose weights and a cohort that do not need them"
+                f"{algorithm.name if algorithm.asks_sizes() else 'the cohort'} needs to know sizes, which would be "
+                "sent in the clear, outside SecureSum; set privacy.size, or choose weights and a cohort that do not "
+                "need them"
             )
     if channel.has_client_level_noise and (weighted or algorithm.weights() == "server"):
         raise ConfigError(

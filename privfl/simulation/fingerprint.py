@@ -30,11 +30,11 @@ PACKAGES = ("privfl", "numpy", "scipy", "opacus", "cryptography", "dp-accounting
 DATA: Mapping[str, str] = {
     "inputs": "the inputs",
     "targets": "the labels",
-    "clients": "who holds which rows",
+    "clients": "which client holds which examples",
     "test_inputs": "the held-out inputs",
     "test_targets": "the held-out labels",
-    "local_tests": "which rows clients hold back for tests",
-    "local_validations": "which rows clients hold back for validation",
+    "local_tests": "which examples clients hold back for tests",
+    "local_validations": "which examples clients hold back for validation",
     "classes": "the kind of the task, or its number of classes or tokens",
 }
 INDIFFERENT = ("engine", "workers", "address", "checkpoint_seconds")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from privfl.privacy.accounting.printed import round_up
-from privfl.study.grid import Summary
+from privfl.study.summary import Summary
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Measure:
     def text(self, row: Summary) -> str:
         """Mean and spread over seeds, as ``91.2 ± 0.4 %``, or ``91.2 %`` where one seed tells no spread."""
         if math.isnan(row.deviation):
-            return self.show(row.accuracy)
+            return self.show(row.value)
         if self.share:
-            return f"{100 * row.accuracy:.1f} ± {100 * row.deviation:.1f} %"
-        return f"{row.accuracy:.4g} ± {row.deviation:.2g}"
+            return f"{100 * row.value:.1f} ± {100 * row.deviation:.1f} %"
+        return f"{row.value:.4g} ± {row.deviation:.2g}"
 
     def gap(self, difference: float) -> str:
         """How far two values lie apart."""
@@ -69,9 +69,9 @@ def findings(rows: Sequence[Summary], cell: str = "sample/public", measure: Meas
         sentences.append(f"{start}{', '.join(parts)} ({where}).")
     for level in dict.fromkeys(row.level for row in rows):
         sign = 1 if measure.lower_is_better else -1
-        group = sorted((row for row in rows if row.level == level), key=lambda row: sign * row.accuracy)
+        group = sorted((row for row in rows if row.level == level), key=lambda row: sign * row.value)
         if len(group) > 1 and not math.isnan(group[0].deviation) and not math.isnan(group[1].deviation):
-            gap, spread = abs(group[0].accuracy - group[1].accuracy), math.hypot(group[0].deviation, group[1].deviation)
+            gap, spread = abs(group[0].value - group[1].value), math.hypot(group[0].deviation, group[1].deviation)
             clear = "more than" if gap > 2 * spread else "not more than"
             settled = "" if gap > 2 * spread else ", so these seeds do not settle it"
             ahead, behind = (row.epsilons[cell.replace("public", "server")] for row in group[:2])

@@ -15,7 +15,7 @@ from privfl.privacy.accounting.printed import round_up
 from privfl.simulation.run_directory import Metrics
 from privfl.study.chart import COLOURS, INK, Chart, Share, few, legend, style
 from privfl.study.findings import ACCURACY, Measure
-from privfl.study.grid import Summary
+from privfl.study.summary import Summary
 
 UTILITY = ACCURACY.name
 """What utility is where nobody says otherwise."""
@@ -54,7 +54,7 @@ def pareto(rows: Sequence[Summary], cell: str = "sample/public", title: str = ""
             axes, [right * aside] * len(bare), bare, cell, measure, look | {"linestyle": ""}, "" if private else method
         )
         for row in bare:
-            axes.axhline(row.accuracy, color=look["color"], linestyle=":", linewidth=1, alpha=0.7)
+            axes.axhline(row.value, color=look["color"], linestyle=":", linewidth=1, alpha=0.7)
         chart.rows += [(row.method, row.level, measure.text(row), finite(row.epsilons[cell])) for _, row in mine]
     ticks: list[float] = []
     for value in claimed:
@@ -207,7 +207,7 @@ def _bars(
     if not rows:
         return
     spread = [0.0 if math.isnan(row.deviation) else row.deviation for row in rows]
-    drawn = axes.errorbar(places, [row.accuracy for row in rows], yerr=spread, label=label or None, **look)
+    drawn = axes.errorbar(places, [row.value for row in rows], yerr=spread, label=label or None, **look)
     assert isinstance(axes.figure, Chart)
     axes.figure.tell(
         drawn.lines[0],

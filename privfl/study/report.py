@@ -17,12 +17,13 @@ from privfl.study.assurance import answers, standing, unprotected
 from privfl.study.attacks import read_attacks
 from privfl.study.audits import read_audits
 from privfl.study.findings import Measure
-from privfl.study.grid import load_results
 from privfl.study.page import clients_section, flat, picture, problems, render, save, sound, write
 from privfl.study.plots import run_charts
 from privfl.study.provenance import Facts, code, describe_run, not_tried
+from privfl.study.results import Results
+from privfl.study.shown import report_study
 from privfl.study.store import FILE as STORE
-from privfl.study.study_page import report_results
+from privfl.study.store import OWN_PAGE, RUNS, Store
 
 CAPTIONS = {
     "loss": "How badly the model predicts held-out examples, over the rounds.",
@@ -34,24 +35,27 @@ SHARES = ("accuracy", "f1", "recall", "precision")
 
 
 def report_directory(path: Path) -> Path:
-    """Write ``report.html`` (and the figures) for the run or study in ``path``; returns the page's path.
+    """Write ``report.html`` (and the figures) for a run or a study; returns the page's path.
+
+    Args:
+        path: directory of a run, folder of a study in its store, or a store with a page of its own, as of the demo.
 
     Raises:
-        DataError: ``path`` holds neither, or a file of it is missing or damaged.
+        DataError: ``path`` is none of these, or a file of it is missing or damaged.
     """
-    with sound(path):
-        if (path / "results.json").exists():
-            return _study(path)
-        if (path / "statement.json").exists():
+    if (path / "statement.json").exists():
+        with sound(path):
             RunDirectory(path).settle()
             return write(_read_run(path), path / "report.html")
-    mend = "give the --out folder of a run or a study"
+    if (path / STORE).exists():
+        return _study(path, OWN_PAGE)
+    if (path.parent / STORE).exists():
+        return _study(path.parent, path.name)
+    mend = "give the directory of a run, or the folder of a study in its store"
     if (path / "environment.json").exists():
         mend = "the run is not finished, go on with --resume"
-    elif any((folder / STORE).exists() for folder in (path, path.parent)):
-        mend = "a study's page is written by `privfl study report FILE`, with the study's file"
-    elif (path / "runs").is_dir():
-        mend = "the study is not finished, start it again: what is finished is not repeated"
+    elif (path / RUNS).is_dir():
+        mend = f"its index {STORE} is gone, start the study again: what is finished is not repeated"
     raise DataError(f"{path} holds no finished run and no study; {mend}")
 
 
@@ -79,12 +83,14 @@ def headline(summary: Mapping[str, Any]) -> Measure:
     return Measure(key, key.replace("_", " "), share, bool(told.get("lower_is_better", not share)))
 
 
-def _study(path: Path) -> Path:
-    results = load_results(path)
-    study = read_json(path / "study.json")
-    if not results:
-        raise DataError(f"{path / 'results.json'} holds no finished run; mend what failed and repeat the study")
-    return report_results(results, path, path, title=study["title"], failures=study["failures"])
+def _study(folder: Path, name: str) -> Path:
+    """The page of the study ``name`` of the store in ``folder``."""
+    store = Store(folder, create=False)
+    if name not in (known := store.studies()):
+        told = ", ".join(str(folder / one) for one in known) or "none"
+        raise DataError(f"{folder / name} is the folder of no study; the store holds {told}")
+    with sound(store.file):
+        return report_study(Results.of(store, name), store, folder / name)
 
 
 def _read_run(path: Path) -> str:

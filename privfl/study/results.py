@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 from privfl.errors import ConfigError, DataError, unknown
-from privfl.study.store import Member, Store
+from privfl.study.store import MEND, Member, Store
 
 Better = Literal["auto", "higher", "lower"]
 Test = Literal["t", "wilcoxon", "sign"]
@@ -23,6 +23,8 @@ LOWER = (
     *("seconds", "bytes", "dropped", "epsilon", "advantage", "bound", "noise"),
 )
 """Words in the name of a metric of which less is better."""
+DAMAGED = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
+"""What an index raises whose values are none that a store writes."""
 ALONE = "epsilon of the run alone"
 """What ε of a run without its tuning is called, where it was tuned."""
 
@@ -87,6 +89,15 @@ class Results:
         Raises:
             DataError: the study was never started there.
         """
+        try:
+            return cls._of(store, study, metric)
+        except DAMAGED as error:
+            if isinstance(error, DataError):
+                raise
+            raise DataError(f"{store.file} is damaged ({type(error).__name__}: {error}); {MEND}") from error
+
+    @classmethod
+    def _of(cls, store: Store, study: str, metric: str | None) -> Self:
         told = store.told(study)
         chosen = {name: told[name] for name in ("title", "better", "confidence", "test")}
         if metric not in (None, told["metric"]):
@@ -94,6 +105,11 @@ class Results:
         tuned = {(one["method"], one["level"]): one for one in told.get("tuned", [])}
         members = [_after_tuning(one, tuned.get((one.method, one.level))) for one in store.members(study)]
         return cls(members=members, metric=metric or told["metric"], tuned=tuned, **chosen)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What a store has to keep of a study for :meth:`of`, but for what was tuned."""
+        return {name: getattr(self, name) for name in ("title", "metric", "better", "confidence", "test")}
 
     @property
     def done(self) -> list[Member]:

@@ -9,12 +9,12 @@ from privfl.files import write_whole
 from privfl.simulation.run_directory import RunDirectory
 from privfl.study.chart import Chart, figure_bytes
 from privfl.study.findings import Measure
-from privfl.study.grid import Result, Summary
 from privfl.study.page import sound
 from privfl.study.plots import pareto, trade_off
 from privfl.study.results import CELLS, Results, worst_tenth
 from privfl.study.store import Member, Store
 from privfl.study.study_page import report_results
+from privfl.study.summary import Result, Summary
 from privfl.study.sweep import Spent
 
 
@@ -107,19 +107,9 @@ def judged_by(results: Results) -> Measure:
 
 
 def _result(one: Member, store: Store, value: float) -> Result:
-    """The row of a finished run; its ε counts what its tuning had spent before."""
-    summary, _, _ = RunDirectory(store.path(one.run)).ending()
-    epsilons = {cell: one.metrics.get(f"epsilon {cell}", math.inf) for cell in CELLS}
-    return Result(
-        method=one.method,
-        level=one.level,
-        seed=one.seed,
-        accuracy=value,
-        best=value,
-        tail=value,
-        epsilons={name: None if math.isinf(epsilon) else epsilon for name, epsilon in epsilons.items()},
-        noise_multiplier=summary["noise_multiplier"],
-        rounds=summary["rounds"],
-        seconds=one.metrics.get("seconds", math.nan),
-        folder=one.run,
-    )
+    """The row of a finished run; its ε counts what its tuning had spent before, and is never below its statement's."""
+    _, statement, _ = RunDirectory(store.path(one.run)).ending()
+    claims = {f"{cell.unit}/{cell.observer}": cell.epsilon for cell in statement.cells}
+    spent = {cell: one.metrics.get(f"epsilon {cell}", math.inf) for cell in CELLS}
+    told = {cell: max(spent[cell], claims[cell]) if spent[cell] < math.inf > claims[cell] else None for cell in CELLS}
+    return Result(one.method, one.level, one.seed, value, told, one.run)

@@ -24,11 +24,14 @@ from privfl.errors import DataError
 
 FILE = "results.sqlite"
 RUNS = "runs"
+OWN_PAGE = "."
+"""The study whose folder is the store's own; no other one can be called so."""
 VERSION = 1
 APPLICATION = 0x70667374
 """Marks an SQLite file as a store of privfl."""
 PATIENCE = 60.0
 """Seconds that a writer waits for another one."""
+MEND = "move it away, and starting the study again fills a new one from the run directories without training anything"
 State = Literal["waiting", "running", "done", "failed", "impossible"]
 
 _TABLES = """
@@ -96,7 +99,13 @@ class Store:
             self._prepare(database)
 
     def path(self, run: str) -> Path:
-        """The directory of the run called ``run``."""
+        """The directory of the run called ``run``.
+
+        Raises:
+            DataError: the name leads elsewhere, as none that a study gives does.
+        """
+        if Path(run).name != run:
+            raise DataError(f"{self.file} names the run '{run}', which is no folder of {self.folder / RUNS}; {MEND}")
         return self.folder / RUNS / run
 
     def enrol(self, study: str, source: str, told: Mapping[str, Any], members: Sequence[Member]) -> None:
@@ -142,6 +151,11 @@ class Store:
             self._replace(database, run, "failed", reason, metrics or {}, {})
             database.execute("COMMIT")
 
+    def studies(self) -> list[str]:
+        """The names of all that were started here, in alphabetical order."""
+        with self._open() as database:
+            return [name for (name,) in database.execute("SELECT study FROM studies ORDER BY study")]
+
     def source(self, study: str) -> str:
         """What the members of ``study`` followed from when it was last started, empty if it never was."""
         with self._open() as database:
@@ -156,11 +170,10 @@ class Store:
         """
         with self._open() as database:
             row = database.execute("SELECT told FROM studies WHERE study = ?", (study,)).fetchone()
-            known = [name for (name,) in database.execute("SELECT study FROM studies ORDER BY study")]
         if row is None:
             raise DataError(
-                f"{self.folder} holds no study '{study}' (it holds {', '.join(known) or 'none'}); start it with "
-                "`privfl study run`"
+                f"{self.folder} holds no study '{study}' (it holds {', '.join(self.studies()) or 'none'}); start it "
+                "with `privfl study run`"
             )
         found: dict[str, Any] = json.loads(row[0])
         return found
@@ -231,10 +244,7 @@ class Store:
                 database.execute("PRAGMA synchronous = NORMAL")
                 yield database
         except sqlite3.Error as error:
-            raise DataError(
-                f"{self.file} cannot be used as a store of results ({error}); move it away, and starting the study "
-                "again fills a new one from the run directories without training anything"
-            ) from error
+            raise DataError(f"{self.file} cannot be used as a store of results ({error}); {MEND}") from error
 
     def _prepare(self, database: sqlite3.Connection) -> None:
         database.execute("PRAGMA journal_mode = WAL")

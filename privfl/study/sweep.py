@@ -16,7 +16,7 @@ from privfl.privacy.accounting.release import OBSERVERS, UNITS, Observer, Releas
 from privfl.privacy.accounting.statement import Statement
 from privfl.simulation.run_directory import RunDirectory
 from privfl.study.choice import release as picked
-from privfl.study.grid import Result
+from privfl.study.summary import Result
 from privfl.study.trials import FILE as TRIAL
 from privfl.study.trials import trial_settings
 

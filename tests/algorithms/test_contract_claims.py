@@ -311,7 +311,7 @@ def test_a_task_with_other_local_tests_is_another_task(task):
     held = task.with_local_tests(pf.LocalTests(0.3))
     union = task.with_local_tests(pf.LocalTests(0.3, global_test="union"))
     assert held.describe() != union.describe() != task.describe()
-    with pytest.raises(ConfigError, match="clients hold rows back already"):
+    with pytest.raises(ConfigError, match="clients hold examples back already"):
         held.with_local_tests()
 
 

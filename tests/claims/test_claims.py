@@ -16,7 +16,7 @@ from tests.claims.planted.inside import changed
 
 ONCE_BROKEN = Path(__file__).parent / "once_broken"
 SEED = 12
-BLOCKS = 10
+BLOCKS = 6
 MOST_TRIED = 60
 """Of drawn experiments that might show a planted defect; the harmless ones among them are many."""
 RERUNS = 12

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import attacks.attack
+from attacks.judge import Judge
 from attacks.registry import ATTACKS
-from privfl.commands.judge import Judge
 from privfl.study.provenance import not_tried
 from tests.commands.command_line import privfl
 

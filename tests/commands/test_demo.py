@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from privfl.commands import demo
 from privfl.commands.demo import ATTACKED, SIZE, meaningless_labels, run_demo, studies
 from privfl.commands.demo_sentences import attacked, audited, costs, hidden
 from privfl.commands.examine import check, examine
@@ -14,8 +15,10 @@ from privfl.errors import PrivflError
 from privfl.federation.task import load
 from privfl.simulation.run_directory import RunDirectory
 from privfl.study.file import Study
+from privfl.study.report import report_directory
 from privfl.study.results import CELLS, Results
 from privfl.study.store import Member, Store
+from tests.commands.command_line import privfl
 
 
 def test_the_labels_of_the_attacked_federation_mean_nothing_and_its_clients_hold_the_same_images():
@@ -101,6 +104,7 @@ def test_the_demo_in_small_ends_in_one_report_with_every_part_and_goes_on_where_
     assert "loss-trajectory on FedAvg, labels by heart, no privacy, seed 0" in page
     assert "rare-tokens of FedAvg, one step a round, ε = 8, seed 0" in page
     assert (tmp_path / "figures" / "pareto.png").exists()
+    assert report_directory(tmp_path).read_text(encoding="utf-8") == page
 
 
 def test_a_demo_in_which_every_run_fails_says_why(tmp_path):
@@ -108,3 +112,15 @@ def test_a_demo_in_which_every_run_fails_says_why(tmp_path):
     broken = Study(base | {"training": {"learning_rate": 1e38}}, title="t")
     with pytest.raises(PrivflError, match=r"no run of the demo succeeded; the first says: .*without having learnt"):
         run_demo(tmp_path, [broken], processes=1)
+
+
+def test_a_demo_of_which_a_run_fails_tells_the_rest_and_exits_with_1(tmp_path, monkeypatch):
+    base = {"rounds": 1, "workers": 1, "dataset": {"name": "digits"}, "partition": {"name": "iid", "clients": 4}}
+    good = Study(base | {"model": {"name": "logistic"}}, title="good")
+    broken = Study(base | {"training": {"learning_rate": 1e38}}, title="broken")
+    monkeypatch.setattr(demo, "studies", lambda: [good, broken, good, good])
+    code, out, err = privfl("demo", "--out", tmp_path)
+    assert code == 1
+    assert err.splitlines()[-1].endswith("1 of the demo's runs failed, each named above with its reason")
+    assert "without having learnt" in out
+    assert (tmp_path / "report.html").exists()

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.mutants.catalogue import ROOT, Mutant, digest, mutants
+from tests.mutants.catalogue import ROOT, Mutant, code_digest, mutants
 from tests.mutants.report import RAW, Result, read, write
 
 COPIED = ("privfl", "attacks", "audits", "tests", "examples", "benchmarks", "docs")
@@ -79,7 +79,7 @@ def run(chosen: Sequence[Mutant], *, jobs: int, end: float, again: bool, likely_
 def reads_mutated(mutant: Mutant) -> str:
     """Digest of the mutated file as it would be now, empty if the mutant fits no more."""
     try:
-        return digest(mutant.applied((ROOT / mutant.path).read_text(encoding="utf-8")))
+        return code_digest(mutant.applied((ROOT / mutant.path).read_text(encoding="utf-8")))
     except ValueError:
         return ""
 
@@ -158,7 +158,7 @@ def _work(todo: Iterable[Mutant], end: float, likely_only: bool) -> None:
             print(f"{seconds:6.1f} s  {status:9}  {mutant.room}: {mutant.breaks}  {by}", flush=True)
             if status == "survived" and likely_only:
                 continue
-            after = digest(mutant.applied(before))
+            after = code_digest(mutant.applied(before))
             with RAW.open("a", encoding="utf-8") as file:
                 result = Result(mutant.key, after, tests, status, by, seconds)
                 file.write(json.dumps({**vars(result), "path": mutant.path, "breaks": mutant.breaks}) + "\n")

@@ -14,6 +14,7 @@ A mutant may name ``tests`` of its own, tried before those of its file. ``equiva
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import tomllib
 from dataclasses import dataclass
@@ -54,6 +55,29 @@ class Mutant:
 def digest(*texts: str) -> str:
     """Twelve hexadecimal digits that stand for ``texts``."""
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
+
+
+def code_digest(text: str) -> str:
+    """Twelve hexadecimal digits that stand for what ``text`` does.
+
+    Comments, layout and strings of several words, which are docstrings and messages, do not count.
+    """
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            node.value = ""
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [one for one in node.body if not _is_text(one)]
+    return digest(ast.dump(tree))
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    """Whether this is a string that stands alone, as docstrings do."""
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
 
 
 def mutants() -> list[Mutant]:

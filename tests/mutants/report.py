@@ -16,7 +16,7 @@ RAW = PAGE.with_suffix(".jsonl")
 class Result:
     """What the tests said of one mutant.
 
-    ``file`` and ``tests`` are digests of the mutated file and of all tests; ``by`` is the first test that failed.
+    ``file`` and ``tests`` are digests of the mutated file's code and of all tests; ``by`` is the first failure.
     """
 
     mutant: str

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from tests.mutants.catalogue import ROOT, Mutant, mutants
+from tests.mutants.catalogue import ROOT, Mutant, code_digest, mutants
 from tests.mutants.report import Result, read, write
 
 LISTED = mutants()
@@ -61,3 +61,11 @@ def test_a_result_holds_until_its_file_or_for_a_survivor_a_test_changes(tmp_path
     assert read([killed, survivor], "tests now", lambda one: "file now") == results
     assert read([killed, survivor], "other tests", lambda one: "file now") == {killed.key: results[killed.key]}
     assert read([killed, survivor], "tests now", lambda one: "another file") == {}
+
+
+def test_words_do_not_change_what_code_does():
+    one = code_digest('"""What it is."""\n\ndef twice(x):\n    """Doubles."""\n    return 2 * x\n')
+    assert one == code_digest("def twice(x):\n    return (2 * x)  # doubled\n")
+    assert one != code_digest("def twice(x):\n    return 3 * x\n")
+    assert code_digest("raise ValueError(f'{x} is odd')") == code_digest("raise ValueError(f'{x} is not even')")
+    assert code_digest("x = 'odd'") != code_digest("x = 'even'")

@@ -14,9 +14,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 WRITES = os.O_WRONLY | os.O_RDWR
-UNTOLD = ("run.lock", "timing.jsonl")
-"""What nothing is read from but seconds: an empty file that bears the lock, and how long rounds took."""
-SECONDS = ("results.json", "results.csv", "report.html")
+UNTOLD = ("run.lock", "timing.jsonl", "study.log")
+"""What nothing is read from but seconds: an empty file that bears the lock, how long rounds took, a study's log."""
+SECONDS = ("report.html",)
 """What holds the seconds of runs beside their numbers."""
 
 
@@ -72,7 +72,11 @@ class Disk:
         """Note writers that do not go by way of ``os``, whose steps nobody sees."""
         if event == "open" and self._watching and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+"):
             path = arguments[0]
-            if isinstance(path, str | bytes | Path) and self._inside(path):
+            if (
+                isinstance(path, str | bytes | Path)
+                and self._inside(path)
+                and Path(os.fsdecode(path)).name not in UNTOLD
+            ):
                 self.unseen.append(os.fsdecode(path))
 
     def _inside(self, path):
@@ -200,9 +204,9 @@ def lay(root, content):
 
 def result(root):
     """What a piece of work came to, without seconds and locks."""
-    found = {name: content for name, content in tree(root).items() if Path(name).name not in UNTOLD}
+    found = {name: content for name, content in tree(root).items() if _told(Path(name))}
     for name in found:
-        if name in SECONDS or Path(name).parent.name in ("attacks", "audits"):
+        if Path(name).name in SECONDS or Path(name).parent.name in ("attacks", "audits"):
             rows = json.loads(found[name]) if name.endswith(".json") else []
             rows = [rows] if isinstance(rows, dict) else rows
             found[name] = [_untimed(row) for row in rows]
@@ -213,6 +217,11 @@ def result(root):
             with zipfile.ZipFile(io.BytesIO(found[name])) as archive:  # bytes around the parts mean nothing
                 found[name] = {part: archive.read(part) for part in archive.namelist()}
     return found
+
+
+def _told(path):
+    """Whether a file says what came of the work: the index of a store says the same again, with seconds."""
+    return path.name not in UNTOLD and path.suffix != ".lock" and not path.name.startswith("results.sqlite")
 
 
 def _untimed(told):

@@ -14,7 +14,6 @@ from privfl.commands.attack import attack_run
 from privfl.commands.audit import audit_experiment
 from privfl.experiment import Experiment
 from privfl.privacy.noise.source import NoiseSource
-from privfl.study.grid import Cell, run_study
 from privfl.study.report import report_directory
 
 ONE_CORE = {"device": "cpu", "workers": 1, "checkpoint_seconds": 0.0}
@@ -69,34 +68,33 @@ def vectorised_run(out):
     run(out, rounds=2, engine="vectorised")
 
 
-def experiment(seed=0, rounds=2, **settings):
-    """FedAvg on digits."""
-    return Experiment.from_dict(
-        {
-            "seed": seed,
-            "rounds": rounds,
-            "dataset": {"name": "digits"},
-            "partition": {"name": "iid", "clients": 4},
-            "model": {"name": "logistic"},
-            "algorithm": {"name": "fedavg"},
-            "training": {"learning_rate": 0.5, "batch_size": 100},
-            "engine": "loop",
-            "privacy": {"update": [{"name": "clip", "max_norm": 1.0}], "noise_key": 7},
-            **ONE_CORE,
-            **settings,
-        }
-    )
+FEDAVG = {
+    "dataset": {"name": "digits"},
+    "partition": {"name": "iid", "clients": 4},
+    "model": {"name": "logistic"},
+    "algorithm": {"name": "fedavg"},
+    "training": {"learning_rate": 0.5, "batch_size": 100},
+    "engine": "loop",
+    "privacy": {"update": [{"name": "clip", "max_norm": 1.0}], "noise_key": 7},
+    **ONE_CORE,
+}
+"""FedAvg on digits."""
+
+
+def small_study(seeds, rounds):
+    """FedAvg on digits, with that many seeds."""
+    return pf.Study(FEDAVG | {"rounds": rounds}, title="small", seeds=seeds)
 
 
 def study(out):
-    """Two cells, their table and their page."""
-    run_study([Cell("FedAvg", "plain", experiment(seed, rounds=1)) for seed in (0, 1)], out, title="t", processes=1)
-    report_directory(out)
+    """Two runs and their page."""
+    small_study(seeds=2, rounds=1).run(out, name="small", processes=1)
+    report_directory(out / "small")
 
 
 def recorded(out):
     """A finished run that attacks read."""
-    experiment(record=True).run(out)
+    Experiment.from_dict(FEDAVG | {"rounds": 2, "record": True}).run(out)
 
 
 def attack(out):

@@ -190,7 +190,6 @@ def test_the_fuzz_below_reaches_what_users_construct():
     results = {
         "Ledger",
         "PrivateFederation",
-        "PythonRun",
         "Run",
         "Statement",
         "Transcript",

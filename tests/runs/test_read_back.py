@@ -14,8 +14,6 @@ from privfl.errors import ConfigError
 from privfl.experiment import Experiment
 from privfl.federation.task import ClientIndex
 from privfl.simulation.settings import Schedule
-from privfl.study.composed import PythonRun
-from privfl.study.grid import Cell, run_study
 from tests import own_parts
 from tests.commands.command_line import privfl
 from tests.own_parts import (
@@ -226,14 +224,14 @@ def test_an_experiment_file_names_the_function_that_makes_its_task(tmp_path):
 
 
 def test_a_study_of_runs_from_python_reads_back(tmp_path):
-    arguments = {"training": pf.LocalTraining(steps=1), "execution": EXECUTION}
-    cell = Cell("halved", "l", PythonRun(hospitals_of, Halved(), Schedule(2, seed=2), arguments))
-    results, failures = run_study([cell], tmp_path, title="t", processes=1)
-    assert failures == []
-    folder = tmp_path / "runs" / results[0].folder
+    own = {"task": "tests.own_parts:hospitals_of", "algorithm": {"name": "tests.own_parts:Halved"}}
+    settings = own | {"rounds": 2, "training": {"steps": 1}, "workers": 1, "engine": "loop"}
+    study = pf.Study(settings, title="t", seeds=(2,))
+    (one,) = study.run(tmp_path, processes=1).done
+    folder = tmp_path / "runs" / one.run
     assert written(folder)["task"] == "tests.own_parts:hospitals_of"
     again = Experiment.of_run(folder).run()
-    assert again.metrics[-1]["test_accuracy"] == results[0].accuracy
+    assert again.metrics[-1]["test_accuracy"] == one.metrics["test_accuracy"]
     before = (folder / "summary.json").stat().st_mtime_ns
-    run_study([cell], tmp_path, title="t", processes=1)
+    study.run(tmp_path, processes=1)
     assert (folder / "summary.json").stat().st_mtime_ns == before

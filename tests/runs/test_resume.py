@@ -25,13 +25,13 @@ def final(out: Path) -> tuple[str, dict[str, np.ndarray], str]:
 
 
 @pytest.mark.slow
-def test_killed_at_five_random_moments_a_run_ends_with_the_same_metrics_weights_and_statement(tmp_path):
+def test_killed_at_three_random_moments_a_run_ends_with_the_same_metrics_weights_and_statement(tmp_path):
     assert start(tmp_path / "whole", resume=False).wait(timeout=300) == 0
     rounds = len((tmp_path / "whole" / "metrics.jsonl").read_text().splitlines())
     metrics = tmp_path / "killed" / "metrics.jsonl"
     moments = random.Random(3)
     killed_after = []
-    for target in sorted(moments.sample(range(1, rounds - 2), 5)):
+    for target in sorted(moments.sample(range(1, rounds - 2), 3)):
         process = start(tmp_path / "killed", resume=bool(killed_after))
         while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") >= target):
             time.sleep(0.001)
@@ -50,7 +50,7 @@ def test_killed_at_five_random_moments_a_run_ends_with_the_same_metrics_weights_
         assert np.array_equal(tensors[name], tensor), name
     assert json.loads(statement) == json.loads(whole_statement)
     assert not (tmp_path / "killed" / "noise.key").exists()
-    assert len(set(killed_after)) >= 4
+    assert len(set(killed_after)) >= 2
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path):

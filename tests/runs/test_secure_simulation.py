@@ -99,7 +99,7 @@ def test_of_hidden_weights_the_server_is_told_their_sum_alone(task):
 
 
 def test_sizes_that_must_be_known_first_are_not_let_past_the_sum(task):
-    with pytest.raises(ConfigError, match="fedsampling needs to know sizes, which would pass SecureSum by"):
+    with pytest.raises(ConfigError, match="fedsampling needs to know sizes, which would be sent in the clear"):
         train(task, pf.FedSampling(samples_per_round=200), IDEAL)
     size = pf.Privacy(noise_key=1, size=pf.LaplaceSize(epsilon=3.0, bound=400), max_size_error=100.0)
     assert train(task, pf.FedSampling(samples_per_round=200), IDEAL, privacy=size).summary["rounds"] == 2
@@ -112,7 +112,7 @@ def test_secure_sums_alone_protect_nobody(task):
     assert "a server that lies as it likes (active) and works with at most 10 % of a cohort opens one sum" in said
     assert "of two cohorts that differ in one client the difference is that client's upload" in said
     trusting = train(task, pf.FedAvg(weighting="uniform"), pf.SecureSum(adversary="semi-honest"))
-    assert "A server that lies about who survived reads every upload bare." in " ".join(trusting.statement.caveats)
+    assert "A server that lies about who survived reads every upload." in " ".join(trusting.statement.caveats)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_the_cell_of_the_server_says_what_the_server_may_do(task, adversary, say
 def test_noise_that_the_server_adds_after_the_sum_does_not_cover_the_server(task):
     run = train(task, pf.FedAvg(weighting="uniform"), pf.Clip(1.0), PROTOCOL, pf.GaussianNoise(2.0))
     (reason,) = run.statement.cell("client", "server").reasons
-    assert reason == "update: the server opens the bare sum of the updates; the noise is added after that"
+    assert reason == "update: the server opens the sum of the updates without noise; noise is added only after that"
     plain = train(task, pf.FedAvg(weighting="uniform"), pf.Clip(1.0), pf.GaussianNoise(2.0))
     assert epsilons(run) == epsilons(plain)
     assert torch.allclose(run.parameters, plain.parameters, atol=1e-4)
@@ -214,7 +214,7 @@ def test_too_few_survivors_give_the_round_up_and_the_run_goes_on(task):
         start = train(task, pf.FedAvg(), rounds=1, training=replace(TRAINING, learning_rate=1e-30))
         run = train(broken, pf.FedAvg(), pf.SecureSum(threshold=0.6, mode=mode), rounds=2)
         assert run.summary["rounds"] == 2
-        assert run.summary["dropped"]["took part in a secure sum that was given up"] == 6
+        assert run.summary["dropped"]["took part in a secure sum that was aborted"] == 6
         assert torch.equal(run.parameters, start.parameters)
 
 
@@ -429,7 +429,7 @@ def test_noise_on_a_secure_sum_of_gradients_covers_its_rounding_and_a_coarse_gri
 
 def test_a_budget_for_a_cell_that_nothing_protects_is_refused_before_anything_is_written(task, tmp_path):
     privacy = pf.Privacy(noise_key=1, budget=pf.Budget(5.0, unit="client", observer="server"))
-    with pytest.raises(ConfigError, match="client/server can never be kept: the server opens the bare sum"):
+    with pytest.raises(ConfigError, match="client/server can never be kept: the server opens the sum"):
         train(
             task,
             pf.FedAvg(weighting="uniform"),

@@ -119,7 +119,7 @@ CHANGES = {
     "one example": ("the inputs", other_row, {}),
     "one label": ("the labels", other_label, {}),
     "the preprocessing": ("the inputs", lambda: task(scale=0.5), {}),
-    "the owners": ("who holds which rows", lambda: task(seed=1), {}),
+    "the owners": ("which client holds which examples", lambda: task(seed=1), {}),
     "the loss": ("data.loss.name", lambda: task(loss=focal), {}),
     "z": ("privacy.training.noise_multiplier is 100.0 there and 200.0 here", task, {"noise_multiplier": 200.0}),
     "the algorithm": ("algorithm.name", task, {"algorithm": pf.FedProx("uniform", mu=1.0)}),
@@ -227,7 +227,7 @@ def test_a_memory_map_whose_file_changed_is_other_data(tmp_path):
 
 def test_held_back_rows_are_compared(tmp_path):
     run(tmp_path / "run", task().with_local_tests(seed=0), kill=1)
-    with pytest.raises(ConfigError, match="which rows clients hold back for tests"):
+    with pytest.raises(ConfigError, match="which examples clients hold back for tests"):
         run(tmp_path / "run", task().with_local_tests(seed=1), resume=True)
 
 

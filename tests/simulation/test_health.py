@@ -14,7 +14,6 @@ import torch
 import privfl as pf
 from privfl.experiment import Experiment
 from privfl.simulation.health import Health, broken_clients, not_finite
-from privfl.study.grid import Cell, run_study
 from tests.commands.command_line import privfl
 
 rng = np.random.default_rng(0)
@@ -165,10 +164,9 @@ def test_the_command_ends_with_a_reason_and_a_study_goes_on(tmp_path):
     assert "warning: In 2 of 2 rounds no upload could be used." in err
     assert err.splitlines()[-1].startswith("privfl: the run failed: no upload could be used in any of 2 rounds (")
 
-    good = Experiment.from_dict({**settings, "training": {"learning_rate": 0.1}})
-    cells = [Cell("FedAvg", "bad", bad), Cell("FedAvg", "good", good)]
-    for _ in range(2):  # the second time nothing is left to run, and the same is told
-        results, failures = run_study(cells, tmp_path / "study", title="rates", processes=1)
-        assert [result.level for result in results] == ["good"]
-        (failure,) = failures
-        assert failure.startswith("FedAvg-bad-seed0: the run ended without having learnt: no upload could be used")
+    variants = (pf.Variant("bad"), pf.Variant("good", {"training": {"learning_rate": 0.1}}))
+    study = pf.Study(settings, title="rates", variants=variants)
+    for _ in range(2):  # the second time nothing is left to train, and the same is told
+        failed, done = study.run(tmp_path / "study", processes=1).members
+        assert (done.method, done.state, failed.state) == ("good", "done", "failed")
+        assert failed.reason.startswith("the run ended without having learnt: no upload could be used")

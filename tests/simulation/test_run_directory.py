@@ -207,7 +207,7 @@ def changed(**parts):
     [
         (changed(inputs="x"), "other settings: the inputs; repeat"),
         (changed(targets="x", inputs="x"), "the inputs; the labels; repeat"),
-        (changed(local_tests="x"), "which rows clients hold back for tests; repeat"),
+        (changed(local_tests="x"), "which examples clients hold back for tests; repeat"),
         (changed(model="x"), "the code of my_net:Net; repeat"),
         (changed(torch="2.13.0"), r"torch \(2.12.0 there and 2.13.0 here\); repeat"),
     ],

@@ -1,7 +1,5 @@
 """A study keeps what it has, reports what failed, and its page says nothing that no statement says."""
 
-import csv
-import html
 import json
 import math
 import os
@@ -9,7 +7,9 @@ import re
 import runpy
 import shutil
 import signal
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,17 +22,19 @@ from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.printed import round_up
 from privfl.privacy.accounting.statement import Statement
 from privfl.simulation.run_directory import RunDirectory
-from privfl.study import grid
 from privfl.study.findings import findings, percent
-from privfl.study.grid import CELLS, Cell, Result, Summary, load_results, run_study, summarise
 from privfl.study.plots import curves, finite, pareto, run_charts
 from privfl.study.report import report_directory
+from privfl.study.results import CELLS
+from privfl.study.summary import Result, Summary, summarise
 from privfl.study.sweep import sweep_statement, worst_case
+from privfl.study.workers import Workers
+from tests.study.stores import NAME, folders, had, shown
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "privacy_utility.py"
 
 
-def experiment(noise: float | None = None, seed: int = 0, **settings) -> Experiment:
+def settings(noise: float | None = None, **changes) -> dict:
     privacy = {"size": {"name": "laplace", "epsilon": 4.0, "bound": 600, "lower": 200}, "noise_key": 7}
     if noise is not None:
         privacy["training"] = {"noise_multiplier": noise, "sample_rate": 0.1}
@@ -43,25 +45,22 @@ def experiment(noise: float | None = None, seed: int = 0, **settings) -> Experim
         "training": {"learning_rate": 0.5, "batch_size": 36, "steps": 1},
         "privacy": privacy,
         "rounds": 3,
-        "seed": seed,
         "workers": 1,
+        "engine": "loop",
     }
-    return Experiment.from_dict(usual | settings)
+    return usual | changes
 
 
-def study_cells() -> list[Cell]:
-    return [
-        Cell("FedAvg", level, experiment(noise, seed))
-        for level, noise in (("none", None), ("noisy <b>", 2.0))
-        for seed in (0, 1)
-    ]
+def both() -> pf.Study:
+    noisy = {"privacy": {"training": {"noise_multiplier": 2.0, "sample_rate": 0.1}}}
+    levels = (pf.Variant("none", axis="noise"), pf.Variant("noisy <b>", noisy, axis="noise"))
+    return pf.Study(settings(), title="A <script> of & studies", seeds=2, variants=levels)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("study")
-    _, failures = run_study(study_cells(), out, title="A <script> of & studies", processes=1)
-    assert failures == []
+    assert had(out, both()) == []
     return out
 
 
@@ -74,110 +73,64 @@ def statement(folder: Path) -> Statement:
     return Statement.from_json((folder / "statement.json").read_text(encoding="utf-8"))
 
 
-def test_results_hold_what_the_run_directories_hold(finished):
-    results = load_results(finished)
+def test_what_a_page_shows_of_runs_is_what_their_directories_hold(finished):
+    results = shown(finished)
     assert [(r.level, r.seed) for r in results] == [("none", 0), ("none", 1), ("noisy <b>", 0), ("noisy <b>", 1)]
     for result in results:
         folder = finished / "runs" / result.folder
-        accuracies = [json.loads(line)["test_accuracy"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        assert (result.accuracy, result.best) == (accuracies[-1], max(accuracies))
-        assert result.tail == pytest.approx(sum(accuracies) / 3)
+        last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+        assert result.value == last["test_accuracy"]
         for cell in statement(folder).cells:
             told = result.epsilons[f"{cell.unit}/{cell.observer}"]
             assert told == (None if math.isinf(cell.epsilon) else cell.epsilon)
-    lines = list(csv.DictReader((finished / "results.csv").read_text(encoding="utf-8").splitlines()))
-    assert [line["epsilon sample/public"] for line in lines[:2]] == ["inf", "inf"]
-    assert float(lines[2]["epsilon sample/public"]) == results[2].epsilons["sample/public"]
 
 
-def test_a_finished_study_is_not_repeated_and_an_unfinished_run_is_made_up_for(study, monkeypatch):
-    cells, started = study_cells(), []
-    before = (study / "results.json").read_bytes()
-    shutil.rmtree(study / "runs" / cells[3].folder)
-    original = Experiment.run
-    monkeypatch.setattr(
-        Experiment, "run", lambda self, out, **rest: (started.append(Path(out).name), original(self, out, **rest))[1]
-    )
-    run_study(cells, study, title="again", processes=1)
-    assert started == [cells[3].folder]
-    assert json.loads(before)[:3] == json.loads((study / "results.json").read_bytes())[:3]
-
-
-def test_a_run_that_fails_is_reported_and_loses_no_other(tmp_path):
-    cells = [
-        Cell("impossible", "x", experiment(cohort={"name": "size-weighted", "size": 2}, privacy={
-            "training": {"noise_multiplier": 1.0, "noise_at": "server"}})),
-        Cell("FedAvg", "x", experiment()),
-    ]  # fmt: skip
-    results, failures = run_study(cells, tmp_path, title="t", processes=1)
-    assert [result.method for result in results] == ["FedAvg"]
-    assert len(failures) == 1
-    assert failures[0].startswith("impossible-x-seed0: ")
-    assert html.escape(failures[0], quote=False)[:40] in html.unescape(
-        report_directory(tmp_path).read_text(encoding="utf-8")
-    )
-
-
-def test_an_error_that_is_no_users_fault_leaves_its_traceback(tmp_path, monkeypatch):
-    def broken(self, out, **rest):
+def test_an_error_that_is_no_users_fault_leaves_its_traceback_until_the_run_succeeds(tmp_path, monkeypatch):
+    def broken(self, out=None, **rest):
         raise ZeroDivisionError("by a loss of one's own")
 
-    monkeypatch.setattr(Experiment, "run", broken)
-    results, failures = run_study([Cell("m", "l", experiment())], tmp_path, title="t", processes=1)
-    assert results == []
-    assert "ZeroDivisionError: by a loss of one's own" in failures[0]
-    assert "ZeroDivisionError" in (tmp_path / "runs" / "m-l-seed0" / "error.txt").read_text(encoding="utf-8")
-    with pytest.raises(DataError, match="no finished run"):
-        report_directory(tmp_path)
+    one = pf.Study(settings(), title="t")
+    with monkeypatch.context() as patched:
+        patched.setattr(Experiment, "run", broken)
+        (failure,) = had(tmp_path, one)
+    assert "ZeroDivisionError: by a loss of one's own" in failure
+    (left,) = tmp_path.glob("runs/*/error.txt")
+    assert "ZeroDivisionError" in left.read_text(encoding="utf-8")
+    with pytest.raises(DataError, match="no run of 't' is done yet"):
+        report_directory(tmp_path / NAME)
+    assert had(tmp_path, one) == []
+    assert not left.exists()
 
 
-def test_a_folder_of_other_settings_is_a_failure_and_never_a_result(study):
-    cells = study_cells()
-    cells[0] = Cell("FedAvg", "none", experiment(rounds=2))
-    results, failures = run_study(cells, study, title="t", processes=1)
-    assert len(results) == 3
-    assert "other settings" in failures[0]
-
-
-def test_impossible_studies_are_refused_before_any_run(tmp_path):
-    one = Cell("m", "l", experiment())
-    with pytest.raises(ConfigError, match="no run"):
-        run_study([], tmp_path / "x", title="t")
-    with pytest.raises(ConfigError, match="two runs of the study are called 'm-l-seed0'"):
-        run_study([one, Cell("m", "l", experiment(2.0))], tmp_path / "x", title="t")
+def test_fewer_than_one_process_is_refused_before_any_run(tmp_path):
     with pytest.raises(ConfigError, match="in 0 processes"):
-        run_study([one], tmp_path / "x", title="t", processes=0)
+        pf.Study(settings(), title="t").run(tmp_path / "x", processes=0)
     assert not (tmp_path / "x").exists()
 
 
-def _killed(cell: Cell, folder: Path) -> str:
-    if cell.method == "killed":
+def _killed(name: str) -> str:
+    if name == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    return ""
+    return name
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_fails_its_own_run_only(tmp_path, monkeypatch):
-    monkeypatch.setattr(grid, "_run_cell", _killed)
-    cells = [Cell(method, "l", experiment()) for method in ("a", "killed", "b")]
-    outcomes = {cell.method: reason for cell, reason in grid._outcomes(cells, tmp_path, 2)}
-    assert (outcomes["a"], outcomes["b"]) == ("", "")
-    assert "process died" in outcomes["killed"]
+def test_a_process_that_is_killed_fails_its_own_run_only():
+    with Workers(2) as workers:
+        outcomes = dict(workers.outcomes(_killed, ["a", "killed", "b"]))
+    assert outcomes == {"a": "a", "killed": None, "b": "b"}
 
 
 @pytest.mark.slow
 def test_processes_of_their_own_give_the_numbers_of_this_process(finished, tmp_path):
-    cells = study_cells()[:2]
-    results, failures = run_study(cells, tmp_path, title="t", processes=2)
-    assert failures == []
-    assert [r.accuracy for r in results] == [r.accuracy for r in load_results(finished)[:2]]
-    assert (tmp_path / "runs" / cells[0].folder / "metrics.jsonl").read_text() == (
-        finished / "runs" / cells[0].folder / "metrics.jsonl"
-    ).read_text()
+    assert had(tmp_path, both(), processes=2) == []
+    assert shown(tmp_path) == shown(finished)
+    for mine, theirs in zip(folders(tmp_path), folders(finished), strict=True):
+        assert (mine / "metrics.jsonl").read_text() == (theirs / "metrics.jsonl").read_text()
 
 
 def test_the_sweep_costs_what_all_ledgers_together_cost(finished):
-    noisy = load_results(finished)[2:]
+    noisy = shown(finished)[2:]
     together = sweep_statement(finished, noisy)
     ledgers = []
     for result in noisy:  # equal clients, equal rates: here the worst case of each run is simply its ledger
@@ -188,7 +141,7 @@ def test_the_sweep_costs_what_all_ledgers_together_cost(finished):
         assert together.cell(cell.unit, cell.observer).epsilon == pytest.approx(cell.epsilon, rel=1e-9)
     single = noisy[0].epsilons["sample/public"]
     assert single < together.cell("sample", "public").epsilon <= 2 * single
-    everything = sweep_statement(finished, load_results(finished))
+    everything = sweep_statement(finished, shown(finished))
     assert everything.cell("sample", "public").epsilon == math.inf
 
 
@@ -213,8 +166,8 @@ def _releases():
 
 
 def test_the_page_of_a_study_shows_the_statements_numbers_and_fetches_nothing(study):
-    page = report_directory(study).read_text(encoding="utf-8")
-    for result in load_results(study):
+    page = report_directory(study / NAME).read_text(encoding="utf-8")
+    for result in shown(study):
         for epsilon in result.epsilons.values():
             assert ("∞" if epsilon is None else round_up(epsilon)) in page
     assert "A &lt;script&gt; of &amp; studies" in page
@@ -222,7 +175,7 @@ def test_the_page_of_a_study_shows_the_statements_numbers_and_fetches_nothing(st
     assert page.count("<script") == 1
     assert not re.search(r"<b>|<link|(?:src|href)=[\"'](?!data:|#)|url\((?!#)|@import|https?:", page)
     assert "prefers-color-scheme: dark" in page
-    assert {path.name for path in (study / "figures").iterdir()} == {
+    assert {path.name for path in (study / NAME / "figures").iterdir()} == {
         "pareto.png",
         "curves-fedavg.png",
         "clients.png",
@@ -230,7 +183,7 @@ def test_the_page_of_a_study_shows_the_statements_numbers_and_fetches_nothing(st
 
 
 def test_no_epsilon_on_a_runs_page_is_missing_from_its_statement(study):
-    folder = study / "runs" / study_cells()[2].folder
+    folder = folders(study)[2]
     page = report_directory(folder).read_text(encoding="utf-8")
     claims = statement(folder)
     allowed = {round_up(cell.epsilon) for cell in claims.cells}
@@ -244,7 +197,7 @@ def test_no_epsilon_on_a_runs_page_is_missing_from_its_statement(study):
 
 
 def test_a_run_in_memory_has_a_page_that_escapes_what_it_shows(tmp_path):
-    run = experiment(2.0).run()
+    run = Experiment.from_dict(settings(2.0)).run()
     run.summary["warnings"].append("<img src=x onerror=alert(1)>")
     pf.write_report(run, tmp_path / "run.html")
     page = (tmp_path / "run.html").read_text(encoding="utf-8")
@@ -254,7 +207,7 @@ def test_a_run_in_memory_has_a_page_that_escapes_what_it_shows(tmp_path):
 
 
 def test_the_page_of_a_run_whose_directory_is_damaged_is_one_sentence(tmp_path):
-    run = experiment(2.0).run(tmp_path / "run")
+    run = Experiment.from_dict(settings(2.0)).run(tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
     with pytest.raises(DataError, match=r"summary\.json cannot be read: .*; restore it, or repeat what wrote it"):
         pf.write_report(run, tmp_path / "run.html")
@@ -262,7 +215,7 @@ def test_the_page_of_a_run_whose_directory_is_damaged_is_one_sentence(tmp_path):
 
 @pytest.mark.parametrize("name", ["statement.json", "summary.json", "environment.json", "config.toml"])
 def test_a_missing_file_of_a_run_is_one_sentence_that_names_it(study, name):
-    folder = study / "runs" / study_cells()[0].folder
+    folder = folders(study)[0]
     (folder / name).unlink()
     with pytest.raises(DataError, match=re.escape(name) if name != "statement.json" else "go on with --resume"):
         report_directory(folder)
@@ -271,18 +224,19 @@ def test_a_missing_file_of_a_run_is_one_sentence_that_names_it(study, name):
 @pytest.mark.parametrize("name", ["statement.json", "summary.json", "metrics.jsonl", "environment.json"])
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"rounds": 3}', "null"])
 def test_a_damaged_file_of_a_run_is_one_sentence(study, name, content):
-    folder = study / "runs" / study_cells()[2].folder
+    folder = folders(study)[2]
     (folder / name).write_text(content, encoding="utf-8")
     with pytest.raises(DataError) as caught:
         report_directory(folder)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", '[{"method": "x"}]', "null"])
-def test_damaged_results_are_one_sentence(study, content):
-    (study / "results.json").write_text(content, encoding="utf-8")
-    with pytest.raises(DataError):
-        report_directory(study)
+@pytest.mark.parametrize("told", ["{", "[1]", '{"metric": "x"}', "null"])
+def test_a_damaged_index_is_one_sentence(study, told):
+    with closing(sqlite3.connect(study / "results.sqlite", isolation_level=None)) as index:
+        index.execute("UPDATE studies SET told = ?", (told,))
+    with pytest.raises(DataError, match=r"results\.sqlite is damaged \(.*\); move it away"):
+        report_directory(study / NAME)
 
 
 def test_a_folder_that_holds_nothing_of_ours_is_refused(tmp_path):
@@ -291,12 +245,12 @@ def test_a_folder_that_holds_nothing_of_ours_is_refused(tmp_path):
 
 
 def result(method="m", level="l", seed=0, accuracy=0.5, epsilon: float | None = 2.0) -> Result:
-    return Result(method, level, seed, accuracy, accuracy, accuracy, dict.fromkeys(CELLS, epsilon), 1.0, 3, 1.0, "f")
+    return Result(method, level, seed, accuracy, dict.fromkeys(CELLS, epsilon), "f")
 
 
 def test_a_summary_is_the_mean_the_sample_deviation_and_the_worst_claim():
     (row,) = summarise([result(accuracy=0.5, epsilon=1.0), result(seed=1, accuracy=0.7, epsilon=2.0)])
-    assert (row.seeds, row.accuracy, row.epsilons["sample/public"]) == (2, pytest.approx(0.6), 2.0)
+    assert (row.seeds, row.value, row.epsilons["sample/public"]) == (2, pytest.approx(0.6), 2.0)
     assert row.deviation == pytest.approx(math.sqrt(0.02))
     assert percent(row) == "60.0 ± 14.1 %"
     (row,) = summarise([result(epsilon=1.0), result(seed=1, epsilon=None)])
@@ -351,6 +305,5 @@ def test_the_example_runs_in_small(tmp_path, monkeypatch, capsys):
     arguments = ["--methods", "fedavg", "--epsilons", "8", "--seeds", "1", "--rounds", "2", "--processes", "1"]
     monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--out", str(tmp_path), *arguments])
     runpy.run_path(str(EXAMPLE), run_name="__main__")
-    assert "fedavg reaches" in capsys.readouterr().out
-    assert (tmp_path / "report.html").exists()
-    assert load_results(tmp_path)[1].epsilons["sample/server"] <= 8
+    assert re.search(r"fedavg +ε = 8 .* %.* 8\.00", capsys.readouterr().out)
+    assert (tmp_path / "utility" / "report.html").exists()

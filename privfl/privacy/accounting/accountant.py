@@ -7,7 +7,7 @@ accountant, which under-reports. Beside it stands an interval that contains the 
 input                           result
 ==============================  ======================================================================================
 empty history, T = 0, q = 0     ε = 0
-noise 0, a value in clear       ε = ∞
+noise 0, a value without noise       ε = ∞
 q = 1                           the plain Gaussian (or Laplace) mechanism
 only plain Gaussian noise       closed form (Balle and Wang 2018)
 delta = 0                       sum of the pure ε's, ∞ if any mechanism has none (Gaussian noise)

@@ -232,7 +232,7 @@ def describe(event: DpEvent) -> str:
         case dp.NoOpDpEvent():
             return "nothing"
         case dp.NonPrivateDpEvent():
-            return "a value in clear"
+            return "a value without noise"
         case dp.GaussianDpEvent(noise_multiplier=noise):
             return f"Gaussian noise {noise:.4g}"
         case dp.LaplaceDpEvent(noise_multiplier=noise):

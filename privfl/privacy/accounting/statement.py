@@ -129,7 +129,7 @@ class Statement:
         rows: list[tuple[str, ...]] = [("", *(_COLUMNS[observer] for observer in OBSERVERS))]
         blocks = [rows]
         for unit in UNITS:
-            cells = [_cell_lines(self.cell(unit, observer), self.server) for observer in OBSERVERS]
+            cells = [_cell_lines(self, self.cell(unit, observer)) for observer in OBSERVERS]
             blocks.append(_side_by_side([[unit, *wrap(RELATIONS[unit], _WIDTHS[0])], *cells]))
         rule = "-" * (sum(_WIDTHS) + 4)
         lines = [f"Privacy statement: {self.clients} clients, delta = {self.delta:g}"]
@@ -149,7 +149,7 @@ class Statement:
         body = ""
         for unit in UNITS:
             cells = "".join(
-                f"<td>{'<br>'.join(escape(line) for line in _cell_lines(self.cell(unit, observer), self.server))}</td>"
+                f"<td>{'<br>'.join(escape(line) for line in _cell_lines(self, self.cell(unit, observer)))}</td>"
                 for observer in OBSERVERS
             )
             body += f"<tr><th scope='row'>{unit}<br><small>{escape(RELATIONS[unit])}</small></th>{cells}</tr>"
@@ -185,10 +185,24 @@ def _side_by_side(columns: list[list[str]]) -> list[tuple[str, ...]]:
     return list(zip(*([*column, *[""] * (height - len(column))] for column in columns), strict=True))
 
 
-def _cell_lines(cell: Cell, server: str) -> list[str]:
+def _numbered_reasons(statement: Statement) -> dict[str, list[Cell]]:
+    """Every reason for an ∞, in the order of their numbers from 1 on, with the cells that it is the reason for."""
+    reasons: dict[str, list[Cell]] = {}
+    for cell in statement.cells:
+        for reason in cell.reasons:
+            reasons.setdefault(reason, []).append(cell)
+    return reasons
+
+
+def _numbers(statement: Statement, cell: Cell) -> str:
+    """The numbers of the cell's reasons, as they stand before the reasons: "(1), (3)"."""
+    return ", ".join(f"({n})" for n, why in enumerate(_numbered_reasons(statement), 1) if why in cell.reasons)
+
+
+def _cell_lines(statement: Statement, cell: Cell) -> list[str]:
     width = _WIDTHS[1]
     if cell.reasons:
-        return ["ε = ∞", *wrap("see the reasons below", width)]
+        return ["ε = ∞", *wrap(f"no guarantee, see {_numbers(statement, cell)}", width)]
     if not cell.releases:
         return ["ε = 0", *wrap(NOTHING, width)]
     bound, spread = cell.bound, cell.clients
@@ -198,18 +212,15 @@ def _cell_lines(cell: Cell, server: str) -> list[str]:
         lines += wrap(f"by {bound.interval_source}", width)
     if spread.minimum < spread.maximum:
         lines.append(f"median client {round_up(spread.median)}, least {round_up(spread.minimum)}")
-    return lines + (wrap(server, width) if cell.observer == "server" else [])
+    return lines + (wrap(statement.server, width) if cell.observer == "server" else [])
 
 
 def _paragraphs(statement: Statement) -> Iterator[str]:
     if statement.reproducible_noise:
         yield "DO NOT RELEASE: the noise came from a fixed key, so whoever knows the key can subtract it."
-    reasons: dict[str, list[str]] = {}
-    for cell in statement.cells:
-        for reason in cell.reasons:
-            reasons.setdefault(reason, []).append(f"{cell.unit}/{cell.observer}")
-    for reason, where in reasons.items():
-        yield f"∞ at {', '.join(where)} because of {reason}"
+    for number, (reason, cells) in enumerate(_numbered_reasons(statement).items(), 1):
+        missing = ", ".join(f"{cell.unit}/{cell.observer}" for cell in cells)
+        yield f"({number}) No guarantee at {missing} because of {reason}"
     details: dict[str, list[str]] = {}
     for cell in statement.cells:
         if cell.releases and not cell.reasons:
@@ -224,7 +235,9 @@ def _paragraphs(statement: Statement) -> Iterator[str]:
 def _details(cell: Cell) -> str:
     spread = cell.clients
     made = "; ".join(f"{release.count} x {release.name} ({release.mechanism})" for release in cell.releases)
-    text = f"worst is client {spread.worst_client} with {made}."
+    same = spread.minimum == spread.maximum
+    text = "the same bound for every client" if same else f"the largest ε is that of client {spread.worst_client}"
+    text += f"; composed of {made}."
     if spread.minimum < spread.maximum:
         quartiles = f"{round_up(spread.lower_quartile)}, {round_up(spread.median)}, {round_up(spread.upper_quartile)}"
         text += f" Clients: least {round_up(spread.minimum)}, quartiles {quartiles}, most {round_up(spread.maximum)}."

@@ -12,10 +12,10 @@ from privfl.privacy.mechanisms.mechanism import Cover
 
 POOLED = "whoever trains on pooled data holds the data"
 NO_CLIENT_NOISE = "updates carry no noise that covers everything one client holds"
-BARE_UPDATE = "every client's update reaches the server bare; the noise is added to their sum"
-BARE_SUM = "the server opens the bare sum of the updates; the noise is added after that"
-BARE_GRADIENTS = "clipped gradients reach the server bare; the noise is added to their sum"
-BARE_GRADIENT_SUM = "the server opens the bare sum of clipped gradients; the noise is added after that"
+BARE_UPDATE = "the server receives every client's update without noise; noise is added only to their sum"
+BARE_SUM = "the server opens the sum of the updates without noise; noise is added only after that"
+BARE_GRADIENTS = "the server receives clipped gradients without noise; noise is added only to their sum"
+BARE_GRADIENT_SUM = "the server opens the sum of clipped gradients without noise; noise is added only after that"
 NO_NOISE_ON_GRADIENTS = "gradients are clipped but the noise multiplier is 0"
 
 

@@ -236,7 +236,7 @@ class _Table:
                 if then[0] < log - 0.7:  # half or less, and by log-concavity so in every length that follows
                     return _Tail(start, sign, length)
                 length *= 2
-        raise AssertionError("the law's tails are heavier than the table's reach allows for")
+        raise AssertionError("the distribution's tails are heavier than the table's reach allows for")
 
     def draw(self, stream: NoiseStream, n: int) -> NDArray[np.int64]:
         """``n`` numbers with the law."""

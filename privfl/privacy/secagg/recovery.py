@@ -102,7 +102,7 @@ class Recovery:
 
     def _pair_seed(self, member: int, peer: int) -> bytes:
         if (seed := self._seeds.get(member, {}).get(peer)) is None:
-            raise TooFewClients(f"client {peer} fell silent, who alone can tell the mask it had with client {member}.")
+            raise TooFewClients(f"client {peer} dropped out, who alone can tell the mask it had with client {member}.")
         return seed
 
     def _combine(self, member: int) -> bytes:

@@ -231,7 +231,7 @@ class Server:
         elif message.kind is Kind.CONFIRMATION:
             (named, tags), survivors = parse_confirmation(body), self._cohort.survivors
             if named != sorted(survivors):
-                raise InconsistentSurvivors(f"client {sender} confirms other survivors than it was told.")
+                raise InconsistentSurvivors(f"client {sender} confirms other survivors than it was sent.")
             due = (self._cohort.held_by(sender) & survivors) - {sender}
             check_same(tags.keys(), due, f"client {sender} confirms the survivors to")
             self._confirmations[sender] = tags

@@ -92,7 +92,7 @@ class Session:
             raise ConfigError(f"a session's identity must be {IDENTITY_BYTES} bytes; take secrets.token_bytes(32).")
         if not isinstance(self.encoding, bytes) or len(self.encoding) != ENCODING_BYTES:
             raise ConfigError(
-                f"a session's encoding must be told in {ENCODING_BYTES} bytes; take an Encoding's digest."
+                f"a session's encoding must be given in {ENCODING_BYTES} bytes; take an Encoding's digest."
             )
         for field in fields(self):
             value = getattr(self, field.name)

@@ -67,6 +67,14 @@ def test_an_overfitted_network_gives_its_members_away(mode):
 
 
 def test_impossible_settings_are_refused():
-    for settings in ({"shadows": ShadowTraining(count=2)}, {"gamma": 0.0}, {"offline_a": 1.5}):
+    for settings in ({"gamma": 0.0}, {"offline_a": 1.5}):
         with pytest.raises(ConfigError):
             RMIA(**settings)
+
+
+def test_one_reference_is_enough_and_its_null_is_an_untrained_network():
+    members, others, public = part(0, 60), part(60, 200), part(200, 360)
+    seen, asked = watch(task_of([members]), epochs=60), game(members, others, public)
+    found = RMIA(shadows=ShadowTraining(count=1, epochs=30, engine="vectorised")).run(seen.before_public(), asked)
+    assert found.metrics["auc"].low > 0.6
+    assert set(found.nulls) == {"chance", "untrained network"}

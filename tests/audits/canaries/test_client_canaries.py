@@ -130,7 +130,7 @@ def test_a_cohort_keeps_its_public_numbers_without_some_clients():
 
 def test_what_cannot_be_audited_says_why(tokens):
     task, canaries = tokens
-    with pytest.raises(ConfigError, match="trials need canaries that are apart"):
+    with pytest.raises(ConfigError, match="trials need canaries that do not interfere"):
         audit_clients(task, trainer(1.0), noise_canaries(task, 9), trials=GaussianFamily())
     with pytest.raises(ConfigError, match="recorded nothing"):
         audit_clients(task, trainer(1.0, record=()), canaries)

@@ -40,7 +40,7 @@ def log_of(handle):
     return handle.slots[0].log
 
 
-def released(samples, dpsgd, draws=4000):
+def released(samples, dpsgd, draws=2000):
     """Many released gradients of the same Poisson batch plan, as [draws, size]."""
     handle, network = door(samples, Poisson(1.0, steps=draws, divisor=16.0), dpsgd=dpsgd)
     return torch.stack([handle.gradient(cross_entropy, network.flat, batch).clone() for batch in handle.batches()])

@@ -9,7 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privfl.companions import companion
+from attacks.attack import Attack, Needs
+from attacks.auxiliary import Auxiliary, Records
+from attacks.images.pixels import Pixels
+from attacks.membership.game import membership_game
+from attacks.property_inference import PROPERTIES
 from privfl.errors import ConfigError
 from privfl.experiment import Experiment
 from privfl.federation.task import Task
@@ -45,26 +49,26 @@ class Judge:
         experiment = Experiment.of_run(run, [] if task is None else [f"task={task}"])
         return cls(experiment.task(), seed, public_share, candidates)
 
-    def auxiliary(self, attack: Any, needs: Any) -> Any:
+    def auxiliary(self, attack: Attack, needs: Needs) -> Auxiliary:
         """What ``attack``, which has ``needs``, gets besides the transcript, and the answers it is judged by.
 
         Raises:
             ConfigError: the attacked client does not exist, or its records are not what the attack looks for.
         """
-        names = companion("attacks.auxiliary")
         public, others = self._held_out()
-        client = getattr(attack, "client", None)
+        client: int | None = getattr(attack, "client", None)
         rows = self._rows(client)
-        held = names.Records(self.task.inputs[rows], self.task.targets[rows])
-        own = names.Records(self.task.test_inputs[public], self.task.test_targets[public])
+        held = Records(self.task.inputs[rows], self.task.targets[rows])
+        own = Records(self.task.test_inputs[public], self.task.test_targets[public])
         if needs.candidates:
-            game = companion("attacks.membership.game").membership_game
             chosen = torch.randperm(len(rows), generator=torch_stream(self.seed, "attack-members"))
-            inside = held[chosen[: self.candidates // 2]]
-            outside = names.Records(self.task.test_inputs[others], self.task.test_targets[others])
-            return game(inside, outside, torch_stream(self.seed, "attack-game"), own)
+            chosen = chosen[: self.candidates // 2]
+            if "owners" in needs.truth:
+                return Auxiliary(own, held[chosen], {"owners": self._owners(rows[chosen])})
+            outside = Records(self.task.test_inputs[others], self.task.test_targets[others])
+            return membership_game(held[chosen], outside, torch_stream(self.seed, "attack-game"), own)
         answers = {name: self._answer(name, attack, held) for name in needs.truth}
-        return names.Auxiliary(public=own, truth=answers)
+        return Auxiliary(public=own, truth=answers)
 
     def _held_out(self) -> tuple[Tensor, Tensor]:
         """Rows of the held-out examples: the attacker's, and those that nobody trained on."""
@@ -83,7 +87,15 @@ class Judge:
             raise ConfigError(f"client is {client}; the run has the clients 0 to {len(clients) - 1}")
         return clients[client]
 
-    def _answer(self, name: str, attack: Any, held: Any) -> Tensor:
+    def _owners(self, rows: Tensor) -> Tensor:
+        """The client that holds each of ``rows`` [n]."""
+        clients = self.task.clients
+        place = torch.full((len(self.task.targets),), -1, dtype=torch.int64)
+        for client in range(len(clients)):
+            place[clients[client]] = client
+        return place[rows]
+
+    def _answer(self, name: str, attack: Attack, held: Records) -> Tensor:
         """The answer ``name``: counts [clients, C], sizes [clients], property [clients], or the attacked records."""
         clients, classes = self.task.clients, self.task.classes
         parts = [clients[number] for number in range(len(clients))]
@@ -94,24 +106,18 @@ class Judge:
         if name == "property":
             return self._property(attack, parts)
         if name == "labels":
-            targets: Tensor = held.targets
-            return targets
+            return held.targets
         batch = getattr(attack, "batch", None)
         if batch is not None and batch != len(held):
             raise ConfigError(
                 f"the attacked update is of {len(held)} images, and {attack.name} looks for batch = {batch}; set the "
                 "client and its number of images"
             )
-        pixels = companion("attacks.images.pixels").Pixels.of(self.task.name)
-        images: Tensor = pixels.images(held.inputs)
-        return images
+        return Pixels.of(self.task.name).images(held.inputs)
 
     def _property(self, attack: Any, parts: list[Tensor]) -> Tensor:
         """Which clients hold the property in most of their records; all records together decide what has it."""
-        module = companion("attacks.property_inference")
-        records = companion("attacks.auxiliary").Records(
-            self.task.inputs[self.task.clients.rows], self.task.targets[self.task.clients.rows]
-        )
-        holds = module.PROPERTIES[attack.holds](records)
+        rows = self.task.clients.rows
+        holds = PROPERTIES[attack.holds](Records(self.task.inputs[rows], self.task.targets[rows]))
         sizes = [len(part) for part in parts]
         return torch.stack([part.double().mean() > 0.5 for part in torch.split(holds, sizes)])

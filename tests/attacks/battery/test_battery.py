@@ -1,0 +1,91 @@
+"""Everything that applies to a run: a tiny one in which every client takes one step on a few digits."""
+
+import json
+
+import pytest
+
+import attacks.battery.battery
+import privfl as pf
+from attacks.battery.battery import POWERS, Battery, attempts, best
+from attacks.battery.lineup import lineup
+from attacks.judge import Judge
+from attacks.registry import ATTACKS
+from privfl.errors import ConfigError
+from tests.attacks.battery.runs import recorded
+from tests.commands.command_line import privfl
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return recorded(tmp_path_factory.mktemp("battery") / "run")
+
+
+def quick(seen, judge):
+    """The line-up without a search of 4,800 steps, which takes longer than everything else together."""
+    return [entry for entry in lineup(seen, judge) if entry.label != "gradient-inversion-inverting-gradients"]
+
+
+@pytest.fixture(scope="module")
+def found(run):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attacks.battery.battery, "lineup", quick)
+        return best(run, candidates=36, budget=60.0)
+
+
+def test_every_attack_of_the_registry_is_tried_or_gives_its_reason(found):
+    assert {one.kind for one in found.attempts} == set(ATTACKS.values())
+    assert all((one.result is None) == bool(one.reason) for one in found.attempts)
+    labels = [one.label for one in found.attempts]
+    assert len(set(labels)) == len(labels)
+    order = [POWERS.index(one.kind.power) for one in found.attempts]
+    assert order == sorted(order)
+    reasons = {one.label: one.reason for one in found.attempts if one.reason}
+    assert "sends no label counts" in reasons["disclosed-counts"]
+    assert "reads a single image, not 3" in reasons["gradient-inversion-wiener"]
+
+
+def test_the_best_of_each_power_is_listed_with_what_it_needed(found):
+    listed = {(one.kind.power, one.result.primary): one.label for one in found.best}
+    assert listed["passive", "psnr"] == "gradient-inversion-spear"
+    assert listed["active", "psnr"] == "imprint"
+    assert listed["poisoning", "auc"] == "poisoned-membership"
+    text = str(found)
+    assert "the server's view of a run it had a hand in, public records" in text
+    assert "Without a result:" in text
+    told = found.to_json()
+    assert [entry["label"] for entry in told["attempts"]] == [one.label for one in found.attempts]
+    json.dumps(told, allow_nan=False)
+
+
+def test_an_attack_that_takes_too_long_is_given_up(run):
+    judge = Judge.of(run, 0, 0.5, 36)
+    first = next(iter(attempts(run, judge, budget=1e-4)))
+    assert first.result is None
+    assert "not done within 0.0001 s" in first.reason
+    assert "loss-threshold: not done" in str(Battery((first,)))
+    with pytest.raises(ConfigError, match="budget"):
+        next(iter(attempts(run, judge, budget=0)))
+
+
+def test_the_command_prints_the_table_and_files_results_and_reasons(run, monkeypatch):
+    cheap = ("loss-threshold", "label-counts", "disclosed-counts", "imprint")
+
+    def chosen(seen, judge):
+        return [entry for entry in lineup(seen, judge) if entry.label in cheap]
+
+    monkeypatch.setattr(attacks.battery.battery, "lineup", chosen)
+    code, out, err = privfl("attack", run, "--all", "--budget", "60")
+    assert code == 0, err
+    assert "attacker" in out
+    assert (run / "attacks" / "imprint.json").exists()
+    assert "disclosed-counts: fedavg sends no label counts" in out
+    assert json.loads((run / "attacks" / "refused" / "disclosed-counts.json").read_text())["reason"]
+    code, _, err = privfl("attack", run)
+    assert (code, len(err.strip().splitlines())) == (2, 1)
+    assert "add --all" in err
+    code, _, err = privfl("attack", run / "config.toml", "--all")
+    assert code == 2
+    assert "is no directory" in err
+    kept = pf.simulate(pf.load("digits", partition=pf.IID(clients=2)), pf.FedAvg(), rounds=1)
+    with pytest.raises(ConfigError, match="kept in memory"):
+        best(kept)
