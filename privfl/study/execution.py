@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -107,6 +108,7 @@ def _perform(job: Job, folder: Path) -> tuple[Values, str]:
     RunDirectory(folder).settle()
     if not ((folder / "summary.json").exists() and (folder / "statement.json").exists()):
         job.experiment.run(folder, resume=True, callbacks=[record_clients, record_traffic])
+        gc.collect()  # a run refers to itself, and holds its data: a hundred of them would fill the memory
     if not (folder / TRAFFIC).exists():  # an interruption came between the last round and the callbacks
         task = job.experiment.task()
         plan = prepare(settings_of(job.experiment, task))

@@ -1,5 +1,6 @@
 """A study: every run that its axes span is had once, whatever is killed, shared, broken or impossible on the way."""
 
+import gc
 import json
 import math
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import privfl as pf
 from privfl.errors import ConfigError, DataError
 from privfl.experiment import Experiment
+from privfl.federation.task import Task
 from privfl.study.file import Study
 from privfl.study.locks import in_use, lock_of
 from privfl.study.record import TRAFFIC
@@ -238,3 +240,19 @@ def test_no_command_on_a_finished_study_waits_for_torch():
 def test_seeds_that_no_store_can_hold_are_refused():
     with pytest.raises(ConfigError, match=r"study\.seeds holds .*; give integers below 2\^63"):
         pf.Study(BASE, seeds=(1, 10**30))
+
+
+def test_what_is_done_does_not_pile_up_in_memory(tmp_path):
+    """Runs refer to themselves, and Python looks for such seldom where memory is taken by a few large tensors."""
+    path = tmp_path / "small.toml"
+    path.write_text(TEXT, encoding="utf-8")
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(type(one) is Task for one in gc.get_objects())
+        results = Study.from_toml(path).run(tmp_path / "out", processes=1)
+        left = sum(type(one) is Task for one in gc.get_objects()) - before
+    finally:
+        gc.enable()
+    assert len(results.members) >= 4
+    assert left <= 1
