@@ -124,9 +124,7 @@ def audit_two_worlds(
     """
     began = time.perf_counter()
     if not canaries.apart:
-        raise ConfigError(
-            "two worlds count rounds as trials, which needs canaries that do not interfere; use rare tokens"
-        )
+        raise ConfigError("two worlds count rounds as trials, which needs canaries that do not interfere; use rare tokens")
     everyone = np.ones(len(canaries), dtype=np.bool_)
     worlds = [train(plant(task, canaries, everyone)), train(plant(task, canaries, ~everyone))]
     run, view = worlds[0], seen_by(worlds[0], observer)
@@ -190,9 +188,7 @@ def summary(aligned: Alignment, score: Score, law: ClaimedStatistic | None = Non
         raise ConfigError(f"the score is {score!r}; choose from {', '.join(get_args(Score))}")
     if score == "likelihood":
         if law is None:
-            raise ConfigError(
-                "the score is 'likelihood', but the claimed distribution of a round is not known here; use 'sum'"
-            )
+            raise ConfigError("the score is 'likelihood', but the claimed distribution of a round is not known here; use 'sum'")
         return law.log_ratios(aligned.statistics, aligned.lengths)
     if score == "sum":
         return _array(aligned.statistics.sum(0))
