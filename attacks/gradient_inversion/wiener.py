@@ -34,8 +34,8 @@ REHEARSALS = 40
 """Public records on which the weights of an estimate are tried."""
 STEP = 8
 """The weights are multiples of 1/8."""
-NOISELESS = 1e-9
-"""Noise, relative to the gradient, below which the estimate is exact and needs no weights."""
+NOISELESS = 1e-6
+"""Noise, relative to the gradient, that is rounding; the estimate is exact then and needs no weights."""
 GRID = torch.tensor([[e, c, STEP - e - c] for e in range(STEP + 1) for c in range(STEP + 1 - e)], dtype=torch.float64)
 GRID /= STEP
 """All weights [45, 3] of an estimate, a class mean and the mean input that add up to 1."""
