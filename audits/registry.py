@@ -94,7 +94,7 @@ class RareTokens(ExperimentAudit):
 
     def run(self, experiment: Experiment, confidence: float, seed: int) -> AuditResult:
         if experiment.privacy.training is None:
-            raise ConfigError("the experiment has no DP-SGD, so it has no guarantee for examples; add [privacy.training]")
+            raise ConfigError("the experiment has no DP-SGD, so no guarantee for examples; add [privacy.training]")
         scale = 2 * math.sqrt(2) * experiment.privacy.training.max_grad_norm
         task = rare_token_task(self.canaries, clients=len(experiment.task().clients), scale=scale)
         result = audit_one_run(

@@ -344,8 +344,7 @@ class Bench:
     def study(self, path: Path) -> None:
         """Read the file and resolve every run; of one in twenty that pass, have them too."""
         study = Study.from_toml(path)
-        resolved = study.resolve()
-        check(study, resolved)
+        resolved = check(study, study.resolve())
         if sentences := told(resolved):
             raise ConfigError(" ".join(sentences)[:LONGEST])
         self.studies += 1

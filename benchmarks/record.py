@@ -1,4 +1,4 @@
-"""What a run of the benchmarks leaves behind: rows with the conditions they were measured under, a table, a figure."""
+"""What a run of the benchmarks leaves behind: rows with the conditions they were measured under, and a table."""
 
 from __future__ import annotations
 
@@ -70,24 +70,6 @@ def markdown(record: Mapping[str, Any]) -> str:
         spread = f"{row['min']:.3f} to {row['max']:.3f}"
         lines.append(f"| {row['what']} | {target} | {row['median']:.3f} | {spread} | {met} |")
     return "\n".join(lines) + "\n"
-
-
-def figure(rows: Sequence[Row], path: Path) -> None:
-    """Measured over target, one bar for each row that has one; left of the line is good."""
-    from matplotlib.figure import Figure
-
-    rows = [row for row in rows if row["target"] is not None]
-    picture = Figure(figsize=(10, 0.42 * len(rows) + 1.2), layout="constrained")
-    axes = picture.add_subplot()
-    values = [row["median"] / row["target"] for row in rows]
-    colours = ["#0072B2" if row["met"] else "#D55E00" for row in rows]
-    axes.barh(range(len(rows)), values, color=colours)
-    axes.set_yticks(range(len(rows)), [row["what"] for row in rows], fontsize=8)
-    axes.invert_yaxis()
-    axes.axvline(1, color="black", linewidth=1)
-    axes.set_xlabel("measured / target (left of 1 is met)")
-    axes.spines[["top", "right"]].set_visible(False)
-    picture.savefig(path, dpi=150)
 
 
 def _processor() -> str:

@@ -63,7 +63,6 @@ def main() -> None:
     whole = record.merged(before, rows, measured)
     path.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
     (options.out / "latest.md").write_text(record.markdown(whole), encoding="utf-8")
-    record.figure(whole["rows"], options.out / "latest.png")
     if "engines" in measured:
         importlib.import_module("engines").figure(whole["rows"], options.out / "round-time.png")
     if "secagg" in measured:

@@ -46,7 +46,7 @@ class RunContext:
     @property
     def name(self) -> str:
         """As the table has it."""
-        return f"σ = {self.noise:g}, q = {self.rate:g}, T = {self.rounds}, m = {self.canaries}"
+        return f"z = {self.noise:g}, q = {self.rate:g}, T = {self.rounds}, m = {self.canaries}"
 
 
 FULL = (

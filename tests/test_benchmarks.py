@@ -38,7 +38,7 @@ def row(benchmark: str, what: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_the_benchmark_command_writes_json_markdown_and_a_figure_and_keeps_what_it_did_not_measure(tmp_path):
+def test_the_benchmark_command_writes_json_and_markdown_and_keeps_what_it_did_not_measure(tmp_path):
     machine = {"processor": "another", "load": 0.25}
     stale = [row("statement", "stale", met=True), row("memory", "kept", met=True)]
     (tmp_path / "latest.json").write_text(json.dumps({"machine": machine, "rows": stale}))
@@ -50,7 +50,6 @@ def test_the_benchmark_command_writes_json_markdown_and_a_figure_and_keeps_what_
     assert record["measured"]["memory"] == machine
     assert {"processor", "load", "torch", "opacus", "numpy", "dp-accounting"} <= set(record["measured"]["statement"])
     assert (tmp_path / "latest.md").read_text(encoding="utf-8").count("| ≤ 10.0 |") == 2
-    assert (tmp_path / "latest.png").stat().st_size > 1000
 
 
 def test_merging_replaces_the_rows_of_the_benchmarks_that_ran_and_no_others(benchmark_module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,11 @@ def image_measures(
     single["percept_rand"] = percept_rand(images, truth)
     if features is not None:
         single["fmse"] = fmse(images, truth, features)
-    return {name: mean_of(values.cpu().numpy()) for name, values in single.items()}, single
+    found = {}
+    for name, values in single.items():
+        least = {"psnr": -math.inf, "ssim": -1.0}.get(name, 0.0)
+        found[name] = mean_of(values.cpu().numpy(), least=least, most=1.0 if name == "ssim" else math.inf)
+    return found, single
 
 
 def reconstruction_result(

@@ -277,8 +277,8 @@ def judge_shares(attack: Attack, guess: LabelGuess, auxiliary: Auxiliary, second
 def _share_measures(believed: Tensor, true: Tensor) -> dict[str, Measure]:
     return {
         "multiset_accuracy": multiset_accuracy(believed.numpy(), true.numpy()),
-        "total_variation": mean_of(((believed - true).abs().sum(1) / 2).numpy()),
-        "present_recall": mean_of([_recall(*rows) for rows in zip(believed, true, strict=True)]),
+        "total_variation": mean_of(((believed - true).abs().sum(1) / 2).numpy(), least=0, most=1),
+        "present_recall": mean_of([_recall(*rows) for rows in zip(believed, true, strict=True)], least=0, most=1),
     }
 
 

@@ -83,7 +83,7 @@ def membership_result(
             if inside[within].any() and not inside[within].all():
                 by_class[label] = auc(found[within & inside], found[within & ~inside])
         if by_class:
-            measures["class_auc"] = mean_of([measure.value for measure in by_class.values()])
+            measures["class_auc"] = mean_of([measure.value for measure in by_class.values()], least=0, most=1)
             nulls[CHANCE]["class_auc"] = Measure(0.5, 0.5, 0.5)
     return MembershipResult(
         attack=attack,

@@ -18,13 +18,13 @@ def exact_match(estimated: ArrayLike, true: ArrayLike) -> Measure:
 def multiset_accuracy(estimated: ArrayLike, true: ArrayLike) -> Measure:
     """Mean over rows [n, C] of Σ_c min(n_c, n̂_c) / Σ_c n_c: the share of the labels that were found."""
     found, wanted = _checked(estimated, true)
-    return mean_of(np.minimum(np.maximum(found, 0), wanted).sum(1) / wanted.sum(1))
+    return mean_of(np.minimum(np.maximum(found, 0), wanted).sum(1) / wanted.sum(1), least=0, most=1)
 
 
 def l1_error(estimated: ArrayLike, true: ArrayLike) -> Measure:
     """Mean over rows [n, C] of ``Σ_c |n_c − n̂_c|``."""
     found, wanted = _checked(estimated, true)
-    return mean_of(np.abs(found - wanted).sum(1))
+    return mean_of(np.abs(found - wanted).sum(1), least=0)
 
 
 def _checked(estimated: ArrayLike, true: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -61,8 +61,12 @@ def proportion(successes: float, trials: float, confidence: float = CONFIDENCE) 
     return Measure(successes / trials if trials else math.nan, *clopper_pearson(successes, trials, confidence))
 
 
-def mean_of(values: ArrayLike, confidence: float = CONFIDENCE) -> Measure:
+def mean_of(
+    values: ArrayLike, confidence: float = CONFIDENCE, *, least: float = -math.inf, most: float = math.inf
+) -> Measure:
     """The mean of ``values`` [n] with Student's interval (none for n = 1).
+
+    The interval ends at ``least`` and ``most``, between which every value lies: what is beyond holds no true mean.
 
     Raises:
         ConfigError: there is no value.
@@ -74,4 +78,4 @@ def mean_of(values: ArrayLike, confidence: float = CONFIDENCE) -> Measure:
     if len(numbers) == 1:
         return Measure(mean)
     half = float(t.ppf((1 + confidence) / 2, len(numbers) - 1) * numbers.std(ddof=1) / math.sqrt(len(numbers)))
-    return Measure(mean, mean - half, mean + half)
+    return Measure(mean, max(mean - half, least), min(mean + half, most))

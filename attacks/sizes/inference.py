@@ -177,7 +177,7 @@ def judge_sizes(attack: Attack, guess: SizeGuess, auxiliary: Auxiliary, seconds:
 
 def _measures(believed: np.ndarray, true: np.ndarray) -> dict[str, Measure]:
     found = {
-        "relative_error": mean_of(np.abs(believed - true) / true),
+        "relative_error": mean_of(np.abs(believed - true) / true, least=0),
         "exact_match": proportion(int((np.round(believed) == true).sum()), len(true)),
     }
     larger, smaller = np.nonzero(true[:, None] >= 2 * true[None, :])

@@ -54,9 +54,9 @@ def epsilon_one_shot(
     """
     error_level(delta, 0.5)
     if delta == 0:
-        raise ConfigError("delta is 0, at which two normal distributions have ε = ∞; give a positive delta, such as 1e-5")
+        raise ConfigError("delta is 0, at which two normal distributions have ε = ∞; give a positive one, such as 1e-5")
     if (dimension is None) == (scores_out is None):
-        raise ConfigError("the distribution of canaries that took no part is unknown; give either dimension or scores_out")
+        raise ConfigError("the distribution of absent canaries is unknown; give either dimension or scores_out")
     mean, deviation = _fitted(scores_in, "that took part")
     if scores_out is not None:
         mean_out, deviation_out = _fitted(scores_out, "that took no part")
@@ -140,5 +140,7 @@ def _fitted(scores: ArrayLike, whose: str) -> tuple[float, float]:
         raise ConfigError(f"the {len(found)} scores of canaries {whose} cannot be fitted; give two finite ones or more")
     deviation = float(found.std(ddof=1))
     if deviation == 0:
-        raise ConfigError(f"the scores of canaries {whose} are all {found[0]:g}; without spread no distribution can be fitted")
+        raise ConfigError(
+            f"the scores of canaries {whose} are all {found[0]:g}; no distribution can be fitted to one value"
+        )
     return float(found.mean()), deviation

@@ -85,7 +85,7 @@ def audit_one_run(
     began = time.perf_counter()
     included = canaries.coins(seed)
     if included.all() or not included.any():
-        raise ConfigError(f"all coins of {len(canaries)} canaries fell alike; plant more canaries or take another seed")
+        raise ConfigError(f"all {len(canaries)} canaries are in one group; plant more canaries or take another seed")
     run = train(plant(task, canaries, included))
     view, cell = seen_by(run, observer), run.statement.cell("sample", observer)
     wanted = _wanted(bounds, gaussian_family(view, canaries, cell) is not None)
@@ -124,7 +124,7 @@ def audit_two_worlds(
     """
     began = time.perf_counter()
     if not canaries.apart:
-        raise ConfigError("two worlds count rounds as trials, which needs canaries that do not interfere; use rare tokens")
+        raise ConfigError("counting rounds as trials needs canaries that do not interfere; use rare tokens")
     everyone = np.ones(len(canaries), dtype=np.bool_)
     worlds = [train(plant(task, canaries, everyone)), train(plant(task, canaries, ~everyone))]
     run, view = worlds[0], seen_by(worlds[0], observer)
@@ -188,7 +188,7 @@ def summary(aligned: Alignment, score: Score, law: ClaimedStatistic | None = Non
         raise ConfigError(f"the score is {score!r}; choose from {', '.join(get_args(Score))}")
     if score == "likelihood":
         if law is None:
-            raise ConfigError("the score is 'likelihood', but the claimed distribution of a round is not known here; use 'sum'")
+            raise ConfigError("the score is 'likelihood', but the distribution of a round is not known here; use 'sum'")
         return law.log_ratios(aligned.statistics, aligned.lengths)
     if score == "sum":
         return _array(aligned.statistics.sum(0))
@@ -288,8 +288,8 @@ def _wanted(bounds: Sequence[OneRunBound] | None, known: bool) -> tuple[OneRunBo
         raise ConfigError("bounds is empty; name at least one, or leave it out")
     if "trials" in bounds and not known:
         raise ConfigError(
-            "the bound 'trials' needs canaries that do not interfere and a run of Poisson-sampled Gaussian steps; leave it "
-            "out, or use rare tokens, an algorithm such as fedavg and no mechanisms for updates"
+            "the bound 'trials' needs canaries that do not interfere and a run of Poisson-sampled Gaussian steps; "
+            "leave it out, or use rare tokens, an algorithm such as fedavg and no mechanisms for updates"
         )
     return tuple(bounds)
 

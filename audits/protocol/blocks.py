@@ -5,7 +5,7 @@ into at most three *blocks*. The members of a block are told the same: of which 
 blocks are on the list of survivors that they confirm and are asked about, if they are asked. Everything else is tried:
 several lists at once, letters that only one side gets, lists that name whose letters were kept back. Nothing is left to
 an argument of what would be best for the server; that one says why three stories are enough
-(``docs/secure-aggregation.md``).
+(``docs/secure-aggregation-proof.md``).
 
 Accomplices only shift what is counted: they sign every list and give every share, so a session with c of them,
 threshold t and quorum q is one without any, with t − c and q − c.

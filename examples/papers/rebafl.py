@@ -176,16 +176,17 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     axes = figure.add_subplot()
     names = [name for name in METHODS if any(name in methods for _, methods in found)]
     width, labelled = 0.8 / len(names), set()
+    hatches = dict(zip(ordered, ("", "//", "..", "xx", "--"), strict=True))
     for place, (_, methods) in enumerate(found):
         for number, (name, curves) in enumerate(methods.items()):
             at = place + (number - (len(methods) - 1) / 2) * width
             height = statistics.mean(figures_of(accuracy)["swing"] for accuracy in curves)
             label = None if name in labelled else name
-            axes.bar(at, height, width * 0.9, color=colours[name], label=label)
+            axes.bar(at, height, width * 0.9, color=colours[name], hatch=hatches[name], edgecolor="white", label=label)
             labelled.add(name)
     axes.set_xticks(range(len(found)), [f"{clients} clients\np = {p}" for (clients, p), _ in found])
     axes.set_xlim(-0.6, len(found) - 0.4)
-    axes.set_ylabel("round-to-round swing\n(percentage points)")
+    axes.set_ylabel("change from round to round\n(standard deviation, points)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
     figure.savefig(out / "stability.png", dpi=150)
@@ -231,7 +232,7 @@ def main() -> None:
                 store.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n", encoding="utf-8")
                 print(group.key, method, f"seed {seed}, round {until}:", figures_of(row["accuracy"]), flush=True)
     for (clients, probability), methods in by_group(rows):
-        print(f"\n{clients} clients, p = {probability}: last {TAIL} rounds, best, swing (%)")
+        print(f"\n{clients} clients, p = {probability}: last {TAIL} rounds, best, change from round to round (%)")
         for name, curves in methods.items():
             found = [figures_of(accuracy) for accuracy in curves]
             last, best, swing = (statistics.mean(one[part] for one in found) for part in ("last", "best", "swing"))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privfl.commands.attack import attack_folder, read_attacks
 from privfl.commands.audit import audit_folder, read_audits
 from privfl.companions import companion
-from privfl.errors import ConfigError
 
 if TYPE_CHECKING:
     from privfl.study.file import Study
@@ -38,20 +38,20 @@ def examine(run: Path, tables: Mapping[str, Any]) -> None:
             pass
 
 
-def check(study: Study, resolved: Sequence[Resolved]) -> None:
-    """Refuse attacks and audits that are unknown, or attacks on what the runs do not record.
+def check(study: Study, resolved: Sequence[Resolved]) -> list[Resolved]:
+    """``resolved``, each run that an attack of the study cannot be tried on with the reason.
+
+    Whatever shows only in a run's transcript still fails the run that shows it.
 
     Raises:
-        ConfigError: naming the attack or audit, and the mend.
+        ConfigError: an attack or audit is unknown, or a setting of it is.
     """
     attacks = read_attacks(study.attacks) if study.attacks else ()
     if study.audits:
         read_audits(study.audits)
-    for attack in attacks:
-        for one in resolved:
-            record = None if one.experiment is None else one.experiment.record
-            if not one.problem and record is not True and (not record or attack.observer not in record):
-                raise ConfigError(
-                    f"{attack.name} attacks the {attack.observer}'s view, which {one.point.method} at "
-                    f'{one.point.level} does not record; add record = ["{attack.observer}"]'
-                )
+    if not attacks:
+        return list(resolved)
+    from privfl.commands.fitting import Fitting
+
+    fitting = Fitting(attacks, study.public_share)
+    return [replace(one, problem=fitting.problem(one)) for one in resolved]

@@ -1,4 +1,4 @@
-"""BibTeX of the papers whose methods privfl implements: ``papers.bib``, whose field ``keywords`` names the algorithms."""
+"""BibTeX of the papers whose methods privfl implements: ``papers.bib``; ``keywords`` there names the algorithms."""
 
 from __future__ import annotations
 

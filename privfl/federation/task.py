@@ -275,7 +275,7 @@ class Task(Settings):
         return task
 
     def describe(self) -> dict[str, Any]:
-        """What tells this task apart from another one: names, and hashes of the data and of which client holds which examples.
+        """What tells this task apart from another one: names, and hashes of the data and of who holds it.
 
         A memory map is read once for it.
         """

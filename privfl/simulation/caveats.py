@@ -20,8 +20,8 @@ SECRET_DRAW = (
 ADAPTED = "The sampling rate follows from the size answers; the claim composes the rates that these answers led to."
 
 OWN_ROWS = (
-    "Local and personal metrics are measured on examples that clients hold back; no claim covers them, and publishing them "
-    "is one more release."
+    "Local and personal metrics are measured on examples that clients hold back; no claim covers them, and publishing "
+    "them is one more release."
 )
 OWN_MODELS = (
     "The test figures are those of the clients' own models, which noise on updates does not cover; publishing them is "
@@ -55,6 +55,10 @@ _SAID = {
     "classes": "how many classes there are (say it: classes=)",
     "test rows": "which examples are held out for tests (give test=)",
 }
+_SAID_OF_FILES = {
+    "classes": "how many classes there are (say it: arrays.classes)",
+    "test rows": "which examples are held out for tests (bring test_inputs and test_targets in a .npz file)",
+}
 
 
 def assumptions(task: Task) -> str:
@@ -63,7 +67,8 @@ def assumptions(task: Task) -> str:
     if task.vocabulary is not None:
         shape += f" with {task.vocabulary} token ids"
     said = PUBLIC.format(counted(task.kind, task.classes), len(task.clients), shape, len(task.test_targets))
-    read_off = [_SAID[name] for name in task.read_off]
+    from_file = task.recipe is not None and task.recipe.arrays is not None
+    read_off = [(_SAID_OF_FILES if from_file else _SAID)[name] for name in task.read_off]
     return f"{said} {READ_OFF.format(', '.join(read_off))}" if read_off else said
 
 

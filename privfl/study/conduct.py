@@ -41,8 +41,8 @@ class Planned(Protocol):
     def points(self) -> list[Point]: ...
 
 
-Check = Callable[[Any, Sequence[Resolved]], None]
-"""Looks at a study and its runs before any begins."""
+Check = Callable[[Any, Sequence[Resolved]], list[Resolved]]
+"""Looks at a study and its runs before any begins, and gives them back, those that are impossible with the reason."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class Conductor:
         tuner = self._tuner()
         planned = points if tuner is None else [_with(point, tuner, tuner.tuning.candidates[0]) for point in points]
         resolved = resolve(planned, self.study.beside, self.store.ended)
+        if check is not None:
+            resolved = check(self.study, resolved)
         refuse(resolved, skip)
         for metric in dict.fromkeys([self.study.metric] if tuner is None else [self.study.metric, tuner.metric]):
             check_metric(metric, resolved)
-        if check is not None:
-            check(self.study, resolved)
         with Workers(processes) as workers:
             if tuner is None:
                 self._enrol(resolved)

@@ -213,7 +213,7 @@ class Study(Settings):
         processes: int | None = None,
         skip_impossible: bool = False,
         examine: Examine | None = None,
-        check: Callable[[Study, Sequence[Resolved]], None] | None = None,
+        check: Callable[[Study, Sequence[Resolved]], list[Resolved]] | None = None,
     ) -> Results:
         """Have every run that is not finished yet, and return what is known then.
 
@@ -226,7 +226,7 @@ class Study(Settings):
             name: of the study in it; by default the title.
             skip_impossible: go on without the runs that cannot be.
             examine: carries out attacks and audits, ``privfl.commands.examine.examine``; needed where there are any.
-            check: looks at the runs before any begins.
+            check: looks at the runs before any begins, and gives them back with the reason where one is impossible.
 
         Raises:
             ConfigError: runs are impossible; the message names all of them, each with the mend.

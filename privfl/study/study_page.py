@@ -20,6 +20,7 @@ from privfl.study.attacks import collect_attacks
 from privfl.study.audits import collect_audits
 from privfl.study.chart import Chart
 from privfl.study.findings import ACCURACY, Measure, findings
+from privfl.study.opening import opening
 from privfl.study.page import clients_section, flat, number, picture, problems, render, save, sound, write
 from privfl.study.plots import UNITS as THINGS
 from privfl.study.plots import curves, finite, pareto
@@ -116,7 +117,7 @@ def _write(
     html = render(
         title=title,
         subtitle=f"{len(runs)} runs, {max(row.seeds for row in rows)} seeds, {len(failures)} failed",
-        opening=_opening(rows, together),
+        opening=opening(rows, together),
         standing=_standing(runs, together),
         answers=[] if together is None else answers(together),
         unprotected=unprotected(first.statement if together is None else together, study=True),
@@ -164,57 +165,6 @@ def _statement(run: Ended, row: Summary, tuning: Tuned) -> dict[str, Any]:
 def _settings(run: Ended, path: Path) -> dict[str, str]:
     config = RunDirectory(run.folder).config_file()
     return {"name": str(config.relative_to(path)), "text": config.read_text(encoding="utf-8")}
-
-
-def _opening(rows: Sequence[Summary], together: Statement | None) -> list[str]:
-    """How many settings claim what, and what the answers below are about."""
-    told = [
-        f"This page compares {len(rows)} settings ({len({row.method for row in rows})} methods, "
-        f"{len({row.level for row in rows})} levels). A model of one of them that was not chosen by looking at the "
-        "others is protected as its own row says, in the table under “What came out”."
-    ]
-    bare = {observer: [row for row in rows if _bare(row, observer)] for observer in OBSERVERS}
-    if bare["public"] == bare["server"]:
-        told.append(
-            _claiming("Against whoever sees a released model, and against the server too,", bare["public"], rows)
-        )
-    else:
-        told.append(_claiming("Against whoever sees a released model,", bare["public"], rows))
-        told.append(_claiming("Against the server,", bare["server"], rows))
-    if together is None:
-        told.append(
-            "No run of this study claims anything against anybody: reckon with observers who learn everything about "
-            "the data behind any of these models."
-        )
-    else:
-        every = not any(_bare(row, "server") and _bare(row, "public") for row in rows)
-        told.append(
-            "Whoever sees several of these models learns from all of them, and a winner that was chosen among them "
-            "tells something about the others too. The answers below are therefore about all runs "
-            + (
-                "taken together."
-                if every
-                else "that claim anything, taken together; what the others reveal has no limit."
-            )
-        )
-    return told
-
-
-def _bare(row: Summary, observer: str) -> bool:
-    """Whether ``row`` claims nothing against ``observer``."""
-    return all(row.epsilons[f"{unit}/{observer}"] is None for unit in UNITS)
-
-
-def _claiming(start: str, bare: Sequence[Summary], rows: Sequence[Summary]) -> str:
-    """How many of ``rows`` claim something, and which do not: by level where a level does as a whole."""
-    names = []
-    for level in dict.fromkeys(row.level for row in bare):
-        mine, there = ([row.method for row in some if row.level == level] for some in (bare, rows))
-        whole = len(mine) == len(there) > 1
-        names += [f"every method at “{level}”"] if whole else [f"{method} at “{level}”" for method in mine]
-    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-    left = f" Nothing is claimed by {', '.join(names[:6])}{more}." if names else ""
-    return f"{start} {len(rows) - len(bare)} of {len(rows)} settings claim something.{left}"
 
 
 def _standing(runs: Sequence[Ended], together: Statement | None) -> list[str]:

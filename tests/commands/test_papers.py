@@ -20,8 +20,9 @@ def test_every_entry_has_a_key_of_its_own_and_says_who_what_and_when():
     for text, _ in entries():
         keys += re.findall(r"^@(?:inproceedings|article|misc)\{(\w+),$", text, re.M)
         fields = re.findall(r"^  (\w+) = \{.+\},?$", text, re.M)
-        assert {"title", "author", "year"} <= set(fields) and len(fields) == len(set(fields)), text
-        assert text.count("{") == text.count("}") and len(text.splitlines()) == len(fields) + 2, text
+        assert {"title", "author", "year"} <= set(fields), text
+        assert len(set(fields)) == len(fields) == len(text.splitlines()) - 2, text
+        assert text.count("{") == text.count("}"), text
     assert len(keys) == len(set(keys)) == len(entries())
 
 
@@ -33,9 +34,11 @@ def test_papers_that_docstrings_name_by_arxiv_number_are_the_entries_papers():
 
 def test_the_command_prints_the_papers_of_all_or_of_one():
     code, out, _ = privfl("list", "algorithms", "--bibtex")
-    assert code == 0 and out.count("@") == len(entries())
+    assert code == 0
+    assert out.count("@") == len(entries())
     _, out, _ = privfl("list", "algorithms", "fedyogi", "--bibtex")
-    assert out.count("@") == 1 and out.startswith("@inproceedings{reddi2021adaptive,")
+    assert out.count("@") == 1
+    assert out.startswith("@inproceedings{reddi2021adaptive,")
 
 
 @pytest.mark.parametrize("name", WITHOUT)
@@ -47,5 +50,5 @@ def test_a_reference_follows_no_paper(name):
 @pytest.mark.parametrize("asked", [("models", "--bibtex"), ("algorithms", "--bibtex", "--json")])
 def test_bibtex_is_for_algorithms_alone(asked):
     code, out, err = privfl("list", *asked)
-    assert code != 0 and not out
+    assert (code, out) == (2, "")
     assert "--bibtex belongs to `privfl list algorithms` without --json" in err

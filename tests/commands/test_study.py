@@ -96,7 +96,7 @@ def test_a_file_that_has_changed_since_is_told(study):
 
 def test_an_attack_on_what_is_not_recorded_and_an_unknown_one_are_refused_before_any_run(study, tmp_path):
     for changes, sentence in (
-        ({"record = true": ""}, "which FedAvg at ε = 8 does not record; add record ="),
+        ({"record = true": ""}, "view, which is not recorded; add record ="),
         ({"loss-threshold": "loss-treshold"}, "did you mean 'loss-threshold'"),
         ({"size-response": "size-respons"}, "did you mean 'size-response'"),
     ):

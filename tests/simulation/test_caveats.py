@@ -9,6 +9,7 @@ import pytest
 import privfl as pf
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.statement import Statement
+from privfl.simulation.caveats import assumptions
 
 CLIENTS = 20
 CENTRAL = (pf.Clip(1.0), pf.GaussianNoise(1.0))
@@ -37,8 +38,8 @@ def test_a_statement_says_what_it_takes_as_public_with_the_numbers_of_the_run():
     task = pf.load("digits", partition=pf.IID(clients=CLIENTS), model="logistic")
     statement = train(task, training=DP_SGD).statement
     assert statement.public == (
-        "Public, by assumption: 10 classes, who the 20 clients are, inputs of shape 1 x 8 x 8, 359 test examples, every "
-        "setting."
+        "Public, by assumption: 10 classes, who the 20 clients are, inputs of shape 1 x 8 x 8, 359 test examples, "
+        "every setting."
     )
     assert Statement.from_json(statement.to_json()) == statement
     assert max(map(len, str(statement).splitlines())) <= 100
@@ -60,6 +61,15 @@ def test_what_was_read_off_the_rows_is_named_with_the_mend(settings, read_off):
     assert statement.public.endswith(
         f"Read off the data, and covered by no claim unless it is known anyway: {read_off}."
     )
+
+
+def test_of_a_file_the_mend_is_one_for_files(tmp_path):
+    inputs, targets = arrays()
+    np.savez(tmp_path / "rows.npz", inputs=inputs, targets=targets)
+    settings = {"arrays": str(tmp_path / "rows.npz"), "partition": {"name": "iid", "clients": 2}}
+    public = assumptions(pf.Experiment.from_dict(settings).task())
+    assert "how many classes there are (say it: arrays.classes), which examples are held out for tests" in public
+    assert "(bring test_inputs and test_targets in a .npz file)" in public
 
 
 def test_nothing_is_read_off_where_all_is_said_and_a_copy_of_the_task_says_the_same():

@@ -219,8 +219,8 @@ def _paragraphs(statement: Statement) -> Iterator[str]:
     if statement.reproducible_noise:
         yield "DO NOT RELEASE: the noise came from a fixed key, so whoever knows the key can subtract it."
     for number, (reason, cells) in enumerate(_numbered_reasons(statement).items(), 1):
-        where = ", ".join(f"{cell.unit}/{cell.observer}" for cell in cells)
-        yield f"({number}) No guarantee at {where} because of {reason}"
+        missing = ", ".join(f"{cell.unit}/{cell.observer}" for cell in cells)
+        yield f"({number}) No guarantee at {missing} because of {reason}"
     details: dict[str, list[str]] = {}
     for cell in statement.cells:
         if cell.releases and not cell.reasons:

@@ -27,9 +27,10 @@ class SecureSum(Mechanism):
     ∞ until noise is added. It decides *who* must add that noise: noise that clients add before the sum covers the
     server too, noise that the server adds after it covers the public alone.
 
-    Guarantee (proved in ``docs/secure-aggregation.md``): a server that works with at most ``corrupt`` of the cohort,
-    and does whatever it likes, learns one sum at most, of all honest survivors' uploads, and who they are. These are 3
-    or more. It rests on signing keys that the server did not hand out; in a simulation they come with the process.
+    Guarantee (proved in ``docs/secure-aggregation-proof.md``): a server that works with at most ``corrupt`` of the
+    cohort, and does whatever it likes, learns one sum at most, of all honest survivors' uploads, and who they are.
+    These are 3 or more. It rests on signing keys that the server did not hand out; in a simulation they come with the
+    process.
 
     Args:
         threshold: fraction of the cohort that must survive, in (½, 1]; more where that would not be safe. ``None``

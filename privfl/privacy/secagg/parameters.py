@@ -13,7 +13,7 @@ happen depends on whom the server is taken for.
 **The server deviates** (active). It may choose who drops out, keep letters back and tell its stories, after it has seen
 the graph, so only the corrupt clients' places are left to chance. Where one list of survivors at most can be opened
 (:func:`~privfl.privacy.secagg.rules.confirmations`), no part of it opens if
-t > k/2 + 1 + c for every client, c being its corrupt neighbours; the proof is in ``docs/secure-aggregation.md``. That
+t > k/2 + 1 + c for every client, c being its corrupt neighbours; the proof: ``docs/secure-aggregation-proof.md``. That
 also covers 2, and 1 needs no probability.
 
 **Either way** too few may stay: fewer than t of some client's neighbours, so that the sum cannot be unmasked.

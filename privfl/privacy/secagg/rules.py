@@ -1,6 +1,6 @@
 """Which thresholds and quorums a session may have: what decides that one sum at most is opened, and a whole one.
 
-The proofs are in ``docs/secure-aggregation.md``, and :mod:`audits.protocol` tries every strategy of small sessions
+The proofs are in ``docs/secure-aggregation-proof.md``; :mod:`audits.protocol` tries every strategy of small sessions
 against these very functions.
 """
 

@@ -119,6 +119,9 @@ def test_a_mean_has_students_interval_and_one_value_has_none():
     assert found.value == pytest.approx(7 / 3)
     assert found.high - found.value == pytest.approx(4.302653 * np.std([1, 2, 4], ddof=1) / math.sqrt(3), rel=1e-6)
     assert math.isnan(mean_of([1.0]).low)
+    share = mean_of([1.0, 1.0, 0.6], least=0, most=1)
+    assert (share.high, share.low) == (1, mean_of([1.0, 1.0, 0.6]).low)
+    assert mean_of([0.0, 0.4], least=0, most=1).low == 0
 
 
 @pytest.mark.parametrize(

@@ -161,5 +161,5 @@ def test_silence_beside_a_culprit_that_dealt_to_few_is_told():
     session = a_session(8, 5)
     stage = with_liars(session, {7: saboteurs.GarbledLettersToHalf})
     stage.until(Phase.UNMASK, {Phase.MASK: (7,)})
-    with pytest.raises(errors.TooFewClients, match=r"client 6 fell silent.*To blame: client 7"):
+    with pytest.raises(errors.TooFewClients, match=r"client 6 dropped out.*To blame: client 7"):
         stage.play(silent=(6,)).close()
