@@ -31,15 +31,13 @@ Everything that can be wrong is found before any work starts, in one sentence th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from privfl.data.own_file import Arrays
 from privfl.errors import ConfigError
-from privfl.federation.losses import loaded_loss
-from privfl.federation.task import Task, call_for_task, load
-from privfl.references import imported
+from privfl.federation.from_recipe import task_of
+from privfl.federation.task import Task
 from privfl.schema import build, override, read_toml
 from privfl.simulation.callbacks import Callback
 from privfl.simulation.result import Run
@@ -102,47 +100,10 @@ class Experiment(RunConfig):
         Raises:
             ConfigError: a part cannot be imported, or data from Python are not named, or are others.
         """
-        recipe, seed = self.recipe, self.schedule.seed
-        if recipe.task is not None:
-            task = call_for_task(imported(recipe.task, "task"), seed).made_by(replace(recipe, data=None))
+        task = task_of(self.recipe, self.schedule.seed)
+        if self.recipe.dataset is None:
             self._check_data(task)
-            return task
-        if recipe.arrays is not None:
-            task = self._from_file(recipe.arrays)
-            self._check_data(task)
-            return task
-        if recipe.dataset is None:
-            raise ConfigError(
-                f"the data of this run ({dict(recipe.data or {}).get('name')}) were handed over in Python; name a "
-                'function that returns its task, task = "module:function" (for privfl run: --set task=…)'
-            )
-        return load(
-            recipe.dataset.name,
-            **self._parts(),
-            local_tests=recipe.local_tests,
-            **{"seed": seed, **recipe.dataset.options},
-        )
-
-    def _from_file(self, arrays: Arrays) -> Task:
-        recipe, seed = self.recipe, self.schedule.seed
-        task = Task.from_dataset(arrays.dataset(seed), **self._parts(), seed=seed)
-        if recipe.local_tests is not None:
-            task = task.with_local_tests(recipe.local_tests, seed)
-        return task.made_by(replace(recipe, data=None))
-
-    def _parts(self) -> dict[str, Any]:
-        """What is made of a dataset: its partition, noise on its labels, and the model and loss for it."""
-        recipe = self.recipe
-        model, loss = recipe.model, recipe.loss
-        own = model is not None and ":" in model.name
-        return {
-            "partition": recipe.partition,
-            "model": None if model is None else model.load("model") if own else model.name,
-            "model_options": None if model is None or own else dict(model.options),
-            "label_noise": recipe.label_noise,
-            "loss": None if loss is None else loaded_loss(loss),
-            "metrics": tuple(metric.load("metrics") for metric in recipe.metrics),
-        }
+        return task
 
     def _check_data(self, task: Task) -> None:
         recorded = self.recipe.data

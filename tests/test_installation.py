@@ -40,7 +40,7 @@ def declared(*extras: str) -> dict[str, Requirement]:
 
 @pytest.mark.parametrize(
     ("folders", "extras"),
-    [(PACKAGES, ("parquet", "trackers")), (("tests", "docs"), ("test", "docs", "parquet", "trackers"))],
+    [(PACKAGES, ("parquet", "ray", "trackers")), (("tests", "docs"), ("test", "docs", "parquet", "ray", "trackers"))],
     ids=["installed", "for developers"],
 )
 def test_what_is_imported_is_declared(folders: tuple[str, ...], extras: tuple[str, ...]) -> None:

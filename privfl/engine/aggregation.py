@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Tensors
+from privfl.engine.order_free_sum import OrderFreeSum, range_of
 from privfl.engine.workspace import ClientResult
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.log import DoorLog
@@ -52,47 +53,59 @@ class Aggregator(Protocol):
 class PlainAggregator:
     """Adds ``fields`` as they are, weighted ones times their client's factor.
 
-    ``wide`` sums are formed in float64, so that their rounding tells neither the order in which clients came (a stacked
-    cohort comes in the order of its sizes) nor, where noise is added to a sum, what single clients sent. A sum that
-    ``narrows`` leaves in the type of the uploads.
+    The sums tell neither in which order clients came (a stacked cohort comes in the order of its sizes) nor which
+    machine added which of them up (:mod:`privfl.engine.order_free_sum`). They are in float64, so that rounding hides
+    nothing from the noise that is added to them; a sum that ``narrows`` ends in the type of the uploads.
     """
 
     fields: Sequence[Field]
-    wide: bool = False
     narrows: bool = False
-    _types: dict[str, torch.dtype] = field(default_factory=dict)
-    _total: Tensors = field(default_factory=dict)
-    _apart: dict[str, list[Tensor]] = field(default_factory=dict)
-    _members: list[int] = field(default_factory=list)
-    _factors: list[float] = field(default_factory=list)
+    sums: dict[str, OrderFreeSum] = field(default_factory=dict)
+    apart: dict[str, dict[int, Tensor]] = field(default_factory=dict)
+    weights: dict[int, float] = field(default_factory=dict)
 
     def add(self, client: int, upload: Tensors, factor: float) -> str:
-        """Add one upload; there is nothing that could not be added."""
-        self._members.append(client)
-        self._factors.append(factor)
+        """Add one upload; why it cannot be added, empty if it can."""
+        tops: dict[str, int] = {}
+        for kind in self.fields:
+            if kind.combine == "sum":
+                top = range_of(upload[kind.name], _scale(kind, factor))
+                if top is None:
+                    return f"sent a '{kind.name}' too large to be added up"
+                tops[kind.name] = top
+        self.weights[client] = factor
         for kind in self.fields:
             value, name = upload[kind.name], kind.name
             if kind.combine == "each":
-                self._apart.setdefault(name, []).append(value)
-                continue
-            scale = factor if kind.weighted else 1.0
-            if name in self._total:
-                self._total[name].add_(value, alpha=scale)
+                self.apart.setdefault(name, {})[client] = value
             else:
-                self._types[name] = value.dtype
-                self._total[name] = (value.double() if self.wide else value) * scale
+                self.sums.setdefault(name, OrderFreeSum()).add(value, _scale(kind, factor), tops[name])
         return ""
+
+    def merge(self, other: PlainAggregator) -> None:
+        """Add all that ``other`` has added, of other clients; ``other`` may not be used afterwards."""
+        for name, one in other.sums.items():
+            self.sums.setdefault(name, OrderFreeSum()).merge(one)
+        for name, values in other.apart.items():
+            self.apart.setdefault(name, {}).update(values)
+        self.weights |= other.weights
 
     def close(self, sums: CohortSums) -> None:
         """Fields combined ``each`` come out as [m, ...], by ascending client number as everything else."""
-        order = sorted(range(len(self._members)), key=self._members.__getitem__)
-        apart = {name: torch.stack([values[place] for place in order]) for name, values in self._apart.items()}
+        total = {name: one.total() for name, one in self.sums.items()}
         if self.narrows:
-            self._total = {name: value.to(self._types[name]) for name, value in self._total.items()}
-        sums.total = self._total | apart
-        sums.members = [self._members[place] for place in order]
-        sums.weights = [self._factors[place] for place in order]
+            total = {name: value.to(self.sums[name].dtype) for name, value in total.items()}
+        apart = {
+            name: torch.stack([values[client] for client in sorted(values)]) for name, values in self.apart.items()
+        }
+        sums.total = total | apart
+        sums.members = sorted(self.weights)
+        sums.weights = [self.weights[client] for client in sums.members]
         sums.weight = sum(sums.weights)
+
+
+def _scale(kind: Field, factor: float) -> float:
+    return factor if kind.weighted else 1.0
 
 
 def aggregate_uploads(

@@ -29,7 +29,7 @@ from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.door.batch_plans import private_plan
 from privfl.privacy.noise.source import NoiseSource
 
-EngineName = Literal["auto", "loop", "vectorised"]
+EngineName = Literal["auto", "loop", "vectorised", "ray"]
 Engine = LoopEngine | VectorisedEngine
 SHORT_RUN_SECONDS = 3.0
 """A run that the loop finishes in this time is not worth a measurement."""
@@ -44,7 +44,7 @@ class Choice:
     ``refused`` says that the model or the algorithm cannot be stacked, for the ``reason`` given.
     """
 
-    engine: Literal["loop", "vectorised"]
+    engine: Literal["loop", "vectorised", "ray"]
     chunk: int | None
     reason: str
     refused: bool = False

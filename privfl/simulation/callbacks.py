@@ -9,6 +9,7 @@ from pathlib import Path
 from privfl.algorithms.base import Algorithm, Tensors
 from privfl.engine.choice import Engine
 from privfl.federation.task import Task
+from privfl.simulation.ray_engine import RayEngine
 from privfl.simulation.run_directory import Metrics
 from privfl.simulation.settings import Schedule
 
@@ -35,7 +36,7 @@ class Simulation:
     server: Tensors
     client_state: dict[int, Tensors]
     metrics: tuple[Metrics, ...]
-    engine: Engine
+    engine: Engine | RayEngine
     schedule: Schedule
     task: Task
     algorithm: Algorithm

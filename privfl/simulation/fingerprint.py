@@ -37,7 +37,7 @@ DATA: Mapping[str, str] = {
     "local_validations": "which examples clients hold back for validation",
     "classes": "the kind of the task, or its number of classes or tokens",
 }
-INDIFFERENT = ("engine", "workers", "checkpoint_seconds")
+INDIFFERENT = ("engine", "workers", "address", "checkpoint_seconds")
 """Settings that another start may change: a run keeps its engine, and its workers where they decide the
 rounding of messages."""
 NO_MESSAGE = ("evaluate_every", "device")

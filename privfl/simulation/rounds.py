@@ -20,6 +20,7 @@ from privfl.federation.cohorts import Selection
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.sizes.known_sizes import Sizes
 from privfl.randomness import torch_stream
+from privfl.simulation.ray_engine import RayEngine
 from privfl.simulation.recorder import Recorder
 from privfl.simulation.round_costs import RoundCosts
 
@@ -35,7 +36,7 @@ class ServerContext(RoundContext):
         facts: what the server knows before uploads arrive; the weight is the public one.
     """
 
-    engine: Engine
+    engine: Engine | RayEngine
     recorder: Recorder
     sizes: Sizes
     facts: Round
@@ -51,6 +52,9 @@ def collect(costs: RoundCosts, selection: Selection, server: Tensors, context: S
     aggregator = _aggregator(phase, selection, received["parameters"], context.source)
     if isinstance(aggregator, str):
         sums = CohortSums(problems=Counter({aggregator: len(clients)}), aborted=True)
+    elif isinstance(context.engine, RayEngine):
+        assert isinstance(aggregator, PlainAggregator)
+        sums = context.engine.sums(phase, received, factors, context, aggregator, costs.check)
     else:
         results = context.engine.train(clients, received, context, phase)
         seen = context.recorder.uploads(results) if isinstance(aggregator, PlainAggregator) else results
@@ -98,7 +102,7 @@ def _aggregator(phase: Phase, selection: Selection, like: Tensor, source: NoiseS
     """What adds the cohort's uploads up, or why their sum cannot be had."""
     if phase.channel.secure is None:
         channel = phase.channel
-        return PlainAggregator(channel.sent, wide=channel.protects, narrows=not channel.has_central_noise)
+        return PlainAggregator(channel.sent, narrows=not channel.has_central_noise)
     if phase.channel.refusal:
         return phase.channel.refusal
     try:

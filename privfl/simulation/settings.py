@@ -60,10 +60,13 @@ class Execution(Settings):
     Args:
         device: ``auto`` (CUDA if there is one), ``cpu``, ``cuda``, …
         engine: ``loop`` trains clients one by one on every core, ``vectorised`` stacks them into one kernel, ``auto``
-            measures which is faster. They agree up to the rounding of sums.
+            measures which is faster; they agree up to the rounding of sums. ``ray`` divides the cohort among the
+            workers of a Ray cluster (``pip install 'privfl[ray]'``) and gives the bits of ``loop``.
         precision: of gradients: ``float32``; ``tf32`` (CUDA) or ``bfloat16`` for speed.
         workers: clients side by side; ``None`` takes all cores. The loop gives the same bits for any number of them,
-            the vectorised engine for the same number and chunk (``engine.json`` in the run directory says which).
+            the vectorised engine for the same number and chunk (``engine.json`` in the run directory says which). With
+            ``ray``: processes of the cluster, one CPU each; ``None`` takes all CPUs that are free.
+        address: ``host:port`` of the head of a Ray cluster; ``None`` starts one on this machine for the run.
         checkpoint_seconds: seconds between checkpoints, ≥ 0.
     """
 
@@ -71,6 +74,7 @@ class Execution(Settings):
     engine: EngineName = "auto"
     precision: Precision = "float32"
     workers: int | None = None
+    address: str | None = None
     checkpoint_seconds: float = 10.0
 
     def __post_init__(self) -> None:
@@ -80,6 +84,8 @@ class Execution(Settings):
                 raise ConfigError(
                     f"workers is {self.workers}: give at most {MOST_WORKERS}; each holds a model of its own."
                 )
+        if self.address is not None and self.engine != "ray":
+            raise ConfigError(f"address is '{self.address}', but engine is '{self.engine}'; set engine = 'ray'")
         check_number("checkpoint_seconds", self.checkpoint_seconds, 0)
 
 

@@ -17,7 +17,7 @@ from privfl.engine.aggregation import CohortSums
 from privfl.engine.choice import Choice, Engine, choose
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import phases_of
-from privfl.errors import DataError
+from privfl.errors import ConfigError, DataError
 from privfl.federation.availability import Always, Availability
 from privfl.federation.cohorts import Cohort, Everyone
 from privfl.federation.task import Task
@@ -35,6 +35,7 @@ from privfl.simulation.extension import extend, reopen
 from privfl.simulation.fingerprint import Fingerprint
 from privfl.simulation.health import broken_clients, conclusions, kept_warning, not_finite
 from privfl.simulation.plan import Plan, RunSettings, calibrate_noise, prepare, with_training
+from privfl.simulation.ray_engine import RayEngine, RayWorkers, ray_workers
 from privfl.simulation.recorder import Recorder, public_facts, recorded_observers
 from privfl.simulation.result import Run
 from privfl.simulation.round_costs import RoundCosts, exceeds
@@ -97,12 +98,18 @@ def simulate(
     )
     directory = None if out is None else RunDirectory(Path(out))
     plan = prepare(asked)
-    with nullcontext() if directory is None else directory.held():
-        return _simulate(asked, plan, directory, callbacks, resume=resume)
+    with ray_workers(plan) as cluster, nullcontext() if directory is None else directory.held():
+        return _simulate(asked, plan, directory, callbacks, cluster, resume=resume)
 
 
 def _simulate(
-    asked: RunSettings, plan: Plan, directory: RunDirectory | None, callbacks: Sequence[Callback], *, resume: bool
+    asked: RunSettings,
+    plan: Plan,
+    directory: RunDirectory | None,
+    callbacks: Sequence[Callback],
+    cluster: RayWorkers | None,
+    *,
+    resume: bool,
 ) -> Run:
     plan, checkpoint = begin(asked, plan, directory, resume=resume)
     state = State.start(plan) if checkpoint is None else State.load(checkpoint, plan)
@@ -121,7 +128,7 @@ def _simulate(
         workers=workers(plan, directory),
         precision=plan.execution.precision,
     ) as loop:
-        return run(plan, state, pick_engine(plan, state, loop, directory), directory, callbacks)
+        return run(plan, state, pick_engine(plan, state, loop, directory, cluster), directory, callbacks)
 
 
 def begin(
@@ -168,10 +175,25 @@ def workers(plan: Plan, directory: RunDirectory | None) -> int | None:
     return had
 
 
-def pick_engine(plan: Plan, state: State, loop: LoopEngine, directory: RunDirectory | None) -> Engine:
-    """The engine that was asked for or measured to be fastest; a resumed run keeps the one it began with."""
+def pick_engine(
+    plan: Plan, state: State, loop: LoopEngine, directory: RunDirectory | None, cluster: RayWorkers | None = None
+) -> Engine | RayEngine:
+    """The engine that was asked for or measured to be fastest; a resumed run keeps the one it began with.
+
+    The loop and Ray's workers give the same bits, so of those two whichever is asked for goes on.
+
+    Raises:
+        ConfigError: Ray is asked to go on with a run whose clients were stacked.
+    """
     recorded = None if directory is None else directory.read_json(ENGINE)
-    if recorded is None:
+    if cluster is not None:
+        if recorded is not None and recorded["chunk"] is not None:
+            raise ConfigError(
+                "this run began with the vectorised engine, which rounds otherwise than Ray's workers; go on with "
+                "engine = 'vectorised'"
+            )
+        choice = Choice("ray", None, "asked for")
+    elif recorded is None:
         received = plan.algorithm.broadcast(plan.algorithm.begin_round(state.server, state.round))
         cohort = math.ceil(plan.cohort.expected(len(plan.task.clients)))
         choice = choose(plan.execution.engine, loop, plan.way, received, cohort=cohort, rounds=plan.schedule.rounds)
@@ -179,11 +201,15 @@ def pick_engine(plan: Plan, state: State, loop: LoopEngine, directory: RunDirect
         choice = Choice(**{name: value for name, value in recorded.items() if name != "workers"})
     if directory is not None:
         directory.write_json(ENGINE, {**choice.to_dict(), "workers": loop.workers})
-    return choice.build(loop, plan.way)
+    return choice.build(loop, plan.way) if cluster is None else RayEngine(loop, cluster)
 
 
 def run(
-    plan: Plan, state: State, engine: Engine, directory: RunDirectory | None = None, callbacks: Sequence[Callback] = ()
+    plan: Plan,
+    state: State,
+    engine: Engine | RayEngine,
+    directory: RunDirectory | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Run the rounds of ``plan`` that ``state`` has not seen yet, within the budget, and conclude."""
     path = None if directory is None else directory.path
@@ -270,7 +296,7 @@ def watch(
         health.tell(where, "kept", kept_warning(broken_clients(state.client_state, arrived[-1].members)))
 
 
-def measure(plan: Plan, state: State, engine: Engine, arrived: int, problems: Counter[str]) -> Metrics:
+def measure(plan: Plan, state: State, engine: Engine | RayEngine, arrived: int, problems: Counter[str]) -> Metrics:
     """The metrics of the round that has just ended, in which ``arrived`` uploads could be used; ε is yet to come.
 
     How many arrived, and how many did not, is left out where the claim rests on a secret draw of the cohort.
@@ -305,7 +331,7 @@ def claim(plan: Plan, state: State) -> Statement:
 def conclude(
     plan: Plan,
     state: State,
-    engine: Engine,
+    engine: Engine | RayEngine,
     recorder: Recorder,
     directory: RunDirectory | None,
     statement: Statement,

@@ -1,6 +1,7 @@
-"""How uploads are added up: in the model's own type, or wider where noise is added to the sum."""
+"""How uploads are added up: in clear, in any order, or securely; and what cannot be added up."""
 
 import numpy as np
+import pytest
 import torch
 
 import privfl as pf
@@ -27,12 +28,14 @@ def summed(aggregator):
     return sums.total["update"]
 
 
-def test_a_sum_that_noise_is_added_to_does_not_lose_a_client_to_rounding():
+def test_a_sum_does_not_lose_a_client_to_rounding():
     """What one client moves a sum by must be what it sent, or the noise is calibrated to something else."""
-    wide = summed(PlainAggregator((Field("update"),), wide=True))
+    wide = summed(PlainAggregator((Field("update"),)))
     assert wide.dtype == torch.float64
     assert float(wide) == 1.0 + (MANY - 1) * TINY
-    assert float(summed(PlainAggregator((Field("update"),)))) == 1.0
+    narrow = summed(PlainAggregator((Field("update"),), narrows=True))
+    assert narrow.dtype == torch.float32
+    assert float(narrow) == float(np.float32(1.0 + (MANY - 1) * TINY)) > 1.0
 
 
 def test_channels_that_noise_sums_at_the_server_say_so():
@@ -62,20 +65,51 @@ def test_an_opened_secure_sum_is_wide_until_its_noise_is_added():
     assert abs(float(sums.total["update"]) - true) <= 5 * step
 
 
-def test_a_wide_sum_does_not_tell_in_which_order_clients_came():
-    values = {client: torch.randn(50, generator=torch.Generator().manual_seed(client)) for client in range(9)}
+FIELDS = (Field("update"), Field("prototype", combine="each"), Field("count", shape=(), weighted=False))
 
-    def summed(order, **how):
-        aggregator, sums = PlainAggregator((Field("update"),), narrows=True, **how), CohortSums()
-        for client in order:
-            aggregator.add(client, {"update": values[client]}, 1.0)
-        aggregator.close(sums)
-        return sums.total["update"]
 
-    orders = list(range(9)), list(range(9))[::-1]
-    assert torch.equal(*(summed(order, wide=True) for order in orders))
-    assert not torch.equal(*(summed(order) for order in orders))
-    assert summed(orders[0], wide=True).dtype == torch.float32
+def aggregated(parts, weights, *, narrows=False):
+    """The sums of a cohort whose ``parts`` were added up apart and then merged."""
+    aggregators = []
+    for part in parts:
+        aggregators.append(PlainAggregator(FIELDS, narrows=narrows))
+        for client in part:
+            torch.manual_seed(client)
+            upload = {"update": torch.randn(50), "prototype": torch.randn(3), "count": torch.tensor(client / 3)}
+            assert aggregators[-1].add(client, upload, weights[client]) == ""
+    first, *others = aggregators
+    for other in others:
+        first.merge(other)
+    sums = CohortSums()
+    first.close(sums)
+    return sums
+
+
+@pytest.mark.parametrize("narrows", [False, True])
+def test_sums_tell_neither_the_order_of_clients_nor_who_added_which(narrows):
+    """A stacked cohort comes in the order of its private sizes, and machines share a cohort in many ways."""
+    weights = {client: (client + 1) / 3 for client in range(12)}
+    expected = aggregated([range(12)], weights, narrows=narrows)
+    assert expected.total["update"].dtype == (torch.float32 if narrows else torch.float64)
+    for parts in ([range(11, -1, -1)], [range(0, 12, 2), range(1, 12, 2)], [[7], range(7), range(8, 12)]):
+        found = aggregated(parts, weights, narrows=narrows)
+        assert {name: value.tolist() for name, value in found.total.items()} == {
+            name: value.tolist() for name, value in expected.total.items()
+        }
+        assert (found.members, found.weights, found.weight) == (expected.members, expected.weights, expected.weight)
+
+
+def test_an_upload_that_cannot_be_added_up_is_reported_and_adds_nothing():
+    aggregator = PlainAggregator((Field("count", shape=()), Field("update")))
+    whole = {"count": torch.tensor(1.0), "update": torch.tensor([1.0, 2.0])}
+    huge = {**whole, "update": torch.tensor([1.0, 1e300], dtype=torch.float64)}
+    assert aggregator.add(0, whole, 1.0) == ""
+    assert aggregator.add(1, huge, 1.0) == "sent a 'update' too large to be added up"
+    assert aggregator.add(2, whole, 1e300) == "sent a 'count' too large to be added up"
+    sums = CohortSums()
+    aggregator.close(sums)
+    assert sums.members == [0]
+    assert (float(sums.total["count"]), sums.total["update"].tolist()) == (1.0, [1.0, 2.0])
 
 
 def test_weights_apply_to_what_is_weighted_from_the_first_upload_on():

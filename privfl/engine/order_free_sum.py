@@ -1,0 +1,146 @@
+"""Sums of tensors whose bits depend on the summands and on nothing else: neither on their order nor on who adds which.
+
+Floating-point addition rounds after every step, so a cohort that is divided among machines, or stacked in another
+order, would come to another model. Here every summand is first rounded to a public grid, 2⁻⁴⁴ of a power of 256 above
+its largest number, and multiples of one grid are added in float64 without any rounding, because their sum is never let
+grow beyond 2⁵³ steps. Summands of the same power share a grid; the grids' sums are added at the end, smallest first.
+
+A summand in float32 is moved by at most 2⁻³⁷ of its largest number, and so by less (in L2 norm) than float32 rounded it
+already in models of up to 2²⁶ parameters. One in float64 leaves its remainder on a second grid. Compare Demmel and
+Nguyen, "Fast Reproducible Floating-Point Summation" (ARITH 2013), whose grids follow the largest summand of all, which
+a stream does not know in advance.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+WIDTH = 8
+"""Binary places of a range of magnitudes whose summands share a grid."""
+DEPTH = 44
+"""Binary places from the top of a range down to its grid."""
+AT_ONCE = 1 << (53 - DEPTH - 1)
+"""Summands after which a sum is split, so that no sum of two such parts leaves the 53 bits of a float64."""
+STEP = 5 * WIDTH
+"""Binary places between the grids of a summand in float64 and of its remainder, which is below 2⁻⁴⁴ of the top."""
+LARGEST, SMALLEST = 960, -800
+"""Exponents of the highest and the lowest range. Numbers below all ranges are rounded to the grid of the lowest one."""
+_CHUNK = 1 << 15
+"""Numbers of one pass, whose work space stays in a core's cache."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One range's sum: ``low`` on its grid, of at most ``count`` summands; ``high`` on a grid 2⁴⁴ times as coarse."""
+
+    low: Tensor
+    high: Tensor | None
+    count: int
+
+
+@dataclass
+class OrderFreeSum:
+    """Σ of tensors of one shape; the same bits for every order of :meth:`add` and every division by :meth:`merge`.
+
+    Args:
+        parts: what came together so far, by the exponent of its range.
+        dtype: float64 if any summand was, else float32.
+    """
+
+    parts: dict[int, Part] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+
+    def add(self, value: Tensor, factor: float, top: int) -> None:
+        """Add ``value`` (float32 or float64, finite) times ``factor``, whose :func:`range_of` is ``top``."""
+        self.dtype = torch.promote_types(self.dtype, value.dtype)
+        if value.dtype == torch.float64:
+            value, factor = value.detach() * factor, 1.0
+            coarse = value + _shift(top)
+            rest = value - coarse.sub_(_shift(top))
+            self._add(rest, 1.0, top - STEP)
+            value = coarse
+        self._add(value, factor, top)
+
+    def _add(self, value: Tensor, factor: float, top: int) -> None:
+        part = self.parts.get(top) or Part(_zeros(value), None, 0)
+        _add_on_grid(part.low, value, factor, top)
+        self.parts[top] = _within(replace(part, count=part.count + 1), top)
+
+    def merge(self, other: OrderFreeSum) -> None:
+        """Add all that ``other`` has added; ``other`` may not be used afterwards."""
+        for top, part in other.parts.items():
+            own = self.parts.get(top)
+            self.parts[top] = part if own is None else _within(_joined(own, part), top)
+        self.dtype = torch.promote_types(self.dtype, other.dtype)
+
+    def total(self) -> Tensor:
+        """The sum, in float64.
+
+        Raises:
+            ValueError: nothing was added.
+        """
+        if not self.parts:
+            raise ValueError("a sum of nothing has no shape")
+        sums = [self.parts[top] for top in sorted(self.parts)]
+        total, *others = (part.low.clone() if part.high is None else part.low + part.high for part in sums)
+        for one in others:
+            total += one
+        return total
+
+
+def _zeros(like: Tensor) -> Tensor:
+    return torch.zeros(like.shape, dtype=torch.float64, device=like.device)
+
+
+def range_of(value: Tensor, factor: float) -> int | None:
+    """The exponent, a multiple of :data:`WIDTH`, of the smallest range that holds ``value`` times ``factor``.
+
+    It depends on the summand alone. ``None``: it is too large, or not a number.
+    """
+    if value.numel() == 0:
+        return SMALLEST
+    lowest, highest = torch.aminmax(value.detach())
+    largest = max(-float(lowest), float(highest)) * abs(factor)
+    if not largest < 2.0**LARGEST:
+        return None
+    if largest == 0:
+        return SMALLEST
+    return max(SMALLEST, -(-math.frexp(largest)[1] // WIDTH) * WIDTH)
+
+
+def _add_on_grid(total: Tensor, value: Tensor, factor: float, top: int) -> None:
+    """Add ``value`` times ``factor``, rounded to the grid of the range ``top``, to ``total`` in place.
+
+    A float64 in [2ⁿ, 2ⁿ⁺¹) is a multiple of 2ⁿ⁻⁵², so adding 1.5·2ⁿ and subtracting it rounds to that grid.
+    """
+    shift = _shift(top)
+    space = torch.empty(min(_CHUNK, value.numel()), dtype=torch.float64, device=value.device)
+    chunks = torch.split(total.view(-1), _CHUNK), torch.split(value.detach().reshape(-1), _CHUNK)
+    for place, numbers in zip(*chunks, strict=True):
+        wide = space[: len(numbers)].copy_(numbers)
+        if factor != 1:
+            wide.mul_(factor)
+        place.add_(wide.add_(shift).sub_(shift))
+
+
+def _shift(top: int) -> float:
+    return math.ldexp(1.5, 52 + top - DEPTH)
+
+
+def _joined(own: Part, other: Part) -> Part:
+    high = other.high if own.high is None else own.high if other.high is None else own.high + other.high
+    return Part(own.low + other.low, high, own.count + other.count)
+
+
+def _within(part: Part, top: int) -> Part:
+    """``part`` with what its lower half may no longer hold in the upper one; their sum is the same number."""
+    if part.count < AT_ONCE:
+        return part
+    shift = math.ldexp(1.5, 52 + top)
+    coarse = (part.low + shift).sub_(shift)
+    low = part.low.sub_(coarse)
+    return Part(low, coarse if part.high is None else part.high + coarse, 1)

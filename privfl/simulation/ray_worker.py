@@ -1,0 +1,230 @@
+"""What runs in a process of a Ray cluster: one worker that holds the data and trains its share of every cohort.
+
+A worker is built from a recipe of the task, so no example ever passes Ray. It returns partial sums, which are the same
+whoever adds them up (:mod:`privfl.engine.order_free_sum`), and, of fields that the server needs from each client, the
+values. Arrays pass as NumPy's, which Ray shares between the processes of one machine without copying.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import ChainMap, Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from privfl.algorithms.base import Algorithm, Tensors
+from privfl.engine.aggregation import CohortSums, PlainAggregator, aggregate_uploads
+from privfl.engine.loop import LoopEngine
+from privfl.engine.order_free_sum import OrderFreeSum, Part
+from privfl.engine.workspace import Phase, RoundContext, phases_of
+from privfl.federation.from_recipe import task_of
+from privfl.federation.recipe import Recipe
+from privfl.privacy.channel.channel import RoundChannel
+from privfl.privacy.clipping.per_sample import GradSampleMode
+from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.log import DoorLog
+from privfl.privacy.door.precision import Precision
+from privfl.privacy.noise.source import NoiseSource
+from privfl.simulation.fingerprint import shipped_code, versions
+
+Arrays = dict[str, NDArray[Any]]
+"""Named arrays: tensors on their way through Ray."""
+
+
+SentPart = tuple[NDArray[Any], NDArray[Any] | None, int]
+"""A :class:`~privfl.engine.order_free_sum.Part` on its way."""
+
+
+@dataclass(frozen=True)
+class WorkerParts:
+    """What a worker is built from: how its task can be had, and the parts of the run that clients execute.
+
+    Args:
+        recipe: of the task.
+        seed: of the run.
+        planned: how many rounds the algorithm may know of.
+        algorithm: not bound to a run yet, so that it carries no model.
+        usual: the channel of a round of the usual size.
+        way: how per-sample gradients are formed, ``None`` without DP-SGD.
+    """
+
+    recipe: Recipe
+    seed: int
+    planned: int | None
+    algorithm: Algorithm
+    training: LocalTraining
+    usual: RoundChannel
+    way: GradSampleMode | None
+    precision: Precision
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What one worker is to do in one phase of a round.
+
+    Args:
+        number: of the round.
+        label: of the phase, which tells its noise apart.
+        channel: that uploads pass.
+        weights: of the uploads, by client: who is to be trained.
+        states: what clients keep, of those about whom this worker does not know the latest.
+    """
+
+    number: int
+    label: str
+    channel: RoundChannel
+    weights: dict[int, float]
+    states: dict[int, Arrays]
+
+
+@dataclass
+class Share:
+    """What a worker's part of a cohort came to.
+
+    Args:
+        sums: by field, the parts of an order-free sum by range, and whether any summand was float64.
+        apart: by field, the value of each client.
+        members: whose uploads arrived.
+        problems, zeroed: why uploads are missing, or count as zeros.
+        logs: what passed the doors, with the clients whose doors they were.
+        states: what clients keep from now on, of those for whom that changed.
+        seconds: of work.
+    """
+
+    sums: dict[str, tuple[dict[int, SentPart], bool]]
+    apart: dict[str, dict[int, NDArray[Any]]]
+    members: list[int]
+    problems: Counter[str]
+    zeroed: Counter[str]
+    logs: list[tuple[DoorLog, list[int]]]
+    states: dict[int, Arrays]
+    seconds: float
+
+    def aggregator(self, like: PlainAggregator, weights: dict[int, float]) -> PlainAggregator:
+        """The sums as an aggregator that can be merged into one ``like`` it; arrays are copied, Ray's are read-only."""
+        sums = {}
+        for name, (parts, wide) in self.sums.items():
+            tensors = {top: Part(_tensor(low), _tensor(high), count) for top, (low, high, count) in parts.items()}
+            sums[name] = OrderFreeSum(tensors, torch.float64 if wide else torch.float32)
+        apart = {
+            name: {client: torch.from_numpy(value.copy()) for client, value in values.items()}
+            for name, values in self.apart.items()
+        }
+        own = {client: weights[client] for client in self.members}
+        return PlainAggregator(like.fields, like.narrows, sums, apart, own)
+
+
+@dataclass
+class _PartialAggregator(PlainAggregator):
+    """Adds a share up and leaves it to the driver to close the sums."""
+
+    def close(self, sums: CohortSums) -> None:
+        sums.members = sorted(self.weights)
+
+
+@dataclass
+class _Logs:
+    """Doors' logs, equal ones once."""
+
+    found: list[tuple[DoorLog, list[int]]] = field(default_factory=list)
+
+    def note(self, client: int, log: DoorLog) -> None:
+        clients = next((clients for known, clients in self.found if known == log), None)
+        if clients is None:
+            self.found.append((log, [client]))
+        else:
+            clients.append(client)
+
+
+class Worker:
+    """One worker; Ray makes an actor of it, whose process it has to itself."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self._client_state: dict[int, Tensors] = {}
+
+    def about(self) -> dict[str, str]:
+        """What computes here: libraries, privfl's code, the machine and the process."""
+        return {**versions(), "privfl's code": shipped_code(), "host": socket.gethostname(), "pid": str(os.getpid())}
+
+    def build(self, parts: WorkerParts) -> dict[str, Any]:
+        """Build the task and the engine; the description of the task, which must be that of the driver's.
+
+        Raises:
+            PrivflError: the data cannot be had here.
+        """
+        self._client_state.clear()
+        task = task_of(parts.recipe, parts.seed)
+        context = replace(task.context(1, parts.seed), planned=parts.planned)
+        algorithm = parts.algorithm.bind(context)
+        self._algorithms = {phase.label: phase.algorithm for phase in phases_of(algorithm, parts.usual)}
+        self._seed = parts.seed
+        self._engine = LoopEngine(
+            task,
+            algorithm,
+            parts.training,
+            parts.usual,
+            way=parts.way,
+            workers=1,
+            precision=parts.precision,
+        )
+        self._engine.__enter__()  # until the process ends
+        return task.describe()
+
+    def train(self, key: bytes, reproducible: bool, received: Arrays, orders: Orders) -> Share:
+        """Train the clients whom ``orders`` name, who receive ``received``.
+
+        The noise ``key`` comes first, so that Ray keeps it inside the call and out of its object store.
+        """
+        began = time.perf_counter()
+        self._client_state |= {client: as_tensors(state) for client, state in orders.states.items()}
+        kept = ChainMap({}, self._client_state)
+        context = RoundContext(
+            orders.number,
+            self._seed,
+            NoiseSource(key, reproducible),
+            kept,  # type: ignore[arg-type]
+        )
+        phase = Phase(self._algorithms[orders.label], orders.channel, orders.label)
+        aggregator, logs = _PartialAggregator(phase.channel.sent), _Logs()
+        results = self._engine.train(list(orders.weights), as_tensors(received), context, phase)
+        sums = aggregate_uploads(results, aggregator, orders.weights, kept, logs.note)
+        changed = kept.maps[0]
+        self._client_state |= changed
+        return Share(
+            {
+                name: ({top: _sent(part) for top, part in one.parts.items()}, one.dtype == torch.float64)
+                for name, one in aggregator.sums.items()
+            },
+            {name: as_arrays(values) for name, values in aggregator.apart.items()},
+            sums.members,
+            sums.problems,
+            sums.zeroed,
+            logs.found,
+            {client: as_arrays(state) for client, state in changed.items()},
+            time.perf_counter() - began,
+        )
+
+
+def as_arrays(tensors: dict[Any, torch.Tensor]) -> dict[Any, NDArray[Any]]:
+    """The tensors' values as arrays on the CPU."""
+    return {name: value.detach().cpu().numpy() for name, value in tensors.items()}
+
+
+def as_tensors(arrays: Arrays) -> Tensors:
+    """Copies of ``arrays`` as tensors: those that come from Ray's store are read-only."""
+    return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
+
+
+def _sent(part: Part) -> SentPart:
+    return part.low.numpy(), None if part.high is None else part.high.numpy(), part.count
+
+
+def _tensor(array: NDArray[Any] | None) -> Any:
+    return None if array is None else torch.from_numpy(array.copy())

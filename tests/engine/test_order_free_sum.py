@@ -1,0 +1,119 @@
+"""Sums that do not depend on order: equal bits for every order and division, close to the true sum, range checked."""
+
+import math
+from fractions import Fraction
+from itertools import permutations
+
+import pytest
+import torch
+
+from privfl.engine.order_free_sum import AT_ONCE, DEPTH, LARGEST, SMALLEST, WIDTH, OrderFreeSum, range_of
+
+
+def sum_of(summands, factor=1.0):
+    found = OrderFreeSum()
+    for value in summands:
+        found.add(value, factor, range_of(value, factor))
+    return found
+
+
+def random_summands(count, length=200, seed=0):
+    """Vectors whose lengths lie up to 2⁴⁰ apart."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(length, generator=generator) * 2.0 ** int(torch.randint(-30, 10, (1,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("factor", [1.0, 1 / 3, 37.0])
+def test_every_order_and_every_division_gives_the_same_bits(factor):
+    values = random_summands(5)
+    expected = sum_of(values, factor).total()
+    for order in permutations(values):
+        assert torch.equal(sum_of(order, factor).total(), expected)
+    for cut in range(1, 5):
+        first, second = sum_of(values[:cut], factor), sum_of(values[cut:], factor)
+        second.merge(first)
+        assert torch.equal(second.total(), expected)
+
+
+def test_plain_float64_sums_of_the_same_summands_do_depend_on_order():
+    """The statement above is no accident of the summands."""
+    values = [value.double() / 3 for value in random_summands(5)]
+    assert len({tuple(sum(order[1:], order[0]).tolist()) for order in permutations(values)}) > 1
+
+
+def test_the_error_is_below_what_the_grid_promises():
+    values, factor = random_summands(20, length=30), 1 / 3
+    found = sum_of(values, factor).total()
+    bound = sum(float(value.abs().max()) for value in values) * factor * 2.0 ** (WIDTH - DEPTH - 1)
+    for place in range(30):
+        true = sum((Fraction(float(value[place]) * factor) for value in values), Fraction(0))
+        assert abs(Fraction(float(found[place])) - true) <= Fraction(bound)
+
+
+def test_a_summand_in_float64_loses_nothing_of_what_float64_holds():
+    generator = torch.Generator().manual_seed(1)
+    values = [torch.randn(30, generator=generator, dtype=torch.float64) / 3 for _ in range(7)]
+    expected = sum_of(values).total()
+    for order in (values[::-1], values[3:] + values[:3]):
+        assert torch.equal(sum_of(order).total(), expected)
+    for place in range(30):
+        true = sum((Fraction(float(value[place])) for value in values), Fraction(0))
+        assert abs(Fraction(float(expected[place])) - true) <= 4 * abs(true) * Fraction(2) ** -53 + Fraction(2) ** -75
+
+
+def test_sums_stay_exact_beyond_what_one_float64_holds():
+    """Three times as many summands as one float64 holds, of the largest and the smallest size: nothing is lost."""
+    large, small = torch.tensor([2.0**WIDTH - 2.0**-16]), torch.tensor([2.0 ** (WIDTH - DEPTH)])
+    mixed = torch.cat([large, -large, small])
+    count = 3 * AT_ONCE + 5
+    whole = sum_of([mixed] * count)
+    assert whole.parts.keys() == {WIDTH}
+    part = whole.parts[WIDTH]
+    assert [Fraction(a) + Fraction(b) for a, b in zip(part.low.tolist(), part.high.tolist(), strict=True)] == [
+        Fraction(float(value)) * count for value in mixed
+    ]
+    parts = [
+        sum_of([mixed] * (AT_ONCE - 1)),
+        sum_of([mixed] * (count - 2 * AT_ONCE + 2)),
+        sum_of([mixed] * (AT_ONCE - 1)),
+    ]
+    for one in parts[1:]:
+        parts[0].merge(one)
+    assert torch.equal(parts[0].total(), whole.total())
+
+
+def test_a_range_depends_on_the_summand_alone_and_is_checked():
+    assert range_of(torch.tensor([0.0]), 1.0) == SMALLEST
+    assert range_of(torch.tensor([]), 1.0) == SMALLEST
+    assert range_of(torch.tensor([0.1, -1.5]), 1.0) == WIDTH
+    assert range_of(torch.tensor([0.5]), 1 / 3) == 0
+    for wrong in (math.inf, -math.inf, math.nan):
+        assert range_of(torch.tensor([1.0, wrong]), 1.0) is None
+    assert range_of(torch.tensor([2.0**LARGEST], dtype=torch.float64), 1.0) is None
+    assert range_of(torch.tensor([1e30]), 1e300) is None
+    tiny = torch.tensor([2.0**-1000], dtype=torch.float64)
+    assert range_of(tiny, 1.0) == SMALLEST
+    assert float(sum_of([tiny, torch.tensor([1.0])]).total()) == 1.0
+
+
+def test_scalars_and_tensors_of_any_shape_and_both_types_are_added():
+    assert float(sum_of([torch.tensor(0.5), torch.tensor(0.25)]).total()) == 0.75
+    matrix = torch.arange(6.0).view(2, 3).t()
+    found = sum_of([matrix, matrix.double()])
+    assert torch.equal(found.total(), 2 * matrix.double())
+    assert (found.dtype, sum_of([matrix]).dtype) == (torch.float64, torch.float32)
+    with pytest.raises(ValueError, match="a sum of nothing"):
+        OrderFreeSum().total()
+
+
+def test_a_sum_does_not_change_its_summands_nor_what_was_read_of_it():
+    value = torch.tensor([0.1, 0.2])
+    found = sum_of([value])
+    before = found.total()
+    found.add(value, 1.0, range_of(value, 1.0))
+    assert value.tolist() == torch.tensor([0.1, 0.2]).tolist()
+    assert not torch.equal(found.total(), before)
+    assert torch.equal(before, sum_of([value]).total())

@@ -1,0 +1,175 @@
+"""Runs on a Ray cluster of real processes: the loop's model and claims, also when a worker is killed in a round."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+import privfl as pf
+from privfl.errors import ConfigError
+from privfl.experiment import Experiment
+from privfl.simulation.ray_cluster import connected
+from tests.simulation.test_ray_cluster import Locked
+
+ray = pytest.importorskip("ray")
+
+DPSGD = pf.DPSGD(noise_multiplier=1.0)
+DIGITS = {"partition": pf.Dirichlet(clients=8, alpha=0.5), "model": "logistic", "seed": 4}
+
+
+def on_ray(workers=2, **settings):
+    return pf.Execution(engine="ray", workers=workers, device="cpu", **settings)
+
+
+LOOP = pf.Execution(engine="loop", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A Ray head with three CPUs, to which this process is connected; its address."""
+    with connected(None, 3):
+        yield ray.get_runtime_context().gcs_address
+
+
+@dataclass(frozen=True)
+class Mortal(pf.Scaffold):
+    """SCAFFOLD one of whose processes kills itself, without any farewell, when it finds the file ``trap``."""
+
+    name: ClassVar[str] = "mortal"
+    trap: str = ""
+
+    def finish(self, local, received, training):
+        try:
+            Path(self.trap).unlink()
+        except OSError:
+            return super().finish(local, received, training)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def same(one, other):
+    """Whether two runs have the same model, state of clients, metrics and claims, bit for bit."""
+    states = [
+        {client: {name: value.tolist() for name, value in state.items()} for client, state in run.client_state.items()}
+        for run in (one, other)
+    ]
+    assert torch.equal(one.parameters, other.parameters)
+    assert states[0] == states[1]
+    assert one.metrics == other.metrics
+    assert str(one.statement) == str(other.statement)
+
+
+@pytest.mark.slow
+def test_a_worker_killed_in_a_round_costs_its_share_and_neither_model_nor_claim(cluster, tmp_path):
+    trap = tmp_path / "trap"
+    task, algorithm = pf.load("digits", **DIGITS), Mortal(trap=str(trap))
+    settings = {"rounds": 4, "seed": 4, "cohort": pf.FixedCohort(6), "privacy": pf.Privacy(training=DPSGD, noise_key=7)}
+    expected = pf.simulate(task, algorithm, execution=LOOP, **settings)
+    there = []
+
+    def watch(run, line):
+        workers = run.engine.workers
+        if run.round == 1:
+            trap.touch()
+        until = time.monotonic() + 120
+        while run.round == 2 and len(workers.there) < 2 and time.monotonic() < until:  # what died is replaced
+            workers.welcome()
+            time.sleep(0.05)
+        there.append(len(workers.there))
+
+    found = pf.simulate(task, algorithm, execution=on_ray(), callbacks=[watch], **settings)
+    assert not trap.exists()
+    assert there == [2, 2, 2, 2]
+    same(expected, found)
+    (died,) = [one for one in found.summary["warnings"] if "died in round 1" in one]
+    assert "clients were trained anew by the others" in died
+
+
+@pytest.mark.slow
+def test_another_process_runs_an_experiment_file_at_the_address_of_the_cluster(cluster, tmp_path):
+    file = tmp_path / "experiment.toml"
+    file.write_text(
+        """
+        rounds = 3
+        device = "cpu"
+        dataset.name = "digits"
+        model.name = "logistic"
+        partition = {name = "iid", clients = 6}
+        algorithm = {name = "fedsampling", samples_per_round = 300}
+        [privacy]
+        noise_key = 5
+        training = {noise_multiplier = 1.0, noise_at = "server"}
+        """,
+        encoding="utf-8",
+    )
+    experiment = Experiment.from_toml(file)
+    expected = replace(experiment, execution=LOOP).run()
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "privfl", "run", str(file), "--out", str(out), "--set", "engine=ray"]
+    told = ["--set", "workers=2", "--set", f"address={cluster}"]
+    done = subprocess.run(
+        [*command, *told], env={**os.environ, "RAY_AUTH_MODE": "token"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert lines == json.loads(json.dumps(expected.metrics))
+    model = np.load(out / "checkpoints" / "latest.npz")["tensor/server/parameters"]
+    assert np.array_equal(model, expected.parameters.numpy())
+    assert json.loads((out / "engine.json").read_text(encoding="utf-8"))["engine"] == "ray"
+
+
+@pytest.mark.slow
+def test_a_worker_without_the_data_is_named_before_any_work(cluster, tmp_path):
+    numbers = np.random.default_rng(0)
+    arrays = tmp_path / "data.npz"
+    np.savez(arrays, inputs=numbers.normal(size=(60, 4)).astype(np.float32), targets=np.arange(60) % 3)
+    settings = {"arrays": {"file": str(arrays)}, "partition": {"name": "iid", "clients": 3}, "rounds": 1}
+    task = Experiment.from_dict(settings).task()
+    arrays.unlink()
+    out = tmp_path / "out"
+    with pytest.raises(ConfigError, match=r"the Ray worker on .* cannot load the data: .*data\.npz"):
+        pf.simulate(task, pf.FedAvg(), rounds=1, execution=on_ray(1), out=out)
+    assert not out.exists()
+
+
+def test_more_workers_than_cpus_are_refused(cluster):
+    with pytest.raises(ConfigError, match=r"9 workers need a CPU each, and of the 3 of the Ray cluster 3 are free"):
+        pf.simulate(pf.load("digits", **DIGITS), pf.FedAvg(), rounds=1, execution=on_ray(9))
+
+
+def test_another_address_than_that_of_the_connection_is_refused(cluster):
+    host, port = cluster.rsplit(":", 1)
+    with (
+        pytest.raises(ConfigError, match=r"this program is connected to the Ray cluster at"),
+        connected(f"localhost:{port}", 1),
+    ):
+        pytest.fail(f"{host} is not localhost by name")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"algorithm": pf.Centralized()}, "centralized trains on all data as one"),
+        ({"record": "server"}, "record = 'server' keeps every upload"),
+        ({"privacy": pf.Privacy(update=[pf.SecureSum()])}, "SecureSum adds up what each client encodes"),
+        ({"task": pf.Task.from_arrays(np.eye(9, 4, dtype=np.float32), np.arange(9) % 2, partition=pf.IID(clients=3))},
+         "the data of this run were handed over in Python"),
+        ({"algorithm": Locked(held=threading.Lock())}, "locked cannot be sent to Ray's workers"),
+    ],
+    ids=["pooled data", "every upload", "secure sum", "data from Python", "unpicklable"],
+)  # fmt: skip
+def test_what_cannot_be_distributed_is_refused_by_name_before_any_work(settings, said, tmp_path):
+    asked = {"task": pf.load("digits", **DIGITS), "algorithm": pf.FedAvg(weighting="uniform"), "rounds": 1, **settings}
+    task, algorithm = asked.pop("task"), asked.pop("algorithm")
+    with pytest.raises(ConfigError, match=said):
+        pf.simulate(task, algorithm, execution=on_ray(), out=tmp_path / "out", **asked)
+    assert not (tmp_path / "out").exists()
