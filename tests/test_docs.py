@@ -1,5 +1,6 @@
 """The docs site: it builds without a warning, and what is drawn or generated from the code is of the day."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -42,6 +43,42 @@ def test_the_picture_of_the_rooms_is_that_of_the_imports():
     assert draw_architecture.PICTURE.read_text(encoding="utf-8") == drawn, (
         "imports, or what rooms say of themselves, have changed: run python docs/scripts/draw_architecture.py"
     )
+
+
+def test_the_table_of_baselines_says_what_the_algorithms_say():
+    import write_baselines
+
+    lines = write_baselines.PAGE.read_text(encoding="utf-8").splitlines()
+    cells = [line.strip("| ").replace("\\|", "\0").split(" | ") for line in lines if line.startswith("| `")]
+    found = {row[0].strip("`"): [cell.replace("\0", "|").strip() for cell in row] for row in cells}
+    assert list(found) == list(write_baselines.ALGORITHMS)
+    for name, row in found.items():
+        assert [*row[:2], *row[3:]] == write_baselines.row(name), "run python docs/scripts/write_baselines.py"
+    costs = {name: row[2] for name, row in found.items()}
+    for name in ("fedavg", "apfl", "fedbabu", "fedrep", "per-fedavg"):
+        assert write_baselines.passes(name) == costs[name]
+    assert (costs["fedavg"], costs["fedrep"], costs["fedbabu"]) == ("E", "E + 1", "E + 5")
+
+
+def test_intervals_of_the_verdicts_follow_from_the_raw_results():
+    import verdict_intervals
+
+    page = (DOCS / "results" / "verdicts.md").read_text(encoding="utf-8")
+    stated = re.findall(r"[+−][\d.]+ \[[−\d.]+, [−\d.]+\]", page)
+    assert len(stated) > 40
+    assert set(stated) <= set(verdict_intervals.differences().values())
+
+
+def test_every_experiment_of_the_papers_has_a_state_and_a_reason():
+    page = (DOCS / "results" / "verdicts.md").read_text(encoding="utf-8")
+    rows = [
+        line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith(("| Table", "| Fig", "| the"))
+    ]
+    assert len(rows) > 45
+    for row in rows:
+        assert len(row) == 5, row
+        assert re.search(r"reproduced|not decidable|not run|as above", row[3]), row
+        assert row[4].strip(" –"), row
 
 
 def test_rooms_that_use_each_other_cannot_be_drawn():

@@ -9,7 +9,14 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 LONGEST = 1500
 """Words of a page that is read from beginning to end."""
-LOOKED_UP = ("reference/", "results/mutants.md", "results/claim-fuzzer.md", "benchmarks.md")
+LOOKED_UP = (
+    "reference/",
+    "baselines.md",
+    "results/verdicts.md",
+    "results/mutants.md",
+    "results/claim-fuzzer.md",
+    "benchmarks.md",
+)
 """Pages in which one looks things up, and pages whose tables a program writes."""
 
 

@@ -3,13 +3,13 @@
 An algorithm says what the server keeps (:meth:`Algorithm.start`, :meth:`Algorithm.aggregate`), what clients receive
 (:meth:`Algorithm.broadcast`), what a client keeps privately between rounds (:attr:`Algorithm.keeps`), how a client
 trains (:meth:`Algorithm.begin`, :meth:`Algorithm.prepare`, :meth:`Algorithm.step`, :meth:`Algorithm.conclude`,
-:meth:`Algorithm.finish`) and what it uploads (:meth:`Algorithm.fields`). Where the weights of a round depend on answers
-of its cohort, a first phase (:meth:`Algorithm.survey`) collects these.
+:meth:`Algorithm.personalise`, :meth:`Algorithm.finish`) and what it uploads (:meth:`Algorithm.fields`). Where the
+weights of a round depend on answers of its cohort, a first phase (:meth:`Algorithm.survey`) collects these.
 
-``begin``, ``prepare``, ``step``, ``conclude`` and ``finish`` are written in ordinary PyTorch for *one* client on
-dictionaries of tensors. They touch data only through the door that is handed to them, do not branch on values of
-tensors, and may change the tensors of ``local`` in place, so that an engine can run them one by one, side by side, or
-stacked over the cohort.
+``begin``, ``prepare``, ``step``, ``conclude``, ``personalise`` and ``finish`` are written in ordinary PyTorch for *one*
+client on dictionaries of tensors. They touch data only through the door that is handed to them, do not branch on values
+of tensors, and may change the tensors of ``local`` in place, so that an engine can run them one by one, side by side,
+or stacked over the cohort.
 """
 
 from __future__ import annotations
@@ -202,6 +202,15 @@ class Algorithm(Settings):
         self, local: Tensors, received: Tensors, everything: Batch, client: Door, training: LocalTraining
     ) -> None:
         """What happens after the last step, on all of the client's rows as one batch."""
+
+    def personal_plan(self, training: LocalTraining) -> Epochs | None:
+        """The batches that :meth:`personalise` gets after all else; ``None`` for most algorithms."""
+        return None
+
+    def personalise(
+        self, local: Tensors, received: Tensors, batch: Batch, client: Door, training: LocalTraining
+    ) -> None:
+        """One step of the client's own model, by gradients that stay with it (:meth:`Door.local_only_gradient`)."""
 
     def finish(self, local: Tensors, received: Tensors, training: LocalTraining) -> Tensors:
         """The upload: one tensor for each field, unweighted."""

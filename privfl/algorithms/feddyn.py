@@ -30,8 +30,10 @@ class FedDyn(Algorithm):
 
     It minimises Σ_k F_k, every client's objective alike, whichever cohorts are drawn. With unequal sizes ``mean_size``
     minimises Σ_k n_k·F_k by the adaptive α_k = α·(n/N)/n_k of the authors' code. Momentum and weight decay of the
-    training settings act on the whole local gradient; momentum starts anew in every round. The authors also clip the
-    mean gradient to norm 10, which is not done here.
+    training settings act on the whole local gradient; momentum starts anew in every round.
+
+    Differs from the authors' code: it clips the mean gradient to norm 10, which is not done here, and its α is adapted
+    to unequal sizes, here only with ``mean_size``.
 
     Under DP-SGD v and u_k are functions of the noisy gradients and of public values alone: by post-processing a round
     costs exactly what FedAvg's noisy gradients cost. u_k is fed by data and reaches later uploads, so it is no private

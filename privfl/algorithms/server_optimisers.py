@@ -89,6 +89,9 @@ class ServerOptimiser:
 class AdaptiveServer(Algorithm):
     """FedAvg's clients with an adaptive server; :class:`FedAdam`, :class:`FedYogi` and :class:`FedAdagrad` use it.
 
+    Differs from the authors' released code, whose FedAdam is Keras' and corrects the bias; the paper's does not. v
+    starts at τ², as in the paper's theory, and in its experiments at 0 (``start_at_zero``).
+
     Args:
         weighting: ``"size"``: Δ is the mean update weighted by size, as in the paper's experiments; ``"uniform"``: the
             plain mean, as in its algorithm.
@@ -129,21 +132,30 @@ class AdaptiveServer(Algorithm):
 
 @dataclass(frozen=True)
 class FedAdam(AdaptiveServer):
-    """FedAdam: ``v ← β₂v + (1 − β₂)Δ²``. Arguments as for :class:`AdaptiveServer`."""
+    """FedAdam (Reddi et al., ICLR 2021): ``v ← β₂v + (1 − β₂)Δ²``.
+
+    Arguments as for :class:`AdaptiveServer`.
+    """
 
     name: ClassVar[str] = "fedadam"
 
 
 @dataclass(frozen=True)
 class FedYogi(AdaptiveServer):
-    """FedYogi: ``v ← v − (1 − β₂)Δ²·sign(v − Δ²)``. Arguments as for :class:`AdaptiveServer`."""
+    """FedYogi (Reddi et al., ICLR 2021): ``v ← v − (1 − β₂)Δ²·sign(v − Δ²)``.
+
+    Arguments as for :class:`AdaptiveServer`.
+    """
 
     name: ClassVar[str] = "fedyogi"
 
 
 @dataclass(frozen=True)
 class FedAdagrad(AdaptiveServer):
-    """FedAdagrad: ``v ← v + Δ²``, β₁ = 0. Arguments as for :class:`AdaptiveServer`; ``beta2`` has no effect."""
+    """FedAdagrad (Reddi et al., ICLR 2021): ``v ← v + Δ²``, β₁ = 0.
+
+    Arguments as for :class:`AdaptiveServer`; ``beta2`` has no effect.
+    """
 
     name: ClassVar[str] = "fedadagrad"
     beta1: float = 0.0

@@ -188,6 +188,10 @@ class LoopEngine:
                 algorithm.step(local, received, keeper.hand(batch.numbers), door, training)
             if overrides(algorithm, "conclude"):
                 algorithm.conclude(local, received, keeper.hand(keeper.everything().numbers), door, training)
+            if slot.personal_plan is not None:
+                keeper.personalising()
+                for batch in keeper.batches():
+                    algorithm.personalise(local, received, keeper.hand(batch.numbers), door, training)
             upload = _apart(algorithm.finish(local, received, training), space.own.flat)
         return Trained(upload, {name: local[name].clone() for name in algorithm.keeps}, slot.log)
 

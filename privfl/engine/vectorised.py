@@ -165,7 +165,7 @@ class VectorisedEngine:
             ]
             local = {name: _stacked([tensors[name] for tensors in begun]) for name in begun[0]}
             del begun
-            self._train(keeper, local, received, algorithm, training)
+            self._train(keeper, local, received, algorithm, training, streams)
             local = {name: padded(value, self._height(len(slots))) for name, value in local.items()}
             uploads = vmap(lambda local: algorithm.finish(local, received, training))(local)  # which may write into it
         return [
@@ -182,7 +182,13 @@ class VectorisedEngine:
         return clients if self.lengths is None else max(clients, LEAST)
 
     def _train(
-        self, keeper: CohortDoor, local: Tensors, received: Tensors, algorithm: Algorithm, training: LocalTraining
+        self,
+        keeper: CohortDoor,
+        local: Tensors,
+        received: Tensors,
+        algorithm: Algorithm,
+        training: LocalTraining,
+        streams: list[Coins],
     ) -> None:
         """All steps of all clients, in place; those with fewer steps leave the stack from its end."""
 
@@ -217,6 +223,20 @@ class VectorisedEngine:
             together(algorithm.step, batch)
         if overrides(algorithm, "conclude"):
             together(algorithm.conclude, keeper.everything())
+        if keeper.slots[0].personal_plan is not None:
+            order = keeper.personalising()  # who has fewer of these steps may have had more of the others
+            _reorder(local, order)
+            streams[:] = [streams[place] for place in order] if streams else []
+            for batch in keeper.batches():
+                together(algorithm.personalise, batch)
+            _reorder(local, sorted(range(len(order)), key=order.__getitem__))
+
+
+def _reorder(local: Tensors, order: Sequence[int]) -> None:
+    """Put the clients of every tensor of ``local`` [clients, ...] in ``order``, in place of the dictionary."""
+    if list(order) != list(range(len(order))):
+        for name, value in local.items():
+            local[name] = value[torch.tensor(order, device=value.device)]
 
 
 def _stacked(values: Sequence[Tensor]) -> Tensor:

@@ -185,7 +185,8 @@ class Phase:
         if uniform or normal:
             draws = Draws(uniform, normal, context.stream("algorithm", client))
         plan = algorithm.plan(private_plan(training, self.channel.dpsgd, client), received)
-        return ClientSlot(client, rows, plan, context.stream("batches", client), private, draws, totals)
+        shuffle, after = context.stream("batches", client), algorithm.personal_plan(training)
+        return ClientSlot(client, rows, plan, shuffle, private, draws, totals, personal_plan=after)
 
 
 def phases_of(algorithm: Algorithm, channel: RoundChannel, label: str = "") -> list[Phase]:

@@ -14,6 +14,7 @@ from privfl.study.display import Display
 from privfl.study.execution import Examine, Job, execute
 from privfl.study.members import Resolved, resolve
 from privfl.study.metric_names import check_metric
+from privfl.study.objectives import warn_of_different_weights
 from privfl.study.results import CELLS, Better
 from privfl.study.store import Store
 from privfl.study.tune import Kind, Tuned, Tuner
@@ -81,6 +82,7 @@ class Conductor:
         refuse(resolved, skip)
         for metric in dict.fromkeys([self.study.metric] if tuner is None else [self.study.metric, tuner.metric]):
             check_metric(metric, resolved)
+        warn_of_different_weights(resolved)
         with Workers(processes) as workers:
             if tuner is None:
                 self._enrol(resolved)

@@ -168,7 +168,7 @@ class FairAggregation(Algorithm):
 
 @dataclass(frozen=True)
 class AAggFFS(FairAggregation):
-    """AAggFF-S, for few clients that all take part: the online Newton step on the reported losses.
+    """AAggFF-S (Hahn, Kim and Lee, ICML 2024), for few clients that all take part: the online Newton step on losses.
 
     Every round all clients report their mean training loss F_i at the received model, the server responds
     ``r_i = C1 + (C2 − C1)·ρ(F_i/F̄)`` and decides ``p`` (:func:`privfl.algorithms.fair.online_decisions.newton_step`),
@@ -251,12 +251,13 @@ class AAggFFS(FairAggregation):
 
 @dataclass(frozen=True)
 class AAggFFD(FairAggregation):
-    """AAggFF-D, for many clients of which some take part: the exponentiated gradient on doubly robust responses.
+    """AAggFF-D (Hahn, Kim and Lee, ICML 2024), for many clients of which some take part: exponentiated gradients.
 
-    The server keeps one accumulator u_i per client, ``u_i ← u_i + (r_i − r̄)/(C(1 + r̄))`` for the m clients that report,
-    C = m/K, and weighs this round's updates with ``softmax(s·u)`` over them, ``s = √(log K)/(L̃∞·√(t + 1))``. That is
-    exactly the paper's decision (AAggFF (16) in ``docs/reference/equations.md``). When everybody reports, the
-    accumulators take the exact gradient instead (Theorem 2). Weights move slowly: ``|u_i|`` grows by at most 1 a visit.
+    Responses are made doubly robust. The server keeps one accumulator u_i per client,
+    ``u_i ← u_i + (r_i − r̄)/(C(1 + r̄))`` for the m clients that report, C = m/K, and weighs this round's updates with
+    ``softmax(s·u)`` over them, ``s = √(log K)/(L̃∞·√(t + 1))``. That is exactly the paper's decision (AAggFF (16) in
+    ``docs/reference/equations.md``). When everybody reports, the accumulators take the exact gradient instead (Theorem
+    2). Weights move slowly: ``|u_i|`` grows by at most 1 a visit.
 
     The server sees every loss; :class:`privfl.algorithms.fair.aaggff_sums.AAggFFDSums` is the form that needs only
     sums.

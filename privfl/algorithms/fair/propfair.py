@@ -30,11 +30,11 @@ class PropFair(FedAvg):
     FedAvg whose clients descend on a surrogate of their batch's mean loss (:func:`surrogate`), whose slope grows from
     1/M as the loss nears M: who fares badly moves further. With M → ∞ and the learning rate times M it is FedAvg.
 
-    The surrogate couples the samples of a batch, and DP-SGD refuses it. ``per_sample`` is the form for it, which the
-    paper lacks: the slope is taken at F_k, the client's loss on all of its data at the received model, and multiplies
-    the ordinary (clipped and noised) gradient of every step of the round. F_k is then a release of its own: DP-SGD
-    needs a noisy total for ``loss`` beside it (:class:`privfl.privacy.door.noisy_total.NoisyTotal`), or the statement
-    is ∞.
+    Differs from the paper in nothing but ``per_sample``, off by default: the surrogate couples the samples of a
+    batch, and DP-SGD refuses it. ``per_sample`` is the form for it, which the paper lacks: the slope is taken at
+    F_k, the client's loss on all of its data at the received model, and multiplies the ordinary (clipped and
+    noised) gradient of every step of the round. F_k is then a release of its own: DP-SGD needs a noisy total for
+    ``loss`` beside it (:class:`privfl.privacy.door.noisy_total.NoisyTotal`), or the statement is ∞.
 
     Args:
         base: M > 0; the paper tries 2, 3, 4 and 5. Should exceed the loss of a model that knows nothing, log(classes).

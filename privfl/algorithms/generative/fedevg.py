@@ -42,7 +42,7 @@ ROWS_OF_AN_UPLOAD = 256
 
 @dataclass(frozen=True)
 class FedEvg(Algorithm):
-    """FedEvg (federated energy-based averaging), equations (4) to (11) of ``docs/reference/equations.md``.
+    """FedEvg (Hahn, arXiv 2408.00050, chapter IV), equations (4) to (11) of ``docs/reference/equations.md``.
 
     The server owns N = classes · ``samples_per_class`` labelled images x̃. Every client trains a classifier on its data
     that is an energy model too, against a chain of Langevin steps that starts at x̃, and uploads for every image its

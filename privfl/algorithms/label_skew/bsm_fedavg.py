@@ -20,9 +20,10 @@ from privfl.privacy.door.contract import Batch, Door
 class BalancedFedAvg(FedAvg):
     """BSM-FedAvg, ReBaFL's baseline: cross-entropy on ``z + log p_i``, p_i the client's label frequencies.
 
-    Balanced soft-max is due to Ren et al. (NeurIPS 2020); equation (8) of ReBaFL. Classes that a client does not hold
-    are masked exactly, so their rows of the head get no gradient (the released code adds 1e-9 to p_i instead). Equal to
-    ``ReBaFL(epsilon=0, mu=0)``.
+    Balanced soft-max is due to Ren et al. (NeurIPS 2020); equation (8) of ReBaFL. Equal to ``ReBaFL(epsilon=0, mu=0)``.
+
+    Differs from the released code, which adds 1e-9 to p_i: classes that a client does not hold are masked exactly, so
+    their rows of the head get no gradient.
     """
 
     name: ClassVar[str] = "bsm-fedavg"

@@ -20,7 +20,8 @@ class FedLC(CalibratedFedAvg):
     n_c → 0; public code puts 1e-8 or 1e-9 for 0 and shifts by −100 to −178. Tests use the plain logits. τ = 0 is FedAvg
     and takes no label counts; equal counts of all classes give its gradients too.
 
-    The sum of the soft-max runs over all classes, the true one included, as in public code.
+    Differs from public code by that mask alone; as there, the sum of the soft-max runs over all classes, the true one
+    included.
 
     A mask shows exactly which classes a client holds, so DP-SGD needs ``least_count`` > 0, and a NoisyTotal for
     ``label_prior`` (bound 1), charged in every round, without which the claim is ∞. Noise on the counts needs it too: a

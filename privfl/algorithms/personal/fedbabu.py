@@ -10,7 +10,7 @@ from torch import Tensor
 
 from privfl.algorithms.base import Tensors
 from privfl.algorithms.personal.partial_sharing import PartialUpload, descend_part
-from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.batch_plans import Epochs, LocalTraining
 from privfl.privacy.door.contract import Batch, Door
 from privfl.validation import check_count
 
@@ -21,38 +21,40 @@ class FedBABU(PartialUpload):
 
     The global model is the averaged body under the initial head. Personalisation fine-tunes it on a client's own data.
     Here a client does so whenever it takes part, from the model it receives, once its upload is settled; the fine-tuned
-    model stays with it, enters no upload and has no protection, DP-SGD or not: it must not leave the client.
+    model stays with it, enters no upload and has no protection, DP-SGD or not: it must not leave the client. What is
+    judged by personal models is these.
 
     Under DP-SGD a step passes one noisy gradient of all parameters, clipped over all of them, and the head's is thrown
     away: the claim holds, and the noise is what training both would need.
 
-    Differs from the paper: fine-tuning takes steps on all of a client's data at once, because that is the batch there
-    is after training (the paper's 5 epochs are 5·⌈n_k/50⌉ steps on mini-batches), and it follows each round that a
-    client is in, so it starts from the model before that round's mean. One fine-tuning step costs what an epoch does.
+    Differs from the paper: fine-tuning follows each round that a client is in, so it starts from the model before that
+    round's mean, and its passes come on top of every round's; the paper fine-tunes once, at the end.
 
     Args:
-        weighting, server_learning_rate: as for :class:`~privfl.algorithms.fedavg.FedAvg`.
-        finetune_steps: steps of personalisation after every round, ≥ 0; 0, the default, leaves it out. They take
-            learning rate, momentum and weight decay from the training settings.
+        weighting, server_learning_rate: as for :class:`~privfl.algorithms.fedavg.FedAvg`; the authors' code takes the
+            plain mean.
+        finetune_epochs: passes ≥ 0 of personalisation after every round, in batches of ``training.batch_size``; 5, as
+            in the authors' code. They take learning rate, momentum and weight decay from the training settings. 0
+            leaves personalisation out, for runs that test the global model alone.
         finetune: what personalisation trains: ``full`` (the paper's choice), ``head`` or ``body``.
     """
 
     name: ClassVar[str] = "fedbabu"
     local_only: ClassVar[bool] = True
-    finetune_steps: int = 0
+    finetune_epochs: int = 5
     finetune: Literal["full", "head", "body"] = "full"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("fedbabu's finetune_steps", self.finetune_steps, 0)
-        object.__setattr__(self, "keeps", ("personal",) if self.finetune_steps else ())
+        check_count("fedbabu's finetune_epochs", self.finetune_epochs, 0)
+        object.__setattr__(self, "keeps", ("personal",) if self.finetune_epochs else ())
 
     def part(self) -> Tensor:
         return ~self.context.head
 
     def begin(self, received: Tensors, client_state: Tensors, training: LocalTraining) -> Tensors:
         local = super().begin(received, client_state, training)
-        if self.finetune_steps:
+        if self.finetune_epochs:
             local["personal"] = received["parameters"].clone()
             if training.momentum:
                 local["personal_momentum"] = torch.zeros_like(received["parameters"])
@@ -62,17 +64,19 @@ class FedBABU(PartialUpload):
         gradient = client.gradient(client.loss, local["parameters"], batch)
         descend_part(local, gradient, self.shared, training)
 
-    def conclude(
-        self, local: Tensors, received: Tensors, everything: Batch, client: Door, training: LocalTraining
+    def personal_plan(self, training: LocalTraining) -> Epochs | None:
+        return Epochs(training.batch_size, self.finetune_epochs) if self.finetune_epochs else None
+
+    def personalise(
+        self, local: Tensors, received: Tensors, batch: Batch, client: Door, training: LocalTraining
     ) -> None:
         body = self.shared
         tuned = {"full": torch.ones_like(body), "head": ~body, "body": body}[self.finetune]
-        for _ in range(self.finetune_steps):
-            gradient = client.local_only_gradient(client.loss, local["personal"], everything)
-            slot = {"parameters": local["personal"]}
-            if training.momentum:
-                slot["momentum"] = local["personal_momentum"]
-            descend_part(slot, gradient, tuned, training)
+        gradient = client.local_only_gradient(client.loss, local["personal"], batch)
+        slot = {"parameters": local["personal"]}
+        if training.momentum:
+            slot["momentum"] = local["personal_momentum"]
+        descend_part(slot, gradient, tuned, training)
 
     def personal(self, server: Tensors, client_state: Tensors) -> dict[str, Tensor]:
-        return {"personal": client_state.get("personal", server["parameters"])} if self.finetune_steps else {}
+        return {"personal": client_state.get("personal", server["parameters"])} if self.finetune_epochs else {}

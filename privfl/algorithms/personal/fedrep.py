@@ -25,6 +25,10 @@ class FedRep(Split):
     the base's momentum begins at 0 when its phase does. The client uploads the base, of which the server takes the mean
     (weighted by size, as the authors' code does). With τ_h = 0 heads stay at the initial model: FedBABU.
 
+    Differs from the paper: there τ_h = 10 with τ_b = 1, eleven passes a round where FedPer and FedAvg take one. The
+    default is one pass for the head, so that a comparison at equal ``training.epochs`` gives it at most twice what they
+    get, as it gives Ditto and APFL, which take two gradients of every batch. ``head_epochs = 10`` is the paper's.
+
     Under DP-SGD a step passes one noisy gradient of all parameters, clipped over all of them, and the frozen part's is
     thrown away: the claim holds, and the noise is what joint training would need. The head's steps count in full,
     ⌈τ_h/rate⌉ of them, because later uploads depend on the head. See also
@@ -32,13 +36,13 @@ class FedRep(Split):
 
     Args:
         weighting, server_learning_rate: as for :class:`~privfl.algorithms.fedavg.FedAvg`.
-        head_epochs: τ_h ≥ 0. The paper takes 10 on CIFAR, with τ_b = 1.
+        head_epochs: τ_h ≥ 0; 1 for a fair comparison. The paper takes 10 on CIFAR, with τ_b = 1.
         personal_layers: number of last layers that are the head here, from 1 to all but one; ``None``: the network's
             head. A normalisation layer counts as a layer.
     """
 
     name: ClassVar[str] = "fedrep"
-    head_epochs: int = 10
+    head_epochs: int = 1
     personal_layers: int | None = None
 
     def __post_init__(self) -> None:

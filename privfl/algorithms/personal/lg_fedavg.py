@@ -19,8 +19,9 @@ class LGFedAvg(Split):
     clients' models are averaged. With nothing private it is FedAvg with uniform weights, with nothing shared training
     alone. For what is claimed see :class:`~privfl.algorithms.personal.partial_sharing.Split`.
 
-    The authors start all clients from a model that FedAvg has trained: a task whose ``model`` builds that network does
-    the same here. Their code reports each client's best accuracy on test data over all rounds, which is not done here.
+    Differs from the authors' code, which starts all clients from a model that FedAvg has trained: a task whose
+    ``model`` builds that network does the same here. It also reports each client's best accuracy on test data over all
+    rounds, which is not done here.
 
     Args:
         weighting, server_learning_rate: as for :class:`~privfl.algorithms.fedavg.FedAvg`.

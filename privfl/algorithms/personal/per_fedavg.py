@@ -26,8 +26,10 @@ class PerFedAvg(FedAvg):
         v ← v − β·(I − α·H(v; D''))·g(w̃; D'),
 
     where β, momentum and weight decay are those of the training settings. The first-order form drops H and D''. The
-    Hessian-free one takes ``H·d ≈ (g(v + δd; D'') − g(v − δd; D'')) / 2δ`` with d = g(w̃; D'). The exact form is left
-    out: a client's data gives gradients here, no second derivatives. α = 0 is FedAvg.
+    Hessian-free one takes ``H·d ≈ (g(v + δd; D'') − g(v − δd; D'')) / 2δ`` with d = g(w̃; D'). α = 0 is FedAvg.
+
+    Differs from the paper: the exact form is left out, because a client's data gives gradients here, no second
+    derivatives; and the client's own model takes its steps on all of the client's data at once.
 
     One step of the training settings (its ``steps``, or a batch of its ``epochs``) is one local step of the paper, so a
     round draws two or three times as many batches, one after the other from the same plan: disjoint rows within an

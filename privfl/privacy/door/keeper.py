@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -78,6 +78,7 @@ class ClientSlot:
     """One client at a door during one round: its rows [n], its plan, its own streams, and its log.
 
     ``noise`` is for batches and gradients, ``total_noise`` for totals; both are ``None`` without a mechanism.
+    ``personal_plan`` draws the batches that come after the upload is settled.
     """
 
     client: int
@@ -88,10 +89,16 @@ class ClientSlot:
     draws: Draws = field(default_factory=Draws)
     total_noise: NoiseStream | None = None
     log: DoorLog = field(default_factory=DoorLog)
+    personal_plan: Epochs | None = None
 
     def __post_init__(self) -> None:
         self.steps = self.plan.length(len(self.rows))
         self.batches: Iterator[Tensor] = self.plan.rows(self.rows, self.shuffle, self.noise)
+
+    def afterwards(self) -> ClientSlot:
+        """The same place with the batches of its personal plan, shuffled on by the experiment's stream."""
+        assert self.personal_plan is not None
+        return replace(self, plan=self.personal_plan, draws=Draws())
 
 
 class DoorKeeper(ABC):
@@ -157,6 +164,13 @@ class DoorKeeper(ABC):
         self._active, rows = self.slots, [slot.rows for slot in self.slots]
         plan = Epochs(max(map(len, rows)), 1)
         return self._now(self._gather([plan] * len(rows), rows, [True] * len(rows), [Draws()] * len(rows)))
+
+    def personalising(self) -> list[int]:
+        """Turn to the batches of the personal plans; where every client stood before, in the order of the new ones."""
+        after = [slot.afterwards() for slot in self.slots]
+        order = sorted(range(len(after)), key=lambda place: -after[place].steps)
+        self.slots = [after[place] for place in order]
+        return order
 
     def hand(self, numbers: StepNumbers) -> Batch:
         """The current batch as a step sees it: ``numbers`` of its own client, and no data."""

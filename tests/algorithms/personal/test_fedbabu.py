@@ -9,8 +9,8 @@ from torch import nn
 
 import privfl as pf
 from privfl.algorithms.declarations import declared
-from privfl.federation.task import cross_entropy
 from privfl.models.flat_network import flatten
+from privfl.randomness import torch_stream
 from tests.algorithms.personal.test_partial_sharing import (
     SHARES,
     TRAINING,
@@ -18,6 +18,7 @@ from tests.algorithms.personal.test_partial_sharing import (
     by_hand,
     deep,
     deep_task,
+    descend_by_hand,
     simulate,
 )
 
@@ -40,7 +41,7 @@ def twin(task, **settings):
 
 @pytest.mark.parametrize("engine", ["loop", "vectorised"])
 def test_two_rounds_are_those_of_the_twin(task, engine):
-    run = simulate(task, pf.FedBABU(), execution=pf.Execution(engine=engine))
+    run = simulate(task, pf.FedBABU(finetune_epochs=0), execution=pf.Execution(engine=engine))
     assert_as_by_hand(task, run, (twin(task), [{}] * 3))
     assert run.client_state == {}
 
@@ -76,24 +77,22 @@ def test_the_global_test_is_that_of_the_averaged_body_under_the_initial_head(tas
     assert declared(pf.FedBABU())["sends"] == "size (once), update (sum)"
 
 
-def tuned_by_hand(task, received, client, part, steps):
-    """``steps`` of torch.optim.SGD on all rows of ``client`` at once, on the parameters of ``part``."""
+def tuned_by_hand(task, received, client, part, epochs):
+    """``epochs`` of torch.optim.SGD on the batches of ``client`` in round 1, after its training's shuffles."""
     network = deep(0)
     nn.utils.vector_to_parameters(received.clone(), network.parameters())
     trained = [parameter for name, parameter in network.named_parameters() if name.startswith(TUNED[part])]
-    optimizer = torch.optim.SGD(trained, lr=0.2, momentum=0.5, weight_decay=0.01)
-    rows = task.clients[client]
-    for _ in range(steps):
-        optimizer.zero_grad()
-        cross_entropy(network, task.inputs[rows], task.targets[rows]).mean().backward()
-        optimizer.step()
+    order = torch_stream(0, "batches", 1, client)
+    for _ in range(TRAINING.epochs):
+        torch.randperm(len(task.clients[client]), generator=order)
+    descend_by_hand(task, network, trained, client, TRAINING, order, epochs)
     return flatten(network)
 
 
 @pytest.mark.parametrize("engine", ["loop", "vectorised"])
 @pytest.mark.parametrize("part", TUNED)
 def test_a_client_fine_tunes_the_model_it_receives(task, part, engine):
-    algorithm = pf.FedBABU(finetune_steps=3, finetune=part)
+    algorithm = pf.FedBABU(finetune_epochs=3, finetune=part)
     run = simulate(task, algorithm, execution=pf.Execution(engine=engine), record=True)
     received = run.transcript[1].broadcast["parameters"]
     for client in range(len(SHARES)):
@@ -106,7 +105,7 @@ def test_a_client_fine_tunes_the_model_it_receives(task, part, engine):
 
 def test_personal_metrics_are_those_of_the_fine_tuned_models(task):
     held = deep_task((30, 30, 30)).with_local_tests()
-    run = simulate(held, pf.FedBABU(finetune_steps=60))
+    run = simulate(held, pf.FedBABU(finetune_epochs=10))
     accuracies = []
     for client in range(3):
         network, rows = deep(0), held.local_tests[client]
@@ -115,7 +114,7 @@ def test_personal_metrics_are_those_of_the_fine_tuned_models(task):
     last = run.metrics[-1]
     assert last["personal_accuracy_of_clients"] == pytest.approx(np.mean(accuracies))
     assert last["personal_accuracy_of_clients"] > last["local_accuracy_of_clients"] + 0.1  # not the server's model
-    assert not any(name.startswith("personal") for name in simulate(held, pf.FedBABU()).metrics[-1])
+    assert not any(name.startswith("personal") for name in simulate(held, pf.FedBABU(finetune_epochs=0)).metrics[-1])
 
 
 @pytest.mark.parametrize("privacy", [None, PRIVATE], ids=["plain", "DP-SGD"])
@@ -123,7 +122,11 @@ def test_personal_metrics_are_those_of_the_fine_tuned_models(task):
 def test_fine_tuning_changes_no_bit_of_any_message_and_no_claim(task, privacy, engine, common_noise):
     runs = [
         simulate(task, algorithm, privacy=privacy, execution=pf.Execution(engine=engine), record=True, evaluate_every=2)
-        for algorithm in (pf.FedBABU(), pf.FedBABU(finetune_steps=3), pf.FedBABU(finetune_steps=2, finetune="head"))
+        for algorithm in (
+            pf.FedBABU(finetune_epochs=0),
+            pf.FedBABU(),
+            pf.FedBABU(finetune_epochs=2, finetune="head"),
+        )
     ]
     assert [len(run.client_state) for run in runs] == [0, 3, 3]
     for run in runs[1:]:
@@ -138,8 +141,8 @@ def test_fine_tuning_changes_no_bit_of_any_message_and_no_claim(task, privacy, e
 class TunedOnOtherData(pf.FedBABU):
     """Personalises on other data than the client has: behind the door, labels are shifted."""
 
-    def conclude(self, local, received, everything, client, training):
-        super().conclude(local, received, everything, Shifted(client), training)
+    def personalise(self, local, received, batch, client, training):
+        super().personalise(local, received, batch, Shifted(client), training)
 
 
 class Shifted:
@@ -155,7 +158,7 @@ class Shifted:
 
 def test_other_data_behind_the_personal_model_leave_every_upload_bit_identical(task):
     runs = [
-        simulate(task, kind("uniform", finetune_steps=4), rounds=3, record=True)
+        simulate(task, kind("uniform", finetune_epochs=4), rounds=3, record=True)
         for kind in (pf.FedBABU, TunedOnOtherData)
     ]
     for mine, other in zip(runs[0].transcript, runs[1].transcript, strict=True):
@@ -163,3 +166,16 @@ def test_other_data_behind_the_personal_model_leave_every_upload_bit_identical(t
         assert all(torch.equal(mine.uploads[client]["update"], other.uploads[client]["update"]) for client in range(3))
     for client in range(3):
         assert not torch.equal(runs[0].client_state[client]["personal"], runs[1].client_state[client]["personal"])
+
+
+def test_clients_of_other_sampling_rates_fine_tune_alike_one_by_one_and_stacked(task):
+    privacy = replace(PRIVATE, training=pf.DPSGD(noise_multiplier=1.0, sample_rate=(0.5, 0.1, 0.3)))
+    runs = [
+        simulate(
+            task, pf.FedBABU("uniform"), privacy=privacy, execution=pf.Execution(engine=engine, workers=1), rounds=1
+        )
+        for engine in ("loop", "vectorised")
+    ]
+    for client in range(3):
+        one, stacked = (run.client_state[client]["personal"] for run in runs)
+        torch.testing.assert_close(one, stacked, rtol=0, atol=1e-12)

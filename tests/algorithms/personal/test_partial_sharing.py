@@ -120,8 +120,8 @@ PARTS = {
     "fedrep": (pf.FedRep(head_epochs=2), 574),
     "lg-fedavg": (pf.LGFedAvg(), 70),
     "lg-fedavg, two layers": (pf.LGFedAvg(shared_layers=2), 124),
-    "fedbabu": (pf.FedBABU(), 574),
-    "fedbabu, fine-tuned": (pf.FedBABU(finetune_steps=2), 574),
+    "fedbabu": (pf.FedBABU(finetune_epochs=0), 574),
+    "fedbabu, fine-tuned": (pf.FedBABU(finetune_epochs=2), 574),
 }
 ONE_OF_EACH = [pf.FedPer("uniform"), pf.FedRep("uniform", head_epochs=1), pf.LGFedAvg(), pf.FedBABU("uniform")]
 KEEPING = ONE_OF_EACH[:3]
@@ -188,7 +188,7 @@ def test_whoever_is_not_asked_keeps_its_private_part_as_it_was(task, algorithm):
 def test_permuting_clients_changes_nothing_but_rounding(task):
     training = replace(TRAINING, batch_size=100)
     permuted = replace(task, clients=ClientIndex.of([task.clients[client].numpy() for client in (2, 0, 1)]))
-    for algorithm in (pf.FedPer(), pf.FedRep(head_epochs=1), pf.LGFedAvg(), pf.FedBABU()):
+    for algorithm in (pf.FedPer(), pf.FedRep(head_epochs=1), pf.LGFedAvg(), pf.FedBABU(finetune_epochs=0)):
         runs = [simulate(one, algorithm, training=training) for one in (task, permuted)]
         torch.testing.assert_close(runs[0].parameters, runs[1].parameters, rtol=0, atol=1e-12)
         for client, other in ((2, 0), (0, 1), (1, 2)) if algorithm.keeps else ():
@@ -255,7 +255,7 @@ def test_a_step_on_a_part_is_torch_sgd_on_it_and_leaves_the_rest_alone(momentum)
         (lambda: pf.FedRep(personal_layers=1.5), "fedrep's personal_layers is 1.5"),
         (lambda: pf.FedRep(head_epochs=-1), "fedrep's head_epochs is -1"),
         (lambda: pf.LGFedAvg(shared_layers=True), "lg-fedavg's shared_layers is True"),
-        (lambda: pf.FedBABU(finetune_steps=-2), "fedbabu's finetune_steps is -2"),
+        (lambda: pf.FedBABU(finetune_epochs=-2), "fedbabu's finetune_epochs is -2"),
         (lambda: pf.FedBABU(finetune="heads"), "fedbabu's finetune is 'heads'; did you mean 'head'"),
         (lambda: pf.FedPer(weighting="sise"), "fedper's weighting is 'sise'"),
         (lambda: bound(deep_task(), pf.FedPer(personal_layers=3)), "of the model's 3 layers at least one must be left"),

@@ -81,7 +81,7 @@ def test_under_dp_sgd_upload_and_private_part_are_functions_of_the_noisy_gradien
     dpsgd, tape = pf.DPSGD(noise_multiplier=1.0, sample_rate=0.5), []
     training = replace(TRAINING, steps=3)
     seen = bound(task, watched(algorithm, tape))
-    client_state = {1: {"parameters": flatten(deep(5))}} if algorithm.keeps else {}
+    client_state = {1: {"parameters": flatten(deep(5))}} if "parameters" in algorithm.keeps else {}
     received = {"parameters": flatten(deep(0))}
     channel = RoundChannel.bare(seen.fields(), dpsgd)
     with LoopEngine(task, seen, training, channel, way="layers", workers=1) as engine:
@@ -101,7 +101,7 @@ def test_under_dp_sgd_upload_and_private_part_are_functions_of_the_noisy_gradien
         unread = Batch(lambda: pytest.fail("a batch was counted"), last, nothing, nothing)
         plain.step(local, received, unread, door, training)
     assert torch.equal(plain.finish(local, received, training)["update"], result.upload["update"])
-    if algorithm.keeps:
+    if "parameters" in algorithm.keeps:  # fedbabu keeps a fine-tuned model, which nothing covers
         assert torch.equal(local["parameters"], result.client_state["parameters"])
 
 

@@ -1,0 +1,144 @@
+"""The differences that `docs/results/verdicts.md` states, from the raw results.
+
+`python docs/scripts/verdict_intervals.py` prints them.
+
+Each is the mean over seeds of the difference between two methods that met the same split, model and cohorts, with its
+95 % interval by Student's t.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import t as student
+
+ROOT = Path(__file__).parents[2]
+CONFIDENCE = 0.95
+BySeed = Mapping[int, float]
+
+
+def interval(one: BySeed, other: BySeed, digits: int = 1) -> str:
+    """``+3.4 [1.2, 5.6]``: the mean of ``one`` − ``other`` over the seeds that both have, and its interval."""
+    seeds = sorted(set(one) & set(other))
+    differences = [one[seed] - other[seed] for seed in seeds]
+    mean = statistics.mean(differences)
+    reach = student.ppf((1 + CONFIDENCE) / 2, len(seeds) - 1) * statistics.stdev(differences) / len(seeds) ** 0.5
+    low, high = (f"{value:.{digits}f}" for value in (mean - reach, mean + reach))
+    return f"{mean:+.{digits}f} [{low}, {high}]".replace("-", "−")
+
+
+def raw(name: str) -> Any:
+    """The content of one raw file."""
+    return json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def fedsampling() -> Iterator[tuple[str, str]]:
+    """Accuracy in points, the mean of the last five evaluations."""
+    runs = raw("fedsampling")["runs"]
+
+    def of(federation: str, method: str) -> BySeed:
+        return {int(seed): 100 * one["settled"] for seed, one in runs[federation][method].items()}
+
+    for federation in ("log-normal, σ = 2", "1,000 Amazon users", "Shakespeare roles", "class-sorted"):
+        for other in ("centralised", "FedAvg, uniform", "FedSampling, naive", "FedAvg, weighted sampling"):
+            if other in runs[federation]:
+                yield (
+                    f"{federation}: FedSampling − {other}",
+                    interval(of(federation, "FedSampling"), of(federation, other)),
+                )
+    for method in ("FedSampling", "FedAvg, uniform", "FedAvg, weighted sampling"):
+        pair = of("log-normal, σ = 3", method), of("log-normal, σ = 0", method)
+        yield f"{method}: σ = 3 − σ = 0", interval(*pair)
+
+
+def grpfed() -> Iterator[tuple[str, str]]:
+    """Macro-F1."""
+    rows = raw("grpfed")["rows"]
+
+    def of(dataset: str, method: str, figure: str) -> BySeed:
+        return {row["seed"]: row[figure] for row in rows if (row["dataset"], row["method"]) == (dataset, method)}
+
+    for dataset in ("mitbih", "cifar10"):
+        for figure in ("T_g", "T_l", "T_p", "T_r"):
+            for other in ("FedAvg", "Local"):
+                pair = of(dataset, "GRP-FED", figure), of(dataset, other, figure)
+                yield f"{dataset} {figure}: GRP-FED − {other}", interval(*pair, digits=3)
+
+
+def rebafl() -> Iterator[tuple[str, str]]:
+    """Accuracy in points over the last ten rounds, and how it changes from one round to the next."""
+    rows = [row for row in raw("rebafl")["rows"] if (row["clients"], row["probability"]) == (20, 0.5)]
+
+    def of(method: str, rounds: int, figure: str) -> BySeed:
+        found = {}
+        for row in rows:
+            if row["method"] == method:
+                accuracy = [100 * value for value in row["accuracy"][:rounds]]
+                changes = [after - before for before, after in pairwise(accuracy)]
+                swing = statistics.pstdev(changes[len(changes) // 2 :])
+                found[row["seed"]] = statistics.mean(accuracy[-10:]) if figure == "last" else swing
+        return found
+
+    for figure in ("last", "change"):
+        yield f"{figure}, 100 rounds: ReBaFL − FedAvg", interval(of("ReBaFL", 100, figure), of("FedAvg", 100, figure))
+        for one, other in (("R-BSM only", "FedAvg"), ("F-Aug only", "FedAvg"), ("ReBaFL", "R-BSM only")):
+            yield f"{figure}, 24 rounds: {one} − {other}", interval(of(one, 24, figure), of(other, 24, figure))
+
+
+def superfed() -> Iterator[tuple[str, str]]:
+    """Accuracy in points, the mean over clients."""
+    sys.path.insert(0, str(ROOT / "examples" / "papers"))
+    from superfed import outcomes  # type: ignore[import-not-found]
+
+    found: dict[tuple[int, str], dict[int, float]] = {}
+    for row in raw("superfed")["rows"]:
+        for label, values in outcomes(row).items():
+            found.setdefault((row["clients"], label), {})[row["seed"]] = values[0]
+    for clients in (50, 100):
+        for mode in ("MM", "LM"):
+            mine = f"SuPerFed-{mode}"
+            for choice, other in (("λ best on the test", "FedAvg"), ("λ by validation", "Local")):
+                one = next(found[key] for key in found if key[0] == clients and key[1].startswith(f"{mine}, {choice}"))
+                yield f"K = {clients}: {mine}, {choice} − {other}", interval(one, found[clients, other], digits=2)
+
+
+def aaggff() -> Iterator[tuple[str, str]]:
+    """Scores in points, losses in nats, after the last round."""
+    rows = raw("aaggff")["rows"]
+
+    def of(study: str, method: str, figure: str) -> BySeed:
+        scale = 1 if figure.endswith("loss") else 100
+        found = {(row["study"], row["method"], row["seed"]): row["curve"][-1][figure] for row in rows}
+        return {seed: scale * value for (name, kind, seed), value in found.items() if (name, kind) == (study, method)}
+
+    pairs = {
+        "berka": ("AAggFF-S", "FedAvg, uniform"),
+        "questions": ("AAggFF-S", "FedAvg, uniform"),
+        "heart": ("AAggFF-S", "FedAvg, uniform"),
+        "fashion": ("AAggFF-D", "FedAvg"),
+    }
+    for study, (one, other) in pairs.items():
+        for figure in ("client_average", "worst_tenth", "parity_gap", "worst_loss"):
+            digits = 3 if figure.endswith("loss") else 1
+            yield (
+                f"{study} {figure}: {one} − {other}",
+                interval(of(study, one, figure), of(study, other, figure), digits),
+            )
+
+
+def differences() -> dict[str, str]:
+    """Every difference by what it is of."""
+    return {f"{source.__name__} {name}": text for source in SOURCES for name, text in source()}
+
+
+SOURCES = (fedsampling, grpfed, rebafl, superfed, aaggff)
+
+if __name__ == "__main__":
+    for name, text in differences().items():
+        print(f"{name}: {text}")
