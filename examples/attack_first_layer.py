@@ -155,8 +155,11 @@ def imprints(
 
 def noises(clients: int, multiplier: float, method: str) -> dict[str, Any]:
     """One image of each client behind one step of DP-SGD, by an inversion that knows noise and classes or does not."""
-    training = pf.DPSGD(noise_multiplier=multiplier, max_grad_norm=1.0, sample_rate=1.0)
-    task, run = federation(clients, 1, seed=0, privacy=pf.Privacy(training=training, noise_key=20211))
+    privacy = pf.Privacy()
+    if multiplier:
+        training = pf.DPSGD(noise_multiplier=multiplier, max_grad_norm=1.0, sample_rate=1.0)
+        privacy = pf.Privacy(training=training, noise_key=20211)
+    task, run = federation(clients, 1, seed=0, privacy=privacy)
     tried = [attacks.GradientInversion(client=k, method=method) for k in range(clients)]  # type: ignore[arg-type]
     rows = [attacked(task, run.transcript, one)[0] for one in tried]
     best = max(rows[0]["nulls"], key=lambda name: statistics.mean(row["nulls"][name] for row in rows))
@@ -197,9 +200,11 @@ def cells(small: bool) -> dict[str, Any]:
         for size in (8, 2, 4, 12, 16, 20, 24, 28)
     }
     noise = {
-        f"noise {multiplier:g}, {method}": (lambda multiplier=multiplier, method=method: noises(12, multiplier, method))
-        for multiplier in (0.001, 0.01, 0.03, 0.1, 1.0)
+        f"noise {multiplier:g}, {method}": (
+            lambda multiplier=multiplier, method=method: noises(100, multiplier, method)
+        )
         for method in ("wiener", "analytic")
+        for multiplier in (0.0, 0.01, 0.05, 0.1, 0.3, 1.0)
     }
     return {
         **spear,

@@ -222,3 +222,19 @@ def test_an_interrupted_study_differs_where_a_figure_or_a_file_does(benchmark_mo
     Store(tmp_path / "killed").finish(run.name, {"test_accuracy": 0.5, "seconds": 1.0}, {})
     told = interrupted.differences(tmp_path / "whole", tmp_path / "killed", "digits")
     assert told == {"rows": ["fedavg, no privacy, seed 0"], "files": [f"{run.name}/metrics.jsonl"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["membership_seeds", "adversaries"])
+def test_the_membership_campaigns_run_small_and_go_on_where_they_stopped(tmp_path, name):
+    out = tmp_path / "found.json"
+    small = {"dataset": "digits", "clients": 4, "size": 30, "rounds": 2, "public": 150, "width": 16, "references": 60}
+    given = [part for key, value in {**small, "shadow-epochs": 2}.items() for part in (f"--{key}", str(value))]
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--out", str(out), *given]
+    command += ["--seeds", "1"] if name == "membership_seeds" else []
+    first = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
+    written = out.read_text()
+    assert "|" in first
+    again = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
+    assert out.read_text() == written
+    assert first.endswith(again)

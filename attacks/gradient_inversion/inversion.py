@@ -17,7 +17,7 @@ from attacks.gradient_inversion.fully_connected_leakage import leaked_input
 from attacks.gradient_inversion.gradinversion import gradinversion
 from attacks.gradient_inversion.inverting_gradients import inverting_gradients
 from attacks.gradient_inversion.spear import spear
-from attacks.gradient_inversion.wiener import class_prior, wiener
+from attacks.gradient_inversion.wiener import attacker
 from attacks.images.nulls import image_nulls
 from attacks.images.pixels import Pixels
 from attacks.images.result import ReconstructionResult, reconstruction_result
@@ -31,7 +31,7 @@ from privfl.models.flat_network import Layout
 from privfl.privacy.accounting.release import Observer
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.randomness import torch_stream
-from privfl.simulation.transcript import Transcript
+from privfl.simulation.transcript import PublicFacts, Transcript
 from privfl.validation import check_choice, check_count
 
 Method = Literal["analytic", "dlg", "idlg", "inverting-gradients", "gradinversion", "spear", "wiener"]
@@ -130,7 +130,8 @@ class GradientInversion(Attack):
         if self.client is None:  # a sum of steps is one step on all their images
             training = replace(training, batch_size=max(training.batch_size, self.batch))
         generator = torch_stream(self.seed, "gradient-inversion")
-        images, labels = self.inverted(network, sent[0], training, public, pixels, generator)
+        multiplier = noise_multiplier(seen.facts)
+        images, labels = self.inverted(network, sent[0], training, public, pixels, generator, multiplier)
         known = pixels.images(public.inputs)
         nulls = image_nulls(known, public.targets, labels, generator)
         chosen = one_of_each(public, labels, generator)
@@ -147,8 +148,12 @@ class GradientInversion(Attack):
         public: Records,
         pixels: Pixels,
         generator: torch.Generator,
+        multiplier: float | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Images [B, C, H, W] in [0, 1] and labels [B] behind an ``update`` [size] of ``network``."""
+        """Images [B, C, H, W] in [0, 1] and labels [B] behind an ``update`` [size] of ``network``.
+
+        ``multiplier`` is that of the noise, where there is a public one.
+        """
         steps, shape = local_steps(training, self.batch), tuple(public.inputs.shape[1:])
         gradient = mean_gradient(network, update, training, steps)
         observed = HeadGradient.of(torch.cat([part.reshape(-1) for part in gradient]), Layout.of(network))
@@ -161,7 +166,7 @@ class GradientInversion(Attack):
             return pixels.images(leaked_image(network, gradient, shape)[None]), labels
         if self.method == "wiener":
             check_first_layer(network, gradient, shape)
-            image, label = wiener(network, gradient, class_prior(public, len(head)), shape)
+            image, label = attacker(public, len(head)).image(network, gradient, shape, multiplier)
             return pixels.images(image[None]), torch.tensor([label])
         if self.method == "spear":
             return pixels.images(spear_images(network, gradient, shape, self.batch, generator)), labels
@@ -198,6 +203,12 @@ class GradientInversion(Attack):
                 "labels": guess.labels.tolist(),
             },
         )
+
+
+def noise_multiplier(facts: PublicFacts) -> float | None:
+    """The public noise multiplier of DP-SGD; ``None`` without one, or with several."""
+    told = (facts.privacy.get("training") or {}).get("noise_multiplier")
+    return float(told) if isinstance(told, int | float) and told > 0 else None
 
 
 def local_steps(training: LocalTraining, images: int) -> int:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attacks.auxiliary import Records
-from attacks.gradient_inversion.wiener import ClassPrior, wiener
+from attacks.gradient_inversion.wiener import Attacker, ClassPrior, wiener
 from attacks.observations.gradients import batch_gradient
 from privfl.errors import ConfigError
 from privfl.models.registry import build
@@ -12,7 +12,8 @@ from tests.attacks.federations import DIGITS
 
 NETWORK = build("two-nn", (1, 8, 8), 10, seed=1)
 VICTIMS, PUBLIC = slice(0, 30), slice(400, 1400)
-PRIOR = ClassPrior.of(Records(DIGITS.inputs[PUBLIC], DIGITS.targets[PUBLIC]), 10)
+PRIOR_RECORDS = Records(DIGITS.inputs[PUBLIC], DIGITS.targets[PUBLIC])
+PRIOR = ClassPrior.of(PRIOR_RECORDS, 10)
 
 
 def errors(noise):
@@ -53,3 +54,20 @@ def test_the_prior_is_the_posterior_mean_of_a_gaussian():
     torch.testing.assert_close(PRIOR.estimate(2, seen, 0.0), seen)
     with pytest.raises(ConfigError, match="two public records"):
         ClassPrior.of(Records(DIGITS.inputs[:1], DIGITS.targets[:1]), 10)
+
+
+def test_weights_leave_little_noise_alone_and_give_much_noise_to_the_anchors():
+    known = Attacker(PRIOR_RECORDS, 10)
+    assert float(known.weights(NETWORK, 1e-4, 1.0, (1, 8, 8))[0]) >= 0.75
+    assert float(known.weights(NETWORK, 3.0, 1.0, (1, 8, 8))[0]) <= 0.25
+    for noise in (1e-4, 3.0):
+        weights = known.weights(NETWORK, noise, 1.0, (1, 8, 8))
+        assert float(weights.sum()) == pytest.approx(1)
+        assert float(weights.min()) >= 0
+
+
+def test_without_noise_the_weighted_estimate_is_the_image():
+    known, image, target = Attacker(PRIOR_RECORDS, 10), DIGITS.inputs[:1], DIGITS.targets[:1]
+    found, label = known.image(NETWORK, batch_gradient(NETWORK, image, target), (1, 8, 8))
+    torch.testing.assert_close(found[None], image, atol=1e-3, rtol=1e-3)
+    assert label == int(target)
