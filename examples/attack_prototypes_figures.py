@@ -46,7 +46,8 @@ def draw_sheet(dataset: str, counts: list[int], out: Path, classes: tuple[int, .
 
 def draw_curves(results: dict[str, Any], out: Path) -> None:
     """``leakage.png``: above, what reconstructions gain over the same inversion of others; below, the tracing AUC."""
-    figure = Figure(figsize=(4.2 * len(results), 6.2), layout="constrained")
+    figure = Figure(figsize=(4.2 * len(results), 6.4), layout="constrained")
+    titles = {"cifar10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST"}
     panels = figure.subplots(2, len(results), squeeze=False, sharex=False)
     for column, (dataset, row) in enumerate(results.items()):
         counts = [int(count) for count in row["inversion"]]
@@ -58,9 +59,10 @@ def draw_curves(results: dict[str, Any], out: Path) -> None:
             style = {"color": COLOURS[number], "linestyle": DASHES[number % len(DASHES)], "linewidth": 1.3}
             upper.errorbar(moved, [g["value"] for g in gains], spread, marker="o", markersize=3, label=title, **style)
         upper.axhline(0, color="black", linewidth=0.8)
-        upper.set_title(f"{dataset}: reconstruction", fontsize=10)
+        upper.set_title(f"{titles.get(dataset, dataset)}: reconstruction", fontsize=10)
         upper.set_ylabel("PSNR minus that from\nothers' prototype (dB)")
-        upper.legend(frameon=False, fontsize=8)
+        upper.set_ylim(top=1.45 * max(upper.get_ylim()))  # room for the legend above the bars
+        upper.legend(frameon=False, fontsize=8, ncols=2, loc="upper right")
         cells = [row["tracing"][str(count)] for count in counts]
         found = [cell["metrics"]["auc"] for cell in cells]
         errors = np.array([[m["value"] - m["low"] for m in found], [m["high"] - m["value"] for m in found]])
@@ -71,7 +73,7 @@ def draw_curves(results: dict[str, Any], out: Path) -> None:
         lower.plot(counts, [c["gaussian_auc"] for c in cells], color="black", linestyle=":", label="Gaussian theory")
         nulls = [cell["nulls"]["public prototype"]["auc"]["value"] for cell in cells]
         lower.plot(counts, nulls, color="#999999", linestyle="--", label="null: public prototype")
-        lower.set_title(f"{dataset}: membership", fontsize=10)
+        lower.set_title(f"{titles.get(dataset, dataset)}: membership", fontsize=10)
         lower.set_ylabel("AUC")
         lower.set_ylim(0.4, 1.02)
         lower.legend(frameon=False, fontsize=8)

@@ -94,7 +94,7 @@ def audit_clients(
     planted, canaries = with_canary_clients(task, canaries)
     included = canaries.coins(seed)
     if included.all() or not included.any():
-        raise ConfigError(f"all coins of {len(canaries)} canaries fell alike; plant more canaries or take another seed")
+        raise ConfigError(f"all {len(canaries)} canaries are in one group; plant more canaries or take another seed")
     left_out = frozenset(canaries.owners[~included].tolist())
     run = train(planted, CohortWithout(cohort or Everyone(), left_out))
     view = seen_by(run, observer)

@@ -85,7 +85,7 @@ def audit_one_run(
     began = time.perf_counter()
     included = canaries.coins(seed)
     if included.all() or not included.any():
-        raise ConfigError(f"all coins of {len(canaries)} canaries fell alike; plant more canaries or take another seed")
+        raise ConfigError(f"all {len(canaries)} canaries are in one group; plant more canaries or take another seed")
     run = train(plant(task, canaries, included))
     view, cell = seen_by(run, observer), run.statement.cell("sample", observer)
     wanted = _wanted(bounds, gaussian_family(view, canaries, cell) is not None)

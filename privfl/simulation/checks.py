@@ -92,13 +92,14 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
             )
     if channel.has_client_level_noise and (weighted or algorithm.weights() == "server"):
         raise ConfigError(
-            "noise that hides clients needs uniform weights: set weighting = 'uniform' and a cohort that does not "
+            "client-level noise requires uniform weights; set weighting = 'uniform' and a cohort that does not "
             "depend on sizes"
         )
     if dpsgd is not None and dpsgd.noise_at == "server" and (weighted or algorithm.weights() == "server"):
         raise ConfigError(
-            "a client that counts more than once multiplies what noise at the server must cover; set weighting = "
-            "'uniform' and draw a cohort that does not depend on sizes"
+            "noise_at = 'server' requires uniform weights, because a client with a larger weight would exceed the "
+            "sensitivity that the noise covers; set weighting = 'uniform' and draw a cohort that does not depend on "
+            "sizes"
         )
     if channel.noise_at_server:
         _check_sum_of_gradients(algorithm)
@@ -180,13 +181,14 @@ def _keep_draw_secret(privacy: Privacy) -> None:
     """Refuse what would publish who was drawn, because the claim is amplified by a secret draw of the cohort."""
     if privacy.training is not None and privacy.training.target_epsilon is not None:
         raise ConfigError(
-            "target_epsilon would fit the noise to who is drawn, which the amplified claim for clients needs secret; "
-            "give DPSGD a noise_multiplier, or draw another cohort than poisson"
+            "target_epsilon cannot be combined with a Poisson cohort, because the calibrated noise would reveal which "
+            "clients were sampled; give DPSGD a noise_multiplier, or draw another cohort than poisson"
         )
     if privacy.budget is not None and privacy.budget.unit == "sample":
         raise ConfigError(
-            "a budget for samples would stop the run by who is drawn, which the amplified claim for clients needs "
-            "secret; set the budget for client/public, or draw another cohort than poisson"
+            "a budget for samples cannot be combined with a Poisson cohort, because the round in which the run stops "
+            "would reveal which clients were sampled; set the budget for client/public, or draw another cohort than "
+            "poisson"
         )
 
 

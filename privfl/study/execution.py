@@ -14,11 +14,14 @@ from filelock import Timeout
 from privfl.errors import PrivflError
 from privfl.experiment import Experiment
 from privfl.files import write_whole
+from privfl.simulation.plan import prepare
 from privfl.simulation.run_directory import RunDirectory
-from privfl.study.clients import record_clients
+from privfl.simulation.state import State
+from privfl.study.clients import record_clients, write_clients
 from privfl.study.display import Display
 from privfl.study.locks import lock_of
-from privfl.study.record import Values, read_run, record_traffic
+from privfl.study.members import settings_of
+from privfl.study.record import TRAFFIC, Values, read_run, record_traffic, write_traffic
 from privfl.study.store import Store
 from privfl.study.workers import DIED, Workers
 
@@ -104,6 +107,11 @@ def _perform(job: Job, folder: Path) -> tuple[Values, str]:
     RunDirectory(folder).settle()
     if not ((folder / "summary.json").exists() and (folder / "statement.json").exists()):
         job.experiment.run(folder, resume=True, callbacks=[record_clients, record_traffic])
+    if not (folder / TRAFFIC).exists():  # an interruption came between the last round and the callbacks
+        task = job.experiment.task()
+        plan = prepare(settings_of(job.experiment, task))
+        write_clients(folder, task)
+        write_traffic(folder, plan.algorithm, State.start(plan).server)
     values, failure = read_run(folder)
     if failure:
         return values, f"the run ended without having learnt: {failure}"

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from privfl.algorithms.base import Algorithm
 from privfl.errors import DataError
 from privfl.files import read_json
 from privfl.privacy.accounting.release import OBSERVERS, UNITS
@@ -31,18 +34,21 @@ def record_traffic(simulation: Simulation, line: Metrics) -> None:
     Counted are the numbers of the algorithm's messages at four bytes each, before a mechanism encodes, compresses or
     masks them.
     """
-    path, algorithm = simulation.path, simulation.algorithm
-    if path is None or (path / TRAFFIC).exists():
-        return
+    if simulation.path is not None and not (simulation.path / TRAFFIC).exists():
+        write_traffic(simulation.path, simulation.algorithm, simulation.server)
+
+
+def write_traffic(path: Path, algorithm: Algorithm, server: dict[str, Tensor]) -> None:
+    """Write ``traffic.json`` to the run directory ``path``, of a run of ``algorithm`` whose server holds ``server``."""
     phases, phase = [algorithm], algorithm.survey()
     while phase is not None:
         phases.append(phase)
         phase = phase.bind(algorithm.context).survey()
     down = up = 0
     for one in phases:
-        received = one.broadcast(one.begin_round(simulation.server, 0))
+        received = one.broadcast(one.begin_round(server, 0))
         down += sum(tensor.numel() for tensor in received.values())
-        up += _numbers(one.fields(), simulation.server["parameters"].numel())
+        up += _numbers(one.fields(), server["parameters"].numel())
     RunDirectory(path).write_json(TRAFFIC, {"received": down * BYTES, "sent": up * BYTES})
 
 

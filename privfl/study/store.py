@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from privfl.errors import DataError
 
@@ -33,6 +33,7 @@ PATIENCE = 60.0
 """Seconds that a writer waits for another one."""
 MEND = "move it away, and starting the study again fills a new one from the run directories without training anything"
 State = Literal["waiting", "running", "done", "failed", "impossible"]
+STATES = get_args(State)
 
 _TABLES = """
 CREATE TABLE runs (
@@ -175,7 +176,12 @@ class Store:
                 f"{self.folder} holds no study '{study}' (it holds {', '.join(self.studies()) or 'none'}); start it "
                 "with `privfl study run`"
             )
-        found: dict[str, Any] = json.loads(row[0])
+        try:
+            found = json.loads(row[0])
+        except (ValueError, TypeError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise self._damaged(study)
         return found
 
     def tell(self, study: str, told: Mapping[str, Any]) -> None:
@@ -207,14 +213,27 @@ class Store:
             for run, name, value in database.execute(
                 "SELECT run, name, value FROM metrics WHERE run IN (SELECT run FROM members WHERE study = ?)", (study,)
             ):
+                if not (isinstance(name, str) and isinstance(value, int | float | None)):
+                    raise self._damaged(study)
                 values.setdefault(run, {})[name] = math.nan if value is None else value
             database.execute("COMMIT")
+        for *told, state, reason, began, rounds in rows:
+            if not all(isinstance(one, int if place == 2 else str) for place, one in enumerate(told)):
+                raise self._damaged(study)
+            if not (isinstance(reason, str | None) and isinstance(began, int | float | None)):
+                raise self._damaged(study)
+            if not ({told[4], state} <= {*STATES, None} and isinstance(rounds, int | None)):
+                raise self._damaged(study)
         found = []
         for method, level, seed, run, own, because, state, reason, began, rounds in rows:
             now: State = own if own == "impossible" else state or "waiting"
             why = because if own == "impossible" else reason or ""
             found.append(Member(method, level, seed, run, now, why, values.get(run, {}), began or 0.0, rounds or 0))
         return found
+
+    def _damaged(self, study: str) -> DataError:
+        """SQLite keeps any value in any column, so one who changed the file may have left what no study writes."""
+        return DataError(f"{self.file} is damaged (what it holds of '{study}' no study wrote); {MEND}")
 
     def _replace(
         self,
@@ -243,7 +262,7 @@ class Store:
                 database.execute("PRAGMA foreign_keys = ON")
                 database.execute("PRAGMA synchronous = NORMAL")
                 yield database
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter if a message quotes what is no text
             raise DataError(f"{self.file} cannot be used as a store of results ({error}); {MEND}") from error
 
     def _prepare(self, database: sqlite3.Connection) -> None:

@@ -135,7 +135,7 @@ def test_noise_on_a_sum_is_refused_for_weights_of_the_server_and_for_answers_fro
             return "server"
 
     central = pf.DPSGD(noise_multiplier=1.0, noise_at="server")
-    with pytest.raises(ConfigError, match="counts more than once"):
+    with pytest.raises(ConfigError, match="requires uniform weights"):
         pf.simulate(task, Weighed(20), rounds=1, privacy=pf.Privacy(training=central, size=pf.LaplaceSize(3.0, 30)))
 
     @dataclass(frozen=True)

@@ -162,7 +162,7 @@ def test_a_missing_file_and_a_folder_without_a_run_are_one_sentence(tmp_path):
     assert "cannot read none.toml" in privfl("run", "none.toml", folder=tmp_path).stderr
     assert "holds no finished run and no study" in privfl("report", tmp_path).stderr
     Store(tmp_path / "studies")
-    assert "privfl study report FILE" in privfl("report", tmp_path / "studies").stderr
+    assert "is the folder of no study; the store holds none" in privfl("report", tmp_path / "studies").stderr
 
 
 def test_debug_shows_where_an_error_came_from(tmp_path):

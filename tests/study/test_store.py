@@ -7,7 +7,7 @@ from threading import Thread
 import pytest
 
 from privfl.errors import DataError
-from privfl.study.store import VERSION, Member, Store
+from privfl.study.store import FILE, VERSION, Member, Store
 
 TOLD = {"title": "t", "metric": "accuracy"}
 
@@ -100,3 +100,12 @@ def test_what_was_never_started_is_said_to_be(tmp_path):
     Store(tmp_path).enrol("s", "x", TOLD, [])
     with pytest.raises(DataError, match=r"holds no study 't' \(it holds s\)"):
         Store(tmp_path).told("t")
+
+
+def test_an_index_that_is_no_text_is_refused_in_a_sentence(tmp_path):
+    Store(tmp_path)
+    content = (tmp_path / FILE).read_bytes()
+    assert b"CREATE TABLE" in content
+    (tmp_path / FILE).write_bytes(content.replace(b"CREATE TABLE", b"CREATE \x9a\x9a\x9a\x9a\x9a"))
+    with pytest.raises(DataError, match=r"results\.sqlite cannot be used as a store of results"):
+        Store(tmp_path)

@@ -145,7 +145,7 @@ class Chain:
         if noisy_sum and unbounded:
             raise ConfigError(
                 f"DPSGD(noise_at='server') needs uploads that are sums of per-sample gradients; '{unbounded[0]}' "
-                "is none: use fedsampling, or noise_at='client'"
+                "is not such a sum; use fedsampling, or noise_at='client'"
             )
 
     def _only(self, kind: Kind) -> Mechanism | None:

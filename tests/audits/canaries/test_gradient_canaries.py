@@ -267,7 +267,7 @@ def test_what_cannot_be_audited_says_why(tokens):
         audit_two_worlds(task, trainer(1.0), overlap)
     with pytest.raises(ConfigError, match="'trials' needs canaries that are apart"):
         audit_one_run(task, trainer(1.0, rounds=1), overlap, bounds=["trials"])
-    with pytest.raises(ConfigError, match="fell alike"):
+    with pytest.raises(ConfigError, match="are in one group"):
         audit_one_run(task, trainer(1.0), noise_canaries(task, 1))
     with pytest.raises(ConfigError, match="recorded nothing"):
         audit_one_run(task, trainer(1.0, rounds=1, record=()), overlap)
