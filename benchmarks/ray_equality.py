@@ -3,7 +3,7 @@
 ``python benchmarks/ray_equality.py`` trains each algorithm on digits, 8 clients of whom 5 train in each of 3 rounds,
 once in this process and once on two workers of a local Ray cluster, under one noise key. Compared are the model, what
 clients keep, every line of metrics and the statement. What the loop refuses is no case; what Ray alone refuses is said.
-The table goes to ``benchmarks/results/ray-equality.json``.
+The table goes to ``benchmarks/results/ray-equality.json``, where rows of algorithms that were not asked for stay.
 """
 
 from __future__ import annotations
@@ -136,6 +136,10 @@ def main() -> None:
             "torch": torch.__version__,
             "ray": ray.__version__,
         }
+        done = {(row["algorithm"], row["privacy"]) for row in rows}
+        before = json.loads(asked.out.read_text(encoding="utf-8"))["rows"] if asked.out.exists() else []
+        rows += [row for row in before if (row["algorithm"], row["privacy"]) not in done]
+        rows.sort(key=lambda row: (row["algorithm"], [*PRIVACY].index(row["privacy"])))
         asked.out.write_text(json.dumps({"conditions": conditions, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 

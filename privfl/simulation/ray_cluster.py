@@ -73,11 +73,13 @@ def connected(address: str | None, workers: int | None) -> Iterator[int]:
                 ray.init("local", num_cpus=workers or cores(), include_dashboard=False, **quiet)
             else:
                 ray.init(address, **quiet)
-        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        except Exception as error:  # Ray raises Exception itself where its processes do not start in time
+            ray.shutdown()
             where = "on this machine" if address is None else f"at {address}"
             raise ConfigError(
                 f"Ray {'cannot be started' if address is None else 'refuses the connection'} {where} "
-                f"({brief(str(error), 200)}); see that its version is {ray.__version__}, as here"
+                f"({brief(str(error), 200)}); see that its version is {ray.__version__}, as here, "
+                "and that the machine is not overloaded"
             ) from error
         try:
             yield _workers(ray, workers)
