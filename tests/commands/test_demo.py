@@ -40,7 +40,7 @@ def test_a_sentence_says_before_whom_a_claim_holds():
     both, one = {"sample_server": 2.999, "sample_public": 2.999}, {"sample_public": 2.999}
     told = costs(Results("t", [member("A", "no privacy", accuracy=0.9), member("A", "ε = 3", **both)]))
     assert told.startswith("A names 90.0 % of the held-out digits right without privacy, 50.0 % at ε = 3. Its clients")
-    assert "against the server nothing is claimed" in costs(Results("t", [member("A", "ε = 3", **one)]))
+    assert "there is no guarantee against the server" in costs(Results("t", [member("A", "ε = 3", **one)]))
     assert "Not all of its claims are finite" in costs(Results("t", [member("A", "ε = 3")]))
     assert costs(Results("t", [])) == hidden(Results("t", [])) == ""
 

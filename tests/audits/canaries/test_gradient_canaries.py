@@ -251,7 +251,7 @@ def test_guesses_are_planned_by_the_claim_alone():
         ({"bounds": []}, "bounds is empty"),
         ({"bounds": ["two-run"]}, "'two-run'"),
         ({"scores": ["mean"]}, "the score is 'mean'"),
-        ({"observer": "public", "scores": ["likelihood"]}, "claimed law of a round is not known"),
+        ({"observer": "public", "scores": ["likelihood"]}, "distribution of a round is not known"),
     ],
 )
 def test_impossible_settings_are_one_sentence(change, sentence):
@@ -263,9 +263,9 @@ def test_impossible_settings_are_one_sentence(change, sentence):
 def test_what_cannot_be_audited_says_why(tokens):
     task = tokens[0]
     overlap = noise_canaries(task, 8)
-    with pytest.raises(ConfigError, match="needs canaries that are apart"):
+    with pytest.raises(ConfigError, match="needs canaries that do not interfere"):
         audit_two_worlds(task, trainer(1.0), overlap)
-    with pytest.raises(ConfigError, match="'trials' needs canaries that are apart"):
+    with pytest.raises(ConfigError, match="'trials' needs canaries that do not interfere"):
         audit_one_run(task, trainer(1.0, rounds=1), overlap, bounds=["trials"])
     with pytest.raises(ConfigError, match="are in one group"):
         audit_one_run(task, trainer(1.0), noise_canaries(task, 1))
