@@ -28,6 +28,10 @@ VICTIMS = (
 """Where clients' data can be had, or a run that holds them."""
 SHADOWS = "shadow_models.py"
 """Trains models on the attacker's own records, and makes a task of these alone."""
+HARNESS = {"judge.py", "stage.py", "battery.py"}
+"""Repeat runs, hand over what an attack needs and judge it; no attack is in them."""
+STAGES = {"attack.py", "imprint_attack.py", "poisoning.py"}
+"""Attackers who change a run before it takes place: there, in ``staged``, they are given its task."""
 LOADERS = {"load", "load_dataset", "load_task"}
 
 
@@ -44,8 +48,30 @@ def imported(path: Path) -> set[str]:
 @pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: path.name)
 def test_an_attack_imports_nothing_that_holds_clients(path):
     wrong = {name for name in imported(path) for place in VICTIMS if name == place or name.startswith(place + ".")}
-    assert not wrong or path.name == SHADOWS, f"{path.name} imports {sorted(wrong)}"
+    assert not wrong or path.name in {SHADOWS, *HARNESS, *STAGES}, f"{path.name} imports {sorted(wrong)}"
     assert not {name for name in imported(path) if name.split(".")[-1] in LOADERS and name.startswith("privfl")}
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in sorted(FOLDER.rglob("*.py")) if path.name in STAGES], ids=lambda path: path.name
+)
+def test_an_attacker_is_given_a_task_to_change_a_run_and_for_nothing_else(path):
+    holders = {"Task", "ClientIndex"}
+    functions = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.FunctionDef)]
+    users = {
+        function.name
+        for function in functions
+        if any(isinstance(node, ast.Name) and node.id in holders for node in ast.walk(function))
+    }
+    assert users == {"staged"}
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in sorted(FOLDER.rglob("*.py")) if path.name in HARNESS], ids=lambda path: path.name
+)
+def test_the_harness_guesses_nothing(path):
+    tree = ast.parse(path.read_text("utf-8"))
+    assert "guess" not in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
 def every_attack() -> list[type[Attack]]:
