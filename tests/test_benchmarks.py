@@ -194,7 +194,7 @@ def test_mutated_files_are_taken_or_refused_in_a_sentence(benchmark_module):
     assert found["findings"] == []
     assert found["outcomes"]["refused"] > 60
     assert found["tried"] - found["outcomes"]["refused"] > 5  # taken, or cut off on a slow machine
-    assert {kind.split()[0] for kind in found["by kind"]} == {"experiment", "study", "attack", "audit", "grid"}
+    assert {kind.split()[0] for kind in found["by kind"]} == {"experiment", "study", "attack", "audit", "index"}
 
 
 def test_the_table_of_faults_is_that_of_the_recorded_results(benchmark_module):
