@@ -145,7 +145,7 @@ def test_a_resumed_run_keeps_its_engine(monkeypatch, tmp_path):
 
 
 def test_an_unknown_engine_is_one_sentence():
-    with pytest.raises(ConfigError, match="Execution's engine is 'turbo'; choose 'auto', 'loop', 'vectorised' or 'ray'"):
+    with pytest.raises(ConfigError, match="engine is 'turbo'; choose 'auto', 'loop', 'vectorised' or 'ray'"):
         pf.simulate(digits(), FedAvg(), rounds=1, execution=pf.Execution(engine="turbo"))
 
 
