@@ -16,7 +16,7 @@ from audits.fuzz.exact import cells
 from audits.fuzz.experiment import Experiment
 from audits.fuzz.tape import Array, Tape
 from audits.fuzz.worlds import World, train
-from privfl.privacy.accounting.release import Observer
+from privfl.privacy.accounting.release import Observer, Unit
 
 SCREENING = 24
 """Runs of each world that are looked at first."""
@@ -44,6 +44,9 @@ def measure(experiment: Experiment, *, trials: int, false_alarm: float) -> tuple
     there is measured, with runs of its own. The few runs see gross breaks alone: worlds that are told apart in every
     one of them raise a doubt about claims below ε = 1.55, and about no others.
 
+    A statement is about the cohorts that were drawn: ε = 0 where nobody was asked. Runs that are measured draw their
+    own, so what they are held against is the largest claim that any of them makes.
+
     Args:
         experiment: what is trained.
         trials: runs of each world that count.
@@ -58,7 +61,7 @@ def measure(experiment: Experiment, *, trials: int, false_alarm: float) -> tuple
     for unit in dict.fromkeys(unit for unit, _ in finite):
         one, mine = replace(experiment, unit=unit), [cell for cell in finite if cell[0] == unit]
         for stage, (runs, confidence) in enumerate(((SCREENING, 0.98), (trials, 1 - false_alarm / len(finite)))):
-            views = _views(one, [observer for _, observer in mine], runs, stage)
+            views = _views(one, mine, runs, stage, claims if stage == 1 else None)
             bounds = {cell: _certify(views[cell[1]], runs, delta, confidence) for cell in mine}
             suspects = [cell for cell in mine if bounds[cell] > claims[cell]]
             if stage == 0 and not suspects:
@@ -106,9 +109,17 @@ def _lengths(views: Sequence[Array | None]) -> Array:
 
 
 def _views(
-    experiment: Experiment, observers: Sequence[Observer], trials: int, stage: int
+    experiment: Experiment,
+    measured: Sequence[tuple[Unit, Observer]],
+    trials: int,
+    stage: int,
+    claims: dict[tuple[Unit, Observer], float] | None,
 ) -> dict[Observer, dict[World, list[Array | None]]]:
-    """All that each of ``observers`` sees of 2·``trials`` runs of each world, with noise that no other stage has."""
+    """All that observers see of 2·``trials`` runs of each world, with noise that no other stage has.
+
+    ``claims`` are raised to what the runs themselves claim of the cells that are ``measured``.
+    """
+    observers = [observer for _, observer in measured]
     found: dict[Observer, dict[World, list[Array | None]]] = {one: {world: [] for world in WORLDS} for one in observers}
     for world in WORLDS:
         for key in range(2 * trials):
@@ -116,9 +127,12 @@ def _views(
                 experiment, noise_key=(((experiment.noise_key << 20) + key) << 2) + 2 * stage + (world == "with")
             )
             tape = Tape()
-            refused = train(fresh, world, tape).run is None
+            run = train(fresh, world, tape, price=claims is not None and world == "with").run
+            if claims is not None and world == "with" and run is not None:
+                for cell in measured:
+                    claims[cell] = max(claims[cell], run.statement.cell(*cell).epsilon)
             for observer in observers:
-                found[observer][world].append(None if refused else _view(tape, observer))
+                found[observer][world].append(None if run is None else _view(tape, observer))
     return found
 
 

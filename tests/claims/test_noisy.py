@@ -1,5 +1,7 @@
 """With noise, a claim that holds is not refuted, and one that does not hold is."""
 
+from pathlib import Path
+
 import pytest
 
 from audits.fuzz.experiment import Data, Experiment
@@ -41,3 +43,12 @@ def test_a_claim_that_does_not_hold_is_refuted():
     with changed(bare_sizes):
         cells = measure(EXPERIMENT, trials=60, false_alarm=FALSE_ALARM)
     assert all(one.refuted for one in cells)
+
+
+@pytest.mark.slow
+def test_a_claim_about_a_run_that_asked_nobody_is_not_held_against_runs_that_asked_somebody():
+    """Its statement says ε = 0 of whole clients, rightly: the draw depends on no data. Other draws have ε = ∞."""
+    text = (Path(__file__).parent / "nobody_asked.json").read_text(encoding="utf-8")
+    cells = {one.cell: one.claimed for one in measure(Experiment.from_json(text), trials=2, false_alarm=FALSE_ALARM)}
+    assert cells["client/server"] == float("inf")
+    assert cells["sample/server"] == 0
