@@ -61,7 +61,8 @@ def measure(experiment: Experiment, *, trials: int, false_alarm: float) -> tuple
     for unit in dict.fromkeys(unit for unit, _ in finite):
         one, mine = replace(experiment, unit=unit), [cell for cell in finite if cell[0] == unit]
         for stage, (runs, confidence) in enumerate(((SCREENING, 0.98), (trials, 1 - false_alarm / len(finite)))):
-            views = _views(one, mine, runs, stage, claims if stage == 1 else None)
+            drawn = (one.cohort["name"], one.availability["name"]) != ("everyone", "always")
+            views = _views(one, mine, runs, stage, claims if stage == 1 and drawn else None)
             bounds = {cell: _certify(views[cell[1]], runs, delta, confidence) for cell in mine}
             suspects = [cell for cell in mine if bounds[cell] > claims[cell]]
             if stage == 0 and not suspects:
