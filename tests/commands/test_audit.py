@@ -108,7 +108,8 @@ def test_every_audit_has_a_sentence_and_settings_with_defaults():
             yield child
             yield from below(child)
 
-    assert set(below(ExperimentAudit)) == set(AUDITS.values())
+    shipped = {kind for kind in below(ExperimentAudit) if kind.__module__.startswith("audits.")}
+    assert shipped == set(AUDITS.values())
     for name, kind in AUDITS.items():
         assert name == kind.name
         assert kind.__doc__.split("\n")[0].endswith((".", ","))

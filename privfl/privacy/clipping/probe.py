@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._functorch.autograd_function import custom_function_call_vmap_helper
+from torch._functorch import autograd_function
 
 from privfl.errors import ConfigError
 from privfl.models.flat_network import FlatNetwork
@@ -25,6 +25,7 @@ from privfl.references import PACKAGE, defined_in
 TORCH = Path(torch.__file__).resolve().parent
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 """What the engines replace by drop-out with coins of its own."""
+_ONE_AT_A_TIME = threading.RLock()
 
 
 def check_per_sample(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor) -> GradSampleMode:
@@ -115,19 +116,22 @@ def own_vmap_refused() -> Iterator[None]:
         ConfigError: at the end of the block, it did.
     """
     found: list[str] = []
-    before = sys.getprofile()
+    names, described, here = vars(autograd_function), autograd_function.VmapInfo, threading.get_ident()
 
-    def note(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code is custom_function_call_vmap_helper.__code__:
-            operation = frame.f_locals["op"]
+    def note(**about: Any) -> autograd_function.VmapInfo:
+        """What PyTorch makes to describe a stack to a rule, and nowhere else; the caller knows whose rule it is."""
+        if threading.get_ident() == here:
+            operation = sys._getframe(1).f_locals["op"]
             if not (isinstance(operation, type) and any(defined_in(operation, root) for root in (PACKAGE, TORCH))):
                 found.append(getattr(operation, "__name__", str(operation)))
+        return described(**about)
 
-    sys.setprofile(note)
-    try:
-        yield
-    finally:
-        sys.setprofile(before)
+    with _ONE_AT_A_TIME:
+        names["VmapInfo"] = note  # not sys.setprofile, under which Python 3.11 can come to loop for ever
+        try:
+            yield
+        finally:
+            names["VmapInfo"] = described
     if found:
         raise ConfigError(
             f"{found[0]} brings a vmap rule of its own, which would see all rows of a batch at once; let PyTorch make "

@@ -1,5 +1,6 @@
 """One row at a time: what couples rows moves the clipped sum by no more than one row may, in both engines."""
 
+import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._functorch import autograd_function
 
 import privfl as pf
 from privfl.algorithms.base import descend
@@ -15,7 +17,7 @@ from privfl.errors import ConfigError
 from privfl.federation.task import cross_entropy
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.per_sample import PerSampleGradients
-from privfl.privacy.clipping.probe import check_per_sample
+from privfl.privacy.clipping.probe import check_per_sample, own_vmap_refused
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients
 from privfl.privacy.door.noisy_total import NoisyTotal
 
@@ -405,6 +407,30 @@ def test_a_vmap_rule_of_ones_own_which_sees_all_rows_is_refused(function, refuse
             check_per_sample(network, cross_entropy, *batch)
     else:
         assert check_per_sample(network, cross_entropy, *batch) == "rows"
+
+
+def test_a_vmap_rule_registered_for_an_operation_of_ones_own_is_refused():
+    @torch.library.custom_op("privfl_tests::standing", mutates_args=())
+    def standing(values: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    standing.register_autograd(lambda context, back: back)
+    standing.register_vmap(lambda info, in_dims, values: (standing(values), in_dims[0]))
+
+    class Ruled(Own):
+        def forward(self, inputs):
+            return super().forward(standing(inputs) if self.training else inputs)
+
+    with pytest.raises(ConfigError, match=r"standing.* brings a vmap rule of its own"):
+        check_per_sample(FlatNetwork(Ruled()), cross_entropy, torch.randn(4, FEATURES), torch.arange(4) % CLASSES)
+
+
+def test_looking_for_vmap_rules_leaves_pytorch_and_the_interpreter_as_they_were():
+    before = autograd_function.VmapInfo
+    with own_vmap_refused():
+        assert sys.getprofile() is None  # Python 3.11 has looped for ever under a profile function
+        assert autograd_function.VmapInfo is not before
+    assert autograd_function.VmapInfo is before
 
 
 class BatchStatistics(Own):
