@@ -89,7 +89,7 @@ PRIVATE = {
     r"\blaws?\b": "distribution",
     r"\bdealt\b": "assigned",
     r"\bclaims? nothing\b|\bnothing is claimed\b": "no guarantee",
-    r"\b(test|training|validation|held-out|public) rows?\b": "examples",
+    r"\b(test|training|validation|held-out|public|private|patient's|hospital's) rows?\b": "examples",
     r"\btold\b(?! (apart )?(from|by))": "described, sent, shown",
 }
 """Words of the authors' own, as regular expressions, with what the field says."""
