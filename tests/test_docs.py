@@ -158,6 +158,7 @@ def test_the_citation_names_the_version_that_is_installed():
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
     assert f"version: {about['version']}" in citation
     assert f"license: {about['license']}" in citation
+    assert f"version = {{{about['version']}}}" in (DOCS / "citing.md").read_text(encoding="utf-8")
 
 
 def test_every_key_of_an_experiment_file_is_in_the_reference():

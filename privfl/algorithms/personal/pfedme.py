@@ -22,7 +22,8 @@ class PFedMe(FedAvg):
     ``personal_steps`` steps ``θ ← θ − η_p·(g(θ) + λ·(θ − v))`` on that batch, towards
     ``argmin_θ F_k(θ) + (λ/2)·‖θ − v‖²``; then ``v ← v − η·λ·(v − θ)``, a step along the gradient of the Moreau envelope
     of F_k, on which momentum and weight decay of the training settings act too. The server averages:
-    ``w ← (1 − β)·w + β·Σ a_k v_k``, where β is ``server_learning_rate``. Without momentum and weight decay λ = 0 leaves v where it was, and η·λ = 1 sets it to θ.
+    ``w ← (1 − β)·w + β·Σ a_k v_k``, where β is ``server_learning_rate``. Without momentum and weight decay λ = 0 leaves
+    v where it was, and η·λ = 1 sets it to θ.
 
     The client's own model is its last θ. It is computed from the very gradients that shape the upload, so they all pass
     the door, and with DP-SGD θ and v are functions of noisy gradients and public values. DP-SGD takes one gradient of
