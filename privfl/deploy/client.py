@@ -1,0 +1,294 @@
+"""A client: holds its data, keys, noise and budget, and answers what its own copy of the agreement allows."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+
+from privfl.algorithms.base import Tensors
+from privfl.deploy.agreement import Federation, Policy, PolicyDiffers
+from privfl.deploy.diary import AnsweredOtherwise, Diary
+from privfl.deploy.local import Training
+from privfl.deploy.messages import BadMessage, Message, as_bytes, as_tensor, digest, opened
+from privfl.deploy.secure import MASKED, OwnVector, Unencodable, member
+from privfl.errors import ConfigError, PrivflError, brief
+from privfl.experiment import Experiment
+from privfl.privacy.accounting.ledger import Ledger
+from privfl.privacy.accounting.release import Unit
+from privfl.privacy.accounting.tracker import EpsilonTracker, Planned
+from privfl.privacy.noise.source import NoiseSource
+from privfl.privacy.secagg.client import Client as SecureClient
+from privfl.privacy.secagg.messages import Phase as Leg
+from privfl.privacy.secagg.primitives import SigningKey
+from privfl.privacy.secagg.session import Session
+from privfl.privacy.settings import Budget
+from privfl.privacy.sizes.known_sizes import EXACT_SIZE, EXACT_SUM
+from privfl.privacy.sizes.mechanism import size_release
+from privfl.validation import Settings
+
+
+class BudgetSpent(PrivflError):
+    """What the server asks for would cost more than this client gives."""
+
+
+REASONS: dict[type[Exception], str] = {
+    BudgetSpent: "refused: its own budget is spent",
+    PolicyDiffers: "refused: it agreed to another policy",
+    AnsweredOtherwise: "refused: it answered this round before, to another request",
+    BadMessage: "refused: the request was not signed by the server it knows",
+    Unencodable: "sent a number beyond the range of the secure sum",
+}
+"""What the server is told, of a refusal whose sentence is for the client's own log."""
+OTHERWISE = "refused, for a reason in its own log"
+
+
+@dataclass(frozen=True)
+class OwnSettings(Settings):
+    """What one client sets for itself, and tells nobody.
+
+    Args:
+        number: its place in the federation's list of clients.
+        epsilon: what the server may learn of one of its ``unit``, over all runs together; ``None`` sets no limit.
+        unit: ``sample`` or ``client``.
+        delta: δ of that ε.
+    """
+
+    number: int
+    epsilon: float | None = None
+    unit: Unit = "sample"
+    delta: float = 1e-5
+
+    @property
+    def budget(self) -> Budget | None:
+        """The budget, for what the server sees."""
+        return None if self.epsilon is None else Budget(self.epsilon, self.unit, "server")
+
+
+@dataclass
+class _Run:
+    """A run that was agreed to, with what this client has made ready for it."""
+
+    key: str
+    training: Training
+    noise: NoiseSource
+    sessions: dict[bytes, SecureClient] = field(default_factory=dict)
+
+
+class Client:
+    """One client of a federation: :meth:`answer` takes the server's signed bytes and gives signed bytes back.
+
+    Args:
+        folder: its memory (:class:`~privfl.deploy.diary.Diary`), of which there must be one only.
+        own: its number and budget.
+        experiment, federation: its own copies of what was agreed.
+        data: the file with its rows.
+        say: told one sentence about everything that is refused.
+
+    Raises:
+        ConfigError: its key is not the one that the federation lists for it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        own: OwnSettings,
+        experiment: Experiment,
+        federation: Federation,
+        data: Path,
+        say: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        self.diary, self.own, self._say = Diary(folder), own, say
+        self.experiment, self.federation = experiment, federation
+        self._secret = self.diary.store.signing_key()
+        self.key = SigningKey(self._secret)
+        if federation.keys.get(own.number) != self.key.public:
+            raise ConfigError(
+                f"the federation lists another key for client {own.number} than {self.key.public.hex()}, which is the "
+                "key in this folder; put it into the federation file of every party"
+            )
+        task = federation.task.of_client(own.number, len(federation.clients), data)
+        self._build: Callable[[], Training] = lambda: Training.prepare(task, experiment, own.number)
+        self._run: _Run | None = None
+        self._lock = Lock()
+        self.ended = False
+
+    def answer(self, request: bytes) -> bytes:
+        """The answer to ``request``; the same request is answered alike, also by a process that was started anew."""
+        with self._lock:
+            mark = digest(request)
+            try:
+                reply = self._answer(request, mark)
+            except Exception as error:  # whatever a request does here, the client stays, and says what happened
+                self._say(f"refused: {brief(str(error) or type(error).__name__, 400)}")
+                reason = next((said for kind, said in REASONS.items() if isinstance(error, kind)), OTHERWISE)
+                return self._seal({"kind": "refused", "reason": reason}, {}, mark)
+            return reply
+
+    def _answer(self, request: bytes, mark: str) -> bytes:
+        message = opened(request, bytes.fromhex(self.federation.server))
+        meta = message.meta
+        if meta.get("to") != self.own.number:
+            raise BadMessage(f"a request is for client {meta.get('to')}, and this is client {self.own.number}")
+        if message.kind == "policy":
+            return self._seal({"kind": "agreed", "policy": self._agree(meta.get("policy"))}, {}, mark)
+        run = self._of(str(meta.get("run")))
+        if (before := self.diary.answer(run.key, mark)) is not None:
+            return before
+        if message.kind == "end":
+            self.ended = True
+            return self._seal({"kind": "ended"}, {}, mark)
+        round = int(meta["round"])
+        if message.kind == "size":
+            reply = self._seal({"kind": "size", "size": self._size(run, round, mark)}, {}, mark)
+        elif message.kind == "secure":
+            answer = self._secure(run, message)
+            reply = self._seal({"kind": "secure"}, {"message": as_tensor(answer)}, mark)
+        elif message.kind == "train":
+            told, tensors = self._train(run, message, mark)
+            reply = self._seal(told, tensors, mark)
+        else:
+            raise BadMessage(f"a request is of the kind '{brief(message.kind)}', which this version does not know")
+        self.diary.keep_answer(run.key, round, mark, reply)
+        return reply
+
+    def _seal(self, meta: dict[str, object], tensors: Tensors, mark: str) -> bytes:
+        return Message({**meta, "from": self.own.number, "request": mark}, tensors).sealed(self.key)
+
+    def _agree(self, told: object) -> str:
+        """The digest of the policy, once it was compared with this client's own copy."""
+        policy = Policy.from_dict(told)
+        policy.check(self.experiment, self.federation)
+        self.diary.agree(policy.digest, policy.to_dict())
+        return policy.digest
+
+    def _of(self, key: str) -> _Run:
+        """The run of this policy.
+
+        Raises:
+            PolicyDiffers: it was not agreed to, or the client's own files have changed since.
+        """
+        if self._run is None or not hmac.compare_digest(self._run.key, key):
+            if not self.diary.knows(key):
+                raise PolicyDiffers("a request is for a run whose policy this client has not agreed to")
+            policy = Policy.from_dict(self.diary.policy(key))
+            policy.check(self.experiment, self.federation)
+            training = self._build()
+            fixed = training.plan.source
+            source = self.diary.noise(key, fixed.for_run(policy.run) if fixed.reproducible else None)
+            self._run = _Run(key, training, source)
+        return self._run
+
+    def _afford(self, what: str, planned: list[Planned]) -> Ledger:
+        """The ledger with the ``planned`` releases of this client.
+
+        Raises:
+            BudgetSpent: they would cost more than its budget.
+        """
+        ledger, budget = self.diary.ledger, self.own.budget
+        own = [(release, [0], count) for release, _, count in planned]
+        if budget is not None:
+            units: dict[Unit, int] = {"sample": self.federation.task.examples, "client": len(self.federation.clients)}
+            tracker = EpsilonTracker(ledger, self.own.delta, units)
+            if tracker.would_be_empty(budget, own):
+                raise BudgetSpent(
+                    f"{what} keeps the budget only because delta is {self.own.delta:g}, above one over the number of "
+                    f"{budget.unit}s; lower it"
+                )
+            if tracker.would_exceed(budget, own):
+                raise BudgetSpent(
+                    f"{what} would take the {budget.unit}/server cell of this client beyond its budget of epsilon = "
+                    f"{budget.epsilon:g}; it is not answered, and nothing was sent"
+                )
+        return ledger.with_releases(own)
+
+    def _size(self, run: _Run, round: int, mark: str) -> float:
+        """This client's answer about its size, charged if it is a fresh one."""
+        plan, number = run.training.plan, self.own.number
+        what, true = f"size {round}", len(run.training.rows)
+        mechanism = plan.privacy.size
+        if not plan.needs_sizes:
+            raise BadMessage("the server asks for sizes, which this experiment does not need; it is not answered")
+        if mechanism is None:
+            if self.diary.begun(run.key, what) is None:
+                cost: list[Planned] = [] if self._told_size(run) else [(EXACT_SIZE, [0], 1)]
+                self.diary.begin(run.key, what, mark, self._afford("telling the size", cost))
+            return float(true)
+        table = self.diary.sizes(run.key)
+        answers = table.answers(round, [number], np.array([true]), mechanism, run.noise)
+        charged: list[Planned] = [(size_release(mechanism), [0], 1)] if table.fresh else []
+        fresh = self.diary.begun(run.key, what) is None
+        ledger = self._afford("answering about the size", charged) if fresh else self.diary.ledger
+        self.diary.begin(run.key, what, mark, ledger, table)
+        return float(answers[0])
+
+    def _told_size(self, run: _Run) -> bool:
+        return self.diary.begun(run.key, "size 0") is not None
+
+    def _secure(self, run: _Run, message: Message) -> bytes:
+        """This client's part in a leg of a secure sum in which no vector is sent."""
+        content = as_bytes(message.tensors["message"])
+        leg = Leg(int(message.meta["leg"]))
+        if leg is Leg.MASK:
+            raise BadMessage("a vector is sent with its training only")
+        if leg is Leg.ADVERTISE:
+            own = run.training.round(message, {})
+            session = Session.from_bytes(content)
+            if len(session.members) != own.phase.channel.asked:
+                raise PolicyDiffers(
+                    f"the server speaks of {own.phase.channel.asked} clients, and its secure sum is of "
+                    f"{len(session.members)}; no noise share is sized for two cohorts"
+                )
+            part = member(
+                own.phase,
+                session,
+                self.own.number,
+                len(self.federation.clients),
+                self._secret,
+                self.federation.keys,
+                self.diary.store,
+            )
+            run.sessions = {session.identity: part}
+            return part.answer(content)
+        return self._session(run).answer(content)
+
+    def _session(self, run: _Run) -> SecureClient:
+        if not run.sessions:
+            raise BadMessage("the secure sum was begun before this process was started; it goes on without this client")
+        return next(iter(run.sessions.values()))
+
+    def _train(self, run: _Run, message: Message, mark: str) -> tuple[dict[str, object], Tensors]:
+        """What one phase of a round comes to: priced, charged and written down before it is computed."""
+        meta = message.meta
+        since, factor = int(meta["kept"]), float(meta["factor"])
+        kept = self.diary.kept(run.key, since)
+        own = run.training.round(message, kept)
+        what = f"round {own.number}{own.phase.label}"
+        costs = own.costs()
+        if run.training.plan.hides_weights and self.diary.begun(run.key, "sum of sizes") is None:
+            ledger = self._afford("opening a sum of sizes", [(EXACT_SUM, [0], 1)])
+            self.diary.begin(run.key, "sum of sizes", "", ledger)
+        if own.phase.channel.secure is not None:
+            own.check_factor(factor)
+            session = self._session(run)
+        fresh = self.diary.begun(run.key, what) is None
+        ledger = self._afford(what, costs) if fresh else self.diary.ledger
+        self.diary.begin(run.key, what, mark, ledger)
+        result = own.train(run.noise)
+        if result.upload is None:
+            return {"kind": "dropped", "reason": result.dropped}, {}
+        if result.zeroed:
+            self._say(f"{what}: the upload counts as zeros, because it {result.zeroed}")
+        if result.client_state:
+            self.diary.keep(run.key, own.number, since, {**kept, **result.client_state})
+        if own.phase.channel.secure is None:
+            return {"kind": "upload"}, result.upload
+        if own.phase.channel.hides_weights:
+            factor *= len(run.training.rows)
+        vector = OwnVector(own.phase, own.received["parameters"], run.noise).of(self.own.number, result.upload, factor)
+        masked = session.answer(as_bytes(message.tensors["letters"]), vector)
+        return {"kind": "upload"}, {MASKED: as_tensor(masked)}
