@@ -22,6 +22,7 @@ from .membership.shadow_models import ShadowTraining as ShadowTraining
 from .membership.source import SourceInference as SourceInference
 from .membership.update_attacks import GradientAlignment as GradientAlignment
 from .membership.update_attacks import GradientDifference as GradientDifference
+from .membership.update_attacks import GradientSpread as GradientSpread
 from .membership.update_attacks import LossDrop as LossDrop
 from .membership.update_attacks import LossTrajectory as LossTrajectory
 from .property_inference import PropertyInference as PropertyInference

@@ -17,7 +17,13 @@ from attacks.membership.matched_filter_attack import MatchedFilter
 from attacks.membership.poisoning import PoisonedMembership
 from attacks.membership.rmia import RMIA
 from attacks.membership.source import SourceInference
-from attacks.membership.update_attacks import GradientAlignment, GradientDifference, LossDrop, LossTrajectory
+from attacks.membership.update_attacks import (
+    GradientAlignment,
+    GradientDifference,
+    GradientSpread,
+    LossDrop,
+    LossTrajectory,
+)
 from attacks.property_inference import PropertyInference
 from attacks.prototypes.inversion import PrototypeInversion
 from attacks.prototypes.membership import PrototypeTracing
@@ -32,6 +38,7 @@ ATTACKS: Mapping[str, type[Attack]] = MappingProxyType(
             RMIA,
             GradientAlignment,
             GradientDifference,
+            GradientSpread,
             LossTrajectory,
             FedMIA,
             MatchedFilter,

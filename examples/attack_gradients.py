@@ -22,12 +22,19 @@ from matplotlib.figure import Figure
 
 import privfl as pf
 from attacks.auxiliary import Auxiliary, Records
+from attacks.gradient_inversion.dlg import revealed_label
 from attacks.gradient_inversion.inversion import OTHERS, GradientInversion
 from attacks.gradient_inversion.sigmoid_lenet import sigmoid_lenet
 from attacks.images.pixels import Pixels
+from attacks.metrics.measure import proportion
+from attacks.observations.gradients import as_gradient
+from attacks.observations.head_gradients import HeadGradient
 from privfl.models import Network
+from privfl.models.flat_network import Layout
 
 PUBLIC = 2000
+LABELS = 1000
+"""Single images whose labels are read."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +121,24 @@ def attacked(cell: Cell, images: int) -> dict[str, Any]:
     return found
 
 
+def labels_read(cell: Cell, images: int) -> dict[str, Any]:
+    """How many of ``images`` single labels iDLG reads off their clients' updates; the share with an exact interval."""
+    transcript, _ = recorded(cell, images)
+    moment = transcript[0]
+    network = transcript.network(moment.broadcast["parameters"])
+    targets = pf.load_dataset(cell.dataset, seed=0).targets[:images].tolist()
+    layout, read = Layout.of(network), []
+    for client in range(images):
+        gradient = as_gradient(network, moment.uploads[client]["update"], learning_rate=1.0)
+        head = HeadGradient.of(torch.cat([part.reshape(-1) for part in gradient]), layout)
+        read.append(revealed_label(head.weight))
+    right = sum(one == other for one, other in zip(read, targets, strict=True))
+    return {"right": right, "of": images, "share": proportion(right, images).to_json()}
+
+
 def draw(results: dict[str, Any], dataset: str, out: Path) -> None:
     """``gradients-DATASET.png``: the true images, and what every attack made of their updates."""
-    rows = {name: row for name, row in results.items() if name.startswith(f"{dataset}, ")}
+    rows = {name: row for name, row in results.items() if name.startswith(f"{dataset}, ") and "pictures" in row}
     images = len(next(iter(rows.values()))["pictures"])
     data = pf.load_dataset(dataset, seed=0)
     truth = Pixels.of(dataset).images(data.inputs[:images]).numpy()
@@ -157,8 +179,16 @@ def main() -> None:
             f"{row['right_labels']}/{images} labels, {row['seconds_per_image']:.1f} s an image",
             flush=True,
         )
+    many = 20 if options.small else LABELS
+    for cell in (cell for cell in cells if cell.method == "idlg"):
+        name = f"{cell.name}, labels of single images"
+        if name not in results:
+            results[name] = labels_read(cell, many)
+            store.write_text(json.dumps(results) + "\n", encoding="utf-8")
+        print(f"{name}: {results[name]['right']} of {results[name]['of']} right")
     for dataset in dict.fromkeys(cell.dataset for cell in cells):
-        draw(results, dataset, options.out)
+        if any(name.startswith(f"{dataset}, ") and "pictures" in row for name, row in results.items()):
+            draw(results, dataset, options.out)
 
 
 if __name__ == "__main__":

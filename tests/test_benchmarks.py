@@ -238,3 +238,15 @@ def test_the_membership_campaigns_run_small_and_go_on_where_they_stopped(tmp_pat
     again = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
     assert out.read_text() == written
     assert first.endswith(again)
+
+
+@pytest.mark.slow
+def test_a_node_and_a_driver_that_are_killed_on_a_cluster_of_two_nodes_change_nothing(tmp_path):
+    pytest.importorskip("ray")
+    out = tmp_path / "kills.json"
+    command = [sys.executable, str(BENCHMARKS / "ray_kills.py"), "--times", "1", "--kinds", "node", "driver"]
+    subprocess.run([*command, "--rounds", "8", "--out", str(out)], check=True, capture_output=True, timeout=300)
+    node, driver = json.loads(out.read_text())["trials"]
+    assert (node["kind"], driver["kind"], node["same"], driver["same"]) == ("node", "driver", True, True)
+    assert len(node["noticed"]) == 1
+    assert 0 < driver["round"] < 8

@@ -19,7 +19,13 @@ from attacks.membership.poisoning import PoisonedMembership
 from attacks.membership.rmia import RMIA
 from attacks.membership.shadow_models import ShadowTraining
 from attacks.membership.source import SourceInference
-from attacks.membership.update_attacks import GradientAlignment, GradientDifference, LossDrop, LossTrajectory
+from attacks.membership.update_attacks import (
+    GradientAlignment,
+    GradientDifference,
+    GradientSpread,
+    LossDrop,
+    LossTrajectory,
+)
 from attacks.property_inference import PropertyInference
 from attacks.prototypes.inversion import PrototypeInversion
 from attacks.prototypes.membership import PrototypeTracing
@@ -75,6 +81,7 @@ def lineup(seen: Transcript, judge: Judge) -> list[Entry]:
         Entry("property", PropertyInference),
         Entry("gradient-alignment", GradientAlignment, whose),
         Entry("gradient-difference", GradientDifference, whose),
+        Entry("gradient-spread", GradientSpread, whose),
         Entry("loss-drop", LossDrop, whose),
         Entry("loss-trajectory", LossTrajectory, whose),
         Entry("fedmia", FedMIA, whose),

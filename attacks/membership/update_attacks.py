@@ -1,4 +1,4 @@
-"""Membership attacks of a server that sees single updates: alignment, difference, trajectory, and the loss that falls.
+"""Membership attacks of a server that sees single updates: alignment, difference, spread, trajectory, loss.
 
 Every attack asks about one ``client``; with ``client=None`` it attacks the average update of everybody who took part,
 which is what secure aggregation leaves. Non-members must have the classes of the client
@@ -184,6 +184,30 @@ class LossDrop(FederatedMembership):
             start, end = (models.logits(at, asked.inputs) for at in (before, before + update))
             total += losses(start, asked.targets) - losses(end, asked.targets)
         return _finite(total)
+
+
+@dataclass(frozen=True)
+class GradientSpread(FederatedMembership):
+    """Score: the variance over rounds of ⟨∇ℓ(w_t; x), Δ_t⟩/‖∇ℓ(w_t; x)‖, for noise that may be the same every time.
+
+    Noise drawn once cancels in the differences of the rounds, and what is left are the examples that a sampled batch
+    has in one round and lacks in another. Where noise is fresh this is a weak attack; gradients that change much
+    between the rounds blur it.
+    """
+
+    name: ClassVar[str] = "gradient-spread"
+    needs: ClassVar[Needs] = Needs(("update",), candidates=True, truth=("members",))
+
+    def score(self, seen: Transcript, asked: Records, models: Models, client: int | None) -> Scores:
+        found = []
+        for _, before, update in self.messages(seen, client):
+            along = torch.empty(len(asked), dtype=torch.float64)
+            for rows, gradients in _chunks(models, before, asked):
+                along[rows] = (gradients @ update).double() / gradients.norm(dim=1).clamp_min(1e-30)
+            found.append(along)
+        if len(found) < 2:
+            raise ConfigError(f"gradient-spread compares rounds, and of client {client} one was seen; record more")
+        return _finite(torch.stack(found).var(0))
 
 
 def _took_part(one: SeenRound, client: int | None) -> bool:

@@ -120,6 +120,8 @@ def why_not_stacked(loop: LoopEngine, way: GradSampleMode | None, received: Tens
         try:
             found = _uploads(engine, received)
         except (RuntimeError, ValueError, TypeError, AttributeError, KeyError, PrivflError) as error:
+            if _device_failed(error):
+                raise
             place = f"layer '{entered[-1]}'" if entered else f"a step of {loop.algorithm.name}"
             text = str(error).strip()
             because = text.splitlines()[0] if text else type(error).__name__
@@ -134,6 +136,12 @@ def why_not_stacked(loop: LoopEngine, way: GradSampleMode | None, received: Tens
             if stacked is None or not float((stacked - value).abs().max()) <= TOLERANCE * scale:
                 return f"clients are trained one by one because '{name}' comes out different when clients are stacked"
     return ""
+
+
+def _device_failed(error: Exception) -> bool:
+    """Whether the device is to blame: taken for the model's fault, its failure would quietly mean one by one."""
+    kind = getattr(torch, "AcceleratorError", None)  # torch 2.8 and later
+    return (kind is not None and isinstance(error, kind)) or "CUDA error" in str(error)
 
 
 def _trace(template: nn.Module, entered: list[str]) -> list[Any]:

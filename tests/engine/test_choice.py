@@ -92,6 +92,23 @@ class Deciding(FedAvg):
             super().step(local, received, batch, client, training)
 
 
+@dataclass(frozen=True)
+class Broken(FedAvg):
+    """Stacked, its steps fail as they do where the device does."""
+
+    name: ClassVar[str] = "broken"
+
+    def step(self, local, received, batch, client, training):
+        if torch._C._functorch.is_batchedtensor(local["parameters"]):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        super().step(local, received, batch, client, training)
+
+
+def test_a_device_that_fails_is_not_taken_for_a_model_that_cannot_be_stacked():
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        chosen(digits(), "vectorised", algorithm=Broken("uniform"))
+
+
 def test_a_step_that_branches_on_a_value_is_trained_by_the_loop():
     run = pf.simulate(digits(), Deciding("uniform"), rounds=1, execution=pf.Execution(engine="vectorised"))
     (warning,) = run.summary["warnings"]

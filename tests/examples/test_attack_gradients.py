@@ -15,6 +15,7 @@ def test_the_small_study_recovers_single_digits_and_draws(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=threads)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "gradients.json").read_text())
+    assert rows.pop("digits, idlg, ±0.5, labels of single images")["right"] == 20
     assert list(rows) == ["digits, idlg, ±0.5", "digits, inverting-gradients, ±0.5"]
     assert min(rows["digits, idlg, ±0.5"]["psnr"]) > 40
     for row in rows.values():

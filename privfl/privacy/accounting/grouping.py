@@ -87,10 +87,13 @@ def distinct_rows(counts: sparse.csr_array) -> tuple[Integers, Integers]:
 def dominating_history(rows: sparse.csr_array, kinds: Sequence[Kind]) -> dict[Kind, int]:
     """One history that dominates every row (histories x kinds): for each noise and each rate x, it holds as many
     events with a rate of at least x as the row that holds most."""
-    order = sorted(
-        range(len(kinds)), key=lambda column: (repr(same_mechanism_key(kinds[column])), -rate(kinds[column]))
-    )
-    families = [same_mechanism_key(kinds[column]) for column in order]
+    present = np.unique(rows.indices[rows.data > 0])
+    family = {column: same_mechanism_key(kinds[column]) for column in present.tolist()}
+    named = {head: repr(head) for head in dict.fromkeys(family.values())}
+    order = sorted(family, key=lambda column: (named[family[column]], -rate(kinds[column])))
+    if not order:
+        return {}
+    families = [family[column] for column in order]
     starts = [place for place in range(len(order)) if place == 0 or families[place] != families[place - 1]]
     ordered = sparse.csr_array(rows[:, order])
     ordered.sort_indices()

@@ -74,6 +74,10 @@ class _Prices:
                 total[kind] += number * count
         return dict(total)
 
+    def differing(self) -> int:
+        """How many releases have a price here: a client that made most of the only one made the longest history."""
+        return sum(kinds is None or bool(kinds) for kinds in self.kinds)
+
 
 class EpsilonTracker:
     """Watches a ledger while a run goes on.
@@ -139,15 +143,22 @@ class EpsilonTracker:
             return math.inf
         if certificate.covers(longest):
             return certificate.epsilon
-        histories = self.ledger.histories(unit, observer)
-        priced = [price(release, unit, observer) for release in histories.releases]
-        kinds, counts, _ = in_kinds(histories, priced)
-        kinds, counts = merge_columns(kinds, [rounded_up(kind) for kind in kinds], counts)
-        history = dominating_history(counts, kinds) if kinds else {}
+        history = longest
+        if self._prices[unit, observer].differing() > 1:  # who made most of one need not have made most of another
+            histories = self.ledger.histories(unit, observer)
+            priced = [price(release, unit, observer) for release in histories.releases]
+            kinds, counts, _ = in_kinds(histories, priced)
+            kinds, counts = merge_columns(kinds, [rounded_up(kind) for kind in kinds], counts)
+            history = dominating_history(counts, kinds) if kinds else {}
         if not certificate.covers(history):
-            certificate.counts = {kind: _lengthened(count) for kind, count in history.items()}
-            certificate.epsilon = epsilon(certificate.counts, self.delta, interval=False, tolerance=3e-3).epsilon
+            counted = {kind: _lengthened(count) for kind, count in history.items()}
+            same = [other for other in self._certificates.values() if other.counts == counted]
+            certificate.epsilon = same[0].epsilon if same else self._price(counted)
+            certificate.counts = counted
         return certificate.epsilon
+
+    def _price(self, history: Mapping[Kind, int]) -> float:
+        return epsilon(history, self.delta, interval=False, tolerance=3e-3).epsilon
 
 
 def _lengthened(count: int) -> int:

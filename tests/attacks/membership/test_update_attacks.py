@@ -14,6 +14,7 @@ from attacks.membership.update_attacks import (
     UNTRAINED,
     GradientAlignment,
     GradientDifference,
+    GradientSpread,
     LossDrop,
     LossTrajectory,
 )
@@ -93,6 +94,7 @@ def test_one_step_on_one_record_is_that_records_descent():
 
 
 ATTACKS = [GradientAlignment, GradientDifference, LossDrop, LossTrajectory]
+ON_STRANGERS = [*ATTACKS, GradientSpread]
 
 
 @pytest.mark.parametrize("kind", ATTACKS, ids=lambda kind: kind.name)
@@ -105,7 +107,7 @@ def test_a_client_that_learns_by_heart_gives_its_members_away(kind):
     assert found.nulls[ANOTHER]["auc"].low < 0.5, "the other client's updates know nothing of these records"
 
 
-@pytest.mark.parametrize("kind", ATTACKS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", ON_STRANGERS, ids=lambda kind: kind.name)
 def test_records_that_no_client_holds_are_told_apart_by_chance_alone(seen, kind):
     """Both sides are strangers: the interval of each AUC misses ½ in less than 1 of 10⁶ runs, and the seed is fixed."""
     from attacks.metrics.distinguishing import auc
@@ -141,6 +143,8 @@ def test_clients_that_were_not_seen_and_updates_that_are_none_are_named(seen, fe
     with pytest.raises(ConfigError, match="give its number"):
         LossTrajectory(client=None).guess(seen, few)
     pair = watch(task_of(CLIENTS[:2]), epochs=1)
+    with pytest.raises(ConfigError, match="gradient-spread compares rounds"):
+        GradientSpread(client=0).guess(watch(task_of(CLIENTS[:2]), rounds=1, epochs=1), few)
     with pytest.raises(ConfigError, match="never met two others"):
         LossTrajectory(client=0).guess(pair, few)
     assert pf.FedAvg().fields()[0].name == "update"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from dp_accounting.dp_event import DiscreteLaplaceDpEvent
 from dp_accounting.pld import privacy_loss_distribution as pld
+from scipy import special
 
 from privfl.privacy.accounting import loss
 from privfl.privacy.accounting.events import EpsilonDeltaDpEvent
@@ -32,6 +33,15 @@ def test_vectorised_poisson_gaussian_losses_are_those_of_dp_accounting(rate, noi
         # dp_accounting computes divergences with an absolute error of 1e-16, divided here by the step
         np.testing.assert_allclose(one.probs, probs, rtol=1e-8, atol=2e-15 / step)
         assert one.infinity == pytest.approx(infinity, abs=1e-20)
+
+
+def test_moments_of_a_loss_are_those_of_scipys_sums():
+    step, exponents = 2.0**-8, np.array([-40.0, -1.0, 1e-3, 1.0, 700.0])
+    for one in loss.losses(sampled(0.1, 0.8), step):
+        present = np.flatnonzero(one.probs)
+        values = (one.lower + present) * step
+        expected = [special.logsumexp(exponent * values, b=one.probs[present]) for exponent in exponents]
+        np.testing.assert_allclose(loss.log_moments(one, step, exponents), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(

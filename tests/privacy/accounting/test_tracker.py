@@ -51,6 +51,28 @@ def test_clients_with_rates_of_their_own_are_bounded_by_the_highest():
     assert claim(ledger) <= tracker.so_far()["sample/public"] <= 1.05 * claim(ledger)
 
 
+def test_a_history_that_several_cells_share_is_priced_once(monkeypatch):
+    ledger, asked = Ledger(30, ["update"]), []
+    tracker = EpsilonTracker(ledger, DELTA)
+    monkeypatch.setattr(
+        tracker, "_price", lambda history, price=tracker._price: asked.append(history) or price(history)
+    )
+    for round in range(5):
+        ledger.record(update(0.05), np.arange(round, round + 20))
+        bounds = set(tracker.so_far().values())
+        assert len(bounds) == 1
+        assert claim(ledger) <= bounds.pop() <= 1.01 * claim(ledger)
+    assert [list(history.values()) for history in asked] == [[1], [2], [3], [4], [5]]
+
+
+def test_who_made_most_of_one_release_need_not_have_made_most_of_another():
+    ledger = Ledger(2, ("update", "size"))
+    tracker = EpsilonTracker(ledger, DELTA)
+    ledger.record(everywhere("size", Cost(poisson(0.05, 1.0))), [0], 200)
+    ledger.record(update(0.05), [1], 200)
+    assert claim(ledger) <= tracker.so_far()["sample/public"] <= 1.05 * claim(ledger)
+
+
 def test_a_certificate_is_kept_until_the_run_outgrows_it():
     ledger = Ledger(2, ["update"])
     tracker = EpsilonTracker(ledger, DELTA)
