@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,15 @@ def test_a_federation_file_reads_back(tmp_path):
     file = tmp_path / "federation.toml"
     file.write_text(FEDERATION.to_toml(), encoding="utf-8")
     assert Federation.from_toml(file) == FEDERATION
+
+
+def test_the_federation_file_of_the_documentation_is_one(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "federation.md").read_text(encoding="utf-8")
+    file = tmp_path / "federation.toml"
+    file.write_text(textwrap.dedent(page.split("```toml")[1].split("```")[0]), encoding="utf-8")
+    read = Federation.from_toml(file)
+    assert len(read.keys) == 3
+    assert read.task.model == Named("logistic")
 
 
 @pytest.mark.parametrize(
