@@ -1,6 +1,6 @@
 """Four hospitals and a server as five processes on this machine: python examples/federation/start.py --out federation
 
-Needs pip install 'privfl[federation]'. Every hospital gets a folder with its own patients, keys, certificate and budget.
+Needs pip install 'privfl[federation]'. Every hospital gets a folder with its own patients, keys and budget.
 """
 
 from __future__ import annotations

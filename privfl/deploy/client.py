@@ -44,6 +44,8 @@ REASONS: dict[type[Exception], str] = {
     Unencodable: "sent a number beyond the range of the secure sum",
 }
 """What the server is told, of a refusal whose sentence is for the client's own log."""
+SESSIONS_KEPT = 4
+"""Secure sums at a time: that of a round, those of its surveys, and the next one, whose keys are asked for early."""
 OTHERWISE = "refused, for a reason in its own log"
 
 
@@ -77,9 +79,10 @@ class _Run:
     training: Training
     noise: NoiseSource
     sessions: dict[bytes, SecureClient] = field(default_factory=dict)
+    keys: dict[bytes, tuple[bytes, bytes]] = field(default_factory=dict)
 
 
-class Client:
+class FederationClient:
     """One client of a federation: :meth:`answer` takes the server's signed bytes and gives signed bytes back.
 
     Args:
@@ -90,7 +93,8 @@ class Client:
         say: told one sentence about everything that is refused.
 
     Raises:
-        ConfigError: its key is not the one that the federation lists for it.
+        ConfigError: its key is not the one that the federation lists for it, or noise that everybody knows is to keep
+            its budget.
     """
 
     def __init__(
@@ -110,6 +114,11 @@ class Client:
             raise ConfigError(
                 f"the federation lists another key for client {own.number} than {self.key.public.hex()}, which is the "
                 "key in this folder; put it into the federation file of every party"
+            )
+        if own.epsilon is not None and experiment.privacy.noise_key is not None:
+            raise ConfigError(
+                f"this client sets a budget of epsilon = {own.epsilon:g}, but the experiment fixes noise_key, which "
+                "the server knows too, so that no noise hides anything from it; leave one of them out"
             )
         task = federation.task.of_client(own.number, len(federation.clients), data)
         self._build: Callable[[], Training] = lambda: Training.prepare(task, experiment, own.number)
@@ -146,8 +155,7 @@ class Client:
         if message.kind == "size":
             reply = self._seal({"kind": "size", "size": self._size(run, round, mark)}, {}, mark)
         elif message.kind == "secure":
-            answer = self._secure(run, message)
-            reply = self._seal({"kind": "secure"}, {"message": as_tensor(answer)}, mark)
+            reply = self._seal({"kind": "secure"}, self._secure(run, message), mark)
         elif message.kind == "train":
             told, tensors = self._train(run, message, mark)
             reply = self._seal(told, tensors, mark)
@@ -229,37 +237,59 @@ class Client:
     def _told_size(self, run: _Run) -> bool:
         return self.diary.begun(run.key, "size 0") is not None
 
-    def _secure(self, run: _Run, message: Message) -> bytes:
-        """This client's part in a leg of a secure sum in which no vector is sent."""
-        content = as_bytes(message.tensors["message"])
-        leg = Leg(int(message.meta["leg"]))
-        if leg is Leg.MASK:
-            raise BadMessage("a vector is sent with its training only")
-        if leg is Leg.ADVERTISE:
-            own = run.training.round(message, {})
-            session = Session.from_bytes(content)
-            if len(session.members) != own.phase.channel.asked:
-                raise PolicyDiffers(
-                    f"the server speaks of {own.phase.channel.asked} clients, and its secure sum is of "
-                    f"{len(session.members)}; no noise share is sized for two cohorts"
-                )
-            part = member(
-                own.phase,
-                session,
-                self.own.number,
-                len(self.federation.clients),
-                self._secret,
-                self.federation.keys,
-                self.diary.store,
-            )
-            run.sessions = {session.identity: part}
-            return part.answer(content)
-        return self._session(run).answer(content)
+    def _secure(self, run: _Run, message: Message) -> Tensors:
+        """This client's part in a leg of a secure sum in which no vector is sent, and its keys for the next sum."""
+        found: Tensors = {}
+        if message.meta["leg"] is not None:
+            content = as_bytes(message.tensors["message"])
+            leg = Leg(int(message.meta["leg"]))
+            if leg is Leg.MASK:
+                raise BadMessage("a vector is sent with its training only")
+            keys = leg is Leg.ADVERTISE
+            answer = self._keys(run, message, content) if keys else self._session(run, message).answer(content)
+            found["message"] = as_tensor(answer)
+        if "next" in message.tensors:
+            following = Message(message.meta["next"])
+            try:
+                found["next"] = as_tensor(self._keys(run, following, as_bytes(message.tensors["next"])))
+            except PrivflError as error:  # the sum before it has been opened, and is answered all the same
+                self._say(f"refused: {brief(str(error), 400)}")
+        return found
 
-    def _session(self, run: _Run) -> SecureClient:
-        if not run.sessions:
+    def _keys(self, run: _Run, message: Message, content: bytes) -> bytes:
+        """This client's keys for the session in ``content``; the same ones for as long as the process lives."""
+        session = Session.from_bytes(content)
+        if session.identity in run.keys:
+            if run.keys[session.identity][0] != content:
+                raise PolicyDiffers("the server proposes two secure sums of the same identity; the second is refused")
+            return run.keys[session.identity][1]
+        own = run.training.round(message, {})
+        if len(session.members) != own.phase.channel.asked:
+            raise PolicyDiffers(
+                f"the server speaks of {own.phase.channel.asked} clients, and its secure sum is of "
+                f"{len(session.members)}; no noise share is sized for two cohorts"
+            )
+        part = member(
+            own.phase,
+            session,
+            self.own.number,
+            len(self.federation.clients),
+            self._secret,
+            self.federation.keys,
+            self.diary.store,
+        )
+        keys = part.answer(content)
+        run.sessions[session.identity], run.keys[session.identity] = part, (content, keys)
+        for old in list(run.sessions)[:-SESSIONS_KEPT]:
+            del run.sessions[old], run.keys[old]
+        return keys
+
+    @staticmethod
+    def _session(run: _Run, message: Message) -> SecureClient:
+        identity = bytes.fromhex(str(message.meta["session"]))
+        if identity not in run.sessions:
             raise BadMessage("the secure sum was begun before this process was started; it goes on without this client")
-        return next(iter(run.sessions.values()))
+        return run.sessions[identity]
 
     def _train(self, run: _Run, message: Message, mark: str) -> tuple[dict[str, object], Tensors]:
         """What one phase of a round comes to: priced, charged and written down before it is computed."""
@@ -274,7 +304,7 @@ class Client:
             self.diary.begin(run.key, "sum of sizes", "", ledger)
         if own.phase.channel.secure is not None:
             own.check_factor(factor)
-            session = self._session(run)
+            session = self._session(run, message)
         fresh = self.diary.begun(run.key, what) is None
         ledger = self._afford(what, costs) if fresh else self.diary.ledger
         self.diary.begin(run.key, what, mark, ledger)

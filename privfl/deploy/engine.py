@@ -10,12 +10,14 @@ from torch import Tensor
 from privfl.algorithms.base import Tensors
 from privfl.deploy.link import Link, Request
 from privfl.deploy.messages import Message, as_bytes, as_tensor
-from privfl.deploy.secure import MASKED, NetworkAggregator
-from privfl.engine.workspace import ClientResult, Phase, RoundContext
-from privfl.errors import brief
+from privfl.deploy.secure import MASKED, Early, NetworkAggregator, drawn, session_of
+from privfl.engine.workspace import ClientResult, Phase, RoundContext, phases_of
+from privfl.errors import ConfigError, brief
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.secagg.messages import Phase as Leg
+from privfl.privacy.secagg.session import IDENTITY_BYTES, Session
+from privfl.privacy.sizes.known_sizes import Sizes
 from privfl.simulation.plan import Plan
 from privfl.simulation.remote_engine import RemoteEngine
 from privfl.simulation.round_costs import planned_log
@@ -27,7 +29,7 @@ KEPT_SINCE = "kept since round"
 class FederationEngine(RemoteEngine):
     """Asks the clients of a federation over a :class:`~privfl.deploy.link.Link`."""
 
-    def __init__(self, plan: Plan, link: Link, secret: bytes) -> None:
+    def __init__(self, plan: Plan, link: Link, secret: bytes, sizes: Sizes) -> None:
         """``secret``: of the server and this run, from which sessions of secure sums follow."""
         super().__init__(
             plan.task,
@@ -38,8 +40,9 @@ class FederationEngine(RemoteEngine):
             workers=1,
             precision=plan.execution.precision,
         )
-        self._link, self._secret, self._plan = link, secret, plan
+        self._link, self._secret, self._plan, self._sizes = link, secret, plan, sizes
         self._sum: NetworkAggregator | None = None
+        self._early: Early | None = None
 
     def train(
         self, cohort: Iterable[int], received: Tensors, context: RoundContext, phase: Phase | None = None
@@ -68,6 +71,7 @@ class FederationEngine(RemoteEngine):
                 tensors = {f"received/{name}": value for name, value in received.items()}
                 if secure is not None:
                     tensors["letters"] = as_tensor(secure.letters[client])
+                    meta["session"] = secure.session.identity.hex()
                 requests[client] = Request(meta, tensors)
         answers = self._link.ask(requests)
         training = self.training.in_round(context.number)
@@ -84,8 +88,6 @@ class FederationEngine(RemoteEngine):
                 continue
             kept = {KEPT_SINCE: torch.tensor(context.number)} if does.algorithm.keeps else {}
             yield ClientResult(client, dict(answer.tensors), kept, log)
-        if secure is not None:
-            self._blame(secure, context.number)
 
     def secure_aggregator(
         self, phase: Phase, members: list[int], times: list[int], like: Tensor, source: NoiseSource
@@ -96,21 +98,58 @@ class FederationEngine(RemoteEngine):
             ConfigError: no secure sum over these members is safe.
         """
 
-        def exchange(leg: Leg, given: Mapping[int, bytes]) -> Mapping[int, bytes]:
-            meta = {**self._round(phase, "secure"), "leg": int(leg)}
-            asked = {client: Request(meta, {"message": as_tensor(data)}) for client, data in given.items()}
-            answers = self._link.ask(asked)
-            return {
-                client: as_bytes(answer.tensors["message"])
-                for client, answer in answers.items()
-                if isinstance(answer, Message) and _is_bytes(answer.tensors.get("message"))
-            }
+        def exchange(session: Session, leg: Leg, given: Mapping[int, bytes]) -> Mapping[int, bytes]:
+            return self._leg(phase, session, leg, given)
 
-        keys = self._link.federation.keys
+        keys, early, self._early = self._link.federation.keys, self._early, None
+        number = phase.channel.round.number
         self._sum = NetworkAggregator(
-            phase, members, times, like, source, secret=self._secret, keys=keys, exchange=exchange
+            phase,
+            members,
+            times,
+            like,
+            source,
+            secret=self._secret,
+            keys=keys,
+            exchange=exchange,
+            tell=lambda blamed: self._blame(blamed, number),
+            early=early,
         )
         return self._sum
+
+    def _leg(self, phase: Phase, session: Session, leg: Leg, given: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        """One leg of a secure sum; with its last one keys for the next sum are asked for, which saves a leg."""
+        meta = {**self._round(phase, "secure"), "leg": int(leg), "session": session.identity.hex()}
+        asked = {client: Request(meta, {"message": as_tensor(data)}) for client, data in given.items()}
+        ahead = self._ahead(phase) if leg is Leg.UNMASK else None
+        if ahead is not None:
+            following, coming = ahead
+            told = {**self._round(following, "secure"), "session": coming.identity.hex()}
+            for client in coming.members:
+                one = asked.get(client, Request({**meta, "leg": None}))
+                tensors = {**one.tensors, "next": as_tensor(coming.to_bytes())}
+                asked[client] = Request({**one.meta, "next": told}, tensors)
+        answers = self._link.ask(asked)
+        if ahead is not None:
+            self._early = Early(ahead[1], _parts(answers, "next"))
+        return {client: part for client, part in _parts(answers, "message").items() if client in given}
+
+    def _ahead(self, phase: Phase) -> tuple[Phase, Session] | None:
+        """The secure sum after that of ``phase``, if it is known by now; ``None`` if it is not, or there is none."""
+        plan, number = self._plan, phase.channel.round.number + 1
+        unknown = plan.channel.chain.server_state or plan.asks_every_round or plan.algorithm.survey() is not None
+        if unknown or number >= plan.schedule.rounds:
+            return None
+        state = plan.algorithm.start(plan.initial)  # who is asked does not depend on it
+        selection, _ = plan.select_cohort(number, plan.available(number), state, self._sizes)
+        (following,) = phases_of(plan.algorithm, plan.channel.in_round(number, len(selection.clients), {}))
+        if following.channel.refusal:
+            return None
+        try:
+            identity = drawn(self._secret, following)[:IDENTITY_BYTES]
+            return following, session_of(following, selection.clients.tolist(), identity)
+        except ConfigError:
+            return None  # the round itself says why
 
     def _round(self, phase: Phase, kind: str) -> dict[str, object]:
         """What a client needs in order to make the same channel of this phase."""
@@ -125,8 +164,8 @@ class FederationEngine(RemoteEngine):
             **({"noise_multiplier": dpsgd.noise_multiplier} if calibrated and dpsgd is not None else {}),
         }
 
-    def _blame(self, secure: NetworkAggregator, round: int) -> None:
-        for client, reason in sorted(secure.blamed.items()):
+    def _blame(self, blamed: Mapping[int, str], round: int) -> None:
+        for client, reason in sorted(blamed.items()):
             self.notes.append(f"client {client} was left out of the secure sum of round {round}: {brief(reason, 200)}")
 
 
@@ -152,6 +191,12 @@ def upload_problem(channel: RoundChannel, upload: Mapping[str, Tensor], like: Te
 
 def _masked_problem(answer: Message) -> str:
     return "" if _is_bytes(answer.tensors.get(MASKED)) else "sent no masked vector"
+
+
+def _parts(answers: Mapping[int, Message | str], name: str) -> dict[int, bytes]:
+    """The bytes called ``name`` of those who answered with some."""
+    found = {client: one.tensors.get(name) for client, one in answers.items() if isinstance(one, Message)}
+    return {client: as_bytes(value) for client, value in found.items() if value is not None and _is_bytes(value)}
 
 
 def _is_bytes(value: Tensor | None) -> bool:

@@ -16,7 +16,7 @@ from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
 
-from privfl.deploy.client import Client
+from privfl.deploy.client import FederationClient
 from privfl.errors import ConfigError, brief
 
 SERVER = "server"
@@ -119,7 +119,7 @@ class FlareServer:
         self._cell.stop()
 
 
-def serve_client(client: Client, kit: Path, stop: Event) -> None:
+def serve_client(client: FederationClient, kit: Path, stop: Event) -> None:
     """Answer the server's requests until the run has ended, or ``stop`` is set.
 
     Raises:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from privfl.deploy.agreement import Federation
-from privfl.deploy.client import Client, OwnSettings
+from privfl.deploy.client import FederationClient, OwnSettings
 from privfl.deploy.kits import KIT
 from privfl.deploy.server import FederationServer
 from privfl.deploy.split import AGREED, DATA, OWN, STATE
@@ -33,7 +33,7 @@ def agreed(folder: Path) -> tuple[Experiment, Federation]:
     return Experiment.from_toml(experiment), Federation.from_toml(federation)
 
 
-def client_of(folder: Path, say: Callable[[str], None]) -> Client:
+def client_of(folder: Path, say: Callable[[str], None]) -> FederationClient:
     """The client whose folder this is; ``say`` is told what it refuses.
 
     Raises:
@@ -42,7 +42,7 @@ def client_of(folder: Path, say: Callable[[str], None]) -> Client:
     """
     experiment, federation = agreed(folder)
     own = build(OwnSettings, read_toml(folder / OWN, "a client's own settings"))
-    return Client(folder / STATE, own, experiment, federation, folder / DATA, say)
+    return FederationClient(folder / STATE, own, experiment, federation, folder / DATA, say)
 
 
 def server_of(folder: Path, connect: Callable[[Federation, Path], Transport]) -> FederationServer:

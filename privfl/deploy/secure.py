@@ -28,14 +28,35 @@ from privfl.privacy.secagg.server import Server
 from privfl.privacy.secagg.session import IDENTITY_BYTES, Session
 from privfl.privacy.secagg.store import Store
 
-Exchange = Callable[[Leg, Mapping[int, bytes]], Mapping[int, bytes]]
+Exchange = Callable[[Session, Leg, Mapping[int, bytes]], Mapping[int, bytes]]
 """One leg: to each client its message, from those who answer what they answer."""
+
+
+@dataclass(frozen=True)
+class Early:
+    """Keys that came before their round: asked for together with the opening of the sum before it.
+
+    Args:
+        session: that they are for.
+        keys: by client, what it answered.
+    """
+
+    session: Session
+    keys: Mapping[int, bytes]
+
+
 MASKED = "masked"
 """The field under which a masked vector comes with its client's result."""
 
 
 class Unencodable(PrivflError):
     """An upload holds a number that no secure sum could hold."""
+
+
+def drawn(secret: bytes, phase: Phase) -> bytes:
+    """What is random in the session of ``phase``: its identity, then the server's key of as many bytes."""
+    info = f"privfl session {phase.channel.round.number} {phase.label}".encode()
+    return HKDF(algorithm=SHA256(), length=2 * IDENTITY_BYTES, salt=None, info=info).derive(secret)
 
 
 def session_of(phase: Phase, members: Sequence[int], identity: bytes) -> Session:
@@ -76,8 +97,10 @@ class NetworkAggregator(SecureAggregator):
         secret: bytes,
         keys: Mapping[int, bytes],
         exchange: Exchange,
+        tell: Callable[[Mapping[int, str]], None],
+        early: Early | None = None,
     ) -> None:
-        """``secret``: of this server and this run; ``keys``: the clients' public ones.
+        """``secret``: of this server and this run; ``keys``: the clients' public ones; ``tell`` is told who lied.
 
         Raises:
             ConfigError: no secure sum over these members is safe.
@@ -87,31 +110,30 @@ class NetworkAggregator(SecureAggregator):
         self.phase, self.channel, self.like, self.source = phase, channel, like, source
         self.secure_encoding, self.number = channel.secure_encoding, channel.round.number
         self.weights = dict(zip(members, map(float, times), strict=True))
-        info = f"privfl session {self.number} {phase.label}".encode()
-        drawn = HKDF(algorithm=SHA256(), length=2 * IDENTITY_BYTES, salt=None, info=info).derive(secret)
-        self.session = session_of(phase, members, drawn[:IDENTITY_BYTES])
+        coins = drawn(secret, phase)
+        self.session = session_of(phase, members, coins[:IDENTITY_BYTES])
+        if early is not None and early.session != self.session:  # whoever served that one would not serve this one
+            coins = drawn(coins, phase)
+            self.session, early = replace(self.session, identity=coins[:IDENTITY_BYTES]), None
         active = self.session.adversary == "active"
-        self._exchange = exchange
+        self._exchange, self._tell = exchange, tell
         self._server = Server(
             self.session,
             {member: keys[member] for member in members} if active else None,
-            entropy=lambda count: drawn[IDENTITY_BYTES : IDENTITY_BYTES + count],
+            entropy=lambda count: coins[IDENTITY_BYTES : IDENTITY_BYTES + count],
         )
         self.letters: dict[int, bytes] = {}
         self.gave_up = ""
         opening: Any = _Opening(self._opened)  # in the place of a session within this process
         self.sum = opening
         try:
-            self._leg(Leg.ADVERTISE, dict.fromkeys(members, self.session.to_bytes()))
+            came = {} if early is None else early.keys
+            self._take(came)
+            self._leg(Leg.ADVERTISE, {one: self.session.to_bytes() for one in members if one not in came})
             self._leg(Leg.SHARE, self._server.close_phase())
             self.letters = self._server.close_phase()
         except SecAggError as error:
             self.gave_up = str(error)
-
-    @property
-    def blamed(self) -> Mapping[int, str]:
-        """The clients that were left out for what they sent, and for what."""
-        return self._server.blamed
 
     def add(self, client: int, upload: Tensors, factor: float) -> str:
         """Take one client's masked vector; why it cannot be used, empty if it can."""
@@ -128,8 +150,9 @@ class NetworkAggregator(SecureAggregator):
         if self.gave_up:
             sums.problems[GIVEN_UP] += len(self.weights) - sum(sums.problems.values())
             sums.aborted = True
-            return
-        super().close(sums)
+        else:
+            super().close(sums)
+        self._tell(self._server.blamed)
 
     def _opened(self) -> tuple[Words, tuple[int, ...]]:
         """The sum and its survivors.
@@ -146,8 +169,12 @@ class NetworkAggregator(SecureAggregator):
         return self._server.result(), tuple(sorted(self._server.survivors))
 
     def _leg(self, leg: Leg, given: Mapping[int, bytes]) -> None:
-        """Send everybody ``given`` their message and take the answers, in the order of the clients' numbers."""
-        came = self._exchange(leg, given)
+        """Send everybody ``given`` their message and take the answers."""
+        if given:
+            self._take(self._exchange(self.session, leg, given))
+
+    def _take(self, came: Mapping[int, bytes]) -> None:
+        """Take answers, in the order of the clients' numbers."""
         for client in sorted(came):
             try:
                 self._server.receive(came[client], client)

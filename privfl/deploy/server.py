@@ -106,10 +106,9 @@ class FederationServer:
         with directory.held():
             policy = self._policy(directory, identity, resume=resume)
             link = Link(self.transport, self.federation, policy, self.key)
-            try:
-                return self._run(asked, task, plan, directory, link, callbacks, resume=resume)
-            finally:
-                link.end()
+            finished = self._run(asked, task, plan, directory, link, callbacks, resume=resume)
+            link.end()
+            return finished
 
     def _run(
         self,
@@ -137,7 +136,7 @@ class FederationServer:
         elif plan.needs_sizes:
             sizes.tell_exact()
         plan = calibrate(plan, state, directory)
-        with FederationEngine(plan, link, self._of_run(link.policy)) as engine:
+        with FederationEngine(plan, link, self._of_run(link.policy), sizes) as engine:
             engine.notes += [f"client {client} was not there at the start: {why}" for client, why in absent.items()]
             directory.write_json(ENGINE, {**Choice("loop", None, "a federation").to_dict(), "workers": 1})
             return run(plan, state, engine, directory, callbacks)

@@ -9,7 +9,7 @@ from typing import Any
 
 import privfl as pf
 from privfl.deploy.agreement import Federation
-from privfl.deploy.client import Client, OwnSettings
+from privfl.deploy.client import FederationClient, OwnSettings
 from privfl.deploy.server import FederationServer
 from privfl.deploy.split import DATA, OWN, STATE, party_folders, split
 from privfl.deploy.transport import Answer, Loopback
@@ -52,11 +52,13 @@ class Rehearsal:
     def federation(self) -> Federation:
         return Federation.from_toml(self.folders["server"] / "federation.toml")
 
-    def client(self, number: int, experiment: Experiment | None = None) -> Client:
+    def client(self, number: int, experiment: Experiment | None = None) -> FederationClient:
         folder = self.folders[f"client-{number}"]
         own = build(OwnSettings, read_toml(folder / OWN, "own settings"))
         agreed = Experiment.from_toml(folder / "experiment.toml")
-        return Client(folder / STATE, own, experiment or agreed, self.federation, folder / DATA, self.said.append)
+        return FederationClient(
+            folder / STATE, own, experiment or agreed, self.federation, folder / DATA, self.said.append
+        )
 
     def clients(self) -> dict[int, Answer]:
         return {number: self.client(number).answer for number in range(CLIENTS)}

@@ -10,7 +10,7 @@ import torch
 
 from privfl.deploy import diary as diary_module
 from privfl.deploy.agreement import Policy
-from privfl.deploy.client import Client, OwnSettings
+from privfl.deploy.client import FederationClient, OwnSettings
 from privfl.deploy.link import Link, Request
 from privfl.deploy.messages import Message, opened
 from privfl.deploy.split import DATA, STATE
@@ -172,4 +172,11 @@ def test_a_key_that_the_federation_does_not_list_is_refused_at_the_start(rehears
     folder, agreed = rehearsal.folders["client-1"], rehearsal.federation
     others = replace(agreed, clients=(agreed.clients[1], agreed.clients[0], *agreed.clients[2:]))
     with pytest.raises(ConfigError, match="lists another key for client 1"):
-        Client(folder / STATE, OwnSettings(1), rehearsal.experiment, others, folder / DATA)
+        FederationClient(folder / STATE, OwnSettings(1), rehearsal.experiment, others, folder / DATA)
+
+
+def test_a_budget_that_known_noise_is_to_keep_is_refused(rehearsal):
+    folder = rehearsal.folders["client-1"]
+    fixed = experiment(privacy={**DPSGD, "noise_key": 3}, algorithm=UNIFORM)
+    with pytest.raises(ConfigError, match="fixes noise_key, which the server knows too"):
+        FederationClient(folder / STATE, OwnSettings(1, epsilon=1.0), fixed, rehearsal.federation, folder / DATA)

@@ -100,7 +100,7 @@ def test_killed_clients_and_servers_change_neither_model_nor_claim(tmp_path):
 
     try:
         url = f"stcp://127.0.0.1:{free_port()}"
-        split = parties.start("split", file, "--out", folder, "--url", url, "--seconds", "120", "--epsilon", "50")
+        split = parties.start("split", file, "--out", folder, "--url", url, "--seconds", "120")
         assert split.wait(PATIENCE) == 0, parties.logs()
         clients = [parties.start("client", folder / f"client-{number}") for number in range(2)]
         server = parties.start("server", folder / "server", "--like", simulation)

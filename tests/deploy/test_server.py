@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ CASES = {
         },
     },
     "rebafl": {"algorithm": {"name": "rebafl"}},
-    "secure sum": {"privacy": {"noise_key": KEY, "update": [{"name": "secure-sum"}]}},
+    "secure sum": {"rounds": 3, "privacy": {"noise_key": KEY, "update": [{"name": "secure-sum"}]}},
     "adaptive clip": {
         "algorithm": {"name": "fedavg", "weighting": "uniform"},
         "privacy": {
@@ -123,7 +124,7 @@ def test_a_secure_sum_goes_on_without_a_client_that_falls_silent_in_it(tmp_path)
 
 
 def test_a_client_whose_own_budget_is_spent_says_so_once_and_the_others_go_on(tmp_path):
-    dpsgd = {"noise_key": KEY, "training": {"noise_multiplier": 1.0}, "target_delta": 1e-4}
+    dpsgd = {"training": {"noise_multiplier": 1.0}, "target_delta": 1e-4}
     asked = experiment(rounds=3, privacy=dpsgd, algorithm={"name": "fedavg", "weighting": "uniform"})
     rehearsal = Rehearsal(tmp_path / "federation", asked)
     own = rehearsal.folders["client-1"] / "own.toml"
@@ -189,3 +190,18 @@ def test_what_no_federation_can_do_is_refused_before_any_work(tmp_path):
         rehearsal = Rehearsal(tmp_path / sentence.replace(" ", "-"), experiment(**settings))
         with pytest.raises(ConfigError, match=sentence):
             rehearsal.server(Loopback({})).run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("adversary", "legs"), [("active", 4), ("semi-honest", 3)])
+def test_a_round_with_a_secure_sum_takes_four_legs_since_keys_come_with_the_sum_before(adversary, legs, tmp_path):
+    secure = {"name": "secure-sum", "adversary": adversary}
+    rehearsal = Rehearsal(tmp_path / "federation", experiment(rounds=4, privacy={"update": [secure]}))
+    asked, rounds = [0], []
+
+    class Counting(Loopback):
+        def ask(self, requests, seconds):
+            asked[0] += 1
+            return super().ask(requests, seconds)
+
+    rehearsal.run(Counting(rehearsal.clients()), callbacks=[lambda run, line: rounds.append(asked[0])])
+    assert [later - earlier for earlier, later in pairwise(rounds)] == [legs] * 3
