@@ -12,6 +12,7 @@ import numpy as np
 
 from privfl.algorithms.base import Tensors
 from privfl.deploy.agreement import Federation, Policy, PolicyDiffers
+from privfl.deploy.budget import BudgetSpent, OwnSettings, afford
 from privfl.deploy.diary import AnsweredOtherwise, Diary
 from privfl.deploy.local import Training
 from privfl.deploy.messages import BadMessage, Message, as_bytes, as_tensor, digest, opened
@@ -20,21 +21,14 @@ from privfl.errors import ConfigError, PrivflError, brief
 from privfl.experiment import Experiment
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import Unit
-from privfl.privacy.accounting.tracker import EpsilonTracker, Planned
+from privfl.privacy.accounting.tracker import Planned
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.secagg.client import Client as SecureClient
 from privfl.privacy.secagg.messages import Phase as Leg
 from privfl.privacy.secagg.primitives import SigningKey
 from privfl.privacy.secagg.session import Session
-from privfl.privacy.settings import Budget
 from privfl.privacy.sizes.known_sizes import EXACT_SIZE, EXACT_SUM
 from privfl.privacy.sizes.mechanism import size_release
-from privfl.validation import Settings
-
-
-class BudgetSpent(PrivflError):
-    """What the server asks for would cost more than this client gives."""
-
 
 REASONS: dict[type[Exception], str] = {
     BudgetSpent: "refused: its own budget is spent",
@@ -47,28 +41,6 @@ REASONS: dict[type[Exception], str] = {
 SESSIONS_KEPT = 4
 """Secure sums at a time: that of a round, those of its surveys, and the next one, whose keys are asked for early."""
 OTHERWISE = "refused, for a reason in its own log"
-
-
-@dataclass(frozen=True)
-class OwnSettings(Settings):
-    """What one client sets for itself, and tells nobody.
-
-    Args:
-        number: its place in the federation's list of clients.
-        epsilon: what the server may learn of one of its ``unit``, over all runs together; ``None`` sets no limit.
-        unit: ``sample`` or ``client``.
-        delta: δ of that ε.
-    """
-
-    number: int
-    epsilon: float | None = None
-    unit: Unit = "sample"
-    delta: float = 1e-5
-
-    @property
-    def budget(self) -> Budget | None:
-        """The budget, for what the server sees."""
-        return None if self.epsilon is None else Budget(self.epsilon, self.unit, "server")
 
 
 @dataclass
@@ -197,22 +169,8 @@ class FederationClient:
         Raises:
             BudgetSpent: they would cost more than its budget.
         """
-        ledger, budget = self.diary.ledger, self.own.budget
-        own = [(release, [0], count) for release, _, count in planned]
-        if budget is not None:
-            units: dict[Unit, int] = {"sample": self.federation.task.examples, "client": len(self.federation.clients)}
-            tracker = EpsilonTracker(ledger, self.own.delta, units)
-            if tracker.would_be_empty(budget, own):
-                raise BudgetSpent(
-                    f"{what} keeps the budget only because delta is {self.own.delta:g}, above one over the number of "
-                    f"{budget.unit}s; lower it"
-                )
-            if tracker.would_exceed(budget, own):
-                raise BudgetSpent(
-                    f"{what} would take the {budget.unit}/server cell of this client beyond its budget of epsilon = "
-                    f"{budget.epsilon:g}; it is not answered, and nothing was sent"
-                )
-        return ledger.with_releases(own)
+        units: dict[Unit, int] = {"sample": self.federation.task.examples, "client": len(self.federation.clients)}
+        return afford(self.diary.ledger, self.own, units, what, planned)
 
     def _size(self, run: _Run, round: int, mark: str) -> float:
         """This client's answer about its size, charged if it is a fresh one."""

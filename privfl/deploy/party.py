@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from privfl.deploy.agreement import Federation
-from privfl.deploy.client import FederationClient, OwnSettings
+from privfl.deploy.budget import OwnSettings
+from privfl.deploy.client import FederationClient
 from privfl.deploy.kits import KIT
 from privfl.deploy.server import FederationServer
 from privfl.deploy.split import AGREED, DATA, OWN, STATE

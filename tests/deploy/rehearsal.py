@@ -9,7 +9,8 @@ from typing import Any
 
 import privfl as pf
 from privfl.deploy.agreement import Federation
-from privfl.deploy.client import FederationClient, OwnSettings
+from privfl.deploy.budget import OwnSettings
+from privfl.deploy.client import FederationClient
 from privfl.deploy.server import FederationServer
 from privfl.deploy.split import DATA, OWN, STATE, party_folders, split
 from privfl.deploy.transport import Answer, Loopback
@@ -56,9 +57,8 @@ class Rehearsal:
         folder = self.folders[f"client-{number}"]
         own = build(OwnSettings, read_toml(folder / OWN, "own settings"))
         agreed = Experiment.from_toml(folder / "experiment.toml")
-        return FederationClient(
-            folder / STATE, own, experiment or agreed, self.federation, folder / DATA, self.said.append
-        )
+        files = self.federation, folder / DATA, self.said.append
+        return FederationClient(folder / STATE, own, experiment or agreed, *files)
 
     def clients(self) -> dict[int, Answer]:
         return {number: self.client(number).answer for number in range(CLIENTS)}

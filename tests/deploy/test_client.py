@@ -10,7 +10,8 @@ import torch
 
 from privfl.deploy import diary as diary_module
 from privfl.deploy.agreement import Policy
-from privfl.deploy.client import FederationClient, OwnSettings
+from privfl.deploy.budget import OwnSettings
+from privfl.deploy.client import FederationClient
 from privfl.deploy.link import Link, Request
 from privfl.deploy.messages import Message, opened
 from privfl.deploy.split import DATA, STATE
