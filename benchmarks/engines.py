@@ -31,14 +31,15 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 """The engines by name, and what each takes of the arguments of ``simulated``."""
 DP_SGD = pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, sample_rate=BATCH_SIZE / SAMPLES))
-COLOURS = {
-    BARE: "#000000",
-    "loop, 1 core": "#56B4E9",
-    LOOP: "#0072B2",
-    VECTORISED: "#D55E00",
-    PFL: "#009E73",
-    FLOWER: "#CC79A7",
+LOOKS = {
+    BARE: ("#000000", "x"),
+    "loop, 1 core": ("#56B4E9", "v"),
+    LOOP: ("#0072B2", "o"),
+    VECTORISED: ("#D55E00", "s"),
+    PFL: ("#009E73", "^"),
+    FLOWER: ("#CC79A7", "D"),
 }
+"""Colour and marker of each line; dashes mean DP-SGD."""
 
 
 def round_of(task: pf.Task, cohort: int, privacy: pf.Privacy | None, way: dict[str, Any]) -> Callable[[], float]:
@@ -130,13 +131,15 @@ def figure(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes = picture.add_subplot(xscale="log", yscale="log")
     for name in dict.fromkeys(name for point in points for name in point["milliseconds"]):
         there = [point for point in points if name in point["milliseconds"]]
+        colour, marker = LOOKS[name.removesuffix(", DP-SGD")]
         axes.plot(
             [point["cohort"] for point in there],
             [point["milliseconds"][name] for point in there],
-            "o--" if name.endswith("DP-SGD") else "o-",
-            color=COLOURS[name.removesuffix(", DP-SGD")],
+            linestyle="--" if name.endswith("DP-SGD") else "-",
+            marker=marker,
+            color=colour,
             label=name,
-            markersize=4,
+            markersize=5.5,
         )
     axes.xaxis.set_major_locator(FixedLocator([point["cohort"] for point in points]))
     axes.xaxis.set_minor_locator(NullLocator())

@@ -309,15 +309,15 @@ def figure(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     picture = Figure(figsize=(9, 4), layout="constrained")
     by_clients, by_length = picture.subplots(1, 2, sharey=True)
     panels = (
-        (by_clients, "complete", "clients", "#0072B2", "complete graph"),
-        (by_clients, "k-regular", "clients", "#D55E00", "random k-regular graph"),
-        (by_length, "length", "length", "#0072B2", "complete graph"),
+        (by_clients, "complete", "clients", ("#0072B2", "o", "-"), "complete graph"),
+        (by_clients, "k-regular", "clients", ("#D55E00", "s", "--"), "random k-regular graph"),
+        (by_length, "length", "length", ("#0072B2", "o", "-"), "complete graph"),
     )
-    for axes, case, along, colour, label in panels:
+    for axes, case, along, (colour, marker, dashes), label in panels:
         chosen = [point for point in points if point["case"] == case]
         places = [point[along] for point in chosen]
-        axes.loglog(places, [point["predicted"] for point in chosen], "-", color=colour, label=f"{label}, predicted")
-        axes.loglog(places, [point["seconds"] for point in chosen], "o", color=colour, label=f"{label}, measured")
+        axes.loglog(places, [point["predicted"] for point in chosen], dashes, color=colour, label=f"{label}, predicted")
+        axes.loglog(places, [point["seconds"] for point in chosen], marker, color=colour, label=f"{label}, measured")
         if case == "k-regular":
             for point in chosen:
                 note = f"k = {point['degree']}"

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attacks.prototypes.inversion import OTHERS
-from privfl.study.chart import COLOURS, DASHES
+from privfl.study.chart import COLOURS, style
 
 METHODS = {"upcnn": "UpCNN", "vae": "VAE", "vae-search": "VAE, search", "grnn": "GRNN", "direct": "direct"}
 
@@ -56,8 +56,8 @@ def draw_curves(results: dict[str, Any], out: Path) -> None:
             gains = [row["inversion"][str(count)][method]["gain_over_others"] for count in counts]
             spread = np.array([[g["value"] - g["low"] for g in gains], [g["high"] - g["value"] for g in gains]])
             moved = [count * 1.06 ** (number - 2) for count in counts]  # so that the bars do not hide each other
-            style = {"color": COLOURS[number], "linestyle": DASHES[number % len(DASHES)], "linewidth": 1.3}
-            upper.errorbar(moved, [g["value"] for g in gains], spread, marker="o", markersize=3, label=title, **style)
+            look = style(number) | {"linewidth": 1.3, "markersize": 4}
+            upper.errorbar(moved, [g["value"] for g in gains], spread, label=title, **look)
         upper.axhline(0, color="black", linewidth=0.8)
         upper.set_title(f"{titles.get(dataset, dataset)}: reconstruction", fontsize=10)
         upper.set_ylabel("PSNR minus that from\nothers' prototype (dB)")

@@ -30,7 +30,13 @@ from privfl.simulation.transcript import Transcript
 
 BOUND = 99
 MEASURES = ("relative_error", "exact_match", "auc_twice")
-COLOURS = {"updates": "#D55E00", "fresh answers": "#0072B2", "memoised answer": "#009E73", "secure sum": "#CC79A7"}
+LOOKS = {
+    "updates": ("#D55E00", "s", "-"),
+    "fresh answers": ("#0072B2", "x", "--"),
+    "memoised answer": ("#009E73", "^", "-."),
+    "secure sum": ("#CC79A7", "D", (0, (1, 1))),
+}
+"""Colour, marker and dashes of what the server reads."""
 
 
 def task_of(options: argparse.Namespace, seed: int) -> pf.Task:
@@ -104,9 +110,9 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
     left, right = figure.subplots(1, 2)
     rows = [row for seed in results["seeds"] for row in seed["rows"]]
     rounds = sorted({row["rounds"] for row in rows})
-    for name, colour in COLOURS.items():
+    for name, (colour, marker, dashes) in LOOKS.items():
         means = [_mean(rows, name, count, "relative_error") for count in rounds]
-        left.plot(rounds, means, marker="o", color=colour, label=name, linewidth=1.6)
+        left.plot(rounds, means, marker=marker, linestyle=dashes, color=colour, label=name, linewidth=1.6)
     null = [statistics.mean(row["null_relative_error"] for row in rows if row["from"] == "updates")] * len(rounds)
     left.plot(rounds, null, color="0.5", linestyle=":", label="null: true mean size")
     left.set(xscale="log", yscale="log", xlabel="rounds that the server saw", ylabel="mean relative error of a size")
@@ -115,8 +121,8 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
     left.legend(frameon=False, fontsize=8)
     first = results["seeds"][0]
     for name in ("memoised answer", "secure sum", "updates", "fresh answers"):
-        marker, size = ("x", 22) if name == "fresh answers" else ("o", 12)
-        right.scatter(first["sizes"], first["believed"][name], s=size, marker=marker, color=COLOURS[name], label=name)
+        colour, marker, _ = LOOKS[name]
+        right.scatter(first["sizes"], first["believed"][name], s=20, marker=marker, color=colour, label=name)
     right.plot([1, BOUND], [1, BOUND], color="0.5", linewidth=1, linestyle=":")
     right.set(xlabel="true size of a client", ylabel=f"believed size after {rounds[-1]} rounds")
     right.legend(frameon=False, fontsize=8)
@@ -133,7 +139,7 @@ def table(results: Mapping[str, Any]) -> str:
     """The means over the seeds as a Markdown table."""
     rows = [row for seed in results["seeds"] for row in seed["rows"]]
     lines = ["| from | rounds | relative error | exact | AUC, twice the size |", "|---|---|---|---|---|"]
-    for name in COLOURS:
+    for name in LOOKS:
         for rounds in sorted({row["rounds"] for row in rows}):
             error, exact, auc = (_mean(rows, name, rounds, measure) for measure in MEASURES)
             lines.append(f"| {name} | {rounds} | {error:.3f} | {exact:.0%} | {auc:.3f} |")

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
+from membership_figures import curves, rates
 
 import privfl as pf
 from attacks.auxiliary import Auxiliary, Records
@@ -235,33 +235,6 @@ def attack_actively(run: pf.Run, scale: Scale, task: pf.Task, asked: Auxiliary, 
     store.add(FEDERATED, active, result)
 
 
-def figure(store: Store) -> Figure:
-    """The ROCs of all victims side by side, on logarithmic axes, with the ceiling that the private run's ε implies."""
-    drawn = Figure(figsize=(11, 4), layout="constrained")
-    axes = drawn.subplots(1, 3, sharex=True, sharey=True)
-    colours = {name: f"C{place}" for place, (name, _) in enumerate(public_attacks(4))}
-    for axis, name in zip(axes, (CENTRAL, FEDERATED, PRIVATE), strict=True):
-        least = 1.0
-        for row in store.content["rows"]:
-            if row["victim"] == name and row["name"] in colours and row["name"] != "gap":
-                grid, curve = (np.array(values) for values in row["roc"])
-                least = min(least, grid[0])
-                shown = np.maximum(curve, least)
-                axis.plot(grid, shown, color=colours[row["name"]], linewidth=1.3, label=row["name"])
-        grid = np.geomspace(least, 1, 200)
-        axis.plot(grid, grid, color="black", linestyle=":", linewidth=1, label="chance")
-        if name == PRIVATE:
-            epsilon = store.content["victims"][PRIVATE]["epsilon"]
-            ceiling = [tpr_ceiling(float(rate), epsilon, DELTA) for rate in grid]
-            axis.plot(grid, ceiling, color="black", linestyle="--", linewidth=1, label=f"ceiling of ε = {epsilon:.3g}")
-        axis.set(xscale="log", yscale="log", title=name, xlabel="false-positive rate", xlim=(least, 1), ylim=(least, 1))
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("true-positive rate")
-    handles, labels = axes[2].get_legend_handles_labels()
-    drawn.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)
-    return drawn
-
-
 def table(store: Store) -> str:
     """All results as a Markdown table."""
     lines = [
@@ -291,7 +264,9 @@ def main() -> None:
     store = Store(out)
     if "ceiling" not in store.content:
         study(scale, out, store)
-    figure(store).savefig(out / "membership-roc.png", dpi=120)
+    rows, epsilon = store.content["rows"], store.content["victims"][PRIVATE]["epsilon"]
+    rates(rows).savefig(out / "membership-rates.png", dpi=150)
+    curves(rows, epsilon, DELTA).savefig(out / "membership-roc.png", dpi=150)
     write_whole(out / "table.md", (table(store) + "\n").encode())
 
 

@@ -75,7 +75,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 def check_count(name: str, value: object, minimum: int = 1) -> None:
     """Raise :class:`ConfigError` unless ``value`` is a whole number of at least ``minimum``."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
-        raise ConfigError(f"{name} is {value!r}: give a whole number of at least {minimum}.")
+        raise ConfigError(f"{name} is {value!r}; give a whole number of at least {minimum}")
 
 
 def check_number(
@@ -89,7 +89,7 @@ def check_number(
     if not (math.isfinite(number) and low <= number <= high) or (above and number == low) or (below and number == high):
         bound = f"above {low:g}" if above else f"of at least {low:g}"
         limit = "" if math.isinf(high) else f" and {'below' if below else 'at most'} {high:g}"
-        raise ConfigError(f"{name} is {value!r}: give a finite number {bound}{limit}.")
+        raise ConfigError(f"{name} is {value!r}; give a finite number {bound}{limit}")
 
 
 def check_choice(name: str, value: str, valid: Collection[str]) -> None:

@@ -63,10 +63,12 @@ def test_the_table_of_baselines_says_what_the_algorithms_say():
 def test_intervals_of_the_verdicts_follow_from_the_raw_results():
     import verdict_intervals
 
-    page = (DOCS / "results" / "verdicts.md").read_text(encoding="utf-8")
-    stated = re.findall(r"[+−][\d.]+ \[[−\d.]+, [−\d.]+\]", page)
-    assert len(stated) > 40
-    assert set(stated) <= set(verdict_intervals.differences().values())
+    known = set(verdict_intervals.differences().values())
+    for name, least in (("verdicts", 40), ("aaggff", 12)):
+        page = (DOCS / "results" / f"{name}.md").read_text(encoding="utf-8")
+        stated = re.findall(r"[+−][\d.]+ \[[−\d.]+, [−\d.]+\]", page)
+        assert len(stated) >= least
+        assert set(stated) <= known, name
 
 
 def test_every_experiment_of_the_papers_has_a_state_and_a_reason():
@@ -79,6 +81,15 @@ def test_every_experiment_of_the_papers_has_a_state_and_a_reason():
         assert len(row) == 5, row
         assert re.search(r"reproduced|not decidable|not run|as above", row[3]), row
         assert row[4].strip(" –"), row
+
+
+def test_the_ten_comparisons_at_the_top_are_rows_of_the_record():
+    page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    answer, _, whole = page.partition("## How it was measured")
+    rows = [line.strip("| ").split(" | ") for line in answer.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == 10
+    for what, median, spread in rows:
+        assert re.search(rf"\| {median} \| {median if spread == 'one run' else spread}", whole), what
 
 
 def test_rooms_that_use_each_other_cannot_be_drawn():
@@ -105,6 +116,18 @@ def test_the_figures_of_the_readme_follow_from_the_recorded_results(tmp_path):
     drawn = sorted(path.name for path in tmp_path.iterdir())
     assert len(drawn) == 3
     assert all(f"docs/figures/{name}" in readme for name in drawn)
+
+
+def test_the_figures_of_results_pages_are_drawn_from_the_recorded_results(tmp_path):
+    import redraw_figures
+
+    pages = "".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))
+    for name in redraw_figures.DRAWN:
+        assert (redraw_figures.FIGURES / f"{name}.png").exists(), name
+        assert f"figures/{name}.png" in pages, name
+    for name in ("membership-rates", "secagg"):
+        redraw_figures.DRAWN[name]()(tmp_path / f"{name}.png")
+        assert (tmp_path / f"{name}.png").stat().st_size > 20_000
 
 
 def test_numbers_in_the_captions_are_those_of_the_recorded_results():
@@ -135,6 +158,7 @@ def test_the_citation_names_the_version_that_is_installed():
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
     assert f"version: {about['version']}" in citation
     assert f"license: {about['license']}" in citation
+    assert f"version = {{{about['version']}}}" in (DOCS / "citing.md").read_text(encoding="utf-8")
 
 
 def test_every_key_of_an_experiment_file_is_in_the_reference():

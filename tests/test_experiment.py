@@ -189,7 +189,7 @@ def test_an_override_wins_over_the_file(tmp_path):
         ({"privacy": {"statistics": {"statistic": "x"}}}, "privacy.statistics is not a list"),
         ({"privacy": {"statistics": [{"statistic": "x"}]}}, "privacy.statistics needs max_norm"),
         ({"local_tests": {"fraction": 2.0}}, "^local_tests.fraction is 2.0"),
-        ({"rounds": 0}, "rounds is 0: give a whole number of at least 1"),
+        ({"rounds": 0}, "rounds is 0; give a whole number of at least 1"),
         ({"algorithm": {"name": "fedavgg"}}, "unknown algorithm 'fedavgg': did you mean 'fedavg'"),
         ({"algorithm": {"mu": 1.0}}, r"\[algorithm\] has no name"),
         ({"algorithm": {"name": "fedprox", "muu": 1}}, "unknown key 'algorithm.muu': did you mean 'algorithm.mu'"),

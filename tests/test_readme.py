@@ -1,16 +1,19 @@
 """Every command and snippet of README, docs and examples runs, and prints what the page shows.
 
 A comment right before a block says what is special about it: ``not run: REASON``; ``continues``, for Python that goes
-on where the page's last program ended; ``printed``, for text that the last program prints. A page that says ``executed
-as a whole`` is run from its first block to its last in one folder, with its blocks ``file: NAME`` as files there.
+on where the page's last program ended; ``printed``, for text that the last program prints; ``printed, numbers within
+TOLERANCE``, for numbers that vary from run to run. A page that says ``executed as a whole`` is run from its first block
+to its last in one folder and one process, with its blocks ``file: NAME`` as files there.
 """
 
+import io
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tomllib
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +28,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 WHOLE = [page for page in PAGES if "<!-- executed as a whole:" in page.read_text(encoding="utf-8")]
 PIECEWISE = [page for page in PAGES if page not in WHOLE]
 BLOCK = re.compile(
-    r"(?:<!-- (?:not run: (?P<reason>[^>]*?)|(?P<mark>continues|printed)|file: (?P<file>[^>]*?)) -->\s*)?"
+    r"(?:<!-- (?:not run: (?P<reason>[^>]*?)|(?P<mark>continues|printed)(?:, numbers within (?P<within>[\d.]+))?"
+    r"|file: (?P<file>[^>]*?)) -->\s*)?"
     r"```(?P<language>\w+)\n(?P<body>.*?)```",
     re.S,
 )
@@ -110,19 +114,46 @@ def test_every_command_runs(body, reason, copy, record_property):
 def test_a_page_that_is_executed_as_a_whole_runs_in_order_and_prints_what_it_shows(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    known, printed = set(sys.modules), ""
+    known, printed, names = set(sys.modules), "", {"__name__": "page"}
     for match in BLOCK.finditer(page.read_text(encoding="utf-8")):
         if match["file"]:
             (tmp_path / match["file"]).write_text(match["body"], encoding="utf-8")
         elif match["mark"] == "printed":
-            assert match["body"].strip() in printed, f"the page shows\n{match['body']}\nand there was\n{printed}"
+            shown = occurs(match["body"].strip(), printed, float(match["within"] or 0))
+            assert shown, f"the page shows\n{match['body']}\nand there was\n{printed}"
         elif match["language"] == "bash" and not match["reason"]:
             printed = "".join(_command(line, tmp_path) for line in match["body"].strip().splitlines())
+        elif match["language"] == "python" and not match["reason"]:
+            with redirect_stdout(io.StringIO()) as out:
+                exec(compile(match["body"], str(page), "exec"), names)
+            printed = out.getvalue()
         else:
             assert match["reason"], f"nobody runs this block of {page.name}: {match['body']}"
     for name in set(sys.modules) - known:
         if Path(getattr(sys.modules[name], "__file__", None) or ".").parent == tmp_path:
             del sys.modules[name]
+
+
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+def occurs(shown, printed, tolerance):
+    """Whether ``printed`` has the text ``shown``, or with a ``tolerance`` its words and numbers near its numbers."""
+    if not tolerance:
+        return shown in printed
+    words = [r"\s+".join(re.escape(word) for word in part.split(" ")) for part in NUMBER.split(shown)]
+    for found in re.finditer(f"({NUMBER.pattern})".join(words), printed):
+        pairs = zip(NUMBER.findall(shown), found.groups(), strict=True)
+        if all(abs(float(there) - float(here)) <= tolerance for there, here in pairs):
+            return True
+    return False
+
+
+def test_a_shown_number_may_be_off_by_the_stated_tolerance_and_no_word_may():
+    assert occurs("AUC 0.62 of 40", "an AUC 0.70 of 40 clients", 0.1)
+    assert not occurs("AUC 0.62 of 40", "an AUC 0.75 of 40 clients", 0.1)
+    assert not occurs("AUC 0.62", "TPR 0.62", 0.1)
+    assert not occurs("AUC 0.62", "AUC 0.63", 0)
 
 
 def _command(line, folder):

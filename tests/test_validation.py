@@ -47,7 +47,7 @@ class Box(Settings):
         ({"count": True}, "Box's count is True; give a whole number"),
         ({"count": "3"}, "Box's count is '3'; give a whole number"),
         ({"count": 10**400}, "Box's count is 1000"),
-        ({"count": 0}, "count is 0: give a whole number of at least 1."),
+        ({"count": 0}, "count is 0; give a whole number of at least 1"),
         ({"weight": math.nan}, "Box's weight is nan; give a number"),
         ({"weight": None}, "Box's weight is None; give a number"),
         ({"weight": torch.tensor(1.0)}, "Box's weight is a Tensor of shape (); give a number"),
@@ -128,7 +128,7 @@ def test_classes_that_inherit_are_checked_by_all_their_annotations_even_inside_a
 
 def test_ranges_are_one_sentence():
     for refused in (0.0, -1, math.nan, math.inf, "1", True, None):
-        with pytest.raises(ConfigError, match=r"rate is .*: give a finite number above 0 and at most 1"):
+        with pytest.raises(ConfigError, match=r"rate is .*; give a finite number above 0 and at most 1"):
             check_number("rate", refused, 0, 1, above=True)
     with pytest.raises(ConfigError, match=r"unknown colour 'gren': did you mean 'green'\?"):
         check_choice("colour", "gren", ("red", "green"))

@@ -81,7 +81,8 @@ def what_prototypes_give_away() -> Figure:
         style: dict[str, Any] = {"color": colour, "linestyle": dashes, "marker": marker, "markersize": 5}
         axes.errorbar(counts, [a["value"] for a in auc], bars, capsize=2.5, linewidth=1.6, label=name, **style)
         null = [row["nulls"]["public prototype"]["auc"]["value"] for row in tracing.values()]
-        axes.plot(counts, null, color=colour, linestyle=":", linewidth=1.4, label=f"{name}: control")
+        style |= {"linestyle": ":", "markerfacecolor": "white", "linewidth": 1.4}
+        axes.plot(counts, null, label=f"{name}: control", **style)
     axes.axhline(0.5, color=GREY, linewidth=0.8)
     axes.set_xscale("log")
     axes.set_xticks(counts, [str(count) for count in counts])

@@ -105,7 +105,7 @@ def superfed() -> Iterator[tuple[str, str]]:
             mine = f"SuPerFed-{mode}"
             for choice, other in (("λ best on the test", "FedAvg"), ("λ by validation", "Local")):
                 one = next(found[key] for key in found if key[0] == clients and key[1].startswith(f"{mine}, {choice}"))
-                yield f"K = {clients}: {mine}, {choice} − {other}", interval(one, found[clients, other], digits=2)
+                yield f"{clients} clients: {mine}, {choice} − {other}", interval(one, found[clients, other], digits=2)
 
 
 def aaggff() -> Iterator[tuple[str, str]]:

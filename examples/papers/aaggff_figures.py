@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from privfl.study.chart import COLOURS
+from privfl.study.chart import COLOURS, few, style
 
 
 def draw(rows: list[dict[str, Any]], out: Path) -> None:
@@ -37,12 +37,13 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     for column, name in enumerate(names):
         device = name == "fashion"
         for (measure, scale), axes in zip((("worst_tenth", 100), ("worst_loss", 1)), panels[:, column], strict=True):
-            for colour, label in zip(COLOURS[1::-1], ("FedAvg", "AAggFF-D" if device else "AAggFF-S"), strict=True):
+            for index, label in ((1, "FedAvg"), (0, "AAggFF-D" if device else "AAggFF-S")):
+                look = style(index) | {"linewidth": 1.6, "markersize": 4.5}
                 found = curves(rows, name, label)
                 rounds = [point["round"] for point in found[0]]
                 values = scale * np.array([[point[measure] for point in curve] for curve in found])
-                axes.plot(rounds, values.mean(0), color=colour, label=label, linewidth=1.6)
-                axes.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+                axes.plot(rounds, values.mean(0), label=label, markevery=few(len(rounds), 6), **look)
+                axes.fill_between(rounds, values.min(0), values.max(0), color=look["color"], alpha=0.15, linewidth=0)
         panels[0, column].set_title(name, fontsize=10)
         panels[0, column].set_ylabel("worst tenth's accuracy (%)" if device else "worst client's AUROC (%)")
         panels[1, column].set_ylabel("worst client's training loss")

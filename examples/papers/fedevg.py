@@ -40,6 +40,7 @@ from torch import Tensor
 import privfl as pf
 from privfl.data.catalog import load_dataset
 from privfl.metrics.generative import frechet_distance, kernel_distance, nearest_distances
+from privfl.study.chart import few, style
 
 MNIST_MEAN, MNIST_SPREAD = 0.1307, 0.3081
 GENERATORS = ("fedcvae", "fedcgan")
@@ -49,14 +50,8 @@ RUNS = tuple(
 )
 """Dirichlet's α, and FedEvg's weights of the clients or another method; ``-fresh`` begins every round with fresh
 parameters, as the code does."""
-COLOURS = {
-    "signed": "#0072B2",
-    "exact": "#D55E00",
-    "size": "#009E73",
-    "signed-fresh": "#CC79A7",
-    "fedcvae": "#E69F00",
-    "fedcgan": "#56B4E9",
-}
+WAYS = ("signed", "exact", "size", "signed-fresh", "fedcvae", "fedcgan")
+"""In the order of the colours, markers and dashes of a figure."""
 HELD_OUT = 2000
 """Training images to choose settings with."""
 MORE = 10
@@ -248,13 +243,12 @@ def curves(rows: list[dict[str, Any]], references: dict[str, Any]) -> Figure:
             own, way = row["name"].split(":")
             if own != alpha:
                 continue
-            style = {"color": COLOURS[way], "label": way, "linewidth": 1.6}
-            top.plot(*zip(*row["accuracy"], strict=True), marker="o", markersize=3, **style)
-            middle.plot(
-                [done for done, _ in row["distances"]], [found["fid"] for _, found in row["distances"]], **style
-            )
+            look = style(WAYS.index(way)) | {"label": way, "linewidth": 1.5, "markersize": 4.5}
+            top.plot(*zip(*row["accuracy"], strict=True), **look)
+            middle.plot([done for done, _ in row["distances"]], [found["fid"] for _, found in row["distances"]], **look)
             if "saturated_pixels" in row:
-                bottom.plot(range(1, len(row["saturated_pixels"]) + 1), row["saturated_pixels"], **style)
+                pixels = row["saturated_pixels"]
+                bottom.plot(range(1, len(pixels) + 1), pixels, markevery=few(len(pixels)), **look)
         for name, dash in (("real images", "--"), ("noise", ":")):
             top.axhline(references[name]["test_accuracy"], color="0.4", linestyle=dash, linewidth=1, label=name)
             middle.axhline(references[name]["fid"], color="0.4", linestyle=dash, linewidth=1)

@@ -33,7 +33,7 @@ from privfl.metrics.personalisation import personalisation
 from privfl.models import Network
 from privfl.models.residual import resnet1d
 from privfl.simulation.callbacks import Simulation
-from privfl.study.chart import COLOURS, DASHES
+from privfl.study.chart import few, style
 
 METHODS: dict[str, Any] = {
     "FedAvg": pf.FedAvg(),
@@ -245,12 +245,12 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     for (left, middle, right), name in zip(panels, names, strict=True):
         for number, method in enumerate(("FedAvg", "GRP-FED")):
             curves = [row["curve"] for row in rows if (row["dataset"], row["method"]) == (name, method)]
-            colour = COLOURS[number]
-            for key, dash in (("mean", DASHES[0]), ("max", DASHES[1])):
-                _band(left, curves, key, label=f"{method}, {key}", color=colour, linestyle=dash)
+            look = style(number) | {"linewidth": 1.6, "markersize": 4.5}
+            for key, dashes in (("mean", "-"), ("max", "--")):
+                _band(left, curves, key, label=f"{method}, {key}", **look | {"linestyle": dashes})
             if method == "GRP-FED":
-                _band(middle, curves, "q", label="q", color=colour)
-                _band(right, curves, "effective_clients", label="1/Σλ²", color=colour)
+                _band(middle, curves, "q", label="q", **look)
+                _band(right, curves, "effective_clients", label="1/Σλ²", **look)
         left.set_ylabel(f"{name}\nloss over clients (nats)")
         left.legend(frameon=False, fontsize=8)
         middle.set_ylabel("power q")
@@ -264,13 +264,13 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _band(axes: Any, curves: list[list[dict[str, float]]], key: str, **style: Any) -> None:
+def _band(axes: Any, curves: list[list[dict[str, float]]], key: str, **look: Any) -> None:
     if not curves:
         return
     rounds = [number for number in range(len(curves[0])) if all(key in curve[number] for curve in curves)]
     values = np.array([[curve[number][key] for number in rounds] for curve in curves])
-    axes.plot(np.array(rounds) + 1, values.mean(0), linewidth=1.6, **style)
-    axes.fill_between(np.array(rounds) + 1, values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0)
+    axes.plot(np.array(rounds) + 1, values.mean(0), markevery=few(len(rounds), 6), **look)
+    axes.fill_between(np.array(rounds) + 1, values.min(0), values.max(0), color=look["color"], alpha=0.15, linewidth=0)
 
 
 def table(rows: list[dict[str, Any]]) -> str:

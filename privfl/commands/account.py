@@ -45,7 +45,7 @@ def epsilon_(
     if not noise_multiplier >= 0:
         raise PrivacyError(f"--noise-multiplier is {noise_multiplier:g}; give a number ≥ 0")
     if not 0 < sample_rate <= 1 or steps < 1:
-        raise PrivacyError(f"{steps} steps at sampling rate {sample_rate}: give a rate in (0, 1] and at least one step")
+        raise PrivacyError(f"{steps} steps at sampling rate {sample_rate}; give a rate in (0, 1] and at least one step")
     event = PoissonSampledDpEvent(sample_rate, GaussianDpEvent(noise_multiplier))
     bound = epsilon({(event, NeighboringRelation.ADD_OR_REMOVE_ONE): steps}, delta, opacus=opacus)
     _show(bound, delta, json)

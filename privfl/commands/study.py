@@ -45,7 +45,7 @@ def run(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Have every run of FILE that is not finished yet, and print the table. Repeat the command to go on.
+    """Train every run of FILE that is not finished yet, and print the table. Repeat the command to go on.
 
     Exits with 1 if a run failed, after all the others.
     """
@@ -103,7 +103,7 @@ def table(
     format_: Annotated[Format, typer.Option("--format", metavar="FORMAT", help=", ".join(Format) + ".")] = Format.text,
     json: Json = False,
 ) -> None:
-    """Print mean, spread and interval over seeds, and ε; CSV and JSON hold every figure of every run."""
+    """Print mean, standard deviation and interval over seeds, and ε; CSV and JSON hold every figure of every run."""
     typer.echo(write_table(_read(Store(out, create=False), file, metric), Format.json if json else format_))
 
 

@@ -108,7 +108,7 @@ def locate(name: str, layouts: Sequence[Layout]) -> Located:
         return cached
     if not downloadable:
         wanted = " or ".join(" with ".join(file.path for file in layout.required) for layout in layouts)
-        raise DataError(f"{name} has no download: set PRIVFL_DATA to a folder that holds {wanted}.")
+        raise DataError(f"{name} has no download; set PRIVFL_DATA to a folder that holds {wanted}")
     layout = cached.layout if cached is not None else downloadable[0]
     return Located(layout, {file.name: _fetch(name, cache, file) for file in layout.required})
 

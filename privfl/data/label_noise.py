@@ -35,7 +35,7 @@ class LabelNoise(Settings, ABC):
             raise DataError(f"targets have type {targets.dtype}: label noise needs whole-number classes.")
         if targets.size and (targets.min() < 0 or targets.max() >= classes):
             raise DataError(
-                f"targets range from {targets.min()} to {targets.max()}: number them from 0 to {classes - 1}."
+                f"targets range from {targets.min()} to {targets.max()}; number them from 0 to {classes - 1}"
             )
         flipped = rng.random(targets.shape) < self.rate
         step = self._step(targets.shape, classes, rng)
@@ -52,7 +52,7 @@ class LabelNoise(Settings, ABC):
     def _check_classes(self, classes: int) -> None:
         check_count("the number of classes", classes)
         if classes < 2:
-            raise ConfigError("there is one class only, so no label can be flipped: leave label noise out.")
+            raise ConfigError("there is one class only, so no label can be flipped; leave label noise out")
 
 
 @dataclass(frozen=True)

@@ -49,12 +49,12 @@ def reliability(probabilities: Tensor, targets: Tensor, bins: int = BINS) -> Rel
     check_count("bins", bins)
     if probabilities.dim() != 2 or targets.shape != probabilities.shape[:1] or len(targets) == 0:
         raise ConfigError(
-            f"probabilities have the shape {tuple(probabilities.shape)} and targets {tuple(targets.shape)}: give "
+            f"probabilities have the shape {tuple(probabilities.shape)} and targets {tuple(targets.shape)}; give "
             "[N, classes] and [N] with N ≥ 1"
         )
     if not (float(probabilities.min()) >= 0 and float(probabilities.max()) <= 1 + 1e-6):
         raise ConfigError(
-            f"probabilities range from {float(probabilities.min()):g} to {float(probabilities.max()):g}: give the "
+            f"probabilities range from {float(probabilities.min()):g} to {float(probabilities.max()):g}; give the "
             "soft-max of the logits"
         )
     confidences, predictions = probabilities.double().clamp_max(1).max(1)

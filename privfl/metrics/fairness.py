@@ -14,13 +14,13 @@ from privfl.errors import ConfigError
 
 
 def client_average(values: ArrayLike, sizes: ArrayLike | None = None) -> float:
-    """Mean of ``values`` [K], weighted by ``sizes`` [K] (numbers of test samples); unweighted without them."""
+    """Mean of ``values`` [n], weighted by ``sizes`` [n] (numbers of test examples); unweighted without them."""
     metric, weights = _checked(values, sizes)
     return float(np.average(metric, weights=weights))
 
 
 def worst_tenth(values: ArrayLike, sizes: ArrayLike | None = None) -> float:
-    """Weighted mean of the max(1, ⌊K/10⌋) smallest ``values`` [K]; with fewer than 20 clients the smallest one.
+    """Weighted mean of the max(1, ⌊n/10⌋) smallest ``values`` [n]; with fewer than 20 clients the smallest one.
 
     Of values of which less is better, these are the best: see :func:`fairness`.
     """
@@ -28,12 +28,12 @@ def worst_tenth(values: ArrayLike, sizes: ArrayLike | None = None) -> float:
 
 
 def best_tenth(values: ArrayLike, sizes: ArrayLike | None = None) -> float:
-    """Weighted mean of the max(1, ⌊K/10⌋) largest ``values`` [K]."""
+    """Weighted mean of the max(1, ⌊n/10⌋) largest ``values`` [n]."""
     return _tenth(values, sizes, smallest=False)
 
 
 def gini(values: ArrayLike) -> float:
-    """Equation (18): Gini coefficient of ``values`` [K] ≥ 0, in [0, 1 − 1/K]; 0 if all are equal, also if all are 0.
+    """Equation (18): Gini coefficient of ``values`` [n] ≥ 0, in [0, 1 − 1/n]; 0 if all are equal, also if all are 0.
 
     Half the mean absolute difference of two clients over the mean. Differs from the authors' code for all zeros, which
     returns 1 there; equal values are no inequality.
@@ -52,13 +52,13 @@ def gini(values: ArrayLike) -> float:
 
 
 def parity_gap(values: ArrayLike) -> float:
-    """Equation (19), the accuracy-parity gap: the largest of ``values`` [K] minus the smallest."""
+    """Equation (19), the accuracy-parity gap: the largest of ``values`` [n] minus the smallest."""
     metric, _ = _checked(values, None)
     return float(metric.max() - metric.min())
 
 
 def effective_clients(weights: ArrayLike) -> float:
-    """(Σp)²/Σp² of aggregation ``weights`` [K] ≥ 0: K for equal ones, 1 if one client decides alone (Kish, 1965)."""
+    """(Σp)²/Σp² of aggregation ``weights`` [n] ≥ 0: n for equal ones, 1 if one client decides alone (Kish, 1965)."""
     p, _ = _checked(weights, None)
     largest = p.max()
     if largest <= 0:
@@ -68,7 +68,7 @@ def effective_clients(weights: ArrayLike) -> float:
 
 
 def fairness(values: ArrayLike, sizes: ArrayLike | None = None, *, higher_is_better: bool = True) -> dict[str, float]:
-    """``client_average``, ``worst_tenth``, ``best_tenth``, ``gini`` and ``parity_gap`` of ``values`` [K]."""
+    """``client_average``, ``worst_tenth``, ``best_tenth``, ``gini`` and ``parity_gap`` of ``values`` [n]."""
     tenths = worst_tenth(values, sizes), best_tenth(values, sizes)
     worst, best = tenths if higher_is_better else tenths[::-1]
     return {

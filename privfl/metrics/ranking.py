@@ -52,6 +52,6 @@ def _check(scores: Tensor, targets: Tensor) -> None:
     fits = scores.dim() == 2 and targets.shape == scores.shape[:1] and len(targets) > 0
     if not fits or not bool(torch.isfinite(scores).all()):
         raise ConfigError(
-            f"scores have the shape {tuple(scores.shape)} and targets {tuple(targets.shape)}: give finite scores "
+            f"scores have the shape {tuple(scores.shape)} and targets {tuple(targets.shape)}; give finite scores "
             "[N, classes] for targets [N], N ≥ 1"
         )

@@ -43,7 +43,7 @@ class Network(nn.Module):
         super().__init__()
         if feature_dim is None:
             if not isinstance(head, nn.Linear):
-                raise ConfigError(f"the head is {type(head).__name__}, not Linear: give its feature_dim")
+                raise ConfigError(f"the head is {type(head).__name__}, not Linear; give its feature_dim")
             feature_dim = head.in_features
         self.body = body
         self.head = head
@@ -89,7 +89,7 @@ def flat_size(input_shape: Shape, channels: int, windows: Sequence[tuple[int, in
     values = channels * left(height) * left(width)
     if values == 0:
         least = next(size for size in count(1) if left(size))
-        raise ConfigError(f"images of {height} x {width} are too small: give at least {least} x {least}")
+        raise ConfigError(f"images of {height} x {width} are too small; give at least {least} x {least}")
     return values
 
 

@@ -240,18 +240,18 @@ def _checked_shape(name: str, model: _Model, input_shape: Shape, vocabulary: int
     """``input_shape`` as a tuple of int, if the model takes such inputs."""
     if not input_shape or any(not isinstance(size, Integral) or size < 1 for size in input_shape):
         raise ConfigError(
-            f"input_shape is {input_shape}: give the sizes of one input without the batch, at least 1 each"
+            f"input_shape is {input_shape}; give the sizes of one input without the batch, at least 1 each"
         )
     shape = tuple(int(size) for size in input_shape)
     takes = _described(model.kinds)
     if "tokens" in model.kinds:
         if vocabulary is None:
-            raise ConfigError(f"model '{name}' takes token ids: give vocabulary, the number of distinct ids")
+            raise ConfigError(f"model '{name}' takes token ids; give vocabulary, the number of distinct ids")
         if vocabulary < 1:
-            raise ConfigError(f"vocabulary is {vocabulary}: give the number of distinct token ids, at least 1")
+            raise ConfigError(f"vocabulary is {vocabulary}; give the number of distinct token ids, at least 1")
     elif vocabulary is not None:
         others = ", ".join(other for other, entry in _MODELS.items() if "tokens" in entry.kinds)
-        raise ConfigError(f"model '{name}' takes inputs of kind {takes}, not token ids: use one of {others}")
+        raise ConfigError(f"model '{name}' takes inputs of kind {takes}, not token ids; use one of {others}")
     if len(shape) not in {len(_AXES[kind]) for kind in model.kinds}:
         raise ConfigError(
             f"model '{name}' takes inputs of kind {takes}, not of shape {shape}: reshape them or take another model"

@@ -175,7 +175,7 @@ def test_without_a_network_one_sentence_names_the_file_its_address_and_the_mend(
 
 
 def test_a_dataset_without_a_download_says_which_file_to_bring(cache):
-    with pytest.raises(DataError, match=r"own has no download: set PRIVFL_DATA to a folder that holds a/b\.csv\."):
+    with pytest.raises(DataError, match=r"own has no download; set PRIVFL_DATA to a folder that holds a/b\.csv"):
         locate("own", (Layout("csv", (DataFile("a/b.csv"),)),))
 
 

@@ -46,14 +46,14 @@ def test_amazon_users_lend_their_counts(data_folder):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: GivenSizes(), "given-sizes has 0 sizes and dataset=None: give exactly one of the two."),
-        (lambda: GivenSizes(sizes=(1,), dataset="digits"), "give exactly one of the two."),
-        (lambda: GivenSizes(sizes=(3, 0)), "a client's size is 0: give a whole number of at least 1."),
+        (lambda: GivenSizes(), "given-sizes has 0 sizes and dataset=None; give exactly one of the two"),
+        (lambda: GivenSizes(sizes=(1,), dataset="digits"), "give exactly one of the two"),
+        (lambda: GivenSizes(sizes=(3, 0)), "a client's size is 0; give a whole number of at least 1"),
         (lambda: GivenSizes(sizes=(2.5,)), "GivenSizes's sizes holds 2.5; give a whole number"),
         (lambda: GivenSizes(sizes=3), "GivenSizes's sizes is 3; give a list, such as [3]"),
         (lambda: GivenSizes(sizes=(1,), clients=0), "clients is 0"),
         (lambda: GivenSizes(dataset="amazon-toy"), "did you mean 'amazon-toys'?"),
-        (lambda: sizes_of(GivenSizes(sizes=(1, 2), clients=3)), "there are 2 sizes to draw from: lower it."),
+        (lambda: sizes_of(GivenSizes(sizes=(1, 2), clients=3)), "there are 2 sizes to draw from; lower it"),
         (lambda: sizes_of(GivenSizes(sizes=(600, 401))), "need 1001 samples and the dataset has 1000"),
         (lambda: sizes_of(GivenSizes(dataset="digits")), "dataset 'digits' has no clients of its own"),
     ],

@@ -55,7 +55,7 @@ def test_any_shape_and_small_integer_types_are_taken():
 @pytest.mark.parametrize(
     ("make", "error", "sentence"),
     [
-        (lambda: PairFlip(-0.1), ConfigError, "rate is -0.1: give a finite number of at least 0 and at most 1."),
+        (lambda: PairFlip(-0.1), ConfigError, "rate is -0.1; give a finite number of at least 0 and at most 1"),
         (lambda: SymmetricFlip(float("nan")), ConfigError, "rate is nan"),
         (lambda: SymmetricFlip(0.1).transition(1), ConfigError, "there is one class only"),
         (lambda: PairFlip(0.1).apply(TARGETS, 9, np.random.default_rng(0)), DataError, "range from 0 to 9"),

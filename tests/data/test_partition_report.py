@@ -87,7 +87,7 @@ def test_malformed_input_is_refused_in_one_sentence():
         describe([np.array([0, 3])], targets, 2)
     with pytest.raises(DataError, match="targets range from 0 to 1"):
         describe([np.array([0])], targets, 1)
-    with pytest.raises(DataError, match="give one row per client"):
+    with pytest.raises(DataError, match="give one row for each client"):
         describe([np.array([0])], targets, 2, np.ones((2, 2)) / 2)
     with pytest.raises(ConfigError, match="class_names has 1 entries for 2 classes"):
         describe([np.array([0])], targets, 2).figure(class_names=["cat"])

@@ -69,5 +69,5 @@ def test_clustered_clients_hold_as_many_classes_as_their_cluster_says():
 
 def test_a_class_with_fewer_samples_than_takers_is_refused_rather_than_leaving_a_client_empty():
     rare = np.repeat([0, 1], [1, 99])
-    with pytest.raises(ConfigError, match="without a sample"):
+    with pytest.raises(ConfigError, match="without an example"):
         Pathological(clients=30, classes_per_client=1, reuse="forbid").split(rare, 2, np.random.default_rng(0))

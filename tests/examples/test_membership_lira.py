@@ -31,7 +31,8 @@ def test_the_small_study_attacks_three_victims_and_goes_on_where_it_stopped(tmp_
         if victim == "DP-SGD":
             assert row["metrics"]["auc"]["low"] <= store["ceiling"]["auc"], name
     assert 0 < store["victims"]["DP-SGD"]["epsilon"] <= 8
-    assert (tmp_path / "membership-roc.png").stat().st_size > 20_000
+    for figure in ("membership-roc.png", "membership-rates.png"):
+        assert (tmp_path / figure).stat().st_size > 20_000
     assert (tmp_path / "table.md").read_text(encoding="utf-8").count("\n") == 2 + len(found)
     again = run(tmp_path)
     assert again.returncode == 0, again.stderr

@@ -173,18 +173,18 @@ def test_a_late_markov_round_is_answered_without_replaying_the_run():
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: Bernoulli(0), "probability is 0: give a finite number above 0 and at most 1."),
+        (lambda: Bernoulli(0), "probability is 0; give a finite number above 0 and at most 1"),
         (lambda: Bernoulli(1.1), "probability is 1.1"),
-        (lambda: Persistent(0.5, period=0), "period is 0: give a whole number of at least 1."),
+        (lambda: Persistent(0.5, period=0), "period is 0; give a whole number of at least 1"),
         (lambda: PerCluster((0.5, -0.1)), "an entry of probabilities is -0.1"),
         (lambda: PerCluster((0.0, 0.0)), "at least one cluster must sometimes be active"),
         (lambda: PerCluster(0.5), "PerCluster's probabilities is 0.5; give a list, such as [0.5]"),
         (lambda: PerCluster(()), "at least one cluster must sometimes be active"),
         (lambda: PerCluster((0.0, 0.5)).active(0, 1, 0), "none of 1 clients can ever be active"),
         (lambda: FixedFraction(0.0), "fraction is 0.0"),
-        (lambda: Markov(0.5, 0.0), "come_back is 0.0: give a finite number above 0 and at most 1."),
+        (lambda: Markov(0.5, 0.0), "come_back is 0.0; give a finite number above 0 and at most 1"),
         (lambda: Markov(1.5, 0.5), "go_offline is 1.5"),
-        (lambda: Always().active(-1, 5, 0), "round is -1: give a whole number of at least 0."),
+        (lambda: Always().active(-1, 5, 0), "round is -1; give a whole number of at least 0"),
         (lambda: Always().active(0, 0, 0), "clients is 0"),
     ],
 )

@@ -225,5 +225,5 @@ def test_any_two_modules_make_a_network() -> None:
     network = Network(body, head)
     assert network.feature_dim == 3
     assert Network(body, nn.Sequential(head, nn.Tanh()), feature_dim=3).feature_dim == 3
-    with pytest.raises(ConfigError, match="the head is Sequential, not Linear: give its feature_dim"):
+    with pytest.raises(ConfigError, match="the head is Sequential, not Linear; give its feature_dim"):
         Network(body, nn.Sequential(head))

@@ -32,5 +32,5 @@ def test_a_projection_head_ends_a_body_of_your_own():
 
 
 def test_images_that_are_too_small_are_refused_with_the_least_size():
-    with pytest.raises(ConfigError, match="images of 12 x 12 are too small: give at least 16 x 16"):
+    with pytest.raises(ConfigError, match="images of 12 x 12 are too small; give at least 16 x 16"):
         build("moon-cnn", (1, 12, 12), 10)

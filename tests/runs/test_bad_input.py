@@ -56,7 +56,7 @@ def refused(make):
         ({"availability": 0.5}, "availability is 0.5; give an Availability or None"),
         ({"execution": "cuda"}, "execution is 'cuda'; give an Execution or None"),
         ({"rounds": 2.0}, "rounds is 2.0; give a whole number"),
-        ({"rounds": 0}, "rounds is 0: give a whole number of at least 1."),
+        ({"rounds": 0}, "rounds is 0; give a whole number of at least 1"),
         ({"seed": "7"}, "seed is '7'; give a whole number"),
         ({"record": "sever"}, "record is 'sever'; did you mean 'server'? Valid: "),
         ({"record": ["sever"]}, "record holds 'sever'; did you mean 'server'? Valid: 'server' or 'public'"),

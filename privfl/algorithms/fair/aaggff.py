@@ -56,7 +56,7 @@ class FairAggregation(Algorithm):
     Args:
         cdf: ρ, which turns relative losses into responses.
         lower: C1 ≥ 0, the least response.
-        upper: C2 > C1, the largest response; 0 means the paper's, 1/K for -S and m/K for -D.
+        upper: C2 > C1, the largest response; 0 means the paper's, 1/n for -S and m/n for -D.
         loss_bound: ℓ_max > 0, at which every example's loss is cut off before it is averaged. If finite, a client sums
             (loss/ℓ_max, 1)/√2 per example, whose norm is at most 1: with ``NoisyTotal("loss", 1.0, z)`` nothing is
             clipped, and one release covers the sum and the count that its mean is made of.
@@ -180,7 +180,7 @@ class AAggFFS(FairAggregation):
 
     Args:
         paper_constants: β = 1/(4L∞) as in the paper.
-        log_regret: keep all decisions and responses, T·K numbers each, and report the regret against the best fixed
+        log_regret: keep all decisions and responses, T·n numbers each, and report the regret against the best fixed
             decision with its bound in every round.
 
     Other arguments: :class:`FairAggregation`.
@@ -254,8 +254,8 @@ class AAggFFD(FairAggregation):
     """AAggFF-D (Hahn, Kim and Lee, ICML 2024), for many clients of which some take part: exponentiated gradients.
 
     Responses are made doubly robust. The server keeps one accumulator u_i per client,
-    ``u_i ← u_i + (r_i − r̄)/(C(1 + r̄))`` for the m clients that report, C = m/K, and weighs this round's updates with
-    ``softmax(s·u)`` over them, ``s = √(log K)/(L̃∞·√(t + 1))``. That is exactly the paper's decision (AAggFF (16) in
+    ``u_i ← u_i + (r_i − r̄)/(q(1 + r̄))`` for the m clients that report, q = m/n, and weighs this round's updates with
+    ``softmax(s·u)`` over them, ``s = √(log n)/(L̃∞·√(t + 1))``. That is exactly the paper's decision (AAggFF (16) in
     ``docs/reference/equations.md``). When everybody reports, the accumulators take the exact gradient instead (Theorem
     2). Weights move slowly: ``|u_i|`` grows by at most 1 a visit.
 
@@ -298,7 +298,7 @@ class AAggFFD(FairAggregation):
 
 
 def _spread(decision: Tensor) -> dict[str, float]:
-    """How unequal the decision [K] is: the number of clients that count, and the largest weight times K, 1 if equal."""
+    """How unequal the decision [n] is: the number of clients that count, and the largest weight times n, 1 if equal."""
     return {
         "effective_clients": effective_clients(decision.cpu().numpy()),
         "largest_weight": float(decision.max()) * len(decision),

@@ -6,7 +6,7 @@ algorithm that calls them is :mod:`privfl.algorithms.fair.aaggff`.
 
 Differences from the authors' code, each of which changes results: the Normal distribution function is Φ itself (the
 code has 3/2 − Φ, which falls with the loss); the Newton step keeps its cross term −β⟨g_τ, p_τ⟩g_τ and counts α once
-(otherwise the regret exceeds its bound); decisions start at 1/K; the doubly robust response keeps its "+ r̄".
+(otherwise the regret exceeds its bound); decisions start at 1/n; the doubly robust response keeps its "+ r̄".
 """
 
 from __future__ import annotations
@@ -84,27 +84,27 @@ def lipschitz(lower: float, upper: float) -> float:
 
 
 def sampled_lipschitz(lower: float, upper: float, rate: float) -> float:
-    """Equation (5): L̃∞ for doubly robust responses at inclusion probability ``rate``; 2 + C for C1 = 0, C2 = C.
+    """Equation (5): L̃∞ for doubly robust responses at inclusion probability ``rate``; 2 + q for C1 = 0, C2 = q.
 
-    Safe and loose: for C1 = 0, C2 = C every entry is at most 1, and the weights would move 2 + C times faster.
+    Safe and loose: for C1 = 0, C2 = q every entry is at most 1, and the weights would move 2 + q times faster.
     """
     return lipschitz(lower, upper) + 2 * (upper - lower) / (rate * (1 + lower))
 
 
 def decision_loss(decision: Tensor, responses: Tensor) -> Tensor:
-    """ℓ(p) = −log(1 + ⟨p, r⟩) [], of ``decision`` [K] against ``responses`` [K], or [T] against [T, K]."""
+    """ℓ(p) = −log(1 + ⟨p, r⟩) [], of ``decision`` [n] against ``responses`` [n], or [T] against [T, n]."""
     return -torch.log1p(responses @ decision)
 
 
 def decision_gradient(decision: Tensor, responses: Tensor) -> Tensor:
-    """∇ℓ(p) = −r/(1 + ⟨p, r⟩) [K]."""
+    """∇ℓ(p) = −r/(1 + ⟨p, r⟩) [n]."""
     return responses / -(1 + decision @ responses)
 
 
 def newton_constants(clients: int, lower: float, upper: float, paper: bool) -> tuple[float, float]:
-    """α = 4K·L∞ and β of the Newton step: min(½, 1/(4L∞)), or the paper's 1/(4L∞) which its proof does not cover.
+    """α = 4n·L∞ and β of the Newton step: min(½, 1/(4L∞)), or the paper's 1/(4L∞) which its proof does not cover.
 
-    The lemma behind the bound needs β ≤ ½ too; with the paper's C2 = 1/K its β is K/4. Both kept the bound in our runs.
+    The lemma behind the bound needs β ≤ ½ too; with the paper's C2 = 1/n its β is n/4. Both kept the bound in our runs.
     """
     bound = lipschitz(lower, upper)
     beta = 1 / (4 * bound)
@@ -120,10 +120,10 @@ def newton_step(
     minimum of ``Σ⟨g_τ, p⟩ + α/2·‖p‖² + β/2·Σ⟨g_τ, p − p_τ⟩²``, to a KKT residual below 1e-8.
 
     Args:
-        curvature: A [K, K], α times the identity at the start.
-        linear: b [K], 0 at the start.
-        decision: p_t [K].
-        responses: r_t [K].
+        curvature: A [n, n], α times the identity at the start.
+        linear: b [n], 0 at the start.
+        decision: p_t [n].
+        responses: r_t [n].
         beta: β > 0.
 
     Returns:
@@ -137,9 +137,9 @@ def newton_step(
 
 
 def newton_bound(clients: int, rounds: int, lower: float, upper: float, paper: bool) -> float:
-    """What the regret of :func:`newton_step` cannot exceed after ``rounds``: ``α/2 + (K/2β)·log(1 + βL∞²T/α)``.
+    """What the regret of :func:`newton_step` cannot exceed after ``rounds``: ``α/2 + (n/2β)·log(1 + βL∞²T/α)``.
 
-    With β = 1/(4L∞) this is Theorem 1, equation (6): ``2L∞K(1 + log(1 + T/(16K)))``.
+    With β = 1/(4L∞) this is Theorem 1, equation (6): ``2L∞n(1 + log(1 + T/(16n)))``.
     """
     alpha, beta = newton_constants(clients, lower, upper, paper)
     steepest = lipschitz(lower, upper)
@@ -147,28 +147,28 @@ def newton_bound(clients: int, rounds: int, lower: float, upper: float, paper: b
 
 
 def entropy_scale(clients: int, decided: Tensor | int, bound: Tensor | float) -> Tensor:
-    """s_{t+1} = √(log K)/(L·√(t + 1)) [] after ``decided`` = t rounds, the inverse of the step η of equation (14)."""
+    """s_{t+1} = √(log n)/(L·√(t + 1)) [] after ``decided`` = t rounds, the inverse of the step η of equation (14)."""
     decided = torch.as_tensor(decided, dtype=torch.float64)
     return math.sqrt(math.log(clients)) / (torch.as_tensor(bound, dtype=torch.float64) * torch.sqrt(decided + 1))
 
 
 def entropy_decision(accumulated: Tensor, scale: Tensor) -> Tensor:
-    """Equation (15): p ∝ exp(s·u) [K], the minimum of ``−⟨u, p⟩ + (1/s)·Σ p log p``, for ``accumulated`` −Σg = u."""
+    """Equation (15): p ∝ exp(s·u) [n], the minimum of ``−⟨u, p⟩ + (1/s)·Σ p log p``, for ``accumulated`` −Σg = u."""
     return torch.softmax(scale * accumulated, 0)
 
 
 def visit_gain(response: Tensor, mean: Tensor, rate: Tensor | float) -> Tensor:
-    """Equation (16): what a visit adds to a client's accumulator u_i, ``(r_i − r̄)/(C(1 + r̄))``.
+    """Equation (16): what a visit adds to a client's accumulator u_i, ``(r_i − r̄)/(q(1 + r̄))``.
 
     Softmax ignores what all clients share, so of the doubly robust, linearised gradient (13) only this remains: only
-    sampled clients' accumulators change, and the decision is *exactly* that of (12) to (15). With C2 = C the gain lies
+    sampled clients' accumulators change, and the decision is *exactly* that of (12) to (15). With C2 = q the gain lies
     within ±1/(1 + r̄).
     """
     return (response - mean) / (rate * (1 + mean))
 
 
 def best_fixed_decision(responses: Tensor) -> tuple[Tensor, float]:
-    """The decision [K] that would have been best in all rounds of ``responses`` [T, K], and a bound on its error.
+    """The decision [n] that would have been best in all rounds of ``responses`` [T, n], and a bound on its error.
 
     Minimises ``−Σ_t log(1 + ⟨p, r_t⟩)``; the minimum is at most the error below the value found.
     """
@@ -185,7 +185,7 @@ def best_fixed_decision(responses: Tensor) -> tuple[Tensor, float]:
 
 
 def regret(decisions: Tensor, responses: Tensor) -> float:
-    """Equation (2): what ``decisions`` [T, K] lost against ``responses`` [T, K] beyond the best fixed decision.
+    """Equation (2): what ``decisions`` [T, n] lost against ``responses`` [T, n] beyond the best fixed decision.
 
     Never too small: the error of :func:`best_fixed_decision` is added.
     """

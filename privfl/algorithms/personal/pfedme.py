@@ -18,16 +18,17 @@ from privfl.validation import check_count, check_number
 class PFedMe(FedAvg):
     """pFedMe (Dinh, Tran and Nguyen, NeurIPS 2020), Algorithm 1.
 
-    A local round is one batch of the training settings. From v (the received model at first) the client takes K steps
-    ``θ ← θ − η_p·(g(θ) + λ·(θ − v))`` on that batch, towards ``argmin_θ F_k(θ) + (λ/2)·‖θ − v‖²``; then
-    ``v ← v − η·λ·(v − θ)``, a step along the gradient of the Moreau envelope of F_k, on which momentum and weight decay
-    of the training settings act too. The server averages: ``w ← (1 − β)·w + β·Σ a_k v_k``, where β is
-    ``server_learning_rate``. Without momentum and weight decay λ = 0 leaves v where it was, and η·λ = 1 sets it to θ.
+    A local round is one batch of the training settings. From v (the received model at first) the client takes
+    ``personal_steps`` steps ``θ ← θ − η_p·(g(θ) + λ·(θ − v))`` on that batch, towards
+    ``argmin_θ F_k(θ) + (λ/2)·‖θ − v‖²``; then ``v ← v − η·λ·(v − θ)``, a step along the gradient of the Moreau envelope
+    of F_k, on which momentum and weight decay of the training settings act too. The server averages:
+    ``w ← (1 − β)·w + β·Σ a_k v_k``, where β is ``server_learning_rate``. Without momentum and weight decay λ = 0 leaves
+    v where it was, and η·λ = 1 sets it to θ.
 
     The client's own model is its last θ. It is computed from the very gradients that shape the upload, so they all pass
     the door, and with DP-SGD θ and v are functions of noisy gradients and public values. DP-SGD takes one gradient of
-    each batch, hence needs K = 1; from θ = v this is then a gradient step of length η·λ·η_p. Noise on updates does not
-    cover θ, which must not leave the client then.
+    each batch, hence needs ``personal_steps=1``; from θ = v this is then a gradient step of length η·λ·η_p. Noise on
+    updates does not cover θ, which must not leave the client then.
 
     Differs from the authors' code, unless asked for by an option: it decays θ, starts every local round from the θ of
     the one before, and averages by size. It also trains all clients in every round, and averages some.
@@ -36,7 +37,7 @@ class PFedMe(FedAvg):
         weighting: see FedAvg; ``"uniform"`` as in the paper, ``"size"`` as in its code.
         proximal_weight: λ ≥ 0; the paper uses 15 to 30. Explicit steps diverge once η·λ > 2, or
             η_p·(λ + curvature) > 2.
-        personal_steps: K ≥ 1 steps of θ on each batch.
+        personal_steps: how many steps, at least 1, of θ on each batch.
         personal_learning_rate: η_p > 0, the same in all rounds; the paper uses 0.01 to 0.1. With λ = 15 the inner
             steps are nearly unstable at 0.1, so that is not the default.
         warm_start: whether θ goes on from the last local round of this round instead of starting at v.

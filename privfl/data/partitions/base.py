@@ -63,8 +63,8 @@ def _group(assignment: Assignment, samples: int, partition: Partition) -> list[n
     sizes = np.bincount(owners, minlength=clients)
     if not sizes.all():
         raise ConfigError(
-            f"{partition} leaves client {int(sizes.argmin())} of {clients} without a sample: use fewer clients or a "
-            "milder setting."
+            f"{partition} leaves client {int(sizes.argmin())} of {clients} without an example; use fewer clients or a "
+            "milder setting"
         )
     flat = np.sort(owners * samples + indices) % samples  # one key, so a single sort groups and orders
     bounds = np.concatenate(([0], np.cumsum(sizes)))
@@ -77,12 +77,12 @@ def check_targets(targets: np.ndarray, classes: int) -> np.ndarray:
     targets = np.asarray(targets)
     if targets.ndim != 1 or not np.issubdtype(targets.dtype, np.integer) or not len(targets):
         raise DataError(
-            f"targets have shape {targets.shape} and type {targets.dtype}: a partition needs at least one sample and "
-            "one whole-number class per sample."
+            f"targets have shape {targets.shape} and type {targets.dtype}; a partition needs at least one example and "
+            "one whole-number class for each example"
         )
     low, high = int(targets.min()), int(targets.max())
     if low < 0 or high >= classes:
-        raise DataError(f"targets range from {low} to {high}: number them from 0 to {classes - 1}.")
+        raise DataError(f"targets range from {low} to {high}; number them from 0 to {classes - 1}")
     return targets.astype(np.int64, copy=False)
 
 
@@ -90,8 +90,8 @@ def check_enough(samples: int, clients: int, min_size: int = 1) -> None:
     """Raise :class:`ConfigError` unless every client can have ``min_size`` of the ``samples``."""
     if clients * min_size > samples:
         raise ConfigError(
-            f"{clients} clients with at least {min_size} samples each need {clients * min_size} samples and the "
-            f"dataset has {samples}: lower clients or min_size."
+            f"{clients} clients with at least {min_size} examples each need {clients * min_size} examples and the "
+            f"dataset has {samples}; lower clients or min_size"
         )
 
 

@@ -40,7 +40,7 @@ class GivenSizes(Partition):
     def __post_init__(self) -> None:
         if (len(self.sizes) == 0) == (self.dataset is None):
             raise ConfigError(
-                f"given-sizes has {len(self.sizes)} sizes and dataset={self.dataset!r}: give exactly one of the two."
+                f"given-sizes has {len(self.sizes)} sizes and dataset={self.dataset!r}; give exactly one of the two"
             )
         for size in self.sizes:
             check_count("a client's size", size)
@@ -55,12 +55,12 @@ class GivenSizes(Partition):
         sizes = np.array(self.sizes, dtype=np.int64) if self.dataset is None else _natural_sizes(self.dataset)
         if self.clients is not None:
             if self.clients > len(sizes):
-                raise ConfigError(f"clients is {self.clients} and there are {len(sizes)} sizes to draw from: lower it.")
+                raise ConfigError(f"clients is {self.clients} and there are {len(sizes)} sizes to draw from; lower it")
             sizes = rng.choice(sizes, self.clients, replace=False)
         if sizes.sum() > len(targets):
             raise ConfigError(
                 f"{len(sizes)} clients of the given sizes need {sizes.sum()} samples and the dataset has "
-                f"{len(targets)}: draw fewer with clients."
+                f"{len(targets)}; draw fewer with clients"
             )
         return consecutive(rng.permutation(len(targets)), sizes)
 
@@ -69,5 +69,5 @@ def _natural_sizes(name: str) -> np.ndarray:
     """The number of training rows of every natural client of a dataset in the catalog, int64 (clients,)."""
     owners = load_dataset(name).clients
     if owners is None:
-        raise ConfigError(f"dataset '{name}' has no clients of its own to take sizes from: name one that has.")
+        raise ConfigError(f"dataset '{name}' has no clients of its own to take sizes from; name one that has")
     return np.unique(owners.numpy(), return_counts=True)[1].astype(np.int64)

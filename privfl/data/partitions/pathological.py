@@ -81,8 +81,8 @@ class Clustered(Partition):
         check_count("clusters", self.clusters)
         if len(self.classes_per_client) != self.clusters:
             raise ConfigError(
-                f"classes_per_client has {len(self.classes_per_client)} entries for {self.clusters} clusters: give one "
-                "per cluster."
+                f"classes_per_client has {len(self.classes_per_client)} entries for {self.clusters} clusters; give one "
+                "per cluster"
             )
         for number in self.classes_per_client:
             check_count("classes_per_client", number)
@@ -119,7 +119,7 @@ def _deal(
     if mixed * clients > samples:
         raise ConfigError(
             f"{clients} clients with {mixed} iid samples each need {mixed * clients} samples and the dataset has "
-            f"{samples}: lower samples_per_client or iid_fraction."
+            f"{samples}; lower samples_per_client or iid_fraction"
         )
     order = rng.permutation(samples)
     iid, rest = order[: mixed * clients], order[mixed * clients :]
@@ -131,7 +131,7 @@ def _deal(
             if reuse == "wrap" and wanted.max() > len(pool):
                 raise ConfigError(
                     f"a client asks for {int(wanted.max())} samples of class {label}, which has {len(pool)}: lower "
-                    "samples_per_client or raise classes_per_client."
+                    "samples_per_client or raise classes_per_client"
                 )
             total = int(wanted.sum())
             if reuse == "forbid" and total > len(pool):
@@ -146,10 +146,10 @@ def _demand(present: np.ndarray, classes: int, numbers: np.ndarray, size: int, r
     """How many samples of each class each client asks for, int64 (clients, classes); each row sums to ``size``."""
     most = int(numbers.max())
     if most > len(present):
-        raise ConfigError(f"classes_per_client is {most} and the dataset has {len(present)} classes: lower it.")
+        raise ConfigError(f"classes_per_client is {most} and the dataset has {len(present)} classes; lower it")
     if most > size:
         raise ConfigError(
-            f"classes_per_client is {most} and a client has {size} class-bound samples: lower it, or use fewer clients."
+            f"classes_per_client is {most} and a client has {size} class-bound examples; lower it, or use fewer clients"
         )
     drawn = present[np.argsort(rng.random((len(numbers), len(present))), axis=1)[:, :most]]
     rank = np.arange(most)

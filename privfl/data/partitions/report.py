@@ -75,7 +75,7 @@ class PartitionReport:
 
         clients, classes = self.counts.shape
         if class_names is not None and len(class_names) != classes:
-            raise ConfigError(f"class_names has {len(class_names)} entries for {classes} classes: name every class.")
+            raise ConfigError(f"class_names has {len(class_names)} entries for {classes} classes; name every class")
         stride = -(-clients // LISTED)
         shown = np.arange(0, clients, stride)
         counts = self.counts[shown]
@@ -134,7 +134,7 @@ def describe(
     counts = np.bincount(owners * classes + targets[flat], minlength=clients * classes).reshape(clients, classes)
     shares = counts / sizes[:, None]
     if profiles is not None and profiles.shape != shares.shape:
-        raise DataError(f"profiles have shape {profiles.shape}: give one row per client, shape {shares.shape}.")
+        raise DataError(f"profiles have shape {profiles.shape}; give one row for each client, shape {shares.shape}")
     holders = np.bincount(flat, minlength=samples)
     return PartitionReport(
         counts=counts,

@@ -60,17 +60,17 @@ class Natural(Partition):
     ) -> Assignment:
         if clients is None:
             raise ConfigError(
-                "the natural partition needs client ids and this dataset has none: choose another one, such as "
-                "dirichlet or pathological."
+                "the natural partition needs client ids and this dataset has none; choose another one, such as "
+                "dirichlet or pathological"
             )
         clients = np.asarray(clients)
         if clients.shape != targets.shape:
-            raise DataError(f"client ids have shape {clients.shape}: give one per sample, shape {targets.shape}.")
+            raise DataError(f"client ids have shape {clients.shape}; give one per example, shape {targets.shape}")
         _, owners, sizes = np.unique(clients, return_inverse=True, return_counts=True)
         kept = sizes >= self.min_size
         if not kept.any():
             raise ConfigError(
-                f"min_size is {self.min_size} and the largest natural client has {int(sizes.max())} samples: lower it."
+                f"min_size is {self.min_size} and the largest natural client has {int(sizes.max())} examples; lower it"
             )
         indices = np.flatnonzero(kept[owners])
         return Assignment(indices, (np.cumsum(kept) - 1)[owners[indices]], int(kept.sum()))
@@ -101,7 +101,7 @@ class LogNormal(Partition):
         check_number("sigma", self.sigma, 0, 100)
         if (self.mean_size is None) == (self.clients is None):
             raise ConfigError(
-                f"log-normal has mean_size={self.mean_size} and clients={self.clients}: give exactly one of the two."
+                f"log-normal has mean_size={self.mean_size} and clients={self.clients}; give exactly one of the two"
             )
         if self.mean_size is not None:
             check_number("mean_size", self.mean_size, 0, above=True)
@@ -147,8 +147,7 @@ class LabelSorted(Partition):
     def __post_init__(self) -> None:
         if (self.clients is None) == (self.block_size is None):
             raise ConfigError(
-                f"label-sorted has clients={self.clients} and block_size={self.block_size}: give exactly one of the "
-                "two."
+                f"label-sorted has clients={self.clients} and block_size={self.block_size}; give exactly one of the two"
             )
         for name in ("clients", "block_size", "blocks_per_client"):
             if getattr(self, name) is not None:

@@ -59,8 +59,8 @@ class Dirichlet(Partition):
             check_number("size_alpha", self.size_alpha, 0, above=True)
             if self.skew not in ("size", "both"):
                 raise ConfigError(
-                    f"size_alpha is {self.size_alpha} and skew '{self.skew}' draws no sizes: leave it out, or set skew "
-                    "to size or both."
+                    f"size_alpha is {self.size_alpha} and skew '{self.skew}' draws no sizes; leave it out, or set skew "
+                    "to size or both"
                 )
         check_count("min_size", self.min_size)
 

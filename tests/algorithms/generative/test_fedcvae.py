@@ -150,7 +150,7 @@ def test_training_on_two_distinct_classes_makes_the_server_draw_them() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"beta": -1.0}, "fedcvae's beta is -1.0: give a finite number of at least 0"),
+        ({"beta": -1.0}, "fedcvae's beta is -1.0; give a finite number of at least 0"),
         ({"reconstruction": "mae"}, "fedcvae's reconstruction is 'mae'"),
     ],
 )

@@ -336,10 +336,10 @@ def test_check_12_the_images_come_to_look_like_the_classes_and_teach_a_classifie
         ({"weighting": "mixture"}, "fedevg's weighting is 'mixture'; choose 'signed', 'exact' or 'size'"),
         ({"client_weights": "n"}, "fedevg's client_weights is 'n'; choose 'size' or 'uniform'"),
         ({"schedule": "linear"}, "fedevg's schedule is 'linear'; choose 'as-coded' or 'cosine'"),
-        ({"chain_steps": -1}, "fedevg's chain_steps is -1: give a whole number of at least 0"),
+        ({"chain_steps": -1}, "fedevg's chain_steps is -1; give a whole number of at least 0"),
         ({"step_size": math.nan}, "fedevg's step_size is nan; give a number"),
-        ({"gamma": -0.1}, "fedevg's gamma is -0.1: give a finite number of at least 0"),
-        ({"clip": 0.0}, "fedevg's clip is 0.0: give a finite number above 0"),
+        ({"gamma": -0.1}, "fedevg's gamma is -0.1; give a finite number of at least 0"),
+        ({"clip": 0.0}, "fedevg's clip is 0.0; give a finite number above 0"),
         ({"low": 1.0}, "fedevg's pixels lie between 1.0 and 1.0; give low < high"),
     ],
 )

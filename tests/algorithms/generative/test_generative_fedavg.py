@@ -175,11 +175,11 @@ def test_a_secure_sum_gives_what_a_plain_one_does(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"samples_per_class": 0}, "samples_per_class is 0: give a whole number of at least 1"),
-        ({"latent": 0}, "latent is 0: give a whole number of at least 1"),
+        ({"samples_per_class": 0}, "samples_per_class is 0; give a whole number of at least 1"),
+        ({"latent": 0}, "latent is 0; give a whole number of at least 1"),
         ({"hidden": 1.5}, "hidden is 1.5; give a whole number"),
         ({"classifier_epochs": 0}, "classifier_epochs is 0"),
-        ({"low": math.inf}, "low is inf: give a finite number"),
+        ({"low": math.inf}, "low is inf; give a finite number"),
         ({"low": 1.0}, "pixels lie between 1.0 and 1.0; give low < high"),
         ({"weighting": "sise"}, "weighting is 'sise'"),
     ],

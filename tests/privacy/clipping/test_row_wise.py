@@ -370,6 +370,19 @@ def test_what_a_loss_remembers_of_earlier_rows_is_refused_when_it_does(stacked, 
         gradients.clipped_sum(contrasted, *given)
 
 
+def test_a_statistic_that_is_bounded_sees_one_row_at_a_time_in_a_stacked_cohort():
+    def deviation(network, inputs, targets):
+        return (network(inputs) - network(inputs).mean(0)).norm(dim=1) + 1
+
+    network, inputs = FlatNetwork(Own()), torch.randn(2, 4, FEATURES)
+    cohort = StackedBatch(inputs, torch.zeros(2, 4, dtype=torch.int64), None, {})
+    stacked = StackedGradients(network, "rows")
+    alone, _ = stacked.total(deviation, network.flat.expand(2, -1), cohort, lambda values: values.clamp(max=9))
+    assert torch.equal(alone, torch.full((2,), 4.0))
+    together, _ = stacked.total(deviation, network.flat.expand(2, -1), cohort)
+    assert (together > 4.1).all(), "where nothing is bounded, a batch may be seen as one"
+
+
 class OwnRule(torch.autograd.Function):
     """The identity, but under vmap the rows are standardised together: its rule sees the whole stack."""
 

@@ -175,7 +175,7 @@ def test_one_round_needs_no_pattern_and_is_the_gaussian_mechanism(kind):
         (lambda kind: kind(-1.0), "noise_multiplier is -1.0"),
         (lambda kind: kind(math.nan), "noise_multiplier is nan"),
         (lambda kind: kind(math.inf), "noise_multiplier is inf"),
-        (lambda kind: kind(1.0, 0), "is 0: give a whole number of at least 1"),
+        (lambda kind: kind(1.0, 0), "is 0; give a whole number of at least 1"),
         (lambda kind: kind(1.0).plan(Pattern(4, 2, 2), 0.0), "bound that correlated noise covers is 0.0"),
         (lambda kind: kind(1.0).plan(Pattern(4, 2, 2), 1e-310), "ordinary size"),
         (
