@@ -13,13 +13,12 @@ import numpy as np
 from privfl.algorithms.base import Tensors
 from privfl.deploy.agreement import Federation, Policy, PolicyDiffers
 from privfl.deploy.budget import BudgetSpent, OwnSettings, afford
-from privfl.deploy.diary import AnsweredOtherwise, Diary
+from privfl.deploy.diary import ROUNDS_KEPT, AnsweredOtherwise, Books, Diary
 from privfl.deploy.local import Training
 from privfl.deploy.messages import BadMessage, Message, as_bytes, as_tensor, digest, opened
 from privfl.deploy.secure import MASKED, OwnVector, Unencodable, member
 from privfl.errors import ConfigError, PrivflError, brief
 from privfl.experiment import Experiment
-from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import Unit
 from privfl.privacy.accounting.tracker import Planned
 from privfl.privacy.noise.source import NoiseSource
@@ -52,6 +51,7 @@ class _Run:
     noise: NoiseSource
     sessions: dict[bytes, SecureClient] = field(default_factory=dict)
     keys: dict[bytes, tuple[bytes, bytes]] = field(default_factory=dict)
+    sums: dict[bytes, tuple[int, str, int, bytes]] = field(default_factory=dict)
 
 
 class FederationClient:
@@ -123,7 +123,9 @@ class FederationClient:
         if message.kind == "end":
             self.ended = True
             return self._seal({"kind": "ended"}, {}, mark)
-        round = int(meta["round"])
+        round, rounds = int(meta["round"]), run.training.plan.schedule.rounds
+        if not 0 <= round < rounds:
+            raise BadMessage(f"the server asks for round {round}, and this experiment has {rounds}; it is not answered")
         if message.kind == "size":
             reply = self._seal({"kind": "size", "size": self._size(run, round, mark)}, {}, mark)
         elif message.kind == "secure":
@@ -158,19 +160,22 @@ class FederationClient:
             policy = Policy.from_dict(self.diary.policy(key))
             policy.check(self.experiment, self.federation)
             training = self._build()
+            self.diary.bind(key, training.prepared)
             fixed = training.plan.source
             source = self.diary.noise(key, fixed.for_run(policy.run) if fixed.reproducible else None)
             self._run = _Run(key, training, source)
         return self._run
 
-    def _afford(self, what: str, planned: list[Planned]) -> Ledger:
-        """The ledger with the ``planned`` releases of this client.
+    def _afford(self, run: _Run, what: str, planned: list[Planned]) -> Books:
+        """The ledgers with the ``planned`` releases of this client.
 
         Raises:
-            BudgetSpent: they would cost more than its budget.
+            BudgetSpent: they would cost more than its budget, or in this run more than the experiment's target.
         """
         units: dict[Unit, int] = {"sample": self.federation.task.examples, "client": len(self.federation.clients)}
-        return afford(self.diary.ledger, self.own, units, what, planned)
+        every, this = self.diary.books(run.key)
+        target = run.training.target or OwnSettings(self.own.number)
+        return afford(every, self.own, units, what, planned), afford(this, target, units, what, planned)
 
     def _size(self, run: _Run, round: int, mark: str) -> float:
         """This client's answer about its size, charged if it is a fresh one."""
@@ -182,14 +187,14 @@ class FederationClient:
         if mechanism is None:
             if self.diary.begun(run.key, what) is None:
                 cost: list[Planned] = [] if self._told_size(run) else [(EXACT_SIZE, [0], 1)]
-                self.diary.begin(run.key, what, mark, self._afford("telling the size", cost))
+                self.diary.begin(run.key, what, mark, self._afford(run, "telling the size", cost))
             return float(true)
         table = self.diary.sizes(run.key)
         answers = table.answers(round, [number], np.array([true]), mechanism, run.noise)
         charged: list[Planned] = [(size_release(mechanism), [0], 1)] if table.fresh else []
         fresh = self.diary.begun(run.key, what) is None
-        ledger = self._afford("answering about the size", charged) if fresh else self.diary.ledger
-        self.diary.begin(run.key, what, mark, ledger, table)
+        books = self._afford(run, "answering about the size", charged) if fresh else self.diary.books(run.key)
+        self.diary.begin(run.key, what, mark, books, table)
         return float(answers[0])
 
     def _told_size(self, run: _Run) -> bool:
@@ -238,8 +243,9 @@ class FederationClient:
         )
         keys = part.answer(content)
         run.sessions[session.identity], run.keys[session.identity] = part, (content, keys)
+        run.sums[session.identity] = own.sum
         for old in list(run.sessions)[:-SESSIONS_KEPT]:
-            del run.sessions[old], run.keys[old]
+            del run.sessions[old], run.keys[old], run.sums[old]
         return keys
 
     @staticmethod
@@ -258,14 +264,21 @@ class FederationClient:
         what = f"round {own.number}{own.phase.label}"
         costs = own.costs()
         if run.training.plan.hides_weights and self.diary.begun(run.key, "sum of sizes") is None:
-            ledger = self._afford("opening a sum of sizes", [(EXACT_SUM, [0], 1)])
-            self.diary.begin(run.key, "sum of sizes", "", ledger)
+            books = self._afford(run, "opening a sum of sizes", [(EXACT_SUM, [0], 1)])
+            self.diary.begin(run.key, "sum of sizes", "", books)
         if own.phase.channel.secure is not None:
             own.check_factor(factor)
             session = self._session(run, message)
+            if run.sums[session.session.identity] != own.sum:
+                raise PolicyDiffers(
+                    "the server asks for a vector of another round, phase or cohort than its secure sum is for; no "
+                    "noise share is sized for that"
+                )
         fresh = self.diary.begun(run.key, what) is None
-        ledger = self._afford(what, costs) if fresh else self.diary.ledger
-        self.diary.begin(run.key, what, mark, ledger)
+        if not fresh and own.number <= self.diary.newest(run.key) - ROUNDS_KEPT:
+            raise AnsweredOtherwise(f"{what} was answered before, and its answer is no longer kept")
+        books = self._afford(run, what, costs) if fresh else self.diary.books(run.key)
+        self.diary.begin(run.key, what, mark, books)
         result = own.train(run.noise)
         if result.upload is None:
             return {"kind": "dropped", "reason": result.dropped}, {}

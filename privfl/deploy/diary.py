@@ -7,6 +7,7 @@ charged once, and never answered otherwise than it was.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,14 @@ from privfl.privacy.sizes.responses import SizeResponses
 from privfl.simulation.archive import encode_archive, open_archive
 
 MEND = "restore the client's folder; without it the client cannot tell what it has already sent"
+NOISE_KEY = "noise_key"
 PRIVATE = 0o600
 ROUNDS_KEPT = 2
 """Answers of so many of the latest rounds are kept, so that a server that restarts hears the same bytes."""
+
+
+Books = tuple[Ledger, Ledger]
+"""What has been given away in all runs, and in one."""
 
 
 class AnsweredOtherwise(PrivflError):
@@ -43,21 +49,26 @@ class Diary:
         self.folder = folder
         self.store = FolderStore(folder)
         self._account = folder / "account.json"
+        self._seen = self._on_disk()
         if self._account.exists():
             told = read_json(self._account, MEND)
             self.ledger = Ledger.from_state(told["ledger"])
             self._runs: dict[str, dict[str, Any]] = told["runs"]
+        elif (folder / "runs").exists():
+            raise DataError(f"{self._account} is missing, and this client has answered before; {MEND}")
         else:
-            self.ledger = Ledger(1, ("update", SIZE, SIZE_RESPONSE))
+            self.ledger = _empty()
             self._runs = {}
-            self._write()
+            self._write({}, self.ledger)
 
     def noise(self, run: str, fixed: NoiseSource | None) -> NoiseSource:
         """The noise of the run whose policy has the digest ``run``; of a ``fixed`` key where the experiment has one."""
         if fixed is not None:
             return fixed
-        path = self.folder / "noise_key"
+        path = self.folder / NOISE_KEY
         if not path.exists():
+            if self._runs[run]["begun"]:
+                raise DataError(f"{path} is missing, and this client has answered in this run before; {MEND}")
             write_whole(path, secrets.token_bytes(KEY_BYTES), mode=PRIVATE)
         key = path.read_bytes()
         if len(key) != KEY_BYTES:
@@ -76,19 +87,38 @@ class Diary:
     def agree(self, run: str, policy: dict[str, Any]) -> None:
         """Note a run that was agreed to."""
         if run not in self._runs:
-            self._runs[run] = {"policy": policy, "begun": {}, "sizes": SizeResponses().state()}
-            self._write()
+            self._note(run, {"policy": policy, "begun": {}, "sizes": SizeResponses().state()})
+
+    def bind(self, run: str, prepared: str) -> None:
+        """Note what answers in the run depend on, beside requests: a digest of the client's data, code and libraries.
+
+        Raises:
+            DataError: it has changed since the run began, and other answers would come under the same noise.
+        """
+        before = self._runs[run].get("prepared")
+        if before is None:
+            self._note(run, {"prepared": prepared})
+        elif before != prepared:
+            raise DataError(
+                "this client's data, its code or its libraries have changed since it began this run, in which it "
+                "answers no more; put them back, or wait for another run"
+            )
 
     def begun(self, run: str, what: str) -> str | None:
         """The digest of the request to which ``what`` (a phase of a round, say) is being answered, or was."""
         digest: str | None = self._runs[run]["begun"].get(what)
         return digest
 
-    def begin(self, run: str, what: str, request: str, ledger: Ledger, sizes: SizeResponses | None = None) -> None:
+    def books(self, run: str) -> Books:
+        """What has been given away in all runs, and in this one."""
+        told = self._runs[run].get("ledger")
+        return self.ledger, _empty() if told is None else Ledger.from_state(told)
+
+    def begin(self, run: str, what: str, request: str, books: Books, sizes: SizeResponses | None = None) -> None:
         """Note, before any of it is computed, that ``what`` is answered to the request with this digest.
 
         Args:
-            ledger: with what the answer costs.
+            books: with what the answer costs.
             sizes: the table of size answers with this one, where it is one.
 
         Raises:
@@ -97,13 +127,12 @@ class Diary:
         before = self.begun(run, what)
         if before is not None and before != request:
             raise AnsweredOtherwise(f"{what} was answered before, to another request; it is not answered a second time")
+        changed: dict[str, Any] = {} if sizes is None else {"sizes": sizes.state()}
+        every, own = books
         if before is None:
-            self._runs[run]["begun"][what] = request
-            self.ledger = ledger
-        if sizes is not None:
-            self._runs[run]["sizes"] = sizes.state()
-        if before is None or sizes is not None:
-            self._write()
+            changed |= {"begun": {**self._runs[run]["begun"], what: request}, "ledger": own.state()}
+        if changed:
+            self._note(run, changed, self.ledger if before is not None else every)
 
     def sizes(self, run: str) -> SizeResponses:
         """The size answers of the run so far."""
@@ -114,6 +143,10 @@ class Diary:
         for path in self._folder(run).glob(f"answer-*-{request}.bin"):
             return path.read_bytes()
         return None
+
+    def newest(self, run: str) -> int:
+        """The latest round of which an answer is kept; -1: none is."""
+        return max((int(path.name.split("-")[1]) for path in self._folder(run).glob("answer-*.bin")), default=-1)
 
     def keep_answer(self, run: str, round: int, request: str, reply: bytes) -> None:
         """Keep an answer, before it is sent; those of much earlier rounds go."""
@@ -154,5 +187,23 @@ class Diary:
     def _folder(self, run: str) -> Path:
         return self.folder / "runs" / run[:32]
 
-    def _write(self) -> None:
-        write_json(self._account, {"ledger": self.ledger.state(), "runs": self._runs})
+    def _note(self, run: str, changed: dict[str, Any], ledger: Ledger | None = None) -> None:
+        runs = {**self._runs, run: {**self._runs.get(run, {}), **changed}}
+        self._write(runs, self.ledger if ledger is None else ledger)
+
+    def _write(self, runs: dict[str, dict[str, Any]], ledger: Ledger) -> None:
+        """Nothing is remembered here that is not on disk: whatever could not be written was not begun."""
+        if self._seen != self._on_disk():
+            raise PrivflError(
+                f"{self._account} was written by another process; end all processes of this client but one"
+            )
+        write_json(self._account, {"ledger": ledger.state(), "runs": runs})
+        self._runs, self.ledger, self._seen = runs, ledger, self._on_disk()
+
+    def _on_disk(self) -> bytes:
+        """What tells one content of the account from another."""
+        return hashlib.sha256(self._account.read_bytes() if self._account.exists() else b"").digest()
+
+
+def _empty() -> Ledger:
+    return Ledger(1, ("update", SIZE, SIZE_RESPONSE))

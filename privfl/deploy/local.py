@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Tensors
+from privfl.deploy.budget import OwnSettings
 from privfl.deploy.messages import BadMessage, Message
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, phases_of
@@ -19,8 +20,12 @@ from privfl.experiment import Experiment
 from privfl.federation.task import Task
 from privfl.privacy.accounting.tracker import Planned
 from privfl.privacy.noise.source import NoiseSource
+from privfl.simulation.fingerprint import Fingerprint
 from privfl.simulation.plan import Plan, RunSettings, prepare, with_training
 from privfl.simulation.round_costs import RoundCosts
+
+SLACK = 1.01
+"""A target ε is held up to numerical looseness of the search for its noise."""
 
 
 def settings_of(experiment: Experiment, task: Task) -> RunSettings:
@@ -45,10 +50,12 @@ class Training:
     Args:
         plan: with the client's own rows.
         number: of the client.
+        prepared: digest of what its answers depend on, beside requests and noise.
     """
 
     plan: Plan
     number: int
+    prepared: str
     _engine: LoopEngine | None = None
 
     @classmethod
@@ -58,7 +65,20 @@ class Training:
         Raises:
             ConfigError: one is impossible.
         """
-        return cls(prepare(settings_of(experiment, task)), number)
+        asked = settings_of(experiment, task)
+        plan = prepare(asked)
+        return cls(plan, number, Fingerprint.of(asked, plan, fresh=True).digest.hex())
+
+    @property
+    def target(self) -> OwnSettings | None:
+        """The target ε that the experiment promises this client, as a limit on this run: the server finds the noise
+        for it, and might find too little."""
+        dpsgd = self.plan.privacy.training
+        if dpsgd is None or dpsgd.target_epsilon is None or dpsgd.noise_at != "client":
+            return None
+        epsilon = dpsgd.target_epsilon
+        own = epsilon[self.number] if isinstance(epsilon, tuple) else epsilon
+        return OwnSettings(self.number, own * SLACK, "sample", self.plan.privacy.target_delta)
 
     @property
     def rows(self) -> Tensor:
@@ -148,6 +168,12 @@ class OwnRound:
         """What taking part costs this client."""
         one = np.array([self.client])
         return list(self._priced().of(one, one))
+
+    @property
+    def sum(self) -> tuple[int, str, int, bytes]:
+        """What tells the secure sum of this phase from others: its round, label, cohort and encoding."""
+        coding = self.phase.channel.secure_encoding
+        return self.number, self.phase.label, self.phase.channel.asked, b"" if coding is None else coding.digest
 
     def check_factor(self, factor: float) -> None:
         """Refuse a weight for which no noise is sized.

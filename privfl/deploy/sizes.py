@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,9 @@ from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.sizes.known_sizes import Sizes
 from privfl.privacy.sizes.mechanism import SizeMechanism
 from privfl.privacy.sizes.responses import SizeResponses
+
+LARGEST = 2.0**53
+"""Whole numbers below it are exact; no answer is larger."""
 
 
 class AskedSizes(Sizes):
@@ -86,13 +88,13 @@ class AskedSizes(Sizes):
         answers = {}
         for client, message in heard.items():
             value = message.meta.get("size") if isinstance(message, Message) else None
-            if isinstance(value, int | float) and math.isfinite(value) and self._possible(float(value)):
+            if isinstance(value, int | float) and abs(value) < LARGEST and self._possible(float(value)):
                 answers[client] = float(value)
         return answers
 
     def _possible(self, answer: float) -> bool:
         if self.mechanism is None:
-            return answer >= 1 and answer == int(answer)
+            return 1 <= answer <= self._link.federation.task.examples and answer == int(answer)
         low, high = self.mechanism.support()
         return low <= answer <= high
 

@@ -1,0 +1,152 @@
+"""A malicious server, lying clients, and folders that lost something: nothing is answered twice or beyond a promise."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+from privfl.deploy import diary as diary_module
+from privfl.deploy.link import Link, Request
+from privfl.deploy.messages import Message, digest
+from privfl.deploy.split import DATA, STATE
+from privfl.deploy.transport import Loopback
+from privfl.errors import ConfigError, DataError, PrivflError
+from tests.deploy.rehearsal import Rehearsal, experiment
+from tests.deploy.test_client import DPSGD, UNIFORM, link_to, train
+
+SKELLAM = (
+    {"name": "clip", "max_norm": 1.0},
+    {"name": "skellam-noise", "noise_multiplier": 1.0},
+    {"name": "secure-sum"},
+)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    asked = experiment(rounds=4, privacy=DPSGD, algorithm=UNIFORM)
+    return Rehearsal(tmp_path_factory.mktemp("prepared") / "federation", asked)
+
+
+@pytest.fixture
+def rehearsal(prepared, tmp_path):
+    shutil.copytree(prepared.root, tmp_path / "federation")
+    return Rehearsal(tmp_path / "federation", prepared.experiment)
+
+
+@pytest.fixture
+def answered(rehearsal):
+    """One whose client 1 has answered round 0 in a process that has ended."""
+    assert isinstance(link_to(rehearsal, rehearsal.client(1)).ask({1: train()})[1], Message)
+    return rehearsal
+
+
+def memory(rehearsal):
+    return rehearsal.folders["client-1"] / STATE
+
+
+def test_a_client_that_lost_its_account_does_not_start_from_nothing(answered):
+    (memory(answered) / "account.json").unlink()
+    with pytest.raises(DataError, match="is missing, and this client has answered before"):
+        answered.client(1)
+
+
+def test_a_client_that_lost_its_noise_key_draws_no_second_noise_for_a_run(answered):
+    (memory(answered) / "noise_key").unlink()
+    assert not isinstance(link_to(answered, answered.client(1)).ask({1: train(round=1)})[1], Message)
+    assert "noise_key is missing" in answered.said[-1]
+
+
+def test_two_processes_of_one_client_do_not_answer_a_round_differently(rehearsal):
+    one, other = rehearsal.client(1), rehearsal.client(1)
+    assert isinstance(link_to(rehearsal, one).ask({1: train()})[1], Message)
+    for _ in range(2):
+        assert not isinstance(link_to(rehearsal, other).ask({1: train(0.5)})[1], Message)
+    assert "was written by another process" in rehearsal.said[0]
+    assert rehearsal.client(1).diary.ledger.most() == one.diary.ledger.most()
+
+
+def test_a_client_whose_data_changed_answers_no_more_in_the_run(answered):
+    file = answered.folders["client-1"] / DATA
+    with np.load(file) as archive:
+        rows = {name: archive[name] for name in archive.files}
+    np.savez(file, inputs=-rows["inputs"], targets=rows["targets"])
+    client = answered.client(1)
+    assert not isinstance(link_to(answered, client).ask({1: train(round=1)})[1], Message)
+    assert "this client's data, its code or its libraries have changed" in answered.said[-1]
+    assert isinstance(link_to(answered, client, run=bytes(31) + b"\1").ask({1: train()})[1], Message)
+
+
+def test_an_answer_that_is_no_longer_kept_is_not_computed_anew(answered):
+    link = link_to(answered, answered.client(1))
+    assert isinstance(link.ask({1: train(round=2)})[1], Message)
+    assert not isinstance(link.ask({1: train()})[1], Message)
+    assert "its answer is no longer kept" in answered.said[-1]
+
+
+@pytest.mark.parametrize("round", [-1, 4, 10**400])
+def test_a_round_that_no_run_has_leaves_no_trace(round, rehearsal):
+    link = link_to(rehearsal, rehearsal.client(1))
+    assert not isinstance(link.ask({1: Request({"kind": "secure", "round": round, "leg": None})})[1], Message)
+    assert isinstance(link.ask({1: train()})[1], Message)
+
+
+def test_what_could_not_be_written_down_is_not_begun(rehearsal, monkeypatch):
+    client = rehearsal.client(1)
+    link = link_to(rehearsal, client)
+    assert not link.join([1])
+    client.diary.bind(link.policy.digest, client._build().prepared)
+    real = diary_module.write_json
+    with monkeypatch.context() as full:
+        full.setattr(
+            diary_module, "write_json", lambda *_, **__: (_ for _ in ()).throw(PrivflError("the disk is full"))
+        )
+        assert not isinstance(link.ask({1: train()})[1], Message)
+    assert diary_module.write_json is real
+    assert not client.diary.ledger.releases
+    assert isinstance(link.ask({1: train()})[1], Message)
+    assert rehearsal.client(1).diary.ledger.most() == client.diary.ledger.most()
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-3])
+def test_a_server_cannot_find_less_noise_than_the_target_epsilon_needs(noise, tmp_path):
+    private = {"training": {"target_epsilon": 3.0}, "target_delta": 1e-4}
+    rehearsal = Rehearsal(tmp_path / "federation", experiment(privacy=private, algorithm=UNIFORM))
+    client = rehearsal.client(1)
+    found = link_to(rehearsal, client).ask({1: train(noise_multiplier=noise)})[1]
+    assert found == "refused: its own budget is spent"
+    assert not client.diary.ledger.releases
+
+
+@pytest.mark.parametrize("changed", [{"asked": 3}, {"round": 1}])
+def test_a_vector_goes_only_into_the_sum_that_its_noise_share_is_sized_for(changed, tmp_path, monkeypatch):
+    asked = experiment(privacy={"update": list(SKELLAM)}, algorithm=UNIFORM)
+    rehearsal = Rehearsal(tmp_path / "federation", asked)
+    real = Link.ask
+
+    def lying(link, requests):
+        told = {
+            client: Request({**one.meta, **(changed if one.meta["kind"] == "train" else {})}, one.tensors)
+            for client, one in requests.items()
+        }
+        return real(link, told)
+
+    monkeypatch.setattr(Link, "ask", lying)
+    found = rehearsal.run()
+    assert found.metrics[0]["clients"] == 0
+    assert "another round, phase or cohort than its secure sum is for" in rehearsal.said[0]
+
+
+@pytest.mark.parametrize("size", [10**400, 1e300, 1_000_000, float("nan")])
+def test_a_size_that_cannot_be_is_none(size, tmp_path):
+    rehearsal = Rehearsal(tmp_path / "federation", experiment(), seconds=2.0)
+    clients = rehearsal.clients()
+    one, honest = rehearsal.client(1), clients[1]
+
+    def lying(request):
+        told = Message({"kind": "size", "size": size, "from": 1, "request": digest(request)})
+        return told.sealed(one.key) if b'"kind": "size"' in request else honest(request)
+
+    with pytest.raises(ConfigError, match="client 1 did not tell its size"):
+        rehearsal.run(Loopback({**clients, 1: lying}))
