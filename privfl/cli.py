@@ -14,6 +14,7 @@ from privfl.commands import usage
 from privfl.commands.account import app as account
 from privfl.commands.catalogue import Kind, names_of
 from privfl.commands.data import app as data
+from privfl.commands.deploy import app as deploy
 from privfl.commands.interrupts import interruptible
 from privfl.commands.printing import Json, print_json
 from privfl.commands.starting import Part, Starter
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.add_typer(account, name="account")
 app.add_typer(data, name="data")
+app.add_typer(deploy, name="deploy")
 app.add_typer(study, name="study")
 
 

@@ -17,11 +17,11 @@ from privfl.engine.secure_aggregation import SecureAggregator
 from privfl.engine.workspace import Phase, RoundContext
 from privfl.errors import ConfigError
 from privfl.federation.cohorts import Selection
-from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.sizes.known_sizes import Sizes
 from privfl.randomness import torch_stream
 from privfl.simulation.ray_engine import RayEngine
 from privfl.simulation.recorder import Recorder
+from privfl.simulation.remote_engine import RemoteEngine
 from privfl.simulation.round_costs import RoundCosts
 
 
@@ -49,7 +49,7 @@ def collect(costs: RoundCosts, selection: Selection, server: Tensors, context: S
     hidden = phase.channel.has_client_level_noise or phase.channel.noise_at_server
     weights = _weights(phase.algorithm, selection, server, context.sizes, hidden=hidden)
     factors = dict(zip(clients, weights.tolist(), strict=True))
-    aggregator = _aggregator(phase, selection, received["parameters"], context.source)
+    aggregator = _aggregator(phase, selection, received["parameters"], context)
     if isinstance(aggregator, str):
         sums = CohortSums(problems=Counter({aggregator: len(clients)}), aborted=True)
     elif isinstance(context.engine, RayEngine):
@@ -98,15 +98,17 @@ def aggregate(costs: RoundCosts, sums: CohortSums, server: Tensors, context: Ser
     return {**after, **learnt}
 
 
-def _aggregator(phase: Phase, selection: Selection, like: Tensor, source: NoiseSource) -> Aggregator | str:
+def _aggregator(phase: Phase, selection: Selection, like: Tensor, context: ServerContext) -> Aggregator | str:
     """What adds the cohort's uploads up, or why their sum cannot be had."""
     if phase.channel.secure is None:
         channel = phase.channel
         return PlainAggregator(channel.sent, narrows=not channel.has_central_noise)
     if phase.channel.refusal:
         return phase.channel.refusal
+    engine = context.engine
+    aggregator = engine.secure_aggregator if isinstance(engine, RemoteEngine) else SecureAggregator
     try:
-        return SecureAggregator(phase, selection.clients.tolist(), selection.multiplicity.tolist(), like, source)
+        return aggregator(phase, selection.clients.tolist(), selection.multiplicity.tolist(), like, context.source)
     except ConfigError as error:
         return f"no secure sum over {len(selection.clients)} clients: {error}"
 

@@ -44,7 +44,7 @@ def commands(command, path=()):
 
 
 COMMANDS = dict(commands(command_of(app)))
-WRITES_ONLY = {("demo",), ("init",), ("new",), ("schema",)}
+WRITES_ONLY = {("demo",), ("init",), ("new",), ("schema",), *(("deploy", name) for name in ("client", "key", "split"))}
 """Commands that write files, or print what is JSON already."""
 
 

@@ -18,7 +18,7 @@ from privfl.engine.choice import Choice
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import RoundContext, phases_of
 from privfl.errors import ConfigError
-from privfl.privacy.channel.channel import ChannelSpec
+from privfl.privacy.channel.channel import ChannelSpec, RoundChannel
 from privfl.privacy.door import keeper
 from privfl.privacy.door.batch_plans import Poisson
 from privfl.privacy.mechanisms.participation import ParticipationPattern
@@ -351,6 +351,36 @@ def test_nothing_that_a_model_remembers_gets_into_the_next_clients_upload(where,
     assert not torch.equal(one[1], other[1])
     assert torch.equal(one[0], other[0])
     assert torch.equal(one[2], other[2])
+
+
+class Counts(nn.Module):
+    """Answers more and more loudly."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.calls = nn.Linear(5, 2), 0
+
+    def forward(self, inputs):
+        self.calls += 1
+        return self.inner(inputs) * self.calls
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_without_any_mechanism_too_every_client_meets_the_model_as_it_was(engine):
+    def sent(clients):
+        task = world(model=Counts)
+        algorithm = pf.FedAvg("uniform").bind(task.context(1, 0))
+        channel = RoundChannel.bare(algorithm.fields())
+        (phase,) = phases_of(algorithm, channel)
+        with LoopEngine(task, algorithm, TRAINING, channel, workers=1) as loop:
+            trains = Choice(engine, 1 if engine == "vectorised" else None, "asked for").build(loop, None)
+            context = RoundContext(0, 0, NoiseSource.from_key(1), {})
+            results = trains.train(clients, {"parameters": initial(task)}, context, phase)
+            return {one.client: one.upload["update"] for one in results}
+
+    together, alone = sent([0, 1, 2]), sent([2])
+    assert float(alone[2].norm()) > 0
+    assert torch.equal(together[2], alone[2])
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,68 @@
+"""What one client gives away at most, whatever a server asks, over all runs together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from privfl.errors import PrivflError
+from privfl.privacy.accounting.ledger import Ledger
+from privfl.privacy.accounting.release import Unit
+from privfl.privacy.accounting.tracker import EpsilonTracker, Planned
+from privfl.privacy.settings import Budget
+from privfl.validation import Settings
+
+
+class BudgetSpent(PrivflError):
+    """What the server asks for would cost more than this client gives."""
+
+
+@dataclass(frozen=True)
+class OwnSettings(Settings):
+    """What one client sets for itself, and tells nobody.
+
+    Args:
+        number: its place in the federation's list of clients.
+        epsilon: what the server may learn of one of its ``unit``, over all runs together; ``None`` sets no limit.
+        unit: ``sample`` or ``client``.
+        delta: δ of that ε.
+    """
+
+    number: int
+    epsilon: float | None = None
+    unit: Unit = "sample"
+    delta: float = 1e-5
+
+    @property
+    def budget(self) -> Budget | None:
+        """The budget, for what the server sees."""
+        return None if self.epsilon is None else Budget(self.epsilon, self.unit, "server")
+
+
+def afford(
+    ledger: Ledger, own: OwnSettings, units: Mapping[Unit, int], what: str, planned: Sequence[Planned]
+) -> Ledger:
+    """The ``ledger`` of one client after ``planned``; it stays as it is.
+
+    Args:
+        units: how many of each unit are protected in the whole federation.
+        what: is to be answered, for the sentence.
+        planned: releases; whoever they name, it is this client.
+
+    Raises:
+        BudgetSpent: they would take its cell beyond its budget, or delta alone would keep it.
+    """
+    budget, mine = own.budget, [(release, [0], count) for release, _, count in planned]
+    if budget is not None:
+        tracker = EpsilonTracker(ledger, own.delta, units)
+        if tracker.would_be_empty(budget, mine):
+            raise BudgetSpent(
+                f"{what} keeps the budget only because delta is {own.delta:g}, above one over the number of "
+                f"{budget.unit}s; lower it"
+            )
+        if tracker.would_exceed(budget, mine):
+            raise BudgetSpent(
+                f"{what} would take the {budget.unit}/server cell of this client beyond its budget of epsilon = "
+                f"{budget.epsilon:g}; it is not answered, and nothing was sent"
+            )
+    return ledger.with_releases(mine)

@@ -1,0 +1,177 @@
+"""What a client computes in a round: the run as it prepared it from its own copy of the experiment, and one phase."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from privfl.algorithms.base import Tensors
+from privfl.deploy.messages import BadMessage, Message
+from privfl.engine.loop import LoopEngine
+from privfl.engine.workspace import ClientResult, Phase, RoundContext, phases_of
+from privfl.errors import ConfigError
+from privfl.experiment import Experiment
+from privfl.federation.task import Task
+from privfl.privacy.accounting.tracker import Planned
+from privfl.privacy.noise.source import NoiseSource
+from privfl.simulation.plan import Plan, RunSettings, prepare, with_training
+from privfl.simulation.round_costs import RoundCosts
+
+
+def settings_of(experiment: Experiment, task: Task) -> RunSettings:
+    """The run that ``experiment`` asks for, on ``task``, on this party's CPU."""
+    return RunSettings(
+        task=task,
+        algorithm=experiment.algorithm,
+        schedule=experiment.schedule,
+        training=experiment.training,
+        privacy=experiment.privacy,
+        cohort=experiment.cohort,
+        availability=experiment.availability,
+        execution=replace(experiment.execution, device="cpu", engine="loop", address=None, workers=1),
+        record=(),
+    )
+
+
+@dataclass
+class Training:
+    """A run as one client has prepared it.
+
+    Args:
+        plan: with the client's own rows.
+        number: of the client.
+    """
+
+    plan: Plan
+    number: int
+    _engine: LoopEngine | None = None
+
+    @classmethod
+    def prepare(cls, task: Task, experiment: Experiment, number: int) -> Training:
+        """Check the settings as any run does.
+
+        Raises:
+            ConfigError: one is impossible.
+        """
+        return cls(prepare(settings_of(experiment, task)), number)
+
+    @property
+    def rows(self) -> Tensor:
+        """The client's rows."""
+        return self.plan.task.clients[self.number]
+
+    def round(self, message: Message, kept: Tensors) -> OwnRound:
+        """The phase that ``message`` asks for, with what the client has ``kept``.
+
+        Raises:
+            BadMessage: the experiment has no such phase or round.
+            ConfigError: the noise that the server calibrated is none.
+        """
+        meta = message.meta
+        number, asked, label = int(meta["round"]), int(meta["asked"]), str(meta["label"])
+        if not (0 <= number < self.plan.schedule.rounds and 0 < asked <= len(self.plan.task.clients)):
+            raise BadMessage(f"the server asks for round {number} with {asked} clients, which this experiment has not")
+        plan = self._calibrated(meta)
+        bound = torch.tensor(float(meta["bound"]), dtype=torch.float64)
+        state = dict.fromkeys(plan.channel.chain.server_state, bound)
+        phases = phases_of(plan.algorithm, plan.channel.in_round(number, asked, state))
+        phase = next((phase for phase in phases if phase.label == label), None)
+        if phase is None or phase.channel.refusal:
+            raise BadMessage(
+                f"the server asks for the phase '{label}', which this experiment has not in round {number}"
+            )
+        received = {
+            name.removeprefix("received/"): value
+            for name, value in message.tensors.items()
+            if name.startswith("received/")
+        }
+        sends = any(phase.channel.fields for phase in phases)
+        return OwnRound(plan, self.number, number, phase, received, kept, sends, self.engine)
+
+    def _calibrated(self, meta: Mapping[str, Any]) -> Plan:
+        """The plan with the noise that the server found for a target ε; the client's own budget limits its cost."""
+        dpsgd, told = self.plan.privacy.training, meta.get("noise_multiplier")
+        if dpsgd is None or dpsgd.target_epsilon is None:
+            return self.plan
+        if told is None:
+            raise ConfigError("the server sends no noise multiplier for the target_epsilon of this experiment")
+        noise = tuple(map(float, told)) if isinstance(told, list) else float(told)
+        return with_training(self.plan, replace(dpsgd, target_epsilon=None, noise_multiplier=noise))
+
+    def engine(self, plan: Plan) -> LoopEngine:
+        """The engine that trains, with the channel of ``plan``; the same one as long as the noise stays the same."""
+        if self._engine is None or self._engine.channel.dpsgd != plan.channel.dpsgd:
+            if self._engine is not None:
+                self._engine.__exit__(None, None, None)
+            self._engine = LoopEngine(
+                plan.task,
+                plan.algorithm,
+                plan.training,
+                plan.channel.usual,
+                way=plan.way,
+                workers=1,
+                precision=plan.execution.precision,
+            )
+            self._engine.__enter__()  # until the process ends
+        return self._engine
+
+
+@dataclass(frozen=True)
+class OwnRound:
+    """One phase of a round as one client knows it.
+
+    Args:
+        number: of the round.
+        received: the broadcast.
+        kept: what the client kept of earlier rounds.
+        sends: whether any phase of the round sends something.
+    """
+
+    plan: Plan
+    client: int
+    number: int
+    phase: Phase
+    received: Tensors
+    kept: Tensors
+    sends: bool
+    engine: Any
+
+    def _priced(self) -> RoundCosts:
+        return RoundCosts(self.phase, self.plan.training.in_round(self.number), self.received, sends=self.sends)
+
+    def costs(self) -> list[Planned]:
+        """What taking part costs this client."""
+        one = np.array([self.client])
+        return list(self._priced().of(one, one))
+
+    def check_factor(self, factor: float) -> None:
+        """Refuse a weight for which no noise is sized.
+
+        Raises:
+            BadMessage: naming it.
+        """
+        channel = self.phase.channel
+        if (channel.has_client_level_noise or channel.noise_at_server) and factor != 1.0:
+            raise BadMessage(f"the server weighs this client's upload by {factor:g}, and noise is sized for 1")
+        if not 0 <= factor < float("inf"):
+            raise BadMessage(
+                f"the server weighs this client's upload by {factor:g}; a weight is finite and not negative"
+            )
+
+    def train(self, noise: NoiseSource) -> ClientResult:
+        """Train, and hold what passed the door to what was priced.
+
+        Raises:
+            PrivacyError: more passed the door than was charged; nothing is sent then.
+        """
+        kept = {self.client: self.kept} if self.kept else {}
+        context = RoundContext(self.number, self.plan.schedule.seed, noise, kept)
+        (result,) = self.engine(self.plan).train([self.client], self.received, context, self.phase)
+        self._priced().check(self.client, result.log)
+        found: ClientResult = result
+        return found

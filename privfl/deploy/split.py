@@ -1,0 +1,63 @@
+"""An experiment's data dealt out to folders, one for each party: to rehearse a federation on one machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import tomli_w
+
+from privfl.deploy.agreement import Federation
+from privfl.deploy.tasks import TaskDescription
+from privfl.errors import ConfigError, brief
+from privfl.experiment import Experiment
+from privfl.files import make_folder, write_whole
+from privfl.privacy.secagg.store import FolderStore
+
+AGREED = ("experiment.toml", "federation.toml")
+OWN = "own.toml"
+DATA = "data.npz"
+STATE = "state"
+
+
+def party_folders(out: Path, clients: int) -> dict[str, Path]:
+    """The folder of each party by its name."""
+    return {name: out / name for name in ("server", *(f"client-{number}" for number in range(clients)))}
+
+
+def split(
+    experiment: Experiment, text: str, out: Path, *, url: str, epsilon: float | None, seconds: float
+) -> list[Path]:
+    """Write a folder for the server and for each client of ``experiment``, with its own key and rows.
+
+    Args:
+        text: of the experiment file, which every party gets a copy of.
+        url: where the server will listen.
+        epsilon: each client's own budget, ``None`` for none.
+        seconds: how long the server waits for one leg.
+
+    Returns:
+        The folders, the server's first.
+
+    Raises:
+        ConfigError: ``out`` holds something, or the task cannot be described.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{brief(str(out))} holds something already; give a new folder")
+    task = experiment.task()
+    folders = party_folders(out, len(task.clients))
+    for folder in folders.values():
+        make_folder(folder)
+    keys = {name: FolderStore(folder / STATE).verification_key().hex() for name, folder in folders.items()}
+    server, *clients = keys.values()
+    federation = Federation(url, server, tuple(clients), TaskDescription.of(task), seconds)
+    for folder in folders.values():
+        for name, content in zip(AGREED, (text, federation.to_toml()), strict=True):
+            write_whole(folder / name, content.encode())
+    np.savez(folders["server"] / DATA, test_inputs=task.test_inputs.numpy(), test_targets=task.test_targets.numpy())
+    for number in range(len(task.clients)):
+        folder, rows = folders[f"client-{number}"], task.clients[number]
+        np.savez(folder / DATA, inputs=task.inputs[rows].numpy(), targets=task.targets[rows].numpy())
+        own = {"number": number, **({} if epsilon is None else {"epsilon": epsilon})}
+        write_whole(folder / OWN, tomli_w.dumps(own).encode())
+    return list(folders.values())

@@ -1,0 +1,62 @@
+"""The seam to whatever carries bytes: what a server needs of it, and one that carries them within a process.
+
+A transport knows who a client is only as far as routing goes. Identity is a matter of signatures, one floor up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from queue import Empty, SimpleQueue
+from threading import Thread
+from time import monotonic
+from typing import Protocol
+
+Answer = Callable[[bytes], bytes]
+"""What a client does: bytes in, bytes out. The same bytes may come again and are answered alike."""
+
+
+class Transport(Protocol):
+    """Carries requests to clients and replies back."""
+
+    def ask(self, requests: Mapping[int, bytes], seconds: float) -> dict[int, bytes]:
+        """The replies, by client, that came within ``seconds``; whoever is silent is missing.
+
+        A request may reach its client more than once. One that cannot be reached is tried again until time is up.
+        """
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+class Loopback:
+    """Clients in this process, each asked on a thread of its own."""
+
+    def __init__(self, clients: Mapping[int, Answer]) -> None:
+        self.clients = dict(clients)
+
+    def ask(self, requests: Mapping[int, bytes], seconds: float) -> dict[int, bytes]:
+        """See :meth:`Transport.ask`; a client that fails is silent."""
+        came: SimpleQueue[tuple[int, bytes | None]] = SimpleQueue()
+
+        def one(client: int, request: bytes) -> None:
+            try:
+                came.put((client, self.clients[client](request)))
+            except Exception:  # whatever a client dies of, the server hears nothing
+                came.put((client, None))
+
+        asked = [client for client in requests if client in self.clients]
+        for client in asked:
+            Thread(target=one, args=(client, requests[client]), daemon=True).start()
+        replies: dict[int, bytes] = {}
+        until = monotonic() + seconds
+        for _ in asked:
+            try:
+                client, reply = came.get(timeout=max(0.0, until - monotonic()))
+            except Empty:
+                break
+            if reply is not None:
+                replies[client] = reply
+        return replies
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,26 @@
+"""An engine whose clients are elsewhere: the seam at which a federation over a network takes the place of a loop."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from privfl.engine.aggregation import Aggregator
+from privfl.engine.loop import LoopEngine
+from privfl.engine.workspace import Phase
+from privfl.privacy.noise.source import NoiseSource
+
+
+class RemoteEngine(LoopEngine, ABC):
+    """Evaluates models here and asks for uploads elsewhere: ``train`` sends the broadcast and yields what returns."""
+
+    @abstractmethod
+    def secure_aggregator(
+        self, phase: Phase, members: list[int], times: list[int], like: Tensor, source: NoiseSource
+    ) -> Aggregator:
+        """What adds the uploads of ``members``, each of whom counts ``times``, up without seeing them.
+
+        Raises:
+            ConfigError: no secure sum over these members is safe.
+        """

@@ -1,0 +1,66 @@
+"""What was agreed: read, compared and refused by the name of what differs."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from privfl.deploy.agreement import Federation, Policy, PolicyDiffers, shared_settings
+from privfl.deploy.tasks import TaskDescription
+from privfl.errors import ConfigError
+from privfl.schema import Named
+from tests.deploy.rehearsal import experiment
+
+TASK = TaskDescription("digits", 100, (64,), 10, Named("logistic"))
+FEDERATION = Federation("stcp://127.0.0.1:1", "a" * 64, ("b" * 64, "c" * 64), TASK, 5.0)
+
+
+def test_a_federation_file_reads_back(tmp_path):
+    file = tmp_path / "federation.toml"
+    file.write_text(FEDERATION.to_toml(), encoding="utf-8")
+    assert Federation.from_toml(file) == FEDERATION
+
+
+def test_the_federation_file_of_the_documentation_is_one(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "federation.md").read_text(encoding="utf-8")
+    file = tmp_path / "federation.toml"
+    file.write_text(textwrap.dedent(page.split("```toml")[1].split("```")[0]), encoding="utf-8")
+    read = Federation.from_toml(file)
+    assert len(read.keys) == 3
+    assert read.task.model == Named("logistic")
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"server": "x"}, "is no public key"),
+        ({"clients": ("b" * 64, "b" * 64)}, "have the same key"),
+        ({"clients": ()}, "has no clients"),
+        ({"seconds": 0.0}, "seconds"),
+    ],
+)
+def test_an_impossible_federation_is_refused(changed, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        replace(FEDERATION, **changed)
+
+
+def test_a_policy_is_compared_setting_by_setting():
+    agreed, policy = experiment(), Policy.of(bytes(32), experiment(), FEDERATION)
+    Policy.from_dict(policy.to_dict()).check(agreed, FEDERATION)
+    with pytest.raises(PolicyDiffers, match="rounds is 9 there and 2 here"):
+        Policy.of(bytes(32), experiment(rounds=9), FEDERATION).check(agreed, FEDERATION)
+    with pytest.raises(PolicyDiffers, match=r"seconds is 7\.0 there and 5\.0 here"):
+        Policy.of(bytes(32), agreed, replace(FEDERATION, seconds=7.0)).check(agreed, FEDERATION)
+    with pytest.raises(PolicyDiffers, match="another version of privfl's code"):
+        replace(policy, code="0").check(agreed, FEDERATION)
+    with pytest.raises(PolicyDiffers, match="sent no policy"):
+        Policy.from_dict({"run": "00"})
+
+
+def test_where_the_data_are_and_how_fast_it_goes_is_each_party_s_own_affair():
+    shared = shared_settings(experiment(workers=1, partition={"name": "iid", "clients": 4}))
+    assert shared == shared_settings(experiment())
+    assert not {"dataset", "partition", "workers", "record", "device"} & set(shared)

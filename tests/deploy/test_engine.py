@@ -1,0 +1,49 @@
+"""What the server makes of uploads that anybody could have sent."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from privfl.deploy.engine import upload_problem
+from privfl.deploy.messages import Message, digest
+from privfl.deploy.transport import Loopback
+from privfl.privacy.channel.channel import RoundChannel
+from privfl.privacy.channel.field import Field
+from tests.deploy.rehearsal import CLIENTS, Rehearsal, experiment
+
+LIKE = torch.zeros(3)
+CHANNEL = RoundChannel.bare((Field("update"),))
+
+
+@pytest.mark.parametrize(
+    ("upload", "problem"),
+    [
+        ({"update": torch.ones(3)}, ""),
+        ({}, "sent no 'update'"),
+        ({"update": torch.ones(3), "more": torch.ones(3)}, "sent more than it was asked for"),
+        ({"update": torch.ones(4)}, "sent 'update' of shape (4,)"),
+        ({"update": torch.ones(3, dtype=torch.int64)}, "sent 'update' as torch.int64"),
+        ({"update": torch.tensor([0.0, 1.0, torch.nan])}, "sent a non-finite 'update'"),
+    ],
+)
+def test_an_upload_is_looked_at_before_it_is_used(upload, problem):
+    assert upload_problem(CHANNEL, upload, LIKE) == problem
+
+
+def test_a_lying_client_that_signs_nonsense_is_dropped_and_counted_and_the_round_goes_on(tmp_path):
+    rehearsal = Rehearsal(tmp_path / "federation", experiment(rounds=2))
+    clients = rehearsal.clients()
+    liar = rehearsal.client(2)
+
+    def lies(request):
+        reply = liar.answer(request)
+        if b'"train"' not in request:
+            return reply
+        nonsense = {"update": torch.full((650,), torch.nan)}
+        return Message({"kind": "upload", "from": 2, "request": digest(request)}, nonsense).sealed(liar.key)
+
+    found = rehearsal.run(Loopback({**clients, 2: lies}))
+    assert found.summary["dropped"] == {"sent a non-finite 'update'": 2}
+    assert [line["clients"] for line in found.metrics] == [CLIENTS - 1] * 2
+    assert not found.failure

@@ -1,0 +1,131 @@
+"""Real processes over FLARE's messaging with certificates: a client and the server are killed, and nothing changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from privfl.deploy.flare import credentials
+from privfl.deploy.kits import project
+from privfl.errors import ConfigError
+from privfl.experiment import Experiment
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 240.0
+EXPERIMENT = """
+rounds = 25
+seed = 3
+device = "cpu"
+engine = "loop"
+dataset.name = "digits"
+model.name = "logistic"
+partition = {{name = "iid", clients = 2}}
+algorithm = {{name = "tests.deploy.mortal:Mortal", trap = "{trap}", weighting = "uniform"}}
+training = {{epochs = 1, batch_size = 128}}
+privacy = {{noise_key = 7, target_delta = 1e-4, training = {{noise_multiplier = 2.0}}}}
+"""
+
+
+def test_a_kit_without_its_certificate_is_named(tmp_path):
+    (tmp_path / "rootCA.pem").touch()
+    with pytest.raises(ConfigError, match=r"there is no .*client\.crt"):
+        credentials(tmp_path, "client")
+
+
+def test_a_project_names_every_party_as_its_certificate_will():
+    text = project(["server", "client-0"])
+    assert "name: server, org: privfl, type: server" in text
+    assert "name: client-0, org: privfl, type: client" in text
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+class Parties:
+    """The processes of one federation, each in a session of its own, all of which end with the test."""
+
+    def __init__(self, folder):
+        self.folder, self.all = folder, []
+
+    def start(self, *words):
+        log = (self.folder / f"log-{len(self.all)}").open("wb")
+        command = [sys.executable, "-m", "privfl", "deploy", *map(str, words)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        self.all.append(process)
+        return process
+
+    def logs(self):
+        return "\n".join(path.read_text(encoding="utf-8") for path in sorted(self.folder.glob("log-*")))
+
+    def end(self):
+        for process in self.all:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.mark.slow
+def test_killed_clients_and_servers_change_neither_model_nor_claim(tmp_path):
+    pytest.importorskip("nvflare", reason="pip install 'privfl[federation]'")
+    trap, file, simulation = tmp_path / "trap", tmp_path / "experiment.toml", tmp_path / "simulation"
+    file.write_text(EXPERIMENT.format(trap=trap), encoding="utf-8")
+    expected = Experiment.from_toml(file).run(simulation)
+    parties, folder = Parties(tmp_path), tmp_path / "federation"
+    run = folder / "server" / "run"
+    until = time.monotonic() + PATIENCE
+
+    def wait_for(what):
+        while not what():
+            assert time.monotonic() < until, parties.logs()
+            time.sleep(0.02)
+
+    def lines():
+        path = run / "metrics.jsonl"
+        return path.read_text(encoding="utf-8").count("\n") if path.exists() else 0
+
+    try:
+        url = f"stcp://127.0.0.1:{free_port()}"
+        split = parties.start("split", file, "--out", folder, "--url", url, "--seconds", "120")
+        assert split.wait(PATIENCE) == 0, parties.logs()
+        clients = [parties.start("client", folder / f"client-{number}") for number in range(2)]
+        server = parties.start("server", folder / "server", "--like", simulation)
+        wait_for(lambda: lines() >= 1)
+        trap.touch()  # whichever client comes next dies in the middle of its round
+        wait_for(lambda: any(process.poll() is not None for process in clients))
+        died = next(number for number, process in enumerate(clients) if process.poll() is not None)
+        assert clients[died].returncode == -signal.SIGKILL
+        clients[died] = parties.start("client", folder / f"client-{died}")
+        done = lines()
+        wait_for(lambda: lines() > done)
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+        assert not (run / "summary.json").exists()
+        resumed = parties.start("server", folder / "server", "--like", simulation, "--resume")
+        assert resumed.wait(PATIENCE) == 0, parties.logs()
+        for process in clients:
+            assert process.wait(PATIENCE) == 0, parties.logs()
+    finally:
+        parties.end()
+    model = np.load(run / "checkpoints" / "latest.npz")["tensor/server/parameters"]
+    assert np.array_equal(model, expected.parameters.numpy())
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert found == json.loads(json.dumps(expected.metrics))
+    assert (
+        json.loads((run / "statement.json").read_text(encoding="utf-8"))["cells"]
+        == json.loads((simulation / "statement.json").read_text(encoding="utf-8"))["cells"]
+    )

@@ -1,0 +1,207 @@
+"""Whole runs: the federation gives the loop simulation's model and claims, whatever a client does."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from privfl.deploy.transport import Loopback
+from privfl.errors import ConfigError
+from tests.deploy.rehearsal import CLIENTS, LOOP, Rehearsal, experiment
+
+KEY = 11
+LAPLACE = {"name": "laplace", "epsilon": 8.0, "bound": 600}
+CASES = {
+    "fedavg": {"algorithm": {"name": "fedavg"}},
+    "scaffold": {"algorithm": {"name": "scaffold"}, "cohort": {"name": "fixed", "size": 3}, "rounds": 3},
+    "fedsampling": {
+        "algorithm": {"name": "fedsampling", "samples_per_round": 300},
+        "privacy": {
+            "noise_key": KEY,
+            "max_size_error": 1e4,
+            "training": {"noise_multiplier": 1.0, "noise_at": "server"},
+            "size": LAPLACE,
+        },
+    },
+    "rebafl": {"algorithm": {"name": "rebafl"}},
+    "secure sum": {"rounds": 3, "privacy": {"noise_key": KEY, "update": [{"name": "secure-sum"}]}},
+    "adaptive clip": {
+        "algorithm": {"name": "fedavg", "weighting": "uniform"},
+        "privacy": {
+            "noise_key": KEY,
+            "update": [
+                {"name": "adaptive-clip", "initial_norm": 1.0, "count_noise": 2.0},
+                {"name": "gaussian-noise", "noise_multiplier": 1.0},
+            ],
+        },
+    },
+    "skellam": {
+        "algorithm": {"name": "fedavg", "weighting": "uniform"},
+        "privacy": {
+            "noise_key": KEY,
+            "update": [
+                {"name": "clip", "max_norm": 1.0},
+                {"name": "skellam-noise", "noise_multiplier": 1.0},
+                {"name": "secure-sum"},
+            ],
+        },
+    },
+    "target": {
+        "algorithm": {"name": "fedavg", "weighting": "uniform"},
+        "privacy": {"noise_key": KEY, "training": {"target_epsilon": 3.0}, "target_delta": 1e-4},
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_federation_gives_the_model_metrics_and_claims_of_the_simulation(case, tmp_path):
+    asked = experiment(**CASES[case])
+    expected = replace(asked, execution=LOOP).run()
+    found = Rehearsal(tmp_path / "federation", asked).run()
+    assert torch.equal(expected.parameters, found.parameters)
+    assert expected.metrics == found.metrics
+    assert str(expected.statement) == str(found.statement)
+
+
+class Faulty(Loopback):
+    """Some clients answer some rounds otherwise."""
+
+    def __init__(self, clients, faults):
+        super().__init__({client: self._with(client, answer, faults) for client, answer in clients.items()})
+
+    @staticmethod
+    def _with(client, answer, faults):
+        return lambda request: faults[client](request, answer) if client in faults else answer(request)
+
+
+def silent(request, answer):
+    raise OSError("the line is dead")
+
+
+def test_silent_slow_and_forging_clients_are_dropped_and_counted_and_the_round_goes_on(tmp_path):
+    rehearsal = Rehearsal(tmp_path / "federation", experiment(rounds=1), seconds=2.0)
+    clients = rehearsal.clients()
+
+    def late(request, answer):
+        reply = answer(request)
+        if b'"train"' in request:
+            time.sleep(3.0)
+        return reply
+
+    def forged(request, answer):  # signed, but by the neighbour
+        return clients[0](request) if b'"train"' in request else answer(request)
+
+    found = rehearsal.run(Faulty(clients, {1: late, 2: forged}))
+    assert found.summary["dropped"] == {"did not answer within 2 s": 1, "answered without its own signature": 1}
+    assert found.metrics[0]["clients"] == CLIENTS - 2
+    assert not found.failure
+
+
+def test_a_client_that_never_comes_is_named_and_the_others_train(tmp_path):
+    rehearsal = Rehearsal(tmp_path / "federation", experiment(algorithm={"name": "fedavg", "weighting": "uniform"}))
+    object.__setattr__(rehearsal, "seconds", 1.0)
+    found = rehearsal.run(Faulty(rehearsal.clients(), {3: silent}))
+    assert found.metrics[-1]["clients"] == CLIENTS - 1
+    assert any("client 3 was not there at the start" in warning for warning in found.summary["warnings"])
+
+
+def test_a_secure_sum_goes_on_without_a_client_that_falls_silent_in_it(tmp_path):
+    secure = {"name": "secure-sum", "corrupt": 0.0, "dropout": 0.3}
+    asked = experiment(rounds=1, privacy={"noise_key": KEY, "update": [secure]})
+    rehearsal = Rehearsal(tmp_path / "federation", asked)
+
+    def leaves(request, answer):
+        return answer(request) if b'"train"' not in request else silent(request, answer)
+
+    found = rehearsal.run(Faulty(rehearsal.clients(), {2: leaves}))
+    assert found.metrics[0]["clients"] == CLIENTS - 1
+    assert sum(found.summary["dropped"].values()) == 1
+
+
+def test_a_client_whose_own_budget_is_spent_says_so_once_and_the_others_go_on(tmp_path):
+    dpsgd = {"training": {"noise_multiplier": 1.0}, "target_delta": 1e-4}
+    asked = experiment(rounds=3, privacy=dpsgd, algorithm={"name": "fedavg", "weighting": "uniform"})
+    rehearsal = Rehearsal(tmp_path / "federation", asked)
+    own = rehearsal.folders["client-1"] / "own.toml"
+    alone = replace(asked, execution=LOOP).run()
+    after = [line["epsilon"]["sample/server"] for line in alone.metrics]
+    own.write_text(f"number = 1\ndelta = 1e-4\nepsilon = {(after[0] + after[1]) / 2}\n", encoding="utf-8")
+    found = rehearsal.run()
+    assert [line["clients"] for line in found.metrics] == [4, 3, 3]
+    assert found.summary["dropped"] == {"refused: its own budget is spent": 2}
+    assert [one for one in rehearsal.said if "beyond its budget of epsilon" in one]
+    ledger = rehearsal.client(1).diary.ledger
+    assert ledger.most() == [count // 3 for count in alone.ledger.most()]
+
+
+def test_a_server_that_dies_goes_on_with_the_same_run_and_nobody_answers_twice(tmp_path):
+    secure = {"name": "secure-sum", "corrupt": 0.0, "dropout": 0.3}
+    dpsgd = {"noise_multiplier": 1.0}
+    asked = experiment(
+        rounds=3,
+        privacy={"noise_key": KEY, "training": dpsgd, "update": [secure]},
+        algorithm={"name": "fedavg", "weighting": "uniform"},
+    )
+    expected = replace(asked, execution=LOOP).run()
+    rehearsal = Rehearsal(tmp_path / "federation", asked)
+    clients = rehearsal.clients()
+    heard: dict[tuple[int, str], set[bytes]] = {}
+    legs = [0]
+
+    class Dying(Loopback):
+        """The server's process ends in the middle of a leg, when the answers of some have been sent."""
+
+        def ask(self, requests, seconds):
+            legs[0] += 1
+            replies = super().ask(requests, seconds)
+            for client, request in requests.items():
+                heard.setdefault((client, request.hex()), set()).add(replies[client])
+            if legs[0] in stops:
+                raise KeyboardInterrupt
+            return replies
+
+    stops = {5, 9, 14}
+    for _ in stops:
+        with pytest.raises(KeyboardInterrupt):
+            rehearsal.run(Dying(clients), resume=True)
+    found = rehearsal.run(Dying(clients), resume=True)
+    assert torch.equal(expected.parameters, found.parameters)
+    assert str(expected.statement) == str(found.statement)
+    assert not found.summary["dropped"]
+    assert all(len(answers) == 1 for answers in heard.values())  # the same request has the same answer, to the byte
+    assert not rehearsal.said
+    for number in range(CLIENTS):  # what the restarts repeated was charged once
+        own = json.loads((rehearsal.folders[f"client-{number}"] / "state" / "account.json").read_text())
+        assert len(own["ledger"]["releases"]) == len(expected.ledger.releases)
+        assert rehearsal.client(number).diary.ledger.most() == expected.ledger.most()
+
+
+def test_what_no_federation_can_do_is_refused_before_any_work(tmp_path):
+    for settings, sentence in (
+        ({"algorithm": {"name": "centralized"}}, "trains on all data as one"),
+        ({"privacy": {"update": [{"name": "secure-sum", "mode": "ideal"}]}}, "needs a trusted party"),
+        ({"record": True}, "keeps no transcript"),
+    ):
+        rehearsal = Rehearsal(tmp_path / sentence.replace(" ", "-"), experiment(**settings))
+        with pytest.raises(ConfigError, match=sentence):
+            rehearsal.server(Loopback({})).run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("adversary", "legs"), [("active", 4), ("semi-honest", 3)])
+def test_a_round_with_a_secure_sum_takes_four_legs_since_keys_come_with_the_sum_before(adversary, legs, tmp_path):
+    secure = {"name": "secure-sum", "adversary": adversary}
+    rehearsal = Rehearsal(tmp_path / "federation", experiment(rounds=4, privacy={"update": [secure]}))
+    asked, rounds = [0], []
+
+    class Counting(Loopback):
+        def ask(self, requests, seconds):
+            asked[0] += 1
+            return super().ask(requests, seconds)
+
+    rehearsal.run(Counting(rehearsal.clients()), callbacks=[lambda run, line: rounds.append(asked[0])])
+    assert [later - earlier for earlier, later in pairwise(rounds)] == [legs] * 3
