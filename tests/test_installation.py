@@ -18,7 +18,9 @@ MADE_BY_TESTS = {"imported_late"}
 
 def third_parties(folders: tuple[str, ...]) -> dict[str, str]:
     """The top-level packages that Python files in these folders import and are not ours or Python's."""
-    shared = [path for folder in ("docs/scripts", "examples/papers") for path in (ROOT / folder).glob("*.py")]
+    shared = [
+        path for folder in ("docs/scripts", "examples", "examples/papers") for path in (ROOT / folder).glob("*.py")
+    ]
     ours = {path.name for path in ROOT.iterdir()} | {path.stem for path in shared}
     paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
     found = {}

@@ -117,6 +117,7 @@ class FlareServer:
     def close(self) -> None:
         """Close the port."""
         self._cell.stop()
+        self._module.CoreCell.ALL_CELLS.pop(SERVER, None)  # else this process could never be a server again
 
 
 def serve_client(client: FederationClient, kit: Path, stop: Event) -> None:

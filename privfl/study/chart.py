@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import textwrap
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from typing import Any
@@ -30,6 +31,8 @@ NAMES = {INK: "currentColor", GRID: "var(--grid, #e4e4e4)"} | {
 }
 WIDTH = 5.2
 """Inches; narrow, because a phone shows the same figure."""
+TITLE_WIDTH = 62
+"""Characters of a title that fit into the width; a longer one would push the axes aside."""
 _SVG = {"svg.fonttype": "none", "svg.hashsalt": "privfl"}
 
 
@@ -128,10 +131,11 @@ def legend(axes: Axes, title: str = "") -> None:
     columns = max(1, min(4, len(names), int(56 / (max(map(len, names)) + 7))))
     chart = axes.get_figure(root=True)
     assert chart is not None
-    chart.set_figheight(chart.get_figheight() + 0.2 * math.ceil(len(names) / columns))
+    wrapped = textwrap.fill(title, TITLE_WIDTH)
+    chart.set_figheight(chart.get_figheight() + 0.2 * (math.ceil(len(names) / columns) + wrapped.count("\n")))
     axes.legend(
         handles, names, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=columns, frameon=False, fontsize=10,
-        labelcolor=INK, title=title or None, alignment="left", handlelength=2.6, columnspacing=1.2, borderaxespad=0.2,
+        labelcolor=INK, title=wrapped or None, alignment="left", handlelength=2.6, columnspacing=1.2, borderaxespad=0.2,
     )  # fmt: skip
 
 

@@ -74,3 +74,15 @@ def test_lines_differ_in_grey_too():
 )
 def test_few_points_are_marked_the_last_among_them(number, marked):
     assert few(number) == marked if number != 100 else few(number, 10) == marked
+
+
+def test_a_long_title_is_broken_and_leaves_the_axes_their_width():
+    widths = []
+    for title in ("short", "a title that says more than fits into one line, " * 3):
+        chart = Chart("a line", ("x", "y"))
+        axes = chart.panel()
+        axes.plot([0, 1], [0, 1], label="line")
+        legend(axes, title)
+        figure_bytes(chart, "png")
+        widths.append(axes.get_position().width)
+    assert widths[1] == pytest.approx(widths[0], abs=0.02)
