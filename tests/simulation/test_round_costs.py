@@ -1,5 +1,6 @@
 """Target ε into noise, for the client who needs most; what uploads cost is known before a round runs."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -7,10 +8,21 @@ import pytest
 import torch
 
 import privfl as pf
-from privfl.errors import ConfigError
+from privfl.engine.workspace import phases_of
+from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.calibration import noise_multiplier_for
-from privfl.simulation.round_costs import ADD_OR_REMOVE_ONE, calibrate, hardest, planned_gradients
+from privfl.privacy.channel.channel import RoundChannel
+from privfl.privacy.channel.field import Field
+from privfl.privacy.door.log import DoorLog
+from privfl.simulation.round_costs import (
+    ADD_OR_REMOVE_ONE,
+    RoundCosts,
+    calibrate,
+    hardest,
+    planned_gradients,
+    planned_totals,
+)
 
 DPSGD = pf.DPSGD(target_epsilon=2.0)
 
@@ -80,3 +92,36 @@ def test_noise_on_the_sum_covers_one_gradient_of_each_client():
     assert once == (0.25, 1)
     with pytest.raises(ConfigError, match="twice adds 2 gradients up in one upload, but noise on the sum covers one"):
         planned_gradients(Twice(samples_per_round=100), pf.LocalTraining(), dpsgd, 0, received)
+
+
+def phase_of(algorithm, dpsgd):
+    (phase,) = phases_of(algorithm, RoundChannel.bare(algorithm.fields(), dpsgd))
+    return phase
+
+
+def test_a_doors_own_log_is_held_to_the_plan():
+    """One gradient more, another rate, a value in clear: each of them alone is refused."""
+    dpsgd = pf.DPSGD(noise_multiplier=1.0, sample_rate=0.25)
+    received = {"parameters": torch.zeros(3)}
+    costs = RoundCosts(phase_of(pf.FedAvg("uniform"), dpsgd), pf.LocalTraining(steps=2), received)
+    planned = costs.log(0)
+    costs.check(0, planned)
+    more = DoorLog(planned.noisy + Counter(planned.noisy), Counter(), {})
+    other = DoorLog(Counter({dpsgd.event(1.0, 0.5): 2}), Counter(), {})
+    for log in (
+        more,
+        other,
+        DoorLog(),
+        DoorLog(planned.noisy, Counter({0.25: 1}), {}),
+        DoorLog(planned.noisy, bare={"": None}),
+    ):
+        with pytest.raises(PrivacyError, match="took other values through the door of client 0 than it declared"):
+            costs.check(0, log)
+
+
+def test_a_target_covers_the_randomised_reports_of_all_rounds():
+    algorithm = pf.FedAvg("uniform")
+    channel = RoundChannel.bare([Field("share", shape=(), epsilon=0.5)], DPSGD)
+    (phase,) = phases_of(algorithm, channel)
+    events = planned_totals([phase], 7)
+    assert list(events.values()) == [7]
