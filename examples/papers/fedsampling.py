@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,15 @@ class Federation:
 
     def task(self, seed: int) -> pf.Task:
         """The task of one seed, which also draws the partition."""
-        return pf.Task.from_dataset(dataset(self.dataset), partition=self.partition, model=self.model, seed=seed)
+        return task_of(self, seed)
+
+
+@lru_cache(maxsize=2)
+def task_of(federation: Federation, seed: int) -> pf.Task:
+    """One federation's data, kept while method after method trains on it."""
+    return pf.Task.from_dataset(
+        dataset(federation.dataset), partition=federation.partition, model=federation.model, seed=seed
+    )
 
 
 @cache
