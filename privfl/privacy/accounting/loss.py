@@ -232,7 +232,7 @@ def log_moments(loss: DiscretisedPLD, step: float, exponents: Array) -> Array:
 
 
 def _log_sum_exp(terms: Array) -> Array:
-    """log Σ exp of each row of finite ``terms``, which are overwritten; scipy's costs more than twice as much."""
+    """log Σ exp of each row of finite ``terms``, which are overwritten; scipy's checks for more than can come here."""
     largest = terms.max(axis=1, keepdims=True)
     np.exp(np.subtract(terms, largest, out=terms), out=terms)
     return np.asarray(np.log(terms.sum(axis=1)) + largest[:, 0])

@@ -116,7 +116,7 @@ def own_vmap_refused() -> Iterator[None]:
         ConfigError: at the end of the block, it did.
     """
     found: list[str] = []
-    names, described, here = vars(autograd_function), autograd_function.VmapInfo, threading.get_ident()
+    names, here = vars(autograd_function), threading.get_ident()
 
     def note(**about: Any) -> autograd_function.VmapInfo:
         """What PyTorch makes to describe a stack to a rule, and nowhere else; the caller knows whose rule it is."""
@@ -127,6 +127,7 @@ def own_vmap_refused() -> Iterator[None]:
         return described(**about)
 
     with _ONE_AT_A_TIME:
+        described = autograd_function.VmapInfo
         names["VmapInfo"] = note  # not sys.setprofile, under which Python 3.11 can come to loop for ever
         try:
             yield

@@ -1,6 +1,8 @@
 """One row at a time: what couples rows moves the clipped sum by no more than one row may, in both engines."""
 
 import sys
+import threading
+import time
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -443,6 +445,22 @@ def test_looking_for_vmap_rules_leaves_pytorch_and_the_interpreter_as_they_were(
     with own_vmap_refused():
         assert sys.getprofile() is None  # Python 3.11 has looped for ever under a profile function
         assert autograd_function.VmapInfo is not before
+    assert autograd_function.VmapInfo is before
+
+
+def test_threads_that_look_for_vmap_rules_together_leave_pytorch_as_it_was():
+    before, inside = autograd_function.VmapInfo, threading.Barrier(2)
+
+    def look():
+        inside.wait()
+        with own_vmap_refused():
+            time.sleep(0.05)
+
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert autograd_function.VmapInfo is before
 
 
