@@ -16,19 +16,22 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from privfl.algorithms.base import Algorithm, Tensors, overrides
-from privfl.engine.dropout import Coins, StreamDropout
+from privfl.devices import to_device
+from privfl.engine.dropout import StreamDropout
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, Trained, Workspace, send
 from privfl.errors import ConfigError
 from privfl.models.module_state import ModuleState
 from privfl.privacy.clipping.lengths import padded
 from privfl.privacy.clipping.per_sample import GradSampleMode
+from privfl.privacy.clipping.row_wise import out_of_memory
 from privfl.privacy.clipping.stacked import StackedGradients
 from privfl.privacy.clipping.steady_stacks import LEAST
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.cohort_door import CohortDoor
 from privfl.privacy.door.contract import Batch, Door
 from privfl.privacy.door.keeper import ClientSlot, DrawnBatch, StepNumbers
+from privfl.privacy.noise.source import NoiseStream
 
 Work = Callable[[Tensors, Tensors, Batch, Door, LocalTraining], None]
 """A method of an algorithm that works on one client's state and a batch."""
@@ -85,7 +88,7 @@ class VectorisedEngine:
             try:
                 return self._train_chunk(stack, chunk, does, received, context)
             except (RuntimeError, MemoryError) as error:
-                if not _out_of_memory(error) or len(chunk) == 1:
+                if not out_of_memory(error) or len(chunk) == 1:
                     raise
             finally:
                 self._stacks.put(stack)
@@ -134,9 +137,9 @@ class VectorisedEngine:
         blind: bool = False,
     ) -> list[Trained]:
         loop, algorithm, training = self.loop, phase.for_clients(), self.loop.training.in_round(context.number)
-        streams: list[Coins] = []
+        streams: list[NoiseStream] = []
         if stack.dropout:
-            streams = [phase.dropout(slot.client, context, loop.device) for slot in slots]
+            streams = [phase.dropout(slot.client, context) for slot in slots]
 
         def announce(counts: Sequence[int], first: int) -> None:
             for layer in stack.dropout:
@@ -188,7 +191,7 @@ class VectorisedEngine:
         received: Tensors,
         algorithm: Algorithm,
         training: LocalTraining,
-        streams: list[Coins],
+        streams: list[NoiseStream],
     ) -> None:
         """All steps of all clients, in place; those with fewer steps leave the stack from its end."""
 
@@ -236,7 +239,7 @@ def _reorder(local: Tensors, order: Sequence[int]) -> None:
     """Put the clients of every tensor of ``local`` [clients, ...] in ``order``, in place of the dictionary."""
     if list(order) != list(range(len(order))):
         for name, value in local.items():
-            local[name] = value[torch.tensor(order, device=value.device)]
+            local[name] = value[to_device(torch.tensor(order), value.device)]
 
 
 def _stacked(values: Sequence[Tensor]) -> Tensor:
@@ -245,7 +248,3 @@ def _stacked(values: Sequence[Tensor]) -> Tensor:
     if all(value is first for value in values):
         return first.expand(len(values), *first.shape).clone()
     return torch.stack(list(values))
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

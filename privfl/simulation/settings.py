@@ -63,6 +63,8 @@ class Execution(Settings):
             measures which is faster; they agree up to the rounding of sums. ``ray`` divides the cohort among the
             workers of a Ray cluster (``pip install 'privfl[ray]'``) and gives the bits of ``loop``.
         precision: of gradients: ``float32``; ``tf32`` (CUDA) or ``bfloat16`` for speed.
+        deterministic: the same bits in every run on one CUDA device, at the price of slower kernels; what has none that
+            repeats its bits stops the run. Noise then has the same bits on every device.
         workers: clients side by side; ``None`` takes all cores. The loop gives the same bits for any number of them,
             the vectorised engine for the same number and chunk (``engine.json`` in the run directory says which). With
             ``ray``: processes of the cluster, one CPU each; ``None`` takes all CPUs that are free.
@@ -73,6 +75,7 @@ class Execution(Settings):
     device: str = "auto"
     engine: EngineName = "auto"
     precision: Precision = "float32"
+    deterministic: bool = False
     workers: int | None = None
     address: str | None = None
     checkpoint_seconds: float = 10.0
@@ -86,6 +89,11 @@ class Execution(Settings):
                 )
         if self.address is not None and self.engine != "ray":
             raise ConfigError(f"address is '{self.address}', but engine is '{self.engine}'; set engine = 'ray'")
+        if self.deterministic and self.engine == "ray":
+            raise ConfigError(
+                "deterministic is true, but engine is 'ray', whose workers are other processes; choose 'loop' or "
+                "'vectorised'"
+            )
         check_number("checkpoint_seconds", self.checkpoint_seconds, 0)
 
 

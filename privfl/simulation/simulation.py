@@ -127,6 +127,7 @@ def _simulate(
         way=plan.way,
         workers=workers(plan, directory),
         precision=plan.execution.precision,
+        deterministic=plan.execution.deterministic,
     ) as loop:
         return run(plan, state, pick_engine(plan, state, loop, directory, cluster), directory, callbacks)
 
