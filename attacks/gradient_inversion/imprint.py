@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,13 @@ PARALLEL = 0.999
 
 
 def imprinting_server(
-    algorithm: Algorithm, public: Tensor, *, units: int, gain: float = 1.0, seed: int = 0
+    algorithm: Algorithm,
+    public: Tensor,
+    *,
+    units: int,
+    gain: float = 1.0,
+    seed: int = 0,
+    rounds: Collection[int] | None = None,
 ) -> Algorithm:
     """``algorithm`` run by a server that imprints ``units`` units of the first layer of what it broadcasts.
 
@@ -30,13 +37,15 @@ def imprinting_server(
     random direction with thresholds at the quantiles of public inputs.
 
     With ``units`` below the width the least used units are imprinted, and a small ``gain`` keeps them from being felt:
-    the rest goes on learning, and updates of imprinted parameters never reach the server's own model.
+    the rest goes on learning, and updates of imprinted parameters never reach the server's own model. With ``rounds``
+    the server is honest in all others and adds nothing to its model in these: what it releases lacks their updates.
 
     Args:
         public: inputs [N, …] of the victims' domain, N at least ``units``.
         units: how many of the first layer's units are imprinted, 2 or more.
         gain: > 0, the weight of the units in the layer behind: the size of their gradients.
         seed: of w and of the signs in the layer behind.
+        rounds: in which it imprints, from 0; ``None`` all.
 
     Raises:
         ConfigError: a number is out of range. At the first broadcast: the network is no perceptron of that width.
@@ -47,7 +56,9 @@ def imprinting_server(
         raise ConfigError(f"there are {len(public)} public inputs for the thresholds of {units} units; give as many")
     flat_inputs = public.detach().flatten(1)
 
-    def craft(network: FlatNetwork, honest: Tensor) -> Tensor:
+    def craft(network: FlatNetwork, honest: Tensor, number: int) -> Tensor:
+        if rounds is not None and number not in rounds:
+            return honest
         weight, bias, behind = perceptron_parts(network.module, honest)
         chosen = _least_used(weight, bias, behind, units, flat_inputs)
         generator = torch.Generator().manual_seed(seed)
@@ -61,7 +72,9 @@ def imprinting_server(
         behind[:, chosen] = gain * signs[:, None] / units
         return honest
 
-    def keep(network: FlatNetwork, honest: Tensor) -> Tensor:
+    def keep(network: FlatNetwork, honest: Tensor, number: int) -> Tensor:
+        if rounds is not None:
+            return torch.full_like(honest, float(number not in rounds))
         weight, bias, behind = perceptron_parts(network.module, honest.clone())
         chosen = _least_used(weight, bias, behind, units, flat_inputs)
         mask = torch.ones_like(honest)
@@ -83,7 +96,7 @@ def perceptron_parts(network: nn.Module, flat: Tensor) -> tuple[Tensor, Tensor, 
     fits = len(views) >= 3 and (views[0].dim(), views[1].dim(), views[2].dim()) == (2, 1, 2)
     if not fits or views[1].shape[0] != views[0].shape[0] or views[2].shape[1] != views[0].shape[0]:
         raise ConfigError(
-            f"{type(network).__name__} does not begin with two fully connected layers and a bias; imprint a 'two-nn'"
+            f"{type(network).__name__} does not begin with two fully connected layers and a bias; attack a 'two-nn'"
         )
     return views[0], views[1], views[2]
 

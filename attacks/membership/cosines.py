@@ -50,7 +50,7 @@ def centred(scores: Tensor, targets: Tensor) -> Tensor:
     """``scores`` [n] less the mean of their class; of a class with fewer than ``CROWD``, less the mean of all."""
     known = torch.where(scores.isfinite(), scores, torch.nan)
     means = torch.full_like(scores, float(known.nanmean()))
-    for label in targets.unique().tolist():
+    for label in sorted(set(targets.tolist())):
         rows = targets == label
         if int(rows.sum()) >= CROWD:
             means[rows] = known[rows].nanmean()
