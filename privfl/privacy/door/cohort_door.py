@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from privfl.data.mapped import Rows
+from privfl.data.mapped import MappedRows, Rows
 from privfl.devices import in_one_copy, to_device
 from privfl.models.module_state import ModuleState
 from privfl.privacy.clipping.lengths import Lengths, identity, padded, passes
@@ -98,7 +98,7 @@ class CohortDoor(DoorKeeper):
             [index, known, uniform, normal, *mask], self._targets.device
         )
         numbers = StepNumbers(known[0], known[1], uniform, normal)
-        inputs = self._inputs[places if isinstance(self._inputs, Tensor) else index]
+        inputs = self._inputs[index if isinstance(self._inputs, MappedRows) else places]
         return DrawnBatch(numbers, plans, counts, places, inputs, self._targets[places], mask[0] if mask else None)
 
     def _outside(
