@@ -8,7 +8,7 @@ number of workers and the order of clients change nothing.
 Releases are rounded to a grid *after* the noise is added. Sums of floating-point numbers keep low bits that tell which
 value the noise was added to (Mironov, "On Significance of the Least Significant Bits for Differential Privacy", CCS
 2012). Rounding to a grid of about σ·2⁻²⁰ is post-processing that removes them: the steps of the noise are below the
-grid by a factor of 2¹³ or more everywhere, also in the tail (the logarithm is refined to 106 bits there), so every grid
+grid by a factor of 2¹³ or more everywhere, also in the tail (where U is near 0, it gets 53 more bits), so every grid
 point within its reach is reached from every input. This is an argument about resolution, not a proof of exactness as
 for discrete samplers; it fails if the values exceed the noise by 2³², where float64 itself is coarser than the grid.
 """
