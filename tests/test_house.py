@@ -84,7 +84,7 @@ TESTED_ELSEWHERE = {
     "privfl/commands": "account data demo_sentences deploy examine interrupts listing printing progress",
     "privfl/data": "berka berka_tables checksums entries entry files heart holdout tabular wfdb",
     "privfl/data/partitions": "base given pathological report simple skewed",
-    "privfl/deploy": "budget diary kits link local party secure sizes split transport",
+    "privfl/deploy": "budget diary kits link local party secure sizes split",
     "privfl/engine": "dropout layouts memory secure_aggregation",
     "privfl/federation": "context",
     "privfl/metrics": "classification",
