@@ -153,7 +153,8 @@ def measure(clients: int, numbers: int, rounds: int, adversary: str) -> dict[str
                 process.kill()
                 process.wait()
             transport.close()
-        requests = [json.loads((folders[f"client-{one}"] / "timing.json").read_text("utf-8")) for one in range(clients)]
+        said = [(folders[f"client-{one}"] / "timing.json").read_text(encoding="utf-8") for one in range(clients)]
+        requests = [json.loads(one) for one in said]
     spent = [end - start for start, (end, _) in zip(starts, ends[1:], strict=False)]
     legs = [transport.legs[first:last] for (_, first), (_, last) in pairwise(ends)]
     return {
