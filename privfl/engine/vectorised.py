@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from privfl.privacy.door.cohort_door import CohortDoor
 from privfl.privacy.door.contract import Batch, Door
 from privfl.privacy.door.keeper import ClientSlot, DrawnBatch, StepNumbers
 
+Item = TypeVar("Item")
 Work = Callable[[Tensors, Tensors, Batch, Door, LocalTraining], None]
 """A method of an algorithm that works on one client's state and a batch."""
 
@@ -41,6 +43,13 @@ class Stack:
     gradients: StackedGradients
     dropout: list[StreamDropout]
     state: ModuleState | None
+
+
+def chunks_of(ordered: list[Item], chunk: int, workers: int) -> list[list[Item]]:
+    """At most ``chunk`` clients each; if one chunk for each of the ``workers`` is enough, all get as much work."""
+    if len(ordered) <= chunk * workers:
+        return [part for first in range(workers) if (part := ordered[first::workers])]
+    return [ordered[first : first + chunk] for first in range(0, len(ordered), chunk)]
 
 
 class VectorisedEngine:
@@ -98,15 +107,8 @@ class VectorisedEngine:
             return [result for part in (again[:half], again[half:]) for result in work(part)]
 
         ordered = sorted(map(slot, cohort), key=lambda one: (-one.steps, -len(one.rows)))
-        for results in self.loop.in_order(work, self._chunks(ordered)):
+        for results in self.loop.in_order(work, chunks_of(ordered, self.chunk, self.loop.workers)):
             yield from results
-
-    def _chunks(self, ordered: list[ClientSlot]) -> list[list[ClientSlot]]:
-        """At most ``chunk`` clients each; if one chunk for each worker is enough, all get as much work."""
-        workers = self.loop.workers
-        if len(ordered) <= self.chunk * workers:
-            return [part for first in range(workers) if (part := ordered[first::workers])]
-        return [ordered[first : first + self.chunk] for first in range(0, len(ordered), self.chunk)]
 
     def _train_chunk(
         self, stack: Stack, slots: Sequence[ClientSlot], phase: Phase, received: Tensors, context: RoundContext
