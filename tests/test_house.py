@@ -84,7 +84,7 @@ TESTED_ELSEWHERE = {
     "privfl/commands": "account data demo_sentences deploy examine interrupts listing printing progress",
     "privfl/data": "berka berka_tables checksums entries entry files heart holdout tabular wfdb",
     "privfl/data/partitions": "base given pathological report simple skewed",
-    "privfl/deploy": "budget diary kits link local party secure sizes split transport",
+    "privfl/deploy": "budget diary kits link local party secure sizes split",
     "privfl/engine": "dropout layouts memory secure_aggregation",
     "privfl/federation": "context",
     "privfl/metrics": "classification",
@@ -97,7 +97,7 @@ TESTED_ELSEWHERE = {
     "privfl/privacy/secagg": "bodies client cohort errors ideal recovery relay rules server standing",
     "privfl/privacy/sizes": "estimate",
     "privfl/simulation": "archive checkpoint noise_key recorder remote_engine result",
-    "privfl/study": "attacks clients display execution findings locks members opening plots record report "
+    "privfl/study": "attacks clients cluster display execution findings locks members opening plots record report "
     "shown summary sweep workers",
     "attacks": "attack auxiliary judge registry",
     "attacks/images": "nulls result",

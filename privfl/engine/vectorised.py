@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,7 @@ from privfl.privacy.door.contract import Batch, Door
 from privfl.privacy.door.keeper import ClientSlot, DrawnBatch, StepNumbers
 from privfl.privacy.noise.source import NoiseStream
 
+Item = TypeVar("Item")
 DISPATCHED = 5 << 18
 """Numbers in the windows of a stacked step up to which one worker is quicker than two, measured on two cores."""
 Work = Callable[[Tensors, Tensors, Batch, Door, LocalTraining], None]
@@ -49,6 +51,13 @@ class Stack:
     dropout: list[StreamDropout]
     state: ModuleState | None
     unaided: StackedSequence | None = None
+
+
+def chunks_of(ordered: list[Item], chunk: int, workers: int) -> list[list[Item]]:
+    """At most ``chunk`` clients each; if one chunk for each of the ``workers`` is enough, all get as much work."""
+    if len(ordered) <= chunk * workers:
+        return [part for first in range(workers) if (part := ordered[first::workers])]
+    return [ordered[first : first + chunk] for first in range(0, len(ordered), chunk)]
 
 
 class VectorisedEngine:
@@ -136,16 +145,10 @@ class VectorisedEngine:
         return len(slots) * rows * self._values < DISPATCHED
 
     def _chunks(self, ordered: list[ClientSlot]) -> list[list[ClientSlot]]:
-        """At most ``chunk`` clients each; if one chunk for each worker is enough, all get as much work.
-
-        Where a step is mostly dispatch, workers would share one interpreter lock, and one of them does it all.
-        """
-        workers = self.loop.workers
-        if len(ordered) <= self.chunk * workers and self._small(ordered):
+        """See :func:`chunks_of`; one chunk where a step is mostly dispatch, since workers share one interpreter lock."""
+        if len(ordered) <= self.chunk * self.loop.workers and self._small(ordered):
             return [ordered]
-        if len(ordered) <= self.chunk * workers:
-            return [part for first in range(workers) if (part := ordered[first::workers])]
-        return [ordered[first : first + self.chunk] for first in range(0, len(ordered), self.chunk)]
+        return chunks_of(ordered, self.chunk, self.loop.workers)
 
     def _train_chunk(
         self, stack: Stack, slots: Sequence[ClientSlot], phase: Phase, received: Tensors, context: RoundContext
