@@ -62,7 +62,7 @@ class Scaffold(Algorithm):
     keeps: ClassVar[tuple[str, ...]] = ("control",)
     option: Literal["I", "II"] = "II"
     counts_by: ClassVar[str] = "weighting"
-    weighting: Literal["uniform", "size"] | None = None
+    weighting: Literal["size", "uniform"] | None = None
     server_learning_rate: float = 1.0
 
     def __post_init__(self) -> None:

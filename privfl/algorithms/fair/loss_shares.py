@@ -61,7 +61,7 @@ class LossShares(Algorithm):
 
     statistics: ClassVar[tuple[str, ...]] = (LOSS,)
     counts_by: ClassVar[str] = "weighting"
-    weighting: Literal["uniform", "size"] | None = None
+    weighting: Literal["size", "uniform"] | None = None
     server_learning_rate: float = 1.0
     loss_bound: float = math.inf
     reach: float = 10.0
