@@ -7,8 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 from attacks.attack import Attack
+from attacks.gradient_inversion.fishing import Fishing
 from attacks.gradient_inversion.imprint_attack import Imprint
 from attacks.gradient_inversion.inversion import GradientInversion
+from attacks.gradient_inversion.model_inconsistency import ModelInconsistency
 from attacks.labels.inference import LLG, DisclosedCounts, LabelCounts
 from attacks.membership.fedmia import FedMIA
 from attacks.membership.lira import LiRA
@@ -49,6 +51,8 @@ ATTACKS: Mapping[str, type[Attack]] = MappingProxyType(
             PrototypeInversion,
             GradientInversion,
             Imprint,
+            ModelInconsistency,
+            Fishing,
             LabelCounts,
             LLG,
             DisclosedCounts,

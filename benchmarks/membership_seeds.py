@@ -23,7 +23,7 @@ import torch
 
 import attacks
 import privfl as pf
-from attacks.membership.cosines import RoundCosines, alignments
+from attacks.membership.cosines import Standardised, steps
 from attacks.membership.loss_threshold import LossThreshold
 from attacks.membership.matched_filter import filtered
 from attacks.membership.scores import Models
@@ -36,6 +36,8 @@ NOISE_KEY = 20211
 """Repeats the noise, so that the study repeats; a run to be released leaves it out."""
 REFERENCES = (1, 2, 4)
 LIRA = (4, 16)
+ALIGNED = ("gradient-alignment", "gradient-alignment, all rounds", "fedmia", "fedmia, as published")
+"""``fedmia`` reads all rounds; as published it multiplies one-sided probabilities of cosines, round by round."""
 VICTIMS = {"undefended": None, "ε = 50": 50.0}
 
 
@@ -80,17 +82,25 @@ def by_server(options: argparse.Namespace, seen: Any, games: list[Any], public: 
     owners = np.repeat(np.arange(options.clients), [len(game.candidates) for game in games])
     last = options.clients - 1
     rivals = {client: last if client != last else 0 for client in range(options.clients)}
-    scores = {name: np.zeros(n) for name in ("alignment", "alignment, null", "fedmia", "fedmia, null")}
-    for one in list(seen)[-rounds:]:
+    scores = {f"{name}{null}": np.zeros(n) for name in ALIGNED for null in ("", ", null")}
+    sums = {(client, role): Standardised() for client in rivals for role in ("", ", null")}
+    for place, one in enumerate(seen):
         stacked = torch.stack([one.uploads[client]["update"] for client in range(options.clients)])
-        found = alignments(models, one.broadcast["parameters"], asked, stacked)
+        made, slopes = steps(models, one.broadcast["parameters"], asked, stacked)
+        cosines = made / slopes
         for client, rival in rivals.items():
-            rows = owners == client
-            part = RoundCosines(tuple(range(options.clients)), found[:, torch.from_numpy(rows)])
-            scores["alignment"][rows] += part.found[client].numpy()
-            scores["alignment, null"][rows] += part.found[rival].numpy()
-            scores["fedmia"][rows] += part.standardised(client).numpy()
-            scores["fedmia, null"][rows] += part.standardised(rival, without=client).numpy()
+            rows = torch.from_numpy(owners == client)
+            for who, null in ((client, ""), (rival, ", null")):
+                rest = [other for other in rivals if other not in (client, who)]
+                sums[client, null].add(made[who, rows], made[rest][:, rows])
+                apart = (cosines[who, rows] - cosines[rest][:, rows].mean(0)) / cosines[rest][:, rows].std(0)
+                scores[f"fedmia, as published{null}"][rows.numpy()] += torch.special.log_ndtr(apart).numpy()
+                scores[f"gradient-alignment, all rounds{null}"][rows.numpy()] += cosines[who, rows].numpy()
+                if place >= len(seen) - rounds:
+                    scores[f"gradient-alignment{null}"][rows.numpy()] += cosines[who, rows].numpy()
+    for (client, null), found in sums.items():
+        rows = torch.from_numpy(owners == client)
+        scores[f"fedmia{null}"][rows.numpy()] = found.scores(asked.targets[rows]).numpy()
     known, apart = public[torch.arange(0, len(public), 2)], public[torch.arange(1, len(public), 2)]
     inside = torch.from_numpy(members)
     likes = same_classes(apart, asked.targets[inside])  # nobody's, of the members' classes
@@ -109,7 +119,7 @@ def by_server(options: argparse.Namespace, seen: Any, games: list[Any], public: 
     right = [float((part == true).double().mean()) for part in (named[:n][inside], named[n:])]
     cells = {
         name: {**measures(scores[key], members), "null": measures(scores[f"{key}, null"], members)}
-        for name, key in (("gradient-alignment", "alignment"), ("fedmia", "fedmia"), ("matched-filter", "filter"))
+        for name, key in (*((name, name) for name in ALIGNED), ("matched-filter", "filter"))
     }
     cells["matched-filter, anybody's"] = {**measures(candidates.held(), members), "null": {"auc": 0.5, "tpr": 0.01}}
     cells["source-inference"] = {
@@ -207,7 +217,7 @@ def table(seeds: Mapping[str, Any]) -> str:
         source = [cell["source-inference"] for cell in cells]
         right, null = (mean([row["accuracy"] for row in rows]) for rows in (source, [row["null"] for row in source]))
         lines += ["", f"source-inference: {right} right, null {null}, chance {source[0]['chance']:.3f}"]
-        pairs = [(one, "gradient-alignment") for one in ("fedmia", "matched-filter")]
+        pairs = [(one, base) for base in ALIGNED[:2] for one in (*ALIGNED[2:], "matched-filter")]
         pairs += [(f"rmia, offline, {count}", f"lira, offline, {many}") for count in REFERENCES for many in LIRA]
         for one, other in pairs:
             ratio = statistics.mean(c[one]["tpr"] for c in cells) / statistics.mean(c[other]["tpr"] for c in cells)

@@ -15,6 +15,7 @@ import pytest
 
 from privfl.study.file import Study
 from privfl.study.store import Store
+from tests.programs import python
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SMALL = ["rounds=1", "evaluate_every=1", "study.seeds=1", "study.epsilon=[inf]", "study.variant=[]"]
@@ -42,8 +43,7 @@ def test_the_benchmark_command_writes_json_and_markdown_and_keeps_what_it_did_no
     machine = {"processor": "another", "load": 0.25}
     stale = [row("statement", "stale", met=True), row("memory", "kept", met=True)]
     (tmp_path / "latest.json").write_text(json.dumps({"machine": machine, "rows": stale}))
-    command = [sys.executable, str(BENCHMARKS / "run.py"), "--quick", "--only", "statement", "--out", str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    python(BENCHMARKS / "run.py", "--quick", "--only", "statement", "--out", tmp_path).check_returncode()
     record = json.loads((tmp_path / "latest.json").read_text())
     assert [row["benchmark"] for row in record["rows"]] == ["statement", "statement", "memory"]
     assert all(row["met"] == (row["median"] <= row["target"]) for row in record["rows"])
@@ -103,9 +103,9 @@ def test_the_first_rounds_and_the_evaluated_last_one_are_not_timed(benchmark_mod
 
 @pytest.mark.slow
 def test_a_run_of_its_own_prints_what_the_peers_scripts_print():
-    command = [sys.executable, str(BENCHMARKS / "rounds.py"), "--work", "small", "--cohort", "2"]
-    command += ["--engine", "loop", "--rounds", "3", "--warmup", "1", "--noise"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    given = ["--work", "small", "--cohort", "2", "--engine", "loop", "--rounds", "3", "--warmup", "1", "--noise"]
+    done = python(BENCHMARKS / "rounds.py", *given)
+    assert done.returncode == 0, done.stderr
     line = json.loads(done.stdout)
     assert line["rounds_timed"] == 2
     assert line["trained_by"] == "LoopEngine"
@@ -230,12 +230,12 @@ def test_the_membership_campaigns_run_small_and_go_on_where_they_stopped(tmp_pat
     out = tmp_path / "found.json"
     small = {"dataset": "digits", "clients": 4, "size": 30, "rounds": 2, "public": 150, "width": 16, "references": 60}
     given = [part for key, value in {**small, "shadow-epochs": 2}.items() for part in (f"--{key}", str(value))]
-    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--out", str(out), *given]
+    command = [BENCHMARKS / f"{name}.py", "--out", out, *given]
     command += ["--seeds", "1"] if name == "membership_seeds" else []
-    first = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
+    first = python(*command).stdout
     written = out.read_text()
     assert "|" in first
-    again = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
+    again = python(*command).stdout
     assert out.read_text() == written
     assert first.endswith(again)
 

@@ -10,7 +10,6 @@ import io
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tomllib
 from contextlib import redirect_stdout
@@ -22,6 +21,7 @@ import pytest
 from privfl.experiment import Experiment
 from privfl.study.file import Study
 from tests.commands.command_line import privfl
+from tests.programs import python
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -73,14 +73,10 @@ def copy(tmp_path):
     return tmp_path
 
 
-def run(command, folder):
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, encoding="utf-8", timeout=300)
-
-
 @pytest.mark.parametrize("program", programs(), ids=lambda program: program.name)
 def test_every_program_runs_and_prints_what_its_page_shows(program, tmp_path):
     (tmp_path / "snippet.py").write_text(program.code, encoding="utf-8")
-    done = run([sys.executable, "-X", "utf8", "snippet.py"], tmp_path)
+    done = python("snippet.py", cwd=tmp_path, fresh=program.name.startswith("README"))
     assert done.returncode == 0, done.stderr
     for shown in program.printed:
         assert shown in done.stdout, f"the page shows\n{shown}\nand the program prints\n{done.stdout}"
@@ -98,14 +94,14 @@ def test_every_configuration_is_a_valid_experiment(body, reason):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("body", "reason"), blocks("bash"))
-def test_every_command_runs(body, reason, copy, record_property):
+def test_every_command_runs(body, reason, copy, record_property, request):
     if reason:
         record_property("not run", reason)
         return
     for line in body.strip().splitlines():
         program, *arguments = shlex.split(line, comments=True)
         assert program == "privfl", f"say why this is not run: {line}"
-        done = run([sys.executable, "-m", "privfl", *arguments], copy)
+        done = python("-m", "privfl", *arguments, cwd=copy, fresh="README" in request.node.name)
         assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 
@@ -160,7 +156,7 @@ def _command(line, folder):
     """What ``line`` prints; commands of privfl run in this process, which has loaded PyTorch already."""
     program, *arguments = shlex.split(line, comments=True)
     if program == "python":
-        done = run([sys.executable, *arguments], folder)
+        done = python(*arguments, cwd=folder)
         code, out, err = done.returncode, done.stdout, done.stderr
     else:
         assert program == "privfl", line
@@ -172,11 +168,10 @@ def _command(line, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
 def test_every_example_experiment_runs(path, copy):
-    command = [sys.executable, "-m", "privfl", "run", str(path), "--set", "rounds=3", "--out", "out"]
-    done = run(command, copy)
+    done = python("-m", "privfl", "run", path, "--set", "rounds=3", "--out", "out", cwd=copy)
     assert done.returncode == 0, done.stderr
     assert "Privacy statement" in done.stdout
-    report = run([sys.executable, "-m", "privfl", "report", "out"], copy)
+    report = python("-m", "privfl", "report", "out", cwd=copy)
     assert report.returncode == 0, report.stderr
 
 
@@ -184,8 +179,7 @@ def test_every_example_experiment_runs(path, copy):
 @pytest.mark.parametrize("private", [[], ["--private", "3"]], ids=["plain", "private"])
 def test_the_fedsampling_example_runs_in_small_form(private, copy, data_folder):
     small = ["--rounds", "2", "--seeds", "1", "--model", "logistic"]
-    command = [sys.executable, "examples/fedsampling_fashion.py", "--out", "out", *small, *private]
-    done = run(command, copy)
+    done = python("examples/fedsampling_fashion.py", "--out", "out", *small, *private, cwd=copy)
     assert done.returncode == 0, done.stderr
     assert (copy / "out" / "accuracy.png").exists()
 

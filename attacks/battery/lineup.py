@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attacks.attack import Attack
+from attacks.gradient_inversion.fishing import Fishing
 from attacks.gradient_inversion.imprint_attack import Imprint
 from attacks.gradient_inversion.inversion import GradientInversion
+from attacks.gradient_inversion.model_inconsistency import ModelInconsistency
 from attacks.judge import Judge
 from attacks.labels.inference import LLG, DisclosedCounts, LabelCounts
 from attacks.membership.fedmia import FedMIA
@@ -64,7 +66,8 @@ def lineup(seen: Transcript, judge: Judge) -> list[Entry]:
     there = [client for client in (exchanges[-1].members if exchanges else ()) if client < len(sizes)]
     there = there or list(range(len(sizes)))
     largest = max(there, key=lambda client: int(sizes[client])) if single else None
-    smallest = min(there, key=lambda client: int(sizes[client])) if single else None
+    target = min(there, key=lambda client: int(sizes[client]))
+    smallest = target if single else None
     images = {"client": smallest, "batch": int(sizes.sum() if smallest is None else sizes[smallest])}
     whose = {"client": largest}
     return [
@@ -95,5 +98,7 @@ def lineup(seen: Transcript, judge: Judge) -> list[Entry]:
             for method in ("analytic", "spear", "wiener", "inverting-gradients")
         ),
         Entry("imprint", Imprint, images),
+        Entry("model-inconsistency", ModelInconsistency, {"client": target, "batch": int(sizes[target])}),
+        Entry("fishing", Fishing, images),
         Entry("poisoned-membership", PoisonedMembership),
     ]

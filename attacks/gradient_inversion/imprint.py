@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,14 @@ PARALLEL = 0.999
 
 
 def imprinting_server(
-    algorithm: Algorithm, public: Tensor, *, units: int, gain: float = 1.0, seed: int = 0
+    algorithm: Algorithm,
+    public: Tensor,
+    *,
+    units: int,
+    directions: int = 1,
+    gain: float = 1.0,
+    seed: int = 0,
+    rounds: Collection[int] | None = None,
 ) -> Algorithm:
     """``algorithm`` run by a server that imprints ``units`` units of the first layer of what it broadcasts.
 
@@ -27,41 +35,50 @@ def imprinting_server(
     rising thresholds, ``relu(h(x) − c_i)``, and the layer behind treats them alike. The gradients of neighbours then
     differ by the inputs whose measurement lies between their thresholds, and what lies there alone is read exactly,
     whatever else was added up (:func:`imprinted_inputs`). The paper's example measures the mean brightness; here w is a
-    random direction with thresholds at the quantiles of public inputs.
+    random direction with thresholds at the quantiles of public inputs. Several ``directions`` share the units: two
+    inputs that lie between the same thresholds of one seldom do so along another.
 
     With ``units`` below the width the least used units are imprinted, and a small ``gain`` keeps them from being felt:
-    the rest goes on learning, and updates of imprinted parameters never reach the server's own model.
+    the rest goes on learning, and updates of imprinted parameters never reach the server's own model. With ``rounds``
+    the server is honest in all others and adds nothing to its model in these: what it releases lacks their updates.
 
     Args:
         public: inputs [N, …] of the victims' domain, N at least ``units``.
-        units: how many of the first layer's units are imprinted, 2 or more.
+        units: how many of the first layer's units are imprinted, 2 or more for each direction.
+        directions: how many directions w there are.
         gain: > 0, the weight of the units in the layer behind: the size of their gradients.
         seed: of w and of the signs in the layer behind.
+        rounds: in which it imprints, from 0; ``None`` all.
 
     Raises:
         ConfigError: a number is out of range. At the first broadcast: the network is no perceptron of that width.
     """
-    check_count("imprinted units", units, 2)
+    check_count("directions", directions)
+    check_count("imprinted units", units, 2 * directions)
     check_number("gain", gain, 0, above=True)
     if len(public) < units:
         raise ConfigError(f"there are {len(public)} public inputs for the thresholds of {units} units; give as many")
     flat_inputs = public.detach().flatten(1)
 
-    def craft(network: FlatNetwork, honest: Tensor) -> Tensor:
+    def craft(network: FlatNetwork, honest: Tensor, number: int) -> Tensor:
+        if rounds is not None and number not in rounds:
+            return honest
         weight, bias, behind = perceptron_parts(network.module, honest)
         chosen = _least_used(weight, bias, behind, units, flat_inputs)
         generator = torch.Generator().manual_seed(seed)
-        direction = torch.randn(weight.shape[1], generator=generator, dtype=weight.dtype).to(weight.device)
-        direction = direction / direction.norm()
-        measured = flat_inputs.to(weight) @ direction
-        levels = (torch.arange(units, dtype=weight.dtype, device=weight.device) + 0.5) / units
-        weight[chosen] = direction
-        bias[chosen] = -torch.quantile(measured, levels)
+        for group in torch.tensor_split(chosen, directions):
+            direction = torch.randn(weight.shape[1], generator=generator, dtype=weight.dtype).to(weight.device)
+            direction = direction / direction.norm()
+            levels = (torch.arange(len(group), dtype=weight.dtype, device=weight.device) + 0.5) / len(group)
+            weight[group] = direction
+            bias[group] = -torch.quantile(flat_inputs.to(weight) @ direction, levels)
         signs = torch.randn(len(behind), generator=generator, dtype=weight.dtype).to(weight.device)
         behind[:, chosen] = gain * signs[:, None] / units
         return honest
 
-    def keep(network: FlatNetwork, honest: Tensor) -> Tensor:
+    def keep(network: FlatNetwork, honest: Tensor, number: int) -> Tensor:
+        if rounds is not None:
+            return torch.full_like(honest, float(number not in rounds))
         weight, bias, behind = perceptron_parts(network.module, honest.clone())
         chosen = _least_used(weight, bias, behind, units, flat_inputs)
         mask = torch.ones_like(honest)
@@ -83,7 +100,7 @@ def perceptron_parts(network: nn.Module, flat: Tensor) -> tuple[Tensor, Tensor, 
     fits = len(views) >= 3 and (views[0].dim(), views[1].dim(), views[2].dim()) == (2, 1, 2)
     if not fits or views[1].shape[0] != views[0].shape[0] or views[2].shape[1] != views[0].shape[0]:
         raise ConfigError(
-            f"{type(network).__name__} does not begin with two fully connected layers and a bias; imprint a 'two-nn'"
+            f"{type(network).__name__} does not begin with two fully connected layers and a bias; attack a 'two-nn'"
         )
     return views[0], views[1], views[2]
 
@@ -98,29 +115,36 @@ def imprinted_inputs(weight: Tensor, bias: Tensor, weight_gradient: Tensor, bias
     Raises:
         ConfigError: no two units are parallel.
     """
-    group = parallel_group(weight)
-    if len(group) < 2:
+    groups = parallel_groups(weight)
+    if not groups:
         raise ConfigError("no units of the first layer are parallel; the server of this run did not imprint it")
-    scale = weight[group].norm(dim=1)
-    order = (bias[group] / scale).argsort(descending=True)  # from the lowest threshold to the highest
-    rows = group[order]
-    above = torch.cat([rows[1:], rows[:1]])
-    parts = weight_gradient.double()[rows] - weight_gradient.double()[above]
-    sizes = bias_gradient.double()[rows] - bias_gradient.double()[above]
-    parts[-1], sizes[-1] = weight_gradient.double()[rows[-1]], bias_gradient.double()[rows[-1]]
+    all_parts, all_sizes = [], []
+    for group in groups:
+        scale = weight[group].norm(dim=1)
+        rows = group[(bias[group] / scale).argsort(descending=True)]  # from the lowest threshold to the highest
+        above = torch.cat([rows[1:], rows[:1]])
+        parts = weight_gradient.double()[rows] - weight_gradient.double()[above]
+        sizes = bias_gradient.double()[rows] - bias_gradient.double()[above]
+        parts[-1], sizes[-1] = weight_gradient.double()[rows[-1]], bias_gradient.double()[rows[-1]]
+        all_parts.append(parts)
+        all_sizes.append(sizes)
+    parts, sizes = torch.cat(all_parts), torch.cat(all_sizes)
     largest = sizes.abs().argsort(descending=True)
     held = largest[sizes[largest].abs() > 1e-12 * float(sizes.abs().max().clamp_min(1e-300))]
     inputs: Tensor = parts[held] / sizes[held, None]
     return inputs
 
 
-def parallel_group(weight: Tensor) -> Tensor:
-    """Rows of ``weight`` [m, n] in the largest set of rows that point the same way, int64 [≤ m]."""
+def parallel_groups(weight: Tensor) -> list[Tensor]:
+    """Sets of two or more rows of ``weight`` [m, n] that point the same way, each int64 [≤ m], the largest first."""
     unit = weight.double() / weight.double().norm(dim=1, keepdim=True).clamp_min(1e-300)
     alike = unit @ unit.T > PARALLEL
-    largest: Tensor = alike[alike.sum(1).argmax()]
-    rows: Tensor = largest.nonzero().flatten()
-    return rows
+    found = []
+    while bool((alike.sum(1) > 1).any()):
+        largest = alike[alike.sum(1).argmax()].clone()
+        found.append(largest.nonzero().flatten())
+        alike[largest], alike[:, largest] = False, False
+    return found
 
 
 def parallel_units(network: nn.Module) -> float:
@@ -130,8 +154,7 @@ def parallel_units(network: nn.Module) -> float:
     that knows of this check can hide from it (noise on the rows, at a price in sharpness).
     """
     weight = next(network.parameters()).detach()
-    group = parallel_group(weight.flatten(1))
-    return len(group) / len(weight) if len(group) > 1 else 0.0
+    return sum(map(len, parallel_groups(weight.flatten(1)))) / len(weight)
 
 
 def _least_used(weight: Tensor, bias: Tensor, behind: Tensor, units: int, inputs: Tensor) -> Tensor:

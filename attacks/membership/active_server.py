@@ -33,7 +33,7 @@ def gradient_ascent_server(algorithm: Algorithm, targets: Records, *, step: floa
     if not step > 0 or ascents < 1:
         raise ConfigError(f"the server ascends {ascents} times by {step!r}; give a positive step and at least 1 ascent")
 
-    def craft(network: FlatNetwork, honest: Tensor) -> Tensor:
+    def craft(network: FlatNetwork, honest: Tensor, number: int) -> Tensor:
         inputs, labels = (part.to(honest.device) for part in (targets.inputs, targets.targets))
         for _ in range(ascents):
             with torch.enable_grad(), network.at(honest):

@@ -9,7 +9,7 @@ import torch
 
 from attacks.attack import Needs
 from attacks.auxiliary import Records
-from attacks.membership.cosines import RoundCosines, alignments
+from attacks.membership.cosines import Standardised, steps
 from attacks.membership.scores import Models
 from attacks.membership.update_attacks import FederatedMembership
 from attacks.metrics.distinguishing import Scores
@@ -20,14 +20,16 @@ from privfl.simulation.transcript import Transcript
 
 @dataclass(frozen=True)
 class FedMIA(FederatedMembership):
-    """Score Σ_t (c_t − mean_j c_j,t)/std_j c_j,t of the cosines c = cos(−∇ℓ(w_t; x), Δ_t), j the other clients.
+    """By how much client i's updates go further down the slope of x than other clients' do, over all rounds.
 
     Zhu, Li, Gong, Xu and Fan, "FedMIA: An Effective Membership Inference Attack Exploiting 'All for One' Principle in
-    Federated Learning" (arXiv 2402.06289), with the gradients' cosine as its measure: the updates of clients who do not
-    hold x are samples of what a non-member's cosine is, in the same round and for this very record. Where gradient
-    alignment ranks records by how typical they are too, this compares every record with itself. The paper multiplies
-    the one-sided probabilities of the rounds; here the standardised cosines are added, which keeps the order of what
-    lies far out. The deviation is each record's own if at least ten others took part, else one for all records.
+    Federated Learning" (arXiv 2402.06289): the updates of clients who do not hold x are samples of what a non-member
+    shows, in the same round and for this very record. Where gradient alignment ranks records by how typical they are
+    too, this compares every record with itself. The paper takes the gradients' cosine, or the loss, and multiplies the
+    one-sided probabilities of the rounds by each record's deviation in a round. Here (:class:`Standardised`) steps are
+    added, so that rounds in which x has a large gradient count for more; the deviation comes from all rounds; and what
+    the client's classes explain is taken out by the mean over the candidates of the class. Members and others must be
+    asked about in the same classes.
     """
 
     name: ClassVar[str] = "fedmia"
@@ -37,7 +39,7 @@ class FedMIA(FederatedMembership):
     def score(self, seen: Transcript, asked: Records, models: Models, client: int | None) -> Scores:
         if client is None:
             raise ConfigError("fedmia compares one client with the others; give its number as client")
-        total, used = torch.zeros(len(asked), dtype=torch.float64), 0
+        found = Standardised()
         for one, before, update in self.messages(seen, client):
             received = one.broadcast["parameters"]
             others = {
@@ -47,9 +49,8 @@ class FedMIA(FederatedMembership):
             }
             if len(others) < 2:
                 continue
-            used += 1
-            found = alignments(models, before, asked, torch.stack([update, *others.values()]))
-            total += RoundCosines((client, *others), found).standardised(client)
-        if not used:
+            made, _ = steps(models, before, asked, torch.stack([update, *others.values()]))
+            found.add(made[0], made[1:])
+        if not found.rounds:
             raise ConfigError(f"client {client} never met two others in a round; use gradient-alignment instead")
-        return torch.nan_to_num(total, nan=-torch.inf).numpy()
+        return torch.nan_to_num(found.scores(asked.targets), nan=-torch.inf).numpy()

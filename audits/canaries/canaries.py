@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from privfl.data.mapped import MappedRows
 from privfl.errors import ConfigError
 from privfl.federation.kinds import random_targets
 from privfl.federation.task import ClientIndex, Task
@@ -64,7 +65,7 @@ def plant(task: Task, canaries: Canaries, included: Coins) -> Task:
     Raises:
         ConfigError: an owner is no client of the task, or the task's inputs lie in a memory map.
     """
-    if not isinstance(task.inputs, Tensor):
+    if isinstance(task.inputs, MappedRows):
         raise ConfigError("canaries cannot be planted in a memory map; audit a task whose inputs are in memory")
     if canaries.owners.min() < 0 or canaries.owners.max() >= len(task.clients):
         raise ConfigError(
@@ -76,10 +77,10 @@ def plant(task: Task, canaries: Canaries, included: Coins) -> Task:
     for client in np.unique(canaries.owners[chosen]):
         own = begin + np.flatnonzero(canaries.owners[chosen] == client)
         parts[client] = np.concatenate([parts[client], own])
-    picked = torch.from_numpy(chosen)
+    picked, held = torch.from_numpy(chosen), task.inputs[:]
     return replace(
         task,
-        inputs=torch.cat([task.inputs, canaries.inputs[picked].to(task.inputs)]),
+        inputs=torch.cat([held, canaries.inputs[picked].to(held)]),
         targets=torch.cat([task.targets, canaries.targets[picked].to(task.targets)]),
         clients=ClientIndex.of(parts),
         report=None,

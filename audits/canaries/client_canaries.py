@@ -28,6 +28,7 @@ from audits.canaries.alignment import client_alignment
 from audits.canaries.canaries import Canaries
 from audits.canaries.views import seen_by
 from audits.result import AuditResult
+from privfl.data.mapped import MappedRows
 from privfl.errors import ConfigError
 from privfl.federation.cohorts import Cohort, CohortWithout, Everyone
 from privfl.federation.task import ClientIndex, Task
@@ -44,14 +45,15 @@ SILENT_NOISE = "that a client which drops out leaves its share of the noise out,
 
 def with_canary_clients(task: Task, canaries: Canaries) -> tuple[Task, Canaries]:
     """``task`` with one new client for each canary, and the canaries with these clients as their owners."""
-    if not isinstance(task.inputs, torch.Tensor):
+    if isinstance(task.inputs, MappedRows):
         raise ConfigError("canaries cannot be planted in a memory map; audit a task whose inputs are in memory")
     clients, begin = len(task.clients), len(task.targets)
     parts = [task.clients[client].numpy() for client in range(clients)]
     parts += [np.array([begin + place]) for place in range(len(canaries))]
+    held = task.inputs[:]
     planted = replace(
         task,
-        inputs=torch.cat([task.inputs, canaries.inputs.to(task.inputs)]),
+        inputs=torch.cat([held, canaries.inputs.to(held)]),
         targets=torch.cat([task.targets, canaries.targets.to(task.targets)]),
         clients=ClientIndex.of(parts),
         report=None,

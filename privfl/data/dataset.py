@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privfl.data.arrays import are_tokens, as_numbers, check_values, number_clients
+from privfl.data.eight_bit import eight_bit_rows, stay_eight_bit
 from privfl.data.holdout import stratified_holdout
 from privfl.data.mapped import MappedRows, Rows, is_mapped, read
 from privfl.data.targets import TaskKind, as_targets, check_targets, counted, following, strata, width
@@ -28,7 +29,8 @@ class Dataset(Settings):
     Attributes:
         name: what messages and reports call it.
         inputs: training inputs [N, ...]: float32 images [N, C, H, W], features [N, F] or signals [N, C, T], or int64
-            token ids [N, L]; or the rows of a memory map, whose values are checked when they are read.
+            token ids [N, L]; or the rows of a memory map, whose values are checked when they are read; or rows of
+            bytes, which become float32 when they are read.
         targets: int64 [N] labels in 0..classes-1, or what the ``kind`` of task has
             (:data:`privfl.data.targets.TaskKind`).
         test_inputs: held-out inputs [M, ...], same dtype and row shape as ``inputs``.
@@ -166,6 +168,9 @@ class Dataset(Settings):
     ) -> Dataset:
         """A dataset from a user's own arrays (NumPy, torch, pandas columns, lists). The arrays are copied.
 
+        Unsigned 8-bit inputs whose float32 copy would take more than 256 MiB are not: batches are converted as they
+        are taken, to the same bits, so the array must not change while the dataset is in use.
+
         Inputs in a memory map (``np.memmap``, ``np.load(…, mmap_mode="r")``, views of them) are not: rows are read from
         the file and decoded when a batch is taken, so the file must not change while the dataset is in use. Only the
         held-out rows are copied; keep ``test_fraction`` small, or give ``test``. Training is the same, bit by bit.
@@ -232,6 +237,8 @@ class Dataset(Settings):
         x: Rows
         if is_mapped(raw):
             x = MappedRows(raw, kept.numpy(), vocabulary, scale)
+        elif not tokens and stay_eight_bit(raw, scale):
+            x = eight_bit_rows(raw, None if test is not None else kept, scale)
         else:
             x = read(raw, kept.numpy(), tokens, scale)
         if isinstance(x, Tensor):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privfl.data.arrays import check_values
+from privfl.data.eight_bit import EightBitRows
 
 _PIECE = 1 << 19
 """Values read at once: a piece stays in memory that is used over and over, which costs less than fresh pages."""
@@ -71,12 +72,16 @@ class MappedRows:
         check_values("inputs", flat, self.vocabulary, read_rows)
         return values.to(self.device)
 
+    def only(self, rows: Tensor) -> MappedRows:
+        """These rows alone, int64 [R]; nothing is read."""
+        return replace(self, index=self.index[rows.numpy()])
+
     def to(self, device: torch.device) -> MappedRows:
         """The same rows, whose batches go to ``device``; nothing is read."""
         return replace(self, device=torch.device(device))
 
 
-Rows = Tensor | MappedRows
+Rows = Tensor | MappedRows | EightBitRows
 """Inputs of many samples: ``rows[index]`` is a batch; so are ``len``, ``shape``, ``dtype``, ``device`` and ``to``."""
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from privfl.data.dataset import Dataset
-from privfl.data.mapped import MappedRows, Rows
 from privfl.errors import ConfigError, DataError
 from privfl.randomness import numpy_stream
 from privfl.validation import check_count
@@ -50,11 +49,6 @@ def set_aside(dataset: Dataset, path: Path | str, *, per_class: int = 30, seed: 
         raise ConfigError(
             f"cannot write the server's images to '{path}': {error.strerror}; give a file in a folder that exists"
         ) from error
-    return replace(dataset, inputs=_rows(dataset.inputs, left), targets=dataset.targets[left])
-
-
-def _rows(inputs: Rows, left: torch.Tensor) -> Rows:
-    """The rows of ``inputs`` that are ``left``, bool [N]; those of a memory map are not read."""
-    if isinstance(inputs, MappedRows):
-        return replace(inputs, index=inputs.index[left.numpy()])
-    return inputs[left]
+    kept, inputs = left.nonzero()[:, 0], dataset.inputs
+    remaining = inputs[kept] if isinstance(inputs, torch.Tensor) else inputs.only(kept)
+    return replace(dataset, inputs=remaining, targets=dataset.targets[kept])

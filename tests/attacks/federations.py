@@ -30,8 +30,7 @@ def run_of(rows, algorithm, training, rounds=1, model="two-nn", **more):
         rounds=rounds,
         training=training,
         record=True,
-        execution=pf.Execution(engine="loop", workers=1),
-        **more,
+        **{"execution": pf.Execution(engine="loop", workers=1), **more},
     ).transcript
 
 

@@ -30,7 +30,7 @@ SHADOWS = "shadow_models.py"
 """Trains models on the attacker's own records, and makes a task of these alone."""
 HARNESS = {"judge.py", "stage.py", "battery.py"}
 """Repeat runs, hand over what an attack needs and judge it; no attack is in them."""
-STAGES = {"attack.py", "imprint_attack.py", "poisoning.py"}
+STAGES = {"attack.py", "fishing.py", "imprint_attack.py", "model_inconsistency.py", "poisoning.py"}
 """Attackers who change a run before it takes place: there, in ``staged``, they are given its task."""
 LOADERS = {"load", "load_dataset", "load_task"}
 

@@ -69,7 +69,8 @@ def trained(task, algorithm, *, dpsgd=None, way=None, workers=1, chunk=None, tra
     """What every client sends, by client."""
     algorithm = algorithm.bind(task.context(10, 1))
     channel = RoundChannel.bare(algorithm.fields(), dpsgd)
-    state = {**algorithm.start(flatten(task.model(0))), "rate": torch.tensor(0.2, dtype=torch.float64)}
+    parameters = flatten(task.model(0)).to(task.inputs.device)
+    state = {**algorithm.start(parameters), "rate": torch.tensor(0.2, dtype=torch.float64, device=parameters.device)}
     received = algorithm.broadcast(state) if received is None else received
     context = RoundContext(3, 1, NoiseSource.from_key(4), {})
     with LoopEngine(task, algorithm, training, channel, way=way, workers=workers) as loop:

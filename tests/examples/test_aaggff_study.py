@@ -2,8 +2,6 @@
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import privfl as pf
+from tests.programs import python
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "papers" / "aaggff.py"
 
@@ -86,9 +85,8 @@ def test_the_methods_of_the_papers_tables_are_compared_and_average_without_sizes
 
 
 def test_the_small_study_runs_keeps_what_is_finished_and_draws(study, tmp_path):
-    command = [sys.executable, str(SCRIPT), "--small", "--out", str(tmp_path / "out")]
-    threads = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=threads, capture_output=True, text=True, timeout=300)
+    command = [SCRIPT, "--small", "--out", tmp_path / "out"]
+    done = python(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     store = tmp_path / "out" / "results.json"
     rows = json.loads(store.read_text())["rows"]
@@ -100,7 +98,7 @@ def test_the_small_study_runs_keeps_what_is_finished_and_draws(study, tmp_path):
 
     again = rows.pop(2)
     store.write_text(json.dumps({"rows": rows}))
-    resumed = subprocess.run(command, cwd=tmp_path, env=threads, capture_output=True, text=True, timeout=300)
+    resumed = python(*command, cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stdout.count("heart seed") == 1
     assert json.loads(store.read_text())["rows"][-1] == again

@@ -1,18 +1,15 @@
 """The study of gradient inversion runs in its small form, recovers its images, keeps what is done and draws."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.programs import python
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "attack_gradients.py"
 
 
 def test_the_small_study_recovers_single_digits_and_draws(tmp_path):
-    command = [sys.executable, str(SCRIPT), "--small", "--out", str(tmp_path)]
-    threads = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=threads)
+    done = python(SCRIPT, "--small", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "gradients.json").read_text())
     assert rows.pop("digits, idlg, ±0.5, labels of single images")["right"] == 20

@@ -2,13 +2,13 @@
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.programs import python
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "attack_prototypes.py"
 
@@ -46,9 +46,7 @@ def test_victims_background_and_public_share_no_image(study):
 
 
 def test_the_small_study_attacks_draws_and_keeps_what_is_done(study, tmp_path):
-    command = [sys.executable, str(SCRIPT), "--small", "--out", str(tmp_path)]
-    threads = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=threads)
+    done = python(SCRIPT, "--small", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     row = json.loads((tmp_path / "results.json").read_text())["digits"]
     assert set(row["inversion"]) == set(row["tracing"]) == {"1", "5", "20"}

@@ -1,18 +1,17 @@
 """The example that audits DP-SGD, in small form."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import python
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_example_audits_honest_and_broken_runs(tmp_path):
-    command = [sys.executable, "examples/audit_dpsgd.py", "--out", tmp_path, "--small"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = python("examples/audit_dpsgd.py", "--out", tmp_path, "--small")
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "audits.json").read_text())
     assert len(rows) == 2 * 4 + 2

@@ -1,19 +1,17 @@
 """The study of client-level noise runs in its small form, goes on where it stopped, and agrees with dp_accounting."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import python
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "client_level.py"
 
 
 def study(out):
-    command, printing = [sys.executable, EXAMPLE, "--out", out, "--small"], {"PYTHONIOENCODING": "utf-8"}
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", env=os.environ | printing)
+    done = python(EXAMPLE, "--out", out, "--small")
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads((out / "results.json").read_text())
 

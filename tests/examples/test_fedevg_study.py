@@ -1,13 +1,12 @@
 """FedEvg's study runs in its small form, keeps what is finished, and draws."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.programs import python
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "papers" / "fedevg.py"
 
@@ -18,9 +17,7 @@ def folder(tmp_path_factory):
 
 
 def run(folder):
-    command = [sys.executable, str(SCRIPT), "--small", "--out", str(folder)]
-    threads = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=threads)
+    return python(SCRIPT, "--small", "--out", folder)
 
 
 def test_the_small_study_measures_draws_and_goes_on_where_it_stopped(folder):

@@ -2,8 +2,6 @@
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 import torch
 
 import privfl as pf
+from tests.programs import python
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "papers" / "fedsampling.py"
 
@@ -81,16 +80,16 @@ def test_accuracy_is_interpolated_in_the_logarithm_of_the_ratio(study):
 
 
 def test_the_small_study_draws_every_figure_and_goes_on_where_it_stopped(data_folder, tmp_path):
-    command = [sys.executable, str(SCRIPT), "--small", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ | {"MPLBACKEND": "Agg"})
+    command = [SCRIPT, "--small", "--out", tmp_path]
+    done = python(*command)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.glob("*.png")} == {f"fedsampling-fig{n}.png" for n in (3, 4, 5, 6)}
     stored = json.loads((tmp_path / "fedsampling.json").read_text(encoding="utf-8"))
     assert len(stored["surfaces"]["2,000 Amazon users"]) == 5 * 6 * 5
     assert {row["mechanism"] for row in stored["answers"]} == {"grr", "laplace", "duchi", "piecewise", "hybrid"}
-    again = subprocess.run([*command, "--only", "fig5"], capture_output=True, text=True, timeout=300)
+    again = python(*command, "--only", "fig5")
     assert again.returncode == 0, again.stderr
     assert again.stdout == ""
-    other = subprocess.run(command[:2] + command[3:], capture_output=True, text=True, timeout=300)
+    other = python(*command[:1], *command[2:])
     assert other.returncode == 2
     assert "give another folder" in other.stderr

@@ -2,8 +2,6 @@
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -11,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+from tests.programs import python
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "papers" / "grpfed.py"
 
@@ -50,9 +50,8 @@ def test_each_patient_gives_at_most_so_many_beats_of_each_of_twelve_kinds(study,
 
 
 def test_the_small_study_runs_keeps_what_is_finished_and_draws(study, tmp_path):
-    command = [sys.executable, str(SCRIPT), "--small", "--out", str(tmp_path / "out")]
-    threads = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=threads, capture_output=True, text=True, timeout=300)
+    command = [SCRIPT, "--small", "--out", tmp_path / "out"]
+    done = python(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     store = tmp_path / "out" / "grpfed.json"
     rows = json.loads(store.read_text())["rows"]
@@ -67,7 +66,7 @@ def test_the_small_study_runs_keeps_what_is_finished_and_draws(study, tmp_path):
 
     del rows[1]
     store.write_text(json.dumps({"settings": {}, "rows": rows}))
-    again = subprocess.run(command, cwd=tmp_path, env=threads, capture_output=True, text=True, timeout=300)
+    again = python(*command, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("seed 0") == 1  # the finished runs are read back
     assert [row["method"] for row in json.loads(store.read_text())["rows"]][-1] == "Local"

@@ -1,20 +1,17 @@
 """The membership study runs in its small form, keeps what is finished, and stays under the private run's ceiling."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import python
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "membership_lira.py"
 
 
 def run(folder):
-    command = [sys.executable, str(SCRIPT), "--small", "--out", str(folder)]
-    threads = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=threads)
+    return python(SCRIPT, "--small", "--out", folder)
 
 
 @pytest.mark.slow

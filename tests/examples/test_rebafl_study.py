@@ -2,8 +2,6 @@
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 
 import privfl as pf
+from tests.programs import python
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "papers" / "rebafl.py"
 
@@ -50,9 +49,8 @@ def test_everything_is_the_papers_grid_unless_groups_are_named(study):
 
 
 def test_the_small_study_runs_keeps_what_is_finished_and_draws(tmp_path):
-    command = [sys.executable, str(SCRIPT), "--small", "--out", str(tmp_path / "out")]
-    threads = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=threads, capture_output=True, text=True, timeout=300)
+    command = [SCRIPT, "--small", "--out", tmp_path / "out"]
+    done = python(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     store = tmp_path / "out" / "results.json"
     rows = json.loads(store.read_text())["rows"]
@@ -66,7 +64,7 @@ def test_the_small_study_runs_keeps_what_is_finished_and_draws(tmp_path):
 
     lost = rows.pop(1)
     store.write_text(json.dumps({"settings": {}, "rows": rows}))
-    again = subprocess.run(command, cwd=tmp_path, env=threads, capture_output=True, text=True, timeout=300)
+    again = python(*command, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("seed 0") == 1  # the finished run is read back, the others are not touched
     found = json.loads(store.read_text())["rows"]

@@ -41,6 +41,9 @@ _LONGEST_GRID = 2**18
 _PRV_ERROR = 0.01
 """Half the width of the PRV interval, Opacus' default."""
 
+_PRV_POINTS = 1e6
+"""Longest grids, all kinds together, that are left to Opacus: about half a second."""
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -194,7 +197,7 @@ def prv_interval(kinds: Mapping[Kind, int], delta: float, claim: float) -> Bound
         rows.append((rate, inner.noise_multiplier))
     counts, number, escaped = list(kinds.values()), sum(kinds.values()), delta / 1000
     points = 2 * (1.2 * claim + 5) / _PRV_ERROR * math.sqrt(number / 2 * math.log(12 / escaped))
-    if len(rows) > 6 or number > 20_000 or points > 3e6:
+    if len(rows) > 6 or number > 20_000 or points * len(rows) > _PRV_POINTS:
         return None
     from privfl.opacus_parts import (
         Domain,

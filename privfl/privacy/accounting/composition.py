@@ -26,7 +26,7 @@ import numpy.typing as npt
 from scipy import fft
 
 from privfl.privacy.accounting.events import Kind
-from privfl.privacy.accounting.loss import SHORT, Array, log_moments, losses, variance_guess
+from privfl.privacy.accounting.loss import SHORT, Array, losses, variance_guess
 
 _WINDOW_SHARE = 1e-4
 """Share of delta given up for cutting the composed loss to a window."""
@@ -35,6 +35,9 @@ _ROUNDING = 2 * float(np.finfo(np.float64).eps)
 """Relative error of one Fourier coefficient per composition; a test against 80-bit transforms leaves a factor of 2."""
 
 _LARGEST_TRANSFORM = 2**22
+
+_TILTS = 18
+"""How many Chernoff exponents are tried for either end of the window."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +78,37 @@ class Sum:
 
 @lru_cache(maxsize=1024)
 def _cumulants(kind: Kind, direction: int, step: float, octave: int) -> Array:
-    """log E exp(t·loss) for the values of t that :func:`_tilts` lists for ``octave``, in its order."""
-    return log_moments(losses(kind, step)[direction], step, _tilts(octave))
+    """log E exp(t·loss) for the values of t that :func:`_tilts` lists for ``octave``, in its order; never too small."""
+    loss, sizes = losses(kind, step)[direction], _tilts(octave)[:_TILTS]
+    present = np.flatnonzero(loss.probs)
+    values, probs = (loss.lower + present) * step, loss.probs[present]
+    return np.concatenate(
+        [
+            _eightfold(values - values[-1], probs, sizes) + sizes * values[-1],
+            _eightfold(values[0] - values, probs, sizes) - sizes * values[0],
+        ]
+    )
+
+
+def _eightfold(values: Array, probs: Array, sizes: Array) -> Array:
+    """log Σ probs·exp(t·values) for each t of ``sizes``, each eight times that four places before it; values <= 0.
+
+    Only the first four take exponentials, the others three squarings. What they lose is added: a relative error that
+    doubles each time, from one in the last place to 1e-10, and whatever is too small for a float64.
+    """
+    powers = np.exp(np.multiply.outer(sizes[:4], values))
+    sums = []
+    for start in range(0, len(sizes), 4):
+        if start:
+            for _ in range(3):
+                np.multiply(powers, powers, out=powers)
+        sums.append(powers @ probs)
+    return np.asarray(np.log(np.concatenate(sums)[: len(sizes)] + 1e-290) + 1e-10)
 
 
 def _tilts(octave: int) -> Array:
     """Chernoff exponents around 2^octave; far smaller ones too, for losses that are rare and large."""
-    sizes = 2.0 ** (octave + 0.75 * np.arange(-14, 4))
+    sizes = 2.0 ** (octave + 0.75 * np.arange(-14, _TILTS - 14))
     return np.concatenate([sizes, -sizes])
 
 

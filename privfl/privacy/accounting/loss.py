@@ -95,21 +95,22 @@ def _poisson_gaussian_losses(rate: float, noise: float, step: float) -> tuple[Di
     """What ``pld.from_gaussian_mechanism`` builds, thirty times faster: it works point by point in Python."""
     reach = (_REACH + 0.5 / noise) / noise  # of the unsampled loss, up to probability exp(-50)
     ends = [float(np.logaddexp(math.log1p(-rate), math.log(rate) + sign * reach)) for sign in (-1, 1)]
+    low = math.floor(ends[0] / step)
+    high = max(math.ceil(ends[1] / step), low + 1)
+    ratio = np.arange(low, high + 1) * step  # log of the likelihood ratio of the mixture, and the noise that reaches it
+    below, above = np.split(ratio, [max(0, 1 - low)])
+    reached = np.log(np.expm1(below) + rate), above + np.log(rate * np.exp(-above) - np.expm1(-above))
+    threshold = noise**2 * (np.concatenate(reached) - math.log(rate)) + 0.5
+    outside, growth = np.isnan(threshold), np.expm1(ratio)
     directions = []
-    for sign, bottom, top in ((1, ends[0], ends[1]), (-1, -ends[1], -ends[0])):  # remove, add
-        low = math.floor(bottom / step)
-        high = max(math.ceil(top / step), low + 1)
-        grid = np.arange(low, high + 1) * step
-        ratio = sign * grid  # log of the likelihood ratio of the mixture, and the noise at which it is reached:
-        up = ratio + np.log(rate * np.exp(-ratio) - np.expm1(-ratio))
-        threshold = noise**2 * (np.where(ratio > 0, up, np.log(np.expm1(ratio) + rate)) - math.log(rate)) + 0.5
+    for sign in (1, -1):  # remove, whose losses are these ratios, and add, whose losses are their negatives
         without, sampled = (special.ndtr(-sign * (threshold - shift) / noise) for shift in (0, 1))
         mixed = (1 - rate) * without + rate * sampled
         over, under = (mixed, without) if sign == 1 else (without, mixed)
-        divergence = over - np.exp(grid + np.log(under))  # in logarithms, because exp(grid) may overflow
-        beyond = -np.expm1(grid) if sign == 1 else 0.0  # grid below the smallest loss, or above the largest one
-        deltas = np.clip(np.where(np.isnan(threshold), beyond, divergence), 0, 1)
-        directions.append(_connect_dots(np.minimum.accumulate(deltas), low, step))
+        divergence = over - np.exp(sign * ratio + np.log(under))  # in logarithms, because exp(ratio) may overflow
+        beyond = -growth if sign == 1 else 0.0  # ratios below the smallest one, for "add" losses above the largest one
+        deltas = np.clip(np.where(outside, beyond, divergence), 0, 1)[::sign]
+        directions.append(_connect_dots(np.minimum.accumulate(deltas), low if sign == 1 else -high, step))
     return directions[0], directions[1]
 
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import heapq
 import math
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 import dp_accounting as dp
 import numpy as np
@@ -60,7 +63,7 @@ def account(kinds: Sequence[Kind], counts: sparse.csr_array, delta: float, *, in
     notes = [note] if note else []
     if rows.shape[0] <= _MOST_HISTORIES:
         histories = (_history(listed, rows, row) for row in range(rows.shape[0]))
-        uppers = np.array([_quick(history, delta) for history in histories])
+        uppers = _quick_each(list(histories), delta)
     else:
         uppers = _rounded(listed, rows, delta)
         notes.append("ε of clients other than the worst rounded up")
@@ -135,6 +138,15 @@ def _quick(history: dict[Kind, int], delta: float) -> float:
     return epsilon(history, delta, interval=False, tolerance=_QUICK).epsilon
 
 
+def _quick_each(histories: list[dict[Kind, int]], delta: float) -> Array:
+    """ε of each history, on all cores where there are many: the transforms leave Python's lock to others."""
+    threads = min(len(histories) // 16, os.cpu_count() or 1)
+    if threads < 2:
+        return np.array([_quick(history, delta) for history in histories])
+    with ThreadPoolExecutor(threads) as pool:
+        return np.array(list(pool.map(_quick, histories, repeat(delta))))
+
+
 def _history(kinds: list[Kind], rows: sparse.csr_array, row: int) -> dict[Kind, int]:
     start, stop = rows.indptr[row : row + 2]
     pairs = zip(rows.indices[start:stop], rows.data[start:stop], strict=True)
@@ -159,9 +171,10 @@ def _rounded(kinds: list[Kind], rows: sparse.csr_array, delta: float) -> Array:
     first, inverse = distinct_rows(rounded)
     distinct = rounded[first]
     order = np.argsort(distinct @ np.array([variance_guess(kind) for kind in coarse]), kind="stable")
+    blocks = np.array_split(order, min(len(order), _MOST_HISTORIES))
+    found = _quick_each([dominating_history(distinct[block], coarse) for block in blocks], delta)
     uppers = np.empty(len(first))
-    for block in np.array_split(order, min(len(order), _MOST_HISTORIES)):
-        uppers[block] = _quick(dominating_history(distinct[block], coarse), delta)
+    uppers[order] = np.repeat(found, [len(block) for block in blocks])
     return np.asarray(uppers[inverse])
 
 

@@ -1,11 +1,13 @@
-"""FedMIA: cosines calibrated by the other clients of the round, record by record."""
+"""FedMIA: steps down a record's slope calibrated by the other clients of the round."""
 
 import pytest
 import torch
 
 from attacks.auxiliary import Auxiliary
+from attacks.membership.cosines import Standardised, steps
 from attacks.membership.fedmia import FedMIA
-from attacks.membership.update_attacks import GradientAlignment
+from attacks.membership.scores import Models
+from attacks.membership.update_attacks import ANOTHER
 from privfl.errors import ConfigError
 from tests.attacks.membership.worlds import game, part, task_of, watch
 
@@ -17,16 +19,17 @@ def seen():
     return watch(task_of(CLIENTS), rounds=3, epochs=4, learning_rate=0.1)
 
 
-def test_the_score_is_the_standardised_cosine_of_the_client_among_the_others(seen):
-    asked = part(0, 6)
-    found = FedMIA(client=1, rounds=1).guess(seen, Auxiliary(candidates=asked)).scores
-    cosines = []
-    for client in (1, 0, 2, 3, 4):
-        alone = GradientAlignment(client=client, rounds=1).guess(seen, Auxiliary(candidates=asked)).scores
-        cosines.append(torch.as_tensor(alone))
-    own, others = cosines[0], torch.stack(cosines[1:])
-    expected = (own - others.mean(0)) / others.var(0).mean().sqrt()
-    torch.testing.assert_close(torch.as_tensor(found), expected, atol=1e-4, rtol=1e-4)
+def test_the_score_is_what_the_client_does_beyond_the_others(seen):
+    asked, one, models = part(0, 6), seen[2], Models(seen.factory)
+    updates = torch.stack([one.uploads[client]["update"] for client in (1, 0, 2, 3, 4)])
+    made, _ = steps(models, one.broadcast["parameters"], asked, updates)
+    expected = Standardised()
+    expected.add(made[0], made[1:])
+    found = FedMIA(client=1, rounds=1).guess(seen, Auxiliary(candidates=asked))
+    torch.testing.assert_close(torch.as_tensor(found.scores), expected.scores(asked.targets))
+    null = Standardised()  # client 0 in its place, judged by those who are neither
+    null.add(made[1], made[2:])
+    torch.testing.assert_close(torch.as_tensor(found.nulls[ANOTHER]), null.scores(asked.targets))
 
 
 def test_members_are_found_and_their_owner_alone_gives_them_away(seen):

@@ -12,7 +12,7 @@ from scipy import fft
 
 from privfl.privacy.accounting import composition
 from privfl.privacy.accounting.composition import compose
-from privfl.privacy.accounting.loss import losses
+from privfl.privacy.accounting.loss import log_moments, losses
 from tests.privacy.accounting.accounting_oracles import ADD_REMOVE, REPLACE, ZERO_OUT, sampled
 
 RR = dp.RandomizedResponseDpEvent(0.5, 10)
@@ -91,3 +91,13 @@ def test_the_window_leaves_out_no_more_than_it_says():
         for one in compose(kinds, 2.0**-8, delta):
             assert 1 - one.escaped <= one.probs.sum() <= 1 + 1e-7  # noise is cut at 0, which adds mass, never takes it
             assert one.escaped < 2e-4 * delta
+
+
+@pytest.mark.parametrize(("rate", "noise", "step"), [(1e-3, 0.3, 2.0**-9), (0.1, 1.0, 2.0**-7), (0.9, 5.0, 2.0**-12)])
+def test_squared_exponentials_give_moments_never_too_small_and_too_large_by_rounding_alone(rate, noise, step):
+    for direction, one in enumerate(losses(sampled(rate, noise), step)):
+        for octave in (-8, 0, 3):
+            exact = log_moments(one, step, composition._tilts(octave))
+            excess = composition._cumulants(sampled(rate, noise), direction, step, octave) - exact
+            assert (excess >= -1e-13 * np.abs(exact)).all()
+            assert (excess <= 2e-10 + 1e-13 * np.abs(exact)).all()

@@ -1,0 +1,177 @@
+"""A server that magnifies the gradients of one class at a time, so that large batches come back class by class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attacks.attack import Attack, Needs, Power
+from attacks.auxiliary import Auxiliary
+from attacks.crafted_broadcast import crafting_server
+from attacks.gradient_inversion.inversion import OTHERS, local_steps, mean_gradient, one_of_each, spear_images
+from attacks.images.nulls import image_nulls
+from attacks.images.pixels import Pixels
+from attacks.images.result import ReconstructionResult, reconstruction_result
+from attacks.observations.gradients import local_update
+from attacks.observations.messages import training_of, updates
+from privfl.algorithms.base import Algorithm
+from privfl.errors import ConfigError
+from privfl.federation.task import Task
+from privfl.models.flat_network import FlatNetwork, Layout
+from privfl.privacy.accounting.release import Observer
+from privfl.randomness import torch_stream
+from privfl.simulation.transcript import Transcript
+from privfl.validation import check_count
+
+SURE = 1000.0
+"""The bias of all classes but one: their examples are certain to be none of that one."""
+
+
+def fishing_server(algorithm: Algorithm) -> Algorithm:
+    """``algorithm`` run by a server whose broadcast of round t makes every gradient vanish but those of class t mod C.
+
+    Wen, Geiping, Fowl, Goldblum and Goldstein, "Fishing for User Data in Large-Batch Federated Learning via Gradient
+    Magnification" (ICML 2022), their class fishing: all rows of the head but one are zero and their biases large, so
+    that an example of another class pulls at nothing below the head. Their feature fishing, which goes on to single
+    examples, is not here. The server's own model learns nothing meanwhile.
+
+    Raises:
+        ConfigError: at the first broadcast: the head is not fully connected with a bias.
+    """
+
+    def craft(network: FlatNetwork, honest: Tensor, number: int) -> Tensor:
+        weight, bias = head_parts(network.module, honest)
+        rest = torch.arange(len(bias)) != number % len(bias)
+        weight[rest], bias[rest], bias[~rest] = 0.0, SURE, 0.0
+        return honest
+
+    def nothing(network: FlatNetwork, honest: Tensor, number: int) -> Tensor:
+        return honest.zero_()
+
+    return crafting_server(algorithm, craft, "Fishing", nothing)
+
+
+def head_parts(network: nn.Module, flat: Tensor) -> tuple[Tensor, Tensor]:
+    """Weight [C, h] and bias [C] of the last layer as views into ``flat`` [size].
+
+    Raises:
+        ConfigError: the network does not end with a fully connected layer with a bias.
+    """
+    views = Layout.of(network).views(flat)
+    if len(views) < 2 or (views[-2].dim(), views[-1].dim()) != (2, 1) or len(views[-2]) != len(views[-1]):
+        raise ConfigError(f"{type(network).__name__} does not end with a fully connected layer with a bias")
+    return views[-2], views[-1]
+
+
+@dataclass(frozen=True)
+class FishedImages:
+    """Images [at least B, C, H, W], how many were read, and what the nulls show in their place."""
+
+    images: Tensor
+    found: int
+    nulls: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Fishing(Attack):
+    """The images behind one client's messages, or behind sums, of C rounds in which each class was fished for.
+
+    A round's gradient is that of a batch of the examples of one class, which SPEAR
+    (:mod:`attacks.gradient_inversion.spear`) reads although the whole batch would be too large for it; how many there
+    are stands in the gradient of the head's bias. Clients take one step a round on all of their images. Nulls: the mean
+    image, class means and random images of the public, and the same reading of updates of public images.
+
+    The judge needs ``truth["images"]`` [B, C, H, W] in [0, 1].
+
+    Args:
+        client: whose images; ``None`` for everybody's, from sums.
+        batch: B, how many images there are.
+        largest: images of one class that are searched for at most; more take long, and are left out.
+        seed: of the attacker's own draws.
+    """
+
+    name: ClassVar[str] = "fishing"
+    observer: ClassVar[Observer] = "server"
+    power: ClassVar[Power] = "active"
+    staged_rounds: ClassVar[int | None] = 10
+    needs: ClassVar[Needs] = Needs(("update",), public=True, truth=("images",))
+    client: int | None = 0
+    batch: int = 1
+    largest: int = 24
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_count(f"{self.name}'s batch", self.batch)
+        check_count(f"{self.name}'s largest", self.largest)
+
+    def staged(self, task: Task, algorithm: Algorithm, auxiliary: Auxiliary) -> tuple[Task, Algorithm]:
+        """The same run before a server that fishes."""
+        return task, fishing_server(algorithm)
+
+    def guess(self, seen: Transcript, auxiliary: Auxiliary) -> FishedImages:
+        """What the rounds' messages hold, and what those of public images would hold.
+
+        Raises:
+            ConfigError: there is no message, its broadcast fishes for nothing, or SPEAR cannot read the first layer.
+        """
+        public, pixels = auxiliary.need_public(), Pixels.of(seen.facts.dataset)
+        generator = torch_stream(self.seed, "fishing")
+        known = pixels.images(public.inputs)
+        counts, shown, blind = [], [], []
+        for moment in list(seen)[: seen.facts.classes]:
+            sent = [update for members, update in updates(moment) if self.client is None or members == (self.client,)]
+            if len(sent) != 1:
+                raise ConfigError(
+                    f"{len(sent)} updates of client {self.client} were seen in round {moment.number}; name another"
+                )
+            network = seen.network(moment.broadcast["parameters"])
+            label = fished_class(network, moment.broadcast["parameters"])
+            training = training_of(seen.facts, moment.number)
+            training = replace(training, batch_size=max(training.batch_size, self.batch))
+            steps = local_steps(training, self.batch)
+            gradient = mean_gradient(network, sent[0], training, steps)
+            count = max(0, round(-float(gradient[-1][label]) * self.batch))
+            counts.append((label, count))
+            if not 0 < count <= self.largest:
+                continue
+            shape = tuple(public.inputs.shape[1:])
+            shown.append(pixels.images(spear_images(network, gradient, shape, count, generator)))
+            chosen = one_of_each(public, torch.full((count,), label), generator)
+            others = local_update(network, chosen.inputs, chosen.targets, training)
+            theirs = mean_gradient(network, torch.cat([part.reshape(-1) for part in others]).detach(), training, steps)
+            blind.append(pixels.images(spear_images(network, theirs, shape, count, generator)))
+        labels = torch.tensor([label for label, count in counts for _ in range(count)])[: self.batch]
+        missing = torch.randint(seen.facts.classes, (self.batch - len(labels),), generator=generator)
+        nulls = image_nulls(known, public.targets, torch.cat([labels, missing]), generator)
+        nulls[OTHERS] = self._padded(blind, known)
+        images = self._padded(shown, known)
+        return FishedImages(images, sum(map(len, shown)), nulls)
+
+    def _padded(self, parts: list[Tensor], known: Tensor) -> Tensor:
+        """All images of ``parts``, and the mean of ``known`` for those that are missing."""
+        rest = known.mean(0, keepdim=True).expand(max(0, self.batch - sum(map(len, parts))), *known.shape[1:])
+        return torch.cat([*parts, rest])
+
+    def judge(self, guess: FishedImages, auxiliary: Auxiliary, seconds: float) -> ReconstructionResult:
+        """PSNR, SSIM and their kin, with images and nulls matched to the truth."""
+        settings = {"client": self.client, "batch": self.batch, "read": guess.found}
+        return reconstruction_result(
+            self.name, guess.images, auxiliary.answer("images"), guess.nulls, seconds=seconds, settings=settings
+        )
+
+
+def fished_class(network: nn.Module, flat: Tensor) -> int:
+    """The class whose head row alone is not zero.
+
+    Raises:
+        ConfigError: another number of rows is.
+    """
+    weight, _ = head_parts(network, flat)
+    rows = (weight.abs().sum(1) > 0).nonzero().flatten()
+    if len(rows) != 1:
+        raise ConfigError(f"{len(rows)} rows of the broadcast's head are not zero; record the run with fishing_server")
+    return int(rows[0])

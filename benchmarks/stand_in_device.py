@@ -1,0 +1,51 @@
+"""Every algorithm on the stand-in CUDA device, by both engines, with and without DP-SGD, held to the CPU's numbers.
+
+``python benchmarks/stand_in_device.py`` trains one round of each of them and writes, for each, whether it agrees, its
+kernel launches and the times that the host waited for the device. To ``benchmarks/results/stand-in-device.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from pathlib import Path
+
+import torch
+
+from tests.device.cases import CASES, compare, small_task
+
+RESULT = Path(__file__).parent / "results" / "stand-in-device.json"
+
+
+def main() -> int:
+    """Run all cases; the exit status says whether all agree."""
+    parser = argparse.ArgumentParser(description="every algorithm on the stand-in CUDA device")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    asked = parser.parse_args()
+    task, rows, began = small_task(), [], time.thread_time()
+    for algorithm, engine, private in CASES:
+        row = {"algorithm": algorithm, "engine": engine, "dp-sgd": private}
+        try:
+            counts = compare(task, algorithm, engine, private)
+            row |= {"agrees": True, "launches": counts.launches.total(), "waits": counts.waits.total()}
+        except Exception as error:
+            row |= {"agrees": False, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    agree = sum(row["agrees"] for row in rows)
+    print(f"{agree} of {len(rows)} agree")
+    record = {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cpu_seconds": round(time.thread_time() - began),
+        "agree": agree,
+        "rows": rows,
+    }
+    asked.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return 0 if agree == len(rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""A device that claims to be CUDA, and what privfl does on it."""
