@@ -145,7 +145,7 @@ class VectorisedEngine:
         return len(slots) * rows * self._values < DISPATCHED
 
     def _chunks(self, ordered: list[ClientSlot]) -> list[list[ClientSlot]]:
-        """See :func:`chunks_of`; one chunk where a step is mostly dispatch, since workers share one interpreter lock."""
+        """See :func:`chunks_of`; one where a step is mostly dispatch, since workers share one interpreter lock."""
         if len(ordered) <= self.chunk * self.loop.workers and self._small(ordered):
             return [ordered]
         return chunks_of(ordered, self.chunk, self.loop.workers)

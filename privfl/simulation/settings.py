@@ -8,6 +8,7 @@ from typing import Any, Literal
 import tomli_w
 
 from privfl.algorithms import ALGORITHMS, Algorithm
+from privfl.algorithms.base import Weighting
 from privfl.engine.choice import EngineName
 from privfl.errors import ConfigError
 from privfl.federation.availability import AVAILABILITY, Always, Availability
@@ -129,6 +130,9 @@ class RunConfig:
         schedule, execution, recipe: their own fields stand at the top of the file.
         record: whose view of the run is kept as its transcript, for attacks: ``["server"]``, ``["public"]``, both
             (true) or nobody's.
+        weighting: how clients count in a mean: ``"size"``, by the number of their examples, or ``"uniform"``, alike.
+            Every algorithm that averages follows; those that are about the weights, or have one way only, keep theirs.
+            Left out, they count by size, or as the algorithm's own ``weighting`` says. It ends up there.
         algorithm: how clients train, what they send and what the server makes of it; FedAvg by default.
         training: how clients train in a round.
         privacy: the mechanisms of the run; without any, every cell of the statement is ∞.
@@ -140,6 +144,7 @@ class RunConfig:
     execution: Execution = field(default_factory=Execution, metadata=BESIDE)
     recipe: Recipe = field(default_factory=lambda: Recipe(dataset=Named("digits")), metadata=BESIDE)
     record: bool | tuple[Observer, ...] = False
+    weighting: Weighting | None = None
     algorithm: Algorithm = field(default_factory=ALGORITHMS["fedavg"])
     training: LocalTraining = field(default_factory=LocalTraining)
     privacy: Privacy = field(default_factory=Privacy)
@@ -149,6 +154,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.record, bool) and len(self.record) != 1:
             object.__setattr__(self, "record", bool(self.record))
+        object.__setattr__(self, "algorithm", self.algorithm.following(self.weighting))
+        object.__setattr__(self, "weighting", None)
 
     def to_dict(self) -> dict[str, Any]:
         """All settings as resolved, defaults included, as TOML can hold them."""
