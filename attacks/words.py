@@ -48,7 +48,8 @@ class Words(Attack):
     "Exploiting Unintended Feature Leakage in Collaborative Learning", S&P 2019). Under noise a row of d numbers is
     N(0, σ²) or N(0, σ² + τ²), with the variances that fit all rows best. The log-likelihood ratios of all rounds,
     in half of which a client's token is taken to be looked up, are added to the log-odds that public texts give the
-    token, so that where noise is all there is the guess is the null's: how often the token occurs. Neither order nor counts are read.
+    token, so that where noise is all there is the guess is the null's: how often the token occurs. Neither order nor
+    counts are read.
 
     The judge needs ``truth["tokens"]`` bool [V].
 

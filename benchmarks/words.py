@@ -107,6 +107,8 @@ def cells() -> dict[str, Callable[[], Any]]:
             "100 texts, ε = 8, ten rounds": lambda name=name: read(name, 10, 100, private(8, 0.1), 10, 10),
             "100 texts, ε = 1, ten rounds": lambda name=name: read(name, 10, 100, private(1, 0.1), 10, 10),
         }
+        if name == "shakespeare":  # under DP-SGD its LSTM takes too long
+            made = {what: call for what, call in made.items() if "rounds" not in what}
         found |= {f"{name}: {what}": call for what, call in made.items()}
     return found
 
