@@ -259,6 +259,12 @@ def overrides(algorithm: Algorithm, method: str) -> bool:
     return getattr(type(algorithm), method) is not getattr(Algorithm, method)
 
 
+def descends_plainly(algorithm: Algorithm, training: LocalTraining) -> bool:
+    """Whether a step is one gradient of the task's own loss and one SGD update without any other term."""
+    own = overrides(algorithm, "step") or overrides(algorithm, "add_data_independent_gradient")
+    return not (own or training.momentum or training.weight_decay)
+
+
 def server_step(server: Tensors, gradient: Tensor, training: LocalTraining) -> Tensors:
     """The server's state after one SGD step of its own, for algorithms whose round is one gradient step."""
     after = {**server, "parameters": server["parameters"].clone()}

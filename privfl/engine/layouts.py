@@ -30,14 +30,20 @@ def lay_channels_innermost(network: nn.Module) -> None:
 
 
 def _relaid(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (_images_relaid(inputs[0]), *inputs[1:])
+    return (images_relaid(inputs[0]), *inputs[1:])
 
 
-def _images_relaid(images: Tensor) -> Tensor:
+def relays(module: nn.Module) -> bool:
+    """Whether ``module`` lays its images out that way before all else."""
+    return _relaid in module._forward_pre_hooks.values()
+
+
+def images_relaid(images: Tensor) -> Tensor:
+    """``images`` [B, C, H, W] laid out that way, anything else as it is."""
     if images.dim() != 4:
         return images
     if is_batchedtensor(images):
-        return folded(_images_relaid, images)
+        return folded(images_relaid, images)
     _, channels, height, width = images.shape
     if channels == 1:  # both layouts are one and the same in memory; only the strides can say which is meant
         images = images.contiguous().as_strided(images.shape, (height * width, 1, width, 1))

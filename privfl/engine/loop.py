@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
@@ -16,7 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from privfl.algorithms.base import Algorithm, Tensors, overrides
+from privfl.algorithms.base import Algorithm, Tensors, descends_plainly, overrides
+from privfl.engine.sequences import differs_from_autograd, sequence_of
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, Trained, Workspace, cores, send
 from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
@@ -61,9 +63,10 @@ class LoopEngine:
         self.lengths = self.steady_lengths() if channel.dpsgd is not None or channel.statistics else None
         if way is None and self._sums_directly():
             way = "layers"
-        for _ in range(self.workers):
-            innermost = self.device.type == "cpu"
-            self._spaces.put(Workspace.build(task.model(0), self.device, way, innermost=innermost))
+        innermost = self.device.type == "cpu"
+        spaces = [Workspace.build(task.model(0), self.device, way, innermost=innermost) for _ in range(self.workers)]
+        for space in self._without_autograd(spaces):
+            self._spaces.put(space)
 
     def steady_lengths(self) -> Lengths:
         """Lengths of passes that round a row alike, as this task's model and kind of rows need them."""
@@ -71,6 +74,18 @@ class LoopEngine:
         parameters = flatten(network).to(self.device)
         public = PublicRows(parameters, *self.task.probe(distinct_rows(len(parameters))))
         return Lengths(public, identity(network), self.way, self.precision)
+
+    def _without_autograd(self, spaces: list[Workspace]) -> list[Workspace]:
+        """``spaces`` whose plain gradients come from the layers themselves, if the network is known and they agree."""
+        if self.channel.dpsgd is not None or self.precision != "float32":
+            return spaces
+        sequences = [sequence_of(space.own, self.task.loss, self.task.inputs) for space in spaces]
+        if sequences[0] is None:
+            return spaces
+        if differs_from_autograd(sequences[0], spaces[0].dropout, *self.task.probe(4)):
+            self.notes.append("steps use autograd, because the layers' own gradients came out different")
+            return spaces
+        return [replace(space, sequence=sequence) for space, sequence in zip(spaces, sequences, strict=True)]
 
     def _sums_directly(self) -> bool:
         """Whether layers should write large weight gradients where they belong, so that nothing is copied."""
@@ -175,7 +190,9 @@ class LoopEngine:
             phase.local_only(blind=blind),
             self.lengths,
             space.announce,
+            space.sequence,
         )
+        plain = space.sequence is not None and descends_plainly(algorithm, training)
         space.start(phase.dropout(client, context, self.device))
         door = keeper.door()
         with torch.no_grad():
@@ -185,7 +202,10 @@ class LoopEngine:
             if overrides(algorithm, "prepare"):
                 algorithm.prepare(local, received, keeper.hand(keeper.everything().numbers), door, training)
             for batch in keeper.batches():
-                algorithm.step(local, received, keeper.hand(batch.numbers), door, training)
+                if plain:
+                    keeper.descend(training.learning_rate)
+                else:
+                    algorithm.step(local, received, keeper.hand(batch.numbers), door, training)
             if overrides(algorithm, "conclude"):
                 algorithm.conclude(local, received, keeper.hand(keeper.everything().numbers), door, training)
             if slot.personal_plan is not None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from privfl.algorithms.base import Algorithm, Tensors, overrides
 from privfl.engine.dropout import Coins, StreamDropout, give_dropout_streams
 from privfl.engine.layouts import lay_channels_innermost
+from privfl.engine.sequences import Sequence
 from privfl.errors import ConfigError, unknown
 from privfl.models.flat_network import FlatNetwork
 from privfl.models.module_state import ModuleState
@@ -44,13 +45,15 @@ class Workspace:
     """A network trained in place (or the template of a stack), its clipper, and its drop-out layers.
 
     Without DP-SGD ``clipper`` is there if it sums plain gradients faster than autograd does. ``state`` is what a
-    network from outside may remember from one pass to the next.
+    network from outside may remember from one pass to the next, and ``sequence`` computes plain gradients without
+    autograd where that serves.
     """
 
     own: FlatNetwork
     clipper: PerSampleGradients | None
     dropout: list[StreamDropout]
     state: ModuleState | None
+    sequence: Sequence | None = None
 
     @classmethod
     def build(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +19,25 @@ from privfl.privacy.clipping.row_wise import each_row
 from privfl.privacy.door.batch_plans import Plan
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.door.keeper import ROWS_AT_ONCE, ClientSlot, DoorKeeper, DrawnBatch, Given, LocalOnly, StepNumbers
+from privfl.privacy.door.log import BARE_GRADIENT
 from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.door.precision import Precision, in_precision
 from privfl.privacy.door.step_draws import Draws
 from privfl.privacy.loss import Loss, is_coupled
+
+
+class Unaided(Protocol):
+    """Plain gradients of one loss without autograd, of the network of a door."""
+
+    def serves(self, loss: Loss) -> bool:
+        """Whether the gradient of ``loss`` is what this computes."""
+
+    def write_gradient(self, inputs: Tensor, targets: Tensor, divisor: float) -> None:
+        """Write the gradient of the sum of the loss over ``divisor`` into the network's gradient buffer."""
+
+    def descend(self, inputs: Tensor, targets: Tensor, divisor: float, rate: float) -> None:
+        """Subtract ``rate`` times that gradient from the network's parameters."""
+
 
 Piece = tuple[Tensor, Tensor, Tensor | None]
 """Inputs and targets of one pass, and a mask that tells rows from padding."""
@@ -35,7 +51,8 @@ class ClientDoor(DoorKeeper):
     """One client's data during one round; gradients lie in the buffer of ``network``.
 
     What is clipped is computed in passes of ``lengths`` that round a row alike whatever else is in its batch; before
-    each of them ``announce`` is told how many rows are present, and how long it is.
+    each of them ``announce`` is told how many rows are present, and how long it is. Plain gradients come from
+    ``unaided`` where that serves.
     """
 
     def __init__(
@@ -53,10 +70,11 @@ class ClientDoor(DoorKeeper):
         local_only: LocalOnly = "undeclared",
         lengths: Lengths | None = None,
         announce: Callable[[int | None, int], None] = _nobody,
+        unaided: Unaided | None = None,
     ) -> None:
         super().__init__([slot], inputs, targets, loss, dpsgd, totals, precision, state, local_only)
         self._network, self._clipper = network, clipper
-        self._lengths, self._announce = lengths, announce
+        self._lengths, self._announce, self._unaided = lengths, announce, unaided
 
     def _gather(
         self, plans: Sequence[Plan], rows: Sequence[Tensor], last: Sequence[bool], draws: Sequence[Draws]
@@ -66,6 +84,18 @@ class ClientDoor(DoorKeeper):
         uniform, normal = draws[0].next(self._network.flat)
         numbers = StepNumbers(count, flag, uniform, normal)
         return DrawnBatch(numbers, plans, [len(own)], own, self._inputs[own], self._targets[own])
+
+    def descend(self, rate: float) -> None:
+        """What a step of plain SGD does with the current batch: take its gradient, unprotected, and go along it."""
+        batch, unaided, network = self._current, self._unaided, self._network
+        assert batch is not None
+        assert self._dpsgd is None
+        if unaided is None or not unaided.serves(self.loss) or not 0 < len(batch.rows) <= ROWS_AT_ONCE:
+            network.flat.add_(self.gradient(self.loss, network.flat, batch), alpha=-rate)
+            return
+        (divisor,) = batch.divisors()
+        self._note(BARE_GRADIENT)
+        unaided.descend(batch.inputs, batch.targets, divisor, rate)
 
     def _mean(
         self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, wrt: str | None = None
@@ -79,7 +109,9 @@ class ClientDoor(DoorKeeper):
                 return loss(network.module, inputs, targets).sum() / divisor
 
         def write(inputs: Tensor, targets: Tensor) -> None:
-            if self._clipper is not None and wrt is None:
+            if self._unaided is not None and wrt is None and self._unaided.serves(loss) and network.module.training:
+                self._unaided.write_gradient(inputs, targets, divisor)
+            elif self._clipper is not None and wrt is None:
                 self._clipper.plain_sum(loss, inputs, targets, divisor)
             else:
                 self._flat_gradient(mean(inputs, targets), out=network.gradient)

@@ -1,0 +1,332 @@
+"""Steps of plain SGD without autograd, for networks that are a plain sequence of known layers.
+
+What autograd spends a step on besides the layers' kernels (its graph, a gradient that is written and read again, max
+pooling behind a ReLU that is four times as large) is a third of a step of a small CNN. A network counts as known only
+if every part of it is of one of the exact types below, nothing is hooked or replaced, and its loss is privfl's cross-
+entropy; and its gradients are compared with autograd's at the start of every run, on the run's own network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from privfl.data.mapped import Rows
+from privfl.engine.dropout import StreamDropout
+from privfl.engine.layouts import INNERMOST, InnermostPool, images_relaid, relays
+from privfl.federation.losses import cross_entropy
+from privfl.models.base import Network
+from privfl.models.flat_network import FlatNetwork
+from privfl.privacy.clipping.known import known_ranks
+from privfl.privacy.loss import Loss
+
+TOLERANCE = 1e-4
+"""Largest difference from autograd's gradient that is rounding, relative to the largest value of a layer's gradient."""
+FEW = 32
+"""Rows up to which a wide layer's product is quicker with the weight in front."""
+WIDE = 1 << 16
+"""Weights from which on a layer is wide."""
+
+
+class Step(Protocol):
+    """A layer between two others. ``kept`` is what the forward pass leaves for the backward pass."""
+
+    def forward(self, given: Tensor) -> tuple[Tensor, Any]:
+        """The output for ``given`` [B, ...], and ``kept``."""
+
+    def backward(self, back: Tensor, kept: Any) -> Tensor:
+        """The gradient at the input from ``back``, that at the output."""
+
+
+class _Linear:
+    def __init__(self, layer: nn.Linear) -> None:
+        self.layer, self.wide = layer, layer.weight.numel() >= WIDE
+
+    def forward(self, given: Tensor) -> tuple[Tensor, Tensor]:
+        weight, bias = self.layer.weight, self.layer.bias
+        if not self.wide or len(given) > FEW:
+            return F.linear(given, weight, bias), given
+        product = torch.mm(weight, given.T).T.contiguous()
+        return product if bias is None else product.add_(bias), given
+
+    def backward(self, back: Tensor, kept: Tensor) -> Tensor:
+        return torch.mm(back, self.layer.weight)
+
+    def write(self, back: Tensor, kept: Tensor, places: dict[str, Tensor]) -> None:
+        torch.mm(back.T, kept, out=places["weight"])
+        if "bias" in places:
+            torch.sum(back, 0, out=places["bias"])
+
+    def descend(self, back: Tensor, kept: Tensor, rate: float) -> None:
+        self.layer.weight.addmm_(back.T, kept, alpha=-rate)
+        if self.layer.bias is not None:
+            self.layer.bias.sub_(back.sum(0), alpha=rate)
+
+
+class _Convolution:
+    def __init__(self, layer: nn.Conv2d) -> None:
+        self.layer = layer
+        assert not isinstance(layer.padding, str)
+        self.window = (list(layer.stride), list(layer.padding), list(layer.dilation))
+        self.bias = None if layer.bias is None else [layer.out_channels]
+
+    def forward(self, given: Tensor) -> tuple[Tensor, Tensor]:
+        layer = self.layer
+        return torch.conv2d(given, layer.weight, layer.bias, *self.window, layer.groups), given
+
+    def _backward(self, back: Tensor, kept: Tensor, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+        stride, padding, dilation = self.window
+        found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
+            back,
+            kept,
+            self.layer.weight,
+            self.bias,
+            stride,
+            padding,
+            dilation,
+            False,
+            [0, 0],
+            self.layer.groups,
+            wanted,
+        )
+        return found
+
+    def backward(self, back: Tensor, kept: Tensor) -> Tensor:
+        return self._backward(back, kept, [True, False, False])[0]
+
+    def write(self, back: Tensor, kept: Tensor, places: dict[str, Tensor]) -> None:
+        _, weight, bias = self._backward(back, kept, [False, True, self.bias is not None])
+        places["weight"].copy_(weight)
+        if self.bias is not None:
+            places["bias"].copy_(bias)
+
+    def descend(self, back: Tensor, kept: Tensor, rate: float) -> None:
+        _, weight, bias = self._backward(back, kept, [False, True, self.bias is not None])
+        self.layer.weight.sub_(weight, alpha=rate)
+        if self.layer.bias is not None:
+            self.layer.bias.sub_(bias, alpha=rate)
+
+
+class _Rectified:
+    fresh = False
+    """Whether nobody else holds what this layer is given, so that it may be overwritten."""
+
+    def forward(self, given: Tensor) -> tuple[Tensor, Tensor]:
+        output = given.clamp_min_(0) if self.fresh else given.clamp_min(0)
+        return output, output
+
+    def backward(self, back: Tensor, kept: Tensor) -> Tensor:
+        found: Tensor = torch.ops.aten.threshold_backward(back, kept, 0)
+        return found
+
+
+class _Pooled:
+    def __init__(self, layer: nn.MaxPool2d) -> None:
+        stride = layer.kernel_size if layer.stride is None else layer.stride
+        window = (layer.kernel_size, stride, layer.padding, layer.dilation)
+        self.settings = (*([one] * 2 if isinstance(one, int) else list(one) for one in window), layer.ceil_mode)
+
+    def forward(self, given: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        pooled, places = torch.ops.aten.max_pool2d_with_indices(given, *self.settings)
+        return pooled, (given, places)
+
+    def backward(self, back: Tensor, kept: tuple[Tensor, Tensor]) -> Tensor:
+        given, places = kept
+        found: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
+            _laid_as(back, given), given, *self.settings, places
+        )
+        return found
+
+
+class _Dropped:
+    def __init__(self, layer: StreamDropout) -> None:
+        self.layer = layer
+
+    def forward(self, given: Tensor) -> tuple[Tensor, Tensor | None]:
+        if not self.layer.training or self.layer.probability == 0:
+            return given, None
+        factors = self.layer(torch.ones_like(given))
+        return given * factors, factors
+
+    def backward(self, back: Tensor, kept: Tensor | None) -> Tensor:
+        return back if kept is None else back * _laid_as(kept, back)
+
+
+class _Flattened:
+    def forward(self, given: Tensor) -> tuple[Tensor, Tensor]:
+        return given.flatten(1), given
+
+    def backward(self, back: Tensor, kept: Tensor) -> Tensor:
+        return _laid_as(back.reshape(kept.shape), kept)
+
+
+class _Relaid:
+    def forward(self, given: Tensor) -> tuple[Tensor, None]:
+        return images_relaid(given), None
+
+    def backward(self, back: Tensor, kept: None) -> Tensor:
+        return back
+
+
+class Sequence:
+    """The network in ``own`` as a sequence of steps, see :func:`sequence_of`."""
+
+    def __init__(self, own: FlatNetwork, steps: list[Step]) -> None:
+        self.own, self._steps = own, steps
+        self._first = next(place for place, step in enumerate(steps) if isinstance(step, _Linear | _Convolution))
+        views = dict(zip(map(id, own.parameters), own.gradient_views, strict=True))
+        self._places: list[dict[str, Tensor]] = [
+            {name: views[id(value)] for name, value in step.layer.named_parameters()}
+            if isinstance(step, _Linear | _Convolution)
+            else {}
+            for step in steps
+        ]
+
+    def serves(self, loss: Loss) -> bool:
+        """Whether the gradient of ``loss`` is what this computes."""
+        return loss is cross_entropy
+
+    def write_gradient(self, inputs: Tensor, targets: Tensor, divisor: float) -> None:
+        """Write the gradient of the sum of cross-entropy over ``divisor`` into the network's gradient buffer.
+
+        Args:
+            inputs: [B, ...], B ≥ 1.
+            targets: int64 [B].
+        """
+        for place, back, kept in self._backward(inputs, targets, divisor):
+            step = self._steps[place]
+            assert isinstance(step, _Linear | _Convolution)
+            step.write(back, kept, self._places[place])
+
+    def descend(self, inputs: Tensor, targets: Tensor, divisor: float, rate: float) -> None:
+        """Subtract ``rate`` times that gradient from the network's parameters, of large ones without writing it."""
+        if self.own.layout.size < WIDE:
+            self.write_gradient(inputs, targets, divisor)
+            self.own.flat.sub_(self.own.gradient, alpha=rate)
+            return
+        for place, back, kept in self._backward(inputs, targets, divisor):
+            step = self._steps[place]
+            assert isinstance(step, _Linear | _Convolution)
+            step.descend(back, kept, rate)
+
+    def _backward(self, inputs: Tensor, targets: Tensor, divisor: float) -> Iterator[tuple[int, Tensor, Any]]:
+        """Every layer from the last, with the gradient at its output; the one at its input is already taken."""
+        kept: list[Any] = []
+        values = inputs
+        for step in self._steps:
+            values, needed = step.forward(values)
+            kept.append(needed)
+        back = torch.softmax(values, 1)
+        back[torch.arange(len(back)), targets] -= 1
+        back.div_(divisor)
+        for place in range(len(self._steps) - 1, self._first - 1, -1):
+            step, arrived = self._steps[place], back
+            if place > self._first:
+                back = step.backward(arrived, kept[place])
+            if self._places[place]:
+                yield place, arrived, kept[place]
+
+
+def sequence_of(own: FlatNetwork, loss: Loss, inputs: Rows) -> Sequence | None:
+    """The sequence that the network in ``own`` is, or ``None`` if it is none; ``inputs`` are the task's."""
+    ranks = known_ranks(own.module)
+    if own.flat.dtype != torch.float32 or own.flat.device.type != "cpu" or loss is not cross_entropy:
+        return None
+    if (
+        inputs.dtype != torch.float32
+        or inputs.ndim not in ranks
+        or not all(one.requires_grad for one in own.parameters)
+    ):
+        return None
+    parts = _parts(own.module)
+    steps = [] if parts is None else _steps(parts)
+    layers = [step.layer for step in steps or [] if isinstance(step, _Linear | _Convolution)]
+    if not steps or len(layers) != len(set(map(id, layers))) or not isinstance(steps[-1], _Linear):
+        return None
+    if sum(1 for layer in layers for _ in layer.parameters()) != len(own.parameters):  # one is shared
+        return None
+    return Sequence(own, steps)
+
+
+def differs_from_autograd(sequence: Sequence, dropout: list[StreamDropout], inputs: Tensor, targets: Tensor) -> bool:
+    """Whether the gradient is another than autograd's on these public rows, in training mode, with the same masks."""
+    own, generators = sequence.own, [layer.generator for layer in dropout]
+
+    def masks_begin_anew() -> None:
+        stream = torch.Generator().manual_seed(0)
+        for layer in dropout:
+            layer.generator, layer.present = stream, None
+
+    masks_begin_anew()
+    with torch.enable_grad():
+        expected = own.gradient_of(cross_entropy(own.module, inputs, targets).sum() / len(inputs))
+    masks_begin_anew()
+    with torch.no_grad():
+        sequence.write_gradient(inputs, targets, float(len(inputs)))
+    for layer, generator in zip(dropout, generators, strict=True):
+        layer.generator = generator
+    return not all(
+        float((found - wanted).abs().max()) <= TOLERANCE * (float(wanted.abs().max()) + 1e-12)
+        for found, wanted in zip(own.gradient_views, expected, strict=True)
+    )
+
+
+def _parts(module: nn.Module) -> list[nn.Module | None] | None:
+    """The layers of ``module`` in the order of its forward pass, ``None`` where images are laid out anew."""
+    if type(module) is not nn.Sequential and type(module) is not Network:
+        return [module]
+    parts: list[nn.Module | None] = [None] if relays(module) else []
+    for part in module._modules.values():
+        inner = None if part is None else _parts(part)
+        if inner is None:
+            return None
+        parts += inner
+    return parts
+
+
+def _steps(parts: list[nn.Module | None]) -> list[Step] | None:
+    """The steps that do what ``parts`` do, max pooling in front of ReLU; ``None`` where a part is not known."""
+    steps: list[Step] = []
+    for part in parts:
+        step = _step(part)
+        if step is None:
+            return None
+        if isinstance(step, _Pooled) and steps and isinstance(steps[-1], _Rectified):
+            steps.insert(len(steps) - 1, step)  # they commute, and so do their gradients
+        elif type(part) is not nn.Identity:
+            steps.append(step)
+    for place, step in enumerate(steps):
+        if isinstance(step, _Rectified):
+            step.fresh = place > 0 and isinstance(steps[place - 1], _Linear | _Convolution | _Pooled)
+    return steps
+
+
+def _step(part: Any) -> Step | None:
+    kind = type(part)
+    if part is None or kind is nn.Identity:
+        return _Relaid()
+    if kind is nn.Linear:
+        return _Linear(part)
+    if kind is nn.Conv2d and part.padding_mode == "zeros" and not isinstance(part.padding, str):
+        return _Convolution(part)
+    if kind is nn.ReLU:
+        return _Rectified()
+    if kind is nn.MaxPool2d and not part.return_indices:
+        return _Pooled(part)
+    if kind is InnermostPool:
+        return _Pooled(part.layer)
+    if kind is StreamDropout:
+        return _Dropped(part)
+    if kind is nn.Flatten and (part.start_dim, part.end_dim) == (1, -1):
+        return _Flattened()
+    return None
+
+
+def _laid_as(values: Tensor, like: Tensor) -> Tensor:
+    """``values`` in the memory format of ``like``, both [B, C, H, W] or both anything else."""
+    innermost = like.dim() == 4 and like.is_contiguous(memory_format=INNERMOST)
+    return values.contiguous(memory_format=INNERMOST) if innermost else values.contiguous()

@@ -1,0 +1,193 @@
+"""Gradients without autograd are autograd's, and only networks that are exactly what they seem get them."""
+
+import copy
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import privfl as pf
+from privfl.engine import sequences
+from privfl.engine.sequences import differs_from_autograd, sequence_of
+from privfl.engine.workspace import Workspace
+from privfl.federation.losses import cross_entropy
+from privfl.models.base import Network
+
+IMAGES = torch.randn(12, 3, 9, 9, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(12) % 4
+
+
+def pooled(inner=2, dropout=0.3):
+    body = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 6, 3, stride=inner, bias=False), nn.ReLU()]
+    body += [nn.MaxPool2d(2, ceil_mode=True), nn.Dropout(dropout), nn.Flatten()]
+    width = 4 if inner == 2 else 16
+    return nn.Sequential(*body, nn.Linear(6 * width, 300), nn.ReLU(), nn.Dropout(0.5), nn.Linear(300, 4))
+
+
+NETWORKS = {
+    "pooled": pooled,
+    "wide": lambda: nn.Sequential(nn.Flatten(), nn.Linear(243, 300), nn.ReLU(inplace=True), nn.Linear(300, 4)),
+    "grouped, dilated, pooled twice": lambda: nn.Sequential(
+        nn.MaxPool2d(2, stride=1, padding=1), nn.Conv2d(3, 6, 3, groups=3, dilation=2), nn.ReLU(), nn.Identity(),
+        nn.MaxPool2d((2, 3)), nn.ReLU(), nn.Dropout2d(0.4), nn.Flatten(), nn.Linear(36, 4),
+    ),
+    "body and head": lambda: Network(nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(243, 9)), nn.Linear(9, 4)),
+}  # fmt: skip
+
+
+def workspace(network, **options):
+    torch.manual_seed(0)
+    space = Workspace.build(network, torch.device("cpu"), None, innermost=True, **options)
+    space.start(torch.Generator().manual_seed(1))
+    return space
+
+
+def sequence(network, loss=cross_entropy):
+    return sequence_of(workspace(network).own, loss, IMAGES)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("rows", [1, 12])
+def test_gradients_and_steps_without_autograd_are_those_of_autograd(name, rows):
+    torch.manual_seed(3)
+    space = workspace(NETWORKS[name]())
+    own, found = space.own, sequence_of(space.own, cross_entropy, IMAGES)
+    own.flat.requires_grad_(False)
+    inputs, targets = IMAGES[:rows].clone(), LABELS[:rows]
+    space.start(torch.Generator().manual_seed(5))
+    with torch.enable_grad():
+        wanted = torch.cat([one.flatten() for one in own.gradient_of(cross_entropy(own.module, inputs, targets).sum())])
+    before = own.flat.clone()
+    for act in ("write", "descend"):
+        space.start(torch.Generator().manual_seed(5))
+        with torch.no_grad():
+            if act == "write":
+                found.write_gradient(inputs, targets, 1.0)
+                gradient = own.gradient
+            else:
+                found.descend(inputs, targets, 2.0, 0.5)
+                gradient = (before - own.flat) * 4
+        torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
+    assert torch.equal(inputs, IMAGES[:rows])
+    assert not differs_from_autograd(found, space.dropout, IMAGES, LABELS)
+
+
+class Doubled(nn.Linear):
+    def forward(self, inputs):
+        return 2 * super().forward(inputs)
+
+
+def replaced(part):
+    network = NETWORKS["wide"]()
+    network[1] = part(network[1])
+    return network
+
+
+def hooked(layer):
+    layer.register_forward_hook(lambda layer, inputs, output: 2 * output)
+    return layer
+
+
+def patched(layer):
+    layer.forward = lambda inputs: 2 * F.linear(inputs, layer.weight)
+    return layer
+
+
+def frozen(layer):
+    layer.weight.requires_grad_(False)
+    return layer
+
+
+def shared():
+    layer = nn.Linear(243, 243)
+    return nn.Sequential(nn.Flatten(), layer, nn.ReLU(), layer, nn.Linear(243, 4))
+
+
+def tied():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(243, 243), nn.ReLU(), nn.Linear(243, 243), nn.Linear(243, 4))
+    network[3].weight = network[1].weight
+    return network
+
+
+class Skipping(nn.Sequential):
+    def forward(self, inputs):
+        return super().forward(inputs) * 2
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        replaced(lambda layer: Doubled(243, 300)), replaced(hooked), replaced(patched), replaced(frozen),
+        replaced(parametrizations.weight_norm), shared(), tied(),
+        Skipping(OrderedDict(NETWORKS["wide"]().named_children())),
+        nn.Sequential(nn.Conv2d(3, 4, 3, padding="same"), nn.Flatten(), nn.Linear(324, 4)),
+        nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), nn.Flatten(), nn.Linear(324, 4)),
+        nn.Sequential(nn.Flatten(), nn.Linear(243, 4), nn.Tanh()),
+        nn.Sequential(nn.Flatten(), nn.Linear(243, 4), nn.ReLU()),
+        NETWORKS["wide"]().double(),
+    ],
+    ids=["subclass", "hook", "forward replaced", "frozen", "parametrised", "layer twice", "shared weight",
+         "subclass of Sequential", "padding by name", "reflected", "unknown layer", "ends in ReLU", "float64"],
+)  # fmt: skip
+def test_what_is_not_exactly_a_known_sequence_keeps_autograd(network):
+    assert sequence(network) is None
+
+
+def test_another_loss_keeps_autograd():
+    def own_loss(network, inputs, targets):
+        return F.cross_entropy(network(inputs), targets, reduction="none")
+
+    assert sequence(NETWORKS["wide"]()) is not None
+    assert sequence(NETWORKS["wide"](), own_loss) is None
+
+
+def task_of(network):
+    return pf.Task.from_arrays(
+        IMAGES.repeat(10, 1, 1, 1), LABELS.repeat(10), clients=np.arange(120) % 5, model=network, classes=4
+    )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "training"),
+    [
+        (pf.FedAvg(weighting="uniform"), {}),
+        (pf.FedProx(mu=0.5), {}),
+        (pf.FedAvg(), {"momentum": 0.9, "weight_decay": 0.1}),
+    ],
+    ids=["plain descent", "another term", "momentum"],
+)
+def test_a_run_is_that_of_autograd_and_a_difference_is_said(monkeypatch, algorithm, training):
+    told, runs = [], []
+    for tolerance in (sequences.TOLERANCE, -1.0):
+        monkeypatch.setattr(sequences, "TOLERANCE", tolerance)
+        given = {
+            "rounds": 2,
+            "training": pf.LocalTraining(learning_rate=0.1, batch_size=7, **training),
+            "execution": pf.Execution(engine="loop", device="cpu", workers=2),
+            "callbacks": [lambda simulation, line: told.append(list(simulation.engine.notes))],
+        }
+        runs.append(pf.simulate(task_of(pooled), copy.copy(algorithm), **given))
+    torch.testing.assert_close(runs[0].parameters, runs[1].parameters, rtol=1e-3, atol=1e-5)
+    assert told[0] == []
+    assert told[-1] == ["steps use autograd, because the layers' own gradients came out different"]
+    assert runs[0].statement.to_json() == runs[1].statement.to_json()
+
+
+def test_dp_sgd_and_other_precisions_keep_the_gradients_that_they_had():
+    for given in ({"privacy": pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, sample_rate=0.5))}, {}):
+        spaces = []
+        pf.simulate(
+            task_of(pooled),
+            pf.FedAvg(weighting="uniform"),
+            rounds=1,
+            execution=pf.Execution(
+                engine="loop", device="cpu", workers=1, precision="float32" if given else "bfloat16"
+            ),
+            callbacks=[lambda simulation, line, spaces=spaces: spaces.append(simulation.engine._spaces.get())],
+            **given,
+        )
+        assert [space.sequence for space in spaces] == [None]
