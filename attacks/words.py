@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attacks.attack import Attack, Needs
@@ -146,7 +147,7 @@ def ratios(rows: Tensor, prior: Tensor) -> Tensor:
     return found
 
 
-def measures(scores: Scores, truth: Scores) -> dict[str, Measure]:
+def measures(scores: Scores, truth: NDArray[np.bool_]) -> dict[str, Measure]:
     """Of ``scores`` [V] about ``truth`` bool [V]: AUC and the share of the k true ones among the k highest scores."""
     count = int(truth.sum())
     best = np.argsort(-scores, kind="stable")[:count]
