@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -35,10 +35,22 @@ from privfl.privacy.door.keeper import (
     StepNumbers,
     divided_,
 )
+from privfl.privacy.door.log import BARE_GRADIENT
 from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.door.precision import Precision, in_precision
 from privfl.privacy.door.step_draws import Draws
 from privfl.privacy.loss import Loss, is_coupled
+
+
+class UnaidedStack(Protocol):
+    """Plain gradients of one loss without autograd, of stacked copies of a network."""
+
+    def serves(self, loss: Loss) -> bool:
+        """Whether the gradient of ``loss`` is what this computes."""
+
+    def plain_sum(self, parameters: Tensor, batch: StackedBatch) -> Tensor:
+        """Gradient [clients, size] of each client's sum of the loss over its rows."""
+
 
 Announce = Callable[[Sequence[int], int], None]
 """Told how many rows the next pass holds of each client from which one on, so that drop-out draws for these alone."""
@@ -49,7 +61,8 @@ class CohortDoor(DoorKeeper):
 
     A batch is padded with the first row of the client's own batch (of its data if the batch is empty), so nobody's
     values meet another client's. With ``lengths`` a pass is as long, and a stack as high, as it takes for every row and
-    every client to be rounded as in any other; a batch whose rows are coupled is left whole.
+    every client to be rounded as in any other; a batch whose rows are coupled is left whole. Plain gradients come from
+    ``unaided`` where that serves.
     """
 
     def __init__(
@@ -66,9 +79,10 @@ class CohortDoor(DoorKeeper):
         state: ModuleState | None = None,
         local_only: LocalOnly = "undeclared",
         lengths: Lengths | None = None,
+        unaided: UnaidedStack | None = None,
     ) -> None:
         super().__init__(slots, inputs, targets, loss, dpsgd, totals, precision, state, local_only)
-        self._lengths = lengths
+        self._lengths, self._unaided = lengths, unaided
         self._stacked, self._announce = stacked, announce
         self._like = next(stacked.module.parameters())
         self._none = torch.empty(len(slots), 0, dtype=self._like.dtype)
@@ -116,6 +130,13 @@ class CohortDoor(DoorKeeper):
         answer: Tensor = _Outside.apply(stacked, self._count, parameters, *named.values())  # type: ignore[no-untyped-call]
         return answer
 
+    def descend(self, parameters: Tensor, rate: float) -> None:
+        """What a step of plain SGD does to ``parameters`` [clients, size]: each client's gradient, unprotected."""
+        assert self._current is not None
+        assert self._dpsgd is None
+        self._note(BARE_GRADIENT)
+        parameters.sub_(self._mean(self.loss, self._current, parameters, {}), alpha=rate)
+
     def _sizes(self, sizes: Sequence[float]) -> Tensor:
         own = to_device(torch.tensor(sizes, dtype=torch.float64), self._targets.device)
         return self._outside(lambda count, _: own, self._count, None)
@@ -123,10 +144,13 @@ class CohortDoor(DoorKeeper):
     def _mean(
         self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, wrt: str | None = None
     ) -> Tensor:
-        key, whole = ("mean", wrt, identity(loss), identity(loss_kwargs)), is_coupled(loss)
+        unaided = None if wrt is not None or loss_kwargs else self._unaided
+        key, whole = ("mean", wrt, unaided is None, identity(loss), identity(loss_kwargs)), is_coupled(loss)
         loss = in_precision(loss, self._precision, parameters.device)
 
         def sums(parameters: Tensor, piece: StackedBatch) -> Tensor:
+            if unaided is not None and unaided.serves(loss):
+                return unaided.plain_sum(parameters, piece)
             return self._stacked.plain_sum(loss, parameters, piece, wrt=wrt or "parameters")
 
         total = self._sum(key, sums, None, batch, parameters, loss_kwargs, whole=whole).to(parameters.dtype)
