@@ -138,7 +138,7 @@ class VectorisedEngine:
         Where a step is mostly dispatch, workers would share one interpreter lock, and one of them does it all.
         """
         workers = self.loop.workers
-        if len(ordered) <= self.chunk * workers and self._small(ordered):
+        if self._small(ordered):
             return [ordered]
         if len(ordered) <= self.chunk * workers:
             return [part for first in range(workers) if (part := ordered[first::workers])]
