@@ -138,6 +138,7 @@ class Training:
                 way=plan.way,
                 workers=1,
                 precision=plan.execution.precision,
+                deterministic=plan.execution.deterministic,
             )
             self._engine.__enter__()  # until the process ends
         return self._engine

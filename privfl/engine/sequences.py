@@ -23,6 +23,7 @@ from privfl.models.base import Network
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.known import known_ranks
 from privfl.privacy.loss import Loss
+from privfl.privacy.noise.source import NoiseStream
 
 TOLERANCE = 1e-4
 """Largest difference from autograd's gradient that is rounding, relative to the largest value of a layer's gradient."""
@@ -42,7 +43,9 @@ class Step(Protocol):
         """The gradient at the input from ``back``, that at the output."""
 
 
-class _Linear:
+class Linear:
+    """``nn.Linear`` on [B, in]."""
+
     def __init__(self, layer: nn.Linear) -> None:
         self.layer, self.wide = layer, layer.weight.numel() >= WIDE
 
@@ -67,7 +70,9 @@ class _Linear:
             self.layer.bias.sub_(back.sum(0), alpha=rate)
 
 
-class _Convolution:
+class Convolution:
+    """``nn.Conv2d`` whose padding is of zeros."""
+
     def __init__(self, layer: nn.Conv2d) -> None:
         self.layer = layer
         assert not isinstance(layer.padding, str)
@@ -111,7 +116,9 @@ class _Convolution:
             self.layer.bias.sub_(bias, alpha=rate)
 
 
-class _Rectified:
+class Rectified:
+    """``nn.ReLU``."""
+
     fresh = False
     """Whether nobody else holds what this layer is given, so that it may be overwritten."""
 
@@ -124,7 +131,9 @@ class _Rectified:
         return found
 
 
-class _Pooled:
+class Pooled:
+    """``nn.MaxPool2d``."""
+
     def __init__(self, layer: nn.MaxPool2d) -> None:
         stride = layer.kernel_size if layer.stride is None else layer.stride
         window = (layer.kernel_size, stride, layer.padding, layer.dilation)
@@ -142,7 +151,9 @@ class _Pooled:
         return found
 
 
-class _Dropped:
+class Dropped:
+    """Drop-out with the masks of the engine."""
+
     def __init__(self, layer: StreamDropout) -> None:
         self.layer = layer
 
@@ -156,7 +167,9 @@ class _Dropped:
         return back if kept is None else back * _laid_as(kept, back)
 
 
-class _Flattened:
+class Flattened:
+    """``nn.Flatten`` of all but the rows."""
+
     def forward(self, given: Tensor) -> tuple[Tensor, Tensor]:
         return given.flatten(1), given
 
@@ -176,12 +189,12 @@ class Sequence:
     """The network in ``own`` as a sequence of steps, see :func:`sequence_of`."""
 
     def __init__(self, own: FlatNetwork, steps: list[Step]) -> None:
-        self.own, self._steps = own, steps
-        self._first = next(place for place, step in enumerate(steps) if isinstance(step, _Linear | _Convolution))
+        self.own, self.steps = own, steps
+        self.first = next(place for place, step in enumerate(steps) if isinstance(step, Linear | Convolution))
         views = dict(zip(map(id, own.parameters), own.gradient_views, strict=True))
         self._places: list[dict[str, Tensor]] = [
             {name: views[id(value)] for name, value in step.layer.named_parameters()}
-            if isinstance(step, _Linear | _Convolution)
+            if isinstance(step, Linear | Convolution)
             else {}
             for step in steps
         ]
@@ -198,8 +211,8 @@ class Sequence:
             targets: int64 [B].
         """
         for place, back, kept in self._backward(inputs, targets, divisor):
-            step = self._steps[place]
-            assert isinstance(step, _Linear | _Convolution)
+            step = self.steps[place]
+            assert isinstance(step, Linear | Convolution)
             step.write(back, kept, self._places[place])
 
     def descend(self, inputs: Tensor, targets: Tensor, divisor: float, rate: float) -> None:
@@ -209,23 +222,23 @@ class Sequence:
             self.own.flat.sub_(self.own.gradient, alpha=rate)
             return
         for place, back, kept in self._backward(inputs, targets, divisor):
-            step = self._steps[place]
-            assert isinstance(step, _Linear | _Convolution)
+            step = self.steps[place]
+            assert isinstance(step, Linear | Convolution)
             step.descend(back, kept, rate)
 
     def _backward(self, inputs: Tensor, targets: Tensor, divisor: float) -> Iterator[tuple[int, Tensor, Any]]:
         """Every layer from the last, with the gradient at its output; the one at its input is already taken."""
         kept: list[Any] = []
         values = inputs
-        for step in self._steps:
+        for step in self.steps:
             values, needed = step.forward(values)
             kept.append(needed)
         back = torch.softmax(values, 1)
         back[torch.arange(len(back)), targets] -= 1
         back.div_(divisor)
-        for place in range(len(self._steps) - 1, self._first - 1, -1):
-            step, arrived = self._steps[place], back
-            if place > self._first:
+        for place in range(len(self.steps) - 1, self.first - 1, -1):
+            step, arrived = self.steps[place], back
+            if place > self.first:
                 back = step.backward(arrived, kept[place])
             if self._places[place]:
                 yield place, arrived, kept[place]
@@ -244,8 +257,8 @@ def sequence_of(own: FlatNetwork, loss: Loss, inputs: Rows) -> Sequence | None:
         return None
     parts = _parts(own.module)
     steps = [] if parts is None else _steps(parts)
-    layers = [step.layer for step in steps or [] if isinstance(step, _Linear | _Convolution)]
-    if not steps or len(layers) != len(set(map(id, layers))) or not isinstance(steps[-1], _Linear):
+    layers = [step.layer for step in steps or [] if isinstance(step, Linear | Convolution)]
+    if not steps or len(layers) != len(set(map(id, layers))) or not isinstance(steps[-1], Linear):
         return None
     if sum(1 for layer in layers for _ in layer.parameters()) != len(own.parameters):  # one is shared
         return None
@@ -257,7 +270,7 @@ def differs_from_autograd(sequence: Sequence, dropout: list[StreamDropout], inpu
     own, generators = sequence.own, [layer.generator for layer in dropout]
 
     def masks_begin_anew() -> None:
-        stream = torch.Generator().manual_seed(0)
+        stream = NoiseStream(bytes(32))
         for layer in dropout:
             layer.generator, layer.present = stream, None
 
@@ -295,13 +308,13 @@ def _steps(parts: list[nn.Module | None]) -> list[Step] | None:
         step = _step(part)
         if step is None:
             return None
-        if isinstance(step, _Pooled) and steps and isinstance(steps[-1], _Rectified):
+        if isinstance(step, Pooled) and steps and isinstance(steps[-1], Rectified):
             steps.insert(len(steps) - 1, step)  # they commute, and so do their gradients
         elif type(part) is not nn.Identity:
             steps.append(step)
     for place, step in enumerate(steps):
-        if isinstance(step, _Rectified):
-            step.fresh = place > 0 and isinstance(steps[place - 1], _Linear | _Convolution | _Pooled)
+        if isinstance(step, Rectified):
+            step.fresh = place > 0 and isinstance(steps[place - 1], Linear | Convolution | Pooled)
     return steps
 
 
@@ -310,19 +323,19 @@ def _step(part: Any) -> Step | None:
     if part is None or kind is nn.Identity:
         return _Relaid()
     if kind is nn.Linear:
-        return _Linear(part)
+        return Linear(part)
     if kind is nn.Conv2d and part.padding_mode == "zeros" and not isinstance(part.padding, str):
-        return _Convolution(part)
+        return Convolution(part)
     if kind is nn.ReLU:
-        return _Rectified()
+        return Rectified()
     if kind is nn.MaxPool2d and not part.return_indices:
-        return _Pooled(part)
+        return Pooled(part)
     if kind is InnermostPool:
-        return _Pooled(part.layer)
+        return Pooled(part.layer)
     if kind is StreamDropout:
-        return _Dropped(part)
+        return Dropped(part)
     if kind is nn.Flatten and (part.start_dim, part.end_dim) == (1, -1):
-        return _Flattened()
+        return Flattened()
     return None
 
 

@@ -16,22 +16,29 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from privfl.algorithms.base import Algorithm, Tensors, overrides
-from privfl.engine.dropout import Coins, StreamDropout
+from privfl.algorithms.base import Algorithm, Tensors, descends_plainly, overrides
+from privfl.devices import to_device
+from privfl.engine.dropout import StreamDropout
 from privfl.engine.loop import LoopEngine
+from privfl.engine.sequences import sequence_of
+from privfl.engine.stacked_sequences import StackedSequence, stacked_sequence_of
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, Trained, Workspace, send
 from privfl.errors import ConfigError
 from privfl.models.module_state import ModuleState
 from privfl.privacy.clipping.lengths import padded
 from privfl.privacy.clipping.per_sample import GradSampleMode
+from privfl.privacy.clipping.row_wise import out_of_memory
 from privfl.privacy.clipping.stacked import StackedGradients
 from privfl.privacy.clipping.steady_stacks import LEAST
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.cohort_door import CohortDoor
 from privfl.privacy.door.contract import Batch, Door
 from privfl.privacy.door.keeper import ClientSlot, DrawnBatch, StepNumbers
+from privfl.privacy.noise.source import NoiseStream
 
 Item = TypeVar("Item")
+DISPATCHED = 5 << 18
+"""Numbers in the windows of a stacked step up to which one worker is quicker than two, measured on two cores."""
 Work = Callable[[Tensors, Tensors, Batch, Door, LocalTraining], None]
 """A method of an algorithm that works on one client's state and a batch."""
 
@@ -43,6 +50,7 @@ class Stack:
     gradients: StackedGradients
     dropout: list[StreamDropout]
     state: ModuleState | None
+    unaided: StackedSequence | None = None
 
 
 def chunks_of(ordered: list[Item], chunk: int, workers: int) -> list[list[Item]]:
@@ -68,10 +76,29 @@ class VectorisedEngine:
             self.lengths = loop.steady_lengths()
         self._stacks: SimpleQueue[Stack] = SimpleQueue()
         self.templates: list[nn.Module] = []
+        self._values = 0
         for _ in range(loop.workers):
             space = Workspace.build(loop.task.model(0), loop.device, None)
-            self._stacks.put(Stack(StackedGradients(space.own, way), space.dropout, space.state))
+            gradients = StackedGradients(space.own, way)
+            self._stacks.put(Stack(gradients, space.dropout, space.state, self._without_autograd(space, gradients)))
             self.templates.append(space.own.module)
+
+    def _without_autograd(self, space: Workspace, gradients: StackedGradients) -> StackedSequence | None:
+        """The gradients that the layers themselves give, if the network is known and they agree with autograd's."""
+        loop = self.loop
+        if loop.channel.dpsgd is not None or loop.precision != "float32":
+            return None
+        single = sequence_of(space.own, loop.task.loss, loop.task.inputs)
+        if single is None:
+            return None
+        steady = self.lengths is not None
+        found = stacked_sequence_of(single, gradients, space.dropout, *loop.task.probe(4), steady=steady)
+        if isinstance(found, StackedSequence):
+            self._values = found.values
+            return found
+        if found and found not in self.notes:
+            self.notes.append(found)
+        return None
 
     def logits(self, parameters: Tensor, inputs: Tensor) -> Tensor:
         """Logits [N, classes] of the model ``parameters`` on ``inputs`` [N, ...], in evaluation mode."""
@@ -94,7 +121,7 @@ class VectorisedEngine:
             try:
                 return self._train_chunk(stack, chunk, does, received, context)
             except (RuntimeError, MemoryError) as error:
-                if not _out_of_memory(error) or len(chunk) == 1:
+                if not out_of_memory(error) or len(chunk) == 1:
                     raise
             finally:
                 self._stacks.put(stack)
@@ -107,8 +134,21 @@ class VectorisedEngine:
             return [result for part in (again[:half], again[half:]) for result in work(part)]
 
         ordered = sorted(map(slot, cohort), key=lambda one: (-one.steps, -len(one.rows)))
-        for results in self.loop.in_order(work, chunks_of(ordered, self.chunk, self.loop.workers)):
+        for results in self.loop.in_order(work, self._chunks(ordered)):
             yield from results
+
+    def _small(self, slots: Sequence[ClientSlot]) -> bool:
+        """Whether a step of all of ``slots`` at once lays out too few numbers to be divided among workers."""
+        if self._values == 0:
+            return False
+        rows = min(self.loop.training.batch_size, max((len(slot.rows) for slot in slots), default=0))
+        return len(slots) * rows * self._values < DISPATCHED
+
+    def _chunks(self, ordered: list[ClientSlot]) -> list[list[ClientSlot]]:
+        """See :func:`chunks_of`; one where a step is mostly dispatch, since workers share one interpreter lock."""
+        if len(ordered) <= self.chunk * self.loop.workers and self._small(ordered):
+            return [ordered]
+        return chunks_of(ordered, self.chunk, self.loop.workers)
 
     def _train_chunk(
         self, stack: Stack, slots: Sequence[ClientSlot], phase: Phase, received: Tensors, context: RoundContext
@@ -136,9 +176,9 @@ class VectorisedEngine:
         blind: bool = False,
     ) -> list[Trained]:
         loop, algorithm, training = self.loop, phase.for_clients(), self.loop.training.in_round(context.number)
-        streams: list[Coins] = []
+        streams: list[NoiseStream] = []
         if stack.dropout:
-            streams = [phase.dropout(slot.client, context, loop.device) for slot in slots]
+            streams = [phase.dropout(slot.client, context) for slot in slots]
 
         def announce(counts: Sequence[int], first: int) -> None:
             for layer in stack.dropout:
@@ -157,7 +197,9 @@ class VectorisedEngine:
             stack.state,
             phase.local_only(blind=blind),
             self.lengths,
+            stack.unaided,
         )
+        plain = stack.unaided is not None and descends_plainly(algorithm, training)
         if stack.state is not None:
             stack.state.restore()
         with torch.no_grad():
@@ -167,7 +209,7 @@ class VectorisedEngine:
             ]
             local = {name: _stacked([tensors[name] for tensors in begun]) for name in begun[0]}
             del begun
-            self._train(keeper, local, received, algorithm, training, streams)
+            self._train(keeper, local, received, algorithm, training, streams, plain=plain)
             local = {name: padded(value, self._height(len(slots))) for name, value in local.items()}
             uploads = vmap(lambda local: algorithm.finish(local, received, training))(local)  # which may write into it
         return [
@@ -190,9 +232,14 @@ class VectorisedEngine:
         received: Tensors,
         algorithm: Algorithm,
         training: LocalTraining,
-        streams: list[Coins],
+        streams: list[NoiseStream],
+        *,
+        plain: bool,
     ) -> None:
-        """All steps of all clients, in place; those with fewer steps leave the stack from its end."""
+        """All steps of all clients, in place; those with fewer steps leave the stack from its end.
+
+        ``plain`` steps are a gradient and an update, which need no stack around them.
+        """
 
         outside = keeper.door()
 
@@ -222,7 +269,10 @@ class VectorisedEngine:
         if overrides(algorithm, "prepare"):
             together(algorithm.prepare, keeper.everything())
         for batch in keeper.batches():
-            together(algorithm.step, batch)
+            if plain:
+                keeper.descend(local["parameters"][: len(batch.counts)], training.learning_rate)
+            else:
+                together(algorithm.step, batch)
         if overrides(algorithm, "conclude"):
             together(algorithm.conclude, keeper.everything())
         if keeper.slots[0].personal_plan is not None:
@@ -238,7 +288,7 @@ def _reorder(local: Tensors, order: Sequence[int]) -> None:
     """Put the clients of every tensor of ``local`` [clients, ...] in ``order``, in place of the dictionary."""
     if list(order) != list(range(len(order))):
         for name, value in local.items():
-            local[name] = value[torch.tensor(order, device=value.device)]
+            local[name] = value[to_device(torch.tensor(order), value.device)]
 
 
 def _stacked(values: Sequence[Tensor]) -> Tensor:
@@ -247,7 +297,3 @@ def _stacked(values: Sequence[Tensor]) -> Tensor:
     if all(value is first for value in values):
         return first.expand(len(values), *first.shape).clone()
     return torch.stack(list(values))
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

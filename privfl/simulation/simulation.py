@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from privfl.algorithms.base import Algorithm, Round, Tensors
+from privfl.algorithms.base import Algorithm, Round, Tensors, Weighting
 from privfl.engine.aggregation import CohortSums
 from privfl.engine.choice import Choice, Engine, choose
 from privfl.engine.loop import LoopEngine
@@ -58,6 +58,7 @@ def simulate(
     seed: int = 0,
     evaluate_every: int = 1,
     max_upload_norm: float = 1e12,
+    weighting: Weighting | None = None,
     training: LocalTraining | None = None,
     privacy: Privacy | None = None,
     cohort: Cohort | None = None,
@@ -72,6 +73,8 @@ def simulate(
 
     Args:
         rounds, seed, evaluate_every, max_upload_norm: the :class:`~privfl.simulation.settings.Schedule`.
+        weighting: how clients count in a mean, ``"size"`` or ``"uniform"``, for every algorithm that averages; by
+            default what ``algorithm`` itself says, else by size.
         training: local SGD; default :class:`LocalTraining`.
         privacy: mechanisms; the default is none, and then every cell of the statement is ∞.
         cohort: who trains in a round; default everyone who can be reached.
@@ -87,7 +90,7 @@ def simulate(
     """
     asked = RunSettings(
         task=task,
-        algorithm=algorithm,
+        algorithm=algorithm.following(weighting),
         schedule=Schedule(rounds, seed, evaluate_every, max_upload_norm),
         training=training or LocalTraining(),
         privacy=privacy or Privacy(),
@@ -127,6 +130,7 @@ def _simulate(
         way=plan.way,
         workers=workers(plan, directory),
         precision=plan.execution.precision,
+        deterministic=plan.execution.deterministic,
     ) as loop:
         return run(plan, state, pick_engine(plan, state, loop, directory, cluster), directory, callbacks)
 

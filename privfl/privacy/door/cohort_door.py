@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from privfl.data.mapped import Rows
+from privfl.data.mapped import MappedRows, Rows
+from privfl.devices import in_one_copy, to_device
 from privfl.models.module_state import ModuleState
 from privfl.privacy.clipping.lengths import Lengths, identity, padded, passes
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients, given_to
@@ -34,10 +35,22 @@ from privfl.privacy.door.keeper import (
     StepNumbers,
     divided_,
 )
+from privfl.privacy.door.log import BARE_GRADIENT
 from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.door.precision import Precision, in_precision
 from privfl.privacy.door.step_draws import Draws
 from privfl.privacy.loss import Loss, is_coupled
+
+
+class UnaidedStack(Protocol):
+    """Plain gradients of one loss without autograd, of stacked copies of a network."""
+
+    def serves(self, loss: Loss) -> bool:
+        """Whether the gradient of ``loss`` is what this computes."""
+
+    def plain_sum(self, parameters: Tensor, batch: StackedBatch) -> Tensor:
+        """Gradient [clients, size] of each client's sum of the loss over its rows."""
+
 
 Announce = Callable[[Sequence[int], int], None]
 """Told how many rows the next pass holds of each client from which one on, so that drop-out draws for these alone."""
@@ -48,7 +61,8 @@ class CohortDoor(DoorKeeper):
 
     A batch is padded with the first row of the client's own batch (of its data if the batch is empty), so nobody's
     values meet another client's. With ``lengths`` a pass is as long, and a stack as high, as it takes for every row and
-    every client to be rounded as in any other; a batch whose rows are coupled is left whole.
+    every client to be rounded as in any other; a batch whose rows are coupled is left whole. Plain gradients come from
+    ``unaided`` where that serves.
     """
 
     def __init__(
@@ -65,13 +79,13 @@ class CohortDoor(DoorKeeper):
         state: ModuleState | None = None,
         local_only: LocalOnly = "undeclared",
         lengths: Lengths | None = None,
+        unaided: UnaidedStack | None = None,
     ) -> None:
         super().__init__(slots, inputs, targets, loss, dpsgd, totals, precision, state, local_only)
-        self._lengths = lengths
+        self._lengths, self._unaided = lengths, unaided
         self._stacked, self._announce = stacked, announce
         self._like = next(stacked.module.parameters())
-        self._none = self._like.new_empty(len(slots), 0)
-        self._last = torch.ones(len(slots), dtype=torch.float64, device=self._like.device)
+        self._none = torch.empty(len(slots), 0, dtype=self._like.dtype)
 
     def hand(self, numbers: StepNumbers) -> Batch:
         """The current batch as one client inside the stack sees it: its own ``numbers``, and nobody's data."""
@@ -81,9 +95,7 @@ class CohortDoor(DoorKeeper):
     def _gather(
         self, plans: Sequence[Plan], rows: Sequence[Tensor], last: Sequence[bool], draws: Sequence[Draws]
     ) -> DrawnBatch:
-        counts = [len(own) for own in rows]
-        count = torch.tensor(counts, dtype=torch.float64, device=self._inputs.device)
-        mask = None
+        counts, mask = [len(own) for own in rows], []
         if min(counts) == max(counts) > 0:
             index = torch.stack(list(rows))
         else:
@@ -91,15 +103,17 @@ class CohortDoor(DoorKeeper):
             filled = [own if len(own) else first for own, first in zip(rows, firsts, strict=True)]
             index = pad_sequence(filled, batch_first=True, padding_value=-1)
             index = index.where(index >= 0, torch.stack(firsts))
-            mask = torch.arange(index.shape[1], device=index.device) < count[:, None]
-        flags = self._last[: len(last)]
-        if not all(last):
-            flags = torch.tensor(last, dtype=torch.float64, device=count.device)
+            mask = [torch.arange(index.shape[1]) < torch.tensor(counts)[:, None]]
         uniform = normal = self._none[: len(draws)]
         if draws[0].uniform or draws[0].normal:
-            uniform, normal = map(torch.stack, zip(*[own.next(self._like) for own in draws], strict=True))
-        numbers = StepNumbers(count, flags, uniform, normal)
-        return DrawnBatch(numbers, plans, counts, index, self._inputs[index], self._targets[index], mask)
+            uniform, normal = map(torch.stack, zip(*[own.next(self._like.dtype) for own in draws], strict=True))
+        known = torch.tensor([counts, last], dtype=torch.float64)
+        places, known, uniform, normal, *mask = in_one_copy(
+            [index, known, uniform, normal, *mask], self._targets.device
+        )
+        numbers = StepNumbers(known[0], known[1], uniform, normal)
+        inputs = self._inputs[index if isinstance(self._inputs, MappedRows) else places]
+        return DrawnBatch(numbers, plans, counts, places, inputs, self._targets[places], mask[0] if mask else None)
 
     def _outside(
         self, work: Callable[[Tensor, Given], Tensor], parameters: Tensor, loss_kwargs: dict[str, Tensor] | None
@@ -116,16 +130,27 @@ class CohortDoor(DoorKeeper):
         answer: Tensor = _Outside.apply(stacked, self._count, parameters, *named.values())  # type: ignore[no-untyped-call]
         return answer
 
+    def descend(self, parameters: Tensor, rate: float) -> None:
+        """What a step of plain SGD does to ``parameters`` [clients, size]: each client's gradient, unprotected."""
+        assert self._current is not None
+        assert self._dpsgd is None
+        self._note(BARE_GRADIENT)
+        parameters.sub_(self._mean(self.loss, self._current, parameters, {}), alpha=rate)
+
     def _sizes(self, sizes: Sequence[float]) -> Tensor:
-        return self._outside(lambda count, _: count.new_tensor(sizes), self._count, None)
+        own = to_device(torch.tensor(sizes, dtype=torch.float64), self._targets.device)
+        return self._outside(lambda count, _: own, self._count, None)
 
     def _mean(
         self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, wrt: str | None = None
     ) -> Tensor:
-        key, whole = ("mean", wrt, identity(loss), identity(loss_kwargs)), is_coupled(loss)
+        unaided = None if wrt is not None or loss_kwargs else self._unaided
+        key, whole = ("mean", wrt, unaided is None, identity(loss), identity(loss_kwargs)), is_coupled(loss)
         loss = in_precision(loss, self._precision, parameters.device)
 
         def sums(parameters: Tensor, piece: StackedBatch) -> Tensor:
+            if unaided is not None and unaided.serves(loss):
+                return unaided.plain_sum(parameters, piece)
             return self._stacked.plain_sum(loss, parameters, piece, wrt=wrt or "parameters")
 
         total = self._sum(key, sums, None, batch, parameters, loss_kwargs, whole=whole).to(parameters.dtype)
@@ -230,8 +255,9 @@ def _wide(total: Tensor) -> Tensor:
 
 def _without_empty(total: Tensor, batch: DrawnBatch) -> Tensor:
     """Padding enters no sum, but a value that is not finite would survive a product with 0."""
-    if 0 in batch.counts:
-        total[torch.tensor([count == 0 for count in batch.counts], device=total.device)] = 0
+    for place, count in enumerate(batch.counts):
+        if count == 0:
+            total[place] = 0
     return total
 
 

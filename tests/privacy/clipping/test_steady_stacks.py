@@ -1,10 +1,12 @@
 """A client in a stack is rounded alike, whoever is stacked with it and however long their batches are."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from audits.fuzz.own_parts import MODELS
 from privfl.algorithms.fedavg import FedAvg
@@ -19,6 +21,14 @@ from privfl.privacy.clipping.steady_stacks import LEAST, Rounding, SteadyStacks
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.noise.source import NoiseSource
 
+
+def plain_sequence():
+    """What takes its steps without autograd, in stacks too."""
+    layers = [nn.Conv2d(1, 4, 3, stride=2), nn.ReLU(), nn.Conv2d(4, 6, 2), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 3))
+
+
+PLAIN = SimpleNamespace(shape=(1, 9, 9), build=plain_sequence)
 SIZES = (4, 3, 60, 5, 1)
 CHAOS = LocalTraining(batch_size=50, learning_rate=86.0, epochs=3)
 """At this learning rate training diverges, and a last bit grows to any size."""
@@ -26,7 +36,7 @@ CHAOS = LocalTraining(batch_size=50, learning_rate=86.0, epochs=3)
 
 def update_of_the_first(name, others, *, steady):
     """What client 0 uploads when it is trained in one stack with ``others``."""
-    model = MODELS[name]
+    model = {**MODELS, "plain sequence": PLAIN}[name]
     inputs = torch.randn((sum(SIZES), *model.shape), generator=torch.Generator().manual_seed(1)) * 1e3 + 1e6
     targets = torch.arange(sum(SIZES)) % 3
     clients = ClientIndex.of([np.arange(*ends) for ends in pairwise(np.cumsum([0, *SIZES]))])
@@ -38,8 +48,8 @@ def update_of_the_first(name, others, *, steady):
     task = Task("t", inputs, targets, clients, inputs[:2] * 0, targets[:2], 3, build, name)
     algorithm = FedAvg(weighting="uniform")
     with LoopEngine(task, algorithm, CHAOS, RoundChannel.bare(algorithm.fields()), workers=1) as loop:
+        loop.lengths = loop.steady_lengths() if steady else None
         engine = VectorisedEngine(loop, 8)
-        engine.lengths = loop.steady_lengths() if steady else None
         received = {"parameters": flatten(build(0))}
         results = engine.train([0, *others], received, RoundContext(0, 0, NoiseSource.from_key(0), {}))
         return next(one.upload["update"] for one in results if one.client == 0)
@@ -48,7 +58,7 @@ def update_of_the_first(name, others, *, steady):
 COHORTS = ((), (1,), (2,), (1, 4), (1, 2, 3, 4))
 
 
-@pytest.mark.parametrize("name", ["convolution", "contrast", "layer-norm"])
+@pytest.mark.parametrize("name", ["convolution", "contrast", "layer-norm", "plain sequence"])
 def test_the_update_of_a_client_has_the_same_bits_whoever_is_stacked_with_it(name):
     alone = update_of_the_first(name, (), steady=True)
     for others in COHORTS:

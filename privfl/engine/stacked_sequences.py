@@ -1,0 +1,236 @@
+"""Gradients of stacked copies of a plain sequence of layers, without ``vmap`` and without autograd.
+
+A stack of small networks is held up by dispatch, not by arithmetic: ``vmap`` and autograd around grouped convolutions
+take twice as long as the same products written out. Images lie [clients, B, H, W, channels] here, a convolution is one
+batched product of its windows with its weights, and the backward pass writes into one gradient [clients, size].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from privfl.engine.dropout import StreamDropout
+from privfl.engine.sequences import TOLERANCE, Convolution, Dropped, Flattened, Linear, Pooled, Rectified, Sequence
+from privfl.federation.losses import cross_entropy
+from privfl.models.flat_network import Layout
+from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients
+from privfl.privacy.loss import Loss
+from privfl.privacy.noise.source import NoiseStream
+
+LARGEST = 1 << 15
+"""Values that all windows of one row may have: where there are more, laying them out costs more than it saves."""
+
+ALIKE = 16
+"""Rows from which on products round each row alike; with fewer, kernels differ, and clients' uploads could tell how
+many rows the largest batch of their stack has, so that with noise on updates all would be padded to more rows."""
+
+Back = Callable[[Tensor, Tensor], Tensor]
+"""From the gradient at a layer's output and the gradient [clients, size] to write to, to the gradient at its input."""
+
+
+class StackedSequence:
+    """Copies of the network that ``single`` is, with parameters [clients, size]; see :func:`stacked_sequence_of`."""
+
+    def __init__(self, single: Sequence, layout: Layout, *, steady: bool) -> None:
+        """``steady``: what a client gets must not depend on how many rows others in its stack have."""
+        self._steps, self._steady = single.steps, steady
+        names = {id(value): name for name, value in single.own.module.named_parameters()}
+        offsets = dict(zip(layout.names, (offset for _, _, offset in layout.places), strict=True))
+        self._offsets = {id(value): offsets[name] for value in single.own.parameters if (name := names[id(value)])}
+        self._first = single.first
+        self.values = 0
+        """How many numbers the inputs, or all windows, of one row are; known once a row has passed."""
+        self._indices: dict[tuple[int, ...], Tensor] = {}
+
+    def serves(self, loss: Loss) -> bool:
+        """Whether :meth:`plain_sum` gives each client's gradient of ``loss``."""
+        return loss is cross_entropy
+
+    def plain_sum(self, parameters: Tensor, batch: StackedBatch) -> Tensor:
+        """Gradient [clients, size] of each client's sum of cross-entropy over its rows."""
+        values, ways_back = batch.inputs, list[Back]()
+        if values.dim() == 5:
+            values = values.permute(0, 1, 3, 4, 2).contiguous()
+        for place, step in enumerate(self._steps):
+            values, way_back = self._forward(step, values, parameters, wanted=place > self._first)
+            ways_back.append(way_back)
+        back = torch.softmax(values, 2)
+        back.view(-1, back.shape[2])[torch.arange(batch.targets.numel()), batch.targets.flatten()] -= 1
+        back = batch.rows_only(back)
+        gradient = torch.empty_like(parameters)
+        for way_back in reversed(ways_back[self._first :]):
+            back = way_back(back, gradient)
+        return gradient
+
+    def _of(self, value: Tensor, stack: Tensor) -> Tensor:
+        """Where the parameter ``value`` lies in each row of ``stack`` [clients, size], as [clients, ...]."""
+        offset = self._offsets[id(value)]
+        return stack[:, offset : offset + value.numel()].view(len(stack), *value.shape)
+
+    def _forward(self, step: Any, values: Tensor, parameters: Tensor, *, wanted: bool) -> tuple[Tensor, Back]:
+        """What ``step`` makes of ``values`` [clients, B, ...], and its way back; its input's gradient if ``wanted``."""
+        match step:
+            case Linear():
+                return self._linear(step.layer, values, parameters, wanted=wanted)
+            case Convolution():
+                return self._convolution(step, values, parameters, wanted=wanted)
+            case Rectified():
+                values = values.clamp_min_(0) if step.fresh else values.clamp_min(0)
+                return values, lambda back, _: torch.ops.aten.threshold_backward(back, values, 0)
+            case Pooled():
+                return _pooled(step, values)
+            case Dropped():
+                return _dropped(step.layer, values)
+            case Flattened():
+                return _flattened(values)
+        return values, lambda back, _: back
+
+    def _linear(self, layer: nn.Linear, values: Tensor, parameters: Tensor, *, wanted: bool) -> tuple[Tensor, Back]:
+        weight = self._of(layer.weight, parameters)
+        rows = values.shape[1]
+        short = self._steady and rows < ALIKE
+        enough = F.pad(values, (0, 0, 0, ALIKE - rows)) if short else values
+        output = torch.bmm(enough, weight.mT)[:, :rows]
+        if layer.bias is not None:
+            output += self._of(layer.bias, parameters)[:, None]
+
+        def backward(back: Tensor, gradient: Tensor) -> Tensor:
+            self._of(layer.weight, gradient).copy_(torch.bmm(back.mT, values))
+            if layer.bias is not None:
+                self._of(layer.bias, gradient).copy_(_added(back) if self._steady else back.sum(1))
+            return torch.bmm(back, weight) if wanted else back
+
+        return output, backward
+
+    def _index(self, image: torch.Size, shape: tuple[int, ...], stride: tuple[int, int]) -> Tensor:
+        """Which values of an ``image`` [H, W, channels] its windows hold, windows of ``shape`` from first to last."""
+        key = (*image, *shape, *stride)
+        if key not in self._indices:
+            places = torch.arange(image.numel()).view(image)
+            row, column, channel = places.stride()
+            steps = (row * stride[0], column * stride[1], row, column, channel)
+            self._indices[key] = places.as_strided(shape, steps).reshape(-1)
+        return self._indices[key]
+
+    def _convolution(
+        self, step: Convolution, values: Tensor, parameters: Tensor, *, wanted: bool
+    ) -> tuple[Tensor, Back]:
+        layer = step.layer
+        (down, across), (above, beside), _ = step.window
+        (high, wide), clients, rows = layer.kernel_size, *values.shape[:2]
+        given = F.pad(values, (0, 0, beside, beside, above, above)) if above or beside else values
+        height, width = (given.shape[2] - high) // down + 1, (given.shape[3] - wide) // across + 1
+        shape = (clients, rows, height, width, high, wide, layer.in_channels)
+        index = self._index(given.shape[2:], shape[2:], (down, across))
+        windows = given.view(clients * rows, -1).index_select(1, index).view(clients, rows * height * width, -1)
+        weight = self._of(layer.weight, parameters).permute(0, 3, 4, 2, 1).reshape(clients, -1, layer.out_channels)
+        output = torch.bmm(windows, weight)
+        if layer.bias is not None:
+            output += self._of(layer.bias, parameters)[:, None]
+
+        def backward(back: Tensor, gradient: Tensor) -> Tensor:
+            back = back.reshape(clients, -1, layer.out_channels)
+            if self._steady:  # row by row first: a product over all rows is rounded by how many there are
+                apart = windows.view(clients * rows, height * width, -1), back.view(clients * rows, height * width, -1)
+                found = _added(torch.bmm(apart[0].mT, apart[1]).view(clients, rows, -1))
+                sums = _added(apart[1].sum(1).view(clients, rows, -1))
+            else:
+                found, sums = torch.bmm(windows.mT, back), back.sum(1)
+            found = found.view(clients, high, wide, layer.in_channels, layer.out_channels)
+            self._of(layer.weight, gradient).copy_(found.permute(0, 4, 3, 1, 2))
+            if layer.bias is not None:
+                self._of(layer.bias, gradient).copy_(sums)
+            if not wanted:
+                return back
+            spread, total = torch.bmm(back, weight.mT).view(shape), torch.zeros_like(given)
+            for i in range(high):
+                for j in range(wide):
+                    total[:, :, i : i + down * height : down, j : j + across * width : across] += spread[..., i, j, :]
+            return total[:, :, above : above + values.shape[2], beside : beside + values.shape[3]]
+
+        return output.view(clients, rows, height, width, -1), backward
+
+
+def _added(values: Tensor) -> Tensor:
+    """The sum [clients, n] of the rows of ``values`` [clients, B, n]; sums of four rows at a time are rounded alike."""
+    missing = -values.shape[1] % 4
+    return (F.pad(values, (0, 0, 0, missing)) if missing else values).sum(1)
+
+
+def _pooled(step: Pooled, values: Tensor) -> tuple[Tensor, Back]:
+    images = values.flatten(0, 1).permute(0, 3, 1, 2)
+    pooled, kept = step.forward(images)
+
+    def backward(back: Tensor, gradient: Tensor) -> Tensor:
+        found = step.backward(back.flatten(0, 1).permute(0, 3, 1, 2), kept)
+        return found.permute(0, 2, 3, 1).reshape(values.shape)
+
+    return pooled.permute(0, 2, 3, 1).reshape(*values.shape[:2], *pooled.shape[2:], -1), backward
+
+
+def _dropped(layer: StreamDropout, values: Tensor) -> tuple[Tensor, Back]:
+    if not layer.training or layer.probability == 0:
+        return values, lambda back, _: back
+    if values.dim() == 5:  # masks are drawn in the order in which one client's network draws them
+        factors = layer(torch.ones_like(values.permute(0, 1, 4, 2, 3))).permute(0, 1, 3, 4, 2).contiguous()
+    else:
+        factors = layer(torch.ones_like(values))
+    return values * factors, lambda back, _: back * factors
+
+
+def _flattened(values: Tensor) -> tuple[Tensor, Back]:
+    if values.dim() != 5:
+        return values.flatten(2), lambda back, _: back.view(values.shape)
+    clients, rows, height, width, channels = values.shape
+
+    def backward(back: Tensor, gradient: Tensor) -> Tensor:
+        return back.view(clients, rows, channels, height, width).permute(0, 1, 3, 4, 2).contiguous()
+
+    return values.permute(0, 1, 4, 2, 3).reshape(clients, rows, -1), backward
+
+
+def stacked_sequence_of(
+    single: Sequence,
+    stacked: StackedGradients,
+    dropout: list[StreamDropout],
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    steady: bool,
+) -> StackedSequence | str:
+    """Stacked copies of the network of ``single``, or why there are none: empty if they would not be quicker.
+
+    Tried on public ``inputs`` [4, ...] and ``targets`` [4], two rows for each of two clients, against autograd.
+    """
+    for step in single.steps:
+        plain = not isinstance(step, Convolution) or (step.layer.groups, step.layer.dilation) == (1, (1, 1))
+        if not plain or (isinstance(step, Dropped) and step.layer.noise_dims is not None):
+            return ""
+    found = StackedSequence(single, stacked.layout, steady=steady)
+    batch = StackedBatch(inputs.view(2, 2, *inputs.shape[1:]), targets.view(2, 2), None, {})
+    parameters = torch.stack([single.own.flat, single.own.flat * 0.9]).detach()
+
+    def masks_begin_anew() -> None:
+        for layer in dropout:
+            layer.stack, layer.counts = [NoiseStream(bytes([client]) * 32) for client in (0, 1)], [2, 2]
+
+    masks_begin_anew()
+    expected = stacked.plain_sum(cross_entropy, parameters, batch)
+    masks_begin_anew()
+    with torch.no_grad():
+        gradient = found.plain_sum(parameters, batch)
+    for layer in dropout:
+        layer.stack, layer.counts = None, ()
+    found.values = max(inputs[0].numel(), sum(map(len, found._indices.values())))
+    if found.values > LARGEST:
+        return ""
+    for value in single.own.parameters:
+        part, wanted = found._of(value, gradient), found._of(value, expected)
+        if not float((part - wanted).abs().max()) <= TOLERANCE * (float(wanted.abs().max()) + 1e-12):
+            return "stacked steps use autograd, because the layers' own gradients came out different"
+    return found
