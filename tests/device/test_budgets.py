@@ -51,6 +51,11 @@ def a_round(counts, clients, dpsgd, steps):
     return Counter(counts.launches), Counter(counts.waits)
 
 
+def of_noise(launches):
+    """How many of ``launches`` make noise and add it."""
+    return sum(number for line, number in launches.items() if line.startswith("privfl/privacy/noise/"))
+
+
 @pytest.mark.parametrize(("mechanism", "clients"), [("plain", 10), ("plain", 50), ("dp-sgd", 10), ("dp-sgd", 50)])
 def test_a_step_launches_what_it_may_whatever_the_cohort_and_never_waits(mechanism, clients):
     dpsgd = NOISY if mechanism == "dp-sgd" else None
@@ -58,5 +63,5 @@ def test_a_step_launches_what_it_may_whatever_the_cohort_and_never_waits(mechani
         (many, long), (few, short) = (a_round(counts, clients, dpsgd, steps) for steps in (3, 2))
     assert long - short == Counter(), "a step makes the host wait"
     step = many - few
-    noise = sum(number for line, number in step.items() if line.startswith("privfl/privacy/noise/"))
+    noise = of_noise(step)
     assert (step.total() - noise, noise) == LAUNCHES[mechanism], "\n".join(f"{n} {line}" for line, n in step.items())

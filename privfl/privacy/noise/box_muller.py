@@ -6,9 +6,9 @@ that 64 bits leave its steps coarse, a third.
 
 Errors, relative to the noise's standard deviation σ and against exact values: the series of the logarithm ends with
 z¹¹/23, z ≤ 0.0295, and leaves off less than 2⁻⁶¹ of it; those of sine and cosine end with t¹⁵/15! and t¹⁴/14!,
-|t| ≤ π/8, and leave off less than 2⁻⁶⁴. Some thirty roundings of 2⁻⁵³ each follow the first digit that matters, most of
-which a later term divides by hundreds: together less than 2⁻⁴⁸ of a radius of at most 12, so less than 2⁻⁴⁴·σ. The grid
-that releases are rounded to is above 2⁻²¹·σ.
+for t from -π/8 to π/8, and leave off less than 2⁻⁶⁴. Some thirty roundings of 2⁻⁵³ each come with them, most of terms
+that are small beside the first: together less than 2⁻⁴⁸ of a radius of at most 12, so less than 2⁻⁴⁴·σ. The grid that
+releases are rounded to is above 2⁻²¹·σ.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COSINES = (1.0, _ROOT_HALF, 0.0, -_ROOT_HALF, -1.0, -_ROOT_HALF, 0.0, _ROOT_HAL
 def radius(words: Tensor, fine: Tensor) -> Tensor:
     """√(-2 log U) in float64 of radius ``words`` int64 and the third words ``fine``, which few of them need.
 
-    U is |word|·2⁻⁶³; near 0 it is uniform between the halves of the step around it.
+    U is the word's magnitude times 2⁻⁶³; near 0 it is uniform between the halves of the step around it.
     """
     magnitude = words.to(torch.float64).abs()
     return (-2.0 * _log(_refined(magnitude, fine) * 2.0**-63)).sqrt()
