@@ -4,8 +4,8 @@
 
 Every case is FedAvg on random images 28×28, 100 clients with 50 each, on two workers of a cluster that is started here,
 and on two threads of this process. The runs take turns: one trains a round while the others wait. ``overhead`` is what
-a round takes beyond its slowest worker. ``memory`` runs drivers in processes of their own and tells the most memory
-that each took. Results go to ``benchmarks/results/ray-rounds.json``, and replace those of the same case.
+a round takes beyond its slowest worker. ``memory`` runs drivers in processes of their own and tells the most that each
+took. Results go to ``benchmarks/results/ray-rounds.json``, and replace those of the same case.
 """
 
 from __future__ import annotations
