@@ -5,9 +5,11 @@ from .auxiliary import Auxiliary as Auxiliary
 from .auxiliary import Records as Records
 from .battery.battery import Battery as Battery
 from .battery.battery import best as best
+from .gradient_inversion.fishing import Fishing as Fishing
 from .gradient_inversion.imprint import imprinting_server as imprinting_server
 from .gradient_inversion.imprint_attack import Imprint as Imprint
 from .gradient_inversion.inversion import GradientInversion as GradientInversion
+from .gradient_inversion.model_inconsistency import ModelInconsistency as ModelInconsistency
 from .labels.inference import LLG as LLG
 from .labels.inference import DisclosedCounts as DisclosedCounts
 from .labels.inference import LabelCounts as LabelCounts
@@ -32,3 +34,4 @@ from .registry import ATTACKS as ATTACKS
 from .result import AttackResult as AttackResult
 from .sizes.inference import SizeFromResponses as SizeFromResponses
 from .sizes.inference import SizeFromUpdates as SizeFromUpdates
+from .words import Words as Words

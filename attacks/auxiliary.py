@@ -43,7 +43,7 @@ class Auxiliary:
         public: examples that the attacker owns: no client trains on them.
         candidates: records about which the attacker asks; it holds them, but does not know whose they are.
         truth: what only the judge reads, by name: ``members`` bool [n] of the candidates, ``images``, ``labels``,
-            ``counts``, ``sizes``. :meth:`for_attacker` takes it away before an attack sees the object.
+            ``tokens``, ``counts``, ``sizes``. :meth:`for_attacker` takes it away before an attack sees the object.
     """
 
     public: Records | None = None

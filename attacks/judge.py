@@ -107,6 +107,8 @@ class Judge:
             return self._property(attack, parts)
         if name == "labels":
             return held.targets
+        if name == "tokens":
+            return self._tokens(held)
         batch = getattr(attack, "batch", None)
         if batch is not None and batch != len(held):
             raise ConfigError(
@@ -114,6 +116,12 @@ class Judge:
                 "client and its number of images"
             )
         return Pixels.of(self.task.name).images(held.inputs)
+
+    def _tokens(self, held: Records) -> Tensor:
+        """Which of all tokens occur in ``held``, bool [vocabulary]."""
+        if self.task.vocabulary is None:
+            raise ConfigError("the inputs are no token ids, so there are no words to find; attack a task of texts")
+        return torch.zeros(self.task.vocabulary, dtype=torch.bool).index_fill_(0, held.inputs.flatten(), True)
 
     def _property(self, attack: Any, parts: list[Tensor]) -> Tensor:
         """Which clients hold the property in most of their records; all records together decide what has it."""

@@ -30,6 +30,7 @@ from attacks.property_inference import PropertyInference
 from attacks.prototypes.inversion import PrototypeInversion
 from attacks.prototypes.membership import PrototypeTracing
 from attacks.sizes.inference import SizeFromResponses, SizeFromUpdates
+from attacks.words import Words
 
 ATTACKS: Mapping[str, type[Attack]] = MappingProxyType(
     {
@@ -59,6 +60,7 @@ ATTACKS: Mapping[str, type[Attack]] = MappingProxyType(
             SizeFromUpdates,
             SizeFromResponses,
             PropertyInference,
+            Words,
         )
     }
 )

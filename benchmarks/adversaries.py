@@ -28,6 +28,7 @@ from attacks.membership.shadow_models import ShadowTraining, join
 from attacks.metrics.distinguishing import auc, auc_ceiling, tpr_at_fpr
 
 DEFENCES = ("none", "larger batch", "secure sum", "ε = 8", "ε = 1")
+COMPARED = "a server that watches and compares clients"
 EPSILONS = {"ε = 8": 8.0, "ε = 1": 1.0}
 
 
@@ -98,6 +99,17 @@ def on_updates(options: argparse.Namespace, seen: Any, games: list[Any], public:
     return scores, null
 
 
+def compared(options: argparse.Namespace, run: Any, games: list[Any], ceiling: float) -> dict[str, Any]:
+    """A watching server that compares each client with the others over all rounds: FedMIA."""
+    scores, null = [], []
+    for client, game in enumerate(games):
+        guess = attacks.FedMIA(client=client).guess(run.transcript, game.for_attacker())
+        scores.append(guess.scores)
+        null.append(next(iter(guess.nulls.values())))
+    members = np.concatenate([game.answer("members").numpy() for game in games])
+    return cell(np.concatenate(scores), np.concatenate(null), members, ceiling)
+
+
 def attacked(options: argparse.Namespace, task: pf.Task, defence: str) -> dict[str, Any]:
     """One column of the table."""
     run = run_of(options, task, defence)
@@ -115,6 +127,9 @@ def attacked(options: argparse.Namespace, task: pf.Task, defence: str) -> dict[s
     scores, null = on_updates(options, run.transcript, games, public)
     blind = next(iter(rmia.null_scores.values()))
     untrained = next(iter(repeat.null_scores.values()))
+    comparison = (
+        {} if run.transcript[0].training.uploads is None else {COMPARED: compared(options, run, games, top["server"])}
+    )
     return {
         "accuracy": run.summary["test_accuracy"],
         "epsilon": {name: None if math.isinf(epsilon) else epsilon for name, epsilon in claims.items()},
@@ -124,6 +139,7 @@ def attacked(options: argparse.Namespace, task: pf.Task, defence: str) -> dict[s
             "released models, 4 references": cell(rmia.scores, blind, members, top["public"]),
             "a poisoning client": cell(repeat.scores, untrained, members, top["public"]),
             "a server that watches": cell(scores, null, members, top["server"]),
+            **comparison,
         },
     }
 
@@ -140,6 +156,9 @@ def table(cells: dict[str, Any]) -> str:
     for adversary in cells[names[0]]["adversaries"]:
         texts = []
         for name in names:
+            if adversary not in cells[name]["adversaries"]:
+                texts.append("–")
+                continue
             found, many = cells[name]["adversaries"][adversary], (cells[name]["members"], cells[name]["others"])
             own, least = found["auc"], detectable(*many)
             text = f"{own['value']:.3f} [{own['low']:.3f}, {own['high']:.3f}], null {found['null']['value']:.3f}"
@@ -177,8 +196,15 @@ def main() -> None:
         raise pf.ConfigError(f"{options.out} holds results of other settings; give another --out")
     task = task_of(options, options.seed)
     for defence in options.only:
-        if defence not in stored["cells"]:
-            began = time.perf_counter()
+        adversaries = stored["cells"].get(defence, {}).get("adversaries")
+        began = time.perf_counter()
+        if adversaries is not None and COMPARED not in adversaries and defence != "secure sum":
+            run = run_of(options, task, defence)  # a file from before this adversary
+            ceiling = adversaries["a server that watches"]["ceiling"]
+            adversaries[COMPARED] = compared(options, run, games_of(options, task)[0], ceiling)
+            options.out.write_text(json.dumps(stored) + "\n", encoding="utf-8")
+            print(f"{defence}, clients compared: {time.perf_counter() - began:.0f} s", flush=True)
+        if adversaries is None:
             stored["cells"][defence] = attacked(options, task, defence)
             options.out.write_text(json.dumps(stored) + "\n", encoding="utf-8")
             print(f"{defence}: {time.perf_counter() - began:.0f} s", flush=True)

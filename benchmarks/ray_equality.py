@@ -107,7 +107,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULT)
     asked = parser.parse_args()
     task = pf.load("digits", partition=pf.Dirichlet(clients=8, alpha=0.5), local_tests=pf.LocalTests(), seed=5)
-    rows: list[dict[str, Any]] = []
     ray_engine.RayWorkers = Reused  # type: ignore[misc]
     os.environ.setdefault("RAY_worker_niceness", "0")  # as in a cluster that privfl starts
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
@@ -115,32 +114,37 @@ def main() -> None:
         for name in asked.algorithms or sorted(ALGORITHMS):
             for privacy in PRIVACY:
                 loop, seconds = trained(task, name, privacy, "loop")
-                row = {"algorithm": name, "privacy": privacy, "loop_seconds": round(seconds, 2)}
+                row: dict[str, Any] = {"algorithm": name, "privacy": privacy, "loop_seconds": round(seconds, 2)}
                 if isinstance(loop, str):
-                    rows.append({**row, "result": "no case", "why": loop})
+                    keep({**row, "result": "no case", "why": loop}, asked.out)
                     continue
                 there, seconds = trained(task, name, privacy, "ray")
                 row["ray_seconds"] = round(seconds, 2)
                 if isinstance(there, str):
-                    rows.append({**row, "result": "refused by Ray alone", "why": there})
+                    row |= {"result": "refused by Ray alone", "why": there}
                 else:
                     different = differences(loop, there)
-                    rows.append({**row, "result": "different" if different else "equal", "differences": different})
-                print(json.dumps(rows[-1]), flush=True)
+                    row |= {"result": "different" if different else "equal", "differences": different}
+                keep(row, asked.out)
+                print(json.dumps(row), flush=True)
     finally:
         ray.shutdown()
-        conditions = {
-            "date": datetime.date.today().isoformat(),
-            "processor": platform.processor() or platform.machine(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "ray": ray.__version__,
-        }
-        done = {(row["algorithm"], row["privacy"]) for row in rows}
-        before = json.loads(asked.out.read_text(encoding="utf-8"))["rows"] if asked.out.exists() else []
-        rows += [row for row in before if (row["algorithm"], row["privacy"]) not in done]
-        rows.sort(key=lambda row: (row["algorithm"], [*PRIVACY].index(row["privacy"])))
-        asked.out.write_text(json.dumps({"conditions": conditions, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+def keep(row: dict[str, Any], out: Path) -> None:
+    """Put ``row`` into the table in ``out``, in the place of what was measured of it before."""
+    conditions = {
+        "date": datetime.date.today().isoformat(),
+        "processor": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "ray": ray.__version__,
+    }
+    before = json.loads(out.read_text(encoding="utf-8"))["rows"] if out.exists() else []
+    this = row["algorithm"], row["privacy"]
+    rows = [row, *(one for one in before if (one["algorithm"], one["privacy"]) != this)]
+    rows.sort(key=lambda one: (one["algorithm"], [*PRIVACY].index(one["privacy"])))
+    out.write_text(json.dumps({"conditions": conditions, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

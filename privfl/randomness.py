@@ -16,8 +16,17 @@ import torch
 
 def stream_seed(seed: int, name: str, *keys: int) -> int:
     """A 64-bit seed for the stream ``name`` with ``keys`` under the root ``seed``."""
+    return int.from_bytes(_digest(8, seed, name, *keys), "little")
+
+
+def stream_key(seed: int, name: str, *keys: int) -> bytes:
+    """32 bytes for the stream ``name`` with ``keys`` under the root ``seed``; no secret, since the seed is none."""
+    return _digest(32, seed, name, *keys)
+
+
+def _digest(size: int, seed: int, name: str, *keys: int) -> bytes:
     text = ":".join([str(int(seed)), name, *(str(int(key)) for key in keys)])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    return hashlib.blake2b(text.encode(), digest_size=size).digest()
 
 
 def numpy_stream(seed: int, name: str, *keys: int) -> np.random.Generator:

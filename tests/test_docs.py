@@ -64,11 +64,19 @@ def test_intervals_of_the_verdicts_follow_from_the_raw_results():
     import verdict_intervals
 
     known = set(verdict_intervals.differences().values())
-    for name, least in (("verdicts", 40), ("aaggff", 12)):
+    for name, least in (("verdicts", 40), ("aaggff", 12), ("personal", 20)):
         page = (DOCS / "results" / f"{name}.md").read_text(encoding="utf-8")
         stated = re.findall(r"[+−][\d.]+ \[[−\d.]+, [−\d.]+\]", page)
         assert len(stated) >= least
         assert set(stated) <= known, name
+
+
+def test_results_has_the_state_of_every_experiment():
+    import write_states
+
+    page, verdicts = (path.read_text(encoding="utf-8") for path in (write_states.PAGE, write_states.VERDICTS))
+    assert write_states.written(page, verdicts) == page, "run python docs/scripts/write_states.py"
+    assert len(write_states.states(verdicts)) > 45
 
 
 def test_every_experiment_of_the_papers_has_a_state_and_a_reason():

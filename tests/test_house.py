@@ -23,7 +23,7 @@ MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 SCRIPTS = sorted(path for folder in ("examples", "benchmarks", "tests") for path in (ROOT / folder).rglob("*.py"))
 
 FLOORS: tuple[set[str], ...] = (
-    {"privfl.errors", "privfl.opacus_parts", "privfl.plain_text", "privfl.randomness"},
+    {"privfl.devices", "privfl.errors", "privfl.opacus_parts", "privfl.plain_text", "privfl.randomness"},
     {"privfl.validation", "privfl.references", "privfl.files"},
     {"privfl.schema", "privfl.lock"},
     {
@@ -61,7 +61,7 @@ FLOORS: tuple[set[str], ...] = (
     {"privfl.deploy", "privfl.study", "attacks.result", "audits.bounds"},
     {"attacks.attack", "attacks.images", "audits.result"},
     {"attacks.gradient_inversion", "attacks.labels", "attacks.membership", "audits.canaries", "audits.mechanisms"},
-    {"attacks.detection", "attacks.property_inference", "attacks.prototypes", "attacks.sizes"},
+    {"attacks.detection", "attacks.property_inference", "attacks.prototypes", "attacks.sizes", "attacks.words"},
     {"attacks.judge", "attacks.registry", "audits.registry", "audits.fuzz", "audits.protocol"},
     {"attacks.battery", "privfl.companions"},
     {"privfl.commands"},
@@ -80,11 +80,11 @@ TESTED_ELSEWHERE = {
     "privfl/algorithms/fair": "aaggff_sums loss_survey",
     "privfl/algorithms/generative": "server_training",
     "privfl/algorithms/label_skew": "bsm_fedavg",
-    "privfl": "cli errors opacus_parts randomness",
+    "privfl": "cli devices errors opacus_parts randomness",
     "privfl/commands": "account data demo_sentences deploy examine interrupts listing printing progress",
-    "privfl/data": "berka berka_tables checksums entries entry files heart holdout tabular wfdb",
+    "privfl/data": "berka berka_tables checksums entries entry files further_entries heart holdout tabular wfdb",
     "privfl/data/partitions": "base given pathological report simple skewed",
-    "privfl/deploy": "budget diary kits link local party secure sizes split transport",
+    "privfl/deploy": "budget diary kits link local party secure sizes split",
     "privfl/engine": "dropout layouts memory secure_aggregation",
     "privfl/federation": "context",
     "privfl/metrics": "classification",
@@ -97,7 +97,7 @@ TESTED_ELSEWHERE = {
     "privfl/privacy/secagg": "bodies client cohort errors ideal recovery relay rules server standing",
     "privfl/privacy/sizes": "estimate",
     "privfl/simulation": "archive checkpoint noise_key recorder remote_engine result",
-    "privfl/study": "attacks clients display execution findings locks members opening plots record report "
+    "privfl/study": "attacks clients cluster display execution findings locks members opening plots record report "
     "shown summary sweep workers",
     "attacks": "attack auxiliary judge registry",
     "attacks/images": "nulls result",

@@ -32,6 +32,7 @@ from attacks.property_inference import PropertyInference
 from attacks.prototypes.inversion import PrototypeInversion
 from attacks.prototypes.membership import PrototypeTracing
 from attacks.sizes.inference import SizeFromResponses, SizeFromUpdates
+from attacks.words import Words
 from privfl.simulation.transcript import Transcript
 
 FEW, MANY = ShadowTraining(count=4), ShadowTraining(count=16)
@@ -82,6 +83,7 @@ def lineup(seen: Transcript, judge: Judge) -> list[Entry]:
         Entry("size-from-responses", SizeFromResponses),
         Entry("size-from-updates", SizeFromUpdates),
         Entry("property", PropertyInference),
+        Entry("words", Words, {"client": smallest, "texts": images["batch"]}),
         Entry("gradient-alignment", GradientAlignment, whose),
         Entry("gradient-difference", GradientDifference, whose),
         Entry("gradient-spread", GradientSpread, whose),

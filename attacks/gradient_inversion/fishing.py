@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from attacks.attack import Attack, Needs, Power
 from attacks.auxiliary import Auxiliary
 from attacks.crafted_broadcast import crafting_server
-from attacks.gradient_inversion.inversion import OTHERS, local_steps, mean_gradient, one_of_each, spear_images
+from attacks.gradient_inversion.inversion import OTHERS, check_first_layer, local_steps, mean_gradient, one_of_each
+from attacks.gradient_inversion.spear import spear
 from attacks.images.nulls import image_nulls
 from attacks.images.pixels import Pixels
 from attacks.images.result import ReconstructionResult, reconstruction_result
-from attacks.observations.gradients import local_update
+from attacks.observations.gradients import Gradient, local_update
 from attacks.observations.messages import training_of, updates
 from privfl.algorithms.base import Algorithm
 from privfl.errors import ConfigError
@@ -27,6 +28,8 @@ from privfl.randomness import torch_stream
 from privfl.simulation.transcript import Transcript
 from privfl.validation import check_count
 
+ABSENT = 1e-3
+"""A class is there if its bias is pulled at by more than so much of what the others are."""
 SURE = 1000.0
 """The bias of all classes but one: their examples are certain to be none of that one."""
 
@@ -81,16 +84,17 @@ class Fishing(Attack):
     """The images behind one client's messages, or behind sums, of C rounds in which each class was fished for.
 
     A round's gradient is that of a batch of the examples of one class, which SPEAR
-    (:mod:`attacks.gradient_inversion.spear`) reads although the whole batch would be too large for it; how many there
-    are stands in the gradient of the head's bias. Clients take one step a round on all of their images. Nulls: the mean
-    image, class means and random images of the public, and the same reading of updates of public images.
+    (:mod:`attacks.gradient_inversion.spear`) reads although the whole batch would be too large for it; the gradient's
+    rank tells how many there are, and the gradient of the head's bias whether there are any. Clients take one step a
+    round on all of their images. Nulls: the mean image, class means and random images of the public, and the same
+    reading of updates of public images.
 
     The judge needs ``truth["images"]`` [B, C, H, W] in [0, 1].
 
     Args:
         client: whose images; ``None`` for everybody's, from sums.
         batch: B, how many images there are.
-        largest: images of one class that are searched for at most; more take long, and are left out.
+        largest: images of one class that are searched for at most; of a class with more, none comes back.
         seed: of the attacker's own draws.
     """
 
@@ -121,6 +125,7 @@ class Fishing(Attack):
         public, pixels = auxiliary.need_public(), Pixels.of(seen.facts.dataset)
         generator = torch_stream(self.seed, "fishing")
         known = pixels.images(public.inputs)
+        shape = tuple(public.inputs.shape[1:])
         counts, shown, blind = [], [], []
         for moment in list(seen)[: seen.facts.classes]:
             sent = [update for members, update in updates(moment) if self.client is None or members == (self.client,)]
@@ -134,22 +139,30 @@ class Fishing(Attack):
             training = replace(training, batch_size=max(training.batch_size, self.batch))
             steps = local_steps(training, self.batch)
             gradient = mean_gradient(network, sent[0], training, steps)
-            count = max(0, round(-float(gradient[-1][label]) * self.batch))
-            counts.append((label, count))
-            if not 0 < count <= self.largest:
+            pull = -gradient[-1]
+            if float(pull[label]) <= ABSENT * float(pull.abs().max()):
                 continue
-            shape = tuple(public.inputs.shape[1:])
-            shown.append(pixels.images(spear_images(network, gradient, shape, count, generator)))
-            chosen = one_of_each(public, torch.full((count,), label), generator)
+            check_first_layer(network, gradient, shape)
+            inputs = self._read(network, gradient, generator).to(known)
+            shown.append(pixels.images(inputs.view(-1, *shape)))
+            counts.append((label, len(inputs)))
+            chosen = one_of_each(public, torch.full((len(inputs),), label), generator)
             others = local_update(network, chosen.inputs, chosen.targets, training)
             theirs = mean_gradient(network, torch.cat([part.reshape(-1) for part in others]).detach(), training, steps)
-            blind.append(pixels.images(spear_images(network, theirs, shape, count, generator)))
+            blind.append(pixels.images(self._read(network, theirs, generator).to(known).view(-1, *shape)))
         labels = torch.tensor([label for label, count in counts for _ in range(count)])[: self.batch]
         missing = torch.randint(seen.facts.classes, (self.batch - len(labels),), generator=generator)
         nulls = image_nulls(known, public.targets, torch.cat([labels, missing]), generator)
         nulls[OTHERS] = self._padded(blind, known)
         images = self._padded(shown, known)
         return FishedImages(images, sum(map(len, shown)), nulls)
+
+    def _read(self, network: nn.Module, gradient: Gradient, generator: torch.Generator) -> Tensor:
+        """The first layer's inputs [k, n] behind a ``gradient``, whose rank tells how many there are."""
+        weight, bias, *_ = network.parameters()
+        most = min(self.largest, min(weight.shape) - 1)
+        found = spear(gradient[0], gradient[1], weight.detach(), bias.detach(), most, generator=generator)
+        return found.inputs.nan_to_num(0.0, 0.0, 0.0)
 
     def _padded(self, parts: list[Tensor], known: Tensor) -> Tensor:
         """All images of ``parts``, and the mean of ``known`` for those that are missing."""

@@ -25,8 +25,8 @@ SINGLE: tuple[Named, ...] = (
     {"name": "fedavg-ft", "weighting": "uniform"},
     {"name": "apfl", "weighting": "uniform"},
     {"name": "ditto", "weighting": "uniform"},
-    {"name": "per-fedavg"},
-    {"name": "pfedme", "personal_steps": 1},
+    {"name": "per-fedavg", "weighting": "uniform"},
+    {"name": "pfedme", "weighting": "uniform", "personal_steps": 1},
     {"name": OWN + "Regularised", "weighting": "uniform"},
 )
 """Algorithms that upload one field with uniform weights, so that all mechanisms may go with them."""

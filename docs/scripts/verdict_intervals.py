@@ -8,11 +8,12 @@ Each is the mean over seeds of the difference between two methods that met the s
 
 from __future__ import annotations
 
+import csv
 import json
 import statistics
 import sys
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
@@ -132,12 +133,29 @@ def aaggff() -> Iterator[tuple[str, str]]:
             )
 
 
+def table(name: str) -> dict[tuple[str, str], BySeed]:
+    """Accuracy in points by method and level, of a study's CSV; of clients' own models where there are any."""
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    with open(ROOT / "docs" / "results" / f"{name}.csv", newline="", encoding="utf-8") as lines:
+        for row in csv.DictReader(lines):
+            accuracy = float(row["personal_accuracy"] or row["local_accuracy"])
+            found.setdefault((row["method"], row["level"]), {})[int(row["seed"])] = 100 * accuracy
+    return dict(found)
+
+
+def personal() -> Iterator[tuple[str, str]]:
+    """Every pair of the twelve methods of the study of personalised methods."""
+    found = table("personal/fashion-mnist")
+    for (one, level), (other, _) in permutations(found, 2):
+        yield f"{one} − {other}", interval(found[one, level], found[other, level])
+
+
 def differences() -> dict[str, str]:
     """Every difference by what it is of."""
     return {f"{source.__name__} {name}": text for source in SOURCES for name, text in source()}
 
 
-SOURCES = (fedsampling, grpfed, rebafl, superfed, aaggff)
+SOURCES = (fedsampling, grpfed, rebafl, superfed, aaggff, personal)
 
 if __name__ == "__main__":
     for name, text in differences().items():

@@ -126,6 +126,8 @@ def row(name: str) -> list[str]:
     """What the algorithm ``name`` says of itself: the cells of its row but for the measured one."""
     kind = ALGORITHMS[name]
     weights = "—" if name in WITHOUT else BY_THEMSELVES.get(name, COUNTS[kind().weights()])
+    if kind.counts_by:
+        weights = f"as chosen, else {COUNTS[kind().weighs]}"
     sends = declared(kind())["sends"]
     return [f"`{name}`", weights, sends, defaults(kind()), markdown(paragraphs(kind)[0]), differs(kind)]
 

@@ -1,6 +1,7 @@
 """ReBaFL against FedAvg and its own parts under drop-out: Table I and Figure 3 of arXiv 2303.06314 on Fashion-MNIST.
 
     PRIVFL_DATA=… python examples/papers/rebafl.py --out results/rebafl
+    PRIVFL_DATA=… python examples/papers/rebafl.py --out results/full --full   # Table I with all its rivals, days
     python examples/papers/rebafl.py --out results/small --small       # digits, under a minute
 
 Every client holds two classes and 1,000 images; in a round each client answers with probability p. Within a pair of
@@ -31,6 +32,17 @@ METHODS: dict[str, Any] = {
     "F-Aug only": pf.ReBaFL(epsilon=1.0),
     "ReBaFL": pf.ReBaFL(),
 }
+RIVALS: dict[str, Any] = {
+    "FedProx": pf.FedProx(mu=0.001),
+    "SCAFFOLD": pf.Scaffold(weighting="size"),
+    "FedDyn": pf.FedDyn(alpha=1e-4),
+    "MOON": pf.MOON(),
+    "FedRS": pf.FedRS(),
+    "FedLC": pf.FedLC(),
+    "FedBABU": pf.FedBABU(finetune_epochs=0),
+}
+"""The other rows of Table I, with the settings of the paper's code; FedBABU is judged by its shared model there."""
+EVERY = METHODS | RIVALS
 TRAINING = pf.LocalTraining(learning_rate=0.01, batch_size=50, epochs=5, momentum=0.5, weight_decay=5e-4)
 TAIL = 10
 """Rounds at the end of a curve over which accuracy is averaged."""
@@ -50,6 +62,8 @@ class Group:
         return self.clients, self.probability
 
 
+TABLE = tuple(Group(clients, 0.5, 200, tuple(EVERY)) for clients in (20, 50))
+"""Table I of the paper for one data set."""
 PAIR = ("FedAvg", "ReBaFL")
 FULL = (
     Group(20, 0.5, 200, tuple(METHODS)),
@@ -60,9 +74,9 @@ FULL = (
 
 
 def groups(options: argparse.Namespace) -> tuple[Group, ...]:
-    """What is run: everything, or what ``--group`` names."""
+    """What is run: what ``--group`` names, the paper's Table I, or what these pages show."""
     if not options.group:
-        return FULL
+        return TABLE if getattr(options, "full", False) else FULL
     found = []
     for text in options.group:
         clients, probability, rounds, methods = text.split(":")
@@ -88,7 +102,7 @@ def advance(group: Group, method: str, seed: int, until: int, options: argparse.
     with suppress(Paused):
         pf.simulate(
             task,
-            METHODS[method],
+            EVERY[method],
             rounds=group.rounds,
             training=TRAINING,
             availability=pf.Bernoulli(group.probability),
@@ -135,7 +149,7 @@ def by_group(rows: list[dict[str, Any]]) -> Iterator[tuple[tuple[int, float], di
     """(clients, p) → method → curves over the seeds, cut to the rounds that all seeds of the method have."""
     for clients, probability in sorted({key(row)[:2] for row in rows}, key=lambda pair: (pair[0], -pair[1])):
         mine = [row for row in rows if key(row)[:2] == (clients, probability)]
-        found = {name: [row["accuracy"] for row in mine if row["method"] == name] for name in METHODS}
+        found = {name: [row["accuracy"] for row in mine if row["method"] == name] for name in EVERY}
         yield (
             (clients, probability),
             {name: [curve[: min(map(len, curves))] for curve in curves] for name, curves in found.items() if curves},
@@ -156,6 +170,8 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
     for axes, ((clients, probability), methods) in zip(panels, found, strict=True):
         for name, curves in methods.items():
+            if name not in colours:  # the rivals are in the table: thirteen lines cannot be told apart
+                continue
             mean = [statistics.mean(values) for values in zip(*curves, strict=True)]
             style = {"color": colours[name], "linestyle": dashes[name], "linewidth": 1.6}
             axes.plot(range(1, len(mean) + 1), mean, label=name, **style)
@@ -178,8 +194,8 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     width, labelled = 0.8 / len(names), set()
     hatches = dict(zip(ordered, ("", "//", "..", "xx", "--"), strict=True))
     for place, (_, methods) in enumerate(found):
-        for number, (name, curves) in enumerate(methods.items()):
-            at = place + (number - (len(methods) - 1) / 2) * width
+        for number, (name, curves) in enumerate((one, two) for one, two in methods.items() if one in colours):
+            at = place + (number - (len(names) - 1) / 2) * width
             height = statistics.mean(figures_of(accuracy)["swing"] for accuracy in curves)
             label = None if name in labelled else name
             axes.bar(at, height, width * 0.9, color=colours[name], hatch=hatches[name], edgecolor="white", label=label)
@@ -206,6 +222,7 @@ def main() -> None:
         metavar="M:P:ROUNDS:METHODS",
         help="instead of everything: clients, probability, rounds, and methods by comma or 'all'; may be repeated",
     )
+    parser.add_argument("--full", action="store_true", help="Table I of the paper: twelve rows, 20 and 50 clients")
     parser.add_argument("--turns", type=int, default=1, help="all curves advance by this part of their rounds in turn")
     parser.add_argument("--small", action="store_true", help="digits, 10 clients, few rounds: under a minute")
     options = parser.parse_args()

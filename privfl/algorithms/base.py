@@ -29,6 +29,9 @@ from privfl.privacy.door.batch_plans import Epochs, LocalTraining, Plan
 from privfl.privacy.door.contract import Batch, Door
 from privfl.validation import Settings
 
+Weighting = Literal["size", "uniform"]
+"""How clients count in a mean: by the number of their examples, or alike."""
+
 Tensors = dict[str, Tensor]
 """Named tensors: server state, a broadcast, a client's local state, an upload."""
 
@@ -76,6 +79,8 @@ class Algorithm(Settings):
         pools_data: training sees all clients' data as one (the centralised reference).
         ensemble: there is no server model; evaluation averages the soft-max outputs of the clients' own models.
         needs_classes: it works with the class of each row, so it is for classification only.
+        counts_by: the field that says how clients count; empty if that is no setting of the algorithm.
+        usual_weighting: how they count where neither that field nor the experiment says it.
     """
 
     name: ClassVar[str]
@@ -86,6 +91,34 @@ class Algorithm(Settings):
     pools_data: ClassVar[bool] = False
     ensemble: ClassVar[bool] = False
     needs_classes: ClassVar[bool] = False
+    counts_by: ClassVar[str] = ""
+    usual_weighting: ClassVar[Weighting] = "size"
+
+    @property
+    def weighs(self) -> str:
+        """How clients count: what the algorithm's own field says, else :attr:`usual_weighting`."""
+        own: str | None = getattr(self, self.counts_by) if self.counts_by else None
+        return own or self.usual_weighting
+
+    def following(self, weighting: Weighting | None) -> Self:
+        """This algorithm in an experiment whose clients count by ``weighting``; ``None`` leaves it to the algorithm.
+
+        Algorithms without such a setting are about the weights, or have one way only, and stay as they are.
+
+        Raises:
+            ConfigError: the algorithm was given another ``weighting`` of its own.
+        """
+        if not self.counts_by:
+            return self
+        own = getattr(self, self.counts_by)
+        if own is not None and weighting is not None and own != weighting:
+            raise ConfigError(
+                f"weighting is '{weighting}' for the experiment and {self.counts_by} is '{own}' for {self.name}: leave "
+                "one of them out"
+            )
+        followed = copy.copy(self)
+        object.__setattr__(followed, self.counts_by, own or weighting or self.usual_weighting)
+        return followed
 
     def bind(self, context: RunContext) -> Self:
         """This algorithm as part of a run, whose public facts :attr:`context` then tells."""

@@ -15,22 +15,24 @@ class FedAvg(Algorithm):
     """Federated averaging (McMahan et al., AISTATS 2017): ``w ← w + η_g·Σ_S a_k Δ_k``.
 
     Args:
-        weighting: ``"size"``: a_k = n_k / Σ_S n, the usual implementation (with a size mechanism n_k is the client's
-            response; without one the exact size is sent). ``"uniform"``: a_k = 1/m; with cohorts drawn in proportion to
+        weighting: by default the experiment's, and ``"size"`` where it has none. ``"size"``: a_k = n_k / Σ_S n, the
+            usual implementation (with a size mechanism n_k is the client's response; without one the exact size is
+            sent). ``"uniform"``: a_k = 1/m; with cohorts drawn in proportion to
             size this is scheme I of Li et al., ICLR 2020. ``"scheme-2"``: a_k = (n_k/n)·(N/m), scheme II of Li et al.,
             whose weights need not sum to 1.
         server_learning_rate: η_g > 0.
     """
 
     name: ClassVar[str] = "fedavg"
-    weighting: Literal["size", "uniform", "scheme-2"] = "size"
+    counts_by: ClassVar[str] = "weighting"
+    weighting: Literal["size", "uniform", "scheme-2"] | None = None
     server_learning_rate: float = 1.0
 
     def __post_init__(self) -> None:
         check_number(f"{self.name}'s server_learning_rate", self.server_learning_rate, 0, above=True)
 
     def weights(self) -> Literal["uniform", "size", "server"]:
-        return "uniform" if self.weighting == "uniform" else "size"
+        return "uniform" if self.weighs == "uniform" else "size"
 
     def asks_sizes(self) -> bool:
         return self.weighting == "scheme-2"

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from privfl.algorithms.base import Algorithm, Round, Tensors, descend
+from privfl.algorithms.base import Algorithm, Round, Tensors, Weighting, descend
 from privfl.federation.context import RunContext
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
@@ -52,14 +52,17 @@ class Scaffold(Algorithm):
     Args:
         option: ``"II"``, or ``"I"``: c_k⁺ = ∇F_k(w), one more pass over the client's rows in every round. With many
             local steps it can diverge where II does not: the gradient shrinks on the way, its correction does not.
-        weighting: ``"uniform"`` (the paper's) or ``"size"``.
+        weighting: ``"uniform"`` (the paper's) or ``"size"``; by default the experiment's, and ``"uniform"`` where it
+            has none.
         server_learning_rate: η_g > 0.
     """
 
     name: ClassVar[str] = "scaffold"
+    usual_weighting: ClassVar[Weighting] = "uniform"  # DP-SGD refuses clients that scale by their exact sizes
     keeps: ClassVar[tuple[str, ...]] = ("control",)
     option: Literal["I", "II"] = "II"
-    weighting: Literal["uniform", "size"] = "uniform"
+    counts_by: ClassVar[str] = "weighting"
+    weighting: Literal["size", "uniform"] | None = None
     server_learning_rate: float = 1.0
 
     def __post_init__(self) -> None:
@@ -81,7 +84,7 @@ class Scaffold(Algorithm):
                 "scaffold's option I takes one more gradient, of all of a client's rows at once; use option = 'II', "
                 "whose control variate is a mean of noisy gradients"
             )
-        if self.weighting == "size":
+        if self.weighs == "size":
             return "scaffold's clients scale by their exact sizes; use weighting = 'uniform'"
         return ""
 
@@ -99,7 +102,7 @@ class Scaffold(Algorithm):
         return ours
 
     def step(self, local: Tensors, received: Tensors, batch: Batch, client: Door, training: LocalTraining) -> None:
-        if self.weighting == "size":
+        if self.weighs == "size":
             local["scale"].copy_(client.size())
         gradient = client.gradient(client.loss, local["parameters"], batch)
         if self.option == "II":
@@ -108,7 +111,7 @@ class Scaffold(Algorithm):
         descend(local, gradient, training)
 
     def add_data_independent_gradient(self, gradient: Tensor, local: Tensors, received: Tensors) -> None:
-        common = received["control"] if self.weighting == "uniform" else received["control"] / local["scale"]
+        common = received["control"] if self.weighs == "uniform" else received["control"] / local["scale"]
         gradient.sub_(local["control"]).add_(common)
 
     def finish(self, local: Tensors, received: Tensors, training: LocalTraining) -> Tensors:

@@ -93,8 +93,8 @@ class AdaptiveServer(Algorithm):
     starts at τ², as in the paper's theory, and in its experiments at 0 (``start_at_zero``).
 
     Args:
-        weighting: ``"size"``: Δ is the mean update weighted by size, as in the paper's experiments; ``"uniform"``: the
-            plain mean, as in its algorithm.
+        weighting: by default the experiment's, and ``"size"`` where it has none. ``"size"``: Δ is the mean update
+            weighted by size, as in the paper's experiments; ``"uniform"``: the plain mean, as in its algorithm.
         server_learning_rate: η_g > 0. The paper tunes it on a grid from 10⁻³ to 1.
         beta1: β₁ in [0, 1).
         beta2: β₂ in [0, 1).
@@ -102,7 +102,8 @@ class AdaptiveServer(Algorithm):
         start_at_zero: v starts at 0 instead of τ².
     """
 
-    weighting: Literal["size", "uniform"] = "size"
+    counts_by: ClassVar[str] = "weighting"
+    weighting: Literal["size", "uniform"] | None = None
     server_learning_rate: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.99
@@ -119,7 +120,7 @@ class AdaptiveServer(Algorithm):
         )
 
     def weights(self) -> Literal["uniform", "size"]:
-        return self.weighting
+        return "uniform" if self.weighs == "uniform" else "size"
 
     def start(self, parameters: Tensor) -> Tensors:
         return super().start(parameters) | self.optimiser().start(parameters)

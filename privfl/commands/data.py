@@ -57,7 +57,7 @@ def info(name: Name, json: Json = False) -> None:
         "classes": entry.classes,
         "rows (train, test)": " and ".join(f"{count:,}" for count in entry.rows)
         if entry.rows
-        else "depends on options",
+        else "as many as you prepared",
         "natural clients": entry.client_id or "none: choose a partition",
         "files": "\n".join(address for address, _ in entry.downloads) or "none",
         "licence": entry.licence,

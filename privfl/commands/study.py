@@ -40,6 +40,10 @@ def run(
         int | None,
         typer.Option(metavar="N", help="Runs side by side; by default one for each core.", show_default=False),
     ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Ray cluster whose processes have the runs.", show_default=False),
+    ] = None,
     skip_impossible: Annotated[
         bool, typer.Option("--skip-impossible", metavar="", help="Go on without the runs that cannot be.")
     ] = False,
@@ -55,6 +59,7 @@ def run(
             out,
             name=file.stem,
             processes=processes,
+            address=address,
             skip_impossible=skip_impossible,
             examine=examine,
             check=check,

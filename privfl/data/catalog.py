@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any
 from privfl.data.entries import ENTRIES
 from privfl.data.entry import DatasetInfo
 from privfl.data.files import Located, locate
+from privfl.data.further_entries import FURTHER_ENTRIES
 from privfl.errors import unknown
 from privfl.validation import checked
 
 if TYPE_CHECKING:
     from privfl.data.dataset import Dataset
 
+_ALL = (*ENTRIES, *FURTHER_ENTRIES)
 _ALIASES = {"mqp": "medical-questions"}
 
 
 def datasets() -> tuple[DatasetInfo, ...]:
     """All datasets of the catalog."""
-    return ENTRIES
+    return _ALL
 
 
 def info(name: str) -> DatasetInfo:
@@ -32,10 +34,10 @@ def info(name: str) -> DatasetInfo:
         ConfigError: no dataset has this name.
     """
     wanted = _ALIASES.get(name, name)
-    for entry in ENTRIES:
+    for entry in _ALL:
         if entry.name == wanted:
             return entry
-    raise unknown("dataset", name, [entry.name for entry in ENTRIES])
+    raise unknown("dataset", name, [entry.name for entry in _ALL])
 
 
 def options(name: str) -> dict[str, Any]:

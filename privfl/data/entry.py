@@ -19,7 +19,7 @@ class DatasetInfo:
         task: what is predicted from what.
         inputs: row shape and dtype with default options.
         classes: number of classes with default options.
-        rows: training and test rows with default options.
+        rows: training and test rows with default options; ``None`` where they are as many as the user prepared.
         client_id: the natural client and how many there are, or None.
         licence: as its source states it.
         citation: whom to cite.
@@ -35,7 +35,7 @@ class DatasetInfo:
     task: str
     inputs: str
     classes: int
-    rows: tuple[int, int]
+    rows: tuple[int, int] | None
     client_id: str | None
     licence: str
     citation: str

@@ -1,4 +1,4 @@
-"""Image datasets: digits, MNIST, Fashion-MNIST and CIFAR-10, normalised by published constants."""
+"""Image datasets in IDX and CIFAR files: digits, MNIST and its kin, CIFAR-10 and -100, by published constants."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import io
 import math
 import pickle
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from privfl.data.entry import DatasetInfo
 from privfl.data.files import Located
 from privfl.data.holdout import stratified_holdout
 from privfl.errors import DataError
+from privfl.validation import check_choice
 
 Part = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
@@ -30,6 +32,16 @@ _DIGITS = tuple("0123456789")
 _FASHION = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_EMNIST = {
+    "byclass": (*_DIGITS, *_LETTERS, *_LETTERS.lower()),
+    "balanced": (*_DIGITS, *_LETTERS, *"abdefghnqrt"),
+    "letters": tuple(_LETTERS),
+    "digits": _DIGITS,
+    "mnist": _DIGITS,
+}
+"""The splits and their classes; in ``bymerge`` and ``balanced`` 15 small letters count as their capitals."""
+_EMNIST["bymerge"] = _EMNIST["balanced"]
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
@@ -53,6 +65,46 @@ def load_fashion_mnist(entry: DatasetInfo, located: Located, *, seed: int) -> Da
     return _load_idx(entry, located, _FASHION)
 
 
+def load_emnist(entry: DatasetInfo, located: Located, *, seed: int, split: str = "balanced") -> Dataset:
+    """EMNIST, float32 [N, 1, 28, 28], upright, with its published division.
+
+    Args:
+        entry: catalog entry.
+        located: its files.
+        seed: not used, the division is published.
+        split: ``balanced`` (47 classes), ``byclass`` (62), ``bymerge`` (47), ``letters`` (26), ``digits`` or ``mnist``.
+    """
+    check_choice("split", split, _EMNIST)
+    (path,) = located.paths.values()
+    names = _EMNIST[split]
+
+    def part(which: str) -> Part:
+        images, labels = (
+            _packed_idx(located, path, f"emnist-{split}-{which}-{kind}-ubyte.gz", dimensions)
+            for kind, dimensions in (("images-idx3", 3), ("labels-idx1", 1))
+        )
+        upright = np.ascontiguousarray(images.transpose(0, 2, 1)[:, None])  # the files hold them mirrored
+        return upright, labels - np.uint8(split == "letters")  # whose labels begin with 1
+
+    return _dataset(entry, part("train"), part("test"), names)
+
+
+def load_cifar100(entry: DatasetInfo, located: Located, *, seed: int, labels: str = "fine") -> Dataset:
+    """CIFAR-100, float32 [N, 3, 32, 32] in RGB order, the published division into training and test.
+
+    Args:
+        entry: catalog entry.
+        located: its files.
+        seed: not used, the division is published.
+        labels: ``fine`` (100 classes) or ``coarse`` (their 20 groups).
+    """
+    check_choice("labels", labels, ("fine", "coarse"))
+    (archive,) = located.paths.values()
+    classes = {"fine": 100, "coarse": 20}[labels]
+    read = _cifar100_binary if located.format == "binary" else _cifar100_python
+    return _dataset(entry, *read(archive, labels), tuple(map(str, range(classes))))
+
+
 def load_cifar10(entry: DatasetInfo, located: Located, *, seed: int) -> Dataset:
     """CIFAR-10, float32 [N, 3, 32, 32] in RGB order, the published division into training and test."""
     if located.format == "webp":
@@ -64,15 +116,15 @@ def load_cifar10(entry: DatasetInfo, located: Located, *, seed: int) -> Dataset:
     return _dataset(entry, train, test, _CIFAR10)
 
 
-def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """A gzip-compressed IDX file of unsigned bytes with ``dimensions`` dimensions.
+def read_idx(path: Path, dimensions: int, packed: IO[bytes] | None = None) -> NDArray[np.uint8]:
+    """A gzip-compressed IDX file of unsigned bytes with ``dimensions`` dimensions, or ``packed``, a member of ``path``.
 
     Raises:
         DataError: the file is not gzip, not IDX, or shorter or longer than its header says.
     """
     magic = bytes((0, 0, 8, dimensions))
     try:
-        with gzip.open(path) as file:  # no more is unpacked than the header announces, and a byte
+        with gzip.open(packed or path) as file:  # no more is unpacked than the header announces, and a byte
             began = file.read(4)
             if began != magic:
                 raise DataError(
@@ -89,6 +141,17 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
         found = f"{4 + len(sizes) + len(pixels):,} bytes{more}"
         raise DataError(f"{path} holds {found}, not what its header {shape} announces; fetch it again.")
     return np.frombuffer(pixels, np.uint8).reshape(shape)
+
+
+def _packed_idx(located: Located, path: Path, name: str, dimensions: int) -> NDArray[np.uint8]:
+    """The IDX file ``name`` of EMNIST's zip, or of the folder that it unpacks to."""
+    if located.format == "folder":
+        return read_idx(path / name, dimensions)
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(f"gzip/{name}") as packed:
+            return read_idx(path, dimensions, packed)
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} is not EMNIST's gzip.zip ({error}); fetch it again.") from error
 
 
 def _at_most(file: gzip.GzipFile, size: int) -> bytes:
@@ -134,17 +197,39 @@ def read_cifar_binary(path: Path) -> tuple[Part, Part]:
 def read_cifar_python(path: Path) -> tuple[Part, Part]:
     """Training and test part of the official Python archive; its pickles may build arrays and nothing else."""
 
-    def part(raw: bytes, member: str) -> Part:
-        try:
-            batch = _ArraysOnly(io.BytesIO(raw), encoding="bytes").load()
-            images, labels = np.asarray(batch[b"data"], np.uint8), np.asarray(batch[b"labels"], np.uint8)
-            return images.reshape(-1, 3, 32, 32), labels
-        except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{path}: {member} is not a CIFAR-10 batch ({error}); fetch the archive again.") from error
-
     members = [f"cifar-10-batches-py/{batch}" for batch in _BATCHES]
-    parts = [part(raw, member) for raw, member in zip(_tar_members(path, members), members, strict=True)]
+    parts = [_pickled(path, raw, one, b"labels") for raw, one in zip(_tar_members(path, members), members, strict=True)]
     return _joined(parts[:-1]), parts[-1]
+
+
+def _pickled(path: Path, raw: bytes, member: str, labels: bytes) -> Part:
+    """Images and ``labels`` of one pickled batch."""
+    try:
+        batch = _ArraysOnly(io.BytesIO(raw), encoding="bytes").load()
+        images, chosen = np.asarray(batch[b"data"], np.uint8), np.asarray(batch[labels], np.uint8)
+        return images.reshape(-1, 3, 32, 32), chosen
+    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: {member} is not a CIFAR batch ({error}); fetch the archive again.") from error
+
+
+def _cifar100_python(path: Path, labels: str) -> tuple[Part, Part]:
+    members = [f"cifar-100-python/{part}" for part in ("train", "test")]
+    raw = zip(_tar_members(path, members), members, strict=True)
+    train, test = (_pickled(path, content, member, f"{labels}_labels".encode()) for content, member in raw)
+    return train, test
+
+
+def _cifar100_binary(path: Path, labels: str) -> tuple[Part, Part]:
+    """Rows of a coarse and a fine label byte and 3,072 pixel bytes."""
+    members = [f"cifar-100-binary/{part}.bin" for part in ("train", "test")]
+    column = ("coarse", "fine").index(labels)
+    parts = []
+    for content, member in zip(_tar_members(path, members), members, strict=True):
+        if not content or len(content) % 3074:
+            raise DataError(f"{path}: {member} holds {len(content):,} bytes, no multiple of 3,074; fetch it again.")
+        rows = np.frombuffer(content, np.uint8).reshape(-1, 3074)
+        parts.append((rows[:, 2:].reshape(-1, 3, 32, 32), rows[:, column]))
+    return parts[0], parts[1]
 
 
 _BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")

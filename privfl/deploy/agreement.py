@@ -21,7 +21,7 @@ from privfl.simulation.fingerprint import INDIFFERENT, shipped_code
 from privfl.validation import Settings, check_number
 
 KEY_DIGITS = 64
-OWN = ("record", "device", *INDIFFERENT)
+OWN = ("record", "device", "gpus", *INDIFFERENT)
 """Keys of an experiment file that each party sets as it likes."""
 
 

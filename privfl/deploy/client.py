@@ -118,7 +118,7 @@ class FederationClient:
         if message.kind == "policy":
             return self._seal({"kind": "agreed", "policy": self._agree(meta.get("policy"))}, {}, mark)
         run = self._of(str(meta.get("run")))
-        if (before := self.diary.answer(run.key, mark)) is not None:
+        if (before := self._before(run, mark)) is not None:
             return before
         if message.kind == "end":
             self.ended = True
@@ -136,6 +136,16 @@ class FederationClient:
         else:
             raise BadMessage(f"a request is of the kind '{brief(message.kind)}', which this version does not know")
         self.diary.keep_answer(run.key, round, mark, reply)
+        return reply
+
+    def _before(self, run: _Run, mark: str) -> bytes | None:
+        """The answer to a request that was answered before, if it is kept and whole."""
+        reply = self.diary.answer(run.key, mark)
+        if reply is not None:
+            try:
+                opened(reply, self.key.public)
+            except BadMessage:
+                return None
         return reply
 
     def _seal(self, meta: dict[str, object], tensors: Tensors, mark: str) -> bytes:

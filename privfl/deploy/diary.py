@@ -1,20 +1,25 @@
 """What a client remembers on disk: its budget's ledger, which rounds it has answered and how, and what it keeps.
 
-Every file is whole and forced to disk before what it says is acted upon. What a client has begun to answer is written
-down before it computes, together with what the answer costs: so whatever the machine does in between, a round is
-charged once, and never answered otherwise than it was.
+What a client has begun to answer is written down, and forced to disk, before it computes, together with what the answer
+costs: so whatever the machine does in between, a round is charged once, and never answered otherwise than it was. The
+answers themselves outlive the process and need not outlive the machine: one that is gone is computed again, under the
+same noise, or where secrets went with the process not at all.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from privfl.algorithms.base import Tensors
 from privfl.errors import DataError, PrivflError
-from privfl.files import make_folder, read_json, remove, write_json, write_whole
+from privfl.files import cannot_write, make_folder, read_json, remove, write_json, write_whole
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.noise.source import KEY_BYTES, NoiseSource
 from privfl.privacy.secagg.store import FolderStore
@@ -49,28 +54,47 @@ class Diary:
         self.folder = folder
         self.store = FolderStore(folder)
         self._account = folder / "account.json"
+        self._lock = FileLock(folder / "account.lock")
+        self._answers: dict[str, dict[str, int]] = {}
+        with self._alone():
+            self._read()
+
+    def _read(self) -> None:
         self._seen = self._on_disk()
         if self._account.exists():
             told = read_json(self._account, MEND)
             self.ledger = Ledger.from_state(told["ledger"])
             self._runs: dict[str, dict[str, Any]] = told["runs"]
-        elif (folder / "runs").exists():
+        elif (self.folder / "runs").exists():
             raise DataError(f"{self._account} is missing, and this client has answered before; {MEND}")
         else:
             self.ledger = _empty()
             self._runs = {}
             self._write({}, self.ledger)
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While no other process reads or writes here."""
+        try:
+            self._lock.acquire()
+        except OSError as error:
+            raise cannot_write(self._account, error) from error
+        try:
+            yield
+        finally:
+            self._lock.release()
+
     def noise(self, run: str, fixed: NoiseSource | None) -> NoiseSource:
         """The noise of the run whose policy has the digest ``run``; of a ``fixed`` key where the experiment has one."""
         if fixed is not None:
             return fixed
         path = self.folder / NOISE_KEY
-        if not path.exists():
-            if self._runs[run]["begun"]:
-                raise DataError(f"{path} is missing, and this client has answered in this run before; {MEND}")
-            write_whole(path, secrets.token_bytes(KEY_BYTES), mode=PRIVATE)
-        key = path.read_bytes()
+        with self._alone():  # of two processes that draw a key one would go on with a key that is nowhere
+            if not path.exists():
+                if self._runs[run]["begun"]:
+                    raise DataError(f"{path} is missing, and this client has answered in this run before; {MEND}")
+                write_whole(path, secrets.token_bytes(KEY_BYTES), mode=PRIVATE)
+            key = path.read_bytes()
         if len(key) != KEY_BYTES:
             raise DataError(f"{path} has {len(key)} bytes, but a noise key has {KEY_BYTES}; {MEND}")
         return NoiseSource(key, reproducible=False).for_run(bytes.fromhex(run))
@@ -139,23 +163,35 @@ class Diary:
         return SizeResponses.from_state(self._runs[run]["sizes"])
 
     def answer(self, run: str, request: str) -> bytes | None:
-        """The answer to a request that was answered before, if it is still kept."""
-        for path in self._folder(run).glob(f"answer-*-{request}.bin"):
-            return path.read_bytes()
-        return None
+        """The answer to a request that was answered before, if it is still kept; a machine that lost its power may have
+        left anything in its place."""
+        round = self._kept_answers(run).get(request)
+        return None if round is None else self._answer(run, round, request).read_bytes()
 
     def newest(self, run: str) -> int:
         """The latest round of which an answer is kept; -1: none is."""
-        return max((int(path.name.split("-")[1]) for path in self._folder(run).glob("answer-*.bin")), default=-1)
+        return max(self._kept_answers(run).values(), default=-1)
 
     def keep_answer(self, run: str, round: int, request: str, reply: bytes) -> None:
         """Keep an answer, before it is sent; those of much earlier rounds go."""
-        folder = self._folder(run)
-        make_folder(folder)
-        write_whole(folder / f"answer-{round:06d}-{request}.bin", reply, mode=PRIVATE)
-        for path in folder.glob("answer-*.bin"):
-            if int(path.name.split("-")[1]) <= round - ROUNDS_KEPT:
-                remove(path)
+        kept = self._kept_answers(run)
+        write_whole(self._answer(run, round, request), reply, mode=PRIVATE, folders=False, durable=False)
+        kept[request] = round
+        for old, its in [(old, its) for old, its in kept.items() if its <= round - ROUNDS_KEPT]:
+            with suppress(FileNotFoundError):
+                self._answer(run, its, old).unlink()
+            del kept[old]
+
+    def _kept_answers(self, run: str) -> dict[str, int]:
+        """By the digest of its request the round of each answer that is kept."""
+        if run not in self._answers:
+            make_folder(self._folder(run))
+            names = (path.stem.split("-") for path in self._folder(run).glob("answer-*.bin"))
+            self._answers[run] = {request: int(round) for _, round, request in names}
+        return self._answers[run]
+
+    def _answer(self, run: str, round: int, request: str) -> Path:
+        return self._folder(run) / f"answer-{round:06d}-{request}.bin"
 
     def kept(self, run: str, round: int) -> Tensors:
         """What the client keeps since ``round`` of the run, of which the server says that it counted; -1: nothing yet.
@@ -174,7 +210,6 @@ class Diary:
     def keep(self, run: str, round: int, since: int, state: Tensors) -> None:
         """Keep ``state`` after ``round``; what is older than ``since``, which is known to count, goes."""
         folder = self._folder(run)
-        make_folder(folder)
         arrays = {name: value.detach().cpu().numpy() for name, value in state.items()}
         write_whole(self._kept(run, round), encode_archive({}, arrays), mode=PRIVATE)
         for path in folder.glob("kept-*.npz"):
@@ -189,7 +224,8 @@ class Diary:
 
     def _note(self, run: str, changed: dict[str, Any], ledger: Ledger | None = None) -> None:
         runs = {**self._runs, run: {**self._runs.get(run, {}), **changed}}
-        self._write(runs, self.ledger if ledger is None else ledger)
+        with self._alone():
+            self._write(runs, self.ledger if ledger is None else ledger)
 
     def _write(self, runs: dict[str, dict[str, Any]], ledger: Ledger) -> None:
         """Nothing is remembered here that is not on disk: whatever could not be written was not begun."""
@@ -197,7 +233,7 @@ class Diary:
             raise PrivflError(
                 f"{self._account} was written by another process; end all processes of this client but one"
             )
-        write_json(self._account, {"ledger": ledger.state(), "runs": runs})
+        write_json(self._account, {"ledger": ledger.state(), "runs": runs}, folders=False, indent=None)
         self._runs, self.ledger, self._seen = runs, ledger, self._on_disk()
 
     def _on_disk(self) -> bytes:

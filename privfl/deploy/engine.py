@@ -39,6 +39,7 @@ class FederationEngine(RemoteEngine):
             way=plan.way,
             workers=1,
             precision=plan.execution.precision,
+            deterministic=plan.execution.deterministic,
         )
         self._link, self._secret, self._plan, self._sizes = link, secret, plan, sizes
         self._sum: NetworkAggregator | None = None

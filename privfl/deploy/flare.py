@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from privfl.deploy.client import FederationClient
+from privfl.deploy.transport import Patience
 from privfl.errors import ConfigError, brief
 
 SERVER = "server"
@@ -88,15 +89,19 @@ class FlareServer:
     def ask(self, requests: Mapping[int, bytes], seconds: float) -> dict[int, bytes]:
         """See :meth:`Transport.ask`."""
         replies: dict[int, bytes] = {}
-        until, wait = time.monotonic() + seconds, FIRST_WAIT
-        while (left := until - time.monotonic()) > 0 and len(replies) < len(requests):
+        patience, wait = Patience(seconds), FIRST_WAIT
+        while patience.left > 0 and len(replies) < len(requests):
+            began = time.monotonic()
             there = [
                 client for client in requests if client not in replies and self._cell.is_cell_connected(name_of(client))
             ]
             if not there:
-                time.sleep(min(POLL, left))
+                time.sleep(most := min(POLL, patience.left))
+                patience.spend(began, most)
                 continue
-            replies |= self._send({client: requests[client] for client in there}, min(wait, left))
+            most = min(wait, patience.left)
+            replies |= self._send({client: requests[client] for client in there}, most)
+            patience.spend(began, most)
             wait *= 2
         return replies
 

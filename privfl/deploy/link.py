@@ -8,7 +8,7 @@ from typing import Any
 
 from privfl.algorithms.base import Tensors
 from privfl.deploy.agreement import Federation, Policy
-from privfl.deploy.messages import BadMessage, Message, digest, opened
+from privfl.deploy.messages import BadMessage, Message, Parts, digest, opened
 from privfl.deploy.transport import Transport
 from privfl.errors import brief
 from privfl.privacy.secagg.primitives import SigningKey
@@ -81,8 +81,9 @@ class Link:
         return problems
 
     def _exchange(self, requests: Mapping[int, Request], seconds: float | None = None) -> dict[int, Message | str]:
+        parts = Parts()
         sealed = {
-            client: Message({**one.meta, "to": client}, one.tensors).sealed(self.key)
+            client: Message({**one.meta, "to": client}, one.tensors).sealed(self.key, parts)
             for client, one in requests.items()
         }
         wait = self.federation.seconds if seconds is None else seconds

@@ -38,7 +38,9 @@ def settings_of(experiment: Experiment, task: Task) -> RunSettings:
         privacy=experiment.privacy,
         cohort=experiment.cohort,
         availability=experiment.availability,
-        execution=replace(experiment.execution, device="cpu", engine="loop", address=None, workers=1),
+        execution=replace(
+            experiment.execution, device="cpu", engine="loop", inside="loop", address=None, gpus=None, workers=1
+        ),
         record=(),
     )
 
@@ -136,6 +138,7 @@ class Training:
                 way=plan.way,
                 workers=1,
                 precision=plan.execution.precision,
+                deterministic=plan.execution.deterministic,
             )
             self._engine.__enter__()  # until the process ends
         return self._engine

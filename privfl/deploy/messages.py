@@ -1,32 +1,66 @@
-"""Messages between server and clients: arrays and JSON in one archive, signed by whoever sends them."""
+"""Messages between server and clients: JSON and tensors, signed by whoever sends them.
+
+Layout: signature (64 bytes), length of the description (4, little-endian), description, and the tensors' bytes one
+after another. The description is JSON: ``meta``, and of every tensor its name, dtype, shape and SHA-256. Only purpose
+and description are signed, which binds the rest: what a server sends to everybody is hashed once, and not for each.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import io
-import zipfile
+import json
+import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from privfl.errors import PrivflError, brief
 from privfl.privacy.secagg.errors import BadKey, BadSignature
 from privfl.privacy.secagg.primitives import SigningKey, verify
-from privfl.simulation.archive import UNREADABLE, Archive, encode_archive
 
-PURPOSE = b"privfl federation, version 1\0"
+PURPOSE = b"privfl federation, version 2\0"
 """Stands before all that is signed here, so that no signature serves another protocol (secure aggregation has its own
 beginnings)."""
 SIGNATURE_BYTES = 64
+DTYPES = {
+    str(one).removeprefix("torch."): one
+    for one in (torch.float16, torch.float32, torch.float64, torch.uint8, torch.int32, torch.int64, torch.bool)
+}
+"""What a tensor in a message may be."""
+_LENGTH = struct.Struct("<I")
+_START = SIGNATURE_BYTES + _LENGTH.size
 
 
 class BadMessage(PrivflError):
     """A message is damaged, or not from whom it says."""
+
+
+class Parts:
+    """Tensors as they travel, each made once however many messages it is in."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Tensor, list[Any], bytes]] = {}
+
+    def of(self, tensor: Tensor) -> tuple[list[Any], bytes]:
+        """Dtype, shape and SHA-256 of ``tensor``, and its bytes.
+
+        Raises:
+            BadMessage: its dtype is none of :data:`DTYPES`.
+        """
+        known = self._known.get(id(tensor))
+        if known is None:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            if dtype not in DTYPES:
+                raise BadMessage(f"a tensor of {dtype} cannot be sent; send one of {', '.join(DTYPES)}")
+            content = tensor.detach().cpu().numpy().tobytes()
+            about = [dtype, list(tensor.shape), _sha256(content)]
+            known = self._known[id(tensor)] = tensor, about, content  # the tensor too, so that no other gets its id
+        return known[1:]
 
 
 @dataclass(frozen=True)
@@ -35,19 +69,20 @@ class Message:
 
     Args:
         meta: JSON; ``kind`` says what is wanted or answered.
-        tensors: by name.
+        tensors: by name, of a dtype in :data:`DTYPES`.
     """
 
     meta: Mapping[str, Any]
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def sealed(self, key: SigningKey) -> bytes:
-        """The message signed with ``key``; equal messages give equal bytes."""
-        arrays: dict[str, NDArray[Any]] = {
-            f"tensor/{name}": value.detach().cpu().numpy() for name, value in self.tensors.items()
-        }
-        content = encode_archive(dict(self.meta), arrays)
-        return key.sign(PURPOSE + content) + content
+    def sealed(self, key: SigningKey, parts: Parts | None = None) -> bytes:
+        """The message signed with ``key``; equal messages give equal bytes. ``parts`` serve several messages."""
+        made = parts or Parts()
+        sent = {name: made.of(tensor) for name, tensor in self.tensors.items()}
+        told = {"meta": dict(self.meta), "tensors": [[name, *about] for name, (about, _) in sent.items()]}
+        description = json.dumps(told).encode()
+        front = key.sign(PURPOSE + description), _LENGTH.pack(len(description)), description
+        return b"".join([*front, *(content for _, content in sent.values())])
 
     @property
     def kind(self) -> str:
@@ -61,28 +96,34 @@ def opened(data: bytes, verify_key: bytes) -> Message:
     Raises:
         BadMessage: it did not, or the bytes are no message.
     """
-    signature, content = bytes(data[:SIGNATURE_BYTES]), bytes(data[SIGNATURE_BYTES:])
+    view = memoryview(data)
+    description = _description(view)
     try:
-        verify(verify_key, signature, PURPOSE + content)
+        verify(verify_key, bytes(view[:SIGNATURE_BYTES]), PURPOSE + description)
     except (BadSignature, BadKey) as error:
         raise BadMessage(f"a message of {len(data)} bytes is not signed by its sender's key; it is not used") from error
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as file:
-            if sum(part.file_size for part in file.infolist()) > len(content):  # nothing is ever compressed here
-                raise ValueError("it claims to hold more than it does")
-            archive = Archive(file)
-            if not isinstance(archive.meta, dict):
-                raise ValueError("its description is no table")
-            return Message(archive.meta, {name.removeprefix("tensor/"): archive[name] for name in archive.names})
-    except UNREADABLE as error:
+        told = json.loads(description)
+        if not isinstance(told["meta"], dict):
+            raise ValueError("its description is no table")
+        tensors, place = {}, _START + len(description)
+        for name, dtype, shape, digest in told["tensors"]:
+            size = _size(dtype, shape)
+            content = view[place : place + size]
+            if len(content) != size or _sha256(content) != digest:
+                raise ValueError(f"its part '{name}' was cut or changed")
+            tensors[str(name)] = _tensor(content, dtype, shape)
+            place += size
+        if place != len(view):
+            raise ValueError("something follows its last part")
+        return Message(told["meta"], tensors)
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         raise BadMessage(f"a signed message cannot be read ({brief(str(error), 100)}); it is not used") from error
-    except Exception as error:  # another version's archive has an error of its own
-        raise BadMessage(f"a signed message is of another version ({brief(str(error), 100)})") from error
 
 
 def digest(data: bytes) -> str:
-    """SHA-256 in 64 hexadecimal digits."""
-    return hashlib.sha256(data).hexdigest()
+    """64 hexadecimal digits that tell this message from others, of what is signed in it."""
+    return _sha256(_description(memoryview(data)))
 
 
 def as_tensor(data: bytes) -> Tensor:
@@ -93,3 +134,25 @@ def as_tensor(data: bytes) -> Tensor:
 def as_bytes(tensor: Tensor) -> bytes:
     """What :func:`as_tensor` was given."""
     return tensor.numpy().tobytes()
+
+
+def _description(view: memoryview) -> bytes:
+    """What is signed in a message; nothing if it is not all there."""
+    if len(view) < _START:
+        return b""
+    (length,) = _LENGTH.unpack_from(view, SIGNATURE_BYTES)
+    return bytes(view[_START : _START + length]) if length <= len(view) - _START else b""
+
+
+def _size(dtype: str, shape: list[int]) -> int:
+    if dtype not in DTYPES or not all(type(one) is int and one >= 0 for one in shape):
+        raise ValueError(f"it holds {brief(f'{dtype} {shape}', 40)}")
+    return math.prod(shape) * DTYPES[dtype].itemsize
+
+
+def _tensor(content: memoryview, dtype: str, shape: list[int]) -> Tensor:
+    return torch.from_numpy(np.frombuffer(content, dtype).copy().reshape(shape))
+
+
+def _sha256(content: bytes | memoryview) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -11,6 +11,9 @@ from threading import Thread
 from time import monotonic
 from typing import Protocol
 
+SLICE = 0.1
+"""Seconds that are waited at a time, and so the most that a pause of this process takes from anybody's patience."""
+
 Answer = Callable[[bytes], bytes]
 """What a client does: bytes in, bytes out. The same bytes may come again and are answered alike."""
 
@@ -26,6 +29,21 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Let go of everything."""
+
+
+class Patience:
+    """What is left of so many seconds of waiting.
+
+    Only time in which this process could have heard an answer counts. A process that was stopped, or that a busy
+    machine kept waiting, would otherwise find on its return that everybody had been silent for too long.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.left = seconds
+
+    def spend(self, began: float, asked: float) -> None:
+        """Count a wait that ``began`` then (monotonic), for ``asked`` seconds at most, however long ago that is."""
+        self.left -= min(monotonic() - began, asked)
 
 
 class Loopback:
@@ -48,12 +66,16 @@ class Loopback:
         for client in asked:
             Thread(target=one, args=(client, requests[client]), daemon=True).start()
         replies: dict[int, bytes] = {}
-        until = monotonic() + seconds
-        for _ in asked:
+        patience, waiting = Patience(seconds), len(asked)
+        while waiting and patience.left > 0:
+            began, most = monotonic(), min(SLICE, patience.left)
             try:
-                client, reply = came.get(timeout=max(0.0, until - monotonic()))
+                client, reply = came.get(timeout=most)
             except Empty:
-                break
+                patience.spend(began, most)
+                continue
+            patience.spend(began, most)
+            waiting -= 1
             if reply is not None:
                 replies[client] = reply
         return replies

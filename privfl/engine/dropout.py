@@ -1,20 +1,24 @@
-"""Drop-out whose masks come from a stream per client, so that they do not depend on who trains a client, or how."""
+"""Drop-out whose masks come from a stream per client, so that they do not depend on who trains a client, or how.
+
+A mask is made of bytes of a key stream, which the CPU makes faster than any generator of PyTorch's makes random
+numbers, and which are the same on every device; to a GPU it travels while the device works.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from privfl.devices import to_device
 from privfl.engine.layouts import INNERMOST
 from privfl.privacy.noise.source import NoiseStream
-
-Coins = torch.Generator | NoiseStream
-"""Where masks come from. Under DP-SGD they are as secret as the noise: were they known, one example more or less would
-shift the masks of all examples after it, and their gradients with them."""
 
 
 class StreamDropout(nn.Module):
@@ -24,13 +28,16 @@ class StreamDropout(nn.Module):
     and channel) for ``nn.Dropout1d``, ``nn.Dropout2d`` and ``nn.Dropout3d``. One client's network draws from
     ``generator``; a stacked one draws ``counts[i]`` rows for client i from ``stack[i]``, the same numbers. ``present``
     says how many rows of how many are not padding, which draws nothing; ``None`` if all are present.
+
+    Under DP-SGD the streams are as secret as the noise: were masks known, one example more or less would shift the
+    masks of all examples after it, and their gradients with them.
     """
 
     def __init__(self, probability: float, noise_dims: int | None) -> None:
         super().__init__()
         self.probability, self.noise_dims = probability, noise_dims
-        self.generator: Coins | None = None
-        self.stack: Sequence[Coins] | None = None
+        self.generator: NoiseStream | None = None
+        self.stack: Sequence[NoiseStream] | None = None
         self.counts: Sequence[int] = ()
         self.present: tuple[int, int] | None = None
 
@@ -44,31 +51,35 @@ class StreamDropout(nn.Module):
             for dim in range(self.noise_dims, like.dim()):
                 like = like.narrow(dim, 0, 1)
         if self.stack is not None or is_functorch_wrapped_tensor(like):
-            kept: Tensor = _Mask.apply(like, self)  # type: ignore[no-untyped-call]
-            return inputs * kept.to(inputs.dtype).mul_(1 / (1 - self.probability))
-        scaled = self.kept_rows(like).to(inputs.dtype).mul_(1 / (1 - self.probability))
+            mask: Tensor = _Mask.apply(like, self)  # type: ignore[no-untyped-call]
+            return inputs * mask
+        mask = self.one_mask(like)
         if like.dim() == 4 and like.is_contiguous(memory_format=INNERMOST):
-            scaled = scaled.contiguous(memory_format=INNERMOST)  # a product of unlike layouts is slow
-        return inputs * scaled
+            mask = mask.contiguous(memory_format=INNERMOST)  # a product of unlike layouts is slow
+        return inputs * mask
 
-    def kept_rows(self, like: Tensor) -> Tensor:
-        """Which values of ``like`` are kept in the network of one client; padding keeps everything."""
-        if self.present is None:
-            return self.kept(like.shape, like, self.generator)
-        rows, length = self.present
-        masks, count = torch.ones_like(like, dtype=torch.bool), len(like) * rows // length
-        masks[:count] = self.kept((count, *like.shape[1:]), like, self.generator)
-        return masks
+    def one_mask(self, like: Tensor) -> Tensor:
+        """What the values ``like`` [B, ...] of one client's network are multiplied with."""
+        stream = self.generator or NoiseStream(bytes(32))  # nobody's: what is tried on public rows has no stream yet
+        rows, length = self.present or (1, 1)
+        return self.masks(like[None], [stream], [len(like) * rows // length])[0]
 
-    def kept(self, shape: Sequence[int], like: Tensor, coins: Coins | None) -> Tensor:
-        """Which values of ``shape`` are kept, bool, on the device of ``like``."""
-        if isinstance(coins, NoiseStream):
-            shape = torch.Size(shape)
-            dropped = torch.from_numpy(coins.bernoulli(self.probability, shape.numel()))
-            return ~dropped.view(shape).to(like.device)
-        # Half precision must not change who is dropped.
-        wide = torch.float64 if like.dtype == torch.float64 else torch.float32
-        return torch.rand(shape, generator=coins, device=like.device, dtype=wide) < 1 - self.probability
+    def masks(self, like: Tensor, streams: Sequence[NoiseStream], counts: Sequence[int]) -> Tensor:
+        """What ``like`` [clients, B, ...] is multiplied with: 0, or 1 / (1 - p); padding is left as it is or not."""
+        size = math.prod(like.shape[2:])
+        kept = np.ones((like.shape[0], like.shape[1] * size), dtype=np.bool_)
+        for row, stream, count in zip(kept, streams, counts, strict=False):
+            if count:
+                self._draw(stream, row[: count * size])
+        there = to_device(torch.from_numpy(kept).view(like.shape), like.device)
+        return there * torch.tensor(1 / (1 - self.probability), dtype=like.dtype)
+
+    def _draw(self, stream: NoiseStream, kept: NDArray[np.bool_]) -> None:
+        """Overwrite ``kept``: a byte for each coin if that settles it, else four of them."""
+        sides = 256.0 if (self.probability * 256).is_integer() else 2.0**32
+        numbers = stream.words(math.ceil(kept.size / (8 if sides == 256 else 2)))
+        coins: NDArray[Any] = numbers.view(np.uint8 if sides == 256 else np.dtype("<u4"))[: kept.size]
+        np.greater_equal(coins, round(self.probability * sides), out=kept)
 
     def extra_repr(self) -> str:
         return f"p={self.probability}"
@@ -79,13 +90,8 @@ class _Mask(torch.autograd.Function):
 
     @staticmethod
     def forward(like: Tensor, layer: StreamDropout) -> Tensor:
-        """Masks shaped as ``like``, [clients, B, ...] of a cohort; rows that are padding keep everything."""
-        if layer.stack is None:
-            return layer.kept_rows(like)
-        masks = torch.ones_like(like, dtype=torch.bool)
-        for place, (coins, count) in enumerate(zip(layer.stack, layer.counts, strict=True)):
-            masks[place, :count] = layer.kept((count, *like.shape[2:]), like, coins)
-        return masks
+        """Masks shaped as ``like``, [clients, B, ...] of a cohort."""
+        return layer.one_mask(like) if layer.stack is None else layer.masks(like, layer.stack, layer.counts)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from queue import SimpleQueue
 from types import TracebackType
@@ -27,7 +28,7 @@ from privfl.privacy.clipping.lengths import Lengths, PublicRows, distinct_rows, 
 from privfl.privacy.clipping.per_sample import GradSampleMode, sums_directly
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.client_door import ClientDoor
-from privfl.privacy.door.precision import Precision, matrix_products
+from privfl.privacy.door.precision import Precision, matrix_products, same_bits
 from privfl.privacy.loss import is_coupled
 
 ROWS_PER_EVALUATION = 1000
@@ -50,8 +51,13 @@ class LoopEngine:
         way: GradSampleMode | None = None,
         workers: int | None = None,
         precision: Precision = "float32",
+        deterministic: bool = False,
     ) -> None:
-        """``way`` forms per-sample gradients (``None`` without DP-SGD); ``workers`` defaults to all cores."""
+        """``way`` forms per-sample gradients (``None`` without DP-SGD); ``workers`` defaults to all cores.
+
+        ``deterministic`` lets PyTorch take only kernels whose results repeat bit by bit, while the engine is entered.
+        """
+        self.deterministic = deterministic
         self.precision: Precision = precision
         self.task, self.algorithm, self.training, self.channel = task, algorithm, training, channel
         self.phase = Phase(algorithm, channel)
@@ -94,8 +100,9 @@ class LoopEngine:
         return large and not is_coupled(self.task.loss) and sums_directly(network, self.task.loss, *self.task.probe(4))
 
     def __enter__(self) -> LoopEngine:
-        self._products = matrix_products(self.precision)
-        self._products.__enter__()
+        self._settings = ExitStack()
+        self._settings.enter_context(matrix_products(self.precision))
+        self._settings.enter_context(same_bits(self.deterministic))
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(1)
         self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
@@ -106,7 +113,7 @@ class LoopEngine:
     ) -> None:
         self._pool.shutdown(cancel_futures=True)
         torch.set_num_threads(self._threads_before)
-        self._products.__exit__(kind, error, trace)
+        self._settings.close()
 
     def train(
         self, cohort: Iterable[int], received: Tensors, context: RoundContext, phase: Phase | None = None
@@ -193,7 +200,7 @@ class LoopEngine:
             space.sequence,
         )
         plain = space.sequence is not None and descends_plainly(algorithm, training)
-        space.start(phase.dropout(client, context, self.device))
+        space.start(phase.dropout(client, context))
         door = keeper.door()
         with torch.no_grad():
             local = algorithm.begin(received, phase.client_state(client, context.client_state, blind=blind), training)

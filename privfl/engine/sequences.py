@@ -23,6 +23,7 @@ from privfl.models.base import Network
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.known import known_ranks
 from privfl.privacy.loss import Loss
+from privfl.privacy.noise.source import NoiseStream
 
 TOLERANCE = 1e-4
 """Largest difference from autograd's gradient that is rounding, relative to the largest value of a layer's gradient."""
@@ -269,7 +270,7 @@ def differs_from_autograd(sequence: Sequence, dropout: list[StreamDropout], inpu
     own, generators = sequence.own, [layer.generator for layer in dropout]
 
     def masks_begin_anew() -> None:
-        stream = torch.Generator().manual_seed(0)
+        stream = NoiseStream(bytes(32))
         for layer in dropout:
             layer.generator, layer.present = stream, None
 

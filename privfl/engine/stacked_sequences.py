@@ -20,6 +20,7 @@ from privfl.federation.losses import cross_entropy
 from privfl.models.flat_network import Layout
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients
 from privfl.privacy.loss import Loss
+from privfl.privacy.noise.source import NoiseStream
 
 LARGEST = 1 << 15
 """Values that all windows of one row may have: where there are more, laying them out costs more than it saves."""
@@ -216,7 +217,7 @@ def stacked_sequence_of(
 
     def masks_begin_anew() -> None:
         for layer in dropout:
-            layer.stack, layer.counts = [torch.Generator().manual_seed(client) for client in (0, 1)], [2, 2]
+            layer.stack, layer.counts = [NoiseStream(bytes([client]) * 32) for client in (0, 1)], [2, 2]
 
     masks_begin_anew()
     expected = stacked.plain_sum(cross_entropy, parameters, batch)

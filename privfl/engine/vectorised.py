@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
 from privfl.algorithms.base import Algorithm, Tensors, descends_plainly, overrides
-from privfl.engine.dropout import Coins, StreamDropout
+from privfl.devices import to_device
+from privfl.engine.dropout import StreamDropout
 from privfl.engine.loop import LoopEngine
 from privfl.engine.sequences import sequence_of
 from privfl.engine.stacked_sequences import StackedSequence, stacked_sequence_of
@@ -25,13 +27,16 @@ from privfl.errors import ConfigError
 from privfl.models.module_state import ModuleState
 from privfl.privacy.clipping.lengths import padded
 from privfl.privacy.clipping.per_sample import GradSampleMode
+from privfl.privacy.clipping.row_wise import out_of_memory
 from privfl.privacy.clipping.stacked import StackedGradients
 from privfl.privacy.clipping.steady_stacks import LEAST
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.cohort_door import CohortDoor
 from privfl.privacy.door.contract import Batch, Door
 from privfl.privacy.door.keeper import ClientSlot, DrawnBatch, StepNumbers
+from privfl.privacy.noise.source import NoiseStream
 
+Item = TypeVar("Item")
 DISPATCHED = 5 << 18
 """Numbers in the windows of a stacked step up to which one worker is quicker than two, measured on two cores."""
 Work = Callable[[Tensors, Tensors, Batch, Door, LocalTraining], None]
@@ -46,6 +51,13 @@ class Stack:
     dropout: list[StreamDropout]
     state: ModuleState | None
     unaided: StackedSequence | None = None
+
+
+def chunks_of(ordered: list[Item], chunk: int, workers: int) -> list[list[Item]]:
+    """At most ``chunk`` clients each; if one chunk for each of the ``workers`` is enough, all get as much work."""
+    if len(ordered) <= chunk * workers:
+        return [part for first in range(workers) if (part := ordered[first::workers])]
+    return [ordered[first : first + chunk] for first in range(0, len(ordered), chunk)]
 
 
 class VectorisedEngine:
@@ -109,7 +121,7 @@ class VectorisedEngine:
             try:
                 return self._train_chunk(stack, chunk, does, received, context)
             except (RuntimeError, MemoryError) as error:
-                if not _out_of_memory(error) or len(chunk) == 1:
+                if not out_of_memory(error) or len(chunk) == 1:
                     raise
             finally:
                 self._stacks.put(stack)
@@ -133,16 +145,10 @@ class VectorisedEngine:
         return len(slots) * rows * self._values < DISPATCHED
 
     def _chunks(self, ordered: list[ClientSlot]) -> list[list[ClientSlot]]:
-        """At most ``chunk`` clients each; if one chunk for each worker is enough, all get as much work.
-
-        Where a step is mostly dispatch, workers would share one interpreter lock, and one of them does it all.
-        """
-        workers = self.loop.workers
+        """See :func:`chunks_of`; one where a step is mostly dispatch, since workers share one interpreter lock."""
         if self._small(ordered):
             return [ordered]
-        if len(ordered) <= self.chunk * workers:
-            return [part for first in range(workers) if (part := ordered[first::workers])]
-        return [ordered[first : first + self.chunk] for first in range(0, len(ordered), self.chunk)]
+        return chunks_of(ordered, self.chunk, self.loop.workers)
 
     def _train_chunk(
         self, stack: Stack, slots: Sequence[ClientSlot], phase: Phase, received: Tensors, context: RoundContext
@@ -170,9 +176,9 @@ class VectorisedEngine:
         blind: bool = False,
     ) -> list[Trained]:
         loop, algorithm, training = self.loop, phase.for_clients(), self.loop.training.in_round(context.number)
-        streams: list[Coins] = []
+        streams: list[NoiseStream] = []
         if stack.dropout:
-            streams = [phase.dropout(slot.client, context, loop.device) for slot in slots]
+            streams = [phase.dropout(slot.client, context) for slot in slots]
 
         def announce(counts: Sequence[int], first: int) -> None:
             for layer in stack.dropout:
@@ -226,7 +232,7 @@ class VectorisedEngine:
         received: Tensors,
         algorithm: Algorithm,
         training: LocalTraining,
-        streams: list[Coins],
+        streams: list[NoiseStream],
         *,
         plain: bool,
     ) -> None:
@@ -282,7 +288,7 @@ def _reorder(local: Tensors, order: Sequence[int]) -> None:
     """Put the clients of every tensor of ``local`` [clients, ...] in ``order``, in place of the dictionary."""
     if list(order) != list(range(len(order))):
         for name, value in local.items():
-            local[name] = value[torch.tensor(order, device=value.device)]
+            local[name] = value[to_device(torch.tensor(order), value.device)]
 
 
 def _stacked(values: Sequence[Tensor]) -> Tensor:
@@ -291,7 +297,3 @@ def _stacked(values: Sequence[Tensor]) -> Tensor:
     if all(value is first for value in values):
         return first.expand(len(values), *first.shape).clone()
     return torch.stack(list(values))
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from privfl.algorithms.base import Algorithm, Tensors, overrides
-from privfl.engine.dropout import Coins, StreamDropout, give_dropout_streams
+from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.engine.layouts import lay_channels_innermost
 from privfl.engine.sequences import Sequence
 from privfl.errors import ConfigError, unknown
@@ -29,7 +29,7 @@ from privfl.privacy.door.log import DoorLog
 from privfl.privacy.door.step_draws import Draws
 from privfl.privacy.loss import Loss
 from privfl.privacy.noise.source import NoiseSource, NoiseStream
-from privfl.randomness import torch_stream
+from privfl.randomness import stream_key, torch_stream
 from privfl.references import shipped
 
 
@@ -76,7 +76,7 @@ class Workspace:
         for layer in self.dropout:
             layer.present = None if present is None else (present, length)
 
-    def start(self, stream: Coins) -> None:
+    def start(self, stream: NoiseStream) -> None:
         """Ready the network for training one client whose drop-out draws from ``stream``."""
         self.announce(None)
         if self.state is not None:
@@ -106,9 +106,9 @@ class RoundContext:
     source: NoiseSource
     client_state: dict[int, Tensors]
 
-    def stream(self, use: str, client: int, device: torch.device | str = "cpu") -> torch.Generator:
+    def stream(self, use: str, client: int) -> torch.Generator:
         """Random numbers of the experiment for ``client`` in this round."""
-        return torch_stream(self.seed, use, self.number, client, device=device)
+        return torch_stream(self.seed, use, self.number, client)
 
     def noise(self, use: str, client: int) -> NoiseStream:
         """Privacy noise for ``client`` in this round."""
@@ -137,11 +137,11 @@ class Phase:
         protected = self.channel.dpsgd is not None or bool(self.channel.statistics)
         return protected and self.algorithm.local_only and not shipped(type(self.algorithm))
 
-    def dropout(self, client: int, context: RoundContext, device: torch.device) -> Coins:
+    def dropout(self, client: int, context: RoundContext) -> NoiseStream:
         """What ``client``'s drop-out masks are drawn from in this round: secret coins under DP-SGD."""
         if self.channel.dpsgd is not None:
             return context.noise("dropout" + self.label, client)
-        return context.stream("dropout", client, device)
+        return NoiseStream(stream_key(context.seed, "dropout", context.number, client))
 
     def for_client(self, loss: Loss) -> Loss:
         """``loss`` as one client uses it: from outside a copy, where noise covers what one client sends."""

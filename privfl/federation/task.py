@@ -338,10 +338,11 @@ class Task(Settings):
     def to(self, device: torch.device) -> Task:
         """The task with its arrays on ``device``; those that are there already are not copied.
 
-        A memory map stays where it is; its batches go to ``device`` one by one.
+        A memory map stays where it is; its batches go to ``device`` one by one. So does the list of who holds which
+        rows, of which batches are drawn.
         """
         moved = {name: getattr(self, name).to(device) for name in ("inputs", "targets", "test_inputs", "test_targets")}
-        for name in ("clients", "local_tests", "local_validations"):
+        for name in ("local_tests", "local_validations"):
             if (index := getattr(self, name)) is not None:
                 moved[name] = replace(index, rows=index.rows.to(device))
         return replace(self, **moved).made_by(self.recipe)

@@ -1,4 +1,4 @@
-"""Small convolutional networks for images [C, H, W], each as its paper or benchmark has it."""
+"""Plain convolutional networks for images [C, H, W] and sound [C, L], each as its paper or benchmark has it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from privfl.models.base import Network, Padding, Shape, Sizes, flat_size, initialise
+from privfl.errors import ConfigError
+from privfl.models.base import Network, Padding, Shape, Size, Sizes, flat_size, group_norm, initialise
 from privfl.models.dense import perceptron
 
 
@@ -83,6 +84,65 @@ def rebafl_cifar(input_shape: Shape, classes: int) -> Network:
         nn.Linear(flat_size(input_shape, 64, windows), 128),
     )
     return Network(body, nn.Linear(128, classes, bias=False))
+
+
+def vgg9(input_shape: Shape, classes: int, *, width: Size = 16, hidden: Size = 256) -> Network:
+    """SuPerFed's VGG-9 for FEMNIST, as in its code: nine layers without biases, ReLU between them.
+
+    3x3 convolutions (padding 1) to ``width``, twice, … and 32 times as many channels, 2x2 max pooling after
+    the first, second, fourth and sixth, and dense layers of what is left, ``hidden`` and ``classes``.
+    """
+    layers: list[nn.Module] = []
+    channels = input_shape[0]
+    for number in range(6):
+        outputs = width << number
+        layers += [nn.Conv2d(channels, outputs, 3, padding=1, bias=False), nn.ReLU()]
+        layers += [nn.MaxPool2d(2)] if number in (0, 1, 3, 5) else []
+        channels = outputs
+    values = flat_size(input_shape, channels, [(2, 2, 0)] * 4)
+    body = nn.Sequential(*layers, nn.Flatten(), nn.Linear(values, hidden, bias=False), nn.ReLU())
+    return Network(body, nn.Linear(hidden, classes, bias=False))
+
+
+def leaf_cnn(input_shape: Shape, classes: int) -> Network:
+    """The network for LEAF's CelebA in AAggFF's experiments: four convolutions with GroupNorm.
+
+    Each is 3x3 to 32 channels (padding 1, no bias), GroupNorm of 32, 16, 8 and 4 groups, 2x2 max pooling (padding 1)
+    and ReLU; then 5x5 average pooling.
+    """
+    windows = [(2, 2, 1)] * 4 + [(5, 5, 0)]
+    values = flat_size(input_shape, 32, windows)
+    layers: list[nn.Module] = []
+    for channels, groups in ((input_shape[0], 32), (32, 16), (32, 8), (32, 4)):
+        layers += [
+            nn.Conv2d(channels, 32, 3, padding=1, bias=False),
+            nn.GroupNorm(groups, 32),
+            nn.MaxPool2d(2, padding=1),
+            nn.ReLU(),
+        ]
+    return Network(nn.Sequential(*layers, nn.AvgPool2d(5), nn.Flatten()), nn.Linear(values, classes))
+
+
+def m5(input_shape: Shape, classes: int) -> Network:
+    """M5 for sound [C, L] (Dai et al. 2017) as in AAggFF's experiments: four convolutions over time.
+
+    Kernel 80 and stride 4 to 64 channels, then kernel 3 to 64, 128 and 256, each with GroupNorm (BatchNorm there), ReLU
+    and pooling by 4; the mean over time.
+    """
+    length = input_shape[1]
+    for kernel, stride in ((80, 4), (4, 4), (3, 1), (4, 4), (3, 1), (4, 4), (3, 1), (4, 4)):
+        length = (length - kernel) // stride + 1 if length >= kernel else 0
+    if length == 0:
+        raise ConfigError(f"signals of {input_shape[1]} samples are too short; give at least 1,772")
+    layers: list[nn.Module] = []
+    for inputs, outputs, kernel, stride in (
+        (input_shape[0], 64, 80, 4),
+        (64, 64, 3, 1),
+        (64, 128, 3, 1),
+        (128, 256, 3, 1),
+    ):
+        layers += [nn.Conv1d(inputs, outputs, kernel, stride), group_norm(outputs), nn.ReLU(), nn.MaxPool1d(4)]
+    return Network(nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten()), nn.Linear(256, classes))
 
 
 def cnn_1m(input_shape: Shape, classes: int) -> Network:

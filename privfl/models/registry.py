@@ -15,7 +15,7 @@ from pydantic import ValidationError, validate_call
 from torch import nn
 
 from privfl.errors import ConfigError, unknown
-from privfl.models import convolutional, dense, energy, projection, recurrent, residual, text
+from privfl.models import convolutional, dense, energy, mobile, projection, recurrent, residual, text
 from privfl.models.base import Network, Shape, initialise
 from privfl.randomness import stream_seed
 from privfl.schema import Named
@@ -70,9 +70,21 @@ _MODELS: dict[str, _Model] = {
     "rebafl-cifar": _Model(convolutional.rebafl_cifar, "ReBaFL's network for CIFAR-10", input_shape=_CIFAR),
     "moon-cnn": _Model(projection.moon_cnn, "MOON's network: LeNet with a projection head", input_shape=_CIFAR),
     "resnet8": _Model(residual.resnet8, "ResNet of the CIFAR family, n = 1 (He et al. 2016)", input_shape=_CIFAR),
+    "resnet9": _Model(residual.resnet9, "SuPerFed's ResNet-9: four blocks and two dense layers", input_shape=_CIFAR),
     "resnet10": _Model(residual.resnet10, "ResNet of four basic blocks, 64 to 512 channels", input_shape=_CIFAR),
     "resnet20": _Model(residual.resnet20, "ResNet of the CIFAR family, n = 3 (He et al. 2016)", input_shape=_CIFAR),
     "resnet32": _Model(residual.resnet32, "ResNet of the CIFAR family, n = 5 (He et al. 2016)", input_shape=_CIFAR),
+    "vgg9": _Model(convolutional.vgg9, "SuPerFed's VGG-9 for FEMNIST: six convolutions, no biases", classes=62),
+    "mobilenet": _Model(
+        mobile.mobilenet, "SuPerFed's MobileNet for TinyImageNet", input_shape=(3, 64, 64), classes=200
+    ),
+    "efficientnet-b0": _Model(
+        mobile.efficientnet_b0, "EfficientNet-B0 (Tan and Le 2019), GroupNorm", input_shape=(3, 200, 200), classes=8
+    ),
+    "leaf-cnn": _Model(
+        convolutional.leaf_cnn, "four convolutions with GroupNorm for LEAF's CelebA", input_shape=(3, 84, 84), classes=2
+    ),
+    "m5": _Model(convolutional.m5, "M5 for speech: four convolutions over time", ("signal",), (1, 8000), 35),
     "fedevg-resnet10": _Model(residual.fedevg_resnet10, "FedEvg's ResNet-10: SiLU, no pooling before the head"),
     "resnet10-energy": _Model(energy.resnet10_energy, "FedEvg's ResNet-10 with its head of spectral norm 1"),
     "energy-cnn": _Model(energy.energy_cnn, "three convolutions and a head of spectral norm 1, for FedEvg on a CPU"),

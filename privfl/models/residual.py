@@ -4,6 +4,7 @@
   n blocks with 16, 32 and 64 channels and parameter-free shortcuts (their option A).
 * ``resnet10``: the ImageNet family (18 layers and up) with one basic block per stage, 64 to 512 channels, projection
   shortcuts (option B) and the 3x3 stem without pooling that is usual for small images.
+* ``resnet9``: the same with a pooled stem and two dense layers, as in SuPerFed's code.
 * ``fedevg-resnet10``: the variant in FedEvg's code.
 * ``resnet1d``: a stem and two blocks over time, five convolutions in all.
 
@@ -131,6 +132,25 @@ def resnet10(input_shape: Shape, classes: int, *, width: Size = 64) -> Network:
     ]
     layers += [BasicBlock(pair, stride=stride, project=True) for pair, stride in _stages(width)]
     return Network(nn.Sequential(*layers, GlobalAverage()), nn.Linear(8 * width, classes))
+
+
+def resnet9(input_shape: Shape, classes: int, *, width: Size = 64, hidden: Size = 256) -> Network:
+    """SuPerFed's ResNet-9, as in its code but for BatchNorm, and with a shortcut in every block.
+
+    A 3x3 convolution of stride 2 to ``width`` channels with 3x3 max pooling, four basic blocks with ``width`` to
+    8·``width`` channels and strides 1, 1, 2, 2 (there the first has no shortcut), the mean over positions, ``hidden``
+    ReLU units; no biases.
+    """
+    layers: list[nn.Module] = [
+        nn.Conv2d(input_shape[0], width, 3, stride=2, padding=1, bias=False),
+        group_norm(width),
+        nn.ReLU(),
+        nn.MaxPool2d(3, stride=2, padding=1),
+    ]
+    for (pair, _), stride in zip(_stages(width), (1, 1, 2, 2), strict=True):
+        layers.append(BasicBlock(pair, stride=stride, project=True))
+    layers += [GlobalAverage(), nn.Linear(8 * width, hidden, bias=False), nn.ReLU()]
+    return Network(nn.Sequential(*layers), nn.Linear(hidden, classes, bias=False))
 
 
 def fedevg_resnet10(input_shape: Shape, classes: int, *, width: Size = 64) -> Network:

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,9 @@ UNREADABLE = (
     zlib.error,
 )
 """What reading a damaged archive may raise, the recursion of its JSON and unknown compressions included."""
+_ONE_AT_A_TIME = Lock()
+"""NumPy reads what an array is by means of Python's syntax trees, of which Python 3.11 makes one at a time: of two
+threads that do so at once, one may fail."""
 
 
 def encode_archive(meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
@@ -114,4 +118,5 @@ def _member(array: NDArray[Any]) -> bytes:
 
 
 def _array(content: bytes) -> NDArray[Any]:
-    return np.asarray(np.lib.format.read_array(io.BytesIO(content), allow_pickle=False))
+    with _ONE_AT_A_TIME:
+        return np.asarray(np.lib.format.read_array(io.BytesIO(content), allow_pickle=False))

@@ -37,10 +37,10 @@ DATA: Mapping[str, str] = {
     "local_validations": "which examples clients hold back for validation",
     "classes": "the kind of the task, or its number of classes or tokens",
 }
-INDIFFERENT = ("engine", "workers", "address", "checkpoint_seconds")
+INDIFFERENT = ("engine", "inside", "workers", "address", "checkpoint_seconds")
 """Settings that another start may change: a run keeps its engine, and its workers where they decide the
 rounding of messages."""
-NO_MESSAGE = ("evaluate_every", "device")
+NO_MESSAGE = ("evaluate_every", "device", "gpus")
 """Settings that decide no message; what the device turns out to be does."""
 CODE = ("model", "loss", "algorithm", "training", "privacy", "cohort", "availability")
 """Parts that a user may have written."""
@@ -97,7 +97,7 @@ class Fingerprint:
         if drawn:
             parts |= {
                 "initial": Identity(task.model(asked.schedule.seed).state_dict()).digest,
-                "device": _device(plan.initial.device),
+                "device": "Ray's GPUs" if asked.execution.gpus else _device(plan.initial.device),
                 "privfl's own code": shipped_code(),
                 **versions(),
             }

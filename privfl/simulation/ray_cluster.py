@@ -43,16 +43,16 @@ def ray_module(address: str | None) -> Any:
 
 
 @contextmanager
-def connected(address: str | None, workers: int | None) -> Iterator[int]:
+def connected(address: str | None, workers: int | None, gpus: float | None = None) -> Iterator[int]:
     """A connection to the cluster at ``address`` (``host:port``), or ``None``: to one of this machine's, started here.
 
     A program that is connected to a cluster already stays so; any other connection is closed in the end.
 
     Yields:
-        How many workers there shall be: ``workers``, or as many as CPUs are free.
+        How many workers there shall be: ``workers``, or as many as CPUs are free, and shares of ``gpus`` if asked for.
 
     Raises:
-        ConfigError: there is no cluster at the address, or it has fewer free CPUs than ``workers``.
+        ConfigError: there is no cluster at the address, or it has fewer free CPUs or GPUs than ``workers`` need.
     """
     ray = ray_module(address)
     if address is not None:
@@ -64,7 +64,7 @@ def connected(address: str | None, workers: int | None) -> Iterator[int]:
                 f"address is '{address}', but this program is connected to the Ray cluster at {current}; leave address "
                 "out, or call ray.shutdown() first"
             )
-        yield _workers(ray, workers)
+        yield _workers(ray, workers, gpus)
         return
     with _environment({"RAY_AUTH_TOKEN": _TOKEN, **OWN} if address is None else {}):
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -82,7 +82,7 @@ def connected(address: str | None, workers: int | None) -> Iterator[int]:
                 "and that the machine is not overloaded"
             ) from error
         try:
-            yield _workers(ray, workers)
+            yield _workers(ray, workers, gpus)
         finally:
             ray.shutdown()
 
@@ -105,7 +105,17 @@ def _probe(address: str) -> None:
         ) from error
 
 
-def _workers(ray: Any, wanted: int | None) -> int:
+def _workers(ray: Any, wanted: int | None, gpus: float | None) -> int:
+    if gpus is not None:
+        free = float(ray.available_resources().get("GPU", 0.0))
+        room = int((free + 1e-9) / gpus)
+        if room < max(wanted or 1, 1):
+            every = float(ray.cluster_resources().get("GPU", 0.0))
+            raise ConfigError(
+                f"{wanted or 1} workers need {gpus:g} of a GPU each, and of the {every:g} GPUs that the Ray cluster "
+                f"declares {free:g} are free; lower gpus or workers, or leave gpus out and train on CPUs"
+            )
+        wanted = wanted or min(room, int(ray.available_resources().get("CPU", 0)))
     free, every = (int(found.get("CPU", 0)) for found in (ray.available_resources(), ray.cluster_resources()))
     if max(wanted or 1, 1) > free:
         raise ConfigError(

@@ -3,7 +3,8 @@
 Clipping, noise of clients and partial sums happen at the workers, noise on sums and the ledger at the driver. Sums do
 not depend on who adds what, noise depends on its key and labels alone, and every worker runs the loop engine: so the
 model, and what is claimed of it, are those of the loop engine on one machine, bit for bit. For the same reason a share
-whose worker dies can be trained anew by the others.
+whose worker dies can be trained anew by the others. Where workers stack clients, the driver decides who is stacked with
+whom, by the cohort alone: then all this holds of the vectorised engine with as many workers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from privfl.algorithms.base import Tensors
 from privfl.engine.aggregation import CohortSums, PlainAggregator
 from privfl.engine.loop import LoopEngine
+from privfl.engine.vectorised import chunks_of
 from privfl.engine.workspace import ClientResult, Phase, RoundContext
 from privfl.errors import ConfigError, PrivflError, brief
 from privfl.federation.recipe import Recipe
@@ -31,6 +33,8 @@ from privfl.simulation.ray_worker import Orders, Share, Worker, WorkerParts, as_
 
 MOST_BYTES = 1 << 24
 """A part of a run that is larger than this when it is sent to workers carries data, which is refused."""
+INLINE_BYTES = 1 << 16
+"""A broadcast of at most so many bytes goes with each call, which is faster than by way of Ray's store."""
 REPLACEMENTS = 3
 """How many workers may die for every one that was asked for, before no more are started."""
 BUILD_SECONDS = 600.0
@@ -99,7 +103,7 @@ def ray_workers(plan: Plan) -> Iterator[RayWorkers | None]:
         yield None
         return
     refuse(plan)
-    with connected(plan.execution.address, plan.execution.workers) as count:
+    with connected(plan.execution.address, plan.execution.workers, plan.execution.gpus) as count:
         workers = RayWorkers(plan, min(count, len(plan.task.clients)))
         try:
             yield workers
@@ -128,7 +132,9 @@ class RayWorkers:
             usual=plan.channel.usual,
             way=plan.way,
             precision=plan.execution.precision,
+            device="cpu" if plan.execution.gpus is None else "cuda",
         )
+        self._gpus = plan.execution.gpus
         self._parts = self.ray.put(parts)
         self._replacements = REPLACEMENTS * count
         self._coming: list[tuple[Any, Any]] = []
@@ -179,7 +185,8 @@ class RayWorkers:
 
     def _start(self, actor: Any = None) -> None:
         """Let ``actor``, or one whose process is started now, build its task."""
-        actor = actor or self.ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(Worker).remote()
+        needs = {"num_cpus": 1, "num_gpus": self._gpus or 0, "max_restarts": 0, "max_task_retries": 0}
+        actor = actor or self.ray.remote(**needs)(Worker).remote()
         self._coming.append((actor, actor.build.remote(self._parts)))
 
     def _await_all(self) -> None:
@@ -219,7 +226,9 @@ class RayWorkers:
         try:
             described = self.ray.get(built)
         except self.ray.exceptions.RayTaskError as error:
-            raise ConfigError(f"{name} cannot load the data: {_sentence(error)}") from error
+            problem = _sentence(error)
+            own = "GPU" in problem and self._gpus is not None
+            raise ConfigError(f"{name} cannot {'train' if own else 'load the data'}: {problem}") from error
         for what, value in self._expected.items():
             if described.get(what) != value:
                 raise ConfigError(
@@ -230,10 +239,14 @@ class RayWorkers:
 
 
 class RayEngine:
-    """Trains cohorts on ``workers`` and evaluates models here, with the threads of ``loop``."""
+    """Trains cohorts on ``workers`` and evaluates models here, with the threads of ``loop``.
 
-    def __init__(self, loop: LoopEngine, workers: RayWorkers) -> None:
-        self.loop, self.workers = loop, workers
+    ``chunk``: most clients that a worker stacks, ``None``: it trains them one by one. ``parts``: into how many stacks a
+    cohort is divided where they hold it, whoever trains them.
+    """
+
+    def __init__(self, loop: LoopEngine, workers: RayWorkers, chunk: int | None = None, parts: int = 1) -> None:
+        self.loop, self.workers, self.chunk, self.parts = loop, workers, chunk, parts
 
     @property
     def notes(self) -> list[str]:
@@ -268,20 +281,24 @@ class RayEngine:
         """
         ray, workers = self.workers.ray, self.workers
         workers.welcome()
-        broadcast = ray.put(as_arrays(received))
+        sent = as_arrays(received)
+        broadcast = ray.put(sent) if sum(one.nbytes for one in sent.values()) > INLINE_BYTES else sent
         work = {client: self._work(phase, client, received) for client in weights}
         shares: list[Share] = []
         pending: dict[Any, tuple[_Remote, list[int]]] = {}
+        stacks = self._stacks(work)
 
         def submit(clients: list[int]) -> None:
-            homes = {client: place for place, one in enumerate(workers.there) for client in one.knows}
-            speeds = [one.speed for one in workers.there]
-            parts = divide({client: work[client] for client in clients}, speeds, homes)
-            for worker, part in zip(list(workers.there), parts, strict=True):
+            known = {client: place for place, one in enumerate(workers.there) for client in one.knows}
+            speeds, among = [one.speed for one in workers.there], set(clients)
+            units = {unit: sum(work[one] for one in stack) for unit, stack in enumerate(stacks) if among & {*stack}}
+            homes = {unit: known[stacks[unit][0]] for unit in units if stacks[unit][0] in known}
+            for worker, part in zip(list(workers.there), divide(units, speeds, homes), strict=True):
                 if part:
-                    orders = self._orders(phase, part, weights, context, worker)
+                    own = [stacks[unit] for unit in part]
+                    orders = self._orders(phase, own, weights, context, worker)
                     key = context.source.key, context.source.reproducible
-                    pending[worker.actor.train.remote(*key, broadcast, orders)] = worker, part
+                    pending[worker.actor.train.remote(*key, broadcast, orders)] = worker, [*orders.weights]
 
         submit(list(weights))
         while pending:
@@ -299,8 +316,17 @@ class RayEngine:
                 done = sum(work[client] for client in clients) / max(share.seconds, 1e-6)
                 worker.speed = done if worker.speed == 1.0 else (worker.speed + done) / 2
                 worker.knows |= set(clients) if phase.algorithm.keeps else set()
+                workers.notes += share.notes
                 shares.append(share)
         return _joined(shares, weights, context, aggregator, check)
+
+    def _stacks(self, work: dict[int, float]) -> list[list[int]]:
+        """Who is trained together: those alike in steps and size, by the cohort alone; without ``chunk`` nobody is."""
+        if self.chunk is None:
+            return [[client] for client in work]
+        sizes = self.loop.task.clients.sizes
+        ordered = sorted(work, key=lambda client: (-work[client], -int(sizes[client])))
+        return chunks_of(ordered, self.chunk, self.parts)
 
     def _work(self, phase: Phase, client: int, received: Tensors) -> float:
         """Steps that ``client`` takes."""
@@ -309,9 +335,9 @@ class RayEngine:
         return float(max(1, plan.length(int(self.loop.task.clients.sizes[client]))))
 
     def _orders(
-        self, phase: Phase, clients: list[int], weights: dict[int, float], context: RoundContext, worker: _Remote
+        self, phase: Phase, stacks: list[list[int]], weights: dict[int, float], context: RoundContext, worker: _Remote
     ) -> Orders:
-        states = {}
+        clients, states = [client for stack in stacks for client in stack], {}
         if phase.algorithm.keeps:
             for client in clients:
                 if client not in worker.knows:
@@ -320,7 +346,7 @@ class RayEngine:
                 if other is not worker:
                     other.knows -= set(clients)
         own = {client: weights[client] for client in clients}
-        return Orders(context.number, phase.label, phase.channel, own, states)
+        return Orders(context.number, phase.label, phase.channel, own, states, None if self.chunk is None else stacks)
 
 
 def _joined(

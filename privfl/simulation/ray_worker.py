@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import socket
 import time
+import warnings
 from collections import ChainMap, Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +24,9 @@ from privfl.algorithms.base import Algorithm, Tensors
 from privfl.engine.aggregation import CohortSums, PlainAggregator, aggregate_uploads
 from privfl.engine.loop import LoopEngine
 from privfl.engine.order_free_sum import OrderFreeSum, Part
-from privfl.engine.workspace import Phase, RoundContext, phases_of
+from privfl.engine.vectorised import VectorisedEngine
+from privfl.engine.workspace import ClientResult, Phase, RoundContext, phases_of
+from privfl.errors import ConfigError
 from privfl.federation.from_recipe import task_of
 from privfl.federation.recipe import Recipe
 from privfl.privacy.channel.channel import RoundChannel
@@ -52,6 +56,7 @@ class WorkerParts:
         algorithm: not bound to a run yet, so that it carries no model.
         usual: the channel of a round of the usual size.
         way: how per-sample gradients are formed, ``None`` without DP-SGD.
+        device: that the worker computes on; ``cuda`` is the share of a GPU that Ray gave it.
     """
 
     recipe: Recipe
@@ -62,6 +67,7 @@ class WorkerParts:
     usual: RoundChannel
     way: GradSampleMode | None
     precision: Precision
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,7 @@ class Orders:
         channel: that uploads pass.
         weights: of the uploads, by client: who is to be trained.
         states: what clients keep, of those about whom this worker does not know the latest.
+        chunks: the clients that are stacked together, ``None``: one by one.
     """
 
     number: int
@@ -81,6 +88,7 @@ class Orders:
     channel: RoundChannel
     weights: dict[int, float]
     states: dict[int, Arrays]
+    chunks: list[list[int]] | None = None
 
 
 @dataclass
@@ -95,6 +103,7 @@ class Share:
         logs: what passed the doors, with the clients whose doors they were.
         states: what clients keep from now on, of those for whom that changed.
         seconds: of work.
+        notes: what the user should know, one sentence each.
     """
 
     sums: dict[str, tuple[dict[int, SentPart], bool]]
@@ -105,13 +114,17 @@ class Share:
     logs: list[tuple[DoorLog, list[int]]]
     states: dict[int, Arrays]
     seconds: float
+    notes: list[str]
 
     def aggregator(self, like: PlainAggregator, weights: dict[int, float]) -> PlainAggregator:
-        """The sums as an aggregator that can be merged into one ``like`` it; arrays are copied, Ray's are read-only."""
+        """The sums as an aggregator that can be merged into one ``like`` it, and must not be added to: of Ray's arrays,
+        which are read-only, it makes no copies."""
         sums = {}
-        for name, (parts, wide) in self.sums.items():
-            tensors = {top: Part(_tensor(low), _tensor(high), count) for top, (low, high, count) in parts.items()}
-            sums[name] = OrderFreeSum(tensors, torch.float64 if wide else torch.float32)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            for name, (parts, wide) in self.sums.items():
+                tensors = {top: Part(_tensor(low), _tensor(high), count) for top, (low, high, count) in parts.items()}
+                sums[name] = OrderFreeSum(tensors, torch.float64 if wide else torch.float32)
         apart = {
             name: {client: torch.from_numpy(value.copy()) for client, value in values.items()}
             for name, values in self.apart.items()
@@ -145,6 +158,8 @@ class _Logs:
 class Worker:
     """One worker; Ray makes an actor of it, whose process it has to itself."""
 
+    _stacked: VectorisedEngine | None
+
     def __init__(self) -> None:
         torch.set_num_threads(1)
         self._client_state: dict[int, Tensors] = {}
@@ -161,6 +176,9 @@ class Worker:
         """
         self._client_state.clear()
         task = task_of(parts.recipe, parts.seed)
+        described = task.describe()
+        if parts.device != "cpu":
+            task = task.to(given_device(parts.device))
         context = replace(task.context(1, parts.seed), planned=parts.planned)
         algorithm = parts.algorithm.bind(context)
         self._algorithms = {phase.label: phase.algorithm for phase in phases_of(algorithm, parts.usual)}
@@ -175,7 +193,8 @@ class Worker:
             precision=parts.precision,
         )
         self._engine.__enter__()  # until the process ends
-        return task.describe()
+        self._way, self._stacked = parts.way, None
+        return described
 
     def train(self, key: bytes, reproducible: bool, received: Arrays, orders: Orders) -> Share:
         """Train the clients whom ``orders`` name, who receive ``received``.
@@ -193,10 +212,13 @@ class Worker:
         )
         phase = Phase(self._algorithms[orders.label], orders.channel, orders.label)
         aggregator, logs = _PartialAggregator(phase.channel.sent), _Logs()
-        results = self._engine.train(list(orders.weights), as_tensors(received), context, phase)
+        results = self._results(orders, self._on_device(as_tensors(received)), context, phase)
         sums = aggregate_uploads(results, aggregator, orders.weights, kept, logs.note)
         changed = kept.maps[0]
         self._client_state |= changed
+        notes = [] if self._stacked is None else self._stacked.notes
+        said = list(notes)
+        notes.clear()
         return Share(
             {
                 name: ({top: _sent(part) for top, part in one.parts.items()}, one.dtype == torch.float64)
@@ -209,7 +231,38 @@ class Worker:
             logs.found,
             {client: as_arrays(state) for client, state in changed.items()},
             time.perf_counter() - began,
+            said,
         )
+
+    def _results(
+        self, orders: Orders, received: Tensors, context: RoundContext, phase: Phase
+    ) -> Iterator[ClientResult]:
+        """What clients send, chunk by chunk."""
+        if orders.chunks is None:
+            yield from self._engine.train(list(orders.weights), received, context, phase)
+            return
+        for chunk in orders.chunks:
+            if self._stacked is None or self._stacked.chunk < len(chunk):
+                self._stacked = VectorisedEngine(self._engine, len(chunk), self._way)
+            yield from self._stacked.train(chunk, received, context, phase)
+
+    def _on_device(self, tensors: Tensors) -> Tensors:
+        return {name: value.to(self._engine.device) for name, value in tensors.items()}
+
+
+def given_device(name: str) -> torch.device:
+    """The device called ``name``, of which Ray gave this worker a share.
+
+    Raises:
+        ConfigError: PyTorch does not find it.
+    """
+    if not torch.cuda.is_available():
+        given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        raise ConfigError(
+            f"this worker was given GPU {given or 'none'}, and PyTorch finds no CUDA device; install a PyTorch with "
+            "CUDA on every node that declares GPUs, or leave gpus out"
+        )
+    return torch.device(name)
 
 
 def as_arrays(tensors: dict[Any, torch.Tensor]) -> dict[Any, NDArray[Any]]:
@@ -223,8 +276,8 @@ def as_tensors(arrays: Arrays) -> Tensors:
 
 
 def _sent(part: Part) -> SentPart:
-    return part.low.numpy(), None if part.high is None else part.high.numpy(), part.count
+    return part.low.cpu().numpy(), None if part.high is None else part.high.cpu().numpy(), part.count
 
 
 def _tensor(array: NDArray[Any] | None) -> Any:
-    return None if array is None else torch.from_numpy(array.copy())
+    return None if array is None else torch.from_numpy(array)

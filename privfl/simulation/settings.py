@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import tomli_w
 
 from privfl.algorithms import ALGORITHMS, Algorithm
+from privfl.algorithms.base import Weighting
 from privfl.engine.choice import EngineName
 from privfl.errors import ConfigError
 from privfl.federation.availability import AVAILABILITY, Always, Availability
@@ -62,19 +63,29 @@ class Execution(Settings):
         engine: ``loop`` trains clients one by one on every core, ``vectorised`` stacks them into one kernel, ``auto``
             measures which is faster; they agree up to the rounding of sums. ``ray`` divides the cohort among the
             workers of a Ray cluster (``pip install 'privfl[ray]'``) and gives the bits of ``loop``.
+        inside: with ``ray``, how a worker trains its share: ``loop``, or ``vectorised``, which is faster for small
+            models. Under DP-SGD it has the bits of the vectorised engine with as many workers on one machine; without,
+            that engine may stack small models for one worker, and sums are rounded otherwise.
         precision: of gradients: ``float32``; ``tf32`` (CUDA) or ``bfloat16`` for speed.
+        deterministic: the same bits in every run on one CUDA device, at the price of slower kernels; what has none that
+            repeats its bits stops the run. Noise then has the same bits on every device.
         workers: clients side by side; ``None`` takes all cores. The loop gives the same bits for any number of them,
             the vectorised engine for the same number and chunk (``engine.json`` in the run directory says which). With
             ``ray``: processes of the cluster, one CPU each; ``None`` takes all CPUs that are free.
         address: ``host:port`` of the head of a Ray cluster; ``None`` starts one on this machine for the run.
+        gpus: with ``ray``, the share of a CUDA GPU that each worker gets and trains on, in (0, 1]; ``None``: workers
+            train on CPUs.
         checkpoint_seconds: seconds between checkpoints, ≥ 0.
     """
 
     device: str = "auto"
     engine: EngineName = "auto"
+    inside: Literal["loop", "vectorised"] = "loop"
     precision: Precision = "float32"
+    deterministic: bool = False
     workers: int | None = None
     address: str | None = None
+    gpus: float | None = None
     checkpoint_seconds: float = 10.0
 
     def __post_init__(self) -> None:
@@ -84,8 +95,18 @@ class Execution(Settings):
                 raise ConfigError(
                     f"workers is {self.workers}: give at most {MOST_WORKERS}; each holds a model of its own."
                 )
-        if self.address is not None and self.engine != "ray":
-            raise ConfigError(f"address is '{self.address}', but engine is '{self.engine}'; set engine = 'ray'")
+        for name, value in (("address", self.address), ("gpus", self.gpus)):
+            if value is not None and self.engine != "ray":
+                raise ConfigError(f"{name} is {value!r}, but engine is '{self.engine}'; set engine = 'ray'")
+        if self.inside != "loop" and self.engine != "ray":
+            raise ConfigError(f"inside is '{self.inside}', but engine is '{self.engine}'; set engine = '{self.inside}'")
+        if self.gpus is not None and not 0 < self.gpus <= 1:
+            raise ConfigError(f"gpus is {self.gpus!r}; give the share of a GPU that each worker gets, in (0, 1]")
+        if self.deterministic and self.engine == "ray":
+            raise ConfigError(
+                "deterministic is true, but engine is 'ray', whose workers are other processes; choose 'loop' or "
+                "'vectorised'"
+            )
         check_number("checkpoint_seconds", self.checkpoint_seconds, 0)
 
 
@@ -109,6 +130,9 @@ class RunConfig:
         schedule, execution, recipe: their own fields stand at the top of the file.
         record: whose view of the run is kept as its transcript, for attacks: ``["server"]``, ``["public"]``, both
             (true) or nobody's.
+        weighting: how clients count in a mean: ``"size"``, by the number of their examples, or ``"uniform"``, alike.
+            Every algorithm that averages follows; those that are about the weights, or have one way only, keep theirs.
+            Left out, they count by size, or as the algorithm's own ``weighting`` says. It ends up there.
         algorithm: how clients train, what they send and what the server makes of it; FedAvg by default.
         training: how clients train in a round.
         privacy: the mechanisms of the run; without any, every cell of the statement is ∞.
@@ -120,6 +144,7 @@ class RunConfig:
     execution: Execution = field(default_factory=Execution, metadata=BESIDE)
     recipe: Recipe = field(default_factory=lambda: Recipe(dataset=Named("digits")), metadata=BESIDE)
     record: bool | tuple[Observer, ...] = False
+    weighting: Weighting | None = None
     algorithm: Algorithm = field(default_factory=ALGORITHMS["fedavg"])
     training: LocalTraining = field(default_factory=LocalTraining)
     privacy: Privacy = field(default_factory=Privacy)
@@ -129,6 +154,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.record, bool) and len(self.record) != 1:
             object.__setattr__(self, "record", bool(self.record))
+        object.__setattr__(self, "algorithm", self.algorithm.following(self.weighting))
+        object.__setattr__(self, "weighting", None)
 
     def to_dict(self) -> dict[str, Any]:
         """All settings as resolved, defaults included, as TOML can hold them."""

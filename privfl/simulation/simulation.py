@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from privfl.algorithms.base import Algorithm, Round, Tensors
+from privfl.algorithms.base import Algorithm, Round, Tensors, Weighting
 from privfl.engine.aggregation import CohortSums
 from privfl.engine.choice import Choice, Engine, choose
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import phases_of
-from privfl.errors import ConfigError, DataError
+from privfl.errors import DataError
 from privfl.federation.availability import Always, Availability
 from privfl.federation.cohorts import Cohort, Everyone
 from privfl.federation.task import Task
@@ -58,6 +58,7 @@ def simulate(
     seed: int = 0,
     evaluate_every: int = 1,
     max_upload_norm: float = 1e12,
+    weighting: Weighting | None = None,
     training: LocalTraining | None = None,
     privacy: Privacy | None = None,
     cohort: Cohort | None = None,
@@ -72,6 +73,8 @@ def simulate(
 
     Args:
         rounds, seed, evaluate_every, max_upload_norm: the :class:`~privfl.simulation.settings.Schedule`.
+        weighting: how clients count in a mean, ``"size"`` or ``"uniform"``, for every algorithm that averages; by
+            default what ``algorithm`` itself says, else by size.
         training: local SGD; default :class:`LocalTraining`.
         privacy: mechanisms; the default is none, and then every cell of the statement is ∞.
         cohort: who trains in a round; default everyone who can be reached.
@@ -87,7 +90,7 @@ def simulate(
     """
     asked = RunSettings(
         task=task,
-        algorithm=algorithm,
+        algorithm=algorithm.following(weighting),
         schedule=Schedule(rounds, seed, evaluate_every, max_upload_norm),
         training=training or LocalTraining(),
         privacy=privacy or Privacy(),
@@ -127,6 +130,7 @@ def _simulate(
         way=plan.way,
         workers=workers(plan, directory),
         precision=plan.execution.precision,
+        deterministic=plan.execution.deterministic,
     ) as loop:
         return run(plan, state, pick_engine(plan, state, loop, directory, cluster), directory, callbacks)
 
@@ -180,28 +184,28 @@ def pick_engine(
 ) -> Engine | RayEngine:
     """The engine that was asked for or measured to be fastest; a resumed run keeps the one it began with.
 
-    The loop and Ray's workers give the same bits, so of those two whichever is asked for goes on.
-
-    Raises:
-        ConfigError: Ray is asked to go on with a run whose clients were stacked.
+    The loop and Ray's workers give the same bits, and so do stacks on Ray and in one process: so of those two whichever
+    is asked for goes on, divided as it was.
     """
     recorded = None if directory is None else directory.read_json(ENGINE)
-    if cluster is not None:
-        if recorded is not None and recorded["chunk"] is not None:
-            raise ConfigError(
-                "this run began with the vectorised engine, which rounds otherwise than Ray's workers; go on with "
-                "engine = 'vectorised'"
-            )
-        choice = Choice("ray", None, "asked for")
-    elif recorded is None:
+    parts = loop.workers if cluster is None else len(cluster.there)
+    if recorded is not None:
+        choice = Choice(**{name: value for name, value in recorded.items() if name != "workers"})
+        parts = recorded.get("workers", parts)
+    else:
+        wanted = plan.execution.engine if cluster is None else plan.execution.inside
         received = plan.algorithm.broadcast(plan.algorithm.begin_round(state.server, state.round))
         cohort = math.ceil(plan.cohort.expected(len(plan.task.clients)))
-        choice = choose(plan.execution.engine, loop, plan.way, received, cohort=cohort, rounds=plan.schedule.rounds)
-    else:
-        choice = Choice(**{name: value for name, value in recorded.items() if name != "workers"})
+        choice = choose(wanted, loop, plan.way, received, cohort=cohort, rounds=plan.schedule.rounds)
+        if cluster is not None and choice.chunk is not None:
+            choice = replace(choice, chunk=math.ceil(min(choice.chunk * loop.workers, cohort) / parts))
+    if cluster is not None:
+        choice = replace(choice, engine="ray")
+        if choice.refused:
+            cluster.notes.append(choice.reason)
     if directory is not None:
-        directory.write_json(ENGINE, {**choice.to_dict(), "workers": loop.workers})
-    return choice.build(loop, plan.way) if cluster is None else RayEngine(loop, cluster)
+        directory.write_json(ENGINE, {**choice.to_dict(), "workers": parts})
+    return choice.build(loop, plan.way) if cluster is None else RayEngine(loop, cluster, choice.chunk, parts)
 
 
 def run(

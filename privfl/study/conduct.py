@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from privfl.errors import ConfigError
 from privfl.study.axes import Point
+from privfl.study.cluster import ClusterWorkers
 from privfl.study.display import Display
 from privfl.study.execution import Examine, Job, execute
 from privfl.study.members import Resolved, resolve
@@ -19,7 +20,7 @@ from privfl.study.results import CELLS, Better
 from privfl.study.store import Store
 from privfl.study.tune import Kind, Tuned, Tuner
 from privfl.study.tuning import Tuning
-from privfl.study.workers import Workers
+from privfl.study.workers import Workers, cores
 
 
 class Planned(Protocol):
@@ -62,13 +63,22 @@ class Conductor:
     name: str
     examine: Examine | None = None
 
-    def conduct(self, processes: int, *, skip: bool, check: Check | None) -> None:
+    def _workers(self, processes: int | None, address: str | None) -> Workers:
+        """What has the runs."""
+        return (
+            Workers(processes or cores())
+            if address is None
+            else ClusterWorkers(processes, address, self.store.folder.absolute())
+        )
+
+    def conduct(self, processes: int | None, *, skip: bool, check: Check | None, address: str | None = None) -> None:
         """Have every run that is not finished yet.
 
         Args:
-            processes: runs side by side.
+            processes: runs side by side; ``None``: one for each core, or each free CPU of the cluster.
             skip: go on without the runs that are impossible.
             check: looks at the runs before any begins.
+            address: of a Ray cluster, whose processes have the runs.
 
         Raises:
             ConfigError: runs are impossible, and ``skip`` is off.
@@ -83,7 +93,7 @@ class Conductor:
         for metric in dict.fromkeys([self.study.metric] if tuner is None else [self.study.metric, tuner.metric]):
             check_metric(metric, resolved)
         warn_of_different_weights(resolved)
-        with Workers(processes) as workers:
+        with self._workers(processes, address) as workers:
             if tuner is None:
                 self._enrol(resolved)
                 self._execute(workers, self.name, resolved)

@@ -214,6 +214,7 @@ class Study(Settings):
         skip_impossible: bool = False,
         examine: Examine | None = None,
         check: Callable[[Study, Sequence[Resolved]], list[Resolved]] | None = None,
+        address: str | None = None,
     ) -> Results:
         """Have every run that is not finished yet, and return what is known then.
 
@@ -227,6 +228,7 @@ class Study(Settings):
             skip_impossible: go on without the runs that cannot be.
             examine: carries out attacks and audits, ``privfl.commands.examine.examine``; needed where there are any.
             check: looks at the runs before any begins, and gives them back with the reason where one is impossible.
+            address: ``host:port`` of a Ray cluster, whose processes have the runs; its nodes share the disk of ``out``.
 
         Raises:
             ConfigError: runs are impossible; the message names all of them, each with the mend.
@@ -238,12 +240,12 @@ class Study(Settings):
                 "the study attacks or audits its runs; start it by `privfl study run`, or hand over examine = "
                 "privfl.commands.examine.examine"
             )
-        store, name = Store(Path(out)), self.name(name)
+        store, name = Store(Path(out) if address is None else Path(out).absolute()), self.name(name)
         if not self.is_finished(store, name, skip_impossible=skip_impossible):
             from privfl.study.conduct import Conductor
-            from privfl.study.workers import cores
 
-            Conductor(self, store, name, examine).conduct(processes or cores(), skip=skip_impossible, check=check)
+            conductor = Conductor(self, store, name, examine)
+            conductor.conduct(processes, skip=skip_impossible, check=check, address=address)
         return Results.of(store, name)
 
     def name(self, name: str | None = None) -> str:

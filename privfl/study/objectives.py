@@ -18,9 +18,10 @@ def weights_of(experiment: Experiment) -> Weights | None:
 
     Clients that are drawn in proportion to their sizes count by size, though their updates are averaged alike.
     """
-    chosen = getattr(experiment.algorithm, "weighting", None)
-    if chosen not in ("size", "scheme-2", "uniform"):
+    algorithm = experiment.algorithm
+    if not algorithm.counts_by:
         return None
+    chosen = algorithm.weighs
     return "uniform" if chosen == "uniform" and not isinstance(experiment.cohort, SizeWeightedCohort) else "size"
 
 
@@ -39,7 +40,7 @@ def different_weights(resolved: Sequence[Resolved]) -> str:
         return ""
     return (
         f"the methods pursue two objectives: clients count by size in {by_size}, and alike in {alike}; set the "
-        "algorithms' weighting to one value to compare them"
+        "study's weighting to one value to compare them"
     )
 
 

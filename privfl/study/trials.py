@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -107,7 +108,7 @@ class Trial(Experiment):
 
     def _note(self, simulation: Simulation, line: Metrics) -> None:
         if simulation.path is not None and not (simulation.path / FILE).exists():
-            told = {"validation_rows": len(simulation.task.test_targets), "experiment": self.to_dict()}
+            told = {"validation_rows": len(simulation.task.test_targets), "experiment": self.to_toml()}  # TOML holds ∞
             RunDirectory(simulation.path).write_json(FILE, told)
 
     def _experiment(self, seed: int) -> Experiment:
@@ -180,7 +181,8 @@ def validation_rows(run: Path) -> int:
 
 def trial_settings(run: Path) -> dict[str, Any]:
     """The settings of the experiment of which the run in ``run`` is a trial; raises as :func:`validation_rows`."""
-    return dict(_told(run)["experiment"])
+    experiment = _told(run)["experiment"]
+    return tomllib.loads(experiment) if isinstance(experiment, str) else dict(experiment)
 
 
 def _told(run: Path) -> dict[str, Any]:

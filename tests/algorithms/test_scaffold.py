@@ -96,7 +96,7 @@ def test_rounds_of_a_part_of_the_federation_are_the_papers(task, settings, train
         execution=pf.Execution(engine="loop"),
     )
     w, c, controls = twin(task, 4, training, **settings)
-    scale = task.clients.sizes.mean() if algorithm.weighting == "size" else 1.0  # ours has no constant N/n
+    scale = task.clients.sizes.mean() if algorithm.weighs == "size" else 1.0  # ours has no constant N/n
     torch.testing.assert_close(run.parameters, w, rtol=0, atol=1e-12)
     torch.testing.assert_close(run.server["control"], c * scale, rtol=0, atol=1e-11)
     for client, client_state in run.client_state.items():

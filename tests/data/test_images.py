@@ -7,6 +7,7 @@ import pickle
 import struct
 import tarfile
 import tracemalloc
+import zipfile
 
 import numpy as np
 import pytest
@@ -14,8 +15,17 @@ import torch
 
 from privfl.data import info, load_dataset
 from privfl.data.files import DataFile, Layout, Located
-from privfl.data.images import load_cifar10, load_mnist, read_cifar_binary, read_cifar_python, read_idx
-from privfl.errors import DataError
+from privfl.data.images import (
+    load_cifar10,
+    load_cifar100,
+    load_emnist,
+    load_mnist,
+    read_cifar_binary,
+    read_cifar_python,
+    read_idx,
+)
+from privfl.errors import ConfigError, DataError
+from tests.data.official import private_round
 
 needs_room = pytest.mark.skipif(
     not os.environ.get("PRIVFL_DATA"), reason="PRIVFL_DATA does not name a folder with the real datasets"
@@ -204,3 +214,66 @@ def test_an_archive_is_unpacked_no_further_than_its_header_announces(tmp_path):
     path.write_bytes(gzip.compress(bytes((0, 0, 8, 1)) + (2**32 - 1).to_bytes(4, "big") + b"few"))
     with pytest.raises(DataError, match="holds 11 bytes"):
         read_idx(path, 1)
+
+
+@pytest.mark.parametrize("kind", ["python", "binary"])
+def test_cifar_100_has_fine_and_coarse_labels_in_both_official_formats(kind, tmp_path):
+    parts = {}
+    for part, rows in (("train", 6), ("test", 3)):
+        images = RNG.integers(0, 256, (rows, 3072), np.uint8)
+        parts[part] = images, RNG.integers(0, 100, rows, np.uint8), RNG.integers(0, 20, rows, np.uint8)
+    members = {}
+    for part, (images, fine, coarse) in parts.items():
+        batch = {b"data": images, b"fine_labels": fine.tolist(), b"coarse_labels": coarse.tolist()}
+        rows = np.concatenate([coarse[:, None], fine[:, None], images], axis=1)
+        members |= {
+            f"cifar-100-python/{part}": pickle.dumps(batch, protocol=2),
+            f"cifar-100-binary/{part}.bin": rows.tobytes(),
+        }
+    found = located(kind, tar(tmp_path / f"cifar-100-{kind}.tar.gz", members))
+    for labels, column in (("coarse", 2), ("fine", 1)):
+        data = load_cifar100(info("cifar100"), found, seed=0, labels=labels)
+        assert data.targets.tolist() == parts["train"][column].tolist()
+        assert data.test_targets.tolist() == parts["test"][column].tolist()
+        assert data.classes == {"fine": 100, "coarse": 20}[labels]
+    mean, std = (np.array(values)[:, None, None] for values in (info("cifar100").mean, info("cifar100").std))
+    expected = (parts["test"][0].reshape(-1, 3, 32, 32) / 255 - mean) / std
+    assert np.allclose(data.test_inputs.numpy(), expected, atol=1e-5)
+    assert private_round(data, "logistic") > 0
+
+
+def test_damaged_archives_of_cifar_100_are_refused(tmp_path):
+    members = {f"cifar-100-binary/{part}.bin": b"x" * 3073 for part in ("train", "test")}
+    cut = located("binary", tar(tmp_path / "cifar-100-binary.tar.gz", members))
+    with pytest.raises(DataError, match=r"train\.bin holds 3,073 bytes, no multiple of 3,074"):
+        load_cifar100(info("cifar100"), cut, seed=0)
+    with pytest.raises(ConfigError, match="unknown labels 'middle'"):
+        load_cifar100(info("cifar100"), cut, seed=0, labels="middle")
+    hostile = {f"cifar-100-python/{part}": pickle.dumps(os.system) for part in ("train", "test")}
+    with pytest.raises(DataError, match="it asks for posix"):
+        load_cifar100(info("cifar100"), located("python", tar(tmp_path / "hostile.tar.gz", hostile)), seed=0)
+
+
+@pytest.mark.parametrize("kind", ["zip", "folder"])
+def test_emnist_is_turned_upright_and_its_letters_begin_with_a(kind, tmp_path):
+    (tmp_path / "gzip").mkdir()
+    images = RNG.integers(0, 256, (4, 28, 28), np.uint8)
+    for split, labels in (("letters", [1, 26, 2, 2]), ("balanced", [0, 46, 10, 1])):
+        for part in ("train", "test"):
+            write_idx(tmp_path / f"gzip/emnist-{split}-{part}-images-idx3-ubyte.gz", images)
+            write_idx(tmp_path / f"gzip/emnist-{split}-{part}-labels-idx1-ubyte.gz", np.array(labels, np.uint8))
+    path = tmp_path / "gzip"
+    if kind == "zip":
+        path = tmp_path / "gzip.zip"
+        with zipfile.ZipFile(path, "w") as archive:
+            for file in sorted((tmp_path / "gzip").iterdir()):
+                archive.write(file, f"gzip/{file.name}")
+    found = located(kind, path)
+    data = load_emnist(info("emnist"), found, seed=0)
+    assert torch.allclose(data.inputs[:, 0] * 255, torch.from_numpy(images.transpose(0, 2, 1).astype(np.float32)))
+    assert [data.class_names[label] for label in data.targets] == ["0", "t", "A", "1"]
+    letters = load_emnist(info("emnist"), found, seed=0, split="letters")
+    assert [letters.class_names[label] for label in letters.targets] == ["A", "Z", "B", "B"]
+    assert private_round(data, "logistic") > 0
+    with pytest.raises(DataError, match="emnist-digits-train-images"):
+        load_emnist(info("emnist"), found, seed=0, split="digits")

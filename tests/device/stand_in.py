@@ -23,6 +23,7 @@ from unittest import mock
 
 import torch
 import torch._dynamo  # PyTorch imports it when a mode is first used, and it must not see what is patched below
+import torch.utils._triton
 from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -166,7 +167,9 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
     here = [one for one in tensors if isinstance(one, StandIn)]
     asked = None if kwargs.get("device") is None else torch.device(kwargs["device"]).type
     if not here and asked not in ("cuda", "meta"):
-        return func(*args, **kwargs)
+        pinned = kwargs.get("pin_memory", False)
+        answer = func(*args, **({**kwargs, "pin_memory": False} if pinned else kwargs))
+        return pin_memory(answer) if pinned else answer
     apart = [one for one in tensors if not isinstance(one, StandIn)]
     name, view = func._schema.name.removeprefix("aten::"), _is_view(func)
     if here and apart and func not in COPIES:
@@ -251,10 +254,8 @@ def _copied(source: torch.Tensor, kwargs: Any, args: Any, *, to_cpu: bool) -> No
     elif not to_cpu:
         COUNTS.bytes_to += size
         early = kwargs.get("non_blocking") or (len(args) > 2 and args[2] is True)
-        if source.dim() and not (early and COUNTS.is_pinned(source)):  # a number travels with the launch
+        if not (early and COUNTS.is_pinned(source)):
             COUNTS.wait("copy from memory that is not pinned")
-        elif not source.dim():
-            COUNTS.launch()
 
 
 GET_DEVICE, GET_CUDA = torch._C.TensorBase.device.__get__, torch._C.TensorBase.is_cuda.__get__  # type: ignore[attr-defined]
@@ -339,11 +340,9 @@ class Names(TorchFunctionMode):
                 asked = GET_DEVICE(args[0])
             if (torch.device(asked or "cpu").type != "cpu") != (id(drawn_by) in ON_CUDA):
                 raise MixedDevices(f"{func.__name__} at {place()}: the generator is of another device")
-        pinned = bool(kwargs.pop("pin_memory", False))
         if "device" in kwargs:
             kwargs = {**kwargs, "device": inward(kwargs["device"])}
-        answer = func(*(map(inward, args) if func is TO else args), **kwargs)
-        return pin_memory(answer) if pinned else answer
+        return func(*(map(inward, args) if func is TO else args), **kwargs)
 
 
 class Rules(TorchDispatchMode):
@@ -385,6 +384,7 @@ def stand_in_cuda() -> Iterator[Counts]:
             "compile": compiled,
             "autocast": lambda kind, **_: nullcontext(),  # there is no autocast for CUDA in a build without it
         },
+        torch.utils._triton: {"has_triton": lambda: True},
         torch.random: {"fork_rng": lambda devices=None, *a, **k: FORK([], *a, **k)},
         LoopEngine: {"in_order": in_order},
         torch.Tensor: told,

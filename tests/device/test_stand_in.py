@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from privfl.algorithms import FedEvg
+from privfl.engine.dropout import StreamDropout
 from privfl.federation.task import Task
 from privfl.privacy.clipping.factors import Clipping
 from privfl.privacy.clipping.formed_rules import GroupNormRule
@@ -116,7 +117,8 @@ PLANTED = [
     (Clipping.only, "self.factors.where(mask", "self.factors.where(mask.cpu()", ("fedavg", "vectorised", True)),
     (GroupNormRule.form, '(2), "bias": back', '(2), "bias": back.cpu()', ("fedavg", "loop", True)),
     (Task.to, ', "targets"', "", ("fedavg", "loop", False)),
-    (ClientDoor._gather, "self._targets[own]", "self._targets[own].cpu()", ("fedavg", "loop", False)),
+    (ClientDoor._gather, "self._targets[places]", "self._targets[places].cpu()", ("fedavg", "loop", False)),
+    (StreamDropout.masks, "like.shape), like.device)", 'like.shape), torch.device("cpu"))', ("fedavg", "loop", False)),
     (FedEvg.start, "dtype).to(parameters.device)", "dtype)", ("fedevg", "vectorised", False)),
 ]
 

@@ -18,6 +18,7 @@ from privfl.engine.memory import bytes_per_client, free_bytes, largest_chunk
 from privfl.errors import ConfigError
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import RoundChannel
+from privfl.privacy.clipping.row_wise import out_of_memory
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.precision import matrix_products
 
@@ -107,6 +108,37 @@ class Broken(FedAvg):
 def test_a_device_that_fails_is_not_taken_for_a_model_that_cannot_be_stacked():
     with pytest.raises(RuntimeError, match="illegal memory access"):
         chosen(digits(), "vectorised", algorithm=Broken("uniform"))
+
+
+@pytest.mark.parametrize(
+    ("error", "memory", "device"),
+    [
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True, False),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True, False),
+        (torch.OutOfMemoryError("CUDA out of memory."), True, False),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), False, True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), False, True),
+        (RuntimeError("vmap: it looks like you're calling .item()"), False, False),
+    ],
+)
+def test_what_libraries_say_of_memory_and_of_the_device_is_understood(error, memory, device):
+    assert out_of_memory(error) == memory
+    assert choice._device_failed(error) == device
+
+
+def test_an_engine_is_timed_three_times_after_a_first_or_as_often_as_the_budget_allows(monkeypatch):
+    times, trained = iter([9.0, 3.0, 1.0, 2.0, 7.0, 8.0]), []
+
+    def train(engine, received, ids):
+        trained.append(next(times))
+
+    clock = lambda: sum(trained)  # noqa: E731
+    monkeypatch.setattr(choice, "_train", train)
+    monkeypatch.setattr(choice.time, "perf_counter", clock)
+    received = {"parameters": torch.zeros(1)}
+    assert choice._seconds(None, received, [0], 100.0) == 1.0 / 2
+    assert trained == [9.0, 3.0, 1.0, 2.0]
+    assert choice._seconds(None, received, [0], 5.0) == 7.0 / 2
 
 
 def test_a_step_that_branches_on_a_value_is_trained_by_the_loop():

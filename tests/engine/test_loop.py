@@ -15,7 +15,7 @@ from privfl.engine.workspace import RoundContext
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import LocalTraining
-from privfl.privacy.noise.source import NoiseSource
+from privfl.privacy.noise.source import NoiseSource, NoiseStream
 
 TRAINING = LocalTraining(batch_size=16, momentum=0.5)
 
@@ -109,11 +109,13 @@ def test_drop_out_layers_draw_from_their_own_stream_with_the_right_law():
     assert isinstance(network[1], StreamDropout)
     torch.manual_seed(0)
     state = torch.random.get_rng_state()
-    elements.generator = torch.Generator().manual_seed(1)
-    channels.generator = torch.Generator().manual_seed(1)
+    elements.generator, channels.generator = NoiseStream(bytes(31) + b"1"), NoiseStream(bytes(31) + b"2")
     values = elements(torch.ones(200_000))
     assert values.unique().tolist() == pytest.approx([0.0, 1 / 0.75])
     assert abs(float((values == 0).double().mean()) - 0.25) < 5 * (0.1875 / 200_000) ** 0.5
+    tenth = StreamDropout(0.1, None)  # no multiple of 1/256, so a coin takes four bytes
+    tenth.generator = elements.generator
+    assert abs(float((tenth(torch.ones(200_000)) == 0).double().mean()) - 0.1) < 5 * (0.09 / 200_000) ** 0.5
     planes = channels(torch.ones(400, 50, 3, 3))
     assert bool(((planes == 0).flatten(2).all(2) | (planes == 2).flatten(2).all(2)).all())
     assert torch.equal(state, torch.random.get_rng_state())

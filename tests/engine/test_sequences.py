@@ -16,6 +16,7 @@ from privfl.engine.sequences import differs_from_autograd, sequence_of
 from privfl.engine.workspace import Workspace
 from privfl.federation.losses import cross_entropy
 from privfl.models.base import Network
+from privfl.privacy.noise.source import NoiseStream
 
 IMAGES = torch.randn(12, 3, 9, 9, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(12) % 4
@@ -42,7 +43,7 @@ NETWORKS = {
 def workspace(network, **options):
     torch.manual_seed(0)
     space = Workspace.build(network, torch.device("cpu"), None, innermost=True, **options)
-    space.start(torch.Generator().manual_seed(1))
+    space.start(NoiseStream(bytes([1] * 32)))
     return space
 
 
@@ -58,12 +59,12 @@ def test_gradients_and_steps_without_autograd_are_those_of_autograd(name, rows):
     own, found = space.own, sequence_of(space.own, cross_entropy, IMAGES)
     own.flat.requires_grad_(False)
     inputs, targets = IMAGES[:rows].clone(), LABELS[:rows]
-    space.start(torch.Generator().manual_seed(5))
+    space.start(NoiseStream(bytes([5] * 32)))
     with torch.enable_grad():
         wanted = torch.cat([one.flatten() for one in own.gradient_of(cross_entropy(own.module, inputs, targets).sum())])
     before = own.flat.clone()
     for act in ("write", "descend"):
-        space.start(torch.Generator().manual_seed(5))
+        space.start(NoiseStream(bytes([5] * 32)))
         with torch.no_grad():
             if act == "write":
                 found.write_gradient(inputs, targets, 1.0)

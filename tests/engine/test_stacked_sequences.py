@@ -12,6 +12,7 @@ from privfl.engine.stacked_sequences import StackedSequence, stacked_sequence_of
 from privfl.engine.workspace import Workspace
 from privfl.federation.losses import cross_entropy
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients
+from privfl.privacy.noise.source import NoiseStream
 
 CLIENTS, ROWS = 3, 10
 IMAGES = torch.randn(CLIENTS, ROWS, 2, 9, 8, generator=torch.Generator().manual_seed(0))
@@ -44,7 +45,7 @@ def stacked(network, *, steady=False):
 
 def own_masks(space, counts):
     for layer in space.dropout:
-        layer.stack = [torch.Generator().manual_seed(client) for client in range(len(counts))]
+        layer.stack = [NoiseStream(bytes([client]) * 32) for client in range(len(counts))]
         layer.counts = counts
 
 

@@ -19,6 +19,9 @@ import privfl as pf
 from privfl.errors import ConfigError
 from privfl.experiment import Experiment
 from privfl.simulation.ray_cluster import connected
+from privfl.study.cluster import ClusterWorkers
+from privfl.study.file import Study
+from privfl.study.tables import Format, write_table
 from tests.simulation.test_ray_cluster import Locked
 
 ray = pytest.importorskip("ray")
@@ -36,9 +39,13 @@ LOOP = pf.Execution(engine="loop", device="cpu")
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A Ray head with three CPUs, to which this process is connected; its address."""
-    with connected(None, 3):
-        yield ray.get_runtime_context().gcs_address
+    """A Ray head with three CPUs, which declares a GPU that is not there, to which this process is connected; its
+    address."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("RAY_OVERRIDE_RESOURCES", '{"GPU": 1}')
+        patched.setenv("CUDA_VISIBLE_DEVICES", "0")
+        with connected(None, 3):
+            yield ray.get_runtime_context().gcs_address
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,36 @@ def test_a_worker_killed_in_a_round_costs_its_share_and_neither_model_nor_claim(
 
 
 @pytest.mark.slow
+def test_stacks_on_workers_are_those_of_one_process_also_when_a_worker_is_killed(cluster, tmp_path):
+    task = pf.load("digits", **DIGITS)
+    settings = {"rounds": 3, "seed": 4, "cohort": pf.FixedCohort(7), "privacy": pf.Privacy(training=DPSGD, noise_key=7)}
+    loop = pf.simulate(task, pf.Scaffold(), execution=LOOP, **settings)
+    stacked = pf.Execution(engine="vectorised", workers=2, device="cpu")
+    expected = pf.simulate(task, pf.Scaffold(), execution=stacked, **settings)
+    execution, out = on_ray(inside="vectorised"), tmp_path / "run"
+
+    def watch(run, line):
+        if run.round == 1:
+            os.kill(int(run.engine.workers.there[0].name.rpartition("process ")[2].rstrip(")")), signal.SIGKILL)
+
+    found = pf.simulate(task, pf.Scaffold(), execution=execution, callbacks=[watch], out=out, **settings)
+    same(expected, found)
+    assert json.loads((out / "engine.json").read_text(encoding="utf-8"))["chunk"] == 4
+    assert torch.allclose(loop.parameters, found.parameters, atol=1e-5)
+    assert [one for one in found.summary["warnings"] if "died in round 1" in one]
+
+
+@pytest.mark.slow
+def test_a_gpu_is_handed_to_a_worker_and_one_that_pytorch_does_not_find_is_named(cluster):
+    task = pf.load("digits", **DIGITS)
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match=r"the Ray worker on .* cannot train: this worker was given GPU 0, and"):
+            pf.simulate(task, pf.FedAvg(), rounds=1, execution=on_ray(1, gpus=0.5))
+    with pytest.raises(ConfigError, match=r"3 workers need 0\.5 of a GPU each, and of the 1 GPUs that the Ray cluster"):
+        pf.simulate(task, pf.FedAvg(), rounds=1, execution=on_ray(3, gpus=0.5))
+
+
+@pytest.mark.slow
 def test_another_process_runs_an_experiment_file_at_the_address_of_the_cluster(cluster, tmp_path):
     file = tmp_path / "experiment.toml"
     file.write_text(
@@ -125,6 +162,53 @@ def test_another_process_runs_an_experiment_file_at_the_address_of_the_cluster(c
     model = np.load(out / "checkpoints" / "latest.npz")["tensor/server/parameters"]
     assert np.array_equal(model, expected.parameters.numpy())
     assert json.loads((out / "engine.json").read_text(encoding="utf-8"))["engine"] == "ray"
+
+
+def mortal_square(job):
+    """The square of a number; the process that finds the file of a job kills itself, once."""
+    number, trap, always = job
+    if trap.exists():
+        if not always:
+            trap.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number**2
+
+
+@pytest.mark.slow
+def test_runs_of_a_study_are_had_on_the_cluster_and_one_that_is_killed_is_had_again(cluster, tmp_path):
+    trap = tmp_path / "trap"
+    trap.touch()
+    with ClusterWorkers(2, cluster, tmp_path) as workers:
+        jobs = [(2, trap, False), (3, tmp_path / "none", False)]
+        assert dict(workers.outcomes(mortal_square, jobs)) == {jobs[0]: 4, jobs[1]: 9}
+        trap.touch()
+        assert list(workers.outcomes(mortal_square, [(2, trap, True)])) == [((2, trap, True), None)]
+    with (
+        pytest.raises(ConfigError, match="is not there on a node of the Ray cluster"),
+        ClusterWorkers(1, cluster, tmp_path / "elsewhere"),
+    ):
+        pytest.fail("nobody has that folder")
+    file = tmp_path / "study.toml"
+    file.write_text(
+        """
+        rounds = 1
+        dataset.name = "digits"
+        model.name = "logistic"
+        partition = {name = "iid", clients = 4}
+        execution.device = "cpu"
+        [study]
+        seeds = 2
+        """.replace("execution.device", "device"),
+        encoding="utf-8",
+    )
+    here, there = (
+        Study.from_toml(file).run(tmp_path / name, processes=1, address=address)
+        for name, address in (("here", None), ("there", cluster))
+    )
+    assert [one.state for one in there.members] == ["done", "done"]
+    tables = [write_table(one, Format.json).splitlines() for one in (here, there)]
+    told = [[line for line in table if "seconds" not in line] for table in tables]
+    assert told[0] == told[1]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import torch
 
 from privfl.errors import ConfigError
 from privfl.experiment import Experiment
-from privfl.study.trials import HeldOut, Trial, row_hashes
+from privfl.study.trials import HeldOut, Trial, row_hashes, trial_settings, validation_rows
 
 
 def experiment(seed: int = 9, **settings) -> Experiment:
@@ -65,3 +65,12 @@ def test_clients_keep_the_rows_that_they_had():
     whole, trial = experiment().task(), Trial.of(experiment(), HeldOut(0.25, 0, ())).task()
     for client in range(4):
         assert np.isin(trial.clients[client].numpy(), whole.clients[client].numpy()).all()
+
+
+def test_a_trial_with_an_infinite_setting_says_afterwards_what_it_was(tmp_path):
+    given = {"algorithm": {"name": "aaggff-d"}, "rounds": 1, "training": {"steps": 1}, "workers": 1}
+    trial = Trial.of(experiment(**given), HeldOut(0.25, 0, ()))
+    trial.run(tmp_path / "trial")
+    assert validation_rows(tmp_path / "trial") > 0
+    assert trial_settings(tmp_path / "trial") == trial.to_dict()
+    assert trial.to_dict()["algorithm"]["response_epsilon"] == float("inf")

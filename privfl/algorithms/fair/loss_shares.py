@@ -51,7 +51,8 @@ class LossShares(Algorithm):
     client sends is computed from the noisy loss and the noisy gradients.
 
     Args:
-        weighting: ``"uniform"``: all n_k are 1; ``"size"``: n_k is the client's (reported) size.
+        weighting: ``"uniform"``: all n_k are 1; ``"size"``: n_k is the client's (reported) size; by default as the
+            experiment says, and where it says nothing as the method does.
         server_learning_rate: η_g > 0.
         loss_bound: at which each example's loss is cut off before it is averaged; if finite, the summed
             (loss/bound, 1)/√2 has a norm of at most 1 per example: ``NoisyTotal("loss", 1.0, z)`` then clips nothing.
@@ -59,7 +60,8 @@ class LossShares(Algorithm):
     """
 
     statistics: ClassVar[tuple[str, ...]] = (LOSS,)
-    weighting: Literal["uniform", "size"] = "uniform"
+    counts_by: ClassVar[str] = "weighting"
+    weighting: Literal["size", "uniform"] | None = None
     server_learning_rate: float = 1.0
     loss_bound: float = math.inf
     reach: float = 10.0
@@ -78,7 +80,7 @@ class LossShares(Algorithm):
         return share
 
     def weights(self) -> Literal["uniform", "size", "server"]:
-        return self.weighting
+        return "uniform" if self.weighs == "uniform" else "size"
 
     def fields(self) -> tuple[Field, ...]:
         return Field("update"), Field(NORMALISER, shape=())

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from privfl.algorithms.base import Weighting
 from privfl.algorithms.fair.loss_shares import LossShares
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.validation import check_number
@@ -39,6 +40,7 @@ class QFedAvg(LossShares):
     """
 
     name: ClassVar[str] = "q-fedavg"
+    usual_weighting: ClassVar[Weighting] = "uniform"
     q: float = 1.0
 
     def __post_init__(self) -> None:

@@ -39,7 +39,6 @@ class TERM(LossShares):
     """
 
     name: ClassVar[str] = "term"
-    weighting: Literal["uniform", "size"] = "size"
     t: float = 0.1
 
     def __post_init__(self) -> None:

@@ -64,7 +64,8 @@ class FedEvg(Algorithm):
         samples_per_class: synthetic images of each class.
         weighting: ``"signed"`` (the paper's), ``"exact"`` or ``"size"``:
             :func:`privfl.algorithms.generative.energy.shares`.
-        client_weights: π_k of the participants: ``"size"``, or ``"uniform"``, which reveals no size.
+        client_weights: π_k of the participants: ``"size"``, or ``"uniform"``, which reveals no size; by default the
+            experiment's ``weighting``, and ``"size"`` where it has none.
         step_size: β_1 of the server.
         last_step_size: β_R.
         schedule: ``"as-coded"`` or ``"cosine"``: :func:`privfl.algorithms.generative.energy.step_sizes`.
@@ -84,9 +85,10 @@ class FedEvg(Algorithm):
     name: ClassVar[str] = "fedevg"
     needs_classes: ClassVar[bool] = True
     uses_rounds: ClassVar[bool] = True
+    counts_by: ClassVar[str] = "client_weights"
     samples_per_class: int = 10
     weighting: Weighting = "signed"
-    client_weights: Literal["size", "uniform"] = "size"
+    client_weights: Literal["size", "uniform"] | None = None
     step_size: float = 10.0
     last_step_size: float = 1.0
     schedule: Schedule = "as-coded"
@@ -128,7 +130,7 @@ class FedEvg(Algorithm):
         return (Field("update", shape=(images, pixels + 1)),)
 
     def weights(self) -> Literal["uniform", "size"]:
-        return self.client_weights
+        return "uniform" if self.weighs == "uniform" else "size"
 
     def start(self, parameters: Tensor) -> Tensors:
         """Equation (7): x̃ ~ N(0, I), unclipped, with as many images of every class, in the order of the classes."""

@@ -47,9 +47,10 @@ class ReBaFL(FedAvg):
     A client minimises, over mini-batches, equation (16):
     ``mean_j CE(z_j + log p̂_i, y_j) + μ·mean_k CE(head(h̃_k) + log p̃, b_k)`` with the smoothed label prior
     ``p̂_i = (1 − ε)·n_i,c / n_i + ε/C`` and features ``h̃ = P[b] + λ·(h − P[a])`` moved from their class a to the class b
-    that their place in the batch names. The second term trains the head alone. It is off in round 0, for clients with
-    one class, and while no prototype is known. Clients send their update, and sums and counts of their features by
-    class, from which the server forms the prototypes P of the next round.
+    that their place in the batch names. The second term trains the head alone. It is off in round 0, and while no
+    prototype is known. A client with one class moves its features towards the prototypes of the others, as §4.1 of the
+    paper argues; the released code leaves such clients out. Clients send their update, and sums and counts of their
+    features by class, from which the server forms the prototypes P of the next round.
 
     ε = 1, μ = 0 is FedAvg; ε = 0, μ = 0 is BSM-FedAvg; μ = 0 alone is the paper's "R-BSM" and sends no prototypes;
     ε = 1 alone is its "F-Aug", plain cross-entropy in both terms.
@@ -70,12 +71,12 @@ class ReBaFL(FedAvg):
             :func:`privfl.algorithms.label_skew.prototypes.augment`. ``"keep"`` is the released code.
         proto_source: ``"paper"``: the received prototypes, overridden by the client's own for its own classes, computed
             with the received extractor, equation (18). ``"global_only"``: the received ones alone. ``"code"``: as
-            ``"global_only"``, and clients with a single class send no prototype, as the released code has it.
+            ``"global_only"``, and clients with a single class neither augment nor send a prototype, as released.
         proto_memory: ``"none"``: the prototype of a class that nobody sent vanishes, ``"last"``: it stays.
         n_min: classes with fewer samples send zero sum and zero count, so that no feature of a few people is sent.
         feature_norm: L2 norm to which features are clipped before they are summed; ``inf`` leaves them as they are.
         per_sample: every term of the loss depends on its own sample alone: targets are averaged over instead of
-            assigned by place, and p̃ is uniform. A client is then not told to stop by its own number of classes.
+            assigned by place, and p̃ is uniform. No client is then told to stop by its own number of classes.
     """
 
     name: ClassVar[str] = "rebafl"
@@ -99,7 +100,7 @@ class ReBaFL(FedAvg):
         check_count("rebafl's n_min", self.n_min)
         if not self.feature_norm > 0:
             raise ConfigError(f"rebafl's feature_norm is {self.feature_norm!r}; give a positive number, or inf")
-        labels = self.epsilon < 1 or (self.augments and not self.per_sample)
+        labels = self.epsilon < 1 or self.skips_single_classes
         taken = (("label_prior", labels), ("prototypes", self.augments))
         # A total that is not taken must cost nothing.
         object.__setattr__(self, "statistics", tuple(name for name, needed in taken if needed))
@@ -120,6 +121,11 @@ class ReBaFL(FedAvg):
     def augments(self) -> bool:
         """Whether there is an augmented loss, and with it prototypes."""
         return self.mu > 0
+
+    @property
+    def skips_single_classes(self) -> bool:
+        """Whether a client stops augmenting because of its own number of classes."""
+        return self.augments and self.proto_source == "code" and not self.per_sample
 
     def fields(self) -> tuple[Field, ...]:
         if not self.augments:
@@ -164,7 +170,7 @@ class ReBaFL(FedAvg):
         if not self.augments:
             return
         on = received["known"].any()
-        if not self.per_sample:
+        if self.skips_single_classes:
             on = on & ((counts > 0).sum() > 1)
         local["weight"] = self.mu * on.to(local["weight"].dtype)
         if self.proto_source == "paper":

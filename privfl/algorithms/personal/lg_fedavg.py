@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -30,7 +30,6 @@ class LGFedAvg(Split):
     """
 
     name: ClassVar[str] = "lg-fedavg"
-    weighting: Literal["size", "uniform", "scheme-2"] = "uniform"
     shared_layers: int | None = None
 
     def __post_init__(self) -> None:

@@ -44,7 +44,7 @@ class PerFedAvg(FedAvg):
     gradients of each (six where four would do).
 
     Args:
-        weighting: see FedAvg; ``"uniform"`` as in the paper.
+        weighting: see FedAvg; the paper has ``"uniform"``.
         form: ``"first-order"`` or ``"hessian-free"``; the latter is not for DP-SGD, nor for models with drop-out, whose
             masks would differ between the two gradients. It divides a small difference by δ, so it needs gradients in
             float32 (``precision``) or wider.
@@ -56,7 +56,6 @@ class PerFedAvg(FedAvg):
     name: ClassVar[str] = "per-fedavg"
     keeps: ClassVar[tuple[str, ...]] = ("personal",)
     local_only: ClassVar[bool] = True
-    weighting: Literal["size", "uniform", "scheme-2"] = "uniform"
     form: Literal["first-order", "hessian-free"] = "first-order"
     inner_learning_rate: float = 0.01
     difference: float = 1e-3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -34,7 +34,7 @@ class PFedMe(FedAvg):
     the one before, and averages by size. It also trains all clients in every round, and averages some.
 
     Args:
-        weighting: see FedAvg; ``"uniform"`` as in the paper, ``"size"`` as in its code.
+        weighting: see FedAvg; the paper has ``"uniform"``, its code ``"size"``.
         proximal_weight: λ ≥ 0; the paper uses 15 to 30. Explicit steps diverge once η·λ > 2, or
             η_p·(λ + curvature) > 2.
         personal_steps: how many steps, at least 1, of θ on each batch.
@@ -46,7 +46,6 @@ class PFedMe(FedAvg):
 
     name: ClassVar[str] = "pfedme"
     keeps: ClassVar[tuple[str, ...]] = ("theta",)
-    weighting: Literal["size", "uniform", "scheme-2"] = "uniform"
     proximal_weight: float = 15.0
     personal_steps: int = 5
     personal_learning_rate: float = 0.05

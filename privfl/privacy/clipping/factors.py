@@ -94,12 +94,15 @@ class Clipping:
     def of(cls, squares: Tensor, max_grad_norm: float, dtype: torch.dtype, together: int | None = None) -> Clipping:
         """From squared norms in float64, at least one, of rows in ``dtype``.
 
-        A row whose norm is not finite or beyond the range of ``dtype`` counts as not finite. ``together`` rows are
-        added up, if there are passes besides this one.
+        A row whose norm is not finite or beyond the range of ``dtype`` counts as not finite; on CUDA also one that
+        is 10¹⁸ times as long as the bound. ``together`` rows are added up, if there are passes besides this one.
         """
         norms, limit = squares.sqrt(), torch.finfo(dtype).max
-        largest, finite, usable = float(norms.max()), None, norms
-        if not largest <= limit:
+        finite, usable = None, norms
+        if norms.is_cuda:  # the host does not ask, and no row is so long that its factor would need float64
+            finite = norms <= min(limit, max_grad_norm / SMALL_FACTOR)
+            usable, largest = norms.where(finite, 0), 0.0
+        elif not (largest := float(norms.max())) <= limit:
             finite = norms <= limit
             usable = norms.where(finite, 0)
             largest = float(usable.max())
@@ -129,8 +132,8 @@ class Clipping:
 
     def needs_float64(self, sizes: Tensor) -> bool:
         """Whether the sum of rows whose steps have norms that add up to ``sizes`` [B] needs float64."""
-        if self.exact or math.isinf(self.max_grad_norm):
-            return self.exact
+        if self.exact or math.isinf(self.max_grad_norm) or sizes.is_cuda:  # whose answer the host would wait for
+            return self.exact or (sizes.is_cuda and not math.isinf(self.max_grad_norm))
         return bool((self.factors * sizes > CANCELLING * self.max_grad_norm).any())
 
     def sum_of(self, rows: Tensor) -> Tensor:

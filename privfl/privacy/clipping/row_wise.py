@@ -265,4 +265,6 @@ def failure(error: Exception, network: nn.Module) -> str:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether ``error`` says nothing but that memory ran out."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return any(mark in str(error) for mark in ("can't allocate memory", "STATUS_ALLOC_FAILED"))  # cuBLAS, cuDNN

@@ -107,7 +107,7 @@ class Poisson:
             else:
                 coins = torch.rand(len(rows), generator=shuffle, dtype=torch.float64)
                 chosen = (coins < self.rate).nonzero().flatten()
-            yield rows[chosen.to(rows.device)]
+            yield rows[chosen]
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Epochs:
         for step in range(self.length(size)):
             place = step % per_epoch
             if place == 0:
-                order = rows[torch.randperm(size, generator=shuffle).to(rows.device)]
+                order = rows[torch.randperm(size, generator=shuffle)]
             yield order[place * self.batch_size : (place + 1) * self.batch_size]
 
 

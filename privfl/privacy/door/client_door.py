@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from privfl.data.mapped import Rows
+from privfl.data.mapped import MappedRows, Rows
+from privfl.devices import in_one_copy
 from privfl.models.flat_network import FlatNetwork
 from privfl.models.module_state import ModuleState
 from privfl.privacy.clipping.known import known_function, known_ranks
@@ -80,10 +81,12 @@ class ClientDoor(DoorKeeper):
         self, plans: Sequence[Plan], rows: Sequence[Tensor], last: Sequence[bool], draws: Sequence[Draws]
     ) -> DrawnBatch:
         (own,) = rows
-        count, flag = torch.tensor([len(own), last[0]], dtype=torch.float64, device=own.device)
-        uniform, normal = draws[0].next(self._network.flat)
+        known = torch.tensor([len(own), last[0]], dtype=torch.float64)
+        drawn = draws[0].next(self._network.flat.dtype)
+        places, (count, flag), uniform, normal = in_one_copy([own, known, *drawn], self._targets.device)
         numbers = StepNumbers(count, flag, uniform, normal)
-        return DrawnBatch(numbers, plans, [len(own)], own, self._inputs[own], self._targets[own])
+        inputs = self._inputs[own if isinstance(self._inputs, MappedRows) else places]
+        return DrawnBatch(numbers, plans, [len(own)], places, inputs, self._targets[places])
 
     def descend(self, rate: float) -> None:
         """What a step of plain SGD does with the current batch: take its gradient, unprotected, and go along it."""
@@ -212,7 +215,7 @@ class ClientDoor(DoorKeeper):
             return self._flat_gradient(total) if leaf is None else torch.autograd.grad(total, leaf)[0]
 
     def _sizes(self, sizes: Sequence[float]) -> Tensor:
-        return torch.tensor(sizes[0], dtype=torch.float64, device=self._inputs.device)
+        return torch.full((), sizes[0], dtype=torch.float64, device=self._targets.device)
 
     def _prepared(self, loss: Loss, batch: DrawnBatch, loss_kwargs: Given) -> Loss:
         """``loss`` with what it takes by name, in the run's precision."""

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from privfl.data.mapped import Rows
+from privfl.data.mapped import MappedRows, Rows
+from privfl.devices import in_one_copy, to_device
 from privfl.models.module_state import ModuleState
 from privfl.privacy.clipping.lengths import Lengths, identity, padded, passes
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients, given_to
@@ -84,8 +85,7 @@ class CohortDoor(DoorKeeper):
         self._lengths, self._unaided = lengths, unaided
         self._stacked, self._announce = stacked, announce
         self._like = next(stacked.module.parameters())
-        self._none = self._like.new_empty(len(slots), 0)
-        self._last = torch.ones(len(slots), dtype=torch.float64, device=self._like.device)
+        self._none = torch.empty(len(slots), 0, dtype=self._like.dtype)
 
     def hand(self, numbers: StepNumbers) -> Batch:
         """The current batch as one client inside the stack sees it: its own ``numbers``, and nobody's data."""
@@ -95,9 +95,7 @@ class CohortDoor(DoorKeeper):
     def _gather(
         self, plans: Sequence[Plan], rows: Sequence[Tensor], last: Sequence[bool], draws: Sequence[Draws]
     ) -> DrawnBatch:
-        counts = [len(own) for own in rows]
-        count = torch.tensor(counts, dtype=torch.float64, device=self._inputs.device)
-        mask = None
+        counts, mask = [len(own) for own in rows], []
         if min(counts) == max(counts) > 0:
             index = torch.stack(list(rows))
         else:
@@ -105,15 +103,17 @@ class CohortDoor(DoorKeeper):
             filled = [own if len(own) else first for own, first in zip(rows, firsts, strict=True)]
             index = pad_sequence(filled, batch_first=True, padding_value=-1)
             index = index.where(index >= 0, torch.stack(firsts))
-            mask = torch.arange(index.shape[1], device=index.device) < count[:, None]
-        flags = self._last[: len(last)]
-        if not all(last):
-            flags = torch.tensor(last, dtype=torch.float64, device=count.device)
+            mask = [torch.arange(index.shape[1]) < torch.tensor(counts)[:, None]]
         uniform = normal = self._none[: len(draws)]
         if draws[0].uniform or draws[0].normal:
-            uniform, normal = map(torch.stack, zip(*[own.next(self._like) for own in draws], strict=True))
-        numbers = StepNumbers(count, flags, uniform, normal)
-        return DrawnBatch(numbers, plans, counts, index, self._inputs[index], self._targets[index], mask)
+            uniform, normal = map(torch.stack, zip(*[own.next(self._like.dtype) for own in draws], strict=True))
+        known = torch.tensor([counts, last], dtype=torch.float64)
+        places, known, uniform, normal, *mask = in_one_copy(
+            [index, known, uniform, normal, *mask], self._targets.device
+        )
+        numbers = StepNumbers(known[0], known[1], uniform, normal)
+        inputs = self._inputs[index if isinstance(self._inputs, MappedRows) else places]
+        return DrawnBatch(numbers, plans, counts, places, inputs, self._targets[places], mask[0] if mask else None)
 
     def _outside(
         self, work: Callable[[Tensor, Given], Tensor], parameters: Tensor, loss_kwargs: dict[str, Tensor] | None
@@ -138,7 +138,8 @@ class CohortDoor(DoorKeeper):
         parameters.sub_(self._mean(self.loss, self._current, parameters, {}), alpha=rate)
 
     def _sizes(self, sizes: Sequence[float]) -> Tensor:
-        return self._outside(lambda count, _: count.new_tensor(sizes), self._count, None)
+        own = to_device(torch.tensor(sizes, dtype=torch.float64), self._targets.device)
+        return self._outside(lambda count, _: own, self._count, None)
 
     def _mean(
         self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, wrt: str | None = None
@@ -254,8 +255,9 @@ def _wide(total: Tensor) -> Tensor:
 
 def _without_empty(total: Tensor, batch: DrawnBatch) -> Tensor:
     """Padding enters no sum, but a value that is not finite would survive a product with 0."""
-    if 0 in batch.counts:
-        total[torch.tensor([count == 0 for count in batch.counts], device=total.device)] = 0
+    for place, count in enumerate(batch.counts):
+        if count == 0:
+            total[place] = 0
     return total
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from privfl.data.mapped import Rows
+from privfl.devices import to_device
 from privfl.errors import ConfigError
 from privfl.models.module_state import ModuleState
 from privfl.privacy.door.batch_plans import Epochs, Plan, public_plan
@@ -371,7 +372,7 @@ def divided_(total: Tensor, divisors: Sequence[float]) -> Tensor:
     """``total``, every client's part divided in place by its divisor."""
     if len(set(divisors)) == 1:
         return total.div_(divisors[0])
-    numbers = torch.tensor(divisors, dtype=total.dtype, device=total.device)
+    numbers = to_device(torch.tensor(divisors, dtype=total.dtype), total.device)
     return total.div_(numbers.view(-1, *[1] * (total.dim() - 1)))
 
 

@@ -8,6 +8,7 @@ the very gradients that are added up.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -31,6 +32,30 @@ def in_precision(loss: Loss, precision: Precision, device: torch.device) -> Loss
         return terms if terms.dtype == torch.float64 else terms.float()
 
     return cast
+
+
+@contextmanager
+def same_bits(wanted: bool) -> Iterator[None]:
+    """For the time of the block let PyTorch take, if ``wanted``, only kernels whose results repeat bit by bit.
+
+    On the CPU all do. On CUDA what has no such kernel raises a RuntimeError that names it.
+    """
+    if not wanted:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn, workspace = torch.backends.cudnn, os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    chosen = cudnn.deterministic, cudnn.benchmark
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is first used
+    torch.use_deterministic_algorithms(True)
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        cudnn.deterministic, cudnn.benchmark = chosen
+        if workspace is None:
+            os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 
 
 @contextmanager

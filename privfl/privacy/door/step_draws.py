@@ -19,10 +19,9 @@ class Draws:
     normal: int = 0
     stream: torch.Generator | None = None
 
-    def next(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The numbers [uniform] and [normal] of the next step, of the type and on the device of ``like``."""
+    def next(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The numbers [uniform] and [normal] of the next step, on the CPU."""
         if not self.uniform and not self.normal:
-            return like[:0], like[:0]
-        uniform = torch.rand(self.uniform, generator=self.stream, dtype=like.dtype)
-        normal = torch.randn(self.normal, generator=self.stream, dtype=like.dtype)
-        return uniform.to(like.device), normal.to(like.device)
+            return torch.empty(0, dtype=dtype), torch.empty(0, dtype=dtype)
+        uniform = torch.rand(self.uniform, generator=self.stream, dtype=dtype)
+        return uniform, torch.randn(self.normal, generator=self.stream, dtype=dtype)

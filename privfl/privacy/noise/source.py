@@ -8,7 +8,7 @@ number of workers and the order of clients change nothing.
 Releases are rounded to a grid *after* the noise is added. Sums of floating-point numbers keep low bits that tell which
 value the noise was added to (Mironov, "On Significance of the Least Significant Bits for Differential Privacy", CCS
 2012). Rounding to a grid of about σ·2⁻²⁰ is post-processing that removes them: the steps of the noise are below the
-grid by a factor of 2¹³ or more everywhere, also in the tail (the logarithm is refined to 106 bits there), so every grid
+grid by a factor of 2¹³ or more everywhere, also in the tail (where U is near 0, it gets 53 more bits), so every grid
 point within its reach is reached from every input. This is an argument about resolution, not a proof of exactness as
 for discrete samplers; it fails if the values exceed the noise by 2³², where float64 itself is coarser than the grid.
 """
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -136,29 +136,70 @@ def _encode_label(label: int | str) -> bytes:
     return kind + len(content).to_bytes(4, "big") + content
 
 
-class NoiseStream:
-    """Random numbers from one ChaCha20 key stream (zero nonce, counter from 0); for one thread at a time.
+def _cipher(key: bytes, block: int, nonce: int) -> CipherContext:
+    """The key stream of ``key`` from ``block`` on, under a nonce whose last word is ``nonce``."""
+    start = block.to_bytes(4, "little") + bytes(8) + nonce.to_bytes(4, "little")
+    return Cipher(ChaCha20(key, start), mode=None).encryptor()
 
-    Values are fixed by the key and the sequence of calls, bit by bit for the integer and uniform methods, and up to
-    the last place of ``log``, ``sin`` and ``cos`` between processors for the others.
+
+def _overwrite(target: memoryview, cipher: CipherContext) -> None:
+    """Fill ``target`` with the next bytes of the key stream."""
+    for start in range(0, len(target), len(_ZEROS)):
+        part = target[start : start + len(_ZEROS)]
+        cipher.update_into(_ZEROS[: len(part)], part)
+
+
+class NoiseStream:
+    """Random numbers from the ChaCha20 key stream of one key (counter from 0); for one thread at a time.
+
+    Normal numbers have nonces of their own, so that the position of each is known whatever was drawn before; all else
+    comes from the zero nonce. Values are fixed by the key and the sequence of calls, bit by bit for the integer and
+    uniform methods, and up to the last places of ``log``, ``sin`` and ``cos`` between processors for the others.
 
     Args:
         key: 32 bytes, used for this stream alone.
     """
 
     def __init__(self, key: bytes) -> None:
-        self._cipher = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+        self.key = key
+        self._cipher = _cipher(key, 0, 0)
+        self._pair_block = 0
+        self._pair_ciphers: tuple[int, CipherContext, CipherContext] | None = None
 
     def words(self, n: int) -> NDArray[np.uint64]:
         """The next ``n`` 64-bit words of the key stream (little endian), uint64."""
         if n < 0:
             raise ConfigError(f"the number of random values is {n}: it must not be negative.")
         out = np.empty(n, dtype="<u8")
-        target = out.view(np.uint8).data
-        for start in range(0, 8 * n, len(_ZEROS)):
-            size = min(len(_ZEROS), 8 * n - start)
-            self._cipher.update_into(_ZEROS[:size], target[start : start + size])
+        _overwrite(out.view(np.uint8).data, self._cipher)
         return out
+
+    def skip_pairs(self, blocks: int) -> int:
+        """Pass over the words of pairs of normal numbers in ``blocks`` blocks of 8; the number of the first block."""
+        first = self._pair_block
+        self._pair_block += blocks
+        if self._pair_block > 1 << 31:
+            raise ConfigError("a noise stream gives at most 2^35 normal numbers; give each use a stream of its own")
+        return first
+
+    def pair_words(self, radius: NDArray[np.int64], angle: NDArray[np.int64]) -> int:
+        """Overwrite ``radius`` and ``angle``, of equal length and whole blocks, with the next words of pairs.
+
+        Returns the number of the first block. These words have key streams of their own (nonces 1 and 2).
+        """
+        first = self.skip_pairs(len(radius) // 8)
+        if self._pair_ciphers is None or self._pair_ciphers[0] != first:
+            self._pair_ciphers = first, _cipher(self.key, first, 1), _cipher(self.key, first, 2)
+        for cipher, words in zip(self._pair_ciphers[1:], (radius, angle), strict=True):
+            _overwrite(words.view(np.uint8).data, cipher)
+        self._pair_ciphers = (self._pair_block, *self._pair_ciphers[1:])
+        return first
+
+    def fine_words(self, block: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The third words of the pairs at ``places``, counted from ``block`` on, which few pairs need (nonce 3)."""
+        found = [_cipher(self.key, block + int(place) // 8, 3).update(bytes(64)) for place in places]
+        words = [np.frombuffer(one, "<i8")[place % 8] for one, place in zip(found, places, strict=True)]
+        return np.array(words, dtype=np.int64)
 
     def uniform(self, n: int) -> NDArray[np.float64]:
         """``n`` numbers uniform on the multiples of 2⁻⁵³ in [0, 1)."""
@@ -210,10 +251,9 @@ class NoiseStream:
 
     def normal(self, n: int) -> NDArray[np.float64]:
         """``n`` standard normal numbers in float64, by Box and Muller (1958); the tail reaches 12 σ."""
-        out = np.empty(n)
-        for start in range(0, n, _CHUNK):
-            _fill_normal([self], out[None, start : start + _CHUNK])
-        return out
+        from privfl.privacy.noise import gaussian
+
+        return gaussian.normal(self, n)
 
     def laplace(self, n: int, scale: float) -> NDArray[np.float64]:
         """``n`` Laplace numbers of mean 0 and variance 2·scale² in float64, not rounded to a grid.
@@ -264,61 +304,26 @@ def add_gaussian_rows_(streams: Sequence[NoiseStream], rows: torch.Tensor, devia
     """
     import torch
 
+    from privfl.devices import to_device
+
     for deviation in deviations:
         _check_scale("standard deviation of the noise", deviation)
     if rows.dtype not in (torch.float32, torch.float64):
         raise ConfigError(f"noise cannot be added to a tensor of {rows.dtype}: convert it to float32 or float64.")
+    from privfl.privacy.noise import gaussian  # needs torch, as only those do who add noise to tensors
+
     noisy = [place for place, deviation in enumerate(deviations) if deviation != 0]
-    release = rows.cpu()
-    size = rows.shape[1]
-    at_once = max(1, _CHUNK // max(size, 1))
-    for first in range(0, len(noisy), at_once):
-        places = noisy[first : first + at_once]
-        chosen = [streams[place] for place in places]
-        scales = torch.tensor([deviations[place] for place in places], dtype=torch.float64)[:, None]
-        grids = torch.tensor([release_grid(deviations[place]) for place in places], dtype=torch.float64)[:, None]
-        consecutive = places[-1] - places[0] + 1 == len(places)
-        work = np.empty((len(places), min(_CHUNK, size)))
-        for start in range(0, size, _CHUNK):
-            stop = min(start + _CHUNK, size)
-            part = release[places[0] : places[-1] + 1, start:stop] if consecutive else release[places, start:stop]
-            noise = work[:, : stop - start]
-            _fill_normal(chosen, noise)
-            total = torch.from_numpy(noise)
-            # In units of the grid: a division by a power of 2 is exact. One row's numbers beat a column of one number.
-            if len(places) == 1:
-                total.mul_(float(scales) / float(grids)).add_(part, alpha=1 / float(grids)).round_().mul_(float(grids))
-            else:
-                total.mul_(scales / grids).add_(part / grids).round_().mul_(grids)
-            if consecutive:
-                part.copy_(total)
-            else:
-                release[places, start:stop] = total.to(release.dtype)
-    if release.device != rows.device:
-        rows.copy_(release)
-    return rows
-
-
-def _fill_normal(streams: Sequence[NoiseStream], out: NDArray[np.float64]) -> None:
-    """Overwrite each row of ``out`` (at most a chunk long) with its stream's normal numbers: r·cos φ, then r·sin φ."""
-    import torch
-
-    size = out.shape[1]
-    half = (size + 1) // 2
-    drawn = [stream.words(2 * half) for stream in streams]
-    words = drawn[0][None] if len(drawn) == 1 else np.stack(drawn)
-    words >>= np.uint64(11)
-    radius = _log_uniform(streams, words[:, :half].view(np.int64).astype(np.float64))
-    radius *= -2.0
-    np.sqrt(radius, out=radius)
-    angle = words[:, half:].view(np.int64).astype(np.float64)
-    angle *= 2.0 * math.pi * _UNIT
-    # torch's sine and cosine are vectorised, NumPy's are not; a chunk is below torch's threshold for threads.
-    phi, target = torch.from_numpy(angle), torch.from_numpy(out)
-    torch.cos(phi, out=target[:, :half])
-    torch.sin(phi, out=phi)
-    out[:, :half] *= radius
-    np.multiply(angle[:, : size - half], radius[:, : size - half], out=out[:, half:])
+    chosen, scales = [streams[place] for place in noisy], [deviations[place] for place in noisy]
+    grids = [release_grid(scale) for scale in scales]
+    if rows.shape[1] == 0 or not noisy:
+        return rows
+    if len(noisy) == len(streams):
+        gaussian.add_rows_(chosen, rows, scales, grids)
+        return rows
+    places = to_device(torch.tensor(noisy), rows.device)
+    some = rows[places]
+    gaussian.add_rows_(chosen, some, scales, grids)
+    return rows.index_copy_(0, places, some)
 
 
 def _log_uniform(streams: Sequence[NoiseStream], u: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -136,7 +136,8 @@ class FolderStore:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()
-                os.fsync(file.fileno())
+                if content:  # of an empty file the name is all there is
+                    os.fsync(file.fileno())
             os.link(draft, path)  # unlike a renaming, this fails if the name is taken
             folder = os.open(path.parent, os.O_RDONLY)
             try:

@@ -53,7 +53,7 @@ def test_the_level_cancels(task, algorithm):
 def test_the_level_is_the_log_of_the_last_rounds_mean_normaliser(task, algorithm):
     bound = algorithm.bind(task.context(1, 0))
     before = bound.start(flatten(task.model(0)))
-    weights = torch.tensor(SIZES if bound.weighting == "size" else (1,) * 4, dtype=torch.float64)
+    weights = torch.tensor(SIZES if bound.weighs == "size" else (1,) * 4, dtype=torch.float64)
     found = uploads(task, algorithm, bound.broadcast(before), training=TRAINING)
     normalisers = torch.stack([result.upload["normaliser"] for result in found])
     run = simulated(task, algorithm, rounds=1)

@@ -334,7 +334,7 @@ def test_check_12_the_images_come_to_look_like_the_classes_and_teach_a_classifie
         ({"samples_per_class": 0}, "fedevg's samples_per_class is 0"),
         ({"classifier_epochs": 0}, "fedevg's classifier_epochs is 0"),
         ({"weighting": "mixture"}, "fedevg's weighting is 'mixture'; choose 'signed', 'exact' or 'size'"),
-        ({"client_weights": "n"}, "fedevg's client_weights is 'n'; choose 'size' or 'uniform'"),
+        ({"client_weights": "n"}, "fedevg's client_weights is 'n'; give"),
         ({"schedule": "linear"}, "fedevg's schedule is 'linear'; choose 'as-coded' or 'cosine'"),
         ({"chain_steps": -1}, "fedevg's chain_steps is -1; give a whole number of at least 0"),
         ({"step_size": math.nan}, "fedevg's step_size is nan; give a number"),

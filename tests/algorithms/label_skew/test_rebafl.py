@@ -22,6 +22,7 @@ from privfl.models import Network
 from privfl.models.flat_network import flatten
 from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.randomness import torch_stream
+from tests.algorithms.federation import uploads
 
 HELD = ((0, 1), (2, 3), (1, 4), (5, 6), (7, 8), (9,), (3, 8))
 """Classes that each client holds; client 5 has a single one."""
@@ -101,7 +102,7 @@ def twin(task, rebafl, rounds, seed=0):
             rows = task.clients[client]
             nn.utils.vector_to_parameters(start.clone(), model.parameters())
             held = sorted(set(task.targets[rows].tolist()))
-            on = bool(prototypes) and len(held) > 1 and rebafl.mu > 0
+            on = bool(prototypes) and rebafl.mu > 0 and (len(held) > 1 or rebafl.proto_source != "code")
             own = class_means(model, task.inputs[rows], task.targets[rows]) if rebafl.proto_source == "paper" else {}
             serving = {**prototypes, **own} if on else None
             prior = prior_of(task.targets[rows], rebafl.epsilon)
@@ -191,10 +192,20 @@ def test_the_first_round_augments_nothing(task):
     torch.testing.assert_close(*runs, rtol=0, atol=1e-12)
 
 
-def test_a_client_with_one_class_augments_nothing(task):
+def test_a_client_with_one_class_augments_towards_the_others_and_in_the_released_form_nothing(task):
     single = replace(task, clients=ClientIndex.of([task.clients[5].numpy()]))
-    runs = [run(single, ReBaFL(mu=mu), 3, availability=None).parameters for mu in (0.0, 5.0)]
-    torch.testing.assert_close(*runs, rtol=0, atol=1e-12)
+    code = [run(single, ReBaFL(mu=mu, proto_source="code"), 3, availability=None).parameters for mu in (0.0, 5.0)]
+    torch.testing.assert_close(*code, rtol=0, atol=1e-12)
+    moved = {}
+    for source in ("paper", "code"):
+        rebafl = ReBaFL(proto_source=source).bind(task.context(1, 0))
+        server = rebafl.start(flatten(network(0)))
+        known = {"prototypes": torch.rand_like(server["prototypes"]), "known": torch.ones_like(server["known"])}
+        moved[source] = uploads(single, rebafl, {**rebafl.broadcast(server), **known}, training=TRAINING)[0].upload
+    head = slice(-80, None)
+    assert not torch.allclose(moved["paper"]["update"][head], moved["code"]["update"][head], atol=1e-3)
+    assert moved["paper"]["prototype_counts"].tolist() == [0.0] * 9 + [45.0]
+    assert moved["code"]["prototype_counts"].sum() == 0
 
 
 def given_for(task, rows):
@@ -321,7 +332,8 @@ def test_without_augmentation_prototypes_are_neither_sent_nor_charged(task):
     assert math.isfinite(private_run(task, relaxed, privacy, 1).statement.cell("sample", "server").epsilon)
     assert relaxed.statistics == ("label_prior",)
     assert ReBaFL(mu=0.0, epsilon=1.0).statistics == ()
-    assert ReBaFL(epsilon=1.0).statistics == ("label_prior", "prototypes")  # a client with one class augments nothing
+    assert ReBaFL(epsilon=1.0).statistics == ("prototypes",)
+    assert ReBaFL(epsilon=1.0, proto_source="code").statistics == ("label_prior", "prototypes")  # one class: no more
 
 
 def test_the_private_form_with_a_uniform_prior_needs_no_label_histogram(task):

@@ -23,10 +23,13 @@ TRAINING = pf.LocalTraining(learning_rate=0.05, batch_size=5, epochs=2, momentum
 METHODS = {
     "ditto": pf.Ditto("uniform"),
     "apfl": pf.APFL("uniform", alpha_decay=0.02),
-    "pfedme": pf.PFedMe(personal_steps=1, warm_start=True),
-    "per-fedavg": pf.PerFedAvg(inner_learning_rate=0.1),
+    "pfedme": pf.PFedMe("uniform", personal_steps=1, warm_start=True),
+    "per-fedavg": pf.PerFedAvg("uniform", inner_learning_rate=0.1),
 }
-SEVERAL_GRADIENTS = {"pfedme, K = 3": pf.PFedMe(personal_steps=3), "hessian-free": pf.PerFedAvg(form="hessian-free")}
+SEVERAL_GRADIENTS = {
+    "pfedme, K = 3": pf.PFedMe("uniform", personal_steps=3),
+    "hessian-free": pf.PerFedAvg("uniform", form="hessian-free"),
+}
 NOISY = pf.DPSGD(noise_multiplier=1.0, sample_rate=0.3)
 
 
@@ -152,18 +155,13 @@ def test_an_upload_is_one_update_as_in_fedavg(task, name):
         assert {key: value.numel() for key, value in result.upload.items()} == {"update": 650}
 
 
-def test_ditto_and_apfl_weigh_by_size_and_the_others_alike_unless_told_otherwise():
-    usual = [kind().weights() for kind in (pf.Ditto, pf.APFL, pf.PFedMe, pf.PerFedAvg)]
-    assert usual == ["size", "size", "uniform", "uniform"]
-
-
 def test_defaults_are_the_papers():
-    assert pf.Ditto() == pf.Ditto("size", 1.0, proximal_weight=1.0, personal_learning_rate=None)
-    assert pf.APFL() == pf.APFL("size", 1.0, alpha=0.5, adaptive=True, alpha_updates="round", alpha_decay=0.0)
+    assert pf.Ditto() == pf.Ditto(None, 1.0, proximal_weight=1.0, personal_learning_rate=None)
+    assert pf.APFL() == pf.APFL(None, 1.0, alpha=0.5, adaptive=True, alpha_updates="round", alpha_decay=0.0)
     pfedme = {"proximal_weight": 15.0, "personal_steps": 5, "personal_learning_rate": 0.05}
-    assert pf.PFedMe() == pf.PFedMe("uniform", 1.0, **pfedme, warm_start=False, theta_decay=0.0)
+    assert pf.PFedMe() == pf.PFedMe(None, 1.0, **pfedme, warm_start=False, theta_decay=0.0)
     per_fedavg = {"inner_learning_rate": 0.01, "difference": 1e-3, "adaptation_steps": 1}
-    assert pf.PerFedAvg() == pf.PerFedAvg("uniform", 1.0, form="first-order", **per_fedavg)
+    assert pf.PerFedAvg() == pf.PerFedAvg(None, 1.0, form="first-order", **per_fedavg)
 
 
 PRIVACY = {

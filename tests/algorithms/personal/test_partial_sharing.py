@@ -123,7 +123,7 @@ PARTS = {
     "fedbabu": (pf.FedBABU(finetune_epochs=0), 574),
     "fedbabu, fine-tuned": (pf.FedBABU(finetune_epochs=2), 574),
 }
-ONE_OF_EACH = [pf.FedPer("uniform"), pf.FedRep("uniform", head_epochs=1), pf.LGFedAvg(), pf.FedBABU("uniform")]
+ONE_OF_EACH = [pf.FedPer("uniform"), pf.FedRep("uniform", head_epochs=1), pf.LGFedAvg("uniform"), pf.FedBABU("uniform")]
 KEEPING = ONE_OF_EACH[:3]
 
 

@@ -57,7 +57,7 @@ def twin(task, client, number, server, form, alpha, *, size=5, passes=2, momentu
 @pytest.mark.parametrize(("form", "tolerance"), [("first-order", 1e-12), ("hessian-free", 1e-6)])
 def test_two_rounds_follow_the_meta_gradient(task, form, tolerance):
     """The central difference errs by order δ²: 8e-6 was seen at δ = 1e-4, so a hundredth of that at δ = 1e-5."""
-    algorithm = pf.PerFedAvg(form=form, inner_learning_rate=0.5, difference=1e-5)
+    algorithm = pf.PerFedAvg("uniform", form=form, inner_learning_rate=0.5, difference=1e-5)
     run = pf.simulate(task, algorithm, rounds=2, training=replace(TRAINING, learning_rate_decay=0.5))
     server = initial(task)
     for number in range(2):
@@ -116,7 +116,7 @@ def test_on_quadratics_it_finds_where_the_adapted_models_are_best(form):
 @pytest.mark.parametrize("form", FORMS)
 def test_without_an_inner_step_it_is_fedavg(task, form):
     whole = pf.LocalTraining(learning_rate=0.2, batch_size=ALL, epochs=3, momentum=0.5, weight_decay=0.01)
-    ours = pf.simulate(task, pf.PerFedAvg(form=form, inner_learning_rate=0.0), rounds=3, training=whole)
+    ours = pf.simulate(task, pf.PerFedAvg("uniform", form=form, inner_learning_rate=0.0), rounds=3, training=whole)
     theirs = pf.simulate(task, pf.FedAvg("uniform"), rounds=3, training=whole)
     torch.testing.assert_close(ours.parameters, theirs.parameters, rtol=0, atol=1e-12)
     for client_state in ours.client_state.values():

@@ -84,7 +84,7 @@ def test_if_eta_times_lambda_is_one_v_becomes_theta(task):
 
 
 def test_one_inner_step_is_fedavg_with_the_product_of_the_three_rates(task):
-    algorithm = pf.PFedMe(proximal_weight=4.0, personal_steps=1, personal_learning_rate=0.1)
+    algorithm = pf.PFedMe("uniform", proximal_weight=4.0, personal_steps=1, personal_learning_rate=0.1)
     shorter = replace(TRAINING, learning_rate=0.05 * 4 * 0.1)
     ours = pf.simulate(task, algorithm, rounds=3, training=TRAINING)
     theirs = pf.simulate(task, pf.FedAvg("uniform"), rounds=3, training=shorter)

@@ -173,7 +173,7 @@ def test_a_family_counts_the_steps_that_the_statement_charges():
     canaries, train = rare_token_canaries(task, 12), trainer(1.0, rounds=2)
     found, _ = family_of(task, canaries, train)
     assert (found.steps, found.observed_steps) == (2, 2)
-    twice, run = family_of(task, canaries, train, algorithm=pf.PerFedAvg())
+    twice, run = family_of(task, canaries, train, algorithm=pf.PerFedAvg("uniform"))
     assert sum(release.count for release in run.statement.cell("sample", "server").releases) == 4
     assert twice is None
     once = train(plant(task, canaries, canaries.coins(0)))

@@ -24,6 +24,7 @@ from privfl.models.flat_network import FlatNetwork, flatten
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.clipping.opacus_hooks import OpacusHooks, check_opacus
 from privfl.privacy.clipping.per_sample import PerSampleGradients
+from privfl.privacy.noise.source import NoiseStream
 from privfl.simulation.checks import check_settings
 from tests.privacy.clipping.test_per_sample import (
     LAYERS,
@@ -158,7 +159,7 @@ def test_dropout_by_streams_draws_the_same_masks_for_opacus_and_for_the_layer_ru
         clipper = OpacusHooks(network) if way == "opacus" else PerSampleGradients(network, way)
         for seed in (1, 2):
             for stream in streams:
-                stream.generator = torch.Generator().manual_seed(seed)
+                stream.generator = NoiseStream(bytes([seed] * 32))
             clipper.clipped_sum(cross_entropy, inputs, TARGETS, 0.1)
             sums[way, seed] = network.gradient.clone()
     assert len(streams) > 0
