@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,13 +17,16 @@ from privfl.deploy.tasks import TaskDescription
 from privfl.errors import ConfigError, PrivflError, brief
 from privfl.experiment import Experiment
 from privfl.federation.recipe import Recipe
+from privfl.references import PACKAGE, imported
 from privfl.schema import build, plain, read_toml
-from privfl.simulation.fingerprint import INDIFFERENT, shipped_code
+from privfl.simulation.fingerprint import INDIFFERENT, shipped_code, versions
 from privfl.validation import Settings, check_number
 
 KEY_DIGITS = 64
 OWN = ("record", "device", "gpus", *INDIFFERENT)
 """Keys of an experiment file that each party sets as it likes."""
+LIBRARIES = ("Python", "privfl", "torch", "numpy")
+"""What has to be of the same version at every party."""
 
 
 class PolicyDiffers(PrivflError):
@@ -92,17 +96,23 @@ class Policy:
         experiment: all settings that decide messages, resolved.
         federation: the federation file.
         code: hash of privfl's own code.
+        libraries: versions of what computes messages, of those in :data:`LIBRARIES`.
+        parts: hashes of the files with the code of parts that are not privfl's own.
     """
 
     run: bytes
     experiment: Mapping[str, Any]
     federation: Mapping[str, Any]
     code: str
+    libraries: Mapping[str, Any]
+    parts: Mapping[str, Any]
 
     @classmethod
     def of(cls, run: bytes, experiment: Experiment, federation: Federation) -> Policy:
         """The policy that this party would sign."""
-        return cls(run, shared_settings(experiment), federation.to_dict(), shipped_code())
+        libraries = {name: version for name, version in versions().items() if name in LIBRARIES}
+        agreed = shared_settings(experiment), federation.to_dict()
+        return cls(run, *agreed, shipped_code(), libraries, _code(experiment, federation))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON."""
@@ -111,6 +121,8 @@ class Policy:
             "experiment": dict(self.experiment),
             "federation": dict(self.federation),
             "code": self.code,
+            "libraries": dict(self.libraries),
+            "parts": dict(self.parts),
         }
 
     @classmethod
@@ -122,10 +134,10 @@ class Policy:
         """
         try:
             run = bytes.fromhex(told["run"])
-            parts = told["experiment"], told["federation"]
-            if len(run) != 32 or not all(isinstance(part, dict) for part in parts):
+            agreed, computed = (told["experiment"], told["federation"]), (told["libraries"], told["parts"])
+            if len(run) != 32 or not all(isinstance(part, dict) for part in (*agreed, *computed)):
                 raise TypeError("its parts are of other kinds")
-            return cls(run, *parts, str(told["code"]))
+            return cls(run, *agreed, str(told["code"]), *computed)
         except (KeyError, TypeError, ValueError) as error:
             raise PolicyDiffers(
                 f"the server sent no policy ({brief(str(error))}); both need the same privfl"
@@ -145,6 +157,10 @@ class Policy:
         own = Policy.of(self.run, experiment, federation)
         if self.code != own.code:
             raise PolicyDiffers("the server runs another version of privfl's code; install the same on both sides")
+        if difference := _difference(_canonical(own.libraries), _canonical(self.libraries)):
+            raise PolicyDiffers(
+                f"the server computes with other libraries: {difference}; install the same on both sides"
+            )
         for what, mine, theirs in (
             ("experiment", own.experiment, self.experiment),
             ("federation", own.federation, self.federation),
@@ -153,6 +169,33 @@ class Policy:
                 raise PolicyDiffers(
                     f"the server's {what} is not the one that this client agreed to: {difference}; agree on one file"
                 )
+        for name in sorted({*own.parts, *self.parts}):
+            if self.parts.get(name) != own.parts.get(name):
+                raise PolicyDiffers(
+                    f"the server's {name} has the same settings and other code than here; install the same module of "
+                    "your own on both sides"
+                )
+
+
+def _code(experiment: Experiment, federation: Federation) -> dict[str, str]:
+    """Hashes of the files with the code of parts that are not privfl's, by what the parts are."""
+    task, privacy = federation.task, experiment.privacy
+    parts: dict[str, Any] = {
+        "algorithm": type(experiment.algorithm),
+        "cohort": type(experiment.cohort),
+        "availability": type(experiment.availability),
+        "size mechanism": type(privacy.size),
+        **{f"mechanism {place}": type(one) for place, one in enumerate((*privacy.update, *privacy.statistics))},
+    }
+    for name, named in (("model", task.model), ("loss", task.loss)):
+        if named is not None and ":" in named.name:
+            parts[name] = imported(named.name, f"task.{name}.name")
+    found = {}
+    for name, part in parts.items():
+        file = getattr(sys.modules.get(part.__module__), "__file__", None)
+        if file is not None and not Path(file).resolve().is_relative_to(PACKAGE):
+            found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return found
 
 
 def shared_settings(experiment: Experiment) -> dict[str, Any]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tomli_w
+from numpy.typing import NDArray
 
 from privfl.deploy.agreement import Federation
 from privfl.deploy.tasks import TaskDescription
@@ -54,10 +57,17 @@ def split(
     for folder in folders.values():
         for name, content in zip(AGREED, (text, federation.to_toml()), strict=True):
             write_whole(folder / name, content.encode())
-    np.savez(folders["server"] / DATA, test_inputs=task.test_inputs.numpy(), test_targets=task.test_targets.numpy())
+    _save(folders["server"] / DATA, test_inputs=task.test_inputs.numpy(), test_targets=task.test_targets.numpy())
     for number in range(len(task.clients)):
         folder, rows = folders[f"client-{number}"], task.clients[number]
-        np.savez(folder / DATA, inputs=task.inputs[rows].numpy(), targets=task.targets[rows].numpy())
+        _save(folder / DATA, inputs=task.inputs[rows].numpy(), targets=task.targets[rows].numpy())
         own = {"number": number, **({} if epsilon is None else {"epsilon": epsilon})}
         write_whole(folder / OWN, tomli_w.dumps(own).encode())
     return list(folders.values())
+
+
+def _save(file: Path, **arrays: NDArray[Any]) -> None:
+    """Write ``arrays`` to a ``file`` that nobody but its owner can read."""
+    content = BytesIO()
+    np.savez(content, **arrays)  # type: ignore[arg-type]
+    write_whole(file, content.getvalue(), mode=0o600)

@@ -12,7 +12,7 @@ from privfl.deploy.agreement import Federation, Policy, PolicyDiffers, shared_se
 from privfl.deploy.tasks import TaskDescription
 from privfl.errors import ConfigError
 from privfl.schema import Named
-from tests.deploy.rehearsal import experiment
+from tests.deploy.rehearsal import Rehearsal, experiment
 
 TASK = TaskDescription("digits", 100, (64,), 10, Named("logistic"))
 FEDERATION = Federation("stcp://127.0.0.1:1", "a" * 64, ("b" * 64, "c" * 64), TASK, 5.0)
@@ -56,6 +56,10 @@ def test_a_policy_is_compared_setting_by_setting():
         Policy.of(bytes(32), agreed, replace(FEDERATION, seconds=7.0)).check(agreed, FEDERATION)
     with pytest.raises(PolicyDiffers, match="another version of privfl's code"):
         replace(policy, code="0").check(agreed, FEDERATION)
+    with pytest.raises(PolicyDiffers, match=r"other libraries: torch is \"1\.0\" there and .* here; install the same"):
+        replace(policy, libraries={**policy.libraries, "torch": "1.0"}).check(agreed, FEDERATION)
+    with pytest.raises(PolicyDiffers, match="algorithm has the same settings and other code than here"):
+        replace(policy, parts={**policy.parts, "algorithm": "0"}).check(agreed, FEDERATION)
     with pytest.raises(PolicyDiffers, match="sent no policy"):
         Policy.from_dict({"run": "00"})
 
@@ -64,3 +68,21 @@ def test_where_the_data_are_and_how_fast_it_goes_is_each_party_s_own_affair():
     shared = shared_settings(experiment(workers=1, partition={"name": "iid", "clients": 4}))
     assert shared == shared_settings(experiment())
     assert not {"dataset", "partition", "workers", "record", "device"} & set(shared)
+
+
+def test_the_code_of_a_part_of_one_s_own_is_part_of_the_policy(tmp_path, monkeypatch):
+    text = "from dataclasses import dataclass\nimport privfl as pf\n@dataclass(frozen=True)\nclass Mine(pf.FedAvg):\n"
+    file = tmp_path / "doubled.py"
+    file.write_text(text + "    name = 'mine'\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = experiment(algorithm={"name": "doubled:Mine"})
+    policy = Policy.of(bytes(32), own, FEDERATION)
+    policy.check(own, FEDERATION)
+    file.write_text(text + "    name = 'other'\n", encoding="utf-8")
+    with pytest.raises(PolicyDiffers, match="algorithm has the same settings and other code than here"):
+        policy.check(own, FEDERATION)
+
+
+def test_what_is_dealt_out_can_be_read_by_its_owner_alone(tmp_path):
+    folders = Rehearsal(tmp_path / "federation", experiment()).folders
+    assert {(folder / "data.npz").stat().st_mode & 0o777 for folder in folders.values()} == {0o600}
