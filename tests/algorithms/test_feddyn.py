@@ -327,7 +327,8 @@ def test_dp_sgd_refuses_what_would_tell_sizes(task):
 
 def test_defaults_are_the_papers():
     assert pf.FedDyn() == pf.FedDyn(alpha=0.01, evaluate="average", mean_size=None)
-    assert pf.Scaffold() == pf.Scaffold(option="II", weighting="uniform", server_learning_rate=1.0)
+    assert pf.Scaffold() == pf.Scaffold(option="II", weighting=None, server_learning_rate=1.0)
+    assert pf.Scaffold().weighs == "uniform"
 
 
 @pytest.mark.parametrize(

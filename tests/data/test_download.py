@@ -185,7 +185,7 @@ def test_fetch_reads_a_file_without_a_published_hash_once_to_check_it(server, ca
     entry = info("heart-disease")
     sites = ("cleveland", "hungarian", "switzerland", "va")
     anonymous = Layout("uci", tuple(DataFile(f"h/processed.{site}.data", url=server.url) for site in sites))
-    monkeypatch.setattr(catalog, "ENTRIES", (dataclasses.replace(entry, layouts=(anonymous,)),))
+    monkeypatch.setattr(catalog, "_ALL", (dataclasses.replace(entry, layouts=(anonymous,)),))
     paths = fetch("heart-disease")
     assert [path.name for path in paths] == [f"processed.{site}.data" for site in sites]
     assert len(load_dataset("heart-disease")) == 16

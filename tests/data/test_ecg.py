@@ -189,7 +189,7 @@ def write_database(folder, beats_each=12):
 def small_database(tmp_path, monkeypatch):
     """A data folder with an unpacked small database, whose counts the catalog is told."""
     entry = dataclasses.replace(info("mitbih"), counts={"beats": 48 * 12, "patients": 47})
-    monkeypatch.setattr(catalog, "ENTRIES", (entry,))
+    monkeypatch.setattr(catalog, "_ALL", (entry,))
     monkeypatch.setenv("PRIVFL_DATA", str(tmp_path))
     return write_database(tmp_path / "mitbih/mit-bih-arrhythmia-database-1.0.0")
 
@@ -208,7 +208,7 @@ def test_the_official_zip_and_its_unpacked_folder_give_the_same_dataset(small_da
 
 
 def test_a_database_is_checked_against_its_own_hash_list_and_its_published_count(small_database, monkeypatch):
-    monkeypatch.setattr(catalog, "ENTRIES", (dataclasses.replace(info("mitbih"), counts={"beats": 109_448}),))
+    monkeypatch.setattr(catalog, "_ALL", (dataclasses.replace(info("mitbih"), counts={"beats": 109_448}),))
     with pytest.raises(DataError, match="mitbih: 576 beats were read where 109,448 are published"):
         load_dataset("mitbih")
     (small_database / "117.dat").write_bytes(b"\0" * 99)

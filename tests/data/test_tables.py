@@ -286,6 +286,6 @@ def test_unknown_options_of_the_tables_are_refused(monkeypatch):
         load_dataset("berka", clients="regions")
     with pytest.raises(ConfigError, match="transactions is 'no'"):
         load_dataset("berka", transactions="no")
-    monkeypatch.setattr(catalog, "ENTRIES", (dataclasses.replace(info("berka"), counts={"loans": 1}),))
+    monkeypatch.setattr(catalog, "_ALL", (dataclasses.replace(info("berka"), counts={"loans": 1}),))
     with pytest.raises(DataError, match="682 loans were read where 1 are published"):
         load_dataset("berka")

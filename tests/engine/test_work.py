@@ -24,9 +24,9 @@ from privfl.privacy.noise.source import NoiseSource
 CLIENTS = 8
 BUDGETS = {
     ("loop", "plain"): 68,
-    ("loop", "dp-sgd"): 142,
+    ("loop", "dp-sgd"): 179,
     ("stacked", "plain"): 19,
-    ("stacked", "dp-sgd"): 72,
+    ("stacked", "dp-sgd"): 112,
 }
 """Operators for one client's step, all included: batches, gradient, clipping, noise, descent, upload, summing up."""
 

@@ -63,7 +63,7 @@ def steps_of(
     draws = Draws(0, tables * NOISE_ROWS * LATENT, torch_stream(0, "algorithm", round, client))
     for _ in range(training.epochs):
         for batch in rows[torch.randperm(len(rows), generator=order)].split(training.batch_size):
-            _, normal = draws.next(task.inputs)
+            _, normal = draws.next(task.inputs.dtype)
             repeated = [table.repeat(10, 1)[: len(batch)] for table in normal.view(tables, NOISE_ROWS, LATENT)]
             kinds = torch.eye(CLASSES, dtype=task.inputs.dtype)[task.targets[batch]]
             yield task.inputs[batch].flatten(1), kinds, repeated

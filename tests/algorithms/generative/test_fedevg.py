@@ -39,7 +39,7 @@ def trained_alone(task: Task, algorithm: FedEvg, server: dict[str, Tensor], clie
 
     for _ in range(TRAINING.epochs):
         for batch in rows[torch.randperm(len(rows), generator=order)].split(TRAINING.batch_size):
-            uniform, normal = draws.next(images)
+            uniform, normal = draws.next(images.dtype)
             chosen = uniform.sort().indices[: min(TRAINING.batch_size, count)]
             points = chain[chosen]
             for noise in normal.view(algorithm.chain_steps, *images.shape):

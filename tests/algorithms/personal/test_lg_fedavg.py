@@ -30,7 +30,7 @@ def task():
 @pytest.mark.parametrize("engine", ["loop", "vectorised"])
 @pytest.mark.parametrize(("layers", "private"), [(None, LOWER_TWO), (1, LOWER_TWO), (2, LOWEST)])
 def test_two_rounds_are_those_of_the_twin_with_equal_weights(task, layers, private, engine):
-    run = simulate(task, pf.LGFedAvg(shared_layers=layers), execution=pf.Execution(engine=engine))
+    run = simulate(task, pf.LGFedAvg("uniform", shared_layers=layers), execution=pf.Execution(engine=engine))
     assert_as_by_hand(task, run, by_hand(task, private, [(EVERYTHING, 2)], weights=ALIKE))
 
 
@@ -58,7 +58,7 @@ class Nothing(pf.LGFedAvg):
 
 
 def test_without_private_parameters_it_is_fedavg_with_uniform_weights(task):
-    runs = [simulate(task, one, rounds=3, cohort=pf.FixedCohort(2)) for one in (Everything(), pf.FedAvg("uniform"))]
+    runs = [simulate(task, one, rounds=3, cohort=pf.FixedCohort(2)) for one in (Everything("uniform"), pf.FedAvg("uniform"))]
     torch.testing.assert_close(runs[0].parameters, runs[1].parameters, rtol=0, atol=1e-12)
 
 
