@@ -89,9 +89,9 @@ def differences(one: Any, other: Any) -> list[str]:
     if not torch.equal(one.parameters, other.parameters):
         found.append(f"parameters, by at most {float((one.parameters - other.parameters).abs().max()):.3g}")
     states = [
-        {client: {name: value.tolist() for name, value in state.items()} for client, state in run.client_state.items()}
-        for run in (one, other)
-    ]
+        {client: {name: value.numpy().tobytes() for name, value in state.items()} for client, state in kept.items()}
+        for kept in (one.client_state, other.client_state)
+    ]  # as bytes: a NaN is not equal to itself
     if states[0] != states[1]:
         found.append("what clients keep")
     if json.dumps(one.metrics, sort_keys=True) != json.dumps(other.metrics, sort_keys=True):
