@@ -10,10 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import sys
 import time
 from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests know the device
 
 from tests.device.cases import CASES, compare, small_task
 from tests.device.stand_in import stand_in_cuda

@@ -146,7 +146,7 @@ class VectorisedEngine:
 
     def _chunks(self, ordered: list[ClientSlot]) -> list[list[ClientSlot]]:
         """See :func:`chunks_of`; one where a step is mostly dispatch, since workers share one interpreter lock."""
-        if len(ordered) <= self.chunk * self.loop.workers and self._small(ordered):
+        if self._small(ordered):
             return [ordered]
         return chunks_of(ordered, self.chunk, self.loop.workers)
 

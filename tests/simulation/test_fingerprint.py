@@ -311,10 +311,10 @@ def test_what_cannot_be_told_apart_is_not_gone_on_with(tmp_path):
 
 def test_every_setting_of_the_house_is_in_the_fingerprint_unless_it_decides_no_message():
     fields = {"rounds", "seed", "evaluate_every", "device", "engine", "precision", "workers", "checkpoint_seconds"}
-    fields |= {"max_upload_norm", "address", "inside", "gpus"}
+    fields |= {"max_upload_norm", "address", "deterministic", "inside", "gpus"}
     assert {*vars(pf.Schedule()), *vars(pf.Execution())} == fields
     left_out = {*fingerprint_module.INDIFFERENT, *fingerprint_module.NO_MESSAGE}
-    assert fields - left_out == {"rounds", "seed", "precision", "max_upload_norm"}
+    assert fields - left_out == {"rounds", "seed", "precision", "deterministic", "max_upload_norm"}
 
 
 @pytest.mark.parametrize(
