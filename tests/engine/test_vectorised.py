@@ -200,13 +200,17 @@ def test_every_client_may_have_its_own_rate_and_noise(task):
 
 
 SHAPES = {"image": (1, 28, 28), "signal": (1, 64), "tokens": (12,), "vector": (9,)}
-SLOW = {"resnet10", "fedevg-resnet10", "resnet10-energy", "resnet32", "resnet20"}
+LEAST = {"mobilenet": (3, 33, 33), "leaf-cnn": (3, 50, 50), "m5": (1, 1772)}
+SLOW = {"resnet10", "fedevg-resnet10", "resnet10-energy", "resnet32", "resnet20", "vgg9", *LEAST}
+LARGE = {"efficientnet-b0", "resnet9", "next-token-lstm"}
+"""Millions of parameters, or a task of its own; tests of these models take a round of DP-SGD."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("info", [one for one in models() if one.name != "next-token-lstm"], ids=lambda info: info.name)
+@pytest.mark.parametrize("info", [one for one in models() if one.name not in LARGE], ids=lambda info: info.name)
 def test_they_agree_for_every_model_with_and_without_dp_sgd(info):
     shape = SHAPES[info.kinds[-1]] if info.input_shape[-1] != 32 else (3, 16, 16)
+    shape = LEAST.get(info.name, shape)
     vocabulary = 40 if info.kinds == ("tokens",) else None
 
     def model(seed):

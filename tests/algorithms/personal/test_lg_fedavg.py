@@ -58,7 +58,9 @@ class Nothing(pf.LGFedAvg):
 
 
 def test_without_private_parameters_it_is_fedavg_with_uniform_weights(task):
-    runs = [simulate(task, one, rounds=3, cohort=pf.FixedCohort(2)) for one in (Everything("uniform"), pf.FedAvg("uniform"))]
+    runs = [
+        simulate(task, one, rounds=3, cohort=pf.FixedCohort(2)) for one in (Everything("uniform"), pf.FedAvg("uniform"))
+    ]
     torch.testing.assert_close(runs[0].parameters, runs[1].parameters, rtol=0, atol=1e-12)
 
 
