@@ -185,6 +185,7 @@ def _code(experiment: Experiment, federation: Federation) -> dict[str, str]:
         "cohort": type(experiment.cohort),
         "availability": type(experiment.availability),
         "size mechanism": type(privacy.size),
+        "DP-SGD": type(privacy.training),
         **{f"mechanism {place}": type(one) for place, one in enumerate((*privacy.update, *privacy.statistics))},
     }
     for name, named in (("model", task.model), ("loss", task.loss)):
