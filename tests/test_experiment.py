@@ -92,6 +92,7 @@ TOGETHER = {
     "log-normal.mean_size": {"mean_size": 2.5, "clients": None},
 }
 """Settings that only go with others."""
+ON_RAY = {"address": "127.0.0.1:6379", "gpus": 0.5, "inside": "vectorised"}
 
 
 def others(part):
@@ -123,8 +124,8 @@ def test_every_field_of_every_component_survives_the_round_trip(key, name):
 def test_every_field_of_every_table_survives_the_round_trip(kind):
     part = kind(**({"epsilon": 1.0} if kind is pf.Budget else {}))
     for setting, found in others(part):
-        if setting == "address":  # belongs to one engine
-            found = [Execution(engine="ray", address="127.0.0.1:6379")]
+        if kind is Execution and setting in ON_RAY:  # belongs to one engine
+            found = [Execution(engine="ray", **{setting: ON_RAY[setting]})]
         assert found or setting == "device", f"no other value of {setting} is known to this test"
         for other in found:
             values = {name: value for name, value in plain(other).items() if value is not None}

@@ -17,7 +17,7 @@ from privfl.validation import check_count
 
 
 def single_gradients(network: nn.Module, inputs: Tensor, labels: Tensor) -> list[Tensor]:
-    """The gradient of every example alone: [n, *shape] for each parameter of ``network``.
+    """The gradient of every example alone: ``[n, *shape]`` for each parameter of ``network``.
 
     Args:
         inputs: [n, C, H, W], as the network takes them.
@@ -46,7 +46,7 @@ def inverting_each(
 
     Args:
         network: the model whose gradients were observed, without state between examples.
-        observed: [n, *shape] for each parameter.
+        observed: ``[n, *shape]`` for each parameter.
         labels: int64 [n].
         start: [n, C, H, W], where the search begins, in the network's inputs.
         variation: τ of the mean absolute differences.

@@ -26,7 +26,7 @@ class FedMIA(FederatedMembership):
     Federated Learning" (arXiv 2402.06289): the updates of clients who do not hold x are samples of what a non-member
     shows, in the same round and for this very record. Where gradient alignment ranks records by how typical they are
     too, this compares every record with itself. The paper takes the gradients' cosine, or the loss, and multiplies the
-    one-sided probabilities of the rounds by each record's deviation in a round. Here (:class:`Standardised`) steps are
+    one-sided probabilities of the rounds by each record's deviation in a round. Here (``Standardised``) steps are
     added, so that rounds in which x has a large gradient count for more; the deviation comes from all rounds; and what
     the client's classes explain is taken out by the mean over the candidates of the class. Members and others must be
     asked about in the same classes.

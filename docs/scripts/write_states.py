@@ -21,7 +21,7 @@ def states(verdicts: str) -> list[tuple[str, str, str]]:
             system = line.removeprefix("## ").split(" (")[0]
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
         if len(cells) == 5 and cells[0] not in ("experiment", "---"):
-            found.append((system, cells[0], cells[3]))
+            found.append((system, *(re.sub(r"\]\((?=[a-z])", "](results/", cell) for cell in (cells[0], cells[3]))))
     return found
 
 

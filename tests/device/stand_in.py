@@ -104,7 +104,8 @@ def place() -> str:
 def inside(file: str) -> str:
     """The path of a ``file`` of the project within it; empty for others, and for this one."""
     path = Path(file)
-    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) and file != __file__ else ""
+    own = path.is_relative_to(ROOT) and "site-packages" not in path.parts and file != __file__
+    return path.relative_to(ROOT).as_posix() if own else ""
 
 
 class StandIn(torch.Tensor):
