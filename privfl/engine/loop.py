@@ -79,7 +79,8 @@ class LoopEngine:
         network = self.task.model(0)
         parameters = flatten(network).to(self.device)
         public = PublicRows(parameters, *self.task.probe(distinct_rows(len(parameters))))
-        return Lengths(public, identity(network), self.way, self.precision)
+        settings = identity((self.algorithm, self.task.loss), exact=True)  # not those of a run before, in this process
+        return Lengths(public, identity(network), settings, self.way, self.precision)
 
     def _without_autograd(self, spaces: list[Workspace]) -> list[Workspace]:
         """``spaces`` whose plain gradients come from the layers themselves, if the network is known and they agree."""

@@ -11,7 +11,7 @@ holds for these rows holds for all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,8 @@ OFFSET = 1e4
 """What is added to every other public row: differences of large numbers show the last bits of what was subtracted."""
 NUDGE = 0.02
 """Deviation of what is added to public parameters: layers that begin at zero would hide what is in front of them."""
+GIVEN = 0.05, 0.15
+"""Range of what stands for a client's own numbers where lengths are tried: a logarithm or a root of them exists."""
 SAME = 1e-13
 """Relative difference in float64 that a row's norm may have: one last bit of float32 in it makes a larger one."""
 
@@ -92,6 +94,31 @@ class PublicRows:
         """A batch of ``length`` that begins with row ``first``; after the last row comes the first one again."""
         index = (torch.arange(length, device=self.targets.device) + first) % len(self.targets)
         return self.inputs[index], self.targets[index]
+
+
+def public_values(given: Mapping[str, Any], parameters: Tensor) -> dict[str, Any]:
+    """What stands for ``given``, the tensors and numbers that a client's loss takes by name, where lengths are tried.
+
+    What a length is must not depend on whose batch comes first, or a client's bits would depend on the order of the
+    others and on the process. So tensors as large as ``parameters`` [size], the public ones, become these; other
+    floating ones get fixed numbers from ``GIVEN`` in their shape and type, scalars among them; integers become 0 and
+    truth values true.
+    """
+    generator = torch.Generator().manual_seed(1)
+
+    def stand_in(value: Any) -> Any:
+        if isinstance(value, float):
+            return GIVEN[1] if value else value
+        if not isinstance(value, Tensor):
+            return value
+        if value.dtype == torch.bool or not value.is_floating_point():
+            return torch.full_like(value, value.dtype == torch.bool)
+        if value.numel() == parameters.numel():
+            return parameters.to(value).view(value.shape)
+        numbers = torch.rand(value.shape, generator=generator, dtype=torch.float64)
+        return (GIVEN[0] + (GIVEN[1] - GIVEN[0]) * numbers).to(value)
+
+    return {name: stand_in(value) for name, value in given.items()}
 
 
 _FOUND: dict[Hashable, dict[Hashable, bool]] = {}
@@ -159,13 +186,16 @@ def _rounds_alike(found: Tensor, expected: Tensor, distinct: int) -> bool:
     )
 
 
-def identity(function: Any, depth: int = 6) -> Hashable:
-    """What tells functions apart whose kernels may differ: their code, and that of all they hold."""
-    inner = partial(identity, depth=depth - 1)
+def identity(function: Any, depth: int = 6, *, exact: bool = False) -> Hashable:
+    """What tells functions apart whose kernels may differ: their code, and that of all they hold.
+
+    Numbers count as zero or not, since some change from batch to batch; with ``exact`` they count as they are.
+    """
+    inner = partial(identity, depth=depth - 1, exact=exact)
     if isinstance(function, Tensor):
         return tuple(function.shape), function.dtype
-    if isinstance(function, float):  # settings differ from run to run; only a branch for 0 is to be expected
-        return "number", function == 0
+    if isinstance(function, float):  # only a branch for 0 is to be expected
+        return "number", function if exact else function == 0
     if isinstance(function, int | str | None):
         return function
     if depth == 0:
@@ -194,7 +224,7 @@ def _layer(name: str, layer: nn.Module) -> Hashable:
     )
     buffers = tuple((key, tuple(value.shape)) for key, value in layer.named_buffers(recurse=False))
     options = tuple(
-        (key, identity(value, 3))
+        (key, identity(value, 3, exact=True))
         for key, value in vars(layer).items()
         if not key.startswith("_") and key != "training" and not isinstance(value, nn.Module)
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from privfl.privacy.clipping.lengths import Lengths, padded_length
+from privfl.privacy.clipping.lengths import Lengths, padded_length, public_values
 from privfl.privacy.clipping.stacked import Given, StackedBatch, given_to
 
 OfPiece = Callable[[Tensor, StackedBatch], Tensor]
@@ -94,6 +94,8 @@ class SteadyStacks:
         self._quiet()
         inputs, targets = (part.expand(stack, *part.shape).contiguous() for part in (inputs, targets))
         mask = None if mask is None else mask.expand(stack, -1)
-        given = given_to(self._given, slice(0, 1), stack)
-        parameters = self._lengths.public.parameters.expand(stack, -1).clone()
+        public = self._lengths.public.parameters
+        values = public_values({name: value for name, (value, _) in self._given.items()}, public)
+        given = given_to({name: (values[name], dim) for name, (_, dim) in self._given.items()}, slice(0, 1), stack)
+        parameters = public.expand(stack, -1).clone()
         return work(parameters, StackedBatch(inputs, targets, mask, given)).double()

@@ -14,7 +14,7 @@ from privfl.devices import in_one_copy
 from privfl.models.flat_network import FlatNetwork
 from privfl.models.module_state import ModuleState
 from privfl.privacy.clipping.known import known_function, known_ranks
-from privfl.privacy.clipping.lengths import Lengths, identity, padded, passes
+from privfl.privacy.clipping.lengths import Lengths, identity, padded, passes, public_values
 from privfl.privacy.clipping.per_sample import PerSampleGradients, evaluating
 from privfl.privacy.clipping.row_wise import each_row
 from privfl.privacy.door.batch_plans import Plan
@@ -132,10 +132,10 @@ class ClientDoor(DoorKeeper):
     ) -> Tensor:
         clipper, network, key = self._clipper, self._network, _key("gradient of one", loss, loss_kwargs)
         assert clipper is not None
-        loss = self._prepared(loss, batch, loss_kwargs)
+        given, loss = loss, self._prepared(loss, batch, loss_kwargs)
 
         def shown(inputs: Tensor, targets: Tensor) -> Tensor:
-            return clipper.norms(loss, inputs, targets)
+            return clipper.norms(self._prepared(given, batch, self._tried(loss_kwargs)), inputs, targets)
 
         with network.at(parameters):
             several: Tensor | None = None
@@ -163,7 +163,7 @@ class ClientDoor(DoorKeeper):
         whole = each_row if apart else _as_it_is
 
         def shown(inputs: Tensor, targets: Tensor) -> Tensor:
-            return whole(statistic, module, inputs, targets, loss_kwargs).double()
+            return whole(statistic, module, inputs, targets, self._tried(loss_kwargs)).double()
 
         pieces: Iterable[Piece] = ((*piece, None) for piece in _pieces(batch))
         if clip is not None and len(batch.rows) > 0:
@@ -200,6 +200,12 @@ class ClientDoor(DoorKeeper):
                 mask = torch.arange(length, device=targets.device) < len(inputs)
                 yield padded(inputs, length), padded(targets, length), mask
         self._announce(None, 1)
+
+    def _tried(self, loss_kwargs: Given) -> Given:
+        """What stands for ``loss_kwargs`` where lengths of passes are tried."""
+        if self._lengths is None or not loss_kwargs:
+            return loss_kwargs
+        return public_values(loss_kwargs, self._lengths.public.parameters)
 
     def _value(
         self, function: Callable[..., Tensor], parameters: Tensor, loss_kwargs: Given, wrt: str | None = None
