@@ -31,6 +31,7 @@ from privfl.privacy.clipping.probe import check_per_sample
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.log import BARE_SIZE, BARE_TOTAL
 from privfl.privacy.noise.source import NoiseSource
+from tests.privacy.clipping.test_per_sample import SMALL
 
 SIZES = (1, 30, 7, 12, 2, 19, 8)
 """Ragged on purpose: one sample, fewer than a batch, exactly a batch, several."""
@@ -199,11 +200,12 @@ def test_every_client_may_have_its_own_rate_and_noise(task):
     assert_same(one, trained(task, FedAvg(), dpsgd=dpsgd, way="layers", chunk=4), absolute=3 * STEP_OF_THE_GRID)
 
 
-SHAPES = {"image": (1, 28, 28), "signal": (1, 64), "tokens": (12,), "vector": (9,)}
+SHAPES = {"image": (1, 16, 16), "signal": (1, 64), "tokens": (12,), "vector": (9,)}
 LEAST = {"mobilenet": (3, 33, 33), "leaf-cnn": (3, 50, 50), "m5": (1, 1772)}
-SLOW = {"resnet10", "fedevg-resnet10", "resnet10-energy", "resnet32", "resnet20", "vgg9", *LEAST}
-LARGE = {"efficientnet-b0", "resnet9", "next-token-lstm"}
-"""Millions of parameters, or a task of its own; tests of these models take a round of DP-SGD."""
+DEEP = {"resnet8", "resnet9", "resnet10", "fedevg-resnet10", "resnet10-energy", "resnet32", "resnet20", "vgg9", *LEAST}
+NARROW: dict[str, dict[str, object]] = {name: {"width": 4} for name in DEEP if "res" in name or "vgg" in name}
+LARGE = {"efficientnet-b0", "next-token-lstm"}
+"""Eighty layers, or a task of its own; tests of these models take a round of DP-SGD."""
 
 
 @pytest.mark.slow
@@ -214,11 +216,11 @@ def test_they_agree_for_every_model_with_and_without_dp_sgd(info):
     vocabulary = 40 if info.kinds == ("tokens",) else None
 
     def model(seed):
-        narrow = {"width": 16} if "resnet10" in info.name else {}  # 64 by default: five million parameters
-        return build(info.name, shape, 5, vocabulary=vocabulary, seed=seed, **narrow).double()
+        options = {**SMALL.get(info.name, {}), **NARROW.get(info.name, {})}
+        return build(info.name, shape, 5, vocabulary=vocabulary, seed=seed, **options).double()
 
     task = federation(model, shape, sizes=(1, 6, 3), vocabulary=vocabulary)
-    training = LocalTraining(batch_size=4, learning_rate=0.02, steps=1 if info.name in SLOW else 2)
+    training = LocalTraining(batch_size=4, learning_rate=0.02, steps=1 if info.name in DEEP else 2)
     way = check_per_sample(FlatNetwork(task.model(0)), task.loss, *task.probe(3))
     assert_same(trained(task, FedAvg(), training=training), trained(task, FedAvg(), training=training, chunk=3))
     dpsgd = pf.DPSGD(noise_multiplier=0.0, sample_rate=0.4)

@@ -15,10 +15,15 @@ from privfl.privacy.clipping.per_sample import PerSampleGradients, unknown_layer
 from privfl.privacy.clipping.probe import check_per_sample
 
 SMALL = {
-    "resnet10": {"width": 16},
-    "fedevg-resnet10": {"width": 16},
-    "resnet10-energy": {"width": 16},
-    "resnet32": {"width": 16},
+    "efficientnet-b0": {"width": 4},
+    "mobilenet": {"width": 8},
+    "resnet9": {"width": 8},
+    "resnet10": {"width": 8},
+    "fedevg-resnet10": {"width": 8},
+    "resnet10-energy": {"width": 8},
+    "resnet20": {"width": 8},
+    "resnet32": {"width": 8},
+    "vgg9": {"width": 4, "hidden": 16},
     "text-cnn": {"embedding_dim": 8, "filters": 8, "hidden": 8},
     "transformer": {"embedding_dim": 8, "heads": 2, "head_dim": 4, "hidden": 8},
     "lstm": {"embedding_dim": 4, "hidden": 8},
