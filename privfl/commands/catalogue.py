@@ -104,7 +104,12 @@ def rows(kind: Kind) -> list[Row]:
         from privfl.algorithms.declarations import declared
 
         return [
-            {"name": name, "summary": summary(part), "settings": defaults(part), **declared(part())}
+            {
+                "name": name,
+                "summary": summary(part),
+                "settings": defaults(part) | ({part.counts_by: part.usual_weighting} if part.counts_by else {}),
+                **declared(part()),
+            }
             for name, part in ALGORITHMS.items()
         ]
     elif kind is Kind.partitions:

@@ -218,7 +218,7 @@ def test_many_algorithms_take_a_line_each_and_one_is_told_in_full():
     assert all(any(line.split()[:1] == [name] for line in overview.splitlines()) for name in ALGORITHMS)
     assert "learning_rate" not in overview
     told = privfl("list", "algorithms", "bsm-fedavg").stdout
-    assert "weighting" in told
+    assert "weighting = size" in told
     assert "no: bsm-fedavg masks the classes" in told
     unknown = privfl("list", "algorithms", "fedavgg")
     assert unknown.returncode == 2
