@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Tensors, descends_plainly, overrides
-from privfl.engine.sequences import clips_otherwise, differs_from_autograd, sequence_of
+from privfl.engine.sequence_checks import clips_otherwise, differs_from_autograd
+from privfl.engine.sequences import sequence_of
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, Trained, Workspace, cores, send
 from privfl.federation.task import Task
 from privfl.models.flat_network import flatten

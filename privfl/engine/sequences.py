@@ -5,14 +5,12 @@ pooling behind a ReLU that is four times as large) is a third of a step of a sma
 if every part of it is of one of the exact types below, nothing is hooked or replaced, and its loss is privfl's cross-
 entropy; and its gradients are compared with autograd's at the start of every run, on the run's own network. Under
 DP-SGD the sequence only says what every layer received and what arrived at its output
-(:class:`~privfl.privacy.clipping.per_sample.Arrivals`): norms, factors and sums are the clipper's, as ever.
+(:class:`~privfl.privacy.clipping.rule.Arrivals`): norms, factors and sums are the clipper's, as ever.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -26,13 +24,8 @@ from privfl.federation.losses import cross_entropy
 from privfl.models.base import Network
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.known import known_ranks
-from privfl.privacy.clipping.lengths import reference_length
-from privfl.privacy.clipping.per_sample import PerSampleGradients
 from privfl.privacy.loss import Loss
-from privfl.privacy.noise.source import NoiseStream
 
-TOLERANCE = 1e-4
-"""Largest difference from autograd's gradient that is rounding, relative to the largest value of a layer's gradient."""
 FEW = 32
 """Rows up to which a wide layer's product is quicker with the weight in front."""
 WIDE = 1 << 16
@@ -267,9 +260,6 @@ def sequence_of(own: FlatNetwork, loss: Loss, inputs: Rows, *, steady: bool = Fa
 
     ``steady``: rows are to be rounded alike in passes of many lengths, so products are formed one way in all of them.
     """
-    few = FEW
-    if steady:
-        few = 0
     ranks = known_ranks(own.module)
     if own.flat.dtype != torch.float32 or own.flat.device.type != "cpu" or loss is not cross_entropy:
         return None
@@ -280,71 +270,13 @@ def sequence_of(own: FlatNetwork, loss: Loss, inputs: Rows, *, steady: bool = Fa
     ):
         return None
     parts = _parts(own.module)
-    steps = [] if parts is None else _steps(parts, few)
+    steps = [] if parts is None else _steps(parts, 0 if steady else FEW)
     layers = [step.layer for step in steps or [] if isinstance(step, Linear | Convolution)]
     if not steps or len(layers) != len(set(map(id, layers))) or not isinstance(steps[-1], Linear):
         return None
     if sum(1 for layer in layers for _ in layer.parameters()) != len(own.parameters):  # one is shared
         return None
     return Sequence(own, steps)
-
-
-def differs_from_autograd(sequence: Sequence, dropout: list[StreamDropout], inputs: Tensor, targets: Tensor) -> bool:
-    """Whether the gradient is another than autograd's on these public rows, in training mode, with the same masks."""
-    own = sequence.own
-    with _same_masks(dropout) as masks_begin_anew:
-        masks_begin_anew()
-        with torch.enable_grad():
-            expected = own.gradient_of(cross_entropy(own.module, inputs, targets).sum() / len(inputs))
-        masks_begin_anew()
-        with torch.no_grad():
-            sequence.write_gradient(inputs, targets, float(len(inputs)))
-    return not _agree(own.gradient_views, expected)
-
-
-def clips_otherwise(
-    sequence: Sequence, clipper: PerSampleGradients, dropout: list[StreamDropout], inputs: Tensor, targets: Tensor
-) -> bool:
-    """Whether ``clipper`` comes to other norms or sums with what ``sequence`` says than with what autograd says.
-
-    Tried on these public rows, in training mode, with the same masks, and a bound that clips some of them.
-    """
-    own, found = sequence.own, []
-    bound = 1.0
-    with _same_masks(dropout) as masks_begin_anew:
-        for unaided in (None, None, sequence):
-            masks_begin_anew()
-            clipper.unaided = unaided
-            norms = clipper.norms(cross_entropy, inputs, targets, bound)
-            bound = bound if found else 0.7 * float(norms.median()) + 1e-12
-            found.append((norms, [view.clone() for view in own.gradient_views]))
-    clipper.unaided = None
-    (_, _), (expected, sums), (norms, own_sums) = found
-    return not (_agree([norms], [expected]) and _agree(own_sums, sums))
-
-
-@contextmanager
-def _same_masks(dropout: list[StreamDropout]) -> Iterator[Callable[[], None]]:
-    """What makes the masks of ``dropout`` begin anew with the same coins; what they drew from is put back."""
-    generators = [layer.generator for layer in dropout]
-
-    def masks_begin_anew() -> None:
-        stream = NoiseStream(bytes(32))
-        for layer in dropout:
-            layer.generator, layer.present = stream, None
-
-    try:
-        yield masks_begin_anew
-    finally:
-        for layer, generator in zip(dropout, generators, strict=True):
-            layer.generator = generator
-
-
-def _agree(found: Iterable[Tensor], expected: Iterable[Tensor]) -> bool:
-    return all(
-        float((one - wanted).abs().max()) <= TOLERANCE * (float(wanted.abs().max()) + 1e-12)
-        for one, wanted in zip(found, expected, strict=True)
-    )
 
 
 def _parts(module: nn.Module) -> list[nn.Module | None] | None:

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from privfl.engine.dropout import StreamDropout
-from privfl.engine.sequences import TOLERANCE, Convolution, Dropped, Flattened, Linear, Pooled, Rectified, Sequence
+from privfl.engine.sequence_checks import TOLERANCE
+from privfl.engine.sequences import Convolution, Dropped, Flattened, Linear, Pooled, Rectified, Sequence
 from privfl.federation.losses import cross_entropy
 from privfl.models.flat_network import Layout
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients

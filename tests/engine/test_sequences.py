@@ -11,8 +11,9 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import privfl as pf
-from privfl.engine import sequences
-from privfl.engine.sequences import differs_from_autograd, sequence_of
+from privfl.engine import sequence_checks
+from privfl.engine.sequence_checks import differs_from_autograd
+from privfl.engine.sequences import sequence_of
 from privfl.engine.workspace import Workspace
 from privfl.federation.losses import cross_entropy
 from privfl.models.base import Network
@@ -163,8 +164,8 @@ def task_of(network):
 )
 def test_a_run_is_that_of_autograd_and_a_difference_is_said(monkeypatch, algorithm, training):
     told, runs = [], []
-    for tolerance in (sequences.TOLERANCE, -1.0):
-        monkeypatch.setattr(sequences, "TOLERANCE", tolerance)
+    for tolerance in (sequence_checks.TOLERANCE, -1.0):
+        monkeypatch.setattr(sequence_checks, "TOLERANCE", tolerance)
         given = {
             "rounds": 2,
             "training": pf.LocalTraining(learning_rate=0.1, batch_size=7, **training),

@@ -6,7 +6,7 @@ Four ways, with the same result up to rounding:
   gradient of its output follow the norm of every sample's gradient and, once the clipping factors are known, the
   clipped sum (Goodfellow 2015; Li et al. 2022; "book-keeping" of Bu et al. 2023). Linear layers never form per-sample
   gradients; a convolution forms them with one grouped convolution.
-  Where the network is a sequence of layers that can say both without autograd (:class:`Arrivals`), they do.
+  Where the network is a sequence of layers that can say both without autograd (:class:`~privfl.privacy.clipping.rule.Arrivals`), they do.
 * ``rows``: the same, but the forward pass goes by ``torch.func.vmap``, one row in it: for whatever is not known to work
   row by row (:mod:`privfl.privacy.clipping.known`). ``layers`` means this too, for a network or a loss that is not.
 * ``vmap``: ``torch.func.vmap(grad)``, for models with parameters outside the layers that the first ways know.
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -34,20 +34,10 @@ from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.layer_rules import rule_for
 from privfl.privacy.clipping.opacus_hooks import OpacusHooks
 from privfl.privacy.clipping.row_wise import Made, Seen, Shown, Watch, each_row, said_of
-from privfl.privacy.clipping.rule import Calls, Places, Rule, SumRule
+from privfl.privacy.clipping.rule import Arrivals, Calls, Places, Rule, SumRule
 from privfl.privacy.loss import Loss
 
 GradSampleMode = Literal["layers", "rows", "vmap", "opacus"]
-
-
-class Arrivals(Protocol):
-    """What layers receive and what arrives at their outputs in one pass of a network, without autograd."""
-
-    def serves(self, loss: Loss) -> bool:
-        """Whether it is the gradient of ``loss`` that arrives."""
-
-    def arrivals(self, inputs: Tensor, targets: Tensor) -> Iterable[tuple[nn.Module, Tensor, Tensor]]:
-        """Every layer that has parameters, called once; its input and the gradient at its output, both [B, ...]."""
 
 
 class PerSampleGradients:
@@ -191,7 +181,9 @@ class PerSampleGradients:
             self._seen.setdefault(module, []).append(Shown(inputs[0].detach(), 0, output, 0))
         return self._watch.show(module, inputs, output)
 
-    def _reached(self, loss: Loss, inputs: Tensor, targets: Tensor, *, apart: bool) -> Iterable[tuple[nn.Module, Calls]]:
+    def _reached(
+        self, loss: Loss, inputs: Tensor, targets: Tensor, *, apart: bool
+    ) -> Iterable[tuple[nn.Module, Calls]]:
         """Every layer that the sum of ``loss`` depends on, with what it received and what arrived at its output."""
         if self.unaided is not None and self.goes_unaided(loss) and not apart:
             return ((layer, [(given, back)]) for layer, given, back in self.unaided.arrivals(inputs, targets))
