@@ -214,7 +214,8 @@ class LoopEngine:
             space.announce,
             space.sequence,
         )
-        plain = space.sequence is not None and descends_plainly(algorithm, training)
+        known = space.sequence is not None or (space.clipper is not None and space.clipper.unaided is not None)
+        plain = known and descends_plainly(algorithm, training)
         space.start(phase.dropout(client, context))
         door = keeper.door()
         with torch.no_grad():

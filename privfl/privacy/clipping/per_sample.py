@@ -6,7 +6,7 @@ Four ways, with the same result up to rounding:
   gradient of its output follow the norm of every sample's gradient and, once the clipping factors are known, the
   clipped sum (Goodfellow 2015; Li et al. 2022; "book-keeping" of Bu et al. 2023). Linear layers never form per-sample
   gradients; a convolution forms them with one grouped convolution.
-  Where the network is a sequence of layers that can say both without autograd (:class:`~privfl.privacy.clipping.rule.Arrivals`), they do.
+  A network that can say both without autograd (:class:`~privfl.privacy.clipping.rule.Arrivals`) does.
 * ``rows``: the same, but the forward pass goes by ``torch.func.vmap``, one row in it: for whatever is not known to work
   row by row (:mod:`privfl.privacy.clipping.known`). ``layers`` means this too, for a network or a loss that is not.
 * ``vmap``: ``torch.func.vmap(grad)``, for models with parameters outside the layers that the first ways know.
@@ -101,7 +101,8 @@ class PerSampleGradients:
         together: int | None = None,
     ) -> Tensor:
         """:meth:`clipped_sum`, but the norms are in float64, in which every bit of a row shows."""
-        self.network.gradient.zero_()
+        if len(inputs) == 0 or not self.goes_unaided(loss):  # then every layer writes its part
+            self.network.gradient.zero_()
         if len(inputs) == 0:
             return self.network.flat.new_zeros(0)
 
