@@ -179,7 +179,7 @@ def test_a_run_is_that_of_autograd_and_a_difference_is_said(monkeypatch, algorit
     assert runs[0].statement.to_json() == runs[1].statement.to_json()
 
 
-def test_dp_sgd_and_other_precisions_keep_the_gradients_that_they_had():
+def test_under_dp_sgd_and_in_other_precisions_no_plain_gradient_is_a_sequence_s():
     for given in ({"privacy": pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, sample_rate=0.5))}, {}):
         spaces = []
         pf.simulate(
