@@ -44,6 +44,8 @@ def images_relaid(images: Tensor) -> Tensor:
         return images
     if is_batchedtensor(images):
         return folded(images_relaid, images)
+    if is_functorch_wrapped_tensor(images):  # inside a transform of torch.func, which cannot be left, they stay
+        return images
     _, channels, height, width = images.shape
     if channels == 1:  # both layouts are one and the same in memory; only the strides can say which is meant
         images = images.contiguous().as_strided(images.shape, (height * width, 1, width, 1))

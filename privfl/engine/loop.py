@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Tensors, descends_plainly, overrides
-from privfl.engine.sequences import differs_from_autograd, sequence_of
+from privfl.engine.sequence_checks import clips_otherwise, differs_from_autograd
+from privfl.engine.sequences import sequence_of
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, Trained, Workspace, cores, send
 from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
@@ -83,16 +84,30 @@ class LoopEngine:
         return Lengths(public, identity(network), settings, self.way, self.precision)
 
     def _without_autograd(self, spaces: list[Workspace]) -> list[Workspace]:
-        """``spaces`` whose plain gradients come from the layers themselves, if the network is known and they agree."""
-        if self.channel.dpsgd is not None or self.precision != "float32":
+        """``spaces`` whose gradients come from the layers themselves, if the network is known and they agree.
+
+        Under DP-SGD their clippers take from the layers what they clip.
+        """
+        private = self.channel.dpsgd is not None
+        if self.precision != "float32" or (private and self.way != "layers"):
             return spaces
-        sequences = [sequence_of(space.own, self.task.loss, self.task.inputs) for space in spaces]
+        sequences = [sequence_of(space.own, self.task.loss, self.task.inputs, steady=private) for space in spaces]
         if sequences[0] is None:
             return spaces
-        if differs_from_autograd(sequences[0], spaces[0].dropout, *self.task.probe(4)):
+        first, probe = spaces[0], self.task.probe(4)
+        differs = differs_from_autograd(sequences[0], first.dropout, *probe)
+        if private and not differs:
+            assert first.clipper is not None
+            differs = clips_otherwise(sequences[0], first.clipper, first.dropout, *probe)
+        if differs:
             self.notes.append("steps use autograd, because the layers' own gradients came out different")
             return spaces
-        return [replace(space, sequence=sequence) for space, sequence in zip(spaces, sequences, strict=True)]
+        if not private:
+            return [replace(space, sequence=sequence) for space, sequence in zip(spaces, sequences, strict=True)]
+        for space, sequence in zip(spaces, sequences, strict=True):
+            assert space.clipper is not None
+            space.clipper.unaided = sequence
+        return spaces
 
     def _sums_directly(self) -> bool:
         """Whether layers should write large weight gradients where they belong, so that nothing is copied."""
@@ -200,7 +215,8 @@ class LoopEngine:
             space.announce,
             space.sequence,
         )
-        plain = space.sequence is not None and descends_plainly(algorithm, training)
+        known = space.sequence is not None or (space.clipper is not None and space.clipper.unaided is not None)
+        plain = known and descends_plainly(algorithm, training)
         space.start(phase.dropout(client, context))
         door = keeper.door()
         with torch.no_grad():

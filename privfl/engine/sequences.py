@@ -1,9 +1,11 @@
-"""Steps of plain SGD without autograd, for networks that are a plain sequence of known layers.
+"""Gradients without autograd, for networks that are a plain sequence of known layers: of sums, and clipped by rows.
 
 What autograd spends a step on besides the layers' kernels (its graph, a gradient that is written and read again, max
 pooling behind a ReLU that is four times as large) is a third of a step of a small CNN. A network counts as known only
 if every part of it is of one of the exact types below, nothing is hooked or replaced, and its loss is privfl's cross-
-entropy; and its gradients are compared with autograd's at the start of every run, on the run's own network.
+entropy; and its gradients are compared with autograd's at the start of every run, on the run's own network. Under
+DP-SGD the sequence only says what every layer received and what arrived at its output
+(:class:`~privfl.privacy.clipping.rule.Arrivals`): norms, factors and sums are the clipper's, as ever.
 """
 
 from __future__ import annotations
@@ -23,10 +25,7 @@ from privfl.models.base import Network
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.known import known_ranks
 from privfl.privacy.loss import Loss
-from privfl.privacy.noise.source import NoiseStream
 
-TOLERANCE = 1e-4
-"""Largest difference from autograd's gradient that is rounding, relative to the largest value of a layer's gradient."""
 FEW = 32
 """Rows up to which a wide layer's product is quicker with the weight in front."""
 WIDE = 1 << 16
@@ -46,12 +45,13 @@ class Step(Protocol):
 class Linear:
     """``nn.Linear`` on [B, in]."""
 
-    def __init__(self, layer: nn.Linear) -> None:
-        self.layer, self.wide = layer, layer.weight.numel() >= WIDE
+    def __init__(self, layer: nn.Linear, few: int) -> None:
+        """``few``: rows up to which a wide weight comes first in the product."""
+        self.layer, self.few = layer, few if layer.weight.numel() >= WIDE else 0
 
     def forward(self, given: Tensor) -> tuple[Tensor, Tensor]:
         weight, bias = self.layer.weight, self.layer.bias
-        if not self.wide or len(given) > FEW:
+        if len(given) > self.few:
             return F.linear(given, weight, bias), given
         product = torch.mm(weight, given.T).T.contiguous()
         return product if bias is None else product.add_(bias), given
@@ -215,6 +215,16 @@ class Sequence:
             assert isinstance(step, Linear | Convolution)
             step.write(back, kept, self._places[place])
 
+    def arrivals(self, inputs: Tensor, targets: Tensor) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:
+        """Every layer with parameters, from the last: its input, and the gradient of the sum of cross-entropy there.
+
+        That gradient, at the layer's output, has the samples of ``inputs`` [B, ...] along its first dimension too.
+        """
+        for place, back, kept in self._backward(inputs, targets, 1.0):
+            step = self.steps[place]
+            assert isinstance(step, Linear | Convolution)
+            yield step.layer, kept, back
+
     def descend(self, inputs: Tensor, targets: Tensor, divisor: float, rate: float) -> None:
         """Subtract ``rate`` times that gradient from the network's parameters, of large ones without writing it."""
         if self.own.layout.size < WIDE:
@@ -235,7 +245,8 @@ class Sequence:
             kept.append(needed)
         back = torch.softmax(values, 1)
         back[torch.arange(len(back)), targets] -= 1
-        back.div_(divisor)
+        if divisor != 1:
+            back.div_(divisor)
         for place in range(len(self.steps) - 1, self.first - 1, -1):
             step, arrived = self.steps[place], back
             if place > self.first:
@@ -244,8 +255,11 @@ class Sequence:
                 yield place, arrived, kept[place]
 
 
-def sequence_of(own: FlatNetwork, loss: Loss, inputs: Rows) -> Sequence | None:
-    """The sequence that the network in ``own`` is, or ``None`` if it is none; ``inputs`` are the task's."""
+def sequence_of(own: FlatNetwork, loss: Loss, inputs: Rows, *, steady: bool = False) -> Sequence | None:
+    """The sequence that the network in ``own`` is, or ``None`` if it is none; ``inputs`` are the task's.
+
+    ``steady``: rows are to be rounded alike in passes of many lengths, so products are formed one way in all of them.
+    """
     ranks = known_ranks(own.module)
     if own.flat.dtype != torch.float32 or own.flat.device.type != "cpu" or loss is not cross_entropy:
         return None
@@ -256,36 +270,13 @@ def sequence_of(own: FlatNetwork, loss: Loss, inputs: Rows) -> Sequence | None:
     ):
         return None
     parts = _parts(own.module)
-    steps = [] if parts is None else _steps(parts)
+    steps = [] if parts is None else _steps(parts, 0 if steady else FEW)
     layers = [step.layer for step in steps or [] if isinstance(step, Linear | Convolution)]
     if not steps or len(layers) != len(set(map(id, layers))) or not isinstance(steps[-1], Linear):
         return None
     if sum(1 for layer in layers for _ in layer.parameters()) != len(own.parameters):  # one is shared
         return None
     return Sequence(own, steps)
-
-
-def differs_from_autograd(sequence: Sequence, dropout: list[StreamDropout], inputs: Tensor, targets: Tensor) -> bool:
-    """Whether the gradient is another than autograd's on these public rows, in training mode, with the same masks."""
-    own, generators = sequence.own, [layer.generator for layer in dropout]
-
-    def masks_begin_anew() -> None:
-        stream = NoiseStream(bytes(32))
-        for layer in dropout:
-            layer.generator, layer.present = stream, None
-
-    masks_begin_anew()
-    with torch.enable_grad():
-        expected = own.gradient_of(cross_entropy(own.module, inputs, targets).sum() / len(inputs))
-    masks_begin_anew()
-    with torch.no_grad():
-        sequence.write_gradient(inputs, targets, float(len(inputs)))
-    for layer, generator in zip(dropout, generators, strict=True):
-        layer.generator = generator
-    return not all(
-        float((found - wanted).abs().max()) <= TOLERANCE * (float(wanted.abs().max()) + 1e-12)
-        for found, wanted in zip(own.gradient_views, expected, strict=True)
-    )
 
 
 def _parts(module: nn.Module) -> list[nn.Module | None] | None:
@@ -301,11 +292,11 @@ def _parts(module: nn.Module) -> list[nn.Module | None] | None:
     return parts
 
 
-def _steps(parts: list[nn.Module | None]) -> list[Step] | None:
+def _steps(parts: list[nn.Module | None], few: int) -> list[Step] | None:
     """The steps that do what ``parts`` do, max pooling in front of ReLU; ``None`` where a part is not known."""
     steps: list[Step] = []
     for part in parts:
-        step = _step(part)
+        step = _step(part, few)
         if step is None:
             return None
         if isinstance(step, Pooled) and steps and isinstance(steps[-1], Rectified):
@@ -318,12 +309,12 @@ def _steps(parts: list[nn.Module | None]) -> list[Step] | None:
     return steps
 
 
-def _step(part: Any) -> Step | None:
+def _step(part: Any, few: int) -> Step | None:
     kind = type(part)
     if part is None or kind is nn.Identity:
         return _Relaid()
     if kind is nn.Linear:
-        return Linear(part)
+        return Linear(part, few)
     if kind is nn.Conv2d and part.padding_mode == "zeros" and not isinstance(part.padding, str):
         return Convolution(part)
     if kind is nn.ReLU:

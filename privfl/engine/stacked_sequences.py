@@ -2,12 +2,14 @@
 
 A stack of small networks is held up by dispatch, not by arithmetic: ``vmap`` and autograd around grouped convolutions
 take twice as long as the same products written out. Images lie [clients, B, H, W, channels] here, a convolution is one
-batched product of its windows with its weights, and the backward pass writes into one gradient [clients, size].
+batched product of its windows with its weights, and the backward pass says of every layer what there is to add up:
+plainly, into one gradient [clients, size], or row by row to the clipper's rules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from privfl.engine.dropout import StreamDropout
-from privfl.engine.sequences import TOLERANCE, Convolution, Dropped, Flattened, Linear, Pooled, Rectified, Sequence
+from privfl.engine.sequence_checks import TOLERANCE
+from privfl.engine.sequences import Convolution, Dropped, Flattened, Linear, Pooled, Rectified, Sequence
 from privfl.federation.losses import cross_entropy
 from privfl.models.flat_network import Layout
+from privfl.privacy.clipping.formed_rules import WindowsRule
+from privfl.privacy.clipping.layer_rules import LinearRule
+from privfl.privacy.clipping.rule import Places, Rule
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients
 from privfl.privacy.loss import Loss
 from privfl.privacy.noise.source import NoiseStream
@@ -29,8 +35,12 @@ ALIKE = 16
 """Rows from which on products round each row alike; with fewer, kernels differ, and clients' uploads could tell how
 many rows the largest batch of their stack has, so that with noise on updates all would be padded to more rows."""
 
-Back = Callable[[Tensor, Tensor], Tensor]
-"""From the gradient at a layer's output and the gradient [clients, size] to write to, to the gradient at its input."""
+Take = Callable[[nn.Linear | nn.Conv2d, Tensor, Tensor], None]
+"""Told of a layer what it received and what arrived at its output: [clients, B, n], of windows [clients, B, windows, n]
+with the channels of a window innermost."""
+
+Back = Callable[[Tensor, Take], Tensor]
+"""From the gradient at a layer's output to that at its input; says of the layer what there is to add up."""
 
 
 class StackedSequence:
@@ -53,6 +63,57 @@ class StackedSequence:
 
     def plain_sum(self, parameters: Tensor, batch: StackedBatch) -> Tensor:
         """Gradient [clients, size] of each client's sum of cross-entropy over its rows."""
+        gradient = torch.empty_like(parameters)
+
+        def write(layer: nn.Linear | nn.Conv2d, given: Tensor, back: Tensor) -> None:
+            found, sums = self._sums(given, back, biased=layer.bias is not None)
+            self._weight_of(layer, gradient).copy_(found.view(self._weight_of(layer, gradient).shape))
+            if layer.bias is not None:
+                self._of(layer.bias, gradient).copy_(sums)
+
+        self._pass(parameters, batch, write)
+        return gradient
+
+    def rules(self, parameters: Tensor, batch: StackedBatch) -> list[tuple[Rule, Callable[[Tensor], Places]]]:
+        """The rules of all layers, who have received what each row of ``batch`` gives them, from the last layer.
+
+        With each where its sums lie in a gradient [clients, size].
+        """
+        found: list[tuple[Rule, Callable[[Tensor], Places]]] = []
+
+        def note(layer: nn.Linear | nn.Conv2d, given: Tensor, back: Tensor) -> None:
+            trained = frozenset(name for name, _ in layer.named_parameters())
+            rule: Rule = LinearRule(layer, trained) if given.dim() == 3 else WindowsRule(layer, trained)
+            rule.receive([(given.flatten(0, 1), back.flatten(0, 1))])
+            found.append((rule, partial(self._places, layer)))
+
+        self._pass(parameters, batch, note)
+        return found
+
+    def _places(self, layer: nn.Linear | nn.Conv2d, gradient: Tensor) -> Places:
+        places = {"weight": self._weight_of(layer, gradient)}
+        return places if layer.bias is None else {**places, "bias": self._of(layer.bias, gradient)}
+
+    def _weight_of(self, layer: nn.Linear | nn.Conv2d, stack: Tensor) -> Tensor:
+        """The weight of ``layer`` in ``stack`` [clients, size], that of windows [clients, ..., channels, outputs]."""
+        weight = self._of(layer.weight, stack)
+        return weight if weight.dim() == 3 else weight.permute(0, 3, 4, 2, 1)
+
+    def _sums(self, given: Tensor, back: Tensor, *, biased: bool) -> tuple[Tensor, Tensor]:
+        """What a layer's weight and bias get from all rows of each client."""
+        if given.dim() == 3:
+            sums = _added(back) if self._steady and biased else back.sum(1)
+            return torch.bmm(back.mT, given), sums
+        clients, rows = given.shape[:2]
+        if self._steady:  # row by row first: a product over all rows is rounded by how many there are
+            apart = given.flatten(0, 1), back.flatten(0, 1)
+            found = _added(torch.bmm(apart[0].mT, apart[1]).view(clients, rows, -1))
+            return found, _added(apart[1].sum(1).view(clients, rows, -1))
+        together = given.flatten(1, 2), back.flatten(1, 2)
+        return torch.bmm(together[0].mT, together[1]), together[1].sum(1)
+
+    def _pass(self, parameters: Tensor, batch: StackedBatch, take: Take) -> None:
+        """Forward, and back from each client's sum of cross-entropy."""
         values, ways_back = batch.inputs, list[Back]()
         if values.dim() == 5:
             values = values.permute(0, 1, 3, 4, 2).contiguous()
@@ -62,10 +123,8 @@ class StackedSequence:
         back = torch.softmax(values, 2)
         back.view(-1, back.shape[2])[torch.arange(batch.targets.numel()), batch.targets.flatten()] -= 1
         back = batch.rows_only(back)
-        gradient = torch.empty_like(parameters)
         for way_back in reversed(ways_back[self._first :]):
-            back = way_back(back, gradient)
-        return gradient
+            back = way_back(back, take)
 
     def _of(self, value: Tensor, stack: Tensor) -> Tensor:
         """Where the parameter ``value`` lies in each row of ``stack`` [clients, size], as [clients, ...]."""
@@ -99,10 +158,8 @@ class StackedSequence:
         if layer.bias is not None:
             output += self._of(layer.bias, parameters)[:, None]
 
-        def backward(back: Tensor, gradient: Tensor) -> Tensor:
-            self._of(layer.weight, gradient).copy_(torch.bmm(back.mT, values))
-            if layer.bias is not None:
-                self._of(layer.bias, gradient).copy_(_added(back) if self._steady else back.sum(1))
+        def backward(back: Tensor, take: Take) -> Tensor:
+            take(layer, values, back)
             return torch.bmm(back, weight) if wanted else back
 
         return output, backward
@@ -128,26 +185,17 @@ class StackedSequence:
         shape = (clients, rows, height, width, high, wide, layer.in_channels)
         index = self._index(given.shape[2:], shape[2:], (down, across))
         windows = given.view(clients * rows, -1).index_select(1, index).view(clients, rows * height * width, -1)
-        weight = self._of(layer.weight, parameters).permute(0, 3, 4, 2, 1).reshape(clients, -1, layer.out_channels)
+        weight = self._weight_of(layer, parameters).reshape(clients, -1, layer.out_channels)
         output = torch.bmm(windows, weight)
         if layer.bias is not None:
             output += self._of(layer.bias, parameters)[:, None]
 
-        def backward(back: Tensor, gradient: Tensor) -> Tensor:
-            back = back.reshape(clients, -1, layer.out_channels)
-            if self._steady:  # row by row first: a product over all rows is rounded by how many there are
-                apart = windows.view(clients * rows, height * width, -1), back.view(clients * rows, height * width, -1)
-                found = _added(torch.bmm(apart[0].mT, apart[1]).view(clients, rows, -1))
-                sums = _added(apart[1].sum(1).view(clients, rows, -1))
-            else:
-                found, sums = torch.bmm(windows.mT, back), back.sum(1)
-            found = found.view(clients, high, wide, layer.in_channels, layer.out_channels)
-            self._of(layer.weight, gradient).copy_(found.permute(0, 4, 3, 1, 2))
-            if layer.bias is not None:
-                self._of(layer.bias, gradient).copy_(sums)
+        def backward(back: Tensor, take: Take) -> Tensor:
+            back = back.reshape(clients, rows, height * width, layer.out_channels)
+            take(layer, windows.view(clients, rows, height * width, -1), back)
             if not wanted:
                 return back
-            spread, total = torch.bmm(back, weight.mT).view(shape), torch.zeros_like(given)
+            spread, total = torch.bmm(back.flatten(1, 2), weight.mT).view(shape), torch.zeros_like(given)
             for i in range(high):
                 for j in range(wide):
                     total[:, :, i : i + down * height : down, j : j + across * width : across] += spread[..., i, j, :]
@@ -166,7 +214,7 @@ def _pooled(step: Pooled, values: Tensor) -> tuple[Tensor, Back]:
     images = values.flatten(0, 1).permute(0, 3, 1, 2)
     pooled, kept = step.forward(images)
 
-    def backward(back: Tensor, gradient: Tensor) -> Tensor:
+    def backward(back: Tensor, take: Take) -> Tensor:
         found = step.backward(back.flatten(0, 1).permute(0, 3, 1, 2), kept)
         return found.permute(0, 2, 3, 1).reshape(values.shape)
 
@@ -188,7 +236,7 @@ def _flattened(values: Tensor) -> tuple[Tensor, Back]:
         return values.flatten(2), lambda back, _: back.view(values.shape)
     clients, rows, height, width, channels = values.shape
 
-    def backward(back: Tensor, gradient: Tensor) -> Tensor:
+    def backward(back: Tensor, take: Take) -> Tensor:
         return back.view(clients, rows, channels, height, width).permute(0, 1, 3, 4, 2).contiguous()
 
     return values.permute(0, 1, 4, 2, 3).reshape(clients, rows, -1), backward
@@ -219,18 +267,32 @@ def stacked_sequence_of(
         for layer in dropout:
             layer.stack, layer.counts = [NoiseStream(bytes([client]) * 32) for client in (0, 1)], [2, 2]
 
+    def differ(one: Tensor, other: Tensor) -> bool:
+        parts = ((found._of(value, one), found._of(value, other)) for value in single.own.parameters)
+        return not all(
+            float((part - wanted).abs().max()) <= TOLERANCE * (float(wanted.abs().max()) + 1e-12)
+            for part, wanted in parts
+        )
+
     masks_begin_anew()
     expected = stacked.plain_sum(cross_entropy, parameters, batch)
     masks_begin_anew()
     with torch.no_grad():
-        gradient = found.plain_sum(parameters, batch)
+        differs = differ(found.plain_sum(parameters, batch), expected)
+    if stacked.way == "layers" and not differs:
+        masks_begin_anew()
+        bound = 0.7 * float(stacked.norms(cross_entropy, parameters, batch).median()) + 1e-12  # some rows are clipped
+        sums = []
+        for stacked.unaided in (None, found):
+            masks_begin_anew()
+            sums.append(stacked.clipped_sum(cross_entropy, parameters, batch, bound))
+        stacked.unaided = None
+        differs = differ(sums[1], sums[0])
     for layer in dropout:
         layer.stack, layer.counts = None, ()
     found.values = max(inputs[0].numel(), sum(map(len, found._indices.values())))
     if found.values > LARGEST:
         return ""
-    for value in single.own.parameters:
-        part, wanted = found._of(value, gradient), found._of(value, expected)
-        if not float((part - wanted).abs().max()) <= TOLERANCE * (float(wanted.abs().max()) + 1e-12):
-            return "stacked steps use autograd, because the layers' own gradients came out different"
+    if differs:
+        return "stacked steps use autograd, because the layers' own gradients came out different"
     return found

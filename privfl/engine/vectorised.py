@@ -85,8 +85,8 @@ class VectorisedEngine:
 
     def _without_autograd(self, space: Workspace, gradients: StackedGradients) -> StackedSequence | None:
         """The gradients that the layers themselves give, if the network is known and they agree with autograd's."""
-        loop = self.loop
-        if loop.channel.dpsgd is not None or loop.precision != "float32":
+        loop, private = self.loop, self.loop.channel.dpsgd is not None
+        if loop.precision != "float32" or (private and self.way != "layers"):
             return None
         single = sequence_of(space.own, loop.task.loss, loop.task.inputs)
         if single is None:
@@ -94,6 +94,9 @@ class VectorisedEngine:
         steady = self.lengths is not None
         found = stacked_sequence_of(single, gradients, space.dropout, *loop.task.probe(4), steady=steady)
         if isinstance(found, StackedSequence):
+            if private:
+                gradients.unaided = found
+                return None
             self._values = found.values
             return found
         if found and found not in self.notes:
@@ -199,7 +202,8 @@ class VectorisedEngine:
             self.lengths,
             stack.unaided,
         )
-        plain = stack.unaided is not None and descends_plainly(algorithm, training)
+        known = stack.unaided is not None or stack.gradients.unaided is not None
+        plain = known and descends_plainly(algorithm, training)
         if stack.state is not None:
             stack.state.restore()
         with torch.no_grad():

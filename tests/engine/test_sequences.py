@@ -11,8 +11,9 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import privfl as pf
-from privfl.engine import sequences
-from privfl.engine.sequences import differs_from_autograd, sequence_of
+from privfl.engine import sequence_checks
+from privfl.engine.sequence_checks import differs_from_autograd
+from privfl.engine.sequences import sequence_of
 from privfl.engine.workspace import Workspace
 from privfl.federation.losses import cross_entropy
 from privfl.models.base import Network
@@ -163,8 +164,8 @@ def task_of(network):
 )
 def test_a_run_is_that_of_autograd_and_a_difference_is_said(monkeypatch, algorithm, training):
     told, runs = [], []
-    for tolerance in (sequences.TOLERANCE, -1.0):
-        monkeypatch.setattr(sequences, "TOLERANCE", tolerance)
+    for tolerance in (sequence_checks.TOLERANCE, -1.0):
+        monkeypatch.setattr(sequence_checks, "TOLERANCE", tolerance)
         given = {
             "rounds": 2,
             "training": pf.LocalTraining(learning_rate=0.1, batch_size=7, **training),
@@ -178,7 +179,7 @@ def test_a_run_is_that_of_autograd_and_a_difference_is_said(monkeypatch, algorit
     assert runs[0].statement.to_json() == runs[1].statement.to_json()
 
 
-def test_dp_sgd_and_other_precisions_keep_the_gradients_that_they_had():
+def test_under_dp_sgd_and_in_other_precisions_no_plain_gradient_is_a_sequence_s():
     for given in ({"privacy": pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, sample_rate=0.5))}, {}):
         spaces = []
         pf.simulate(

@@ -52,7 +52,7 @@ class FormedRule:
         clients = len(next(iter(places.values())))
         for name, gradient in self.formed.items():
             place = places[name]
-            if clients == 1 and not clipping.exact:
+            if clients == 1 and not clipping.exact and place.is_contiguous():
                 torch.mv(clipping.kept(gradient).T, clipping.narrow, out=place.view(-1))
                 continue
             rows, factors = clipping.kept(gradient), clipping.factors if clipping.exact else clipping.narrow
@@ -126,6 +126,17 @@ class ConvolutionRule(FormedRule, SumRule):
                 sums["bias"] = sums["bias"] + bias if "bias" in sums else bias
         for name, total in sums.items():
             places[name][0].copy_(total)
+
+
+class WindowsRule(FormedRule):
+    """A convolution that shows windows [B, positions, n] and backs [B, positions, outputs]: a product for each sample.
+
+    The gradient of its weight is [n, outputs], and so is the place of its sum.
+    """
+
+    def form(self, given: Tensor, back: Tensor) -> dict[str, Tensor]:
+        formed = {"weight": torch.bmm(given.mT, back).flatten(1)}
+        return {**formed, "bias": back.sum(1)} if "bias" in self.trained else formed
 
 
 def _padded(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, given: Tensor) -> tuple[Tensor, tuple[int, ...]]:

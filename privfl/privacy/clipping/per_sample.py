@@ -6,6 +6,7 @@ Four ways, with the same result up to rounding:
   gradient of its output follow the norm of every sample's gradient and, once the clipping factors are known, the
   clipped sum (Goodfellow 2015; Li et al. 2022; "book-keeping" of Bu et al. 2023). Linear layers never form per-sample
   gradients; a convolution forms them with one grouped convolution.
+  A network that can say both without autograd (:class:`~privfl.privacy.clipping.rule.Arrivals`) does.
 * ``rows``: the same, but the forward pass goes by ``torch.func.vmap``, one row in it: for whatever is not known to work
   row by row (:mod:`privfl.privacy.clipping.known`). ``layers`` means this too, for a network or a loss that is not.
 * ``vmap``: ``torch.func.vmap(grad)``, for models with parameters outside the layers that the first ways know.
@@ -18,7 +19,7 @@ the sensitivity.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
@@ -33,7 +34,7 @@ from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.layer_rules import rule_for
 from privfl.privacy.clipping.opacus_hooks import OpacusHooks
 from privfl.privacy.clipping.row_wise import Made, Seen, Shown, Watch, each_row, said_of
-from privfl.privacy.clipping.rule import Calls, Places, Rule, SumRule
+from privfl.privacy.clipping.rule import Arrivals, Calls, Places, Rule, SumRule
 from privfl.privacy.loss import Loss
 
 GradSampleMode = Literal["layers", "rows", "vmap", "opacus"]
@@ -54,6 +55,8 @@ class PerSampleGradients:
         self._recording = False
         self._seen: Seen = {}
         self._watch = Watch()
+        self.unaided: Arrivals | None = None
+        """Says without autograd what the layers' rules need, where it serves; only ``layers`` asks it."""
         if self.way == "opacus":
             self._opacus = OpacusHooks(network)
         if self.way in ("layers", "rows"):
@@ -98,7 +101,8 @@ class PerSampleGradients:
         together: int | None = None,
     ) -> Tensor:
         """:meth:`clipped_sum`, but the norms are in float64, in which every bit of a row shows."""
-        self.network.gradient.zero_()
+        if len(inputs) == 0 or not self.goes_unaided(loss):  # then every layer writes its part
+            self.network.gradient.zero_()
         if len(inputs) == 0:
             return self.network.flat.new_zeros(0)
 
@@ -117,6 +121,10 @@ class PerSampleGradients:
     def serves_batches(self, function: Loss, inputs: Tensor) -> bool:
         """Whether ``function`` may see ``inputs`` [B, ...] as one batch, because each row is known to stay alone."""
         return inputs.dim() in self._known and known_function(function)
+
+    def goes_unaided(self, loss: Loss) -> bool:
+        """Whether per-sample gradients of ``loss`` are formed without autograd."""
+        return self.way == "layers" and self.unaided is not None and self.unaided.serves(loss)
 
     def plain_sum(self, loss: Loss, inputs: Tensor, targets: Tensor, divisor: float) -> None:
         """Write the gradient of the sum of ``loss`` over ``divisor`` into ``network.gradient``, without clipping.
@@ -174,14 +182,23 @@ class PerSampleGradients:
             self._seen.setdefault(module, []).append(Shown(inputs[0].detach(), 0, output, 0))
         return self._watch.show(module, inputs, output)
 
-    def _by_layers(self, loss: Loss, inputs: Tensor, targets: Tensor, clip: Clip, *, apart: bool) -> Tensor:
+    def _reached(
+        self, loss: Loss, inputs: Tensor, targets: Tensor, *, apart: bool
+    ) -> Iterable[tuple[nn.Module, Calls]]:
+        """Every layer that the sum of ``loss`` depends on, with what it received and what arrived at its output."""
+        if self.unaided is not None and self.goes_unaided(loss) and not apart:
+            return ((layer, [(given, back)]) for layer, given, back in self.unaided.arrivals(inputs, targets))
         with torch.enable_grad():
             seen, losses = (self._forward_apart if apart else self._forward)(loss, inputs, targets)
             total = losses.sum()
+        return self._arrived(seen, total).items()
+
+    def _by_layers(self, loss: Loss, inputs: Tensor, targets: Tensor, clip: Clip, *, apart: bool) -> Tensor:
         with torch.no_grad():
-            squares = total.new_zeros(len(losses), dtype=torch.float64)
-            reached = self._arrived(seen, total)
-            for module, pairs in reached.items():
+            squares = self.network.flat.new_zeros(len(inputs), dtype=torch.float64)
+            reached = []
+            for module, pairs in self._reached(loss, inputs, targets, apart=apart):
+                reached.append(module)
                 self._rules[module].receive(pairs, apart=apart)
                 squares += self._rules[module].squared_norms()
             clipping = clip(squares)

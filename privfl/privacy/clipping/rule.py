@@ -9,11 +9,13 @@ second ones; the places that sums are written to have a first dimension of clien
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from privfl.privacy.clipping.factors import Clipping
+from privfl.privacy.loss import Loss
 
 Calls = list[tuple[Tensor, Tensor]]
 Places = dict[str, Tensor]
@@ -48,3 +50,13 @@ class SumRule:
     def write_sum(self, calls: Calls, places: Places) -> None:
         """Write the sum over samples and calls into ``places``, which have one client."""
         raise AssertionError("every subclass writes its own sums")
+
+
+class Arrivals(Protocol):
+    """What layers receive and what arrives at their outputs in one pass of a network, without autograd."""
+
+    def serves(self, loss: Loss) -> bool:
+        """Whether it is the gradient of ``loss`` that arrives."""
+
+    def arrivals(self, inputs: Tensor, targets: Tensor) -> Iterable[tuple[nn.Module, Tensor, Tensor]]:
+        """Every layer that has parameters, called once; its input and the gradient at its output, both [B, ...]."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +70,16 @@ class StackedBatch:
         return values if mask is None else values.where(mask, 0)
 
 
+class UnaidedRules(Protocol):
+    """What layers receive and what arrives at their outputs in stacked copies of a network, without autograd."""
+
+    def serves(self, loss: Loss) -> bool:
+        """Whether it is the gradient of ``loss`` that arrives."""
+
+    def rules(self, parameters: Tensor, batch: StackedBatch) -> list[tuple[Rule, Callable[[Tensor], Places]]]:
+        """The rules of all layers, who have received it of ``batch``; where their sums lie in [clients, size]."""
+
+
 class StackedGradients:
     """Gradients, clipped sums and statistics of stacked copies of one network."""
 
@@ -78,6 +89,8 @@ class StackedGradients:
         self._trained = [parameter.requires_grad for parameter in network.parameters]
         self._known = frozenset() if way == "rows" else known_ranks(network.module)
         self._watch = Watch()
+        self.unaided: UnaidedRules | None = None
+        """Hands the rules of layers what they clip, where it serves; only ``layers`` asks it."""
         self._rules: dict[nn.Module, Rule] = {}
         self._names: dict[nn.Module, dict[str, str]] = {}
         if way in ("layers", "rows"):
@@ -107,8 +120,29 @@ class StackedGradients:
     def _clipped(
         self, loss: Loss, parameters: Tensor, batch: StackedBatch, max_grad_norm: float
     ) -> tuple[Tensor, Clipping]:
+        if self.unaided is not None and self.goes_unaided(loss, batch.loss_kwargs):
+            return self._unaided(self.unaided, parameters, batch, max_grad_norm)
         way = self._by_vmap if self.way == "vmap" else self._by_layers
         return way(loss, parameters, batch, max_grad_norm)
+
+    def goes_unaided(self, loss: Loss, loss_kwargs: Given) -> bool:
+        """Whether per-sample gradients of ``loss`` are formed without autograd."""
+        return self.way == "layers" and self.unaided is not None and not loss_kwargs and self.unaided.serves(loss)
+
+    @staticmethod
+    def _unaided(
+        unaided: UnaidedRules, parameters: Tensor, batch: StackedBatch, max_grad_norm: float
+    ) -> tuple[Tensor, Clipping]:
+        with torch.no_grad():
+            squares = torch.zeros(batch.targets.shape, dtype=torch.float64, device=parameters.device)
+            found = unaided.rules(parameters, batch)
+            for rule, _ in found:
+                squares += rule.squared_norms().view_as(squares)
+            clipping = Clipping.of(squares, max_grad_norm, parameters.dtype, batch.together).only(batch.mask)
+            gradient, flat = torch.empty_like(parameters), clipping.mapped(Tensor.flatten)
+            for rule, places in found:
+                rule.write_clipped_sum(flat, places(gradient))
+        return gradient, clipping
 
     def total(
         self, statistic: Loss, parameters: Tensor, batch: StackedBatch, clip: Callable[[Tensor], Tensor] | None = None

@@ -89,10 +89,15 @@ class ClientDoor(DoorKeeper):
         return DrawnBatch(numbers, plans, [len(own)], places, inputs, self._targets[places])
 
     def descend(self, rate: float) -> None:
-        """What a step of plain SGD does with the current batch: take its gradient, unprotected, and go along it."""
+        """What a step of plain SGD does with the current batch: take its gradient, as any step, and go along it."""
         batch, unaided, network = self._current, self._unaided, self._network
         assert batch is not None
-        assert self._dpsgd is None
+        if self._dpsgd is not None:
+            release = self._release(self.loss, batch, self._dpsgd)
+            self._forget()
+            total, (divisor,) = release(network.flat, {})
+            network.flat.add_(total, alpha=-rate / divisor)
+            return
         if unaided is None or not unaided.serves(self.loss) or not 0 < len(batch.rows) <= ROWS_AT_ONCE:
             network.flat.add_(self.gradient(self.loss, network.flat, batch), alpha=-rate)
             return
@@ -133,6 +138,7 @@ class ClientDoor(DoorKeeper):
         clipper, network, key = self._clipper, self._network, _key("gradient of one", loss, loss_kwargs)
         assert clipper is not None
         given, loss = loss, self._prepared(loss, batch, loss_kwargs)
+        key = (key, clipper.goes_unaided(loss))  # other kernels
 
         def shown(inputs: Tensor, targets: Tensor) -> Tensor:
             return clipper.norms(self._prepared(given, batch, self._tried(loss_kwargs)), inputs, targets)

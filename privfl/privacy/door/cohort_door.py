@@ -131,9 +131,13 @@ class CohortDoor(DoorKeeper):
         return answer
 
     def descend(self, parameters: Tensor, rate: float) -> None:
-        """What a step of plain SGD does to ``parameters`` [clients, size]: each client's gradient, unprotected."""
+        """What a step of plain SGD does to ``parameters`` [clients, size]: go along each client's gradient."""
         assert self._current is not None
-        assert self._dpsgd is None
+        if self._dpsgd is not None:
+            release = self._release(self.loss, self._current, self._dpsgd)
+            self._forget()
+            parameters.sub_(divided_(*release(parameters, {})), alpha=rate)
+            return
         self._note(BARE_GRADIENT)
         parameters.sub_(self._mean(self.loss, self._current, parameters, {}), alpha=rate)
 
@@ -159,8 +163,9 @@ class CohortDoor(DoorKeeper):
     def _clipped_sum(
         self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, max_grad_norm: float
     ) -> Tensor:
-        key = "clipped", identity(loss), identity(loss_kwargs)
+        key: tuple[Hashable, ...] = "clipped", identity(loss), identity(loss_kwargs)
         loss = in_precision(loss, self._precision, parameters.device)
+        key = (*key, self._stacked.goes_unaided(loss, loss_kwargs))  # other kernels
 
         def sums(parameters: Tensor, piece: StackedBatch) -> Tensor:
             return self._stacked.clipped_sum(loss, parameters, piece, max_grad_norm)

@@ -187,24 +187,41 @@ class DoorKeeper(ABC):
         self, loss: Loss, parameters: Tensor, batch: Batch | DrawnBatch, loss_kwargs: dict[str, Tensor] | None = None
     ) -> Tensor:
         """:meth:`Door.gradient` of every client."""
-        drawn, active, dpsgd = self._drawn(batch), self._active, self._dpsgd
+        drawn, dpsgd = self._drawn(batch), self._dpsgd
         if dpsgd is None:
             self._note(BARE_GRADIENT)
             return self._outside(partial(self._mean, loss, drawn), parameters, loss_kwargs)
+        release = self._release(loss, drawn, dpsgd)
+
+        def private(parameters: Tensor, loss_kwargs: Given) -> Tensor:
+            total, divisors = release(parameters, loss_kwargs)
+            return divided_(total, divisors).to(parameters.dtype)
+
+        return self._protected(private, parameters, loss_kwargs)
+
+    def _release(
+        self, loss: Loss, drawn: DrawnBatch, dpsgd: DPSGD
+    ) -> Callable[[Tensor, Given], tuple[Tensor, list[float]]]:
+        """Use the draw of ``drawn`` for a release: clipped sums with noise, noted, and what they are divided by.
+
+        Raises:
+            ConfigError: the loss couples samples, no claim is known for the draw, or it was used before.
+        """
+        active = self._active
         refuse_coupled(loss)
         public = [public_plan(plan) for plan in drawn.plans]
         self._spend("gradient")
 
-        def private(parameters: Tensor, loss_kwargs: Given) -> Tensor:
+        def release(parameters: Tensor, loss_kwargs: Given) -> tuple[Tensor, list[float]]:
             total = self._clipped_sum(loss, drawn, parameters, loss_kwargs, dpsgd.max_grad_norm)
             if dpsgd.noise_at == "client":
                 deviations = [dpsgd.noise(slot.client) * dpsgd.max_grad_norm for slot in active]
                 _add_noise_(total, [slot.noise for slot in active], deviations)
             for slot, (rate, _) in zip(active, public, strict=True):
                 slot.log.note_private(dpsgd, slot.client, rate)
-            return divided_(total, [divisor for _, divisor in public]).to(parameters.dtype)
+            return total, [divisor for _, divisor in public]
 
-        return self._protected(private, parameters, loss_kwargs)
+        return release
 
     def total(
         self,

@@ -67,7 +67,9 @@ def test_values_far_beyond_the_noise_are_computed_anew_too():
     assert torch.equal(here, there)
 
 
-def test_the_library_and_the_exact_operations_differ_by_far_less_than_the_margin():
+@pytest.mark.parametrize("tangents", [False, True])
+def test_the_library_and_the_exact_operations_differ_by_far_less_than_the_margin(tangents, monkeypatch):
+    monkeypatch.setattr(gaussian, "TANGENTS", tangents)
     stream, other = streams(1)[0], streams(1)[0]
     n = 100_000
     words = np.empty((2, n // 2), dtype=np.int64)
@@ -78,6 +80,34 @@ def test_the_library_and_the_exact_operations_differ_by_far_less_than_the_margin
     difference = np.abs(gaussian.normal(stream, n) - exact.numpy()).max()
     assert difference < 2.0**-48
     assert difference / release_grid(1.0) < gaussian.CLOSE / 16
+
+
+def test_angles_at_the_ends_of_a_turn_and_of_its_quarters_are_as_exact_as_any(monkeypatch):
+    """The tangent of half the angle is endless there, or beginning to differ from 0."""
+    ends = [-(2**63), 2**63 - 1, 0, 1, -1, 2**62, -(2**62), 2**62 + 1, 2**61, 3 * 2**61]
+    angles = torch.tensor([one for one in ends for _ in range(8)])
+    radii = torch.arange(1, len(angles) + 1) << 40
+
+    class Chosen(NoiseStream):
+        def pair_words(self, radius, angle):
+            radius[:], angle[:] = radii.numpy(), angles.numpy()
+            return 0
+
+        def fine_words(self, block, places):
+            return np.zeros(len(places), dtype=np.int64)
+
+    monkeypatch.setattr(gaussian, "TANGENTS", True)
+    found = Chosen(bytes(32)).normal(2 * len(angles))
+    exact = torch.cat(gaussian.pairs(radii, angles, torch.zeros_like(angles))).numpy()
+    assert np.abs(found - exact).max() < 2.0**-47
+
+
+def test_where_there_is_no_wide_tangent_releases_are_the_same(monkeypatch):
+    made = []
+    for tangents in (False, True):
+        monkeypatch.setattr(gaussian, "TANGENTS", tangents)
+        made.append(add_gaussian_rows_(streams(2), rows(2, 99_999), [1.0, 0.3]))
+    assert torch.equal(*made)
 
 
 def test_refinement_is_that_of_the_exact_operations(monkeypatch):

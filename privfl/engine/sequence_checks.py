@@ -1,0 +1,76 @@
+"""Whether a sequence's gradients are autograd's: asked at the start of every run, on public rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from privfl.engine.dropout import StreamDropout
+from privfl.engine.sequences import Sequence
+from privfl.federation.losses import cross_entropy
+from privfl.privacy.clipping.per_sample import PerSampleGradients
+from privfl.privacy.noise.source import NoiseStream
+
+TOLERANCE = 1e-4
+"""Largest difference from autograd's gradient that is rounding, relative to the largest value of a layer's gradient."""
+
+
+def differs_from_autograd(sequence: Sequence, dropout: list[StreamDropout], inputs: Tensor, targets: Tensor) -> bool:
+    """Whether the gradient is another than autograd's on these public rows, in training mode, with the same masks."""
+    own = sequence.own
+    with _same_masks(dropout) as masks_begin_anew:
+        masks_begin_anew()
+        with torch.enable_grad():
+            expected = own.gradient_of(cross_entropy(own.module, inputs, targets).sum() / len(inputs))
+        masks_begin_anew()
+        with torch.no_grad():
+            sequence.write_gradient(inputs, targets, float(len(inputs)))
+    return not _agree(own.gradient_views, expected)
+
+
+def clips_otherwise(
+    sequence: Sequence, clipper: PerSampleGradients, dropout: list[StreamDropout], inputs: Tensor, targets: Tensor
+) -> bool:
+    """Whether ``clipper`` comes to other norms or sums with what ``sequence`` says than with what autograd says.
+
+    Tried on these public rows, in training mode, with the same masks, and a bound that clips some of them.
+    """
+    own, bound = sequence.own, 1.0
+    found: list[tuple[Tensor, list[Tensor]]] = []
+    with _same_masks(dropout) as masks_begin_anew:
+        for unaided in (None, None, sequence):
+            masks_begin_anew()
+            clipper.unaided = unaided
+            norms = clipper.norms(cross_entropy, inputs, targets, bound)
+            bound = bound if found else 0.7 * float(norms.median()) + 1e-12
+            found.append((norms, [view.clone() for view in own.gradient_views]))
+    clipper.unaided = None
+    (_, _), (expected, sums), (norms, own_sums) = found
+    return not (_agree([norms], [expected]) and _agree(own_sums, sums))
+
+
+@contextmanager
+def _same_masks(dropout: list[StreamDropout]) -> Iterator[Callable[[], None]]:
+    """What makes the masks of ``dropout`` begin anew with the same coins; what they drew from is put back."""
+    generators = [layer.generator for layer in dropout]
+
+    def masks_begin_anew() -> None:
+        stream = NoiseStream(bytes(32))
+        for layer in dropout:
+            layer.generator, layer.present = stream, None
+
+    try:
+        yield masks_begin_anew
+    finally:
+        for layer, generator in zip(dropout, generators, strict=True):
+            layer.generator = generator
+
+
+def _agree(found: Iterable[Tensor], expected: Iterable[Tensor]) -> bool:
+    return all(
+        float((one - wanted).abs().max()) <= TOLERANCE * (float(wanted.abs().max()) + 1e-12)
+        for one, wanted in zip(found, expected, strict=True)
+    )
