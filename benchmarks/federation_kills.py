@@ -278,14 +278,16 @@ def main() -> None:
 
 def record(kinds: list[str], times: int, out: Path) -> None:
     """Run the trials that are not in ``out`` yet, and write each down as it comes."""
-    rows = json.loads(out.read_text(encoding="utf-8"))["trials"] if out.exists() else []
+    before = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    rows = before.pop("trials", [])
     for number in range(times):
         for kind in kinds:
             if any(row["kind"] == kind and row["trial"] == number for row in rows):
                 continue
             rows.append({"kind": kind, "trial": number, **trial(kind, number), "load": os.getloadavg()[0]})
             print(json.dumps(rows[-1]), flush=True)
-            out.write_text(json.dumps({"cores": os.cpu_count(), "trials": rows}, indent=1) + "\n", encoding="utf-8")
+            told = {**before, "cores": os.cpu_count(), "trials": rows}
+            out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -79,6 +79,10 @@ def server(
         Path | None,
         typer.Option(metavar="RUN", help="Repeat the noise of this simulation (fixed key).", show_default=False),
     ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Listen here if clients reach it by another url.", show_default=False),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run the experiment with the clients of the federation, and print what may be claimed.
@@ -89,7 +93,7 @@ def server(
     from privfl.deploy.flare import FlareServer
     from privfl.deploy.party import identity_of, server_of
 
-    one = server_of(folder, lambda federation, kit: FlareServer(federation.url, kit))
+    one = server_of(folder, lambda federation, kit: FlareServer(listen or federation.url, kit))
     try:
         with interruptible("go on with --resume"), Progress(one.experiment.schedule.rounds) as progress:
             same = None if like is None else identity_of(like)

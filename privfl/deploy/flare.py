@@ -22,8 +22,11 @@ from privfl.errors import ConfigError, brief
 
 SERVER = "server"
 CHANNEL, TOPIC = "privfl", "request"
-FIRST_WAIT = 5.0
-"""Seconds after which a request goes out again to a client that is connected and silent; doubled each time."""
+FIRST_WAIT, LONGEST_WAIT = 5.0, 10.0
+"""Seconds after which a request goes out again to a client that is connected and silent: at first, and later.
+
+A connection that broke off may seem to be there for a while, and what was sent along it is lost.
+"""
 POLL = 0.1
 SCHEME = "stcp"
 
@@ -102,7 +105,7 @@ class FlareServer:
             most = min(wait, patience.left)
             replies |= self._send({client: requests[client] for client in there}, most)
             patience.spend(began, most)
-            wait *= 2
+            wait = LONGEST_WAIT
         return replies
 
     def _send(self, requests: Mapping[int, bytes], seconds: float) -> dict[int, bytes]:

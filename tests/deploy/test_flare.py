@@ -1,4 +1,4 @@
-"""Real processes over FLARE's messaging with certificates: a client and the server are killed, and nothing changes."""
+"""Real processes over FLARE's messaging with certificates: a client, the link and the server are killed: no change."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from privfl.errors import ConfigError
 from privfl.experiment import Experiment
 
 ROOT = Path(__file__).parents[2]
+LINK = ROOT / "benchmarks" / "federation_kills.py"
+"""With ``--link`` it passes on all bytes between two ports, as a network would."""
 PATIENCE = 240.0
 EXPERIMENT = """
 rounds = 25
@@ -59,15 +61,20 @@ class Parties:
     def __init__(self, folder):
         self.folder, self.all = folder, []
 
-    def start(self, *words):
+    def start(self, *words, program=("-m", "privfl", "deploy")):
         log = (self.folder / f"log-{len(self.all)}").open("wb")
-        command = [sys.executable, "-m", "privfl", "deploy", *map(str, words)]
+        command = [sys.executable, *map(str, (*program, *words))]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
         self.all.append(process)
         return process
+
+    @staticmethod
+    def kill(process):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
     def logs(self):
         return "\n".join(path.read_text(encoding="utf-8") for path in sorted(self.folder.glob("log-*")))
@@ -80,7 +87,7 @@ class Parties:
 
 
 @pytest.mark.slow
-def test_killed_clients_and_servers_change_neither_model_nor_claim(tmp_path):
+def test_killed_clients_links_and_servers_change_neither_model_nor_claim(tmp_path):
     pytest.importorskip("nvflare", reason="pip install 'privfl[federation]'")
     trap, file, simulation = tmp_path / "trap", tmp_path / "experiment.toml", tmp_path / "simulation"
     file.write_text(EXPERIMENT.format(trap=trap), encoding="utf-8")
@@ -99,11 +106,13 @@ def test_killed_clients_and_servers_change_neither_model_nor_claim(tmp_path):
         return path.read_text(encoding="utf-8").count("\n") if path.exists() else 0
 
     try:
-        url = f"stcp://127.0.0.1:{free_port()}"
+        inner, outer = free_port(), free_port()
+        url, listen = (f"stcp://127.0.0.1:{port}" for port in (outer, inner))
         split = parties.start("split", file, "--out", folder, "--url", url, "--seconds", "120")
         assert split.wait(PATIENCE) == 0, parties.logs()
+        link = parties.start("--link", outer, inner, program=(LINK,))
         clients = [parties.start("client", folder / f"client-{number}") for number in range(2)]
-        server = parties.start("server", folder / "server", "--like", simulation)
+        server = parties.start("server", folder / "server", "--listen", listen, "--like", simulation)
         wait_for(lambda: lines() >= 1)
         trap.touch()  # whichever client comes next dies in the middle of its round
         wait_for(lambda: any(process.poll() is not None for process in clients))
@@ -112,10 +121,13 @@ def test_killed_clients_and_servers_change_neither_model_nor_claim(tmp_path):
         clients[died] = parties.start("client", folder / f"client-{died}")
         done = lines()
         wait_for(lambda: lines() > done)
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+        parties.kill(link)
+        parties.start("--link", outer, inner, program=(LINK,))
+        done = lines()
+        wait_for(lambda: lines() > done + 1)  # one may have been on its way
+        parties.kill(server)
         assert not (run / "summary.json").exists()
-        resumed = parties.start("server", folder / "server", "--like", simulation, "--resume")
+        resumed = parties.start("server", folder / "server", "--listen", listen, "--like", simulation, "--resume")
         assert resumed.wait(PATIENCE) == 0, parties.logs()
         for process in clients:
             assert process.wait(PATIENCE) == 0, parties.logs()
