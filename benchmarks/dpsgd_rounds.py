@@ -15,7 +15,7 @@ import platform
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ RESULT = Path(__file__).parent / "results" / "dpsgd-rounds.json"
 BATCH_SIZE, STEPS = 10, 5
 ROWS = BATCH_SIZE * STEPS
 """Rows of the client, whose round is one epoch."""
+WARMUP = 12
+"""Rounds of the engine that are not timed: it finds out which lengths of passes round alike when one first occurs."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def opacus_round(task: Task, batch_size: int, mode: str) -> Callable[[], None]:
     return train
 
 
-def contenders(case: Case) -> tuple[dict[str, Callable[[], None]], dict[str, str]]:
+def contenders(case: Case, modes: Sequence[str]) -> tuple[dict[str, Callable[[], None]], dict[str, str]]:
     """What is timed for ``case``, and why a way of Opacus is not."""
     task = case.task()
     private = DPSGD(noise_multiplier=1.0, sample_rate=BATCH_SIZE / ROWS)
@@ -88,7 +90,7 @@ def contenders(case: Case) -> tuple[dict[str, Callable[[], None]], dict[str, str
         "privfl": EngineRound(task, BATCH_SIZE, 1, private, cohort=1).round,
     }
     failed = {}
-    for mode in MODES:
+    for mode in modes:
         try:
             work[f"opacus {mode}"] = opacus_round(task, BATCH_SIZE, mode)
         except Exception as error:
@@ -96,16 +98,18 @@ def contenders(case: Case) -> tuple[dict[str, Callable[[], None]], dict[str, str
     return work, failed
 
 
-def measured(case: Case, repeats: int) -> dict[str, Any]:
+def measured(case: Case, repeats: int, modes: Sequence[str]) -> dict[str, Any]:
     """The row of ``case``."""
-    work, failed = contenders(case)
+    work, failed = contenders(case, modes)
     spent: dict[str, list[float]] = {name: [] for name in work}
-    for repeat in range(repeats + 3):  # the engine finds out in its first rounds which lengths of passes round alike
+    for _ in range(WARMUP):
+        work["plain"]()
+        work["privfl"]()
+    for _ in range(repeats):
         for name, train in work.items():
             began = time.process_time()
             train()
-            if repeat >= 3:
-                spent[name].append(1000 * (time.process_time() - began) / STEPS)
+            spent[name].append(1000 * (time.process_time() - began) / STEPS)
     medians = {name: statistics.median(values) for name, values in spent.items()}
     best = min((name for name in medians if name.startswith("opacus")), key=medians.__getitem__, default="")
     return {
@@ -128,12 +132,16 @@ def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description="a round of DP-SGD over others")
     parser.add_argument("--repeats", type=int, default=12)
+    parser.add_argument("--only", default="", help="cases whose names hold this")
+    parser.add_argument("--alone", action="store_true", help="leave Opacus out")
     parser.add_argument("--out", type=Path, default=RESULT)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
-    for case in CASES:
-        rows.append(measured(case, asked.repeats) | {"load": round(os.getloadavg()[0], 1)})
+    for case in (one for one in CASES if asked.only in one.what):
+        rows.append(
+            measured(case, asked.repeats, () if asked.alone else MODES) | {"load": round(os.getloadavg()[0], 1)}
+        )
         print(json.dumps(rows[-1]), flush=True)
     record = {
         "torch": torch.__version__,
