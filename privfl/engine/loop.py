@@ -215,8 +215,7 @@ class LoopEngine:
             space.announce,
             space.sequence,
         )
-        known = space.sequence is not None or (space.clipper is not None and space.clipper.unaided is not None)
-        plain = known and descends_plainly(algorithm, training)
+        plain = (space.sequence is not None or channel.dpsgd is not None) and descends_plainly(algorithm, training)
         space.start(phase.dropout(client, context))
         door = keeper.door()
         with torch.no_grad():

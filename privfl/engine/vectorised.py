@@ -202,8 +202,8 @@ class VectorisedEngine:
             self.lengths,
             stack.unaided,
         )
-        known = stack.unaided is not None or stack.gradients.unaided is not None
-        plain = known and descends_plainly(algorithm, training)
+        private = phase.channel.dpsgd is not None
+        plain = (stack.unaided is not None or private) and descends_plainly(algorithm, training)
         if stack.state is not None:
             stack.state.restore()
         with torch.no_grad():

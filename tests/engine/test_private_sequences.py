@@ -115,27 +115,6 @@ def test_with_the_same_masks_norms_and_sums_are_those_of_autograd(name, masked):
     assert space.clipper.unaided is None
 
 
-class Doubling:
-    """A sequence that says twice what arrived at one layer."""
-
-    def __init__(self, own):
-        self.own = own.own
-        self.inner = own
-
-    def serves(self, loss):
-        return self.inner.serves(loss)
-
-    def arrivals(self, inputs, targets):
-        first, *others = self.inner.arrivals(inputs, targets)
-        yield first[0], first[1], 2 * first[2]
-        yield from others
-
-
-def test_a_sequence_that_says_anything_else_is_found_out():
-    space, found = workspace("many channels")
-    assert clips_otherwise(Doubling(found), space.clipper, space.dropout, IMAGES, LABELS)
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30, 1e18])
 def test_a_row_that_is_not_finite_counts_as_zero_and_a_huge_one_is_clipped(value):
     inputs = IMAGES.clone()
