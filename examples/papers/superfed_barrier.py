@@ -43,14 +43,14 @@ def algorithm_of(method: str, clients: int) -> Any:
     return pf.FedAvg() if method == "FedAvg" else pf.Local()
 
 
-def redrawn(task: pf.Task) -> pf.Task:
-    """``task`` with the second draw of the initial model's weights in place of the first."""
+def redrawn(task: pf.Task, seed: int) -> pf.Task:
+    """``task`` with an initial model of the same law and a stream of its own."""
     build = task.model
 
     def network(*given: Any) -> nn.Module:
-        built = build(*given)
+        built, stream = build(*given), torch.Generator().manual_seed(1000 + seed)
         for weight in built.parameters():
-            nn.init.xavier_normal_(weight)
+            nn.init.xavier_normal_(weight, generator=stream)
         return built
 
     return replace(task, model=network)
@@ -59,7 +59,7 @@ def redrawn(task: pf.Task) -> pf.Task:
 def train(options: argparse.Namespace, method: str, seed: int) -> tuple[pf.Task, Tensor, dict[int, Tensor]]:
     """(task, the server's model [size], the clients' own models) after the last round."""
     task = task_of(options, options.clients, seed)
-    task = redrawn(task) if method.endswith("initial model") else task
+    task = redrawn(task, seed) if method.endswith("initial model") else task
     found: dict[str, Any] = {}
 
     def watch(simulation: Simulation, line: dict[str, Any]) -> None:
