@@ -42,9 +42,9 @@ def of_pairs(study: str, method: str, figure: str, when: str = "settled") -> ByS
     return {row["seed"]: scale * row[when][figure] for row in rows if (row["study"], row["method"]) == (study, method)}
 
 
-def paired(study: str, method: str, other: str, figure: str, when: str = "settled") -> str:
+def paired(study: str, method: str, other: str, figure: str, when: str = "settled", loss_digits: int = 3) -> str:
     """The difference of two methods of ``aaggff_pairs.py``."""
-    digits = 3 if figure.endswith("loss") else 2
+    digits = loss_digits if figure.endswith("loss") else 2
     return interval(of_pairs(study, method, figure, when), of_pairs(study, other, figure, when), digits)
 
 
@@ -75,8 +75,8 @@ def levels() -> str:
                 continue
             cells = [spread(of_pairs(study, method, figure)) for figure in SCORES]
             losses = [spread(of_pairs(study, method, figure), 3) for figure in ("worst_loss", "mean_loss")]
-            rows.append([f"{name}, {method}", *cells, *losses])
-    return table(["", *SCORES.values(), "largest training loss", "mean training loss"], rows)
+            rows.append([f"{name}, {method}", str(len(of_pairs(study, method, "worst_loss"))), *cells, *losses])
+    return table(["", "seeds", *SCORES.values(), "largest training loss", "mean training loss"], rows)
 
 
 def steps() -> str:
@@ -84,7 +84,7 @@ def steps() -> str:
     rows = []
     for study in ("berka", "questions"):
         for other in ("FedAvg, uniform", reduced(study)):
-            cells = [paired(study, "q-FedAvg", other, figure) for figure in PAIRED]
+            cells = [paired(study, "q-FedAvg", other, figure, loss_digits=4) for figure in PAIRED]
             rows.append([f"{study}, q-FedAvg − {other}", *cells])
     return table(["", *SCORES.values(), "largest training loss", "mean training loss"], rows)
 
