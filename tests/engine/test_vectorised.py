@@ -202,7 +202,7 @@ def test_every_client_may_have_its_own_rate_and_noise(task):
 SHAPES = {"image": (1, 28, 28), "signal": (1, 64), "tokens": (12,), "vector": (9,)}
 LEAST = {"mobilenet": (3, 33, 33), "leaf-cnn": (3, 50, 50), "m5": (1, 1772)}
 SLOW = {"resnet10", "fedevg-resnet10", "resnet10-energy", "resnet32", "resnet20", "vgg9", *LEAST}
-LARGE = {"efficientnet-b0", "resnet9", "next-token-lstm"}
+LARGE = {"efficientnet-b0", "resnet9", "distilbert", "next-token-lstm"}
 """Millions of parameters, or a task of its own; tests of these models take a round of DP-SGD."""
 
 
