@@ -5,9 +5,10 @@
 
 Fashion-MNIST sorted by class and cut into blocks of log-normal sizes, σ = 1: labels depend on the client, so that it
 matters whose examples a step sees, which it does not where labels are assigned at random. Every method takes one
-gradient step a round on about K examples. Its rate is the best of three (and of one beyond, where the best is at an end) by
-accuracy on 10,000 training images that are held back for it, on a seed that is not compared; adaptive servers tune η_g with 0.2 at the clients. Finished runs in
-``fedsampling-tuned.json`` are kept, so an interrupted study goes on where it stopped.
+gradient step a round on about K examples. Its rate is the best of three, and of one beyond them where the best is at an
+end, by accuracy on 10,000 training images that are held back for it, on a seed that is not compared; adaptive servers
+tune η_g with 0.2 at the clients. Finished runs in ``fedsampling-tuned.json`` are kept, so an interrupted study goes on
+where it stopped.
 """
 
 from __future__ import annotations

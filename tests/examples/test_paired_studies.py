@@ -81,12 +81,17 @@ def test_methods_differ_in_how_clients_are_drawn_and_counted_and_in_the_servers_
     assert (both.weighting, type(given["cohort"])) == ("size", pf.SizeWeightedCohort)
     drawn, given = found["FedAvg, draws by size"]
     assert (drawn.weighting, type(given["cohort"])) == ("uniform", pf.SizeWeightedCohort)
-    counted, given = found["FedAvg, size weights"]
-    assert (counted.weighting, type(given["cohort"])) == ("size", pf.FixedCohort)
+    plain, given = found["FedAvg, uniform"]
+    assert (plain.weighting, type(given["cohort"])) == ("uniform", pf.FixedCohort)
     adaptive, given = found["FedAdam"]
     assert (adaptive.server_learning_rate, given["training"].learning_rate) == (0.4, fedsampling_tuned.CLIENT_RATE)
     assert found["FedSampling"][1]["cohort"] is None
     assert found["FedSampling"][1]["training"].learning_rate == 0.4
+
+
+def test_a_best_rate_at_the_end_of_the_grid_asks_for_the_next_one_beyond():
+    assert fedsampling_tuned.beyond((0.1, 0.2, 0.4), 0.1) == 0.05
+    assert fedsampling_tuned.beyond((0.1, 0.2, 0.4), 0.4) == 0.8
 
 
 def test_fedsamplings_differences_are_paired():
