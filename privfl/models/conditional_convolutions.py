@@ -7,6 +7,7 @@ Normalisation is by groups within an image, since a batch's own statistics would
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
@@ -47,7 +48,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Pyramid:
+class Pyramid(ABC):
     """Sides and channels that an image goes through, halved up to four times as long as no side falls below 1.
 
     Args:
@@ -83,10 +84,10 @@ class Pyramid:
         """Shape of the smallest picture."""
         return (self.channels[-1], *self.sides[-1])
 
-    @cached_property
+    @property
+    @abstractmethod
     def pieces(self) -> tuple[Piece, ...]:
         """The network's tensors in order."""
-        raise NotImplementedError
 
     @cached_property
     def sizes(self) -> list[int]:

@@ -14,7 +14,7 @@ import privfl as pf
 from privfl.algorithms.generative.generative_fedavg import GenerativeFedAvg
 from privfl.errors import ConfigError
 from privfl.models.base import group_norm
-from privfl.models.conditional_convolutions import ConvolutionalAdversaries, ConvolutionalAutoencoder, Pyramid
+from privfl.models.conditional_convolutions import ConvolutionalAdversaries, ConvolutionalAutoencoder, Growing
 from tests.algorithms.generative.generative_federation import sent, task_of
 
 EXACT = {"rtol": 0.0, "atol": 1e-12}
@@ -49,7 +49,7 @@ def growing(sides: list[tuple[int, int]], channels: tuple[int, ...], inputs: int
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_up_to_four_convolutions_halve_an_image_as_long_as_a_pixel_is_left(shape: tuple[int, int, int]) -> None:
-    pyramid = Pyramid(shape, width=3)
+    pyramid = Growing(shape, 3)
     assert len(pyramid.sides) == SHAPES[shape] + 1
     assert pyramid.sides[0] == shape[1:]
     assert min(pyramid.sides[-1]) >= 1
@@ -59,7 +59,7 @@ def test_up_to_four_convolutions_halve_an_image_as_long_as_a_pixel_is_left(shape
 @pytest.mark.parametrize("shape", [(1, 14, 14), (2, 7, 5)])
 def test_the_networks_are_pytorchs_own_layers_in_order(shape: tuple[int, int, int]) -> None:
     classes, latent, width, pixels = 3, 2, 8, math.prod(shape)
-    pyramid = Pyramid(shape, width)
+    pyramid = Growing(shape, width)
     sides, channels, flat = list(pyramid.sides), pyramid.channels, math.prod(pyramid.top)
     inputs, codes = drawn(4, pixels), drawn(4, latent, seed=1)
     kinds = torch.eye(classes, dtype=torch.float64)[[0, 2, 1, 1]]
