@@ -95,7 +95,8 @@ class Encoder(nn.Module):
         x = self.dropout(self.embedded(self.words(tokens) + self.places(places)))
         for block in self.blocks:
             x = block(x, padding)
-        return x[:, 0]
+        first: Tensor = x[:, 0]
+        return first
 
 
 def distilbert(
