@@ -144,6 +144,8 @@ def many_pairs() -> Iterator[tuple[str, str]]:
         for figure in PAIRED:
             for other in ("FedAvg, uniform", reduced(study)):
                 yield f"{study} {figure}: q-FedAvg − {other}", paired(study, "q-FedAvg", other, figure)
+    for figure in PAIRED:
+        yield f"berka {figure}: normal − Weibull", paired("berka", "AAggFF-S", "AAggFF-S, weibull", figure)
     for other in dict.fromkeys(row["method"] for row in raw("fedsampling-tuned")["rows"]):
         if other != "FedSampling":
             yield f"tuned: FedSampling − {other}", interval(of_tuned("FedSampling"), of_tuned(other))

@@ -89,6 +89,28 @@ def steps() -> str:
     return table(["", *SCORES.values(), "largest training loss", "mean training loss"], rows)
 
 
+def responses() -> str:
+    """AAggFF-S with each response function beside uniform FedAvg, on the seeds that all six have."""
+    study, rows = "berka", []
+    names = {"AAggFF-S": "normal (the paper's)"} | {
+        method: method.removeprefix("AAggFF-S, ")
+        for method in dict.fromkeys(row["method"] for row in raw("aaggff-pairs")["rows"] if row["study"] == study)
+        if method.startswith("AAggFF-S, ")
+    }
+    common = set.intersection(*(set(of_pairs(study, method, "worst_tenth")) for method in names))
+
+    def kept(method: str, figure: str) -> BySeed:
+        return {seed: value for seed, value in of_pairs(study, method, figure).items() if seed in common}
+
+    for method, name in names.items():
+        cells = [
+            interval(kept(method, figure), kept("FedAvg, uniform", figure), 3 if figure.endswith("loss") else 2)
+            for figure in PAIRED
+        ]
+        rows.append([name, *cells])
+    return table(["response", *SCORES.values(), "largest training loss", "mean training loss"], rows)
+
+
 def of_tuned(method: str, figure: str = "settled") -> BySeed:
     """Accuracy in points of a method of ``fedsampling_tuned.py`` by seed."""
     return {row["seed"]: 100 * row[figure] for row in raw("fedsampling-tuned")["rows"] if row["method"] == method}
@@ -147,6 +169,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "differences": lambda: differences("settled"),
         "last round": lambda: differences("last"),
         "steps": steps,
+        "responses": responses,
         "levels": levels,
     },
     "fedsampling-tuned": {"tuned": tuned},
