@@ -79,6 +79,14 @@ def test_results_has_the_state_of_every_experiment():
     assert len(write_states.states(verdicts)) > 45
 
 
+def test_tables_of_the_paired_studies_are_those_of_the_raw_results():
+    import write_pairs
+
+    for name in write_pairs.TABLES:
+        page = (write_pairs.RESULTS / f"{name}.md").read_text(encoding="utf-8")
+        assert write_pairs.written(name, page) == page, "run python docs/scripts/write_pairs.py"
+
+
 def test_every_experiment_of_the_papers_has_a_state_and_a_reason():
     page = (DOCS / "results" / "verdicts.md").read_text(encoding="utf-8")
     rows = [

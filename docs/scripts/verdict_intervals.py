@@ -133,6 +133,24 @@ def aaggff() -> Iterator[tuple[str, str]]:
             )
 
 
+def many_pairs() -> Iterator[tuple[str, str]]:
+    """What ``aaggff_pairs.py`` and ``fedsampling_tuned.py`` compare: in points and nats."""
+    from write_pairs import FEDERATIONS, PAIRED, of_tuned, paired, reduced
+
+    for study in FEDERATIONS:
+        for figure in PAIRED:
+            yield f"{study} {figure}: AAggFF-S − FedAvg", paired(study, "AAggFF-S", "FedAvg, uniform", figure)
+    for study in ("berka", "questions"):
+        for figure in PAIRED:
+            for other in ("FedAvg, uniform", reduced(study)):
+                yield f"{study} {figure}: q-FedAvg − {other}", paired(study, "q-FedAvg", other, figure)
+    for figure in PAIRED:
+        yield f"berka {figure}: normal − Weibull", paired("berka", "AAggFF-S", "AAggFF-S, weibull", figure)
+    for other in dict.fromkeys(row["method"] for row in raw("fedsampling-tuned")["rows"]):
+        if other != "FedSampling":
+            yield f"tuned: FedSampling − {other}", interval(of_tuned("FedSampling"), of_tuned(other))
+
+
 def table(name: str) -> dict[tuple[str, str], BySeed]:
     """Accuracy in points by method and level, of a study's CSV; of clients' own models where there are any."""
     found: dict[tuple[str, str], dict[int, float]] = {}
@@ -155,7 +173,7 @@ def differences() -> dict[str, str]:
     return {f"{source.__name__} {name}": text for source in SOURCES for name, text in source()}
 
 
-SOURCES = (fedsampling, grpfed, rebafl, superfed, aaggff, personal)
+SOURCES = (fedsampling, grpfed, rebafl, superfed, aaggff, many_pairs, personal)
 
 if __name__ == "__main__":
     for name, text in differences().items():

@@ -52,6 +52,8 @@ RUNS = tuple(
 parameters, as the code does."""
 WAYS = ("signed", "exact", "size", "signed-fresh", "fedcvae", "fedcgan")
 """In the order of the colours, markers and dashes of a figure."""
+THESIS: dict[str, Any] = {"architecture": "convolutional", "latent": 128, "hidden": 64}
+"""The networks of FedCVAE and FedCGAN in the thesis, an AC-GAN the latter."""
 HELD_OUT = 2000
 """Training images to choose settings with."""
 MORE = 10
@@ -114,10 +116,12 @@ def method(way: str, options: argparse.Namespace) -> tuple[Method, pf.LocalTrain
     size = {"samples_per_class": options.samples_per_class, "classifier_epochs": 1}  # the sets are scored afterwards
     training = pf.LocalTraining(learning_rate=1e-3, batch_size=64, epochs=options.epochs, weight_decay=1e-4)
     plain = replace(training, weight_decay=0.0)
+    networks = THESIS if options.convolutional else {}
     if way == "fedcvae":
-        return pf.FedCVAE(**size), replace(plain, learning_rate=options.fedcvae_rate)
+        return pf.FedCVAE(**size, **networks), replace(plain, learning_rate=options.fedcvae_rate)
     if way == "fedcgan":
-        return pf.FedCGAN(**size), replace(plain, learning_rate=options.fedcgan_rate, batch_size=options.fedcgan_batch)
+        made = pf.FedCGAN(**size, **networks)
+        return made, replace(plain, learning_rate=options.fedcgan_rate, batch_size=options.fedcgan_batch)
     evg = pf.FedEvg(
         weighting=way.removesuffix("-fresh"),  # type: ignore[arg-type]
         reinitialise=way.endswith("-fresh"),
@@ -297,6 +301,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--fedcvae-rate", type=float, default=1e-2, help="learning rate of FedCVAE's clients")
     parser.add_argument("--fedcgan-rate", type=float, default=1e-3, help="learning rate of FedCGAN's clients")
     parser.add_argument("--fedcgan-batch", type=int, default=16, help="batch size of FedCGAN's clients")
+    parser.add_argument("--convolutional", action="store_true", help="the thesis's networks for FedCVAE and FedCGAN")
     parser.add_argument("--held-out", action="store_true", help="score on other training images, not on the test set")
     parser.add_argument("--classifier-epochs", type=int, default=150)
     parser.add_argument("--reference-rounds", type=int, default=20)

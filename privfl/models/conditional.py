@@ -60,6 +60,20 @@ class Perceptron:
         return values
 
 
+class Vectored(Protocol):
+    """A network whose parameters are one vector."""
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+
+    def new(self, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+        """Fresh parameters [size]."""
+
+    def __call__(self, parameters: Tensor, inputs: Tensor) -> Tensor:
+        """Outputs [..., out] for ``inputs`` [..., in] under ``parameters`` [size]."""
+
+
 class Generator(Protocol):
     """What can be trained as one vector and then asked for inputs of a class."""
 
@@ -93,12 +107,12 @@ class ConditionalAutoencoder:
     hidden: int
 
     @cached_property
-    def encoder(self) -> Perceptron:
+    def encoder(self) -> Vectored:
         """From pixels and class to the mean and the logarithm of the variance of z."""
         return Perceptron((flat_length(self.input_shape) + self.classes, self.hidden, 2 * self.latent))
 
     @cached_property
-    def decoder(self) -> Perceptron:
+    def decoder(self) -> Vectored:
         """From z and class to the logits of the pixels."""
         return Perceptron((self.latent + self.classes, self.hidden, flat_length(self.input_shape)))
 
@@ -157,12 +171,12 @@ class ConditionalAdversaries:
     hidden: int
 
     @cached_property
-    def generator(self) -> Perceptron:
+    def generator(self) -> Vectored:
         """From z and class to the logits of the pixels."""
         return Perceptron((self.latent + self.classes, self.hidden, flat_length(self.input_shape)))
 
     @cached_property
-    def discriminator(self) -> Perceptron:
+    def discriminator(self) -> Vectored:
         """From pixels and class to one logit, large for what looks real."""
         return Perceptron((flat_length(self.input_shape) + self.classes, self.hidden, 1), LEAK)
 
@@ -187,6 +201,11 @@ class ConditionalAdversaries:
     def judge(self, discriminator: Tensor, pixels: Tensor, kinds: Tensor) -> Tensor:
         """Logits [...] of ``pixels`` [..., D] under the discriminator's own parameters, the second of :meth:`parts`."""
         return self.discriminator(discriminator, torch.cat([pixels, kinds], -1)).squeeze(-1)
+
+    def error(self, discriminator: Tensor, pixels: Tensor, kinds: Tensor, real: bool) -> Tensor:
+        """Cross-entropy [...] of telling ``pixels`` [..., D] for ``real``, or else for made."""
+        logit = self.judge(discriminator, pixels, kinds)
+        return F.softplus(-logit if real else logit)
 
     def generate(self, parameters: Tensor, latent: Tensor, kinds: Tensor) -> Tensor:
         """Logits of the pixels [..., D] for ``latent`` [..., latent] and one-hot ``kinds`` [..., classes]."""

@@ -15,7 +15,7 @@ from pydantic import ValidationError, validate_call
 from torch import nn
 
 from privfl.errors import ConfigError, unknown
-from privfl.models import convolutional, dense, energy, mobile, projection, recurrent, residual, text
+from privfl.models import convolutional, dense, distilbert, energy, mobile, projection, recurrent, residual, text
 from privfl.models.base import Network, Shape, initialise
 from privfl.randomness import stream_seed
 from privfl.schema import Named
@@ -98,6 +98,9 @@ _MODELS: dict[str, _Model] = {
     "lstm": _Model(recurrent.lstm, "two-layer LSTM, last state (McMahan et al. 2017)", ("tokens",), (80,), 100, 100),
     "next-token-lstm": _Model(
         recurrent.next_token_lstm, "LSTM, the next token at every position", ("tokens",), (80,), 97, 97
+    ),
+    "distilbert": _Model(
+        distilbert.distilbert, "DistilBERT (Sanh et al. 2019) with AAggFF's head", ("tokens",), (200,), 2, 30_522
     ),
     "cnn-1m": _Model(convolutional.cnn_1m, "benchmark: the pfl-research CNN"),
     "tiny-cnn": _Model(convolutional.tiny_cnn, "benchmark: two strided convolutions"),

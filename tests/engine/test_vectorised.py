@@ -204,7 +204,7 @@ SHAPES = {"image": (1, 16, 16), "signal": (1, 64), "tokens": (12,), "vector": (9
 LEAST = {"mobilenet": (3, 33, 33), "leaf-cnn": (3, 50, 50), "m5": (1, 1772)}
 DEEP = {"resnet8", "resnet9", "resnet10", "fedevg-resnet10", "resnet10-energy", "resnet32", "resnet20", "vgg9", *LEAST}
 NARROW: dict[str, dict[str, object]] = {name: {"width": 4} for name in DEEP if "res" in name or "vgg" in name}
-LARGE = {"efficientnet-b0", "next-token-lstm"}
+LARGE = {"efficientnet-b0", "distilbert", "next-token-lstm"}
 """Eighty layers, or a task of its own; tests of these models take a round of DP-SGD."""
 
 

@@ -40,6 +40,10 @@ SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "resnet1d": ((2, 21), {"width": 4}),
     "text-cnn": ((6,), {"embedding_dim": 5, "filters": 4, "hidden": 16, "vocabulary": TOKENS}),
     "transformer": ((6,), {"embedding_dim": 5, "heads": 2, "head_dim": 3, "hidden": 16, "vocabulary": TOKENS}),
+    "distilbert": (
+        (6,),
+        {"layers": 2, "width": 8, "heads": 2, "hidden": 12, "positions": 7, "dropout": 0.0, "vocabulary": TOKENS},
+    ),
     "lstm": ((6,), {"embedding_dim": 3, "hidden": 5, "vocabulary": TOKENS}),
     "cnn-1m": ((1, 8, 8), {}),
     "tiny-cnn": ((1, 9, 9), {}),

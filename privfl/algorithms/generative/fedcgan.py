@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
@@ -19,6 +18,7 @@ from privfl.algorithms.generative.generative_fedavg import (
     with_moments,
 )
 from privfl.models.conditional import ConditionalAdversaries
+from privfl.models.conditional_convolutions import ConvolutionalAdversaries
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
 
@@ -36,10 +36,13 @@ class FedCGAN(GenerativeFedAvg):
     ``training`` is the client's Adam, one for each network (β₁ = 0.5, β₂ = 0.999), which begins anew in every round;
     2e-4 is the usual learning rate. Momentum has no meaning.
 
+    With ``architecture="convolutional"`` it is the thesis's AC-GAN, whose discriminator gives the class instead of
+    reading it: both losses gain the cross-entropy of the class, L_D on real and made inputs alike.
+
     Differs from the paper and from the thesis's code: networks are perceptrons of one hidden layer whose output is a
-    sigmoid (the thesis's code: an AC-GAN of transposed convolutions with batch normalisation, refused here, whose
-    class head is trained on generated images with labels that have nothing to do with them); both networks have one
-    learning rate (the paper: one each, on a schedule).
+    sigmoid unless ``architecture`` says otherwise (the thesis's code: transposed convolutions with batch
+    normalisation, which is GroupNorm here, and a class head that is trained on generated images with labels that have
+    nothing to do with them); both networks have one learning rate (the paper: one each, on a schedule).
 
     Privacy: gradients of both networks are sums over samples without a mechanism, so nothing is claimed unless
     ``privacy.update`` hides clients; DP-SGD is refused. Labels pass through the generator's step too, so noise on the
@@ -54,8 +57,8 @@ class FedCGAN(GenerativeFedAvg):
     latent: int = 100
 
     def networks(self) -> ConditionalAdversaries:
-        context = self.context
-        return ConditionalAdversaries(context.input_shape, context.classes, self.latent, self.hidden)
+        kind = ConvolutionalAdversaries if self.architecture == "convolutional" else ConditionalAdversaries
+        return kind(self.context.input_shape, self.context.classes, self.latent, self.hidden)
 
     def random_numbers(self) -> tuple[int, int]:
         return 0, 2 * NOISE_ROWS * self.latent
@@ -98,10 +101,9 @@ class FedCGAN(GenerativeFedAvg):
         """L_D [...] of ``pixels`` [..., D] in [0, 1], one-hot ``kinds`` [..., classes] and ``noise`` [..., latent]."""
         networks = self.networks()
         made = networks.make(maker, noise, kinds).sigmoid()
-        real, fake = networks.judge(judge, pixels, kinds), networks.judge(judge, made, kinds)
-        return F.softplus(-real) + F.softplus(fake)
+        return networks.error(judge, pixels, kinds, True) + networks.error(judge, made, kinds, False)
 
     def maker_loss(self, maker: Tensor, judge: Tensor, kinds: Tensor, noise: Tensor) -> Tensor:
         """L_G [...] of one-hot ``kinds`` [..., classes] and ``noise`` [..., latent]."""
         networks = self.networks()
-        return F.softplus(-networks.judge(judge, networks.make(maker, noise, kinds).sigmoid(), kinds))
+        return networks.error(judge, networks.make(maker, noise, kinds).sigmoid(), kinds, True)

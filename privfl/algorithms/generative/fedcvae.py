@@ -18,6 +18,7 @@ from privfl.algorithms.generative.generative_fedavg import (
     with_moments,
 )
 from privfl.models.conditional import ConditionalAutoencoder
+from privfl.models.conditional_convolutions import ConvolutionalAutoencoder
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
 from privfl.validation import check_number
@@ -38,9 +39,10 @@ class FedCVAE(GenerativeFedAvg):
     ``training`` is the client's Adam (β₁ = 0.5 and β₂ = 0.999, as in FedEvg), which begins anew in every round; the
     thesis's learning rate is 1e-3. Momentum has no meaning.
 
-    Differs from the thesis's code: networks are perceptrons of one hidden layer (there: four convolutions with batch
-    normalisation, refused here), the standard deviation is exp(½·log-variance), and the reconstruction is summed over
-    the pixels (there: averaged, against a KL that is summed, so that the KL outweighs it by the number of pixels).
+    Differs from the thesis's code: networks are perceptrons of one hidden layer unless ``architecture`` is
+    ``"convolutional"`` (there: four convolutions with batch normalisation, which is GroupNorm here), the standard
+    deviation is exp(½·log-variance), and the reconstruction is summed over the pixels (there: averaged, against a KL
+    that is summed, so that the KL outweighs it by the number of pixels).
 
     Privacy: the gradient is a sum over samples without a mechanism, so nothing is claimed unless ``privacy.update``
     hides clients; DP-SGD is refused. A decoder can memorise what it decodes.
@@ -60,8 +62,8 @@ class FedCVAE(GenerativeFedAvg):
         check_number("fedcvae's beta", self.beta, 0)
 
     def networks(self) -> ConditionalAutoencoder:
-        context = self.context
-        return ConditionalAutoencoder(context.input_shape, context.classes, self.latent, self.hidden)
+        kind = ConvolutionalAutoencoder if self.architecture == "convolutional" else ConditionalAutoencoder
+        return kind(self.context.input_shape, self.context.classes, self.latent, self.hidden)
 
     def random_numbers(self) -> tuple[int, int]:
         return 0, NOISE_ROWS * self.latent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +36,9 @@ class GenerativeFedAvg(FedAvg, ABC):
     Args:
         samples_per_class: synthetic inputs of each class that the server keeps.
         latent: width of z.
-        hidden: hidden units of each network.
+        architecture: ``"perceptron"``: networks of one hidden layer; ``"convolutional"``: those of
+            :mod:`privfl.models.conditional_convolutions`, for images.
+        hidden: hidden units of each perceptron, or channels of the first convolution.
         classifier_epochs: passes over the synthetic set when the server's classifier is trained for a test.
         low: smallest value of a pixel.
         high: largest value of a pixel; inputs beyond the bounds count as the bounds.
@@ -46,6 +48,7 @@ class GenerativeFedAvg(FedAvg, ABC):
     samples_per_class: int = 10
     latent: int = 16
     hidden: int = 128
+    architecture: Literal["perceptron", "convolutional"] = "perceptron"
     classifier_epochs: int = 150
     low: float = 0.0
     high: float = 1.0

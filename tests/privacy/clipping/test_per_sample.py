@@ -26,6 +26,7 @@ SMALL = {
     "vgg9": {"width": 4, "hidden": 16},
     "text-cnn": {"embedding_dim": 8, "filters": 8, "hidden": 8},
     "transformer": {"embedding_dim": 8, "heads": 2, "head_dim": 4, "hidden": 8},
+    "distilbert": {"layers": 1, "width": 8, "heads": 2, "hidden": 12, "positions": 10, "dropout": 0.0},
     "lstm": {"embedding_dim": 4, "hidden": 8},
 }
 

@@ -1,0 +1,55 @@
+"""The Pareto figures of `docs/results/papers-private.md`, from the figures of every run beside it.
+
+`python docs/scripts/draw_papers_private.py` writes them into docs/figures, as `privfl study plot` would from the store
+that the runs were made in.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from privfl.study.results import Results  # noqa: E402
+from privfl.study.shown import plot_results  # noqa: E402
+from privfl.study.store import Member  # noqa: E402
+
+TITLES = {
+    "heart-disease": "The papers' methods under DP-SGD, heart disease",
+    "fashion-mnist": "The papers' methods under DP-SGD, Fashion-MNIST",
+}
+NAMES = {"heart-disease": "papers-private-heart", "fashion-mnist": "papers-private-fashion"}
+DRAWN = {"pareto-sample-server": "", "worst-tenth": "-worst"}
+"""What ``privfl study plot`` calls a figure, and how its name ends here."""
+ABOUT = ("method", "level", "seed", "state", "reason", "run")
+
+
+def results(data: str) -> Results:
+    """The finished runs of one study's table."""
+    with open(ROOT / "docs" / "results" / "papers-private" / f"{data}.csv", newline="", encoding="utf-8") as lines:
+        members = [
+            Member(
+                row["method"],
+                row["level"],
+                int(row["seed"]),
+                row["run"],
+                "done",
+                metrics={name: float(value) for name, value in row.items() if name not in ABOUT and value},
+            )
+            for row in csv.DictReader(lines)
+        ]
+    return Results(TITLES[data], members)
+
+
+if __name__ == "__main__":
+    for data, name in NAMES.items():
+        with TemporaryDirectory() as folder:
+            for path in plot_results(results(data), Path(folder)):
+                if path.suffix == ".svg" and path.stem in DRAWN:
+                    target = ROOT / "docs" / "figures" / f"{name}{DRAWN[path.stem]}.svg"
+                    target.write_bytes(path.read_bytes())
+                    print(target)

@@ -1,0 +1,195 @@
+"""Write the tables of the studies that compare by pairs of runs into their pages, from the raw results.
+
+`python docs/scripts/write_pairs.py`
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from verdict_intervals import BySeed, interval, raw
+
+RESULTS = Path(__file__).parents[1] / "results"
+MARKS = "<!-- table {}: written by docs/scripts/write_pairs.py -->", "<!-- end of table -->"
+FEDERATIONS = {
+    "heart": "heart",
+    "heart, scaled by hospital": "heart, scaled by hospital",
+    "berka": "berka",
+    "questions": "questions",
+}
+SCORES = {"worst_tenth": "worst client", "client_average": "average", "parity_gap": "parity gap"}
+PAIRED = ("worst_tenth", "client_average", "parity_gap", "worst_loss", "mean_loss")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def spread(values: BySeed, digits: int = 2) -> str:
+    """``mean ± standard deviation`` over the seeds."""
+    each = list(values.values())
+    deviation = f" ± {statistics.stdev(each):.{digits}f}" if len(each) > 1 else ""
+    return f"{statistics.mean(each):.{digits}f}{deviation}"
+
+
+def of_pairs(study: str, method: str, figure: str, when: str = "settled") -> BySeed:
+    """One figure of a method of ``aaggff_pairs.py`` by seed; scores in points, losses in nats."""
+    scale = 1 if figure.endswith("loss") else 100
+    rows = raw("aaggff-pairs")["rows"]
+    return {row["seed"]: scale * row[when][figure] for row in rows if (row["study"], row["method"]) == (study, method)}
+
+
+def paired(study: str, method: str, other: str, figure: str, when: str = "settled", loss_digits: int = 3) -> str:
+    """The difference of two methods of ``aaggff_pairs.py``."""
+    digits = loss_digits if figure.endswith("loss") else 2
+    return interval(of_pairs(study, method, figure, when), of_pairs(study, other, figure, when), digits)
+
+
+def reduced(study: str) -> str:
+    """What FedAvg at q-FedAvg's step is called on a federation."""
+    return next(
+        row["method"] for row in raw("aaggff-pairs")["rows"] if row["study"] == study and "server rate" in row["method"]
+    )
+
+
+def differences(when: str) -> str:
+    """AAggFF-S beside uniform FedAvg on every federation."""
+    rows = []
+    for study, name in FEDERATIONS.items():
+        cells = [paired(study, "AAggFF-S", "FedAvg, uniform", figure, when) for figure in PAIRED]
+        rows.append([name, str(len(of_pairs(study, "AAggFF-S", "worst_tenth"))), *cells])
+    head = ["AAggFF-S − FedAvg", "seeds", *SCORES.values(), "largest training loss", "mean training loss"]
+    return table(head, rows)
+
+
+def levels() -> str:
+    """Means over the seeds of every method."""
+    rows = []
+    for study, name in FEDERATIONS.items():
+        methods = dict.fromkeys(row["method"] for row in raw("aaggff-pairs")["rows"] if row["study"] == study)
+        for method in methods:
+            if method.startswith("AAggFF-S, "):
+                continue
+            cells = [spread(of_pairs(study, method, figure)) for figure in SCORES]
+            losses = [spread(of_pairs(study, method, figure), 3) for figure in ("worst_loss", "mean_loss")]
+            rows.append([f"{name}, {method}", str(len(of_pairs(study, method, "worst_loss"))), *cells, *losses])
+    return table(["", "seeds", *SCORES.values(), "largest training loss", "mean training loss"], rows)
+
+
+def steps() -> str:
+    """q-FedAvg beside FedAvg, and beside FedAvg at the length of its steps."""
+    rows = []
+    for study in ("berka", "questions"):
+        for other in ("FedAvg, uniform", reduced(study)):
+            cells = [paired(study, "q-FedAvg", other, figure, loss_digits=4) for figure in PAIRED]
+            rows.append([f"{study}, q-FedAvg − {other}", *cells])
+    return table(["", *SCORES.values(), "largest training loss", "mean training loss"], rows)
+
+
+def responses() -> str:
+    """AAggFF-S with each response function beside uniform FedAvg, on the seeds that all six have."""
+    study, rows = "berka", []
+    names = {"AAggFF-S": "normal (the paper's)"} | {
+        method: method.removeprefix("AAggFF-S, ")
+        for method in dict.fromkeys(row["method"] for row in raw("aaggff-pairs")["rows"] if row["study"] == study)
+        if method.startswith("AAggFF-S, ")
+    }
+    common = set.intersection(*(set(of_pairs(study, method, "worst_tenth")) for method in names))
+
+    def kept(method: str, figure: str) -> BySeed:
+        return {seed: value for seed, value in of_pairs(study, method, figure).items() if seed in common}
+
+    for method, name in names.items():
+        cells = [
+            interval(kept(method, figure), kept("FedAvg, uniform", figure), 3 if figure.endswith("loss") else 2)
+            for figure in PAIRED
+        ]
+        rows.append([name, *cells])
+    return table(["response", *SCORES.values(), "largest training loss", "mean training loss"], rows)
+
+
+def of_tuned(method: str, figure: str = "settled") -> BySeed:
+    """Accuracy in points of a method of ``fedsampling_tuned.py`` by seed."""
+    return {row["seed"]: 100 * row[figure] for row in raw("fedsampling-tuned")["rows"] if row["method"] == method}
+
+
+def tuned() -> str:
+    """Every method at its tuned rate, and FedSampling's difference."""
+    stored, rows = raw("fedsampling-tuned"), []
+    for method in dict.fromkeys(row["method"] for row in stored["rows"]):
+        tried = sorted({row["rate"] for row in stored["tuning"] if row["method"] == method})
+        rate = next(row["rate"] for row in stored["rows"] if row["method"] == method)
+        edge = " (edge)" if rate in (tried[0], tried[-1]) else ""
+        own = method == "FedSampling"
+        difference = "–" if own else interval(of_tuned("FedSampling"), of_tuned(method))
+        macro = spread(of_tuned(method, "settled_macro_f1"), 1)
+        rows.append([method, f"{rate:g}{edge}", spread(of_tuned(method), 1), macro, difference])
+    return table(["method", "tuned rate", "accuracy", "macro-F1", "FedSampling − it"], rows)
+
+
+def of_barrier(method: str, statistic: Callable[[list[float]], float] = statistics.mean) -> BySeed:
+    """Barrier in nats by seed, over the clients."""
+    rows = raw("superfed-barrier")["rows"]
+    return {row["seed"]: statistic(row["barriers"]) for row in rows if row["method"] == method and "barriers" in row}
+
+
+def barriers() -> str:
+    """Loss barriers between SuperFed's end points and between models that were trained apart."""
+    names = {
+        "SuPerFed-MM": "SuPerFed-MM: federated and personal model",
+        "Local, another initial model": "FedAvg's model and one trained alone, other initial weights",
+        "Local": "FedAvg's model and one trained alone, same initial weights",
+    }
+    rows = [
+        [name, spread(of_barrier(method), 4), f"{max(of_barrier(method, max).values()):.3f}"]
+        for method, name in names.items()
+        if of_barrier(method)
+    ]
+    return table(["two models", "mean barrier (nats)", "largest of a client"], rows)
+
+
+def widths() -> str:
+    """Rise of the loss around every kind of model."""
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for row in raw("superfed-barrier")["rows"]:
+        for label, values in row["widths"].items():
+            name = f"{row['method']}, {label}"
+            for figure, value in values.items():
+                found.setdefault(name, {}).setdefault(figure, {})[row["seed"]] = value
+    figures = list(next(iter(found.values())))
+    head = ["model", "loss", *(f"rise at r = {figure}" for figure in figures[1:])]
+    return table(head, [[name, *(spread(cells[figure], 3) for figure in figures)] for name, cells in found.items()])
+
+
+TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "aaggff-pairs": {
+        "differences": lambda: differences("settled"),
+        "last round": lambda: differences("last"),
+        "steps": steps,
+        "responses": responses,
+        "levels": levels,
+    },
+    "fedsampling-tuned": {"tuned": tuned},
+    "superfed": {"barriers": barriers, "widths": widths},
+}
+"""The tables of every page by name."""
+
+
+def written(name: str, page: str) -> str:
+    """``page`` with its tables of the day between their marks."""
+    for which, make in TABLES[name].items():
+        begin = MARKS[0].format(which)
+        before, found, rest = page.partition(begin)
+        if not found:
+            raise ValueError(f"{name}.md has no place for the table '{which}'; write {begin} and {MARKS[1]} there")
+        page = f"{before}{begin}\n\n{make()}\n\n{MARKS[1]}{rest.partition(MARKS[1])[2]}"
+    return page
+
+
+if __name__ == "__main__":
+    for name in TABLES:
+        path = RESULTS / f"{name}.md"
+        path.write_text(written(name, path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,134 @@
+"""The studies that compare by pairs: the same seeds, tuned on others, and they go on where they stopped."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import pairwise
+
+import aaggff_pairs
+import fedsampling_tuned
+import numpy as np
+import pytest
+import superfed_barrier
+import torch
+
+import privfl as pf
+
+
+def call(module, monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
+    module.main()
+
+
+def test_aaggffs_pairs_are_run_kept_and_compared_on_seeds_of_their_own(tmp_path, monkeypatch, capsys):
+    call(aaggff_pairs, monkeypatch, "--out", tmp_path, "--small")
+    rows = json.loads((tmp_path / "pairs.json").read_text(encoding="utf-8"))["rows"]
+    assert {(row["method"], row["seed"]) for row in rows} == {
+        (method, seed) for method in ("FedAvg, uniform", "AAggFF-S") for seed in (101, 102)
+    }
+    printed = capsys.readouterr().out
+    assert "heart, AAggFF-S, worst_loss: " in printed
+    assert "of 2" in printed
+    call(aaggff_pairs, monkeypatch, "--out", tmp_path, "--small")
+    assert " in " not in capsys.readouterr().out  # nothing is run again
+
+
+def test_settled_figures_are_means_over_the_second_half_of_the_rounds():
+    curve = [{"round": number, **dict.fromkeys(aaggff_pairs.FIGURES, float(number))} for number in (2, 4, 6, 8)]
+    found = aaggff_pairs.summary(curve)
+    assert set(found["settled"].values()) == {7.0}
+    assert set(found["last"].values()) == {8.0}
+
+
+def test_q_fedavg_is_compared_with_fedavg_at_its_step():
+    def row(method, seed, value):
+        figures = dict.fromkeys(aaggff_pairs.FIGURES, value)
+        return {"study": "berka", "method": method, "seed": seed, "settled": figures}
+
+    reduced = "FedAvg, uniform, server rate 0.3"
+    rows = [row("FedAvg, uniform", seed, 0.5) for seed in (1, 2)]
+    rows += [row(reduced, seed, 0.4) for seed in (1, 2)] + [row("q-FedAvg", seed, 0.4) for seed in (1, 2)]
+    lines = dict(line.split(": ") for line in aaggff_pairs.differences(rows, "settled"))
+    assert lines["berka, q-FedAvg, worst_tenth"].startswith("+0.00 [")
+    assert lines[f"berka, {reduced}, worst_tenth"].startswith("-10.00 [")
+
+
+def test_the_six_responses_are_each_run_once():
+    for name, study in aaggff_pairs.FULL.items():
+        if study.cohort is None:
+            cdfs = [one.cdf for one in aaggff_pairs.responses(study).values()]
+            assert sorted([study.cdf, *cdfs]) == sorted(aaggff_pairs.CDFS), name
+
+
+def test_sorted_log_normal_blocks_use_every_sample_once_in_the_order_of_the_classes():
+    targets = np.random.default_rng(0).integers(10, size=5000)
+    parts = fedsampling_tuned.SortedLogNormal(clients=20).split(targets, 10, np.random.default_rng(1), None)
+    assert sorted(np.concatenate(parts)) == list(range(5000))
+    sizes = [len(part) for part in parts]
+    assert max(sizes) > 5 * min(sizes) > 0
+    ends = [(targets[part].min(), targets[part].max()) for part in parts]
+    assert all(before[1] <= after[0] for before, after in pairwise(ends))
+
+
+def test_methods_differ_in_how_clients_are_drawn_and_counted_and_in_the_servers_step():
+    partition = fedsampling_tuned.SortedLogNormal(clients=4)
+    task = pf.Task.from_arrays(
+        torch.zeros(40, 2), torch.arange(40) % 2, test=(torch.zeros(2, 2), torch.arange(2)), partition=partition
+    )
+    found = {method: fedsampling_tuned.arguments(method, 0.4, task) for method in fedsampling_tuned.METHODS}
+    both, given = found["FedAvg, draws by size and size weights"]
+    assert (both.weighting, type(given["cohort"])) == ("size", pf.SizeWeightedCohort)
+    drawn, given = found["FedAvg, draws by size"]
+    assert (drawn.weighting, type(given["cohort"])) == ("uniform", pf.SizeWeightedCohort)
+    plain, given = found["FedAvg, uniform"]
+    assert (plain.weighting, type(given["cohort"])) == ("uniform", pf.FixedCohort)
+    adaptive, given = found["FedAdam"]
+    assert (adaptive.server_learning_rate, given["training"].learning_rate) == (0.4, fedsampling_tuned.CLIENT_RATE)
+    assert found["FedSampling"][1]["cohort"] is None
+    assert found["FedSampling"][1]["training"].learning_rate == 0.4
+
+
+def test_a_best_rate_at_the_end_of_the_grid_asks_for_the_next_one_beyond():
+    assert fedsampling_tuned.beyond((0.1, 0.2, 0.4), 0.1) == 0.05
+    assert fedsampling_tuned.beyond((0.1, 0.2, 0.4), 0.4) == 0.8
+
+
+def test_fedsamplings_differences_are_paired():
+    rows = [
+        {"method": method, "seed": seed, "settled": 0.5 + 0.1 * seed + (0.02 if method == "FedSampling" else 0)}
+        for seed in (0, 1)
+        for method in ("FedSampling", "centralised")
+    ]
+    assert fedsampling_tuned.compared(rows)[1].endswith("FedSampling − it +2.00 [2.00, 2.00]")
+
+
+@pytest.fixture(scope="module")
+def barriers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("barrier")
+    with pytest.MonkeyPatch.context() as patch:
+        methods = ("FedAvg", "Local, another initial model", "SuPerFed-MM")
+        call(superfed_barrier, patch, "--out", folder, "--small", "--methods", *methods)
+    return json.loads((folder / "superfed-barrier.json").read_text(encoding="utf-8"))["rows"]
+
+
+def test_models_from_other_initial_weights_have_a_barrier_with_fedavgs_and_widths_grow_with_the_radius(barriers):
+    by_method = {row["method"]: row for row in barriers}
+    apart = by_method["Local, another initial model"]
+    assert np.mean(apart["barriers"]) > 0.1
+    assert set(by_method["SuPerFed-MM"]["widths"]) == {"λ = 0", "λ = 0.5", "λ = 1"}
+    width = by_method["FedAvg"]["widths"]["its one model"]
+    assert 0 < width["0.1"] < width["0.2"] < width["0.4"]
+
+
+def test_another_initial_model_is_the_same_in_every_run_and_not_the_tasks_own():
+    data = torch.zeros(4, 3), torch.arange(4) % 2
+    task = pf.Task.from_arrays(
+        *data, test=data, partition=pf.IID(clients=1), model="two-nn", model_options={"bias": False}
+    )
+    one, other, own = superfed_barrier.redrawn(task, 1), superfed_barrier.redrawn(task, 1), task
+    first, second, third = (
+        torch.cat([weight.flatten() for weight in each.model(0).parameters()]) for each in (one, other, own)
+    )
+    assert torch.equal(first, second)
+    assert not torch.equal(first, third)
