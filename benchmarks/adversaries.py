@@ -27,9 +27,9 @@ from attacks.membership.matched_filter import filtered
 from attacks.membership.shadow_models import ShadowTraining, join
 from attacks.metrics.distinguishing import auc, auc_ceiling, tpr_at_fpr
 
-DEFENCES = ("none", "larger batch", "secure sum", "ε = 8", "ε = 1")
+DEFENCES = ("none", "larger batch", "secure sum", "ε = 50", "ε = 8", "ε = 1")
 COMPARED = "a server that watches and compares clients"
-EPSILONS = {"ε = 8": 8.0, "ε = 1": 1.0}
+EPSILONS = {"ε = 50": 50.0, "ε = 8": 8.0, "ε = 1": 1.0}
 
 
 def run_of(options: argparse.Namespace, task: pf.Task, defence: str) -> Any:
@@ -121,12 +121,11 @@ def attacked(options: argparse.Namespace, task: pf.Task, defence: str) -> dict[s
     top = {name: auc_ceiling(epsilon, run.statement.delta) for name, epsilon in claims.items()}
     shadows = ShadowTraining(count=4, epochs=options.shadow_epochs, batch_size=options.batch)
     rmia = attacks.RMIA(shadows=shadows).run(run.transcript, game)
-    poison = attacks.PoisonedMembership()
+    poison = attacks.PoisonedMembership(shadows=shadows)
     poisoned, _ = poison.staged(task, pf.FedAvg(), game.for_attacker())
     repeat = poison.run(run_of(options, poisoned, defence).transcript, game)
     scores, null = on_updates(options, run.transcript, games, public)
-    blind = next(iter(rmia.null_scores.values()))
-    untrained = next(iter(repeat.null_scores.values()))
+    blind, poisoned_blind = (next(iter(found.null_scores.values())) for found in (rmia, repeat))
     comparison = (
         {} if run.transcript[0].training.uploads is None else {COMPARED: compared(options, run, games, top["server"])}
     )
@@ -137,7 +136,7 @@ def attacked(options: argparse.Namespace, task: pf.Task, defence: str) -> dict[s
         "others": int((~members).sum()),
         "adversaries": {
             "released models, 4 references": cell(rmia.scores, blind, members, top["public"]),
-            "a poisoning client": cell(repeat.scores, untrained, members, top["public"]),
+            "a poisoning client": cell(repeat.scores, poisoned_blind, members, top["public"]),
             "a server that watches": cell(scores, null, members, top["server"]),
             **comparison,
         },
