@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from attacks.observations.messages import updates
+from attacks.observations.messages import recorded_round, updates
 from privfl.algorithms.label_skew.prototypes import means
 from privfl.errors import ConfigError
 from privfl.models import Network
@@ -55,9 +55,7 @@ def prototype_messages(transcript: Transcript, number: int = -1) -> list[Prototy
     Raises:
         ConfigError: there is no such round, its messages hold no prototypes, or the model has no features.
     """
-    if not -len(transcript) <= number < len(transcript):
-        raise ConfigError(f"round {number} was not recorded; the transcript has {len(transcript)} rounds")
-    seen = transcript[number]
+    seen = recorded_round(transcript, number)
     exchange, received = seen.training, seen.broadcast["parameters"]
     found = []
     for members, update in updates(seen):
