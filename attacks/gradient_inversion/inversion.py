@@ -32,7 +32,7 @@ from privfl.privacy.accounting.release import Observer
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.randomness import torch_stream
 from privfl.simulation.transcript import PublicFacts, Transcript
-from privfl.validation import check_choice, check_count
+from privfl.validation import check_choice, check_count, check_number
 
 Method = Literal["analytic", "dlg", "idlg", "inverting-gradients", "gradinversion", "spear", "wiener"]
 OTHERS = "others' update"
@@ -73,6 +73,7 @@ class GradientInversion(Attack):
         round: which round, from 0.
         iterations: of a search; ``None`` is the method's own default.
         attempts: fresh starts at most; ``None`` is the method's own default.
+        variation: weight of the total variation in ``inverting-gradients``; ``None`` is its default.
         seed: of the attacker's own draws.
     """
 
@@ -94,6 +95,7 @@ class GradientInversion(Attack):
     round: int = 0
     iterations: int | None = None
     attempts: int | None = None
+    variation: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -103,6 +105,10 @@ class GradientInversion(Attack):
             check_count(f"{self.name}'s iterations", self.iterations, 8)
         if self.attempts is not None:
             check_count(f"{self.name}'s attempts", self.attempts)
+        if self.variation is not None:
+            check_number(f"{self.name}'s variation", self.variation, 0)
+            if self.method != "inverting-gradients":
+                raise ConfigError(f"{self.method} takes no weight of total variation; leave variation out")
         if self.batch > 1 and self.method in ("analytic", "idlg", "wiener"):
             raise ConfigError(
                 f"{self.method} reads a single image, not {self.batch}; choose another method or batch = 1"
@@ -165,6 +171,8 @@ class GradientInversion(Attack):
             given["iterations"] = self.iterations
         if self.attempts is not None:
             given["restarts" if self.method == "inverting-gradients" else "attempts"] = self.attempts
+        if self.variation is not None:
+            given["variation"] = self.variation
         if self.method in ("dlg", "idlg"):
             read = labels if self.method == "idlg" else None
             found = dlg(network, gradient, shape, classes=len(head), batch=self.batch, labels=read, **given)
