@@ -1,4 +1,4 @@
-"""Whether a user took part, from released models, by one and by twenty of the user's records, under each defence.
+"""Whether a user took part, from released models, by one and by twenty of the user's records, under DP-SGD and not.
 
     PRIVFL_DATA=… python benchmarks/users.py --out docs/results/users.json
 
@@ -54,10 +54,10 @@ def attacked(seed: int, epsilon: float | None) -> dict[str, Any]:
     mine = attacks.Records(task.inputs, task.targets)
     game = users_game(mine, rows, others, public, 10**6, torch.Generator().manual_seed(seed))
     assert game.users is not None
-    shadows = ShadowTraining(count=4, epochs=20, batch_size=5)
-    found = attacks.UserInference(shadows=shadows).run(run.transcript, game)
+    alone, alike = ShadowTraining(count=4, epochs=20, batch_size=5), ShadowTraining(count=4, federated=True)
+    found, weaker = (attacks.UserInference(shadows=shadows).run(run.transcript, game) for shadows in (alike, alone))
     single = attacks.Auxiliary(public, game.candidates, {"members": game.truth["users"][game.users]})
-    record = attacks.RMIA(shadows=shadows).run(run.transcript, single)
+    record = attacks.RMIA(shadows=alone).run(run.transcript, single)
     null = next(iter(found.nulls.keys() - {"chance"}))
     claim = {unit: run.statement.cell(unit, "public").epsilon for unit in ("sample", "client")}
     return {
@@ -66,6 +66,7 @@ def attacked(seed: int, epsilon: float | None) -> dict[str, Any]:
         "users": [int(found.members.sum()), int((~found.members).sum())],
         "auc": found.metrics["auc"].to_json(),
         "null": found.nulls[null]["auc"].to_json(),
+        "auc, references alone": weaker.metrics["auc"].to_json(),
         "single records": record.metrics["auc"].to_json(),
     }
 
@@ -85,7 +86,9 @@ def main() -> None:
                 stored[key] = attacked(seed, epsilon)
                 options.out.write_text(json.dumps(stored) + "\n", encoding="utf-8")
             row = stored[key]
-            told = {what: f"{row[what]['value']:.3f}" for what in ("auc", "null", "single records")}
+            told = {
+                what: f"{row[what]['value']:.3f}" for what in ("auc", "null", "auc, references alone", "single records")
+            }
             print(f"{key}: {told}, users {row['users']} ({time.perf_counter() - began:.0f} s)", flush=True)
 
 

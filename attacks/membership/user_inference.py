@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -35,9 +36,10 @@ class UserInference(Attack):
 
     Kandpal, Pillutla, Oprea, Kairouz, Choquette-Choo and Xu, "User Inference Attacks on Large Language Models" (EMNLP
     2024): a user's score is the mean over its records of log p_θ(x) − log p_ref(x), where p_θ is the released model's
-    probability of the true class and p_ref that of a reference model without the user; here log p_ref is the mean over
-    ``shadows`` that trained on public records. What single records hide in their scatter shows in a mean over many.
-    Null: a reference in the victim's place, or with a single one an untrained network.
+    probability of the true class and p_ref that of a reference model without the user; here p_ref is the mean over
+    ``shadows`` that trained on public records, best ones that are federations as the victim is. What single records
+    hide in their scatter shows in a mean over many. Null: a reference in the victim's place, or with a single one an
+    untrained network.
 
     The candidates are the users' records, ``auxiliary.users`` int64 [n] says whose each is, 0 to U − 1. The judge needs
     ``truth["users"]`` bool [U].
@@ -66,7 +68,7 @@ class UserInference(Attack):
 
         def scores(parameters: Tensor, references: Tensor) -> Scores:
             own = true_log_probability(shadows.models.logits(parameters, asked.inputs), asked.targets)
-            return means(torch.nan_to_num(own - references.mean(0), nan=-1e30), users).numpy()
+            return means(torch.nan_to_num(own - mean_of_models(references), nan=-1e30), users).numpy()
 
         found = scores(seen[self.round].released, others)
         if len(others) > 1:
@@ -83,6 +85,11 @@ class UserInference(Attack):
             seconds=seconds,
             settings=plain(self),
         )
+
+
+def mean_of_models(logs: Tensor) -> Tensor:
+    """The logarithm [n] of the mean probability over models, from ``logs`` [N, n] of each."""
+    return torch.logsumexp(logs, 0) - math.log(len(logs))
 
 
 def means(values: Tensor, users: Tensor) -> Tensor:
