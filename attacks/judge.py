@@ -90,10 +90,12 @@ class Judge:
         return clients[client]
 
     def _users(self) -> tuple[Records, list[Tensor]]:
-        """The training examples, and the rows of each client's: those that it did not train on, if it has any."""
+        """Records of all clients, and the rows of each one's: what it did not train on, where it has such."""
         held = self.task.clients if self.task.local_tests is None else self.task.local_tests
-        rows = [held[client] for client in range(len(held))]
-        return Records(self.task.inputs, self.task.targets), [part for part in rows if len(part)]
+        rows = [held[client] for client in range(len(held)) if len(held[client])]
+        every = torch.cat(rows)
+        places = torch.arange(len(every)).split([len(part) for part in rows])
+        return Records(self.task.inputs[every], self.task.targets[every]), list(places)
 
     def _owners(self, rows: Tensor) -> Tensor:
         """The client that holds each of ``rows`` [n]."""

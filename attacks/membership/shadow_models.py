@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -202,7 +202,8 @@ def _federated(seen: Transcript, pool: Records, inside: Tensor, training: Shadow
     np.random.default_rng((training.seed, number)).shuffle(rows)
     privacy = Privacy()
     if facts.privacy["training"] is not None:
-        told = {name: tuple(one) if isinstance(one, list) else one for name, one in facts.privacy["training"].items()}
+        told: dict[str, Any] = facts.privacy["training"]
+        told = {name: tuple(one) if isinstance(one, list) else one for name, one in told.items()}
         privacy = Privacy(training=DPSGD(**told), noise_key=training.seed * training.count + number)
     run = simulate(
         _task(seen, pool, np.array_split(rows, min(facts.clients, len(rows)))),
