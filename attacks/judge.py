@@ -94,7 +94,7 @@ class Judge:
         held = self.task.clients if self.task.local_tests is None else self.task.local_tests
         rows = [held[client] for client in range(len(held)) if len(held[client])]
         every = torch.cat(rows)
-        places = torch.arange(len(every)).split([len(part) for part in rows])
+        places = torch.split(torch.arange(len(every)), [len(part) for part in rows])
         return Records(self.task.inputs[every], self.task.targets[every]), list(places)
 
     def _owners(self, rows: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -77,14 +77,12 @@ class UserInference(Attack):
 
     def judge(self, guess: UserGuess, auxiliary: Auxiliary, seconds: float) -> MembershipResult:
         """AUC and TPR at small FPR over users."""
-        return membership_result(
-            self.name,
-            guess.scores,
-            np.asarray(auxiliary.answer("users")),
-            null_scores=guess.nulls,
-            seconds=seconds,
-            settings=plain(self),
+        inside = np.asarray(auxiliary.answer("users"))
+        settings = plain(self)
+        found = membership_result(
+            self.name, guess.scores, inside, null_scores=guess.nulls, seconds=seconds, settings=settings
         )
+        return replace(found, unit="user")
 
 
 def mean_of_models(logs: Tensor) -> Tensor:

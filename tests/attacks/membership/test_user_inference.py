@@ -27,7 +27,7 @@ def test_users_who_took_part_are_told_from_others():
     game = users_game(everything, rows, OTHERS, PUBLIC, 1000, torch.Generator().manual_seed(0))
     attack = UserInference(shadows=ShadowTraining(count=2, epochs=20))
     found = attack.run(run.transcript.before_public(), game)
-    assert found.units == 24
+    assert (found.units, found.unit) == (24, "user")
     assert found.metrics["auc"].value == 1
     assert found.nulls["a reference in the victim's place"]["auc"].value < 0.95
     with pytest.raises(ConfigError, match="whose each candidate is"):
