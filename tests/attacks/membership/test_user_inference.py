@@ -16,7 +16,7 @@ PUBLIC, OTHERS = part(240, 500), part(500, 1400)
 
 
 def test_users_who_took_part_are_told_from_others():
-    """Labels are random, so only training tells; at chance 12 users would all come first in 1 of 2.7 million orders."""
+    """Labels are random, so only training tells; at chance 45 of 2.7 million orders have an AUC of 0.95 and more."""
     task = task_of(CLIENTS)
     training = pf.LocalTraining(learning_rate=0.2, batch_size=20, epochs=10)
     run = pf.simulate(
@@ -28,7 +28,7 @@ def test_users_who_took_part_are_told_from_others():
     attack = UserInference(shadows=ShadowTraining(count=2, epochs=20))
     found = attack.run(run.transcript.before_public(), game)
     assert (found.units, found.unit) == (24, "user")
-    assert found.metrics["auc"].value == 1
+    assert found.metrics["auc"].value > 0.95
     assert found.nulls["a reference in the victim's place"]["auc"].value < 0.95
     with pytest.raises(ConfigError, match="whose each candidate is"):
         attack.guess(run.transcript, Auxiliary(PUBLIC, game.candidates))
