@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import cast
 
@@ -78,7 +79,8 @@ def noise_of(facts: PublicFacts) -> tuple[float, float]:
     for total in facts.privacy.get("statistics") or ():
         if total["statistic"] == "prototypes":
             deviation = float(total["max_norm"] * total["noise_multiplier"])
-            return deviation * float(facts.algorithm["feature_norm"]), deviation
+            norm = float(facts.algorithm["feature_norm"])
+            return deviation * (norm if math.isfinite(norm) else 1.0), deviation  # as the algorithm scales its sums
     return 0.0, 0.0
 
 

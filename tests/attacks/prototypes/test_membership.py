@@ -112,6 +112,7 @@ def test_the_size_of_the_noise_is_read_off_the_public_settings(transcript):
     assert noise_of(transcript.facts) == (0.0, 0.0)
     totals = [{"statistic": "label_prior", "max_norm": 1.0, "noise_multiplier": 8.0}]
     totals += [{"statistic": "prototypes", "max_norm": 1.5, "noise_multiplier": 4.0}]
-    algorithm = {**transcript.facts.algorithm, "feature_norm": 2.0}
-    told = replace(transcript.facts, privacy={**transcript.facts.privacy, "statistics": totals}, algorithm=algorithm)
-    assert noise_of(told) == (12.0, 6.0)
+    privacy = {**transcript.facts.privacy, "statistics": totals}
+    for norm, expected in ((2.0, (12.0, 6.0)), (float("inf"), (6.0, 6.0))):
+        algorithm = {**transcript.facts.algorithm, "feature_norm": norm}
+        assert noise_of(replace(transcript.facts, privacy=privacy, algorithm=algorithm)) == expected
