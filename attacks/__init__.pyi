@@ -27,6 +27,7 @@ from .membership.update_attacks import GradientDifference as GradientDifference
 from .membership.update_attacks import GradientSpread as GradientSpread
 from .membership.update_attacks import LossDrop as LossDrop
 from .membership.update_attacks import LossTrajectory as LossTrajectory
+from .membership.user_inference import UserInference as UserInference
 from .property_inference import PropertyInference as PropertyInference
 from .prototypes.inversion import PrototypeInversion as PrototypeInversion
 from .prototypes.membership import PrototypeTracing as PrototypeTracing

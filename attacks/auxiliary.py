@@ -42,13 +42,16 @@ class Auxiliary:
     Args:
         public: examples that the attacker owns: no client trains on them.
         candidates: records about which the attacker asks; it holds them, but does not know whose they are.
-        truth: what only the judge reads, by name: ``members`` bool [n] of the candidates, ``images``, ``labels``,
-            ``tokens``, ``counts``, ``sizes``. :meth:`for_attacker` takes it away before an attack sees the object.
+        users: int64 [n], which of the candidates are one user's, where users are asked about; the attacker knows.
+        truth: what only the judge reads, by name: ``members`` bool [n] of the candidates, ``users`` bool [U],
+            ``images``, ``labels``, ``tokens``, ``counts``, ``sizes``. :meth:`for_attacker` takes it away before an
+            attack sees the object.
     """
 
     public: Records | None = None
     candidates: Records | None = None
     truth: Mapping[str, Tensor] = field(default_factory=dict)
+    users: Tensor | None = None
 
     def for_attacker(self) -> Auxiliary:
         """The same without the answers."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from attacks.attack import Attack, Needs
 from attacks.auxiliary import Auxiliary, Records
 from attacks.images.pixels import Pixels
-from attacks.membership.game import membership_game
+from attacks.membership.game import membership_game, users_game
 from attacks.property_inference import PROPERTIES
 from privfl.errors import ConfigError
 from privfl.experiment import Experiment
@@ -60,12 +60,14 @@ class Judge:
         rows = self._rows(client)
         held = Records(self.task.inputs[rows], self.task.targets[rows])
         own = Records(self.task.test_inputs[public], self.task.test_targets[public])
+        outside = Records(self.task.test_inputs[others], self.task.test_targets[others])
+        if "users" in needs.truth:
+            return users_game(*self._users(), outside, own, self.candidates, torch_stream(self.seed, "attack-users"))
         if needs.candidates:
             chosen = torch.randperm(len(rows), generator=torch_stream(self.seed, "attack-members"))
             chosen = chosen[: self.candidates // 2]
             if "owners" in needs.truth:
                 return Auxiliary(own, held[chosen], {"owners": self._owners(rows[chosen])})
-            outside = Records(self.task.test_inputs[others], self.task.test_targets[others])
             return membership_game(held[chosen], outside, torch_stream(self.seed, "attack-game"), own)
         answers = {name: self._answer(name, attack, held) for name in needs.truth}
         return Auxiliary(public=own, truth=answers)
@@ -86,6 +88,14 @@ class Judge:
         if not 0 <= client < len(clients):
             raise ConfigError(f"client is {client}; the run has the clients 0 to {len(clients) - 1}")
         return clients[client]
+
+    def _users(self) -> tuple[Records, list[Tensor]]:
+        """Records of all clients, and the rows of each one's: what it did not train on, where it has such."""
+        held = self.task.clients if self.task.local_tests is None else self.task.local_tests
+        rows = [held[client] for client in range(len(held)) if len(held[client])]
+        every = torch.cat(rows)
+        places = torch.split(torch.arange(len(every)), [len(part) for part in rows])
+        return Records(self.task.inputs[every], self.task.targets[every]), list(places)
 
     def _owners(self, rows: Tensor) -> Tensor:
         """The client that holds each of ``rows`` [n]."""

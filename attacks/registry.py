@@ -26,6 +26,7 @@ from attacks.membership.update_attacks import (
     LossDrop,
     LossTrajectory,
 )
+from attacks.membership.user_inference import UserInference
 from attacks.property_inference import PropertyInference
 from attacks.prototypes.inversion import PrototypeInversion
 from attacks.prototypes.membership import PrototypeTracing
@@ -46,6 +47,7 @@ ATTACKS: Mapping[str, type[Attack]] = MappingProxyType(
             FedMIA,
             MatchedFilter,
             SourceInference,
+            UserInference,
             LossDrop,
             PoisonedMembership,
             PrototypeTracing,

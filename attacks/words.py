@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -28,8 +28,14 @@ from privfl.validation import check_count
 FREQUENCY = "how often public texts have it"
 SMALLEST = 1e-24
 """What is left of a row's energy, over the largest one's, by rounding alone."""
-PASSES = 20
-"""Of expectation and maximisation, by which the two variances are fitted."""
+LEVELS = torch.cat([torch.zeros(1), 4.0 ** torch.arange(-1.5, 15)]).double()
+"""Variances over that of the noise that the row of a token that is there may have; 0 where it moved nothing."""
+QUIET = 0.99
+"""The share of the first of these levels that the fit begins with: it takes on what the rows show, and no more."""
+PASSES = 40
+"""Of expectation and maximisation, by which the noise and the shares of the levels are fitted."""
+EVIDENCE = 10.0
+"""The rows' log-likelihood ratio over noise alone below which they say nothing."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +53,10 @@ class Words(Attack):
     The gradient of an embedding is zero but in the rows of the tokens that were looked up, so without noise the
     answer is exact, for any batch, number of local steps, clipping and sum (Melis, Song, De Cristofaro and Shmatikov,
     "Exploiting Unintended Feature Leakage in Collaborative Learning", S&P 2019). Under noise a row of d numbers is
-    N(0, σ²) or N(0, σ² + τ²), with the variances that fit all rows best. The log-likelihood ratios of all rounds,
-    in half of which a client's token is taken to be looked up, are added to the log-odds that public texts give the
-    token, so that where noise is all there is the guess is the null's: how often the token occurs. Neither order nor
-    counts are read.
+    N(0, σ²) if the token is not there, and a mixture of N(0, σ² + τ²) over many τ, 0 among them, if it is; the noise of
+    each round and the mixture of all rounds are those that fit the rows best. The log-likelihood ratios of the rounds
+    are added to the log-odds that public texts give the token. Where the rows fit noise alone as well, the guess is the
+    null's: how often the token occurs. Neither order nor counts are read.
 
     The judge needs ``truth["tokens"]`` bool [V].
 
@@ -84,18 +90,16 @@ class Words(Attack):
             raise ConfigError("the inputs are no token ids, so there are no words to find; attack a task of texts")
         shares = frequencies(auxiliary.need_public().inputs, size)
         prior = torch.log1p(-((1 - shares) ** self.texts)) - self.texts * torch.log1p(-shares)
-        total, used = prior.clone(), 0
+        rows: list[Tensor] = []
         for place in reversed(range(len(seen))):
             moment = seen[place]
             sent = [update for members, update in updates(moment) if self.client is None or members == (self.client,)]
-            if used == self.rounds or len(sent) != 1:
-                continue
-            used += 1
-            found = ratios(embedding_rows(seen.network(moment.broadcast["parameters"]), sent[0], size), prior)
-            total += torch.logaddexp(found, torch.zeros_like(found)) - math.log(2)
-        if not used:
+            if len(rows) != self.rounds and len(sent) == 1:
+                rows.append(embedding_rows(seen.network(moment.broadcast["parameters"]), sent[0], size))
+        if not rows:
             raise ConfigError(f"no single update of client {self.client} was seen in {len(seen)} rounds; name another")
-        return WordsGuess(total.numpy(), {FREQUENCY: prior.numpy()})
+        energies = torch.stack([row.square().sum(1) for row in rows])
+        return WordsGuess((prior + ratios(energies, rows[0].shape[1], prior)).numpy(), {FREQUENCY: prior.numpy()})
 
     def judge(self, guess: WordsGuess, auxiliary: Auxiliary, seconds: float) -> AttackResult:
         """AUC over the vocabulary, and the share of the k true tokens among the k likeliest."""
@@ -131,20 +135,38 @@ def embedding_rows(network: nn.Module, update: Tensor, vocabulary: int) -> Tenso
     raise ConfigError(f"{type(network).__name__} has no embedding of {vocabulary} tokens; attack another model")
 
 
-def ratios(rows: Tensor, prior: Tensor) -> Tensor:
-    """log N(row; 0, σ² + τ²) − log N(row; 0, σ²), [V], from ``rows`` [V, d] and the tokens' log-odds ``prior`` [V]."""
-    energy, width = rows.square().sum(1), rows.shape[1]
-    least = (SMALLEST * energy.max()).clamp_min(1e-300)
+def ratios(energies: Tensor, width: int, prior: Tensor) -> Tensor:
+    """log p(rows | the token is there) − log p(rows | it is not), [V], of all rounds together.
+
+    Args:
+        energies: squared lengths of the rows, [T, V], of as many rounds.
+        width: d, how many numbers a row has.
+        prior: log-odds of the tokens, [V].
+
+    Returns:
+        Zeros where the rows of all tokens are as likely under noise alone, by :data:`EVIDENCE`.
+    """
+    least = (SMALLEST * energies.amax(1)).clamp_min(1e-300)
     absent = (1 - torch.sigmoid(prior).mean()) / 2  # the median of the rows that only noise is in
-    noise = torch.maximum(torch.quantile(energy, absent) / width, least)
-    both = torch.maximum(energy.mean() / width, noise)
+    noise = torch.maximum(torch.quantile(energies, absent, dim=1) / width, least)
+    shares = torch.full_like(LEVELS, (1 - QUIET) / (len(LEVELS) - 1))
+    shares[0] = QUIET
+    gains, costs = LEVELS / (1 + LEVELS) / 2, width / 2 * torch.log1p(LEVELS)
     found = torch.zeros_like(prior)
-    for _ in range(PASSES):
-        found = energy / 2 * (1 / noise - 1 / both) - width / 2 * torch.log(both / noise)
-        chance = torch.sigmoid(prior + found)
-        noise = torch.maximum(((1 - chance) * energy).sum() / (1 - chance).sum().clamp_min(1e-300) / width, least)
-        both = torch.maximum((chance * energy).sum() / chance.sum().clamp_min(1e-300) / width, noise)
-    return found
+    for last in range(PASSES):
+        odds = shares.log() - costs
+        weighed = [gains * (row / variance)[:, None] + odds for row, variance in zip(energies, noise, strict=True)]
+        found = torch.stack([torch.logsumexp(one, 1) for one in weighed]).sum(0)
+        if last == PASSES - 1:
+            break
+        there = torch.sigmoid(prior + found)
+        levels = [there[:, None] * torch.softmax(one, 1) for one in weighed]
+        quiet = torch.stack([1 - there + one[:, 0] for one in levels])
+        noise = torch.maximum((quiet * energies).sum(1) / quiet.sum(1).clamp_min(1e-300) / width, least)
+        counts = torch.stack([one.sum(0) for one in levels]).sum(0)
+        shares = (counts / counts.sum().clamp_min(1e-300)).clamp_min(1e-300)
+    likely = torch.logaddexp(F.logsigmoid(-prior), F.logsigmoid(prior) + found).sum()
+    return found if float(likely) > EVIDENCE else torch.zeros_like(found)
 
 
 def measures(scores: Scores, truth: NDArray[np.bool_]) -> dict[str, Measure]:

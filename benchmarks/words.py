@@ -20,6 +20,7 @@ import torch
 
 import attacks
 import privfl as pf
+from attacks.metrics.measure import mean_of
 from attacks.words import Words
 
 NOISE_KEY = 20211
@@ -101,7 +102,7 @@ def cells() -> dict[str, Callable[[], Any]]:
                 f"100 texts, noise of {noise:g}, ten rounds": (
                     lambda name=name, noise=noise: read(name, 10, 100, noisy(noise), 10, 10)
                 )
-                for noise in (0.001, 0.01, 0.1)
+                for noise in (0.0001, 0.001, 0.01, 0.1)
             },
             "100 texts, ε = 50, ten rounds": lambda name=name: read(name, 10, 100, private(50, 0.1), 10, 10),
             "100 texts, ε = 8, ten rounds": lambda name=name: read(name, 10, 100, private(8, 0.1), 10, 10),
@@ -128,16 +129,20 @@ def main() -> None:
             began = time.perf_counter()
             stored[name] = {**call(), "seconds": time.perf_counter() - began}
             options.out.write_text(json.dumps(stored) + "\n", encoding="utf-8")
-        rows = stored[name]["rows"]
+        print(f"{name}: {told(stored[name]['rows'])}", flush=True)
 
-        means = {
-            (who, measure): sum((row if who == "attack" else row["null"])[measure]["value"] for row in rows) / len(rows)
-            for who in ("attack", "null")
-            for measure in ("auc", "found")
-        }
-        told = ", ".join(f"{measure} {value:.3f} ({who})" for (who, measure), value in means.items())
-        tokens = sum(row["tokens"] for row in rows) / len(rows)
-        print(f"{name}: {told}; {tokens:.0f} tokens of {rows[0]['vocabulary']}", flush=True)
+
+def told(rows: list[Any]) -> str:
+    """Means over clients, with the 95 % interval of what the attack gains over its null."""
+    parts = []
+    for measure in ("auc", "found"):
+        own, null = ([row[measure]["value"] for row in part] for part in (rows, [row["null"] for row in rows]))
+        parts.append(f"{measure} {mean_of(own).value:.3f}, null {mean_of(null).value:.3f}")
+        if len(rows) > 1:
+            gain = mean_of([one - other for one, other in zip(own, null, strict=True)])
+            parts.append(f"gain {gain.value:+.4f} [{gain.low:+.4f}, {gain.high:+.4f}]")
+    tokens = sum(row["tokens"] for row in rows) / len(rows)
+    return f"{', '.join(parts)}; {tokens:.0f} tokens of {rows[0]['vocabulary']}"
 
 
 if __name__ == "__main__":

@@ -164,8 +164,19 @@ def noises(clients: int, multiplier: float, method: str) -> dict[str, Any]:
     rows = [attacked(task, run.transcript, one)[0] for one in tried]
     best = max(rows[0]["nulls"], key=lambda name: statistics.mean(row["nulls"][name] for row in rows))
     gains = mean_of([row["mean"] - row["nulls"][best] for row in rows])
-    told = {"mean psnr": statistics.mean(row["mean"] for row in rows), "null": best, "gain": gains.to_json()}
+    told = {
+        "multiplier": multiplier,
+        "mean psnr": statistics.mean(row["mean"] for row in rows),
+        "null": best,
+        "gain": gains.to_json(),
+    }
     return {**summary(rows), **told, "rows": rows}
+
+
+def calibrated(epsilon: float) -> float:
+    """The noise multiplier of DP-SGD that gives one full-batch step this ε for one example, at δ = 1e-5."""
+    training = pf.DPSGD(target_epsilon=epsilon, max_grad_norm=1.0, sample_rate=1.0)
+    return float(federation(1, 1, seed=0, privacy=pf.Privacy(training=training))[1].summary["noise_multiplier"])
 
 
 def accuracy_of(task: pf.Task, network: torch.nn.Module) -> float:
@@ -209,6 +220,10 @@ def cells(small: bool) -> dict[str, Any]:
     return {
         **spear,
         **noise,
+        **{
+            f"ε = {epsilon:g}, wiener": (lambda epsilon=epsilon: noises(100, calibrated(epsilon), "wiener"))
+            for epsilon in (50, 8, 1)
+        },
         "spear, B = 8, 100 units": lambda: batches(16, 8, hidden=(100,)),
         "spear, B = 8, round 30": lambda: batches(16, 8, rounds=30),
         "spear, sum of ten": lambda: sums(3, (clip, *SUM)),

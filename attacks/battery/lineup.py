@@ -28,6 +28,7 @@ from attacks.membership.update_attacks import (
     LossDrop,
     LossTrajectory,
 )
+from attacks.membership.user_inference import UserInference
 from attacks.property_inference import PropertyInference
 from attacks.prototypes.inversion import PrototypeInversion
 from attacks.prototypes.membership import PrototypeTracing
@@ -77,6 +78,7 @@ def lineup(seen: Transcript, judge: Judge) -> list[Entry]:
         Entry("rmia", RMIA, {"shadows": FEW}),
         Entry("lira-offline", LiRA, {"mode": "offline", "shadows": MANY}),
         Entry("lira-online", LiRA, {"shadows": MANY}),
+        Entry("user-inference", UserInference, {"shadows": FEW}),
         Entry("label-counts", LabelCounts),
         Entry("llg", LLG),
         Entry("disclosed-counts", DisclosedCounts),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -17,8 +17,8 @@ from attacks.gradient_inversion.spear import spear
 from attacks.images.nulls import image_nulls
 from attacks.images.pixels import Pixels
 from attacks.images.result import ReconstructionResult, reconstruction_result
-from attacks.observations.gradients import Gradient, local_update
-from attacks.observations.messages import training_of, updates
+from attacks.observations.gradients import Gradient, flat_update
+from attacks.observations.messages import single_update, training_behind
 from privfl.algorithms.base import Algorithm
 from privfl.errors import ConfigError
 from privfl.federation.task import Task
@@ -128,17 +128,12 @@ class Fishing(Attack):
         shape = tuple(public.inputs.shape[1:])
         counts, shown, blind = [], [], []
         for moment in list(seen)[: seen.facts.classes]:
-            sent = [update for members, update in updates(moment) if self.client is None or members == (self.client,)]
-            if len(sent) != 1:
-                raise ConfigError(
-                    f"{len(sent)} updates of client {self.client} were seen in round {moment.number}; name another"
-                )
+            sent = single_update(moment, self.client)
             network = seen.network(moment.broadcast["parameters"])
             label = fished_class(network, moment.broadcast["parameters"])
-            training = training_of(seen.facts, moment.number)
-            training = replace(training, batch_size=max(training.batch_size, self.batch))
+            training = training_behind(seen.facts, moment.number, None, self.batch)  # one step on all images
             steps = local_steps(training, self.batch)
-            gradient = mean_gradient(network, sent[0], training, steps)
+            gradient = mean_gradient(network, sent, training, steps)
             pull = -gradient[-1]
             if float(pull[label]) <= ABSENT * float(pull.abs().max()):
                 continue
@@ -147,8 +142,8 @@ class Fishing(Attack):
             shown.append(pixels.images(inputs.view(-1, *shape)))
             counts.append((label, len(inputs)))
             chosen = one_of_each(public, torch.full((len(inputs),), label), generator)
-            others = local_update(network, chosen.inputs, chosen.targets, training)
-            theirs = mean_gradient(network, torch.cat([part.reshape(-1) for part in others]).detach(), training, steps)
+            others = flat_update(network, chosen.inputs, chosen.targets, training)
+            theirs = mean_gradient(network, others, training, steps)
             blind.append(pixels.images(self._read(network, theirs, generator).to(known).view(-1, *shape)))
         labels = torch.tensor([label for label, count in counts for _ in range(count)])[: self.batch]
         missing = torch.randint(seen.facts.classes, (self.batch - len(labels),), generator=generator)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -15,10 +15,9 @@ from attacks.gradient_inversion.imprint import imprinted_inputs, imprinting_serv
 from attacks.gradient_inversion.inversion import OTHERS
 from attacks.images.pixels import Pixels
 from attacks.images.result import ReconstructionResult, reconstruction_result
-from attacks.observations.gradients import local_update
-from attacks.observations.messages import training_of, updates
+from attacks.observations.gradients import flat_update
+from attacks.observations.messages import recorded_round, single_update, training_behind
 from privfl.algorithms.base import Algorithm
-from privfl.errors import ConfigError
 from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
 from privfl.privacy.accounting.release import Observer
@@ -83,30 +82,21 @@ class Imprint(Attack):
         Raises:
             ConfigError: there is no such message, or its broadcast was not imprinted.
         """
-        if not -len(seen) <= self.round < len(seen):
-            raise ConfigError(f"round {self.round} was not recorded; the transcript has {len(seen)} rounds")
-        moment, public, pixels = seen[self.round], auxiliary.need_public(), Pixels.of(seen.facts.dataset)
-        sent = [update for members, update in updates(moment) if self.client is None or members == (self.client,)]
-        if len(sent) != 1:
-            raise ConfigError(
-                f"{len(sent)} updates of client {self.client} were seen in round {self.round}; name another"
-            )
+        moment, public = recorded_round(seen, self.round), auxiliary.need_public()
+        pixels, sent = Pixels.of(seen.facts.dataset), single_update(moment, self.client)
         network = seen.network(moment.broadcast["parameters"])
         generator = torch_stream(self.seed, "imprint")
         known = pixels.images(public.inputs)
-        shown = self.images(network, sent[0], public.inputs, pixels)
+        shown = self.images(network, sent, public.inputs, pixels)
         drawn = torch.randint(len(public), (2, self.batch), generator=generator)
-        training = training_of(seen.facts, moment.number)
-        if self.client is None:  # a sum of steps is one step on all their images
-            training = replace(training, batch_size=max(training.batch_size, self.batch))
-        others = local_update(network, public.inputs[drawn[0]], public.targets[drawn[0]], training)
-        flat = torch.cat([part.reshape(-1) for part in others]).detach()
+        training = training_behind(seen.facts, moment.number, self.client, self.batch)
+        others = flat_update(network, public.inputs[drawn[0]], public.targets[drawn[0]], training)
         means = torch.stack([known[public.targets == label].mean(0) for label in sorted(set(public.targets.tolist()))])
         nulls = {
             "mean image": known.mean(0).expand(self.batch, *known.shape[1:]).clone(),
             "class means": means.repeat(-(-self.batch // len(means)), 1, 1, 1),
             "random images": known[drawn[1]],
-            OTHERS: self.images(network, flat, public.inputs, pixels),
+            OTHERS: self.images(network, others, public.inputs, pixels),
         }
         return ImprintGuess(shown, nulls)
 

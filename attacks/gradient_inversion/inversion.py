@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -21,10 +21,10 @@ from attacks.gradient_inversion.wiener import attacker
 from attacks.images.nulls import image_nulls
 from attacks.images.pixels import Pixels
 from attacks.images.result import ReconstructionResult, reconstruction_result
-from attacks.observations.gradients import Gradient, as_gradient, local_update
+from attacks.observations.gradients import Gradient, as_gradient, flat_update
 from attacks.observations.head_gradients import ClassGradients, HeadGradient, class_gradients
 from attacks.observations.label_counts import counts_by_regression, integer_counts
-from attacks.observations.messages import training_of, updates
+from attacks.observations.messages import recorded_round, single_update, training_behind
 from attacks.observations.update_labels import effective_steps
 from privfl.errors import ConfigError
 from privfl.models.flat_network import Layout
@@ -32,7 +32,7 @@ from privfl.privacy.accounting.release import Observer
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.randomness import torch_stream
 from privfl.simulation.transcript import PublicFacts, Transcript
-from privfl.validation import check_choice, check_count
+from privfl.validation import check_choice, check_count, check_number
 
 Method = Literal["analytic", "dlg", "idlg", "inverting-gradients", "gradinversion", "spear", "wiener"]
 OTHERS = "others' update"
@@ -73,6 +73,7 @@ class GradientInversion(Attack):
         round: which round, from 0.
         iterations: of a search; ``None`` is the method's own default.
         attempts: fresh starts at most; ``None`` is the method's own default.
+        variation: weight of the total variation in ``inverting-gradients``; ``None`` is its default.
         seed: of the attacker's own draws.
     """
 
@@ -94,6 +95,7 @@ class GradientInversion(Attack):
     round: int = 0
     iterations: int | None = None
     attempts: int | None = None
+    variation: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -103,6 +105,10 @@ class GradientInversion(Attack):
             check_count(f"{self.name}'s iterations", self.iterations, 8)
         if self.attempts is not None:
             check_count(f"{self.name}'s attempts", self.attempts)
+        if self.variation is not None:
+            check_number(f"{self.name}'s variation", self.variation, 0)
+            if self.method != "inverting-gradients":
+                raise ConfigError(f"{self.method} takes no weight of total variation; leave variation out")
         if self.batch > 1 and self.method in ("analytic", "idlg", "wiener"):
             raise ConfigError(
                 f"{self.method} reads a single image, not {self.batch}; choose another method or batch = 1"
@@ -116,28 +122,18 @@ class GradientInversion(Attack):
         """
         if seen.facts.loss != "cross_entropy":
             raise ConfigError(f"the loss is {seen.facts.loss}; gradient inversion matches the soft-max cross-entropy")
-        if not -len(seen) <= self.round < len(seen):
-            raise ConfigError(f"round {self.round} was not recorded; the transcript has {len(seen)} rounds")
-        moment, public, pixels = seen[self.round], auxiliary.need_public(), Pixels.of(seen.facts.dataset)
-        sent = [update for members, update in updates(moment) if self.client is None or members == (self.client,)]
-        if len(sent) != 1:
-            raise ConfigError(
-                f"{len(sent)} updates of client {self.client} were seen in round {self.round}; name another"
-            )
-        received = moment.broadcast["parameters"]
-        network = seen.network(received)
-        training = training_of(seen.facts, moment.number)
-        if self.client is None:  # a sum of steps is one step on all their images
-            training = replace(training, batch_size=max(training.batch_size, self.batch))
+        moment, public = recorded_round(seen, self.round), auxiliary.need_public()
+        pixels, sent = Pixels.of(seen.facts.dataset), single_update(moment, self.client)
+        network = seen.network(moment.broadcast["parameters"])
+        training = training_behind(seen.facts, moment.number, self.client, self.batch)
         generator = torch_stream(self.seed, "gradient-inversion")
         multiplier = noise_multiplier(seen.facts)
-        images, labels = self.inverted(network, sent[0], training, public, pixels, generator, multiplier)
+        images, labels = self.inverted(network, sent, training, public, pixels, generator, multiplier)
         known = pixels.images(public.inputs)
         nulls = image_nulls(known, public.targets, labels, generator)
         chosen = one_of_each(public, labels, generator)
-        others = local_update(network, chosen.inputs, chosen.targets, training)
-        flat = torch.cat([part.reshape(-1) for part in others]).detach()
-        nulls[OTHERS] = self.inverted(network, flat, training, public, pixels, generator)[0]
+        others = flat_update(network, chosen.inputs, chosen.targets, training)
+        nulls[OTHERS] = self.inverted(network, others, training, public, pixels, generator)[0]
         return GradientGuess(images, labels, nulls)
 
     def inverted(
@@ -175,6 +171,8 @@ class GradientInversion(Attack):
             given["iterations"] = self.iterations
         if self.attempts is not None:
             given["restarts" if self.method == "inverting-gradients" else "attempts"] = self.attempts
+        if self.variation is not None:
+            given["variation"] = self.variation
         if self.method in ("dlg", "idlg"):
             read = labels if self.method == "idlg" else None
             found = dlg(network, gradient, shape, classes=len(head), batch=self.batch, labels=read, **given)

@@ -13,6 +13,7 @@ from attacks.crafted_broadcast import crafting_server
 from attacks.gradient_inversion.imprint import perceptron_parts
 from attacks.gradient_inversion.inversion import GradientGuess, GradientInversion
 from attacks.images.result import ReconstructionResult
+from attacks.observations.messages import recorded_round
 from privfl.algorithms.base import Algorithm
 from privfl.errors import ConfigError
 from privfl.federation.task import Task
@@ -95,9 +96,7 @@ class ModelInconsistency(Attack):
         Raises:
             ConfigError: there is no such message, or everybody was sent the same.
         """
-        if not -len(seen) <= self.round < len(seen):
-            raise ConfigError(f"round {self.round} was not recorded; the transcript has {len(seen)} rounds")
-        moment = seen[self.round].training
+        moment = recorded_round(seen, self.round).training
         if len([name for name in moment.broadcast if name.startswith("parameters")]) < 2:
             raise ConfigError("every client was sent the same; record the run with inconsistent_server")
         client = None if moment.uploads is None else self.client

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,9 @@ from attacks.membership.result import MembershipResult, membership_result
 from attacks.metrics.distinguishing import Scores
 from privfl.errors import ConfigError
 from privfl.schema import plain
+
+RECORDS = 20
+"""With which a user is asked about, at most."""
 
 
 def membership_game(
@@ -43,6 +46,44 @@ def membership_game(
     )
     truth = torch.cat([torch.ones(len(ins), dtype=torch.bool), torch.zeros(len(outs), dtype=torch.bool)])[order]
     return Auxiliary(public, candidates, {"members": truth})
+
+
+def users_game(
+    held: Records,
+    users: Sequence[Tensor],
+    others: Records,
+    public: Records,
+    candidates: int,
+    generator: torch.Generator,
+) -> Auxiliary:
+    """Users who took part, and as many who did not: at most 20 records of each, of the same classes in every pair.
+
+    Who did not take part is made of ``others`` without repetition, so that of the users with rows ``users`` of ``held``
+    some may have nobody to be compared with. They are left out, as are users beyond ``candidates`` records in all.
+
+    Raises:
+        ConfigError: not one user is left.
+    """
+    free = torch.ones(len(others), dtype=torch.bool)
+    found: list[Records] = []
+    for number in torch.randperm(len(users), generator=generator).tolist():
+        rows = users[number][torch.randperm(len(users[number]), generator=generator)[:RECORDS]]
+        mine, against = held[rows], []
+        for label in mine.targets.tolist():
+            like = (free & (others.targets == label)).nonzero().flatten()
+            if len(like):
+                against.append(int(like[torch.randint(len(like), (), generator=generator)]))
+                free[against[-1]] = False
+        if len(against) == len(mine) and sum(map(len, found)) + 2 * len(mine) <= candidates:
+            found += [mine, others[torch.tensor(against)]]
+    if not found:
+        raise ConfigError("no user has as many held-out records of its classes beside it; keep more out of training")
+    return Auxiliary(
+        public,
+        Records(torch.cat([one.inputs for one in found]), torch.cat([one.targets for one in found])),
+        {"users": torch.tensor([True, False] * (len(found) // 2))},
+        torch.repeat_interleave(torch.arange(len(found)), torch.tensor([len(one) for one in found])),
+    )
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -12,7 +12,9 @@ from torch import Tensor
 from attacks.attack import Needs, Power
 from attacks.auxiliary import Auxiliary
 from attacks.membership.game import Guess, MembershipAttack
+from attacks.membership.rmia import RMIA
 from attacks.membership.scores import Models, logit_confidence, losses
+from attacks.membership.shadow_models import ShadowTraining
 from attacks.membership.update_attacks import UNTRAINED
 from privfl.algorithms.base import Algorithm
 from privfl.federation.task import ClientIndex, Task
@@ -28,19 +30,22 @@ class PoisonedMembership(MembershipAttack):
     Tramèr, Shokri, San Joaquin, Le, Jagielski, Hong and Carlini, "Truth Serum: Poisoning Machine Learning Models to
     Reveal Their Secrets" (CCS 2022): mislabelled copies make a record an outlier, whose own membership then shows. Here
     the attacker is one more client of the run, holds ``copies`` of every candidate with the next class for its label,
-    and scores a candidate by the logit confidence of its true label at the released models, averaged over ``rounds``;
-    the paper compares with shadow models instead. Nulls: chance, and the loss at an untrained network.
+    and reads the last released model by RMIA with reference models of public records, as the paper reads it by LiRA.
+    Without ``shadows`` the score is the logit confidence of the true label, averaged over the ``rounds`` released
+    last. Nulls: chance, and that of RMIA or the loss at an untrained network.
 
     Args:
         copies: of every candidate.
-        rounds: released models that are read, the last ones.
+        rounds: released models that are read without shadows, the last ones.
+        shadows: the reference models; ``None`` for none.
     """
 
     name: ClassVar[str] = "poisoned-membership"
     power: ClassVar[Power] = "poisoning"
-    needs: ClassVar[Needs] = Needs(("released",), candidates=True, truth=("members",))
+    needs: ClassVar[Needs] = Needs(("released",), public=True, candidates=True, truth=("members",))
     copies: int = 1
     rounds: int = 5
+    shadows: ShadowTraining | None = field(default_factory=lambda: ShadowTraining(count=4))
 
     def __post_init__(self) -> None:
         check_count(f"{self.name}'s copies", self.copies)
@@ -67,6 +72,8 @@ class PoisonedMembership(MembershipAttack):
         return poisoned, algorithm
 
     def guess(self, seen: Transcript, auxiliary: Auxiliary) -> Guess:
+        if self.shadows is not None:
+            return RMIA(shadows=self.shadows).guess(seen, auxiliary)
         asked, models = auxiliary.need_candidates(), Models(seen.factory)
         total: Tensor = torch.zeros(len(asked), dtype=torch.float64)
         for one in seen[-self.rounds :]:

@@ -1,27 +1,33 @@
-"""Shadow models: the victim's network trained on the attacker's own records, all of them in one federation.
+"""Shadow models: the victim's network trained on the attacker's own records.
 
-Every shadow is a client that keeps its model and sends nothing, so the engine trains them side by side in one kernel.
-The only data here are the attacker's: public records and, for online attacks, the candidates that it asks about.
+A shadow is a client that keeps its model and sends nothing, so one federation trains all of them side by side in one
+kernel; or it is a federation like the victim's, with its mechanism, and costs as much as the victim's run. The only
+data here are the attacker's: public records and, for online attacks, the candidates that it asks about.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from attacks.auxiliary import Records
 from attacks.membership.scores import Factory, Models
 from privfl.algorithms.base import Tensors
+from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.references import Local
 from privfl.engine.choice import EngineName
 from privfl.errors import ConfigError
 from privfl.federation.task import ClientIndex, Task
 from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.dpsgd import DPSGD
+from privfl.privacy.settings import Privacy
 from privfl.simulation.settings import Execution
 from privfl.simulation.simulation import simulate
 from privfl.simulation.transcript import Transcript
@@ -47,7 +53,9 @@ class ShadowTraining:
         learning_rate, batch_size, momentum, weight_decay: of SGD.
         share: of the pool that each shadow trains on, in (0, 1); in exactly ``round(share · count)`` of the shadows
             every record takes part.
-        seed: of the shadows' initialisations, batches and shares.
+        seed: of the shadows' initialisations, batches, shares and noise.
+        federated: each shadow is a run like the victim's: FedAvg with as many clients, who hold its records dealt at
+            random and all take part, as many rounds, the same local training and the same DP-SGD.
         engine: see :func:`~privfl.simulation.simulation.simulate`.
     """
 
@@ -59,6 +67,7 @@ class ShadowTraining:
     weight_decay: float | None = None
     share: float = 0.5
     seed: int = 0
+    federated: bool = False
     engine: EngineName = "auto"
 
     def __post_init__(self) -> None:
@@ -69,6 +78,9 @@ class ShadowTraining:
             )
         if self.epochs is not None and self.epochs < 1:
             raise ConfigError(f"the shadows' epochs are {self.epochs}; give an integer ≥ 1")
+        own = (self.epochs, self.learning_rate, self.batch_size, self.momentum, self.weight_decay)
+        if self.federated and any(value is not None for value in own):
+            raise ConfigError("federated shadows train as the victim did; leave their epochs and SGD's settings out")
 
     def resolved(self, seen: Transcript) -> LocalTraining:
         """The training of one shadow against the victim that was ``seen``.
@@ -138,19 +150,10 @@ def train_shadows(seen: Transcript, pool: Records, training: ShadowTraining) -> 
     if not bool(inside.any(1).all()):
         raise ConfigError(f"{len(pool)} records are too few for {training.count} shadows; give more public records")
     factory: Factory = seen.factory
-    few = min(len(pool), 100)
-    task = Task(
-        name="shadows",
-        inputs=pool.inputs,
-        targets=pool.targets,
-        clients=ClientIndex.of([np.flatnonzero(row.numpy()) for row in inside]),
-        test_inputs=pool.inputs[:few],
-        test_targets=pool.targets[:few],
-        classes=seen.facts.classes,
-        model=factory,
-        model_name=seen.facts.model,
-        vocabulary=seen.facts.vocabulary,
-    )
+    if training.federated:
+        found = [_federated(seen, pool, row, training, number) for number, row in enumerate(inside)]
+        return Shadows(Models(factory), torch.stack(found), pool, inside, time.perf_counter() - began)
+    task = _task(seen, pool, [np.flatnonzero(row.numpy()) for row in inside])
     plan = training.resolved(seen)
     run = simulate(
         task,
@@ -166,6 +169,54 @@ def train_shadows(seen: Transcript, pool: Records, training: ShadowTraining) -> 
             f"a shadow diverged with learning rate {plan.learning_rate:g} over {plan.epochs} epochs; lower the rate"
         )
     return Shadows(Models(factory), parameters, pool, inside, time.perf_counter() - began)
+
+
+def _task(seen: Transcript, pool: Records, clients: Sequence[NDArray[np.intp]]) -> Task:
+    """The attacker's task: ``clients`` hold rows of ``pool``."""
+    few = min(len(pool), 100)
+    return Task(
+        name="shadows",
+        inputs=pool.inputs,
+        targets=pool.targets,
+        clients=ClientIndex.of(clients),
+        test_inputs=pool.inputs[:few],
+        test_targets=pool.targets[:few],
+        classes=seen.facts.classes,
+        model=seen.factory,
+        model_name=seen.facts.model,
+        vocabulary=seen.facts.vocabulary,
+    )
+
+
+def _federated(seen: Transcript, pool: Records, inside: Tensor, training: ShadowTraining, number: int) -> Tensor:
+    """The released parameters [size] of a run like the one ``seen`` on the records ``inside``, bool, of ``pool``.
+
+    Raises:
+        ConfigError: the victim's algorithm is not FedAvg.
+    """
+    facts = seen.facts
+    settings = {name: value for name, value in facts.algorithm.items() if name != "name"}
+    if facts.algorithm["name"] != FedAvg.name:
+        raise ConfigError(f"federated shadows run fedavg, and the victim {facts.algorithm['name']}; train them alone")
+    rows = np.flatnonzero(inside.numpy())
+    np.random.default_rng((training.seed, number)).shuffle(rows)
+    privacy = Privacy()
+    if facts.privacy["training"] is not None:
+        told: dict[str, Any] = facts.privacy["training"]
+        told = {name: tuple(one) if isinstance(one, list) else one for name, one in told.items()}
+        privacy = Privacy(training=DPSGD(**told), noise_key=training.seed * training.count + number)
+    run = simulate(
+        _task(seen, pool, np.array_split(rows, min(facts.clients, len(rows)))),
+        FedAvg(**settings),
+        rounds=len(seen),
+        training=LocalTraining(**facts.training),
+        privacy=privacy,
+        seed=training.seed * training.count + number,
+        evaluate_every=len(seen),
+        execution=Execution(device="cpu", engine=training.engine, workers=1),
+    )
+    parameters: Tensor = run.parameters
+    return parameters
 
 
 def join(*parts: Records | None) -> Records:

@@ -78,6 +78,11 @@ def local_update(
     return [after - before for after, before in zip(current, start, strict=True)]
 
 
+def flat_update(network: nn.Module, inputs: Tensor, targets: Tensor, training: LocalTraining) -> Tensor:
+    """:func:`local_update` as the one vector [size] that a client would send."""
+    return torch.cat([part.reshape(-1) for part in local_update(network, inputs, targets, training)]).detach()
+
+
 def as_gradient(network: nn.Module, update: Tensor, learning_rate: float) -> list[Tensor]:
     """The gradient −Δ/η behind an ``update`` Δ [size] of one SGD step; of several, their sum.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -82,6 +82,37 @@ def updates(seen: SeenRound) -> list[tuple[tuple[int, ...], Tensor]]:
         raise ConfigError(f"no 'update' was summed in round {seen.number}; attack another algorithm")
     mean = exchange.total["update"] / exchange.weight
     return [(exchange.members, require_full_update(mean.to(received), received))]
+
+
+def recorded_round(transcript: Transcript, number: int) -> SeenRound:
+    """Round ``number`` of a transcript (−1: the last).
+
+    Raises:
+        ConfigError: there is no such round.
+    """
+    if not -len(transcript) <= number < len(transcript):
+        raise ConfigError(f"round {number} was not recorded; the transcript has {len(transcript)} rounds")
+    return transcript[number]
+
+
+def single_update(seen: SeenRound, client: int | None) -> Tensor:
+    """The update [size] of ``client``, or for ``None`` the mean of a secure sum.
+
+    Raises:
+        ConfigError: the client sent nothing, or several did and none was named.
+    """
+    sent = [update for members, update in updates(seen) if client is None or members == (client,)]
+    if len(sent) != 1:
+        raise ConfigError(f"{len(sent)} updates of client {client} were seen in round {seen.number}; name another")
+    return sent[0]
+
+
+def training_behind(facts: PublicFacts, number: int, client: int | None, images: int) -> LocalTraining:
+    """The local training behind an update: a sum over clients (``None``) of steps is one step on all their images."""
+    training = training_of(facts, number)
+    if client is None:
+        return replace(training, batch_size=max(training.batch_size, images))
+    return training
 
 
 def require_full_update(update: Tensor, received: Tensor) -> Tensor:

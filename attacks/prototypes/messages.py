@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from attacks.observations.messages import updates
+from attacks.observations.messages import recorded_round, updates
 from privfl.algorithms.label_skew.prototypes import means
 from privfl.errors import ConfigError
 from privfl.models import Network
-from privfl.simulation.transcript import Transcript
+from privfl.simulation.transcript import PublicFacts, SeenRound, Transcript
 
 CHUNK = 1024
 """Images that an attacker puts through an extractor at a time."""
@@ -55,9 +56,7 @@ def prototype_messages(transcript: Transcript, number: int = -1) -> list[Prototy
     Raises:
         ConfigError: there is no such round, its messages hold no prototypes, or the model has no features.
     """
-    if not -len(transcript) <= number < len(transcript):
-        raise ConfigError(f"round {number} was not recorded; the transcript has {len(transcript)} rounds")
-    seen = transcript[number]
+    seen = recorded_round(transcript, number)
     exchange, received = seen.training, seen.broadcast["parameters"]
     found = []
     for members, update in updates(seen):
@@ -73,6 +72,21 @@ def prototype_messages(transcript: Transcript, number: int = -1) -> list[Prototy
             raise ConfigError(f"{type(network).__name__} has no features; give a privfl.models.Network")
         found.append(PrototypeMessage(seen.number, members, means(sums, counts), counts, cast(Network, network)))
     return found
+
+
+def noise_of(facts: PublicFacts) -> tuple[float, float]:
+    """The public deviations of the noise on each number of the sums of features, and on each count; 0 without noise."""
+    for total in facts.privacy.get("statistics") or ():
+        if total["statistic"] == "prototypes":
+            deviation = float(total["max_norm"] * total["noise_multiplier"])
+            norm = float(facts.algorithm["feature_norm"])
+            return deviation * (norm if math.isfinite(norm) else 1.0), deviation  # as the algorithm scales its sums
+    return 0.0, 0.0
+
+
+def took_part(seen: SeenRound, client: int | None) -> bool:
+    """Whether ``client``, or for ``None`` anybody, sent something in a round that the server saw."""
+    return bool(seen.training.members) if client is None else client in seen.training.members
 
 
 def message_of(transcript: Transcript, client: int | None, number: int = -1) -> PrototypeMessage:

@@ -50,6 +50,26 @@ class PublicReference:
         precision[torch.outer(alive, alive)] = inside.flatten()
         return cls(values.mean(0), precision)
 
+    def under_noise(self, features: float, count: float, samples: float) -> PublicReference:
+        """The reference for a prototype whose sums and count were sent with noise, over ``samples`` samples.
+
+        Whitening by Σ₀ alone trusts most where samples vary least, and there noise is all that a prototype has. With
+        sums of deviation s and a count of deviation c the covariance is Σ₀ + (s²·I + c²·μ₀μ₀ᵀ)/n: a wrong count moves
+        the prototype along μ₀.
+
+        Args:
+            features: s, of the noise on each number of the sums.
+            count: c.
+            samples: n.
+        """
+        alive = self.precision.diagonal() > 0
+        mean = self.mean[alive]
+        noise = features**2 * torch.eye(len(mean)).double() + count**2 * torch.outer(mean, mean)
+        precision = torch.zeros_like(self.precision)
+        inside = torch.linalg.inv(self.precision[alive][:, alive])
+        precision[torch.outer(alive, alive)] = torch.linalg.inv(inside + noise / samples).flatten()
+        return PublicReference(self.mean, precision)
+
     def scores(self, candidates: Tensor, prototype: Tensor) -> Tensor:
         """``T = (h(x) − μ₀)ᵀ Σ₀⁻¹ (P̂ − μ₀)`` of every candidate, float64 [M]; larger for members.
 

@@ -60,12 +60,24 @@ def test_a_clipped_secure_sum_has_the_words_of_all():
 
 
 def test_where_noise_is_all_there_is_the_guess_is_that_of_the_null():
-    noise = torch.randn(400, 32, generator=torch.Generator().manual_seed(0)).double()
+    noise = torch.randn(3, 400, 32, generator=torch.Generator().manual_seed(0)).double()
     prior = torch.linspace(-3, 1, 400).double()
-    assert float(ratios(noise, prior).abs().max()) < 3
-    told = noise.clone()
-    told[7] += 5
-    assert int(ratios(told, prior).argmax()) == 7
+    assert ratios(noise.square().sum(2), 32, prior).tolist() == [0.0] * 400
+    noise[0, 7] += 5
+    found = ratios(noise.square().sum(2), 32, prior)
+    assert int(found.argmax()) == 7
+    found[7] = 0
+    assert float(found.abs().max()) < 0.5, "one row that moved must not say anything of the others"
+
+
+def test_rows_that_move_little_are_told_by_all_rounds_together_and_loud_ones_do_not_hide_them():
+    generator = torch.Generator().manual_seed(1)
+    there = torch.arange(400) < 80
+    scale = torch.where(there, torch.where(torch.arange(400) < 4, 1e4, 0.7), 0.0)
+    rows = torch.randn(10, 400, 32, generator=generator) * (1 + scale[:, None] ** 2).sqrt()
+    prior = torch.full((400,), -1.4).double()
+    found = ratios(rows.double().square().sum(2), 32, prior)
+    assert float(found[there].min()) > float(found[~there].max())
 
 
 def test_frequencies_count_texts_and_not_words():

@@ -92,6 +92,8 @@ def test_impossible_settings_and_messages_are_refused(lenet, perceptron):
         GradientInversion(method="idlg", batch=2)
     with pytest.raises(ConfigError, match="attempts is 0"):
         GradientInversion(attempts=0)
+    with pytest.raises(ConfigError, match="idlg takes no weight of total variation"):
+        GradientInversion(method="idlg", variation=0.1)
     with pytest.raises(ConfigError, match="did you mean 'analytic'"):
         GradientInversion(method="analytical")
     with pytest.raises(ConfigError, match="0 updates of client 9"):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import privfl as pf
 from attacks.auxiliary import Records
 from attacks.membership.shadow_models import ShadowTraining, join, shares, train_shadows
 from privfl.errors import ConfigError
@@ -74,3 +75,26 @@ def test_what_cannot_be_trained_is_refused(call, what):
 def test_a_pool_too_small_for_its_shadows_is_refused(seen):
     with pytest.raises(ConfigError, match="too few"):
         train_shadows(seen, part(0, 1), ShadowTraining(count=4, epochs=1))
+
+
+def test_a_federated_shadow_is_a_run_like_the_victims_with_its_noise():
+    """Labels are random: a run without noise learns its records by heart, and one with much learns nothing."""
+    pool, training = part(100, 160), {"epochs": 30, "rounds": 3}
+    accuracies = []
+    for noise in (None, 20.0):
+        dpsgd = None if noise is None else pf.DPSGD(noise_multiplier=noise, sample_rate=0.5)
+        victim = task_of([part(20 * k, 20 * (k + 1)) for k in range(3)])
+        seen = watch(victim, privacy=pf.Privacy(training=dpsgd), **(training if noise is None else {"rounds": 3}))
+        shadows = train_shadows(seen, pool, ShadowTraining(count=2, federated=True, engine="loop"))
+        right = (shadows.logits(pool.inputs).argmax(-1) == pool.targets).double()
+        accuracies.append(float(right[shadows.inside].mean()))
+    assert accuracies[0] > 0.7
+    assert accuracies[1] < 0.4
+
+
+def test_what_federated_shadows_cannot_be_is_refused():
+    with pytest.raises(ConfigError, match="leave their epochs"):
+        ShadowTraining(federated=True, epochs=3)
+    other = watch(task_of([part(0, 40), part(40, 80)]), algorithm=pf.FedProx())
+    with pytest.raises(ConfigError, match="the victim fedprox"):
+        train_shadows(other, part(100, 160), ShadowTraining(count=2, federated=True))
