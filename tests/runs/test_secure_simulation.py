@@ -49,10 +49,11 @@ def epsilons(run):
 @pytest.mark.usefixtures("common_noise")
 @pytest.mark.parametrize("name", SUMS)
 def test_the_protocol_and_the_trusted_sum_give_the_same_model_and_it_is_the_plain_one_up_to_rounding(task, name):
-    plain, ideal, protocol = (train(task, SUMS[name], *chain) for chain in ((), (IDEAL,), (PROTOCOL,)))
+    plain, ideal, protocol = (train(task, SUMS[name], *chain, record=True) for chain in ((), (IDEAL,), (PROTOCOL,)))
     assert torch.equal(ideal.parameters, protocol.parameters)
     assert torch.allclose(plain.parameters, protocol.parameters, atol=1e-5)
-    assert not torch.equal(plain.parameters, protocol.parameters)
+    assert all(len(seen.training.uploads) == CLIENTS for seen in plain.transcript)
+    assert all(seen.training.uploads is None for run in (ideal, protocol) for seen in run.transcript)
     assert protocol.summary["dropped"] == {}
 
 
