@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from pathlib import Path
 from typing import Any
 
 from fedevg import Distances, one_run, parsed, pictures
@@ -28,7 +27,7 @@ GRIDS = {
     "fedcvae": ("fedcvae_rate", (3.16e-3, 1e-2, 3.16e-2, 1e-1)),
     "fedcgan": ("fedcgan_rate", (3.16e-4, 1e-3, 3.16e-3, 1e-2)),
 }
-"""Of each method the setting that is tuned, as ``fedevg.py`` calls it, and what is tried: FedEvg with signed weights."""
+"""Of each method the setting that is tuned, as ``fedevg.py`` calls it, and what is tried; FedEvg weighs by sign."""
 
 
 def train(alpha: str, way: str, value: float, seed: int, tuning: bool, options: argparse.Namespace) -> dict[str, Any]:
@@ -86,10 +85,11 @@ def compared(rows: list[dict[str, Any]]) -> list[str]:
 def main() -> None:
     """Tune, run what is missing, print the comparison."""
     options = parsed()
-    seeds = (1,) if options.small else (1, 2, 3)
+    seeds, alphas = ((1,), ALPHAS[:1]) if options.small else ((1, 2, 3), ALPHAS)
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "fedevg-tuned.json"
-    names = ("rounds", "images", "others", "clients", "epochs", "width", "samples_per_class", "classifier_epochs", "side")
+    images = ("images", "others", "side", "samples_per_class")
+    names = ("rounds", "clients", "epochs", "width", "classifier_epochs", *images)
     setting = {name: getattr(options, name) for name in names} | {"tuning_seed": TUNING_SEED}
     stored: dict[str, Any] = {"setting": setting, "tuning": [], "rows": []}
     if path.exists():
@@ -106,12 +106,12 @@ def main() -> None:
         path.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
         print(f"{part} {wanted}: {row['test_accuracy']:.4f} in {row['seconds']} s", flush=True)
 
-    for alpha in ALPHAS:
+    for alpha in alphas:
         for way, (_, grid) in GRIDS.items():
             for value in grid[:2] if options.small else grid:
                 add("tuning", alpha, way, value, TUNING_SEED)
     for seed in seeds:
-        for alpha in ALPHAS:
+        for alpha in alphas:
             for way in GRIDS:
                 add("rows", alpha, way, chosen(stored["tuning"], alpha, way), seed)
     print("\n".join(compared(stored["rows"])))

@@ -29,5 +29,3 @@ def test_five_processes_train_together_and_claim_what_the_simulation_claims(tmp_
     for hospital in range(4):
         account = tmp_path / "federation" / f"client-{hospital}" / "state" / "account.json"
         assert json.loads(account.read_text(encoding="utf-8"))["runs"], "every hospital has written down what it gave"
-
-

@@ -7,6 +7,7 @@ import sys
 from itertools import pairwise
 
 import aaggff_pairs
+import fedevg_tuned
 import fedsampling_tuned
 import numpy as np
 import pytest
@@ -132,3 +133,27 @@ def test_another_initial_model_is_the_same_in_every_run_and_not_the_tasks_own():
     )
     assert torch.equal(first, second)
     assert not torch.equal(first, third)
+
+
+def test_fedevgs_rivals_are_tuned_like_it_on_images_that_no_comparison_shows(tmp_path, monkeypatch, capsys):
+    call(fedevg_tuned, monkeypatch, "--out", tmp_path, "--small")
+    stored = json.loads((tmp_path / "fedevg-tuned.json").read_text(encoding="utf-8"))
+    assert {row["seed"] for row in stored["tuning"]} == {fedevg_tuned.TUNING_SEED}
+    assert len({len(grid) for _, grid in fedevg_tuned.GRIDS.values()}) == 1, "everybody has as many trials"
+    for row in stored["rows"]:
+        assert row["seed"] != fedevg_tuned.TUNING_SEED
+        assert row["value"] == fedevg_tuned.chosen(stored["tuning"], row["alpha"], row["method"])
+    assert "α = 1.0, fedcgan, fid: " in capsys.readouterr().out
+    call(fedevg_tuned, monkeypatch, "--out", tmp_path, "--small")
+    assert " s\n" not in capsys.readouterr().out  # nothing is run again
+
+
+def test_a_value_is_chosen_by_accuracy_and_differences_are_paired():
+    row = {"alpha": "1.0", "method": "fedcvae", "fid": 30.0}
+    tried = [{**row, "value": value, "test_accuracy": one} for value, one in ((0.01, 0.7), (0.1, 0.8), (1.0, 0.6))]
+    assert fedevg_tuned.chosen(tried, "1.0", "fedcvae") == 0.1
+    rows = [{**row, "seed": seed, "test_accuracy": 0.5 + seed / 10} for seed in (1, 2)]
+    rows += [{**one, "method": "signed", "test_accuracy": one["test_accuracy"] + 0.1, "fid": 10.0} for one in rows]
+    lines = fedevg_tuned.compared(rows)
+    assert "α = 1.0, fedcvae, test_accuracy: 65.00 ± 7.07, of 2; FedEvg − it +10.00 [10.00, 10.00]" in lines
+    assert "α = 1.0, fedcvae, fid: 30.00 ± 0.00, of 2; FedEvg − it -20.00 [-20.00, -20.00]" in lines
