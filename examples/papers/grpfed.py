@@ -50,6 +50,7 @@ METHODS: dict[str, Any] = {
     "GRP-FED, equal weights, printed discriminator": pf.GRPFed(q=0.0, q_step=0.0, disc_loss="paper"),
     "GRP-FED, non-saturating discriminator": pf.GRPFed(disc_loss="bce"),
     "GRP-FED, equal weights, non-saturating discriminator": pf.GRPFed(q=0.0, q_step=0.0, disc_loss="bce"),
+    "FedAvg, uniform": pf.FedAvg(weighting="uniform"),
 }
 MAIN = ("FedAvg", "Local", "GRP-FED")
 SMALL = tuple(METHODS)[:7]
