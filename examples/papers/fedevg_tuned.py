@@ -4,9 +4,9 @@
     python examples/papers/fedevg_tuned.py --out results/small --small       # 8 x 8 digits: does it run?
 
 Clients, images, rounds and scores are those of ``fedevg.py``. For each method and each α four values of the one number
-it lives by, a factor of √10 apart, are tried on a seed that is not compared, and scored on training images that neither
-clients nor features hold; the best one then meets the test images on three other seeds. Finished runs in
-``fedevg-tuned.json`` are kept, so an interrupted study goes on where it stopped.
+it lives by, a factor of √10 apart, and one beyond where the best is at an end, are tried on a seed that is not
+compared, and scored on training images that neither clients nor features hold; the best then meets the test images on
+three other seeds. Finished runs in ``fedevg-tuned.json`` are kept, so an interrupted study goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -57,6 +57,11 @@ def chosen(tuning: list[dict[str, Any]], alpha: str, way: str) -> float:
     """The value with the most accurate classifier among those that were tried for ``way`` at ``alpha``."""
     tried = [row for row in tuning if (row["alpha"], row["method"]) == (alpha, way)]
     return float(max(tried, key=lambda row: row["test_accuracy"])["value"])
+
+
+def beyond(grid: tuple[float, ...], value: float) -> float | None:
+    """The next value after ``value`` if that is an end of ``grid``."""
+    return {grid[0]: grid[0] ** 2 / grid[1], grid[-1]: grid[-1] ** 2 / grid[-2]}.get(value)
 
 
 def compared(rows: list[dict[str, Any]]) -> list[str]:
@@ -110,11 +115,14 @@ def main() -> None:
         for way, (_, grid) in GRIDS.items():
             for value in grid[:2] if options.small else grid:
                 add("tuning", alpha, way, value, TUNING_SEED)
+            if (value := beyond(grid, chosen(stored["tuning"], alpha, way))) is not None and not options.small:
+                add("tuning", alpha, way, value, TUNING_SEED)
     for seed in seeds:
         for alpha in alphas:
             for way in GRIDS:
                 add("rows", alpha, way, chosen(stored["tuning"], alpha, way), seed)
-    print("\n".join(compared(stored["rows"])))
+    best = {(alpha, way): chosen(stored["tuning"], alpha, way) for alpha in alphas for way in GRIDS}
+    print("\n".join(compared([row for row in stored["rows"] if best[row["alpha"], row["method"]] == row["value"]])))
 
 
 if __name__ == "__main__":

@@ -152,6 +152,9 @@ def test_a_value_is_chosen_by_accuracy_and_differences_are_paired():
     row = {"alpha": "1.0", "method": "fedcvae", "fid": 30.0}
     tried = [{**row, "value": value, "test_accuracy": one} for value, one in ((0.01, 0.7), (0.1, 0.8), (1.0, 0.6))]
     assert fedevg_tuned.chosen(tried, "1.0", "fedcvae") == 0.1
+    assert fedevg_tuned.beyond((0.01, 0.1, 1.0), 0.1) is None
+    assert fedevg_tuned.beyond((0.01, 0.1, 1.0), 1.0) == pytest.approx(10.0)
+    assert fedevg_tuned.beyond((0.01, 0.1, 1.0), 0.01) == pytest.approx(0.001)
     rows = [{**row, "seed": seed, "test_accuracy": 0.5 + seed / 10} for seed in (1, 2)]
     rows += [{**one, "method": "signed", "test_accuracy": one["test_accuracy"] + 0.1, "fid": 10.0} for one in rows]
     lines = fedevg_tuned.compared(rows)
