@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attacks.auxiliary import Records
@@ -187,9 +188,7 @@ def _rehearsed(
     gradient = batch_gradient(network, inputs, targets)
     own = math.sqrt(sum(float(part.square().sum()) for part in gradient))
     scale = min(1.0, length / max(own, 1e-300))
-    return [
-        part.double() * scale + noise * torch.randn(part.shape, generator=generator).double() for part in gradient
-    ]
+    return [part.double() * scale + noise * torch.randn(part.shape, generator=generator).double() for part in gradient]
 
 
 def _signal(observed: Gradient, noise: float) -> float:
@@ -212,21 +211,27 @@ def wiener(seen: Sequence[Message], prior: ClassPrior, shape: tuple[int, ...]) -
 
 @dataclass(frozen=True)
 class _Sight:
-    """A message with its first layer [m, n + 1], bias last, its noise's deviation, and the layer's first singular value.
+    """A message; of its first layer the weight [m, n], the same with the bias as last column, the noise's deviation,
+    and the first singular value.
     """
 
     network: nn.Module
     gradient: Gradient
+    weight: Tensor
     layer: Tensor
     noise: float
     size: float
 
 
 def _sight(network: nn.Module, observed: Gradient) -> _Sight:
-    layer = torch.cat([observed[0].double(), observed[1].double()[:, None]], dim=1)
-    sizes = torch.linalg.svdvals(layer)
-    noise = math.sqrt(float(sizes[1:].square().sum()) / ((len(layer) - 1) * (layer.shape[1] - 1)))
-    return _Sight(network, observed, layer, max(noise, 1e-12 * float(sizes[0])), float(sizes[0]))
+    weight = observed[0].double()
+    layer = torch.cat([weight, observed[1].double()[:, None]], dim=1)
+    squares = torch.linalg.eigvalsh(layer @ layer.T)  # a third of the time of singular values
+    if float(squares[:-1].sum()) < 1e-6 * float(squares[-1]):  # squares have half the digits
+        squares = torch.linalg.svdvals(layer).square().flip(0)
+    size = math.sqrt(max(float(squares[-1]), 0.0))
+    noise = math.sqrt(float(squares[:-1].sum()) / ((len(layer) - 1) * (layer.shape[1] - 1)))
+    return _Sight(network, observed, weight, layer, max(noise, 1e-12 * size), size)
 
 
 def _telling(sights: Sequence[_Sight]) -> Sequence[_Sight]:
@@ -253,7 +258,7 @@ def _pooled(sights: Sequence[_Sight], at: Tensor, label: int, shape: tuple[int, 
     for one in sights:
         outward, twice = _outward(one.network, one.layer, at, label, one.noise, shape)
         power = max(float(outward @ outward), 1e-300)
-        found.append((one.gradient[0].double().T @ outward - twice * at) / power)
+        found.append((one.weight.T @ outward - twice * at) / power)
         variances.append(min(one.noise**2 / power, 1e300))
     least = min(variances)
     parts = torch.tensor([least / one if one else 1.0 for one in variances], dtype=torch.float64)
@@ -267,7 +272,9 @@ def _outward(
 
     With it what the noise in l, which is that of ``layer``, adds to the product of both along ``at``.
     """
-    own = batch_gradient(network, at.float().view(1, *shape), torch.tensor([label]))[1].double()
+    loss = F.cross_entropy(network(at.float().view(1, *shape)), torch.tensor([label]))
+    bias = list(network.parameters())[1:2]
+    own = torch.autograd.grad(loss, bias, materialize_grads=True)[0].double()
     along = torch.cat([at, at.new_ones(1)])
     power = float(along @ along)
     told = layer @ along / power
