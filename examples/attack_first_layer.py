@@ -173,6 +173,48 @@ def noises(clients: int, multiplier: float, method: str) -> dict[str, Any]:
     return {**summary(rows), **told, "rows": rows}
 
 
+@cache
+def repeated(clients: int, multiplier: float, rounds: int, rate: float) -> tuple[pf.Task, Any]:
+    """A recorded run in which clients of one image take a step of DP-SGD in every round, small beside the weights."""
+    protection = pf.DPSGD(noise_multiplier=multiplier, max_grad_norm=1.0, sample_rate=rate)
+    options = {"hidden": (200, 200)}
+    partition = pf.GivenSizes(sizes=(1,) * clients)
+    task = pf.Task.from_dataset(dataset(DATASET), partition=partition, model="two-nn", model_options=options, seed=0)
+    return task, pf.simulate(
+        task,
+        pf.FedAvg(weighting="uniform"),
+        rounds=rounds,
+        training=pf.LocalTraining(learning_rate=0.01, batch_size=1, steps=1),
+        privacy=pf.Privacy(training=protection, noise_key=20211),
+        evaluate_every=rounds,
+        record=True,
+        execution=pf.Execution(engine="loop", workers=1),
+    )
+
+
+def pooled(clients: int, multiplier: float, rounds: int, rate: float = 1.0) -> dict[str, Any]:
+    """One image of each client behind the noisy updates of several rounds, and the ε of the run that sent them."""
+    task, run = repeated(clients, multiplier, rounds, rate)
+    tried = [
+        attacks.GradientInversion(client=k, method="wiener", round=rounds - 1, rounds=rounds) for k in range(clients)
+    ]
+    found = [attacked(task, run.transcript, one) for one in tried]
+    rows = [row for row, _ in found]
+    labels = [int(task.targets[task.clients[k]]) for k in range(clients)]
+    best = max(rows[0]["nulls"], key=lambda name: statistics.mean(row["nulls"][name] for row in rows))
+    told = {
+        "multiplier": multiplier,
+        "rounds": rounds,
+        "rate": rate,
+        "epsilon": run.statement.cell("sample", "server").epsilon,
+        "mean psnr": mean_of([row["mean"] for row in rows]).to_json(),
+        "null": best,
+        "gain": mean_of([row["mean"] - row["nulls"][best] for row in rows]).to_json(),
+        "labels right": sum(one.settings["labels"] == [label] for (_, one), label in zip(found, labels, strict=True)),
+    }
+    return {**summary(rows), **told, "rows": rows}
+
+
 def calibrated(epsilon: float) -> float:
     """The noise multiplier of DP-SGD that gives one full-batch step this ε for one example, at δ = 1e-5."""
     training = pf.DPSGD(target_epsilon=epsilon, max_grad_norm=1.0, sample_rate=1.0)
@@ -205,6 +247,7 @@ def cells(small: bool) -> dict[str, Any]:
             "spear, B = 4": lambda: batches(2, 4),
             "spear, sum of ten, clipped to 0.1": lambda: sums(1, (bites, *SUM)),
             "imprint, sum of ten": lambda: imprints(1, 1, (clip, *SUM), 200),
+            "rounds 4, noise 0.1, wiener": lambda: pooled(4, 0.1, 4),
         }
     spear = {
         f"spear, B = {size}": (lambda size=size: batches(16 if size == 8 else 8, size))
@@ -217,9 +260,17 @@ def cells(small: bool) -> dict[str, Any]:
         for method in ("wiener", "analytic")
         for multiplier in (0.0, 0.01, 0.05, 0.1, 0.3, 1.0)
     }
+    several = {
+        f"rounds {rounds}, noise {multiplier:g}, wiener": (
+            lambda multiplier=multiplier, rounds=rounds: pooled(40, multiplier, rounds)
+        )
+        for rounds in (1, 4, 16, 64)
+        for multiplier in (0.1, 0.3, 1.0, 3.0)
+    }
     return {
         **spear,
         **noise,
+        **several,
         **{
             f"ε = {epsilon:g}, wiener": (lambda epsilon=epsilon: noises(100, calibrated(epsilon), "wiener"))
             for epsilon in (50, 8, 1)

@@ -1,10 +1,10 @@
-"""Reconstruction of a client's images from the update that it sent, by seven methods."""
+"""Reconstruction of a client's images from the updates that it sent, by seven methods."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -24,7 +24,7 @@ from attacks.images.result import ReconstructionResult, reconstruction_result
 from attacks.observations.gradients import Gradient, as_gradient, flat_update
 from attacks.observations.head_gradients import ClassGradients, HeadGradient, class_gradients
 from attacks.observations.label_counts import counts_by_regression, integer_counts
-from attacks.observations.messages import recorded_round, single_update, training_behind
+from attacks.observations.messages import recorded_round, single_update, training_behind, updates
 from attacks.observations.update_labels import effective_steps
 from privfl.errors import ConfigError
 from privfl.models.flat_network import Layout
@@ -49,15 +49,29 @@ class GradientGuess:
 
 
 @dataclass(frozen=True)
+class SentUpdate:
+    """An ``update`` [size], the ``network`` from which it began, and the ``training`` behind it."""
+
+    network: nn.Module
+    update: Tensor
+    training: LocalTraining
+
+    def gradient(self, images: int) -> list[Tensor]:
+        """The mean gradient of so many images, as :func:`mean_gradient` reads it."""
+        return mean_gradient(self.network, self.update, self.training, local_steps(self.training, images))
+
+
+@dataclass(frozen=True)
 class GradientInversion(Attack):
-    """The images behind one update.
+    """The images behind one update, or behind those of several rounds.
 
     The attacker knows the model, the training settings and how many images there are; labels are read off the head's
     gradient: that of one image by its sign (iDLG), those of several by regression on the class gradients of the public
     records, which counts repeated labels too. A single local step is turned into the gradient that it was; the update
     of several steps is attacked by ``inverting-gradients``, which unrolls them in the rows' order, or by the others as
     if it had been one step. Nulls: the mean image, the class mean and a random image of the public, and the same attack
-    on the update of as many public images of the inferred labels.
+    on the update of as many public images of the inferred labels; where several rounds are read, on those of the same
+    public images at the same networks, one for each round.
 
     The judge needs ``truth["images"]`` [B, C, H, W] in [0, 1].
 
@@ -70,7 +84,9 @@ class GradientInversion(Attack):
             whole batches to rounding, one local step, a first layer that is fully connected with ReLUs behind it), or
             ``wiener`` (:mod:`attacks.gradient_inversion.wiener`; one image, for gradients with noise).
         batch: B, how many images the update is of.
-        round: which round, from 0.
+        round: which round, from 0; −1 for the last.
+        rounds: how many rounds are read, that one and those before it; those in which nothing of the client was seen
+            are left out. More than one by ``wiener`` alone, of a client whose every update is of one same image.
         iterations: of a search; ``None`` is the method's own default.
         attempts: fresh starts at most; ``None`` is the method's own default.
         variation: weight of the total variation in ``inverting-gradients``; ``None`` is its default.
@@ -93,6 +109,7 @@ class GradientInversion(Attack):
     method: Method = "inverting-gradients"
     batch: int = 1
     round: int = 0
+    rounds: int = 1
     iterations: int | None = None
     attempts: int | None = None
     variation: float | None = None
@@ -101,6 +118,7 @@ class GradientInversion(Attack):
     def __post_init__(self) -> None:
         check_choice(f"{self.name}'s method", self.method, get_args(Method))
         check_count(f"{self.name}'s batch", self.batch)
+        check_count(f"{self.name}'s rounds", self.rounds)
         if self.iterations is not None:
             check_count(f"{self.name}'s iterations", self.iterations, 8)
         if self.attempts is not None:
@@ -113,6 +131,8 @@ class GradientInversion(Attack):
             raise ConfigError(
                 f"{self.method} reads a single image, not {self.batch}; choose another method or batch = 1"
             )
+        if self.rounds > 1 and self.method != "wiener":
+            raise ConfigError(f"{self.method} reads one round, not {self.rounds}; choose 'wiener' or rounds = 1")
 
     def guess(self, seen: Transcript, auxiliary: Auxiliary) -> GradientGuess:
         """Images from the client's update, from an update of public images, and the nulls that need no message.
@@ -122,36 +142,56 @@ class GradientInversion(Attack):
         """
         if seen.facts.loss != "cross_entropy":
             raise ConfigError(f"the loss is {seen.facts.loss}; gradient inversion matches the soft-max cross-entropy")
-        moment, public = recorded_round(seen, self.round), auxiliary.need_public()
-        pixels, sent = Pixels.of(seen.facts.dataset), single_update(moment, self.client)
-        network = seen.network(moment.broadcast["parameters"])
-        training = training_behind(seen.facts, moment.number, self.client, self.batch)
+        public, pixels = auxiliary.need_public(), Pixels.of(seen.facts.dataset)
+        sent = self.sent(seen)
         generator = torch_stream(self.seed, "gradient-inversion")
-        multiplier = noise_multiplier(seen.facts)
-        images, labels = self.inverted(network, sent, training, public, pixels, generator, multiplier)
+        noise = public_noise(seen.facts)
+        images, labels = self.inverted(sent, public, pixels, generator, *noise)
         known = pixels.images(public.inputs)
         nulls = image_nulls(known, public.targets, labels, generator)
         chosen = one_of_each(public, labels, generator)
-        others = flat_update(network, chosen.inputs, chosen.targets, training)
-        nulls[OTHERS] = self.inverted(network, others, training, public, pixels, generator)[0]
+        others = [
+            replace(one, update=flat_update(one.network, chosen.inputs, chosen.targets, one.training)) for one in sent
+        ]
+        nulls[OTHERS] = self.inverted(others, public, pixels, generator)[0]
         return GradientGuess(images, labels, nulls)
+
+    def sent(self, seen: Transcript) -> list[SentUpdate]:
+        """What the client sent in the attacked rounds, the last of them last.
+
+        Of secure sums, those of the same clients as in the last round: others are of other images.
+
+        Raises:
+            ConfigError: the last of these rounds was not recorded, or has no update of the client.
+        """
+        moment = recorded_round(seen, self.round)
+        single_update(moment, self.client)  # says what is missing, if it is
+        who = updates(moment)[0][0] if self.client is None else (self.client,)
+        last, found = self.round % len(seen), []
+        for number in range(max(0, last + 1 - self.rounds), last + 1):
+            for members, update in updates(seen[number]):
+                if members == who:
+                    network = seen.network(seen[number].broadcast["parameters"])
+                    training = training_behind(seen.facts, number, self.client, self.batch)
+                    found.append(SentUpdate(network, update, training))
+        return found
 
     def inverted(
         self,
-        network: nn.Module,
-        update: Tensor,
-        training: LocalTraining,
+        sent: Sequence[SentUpdate],
         public: Records,
         pixels: Pixels,
         generator: torch.Generator,
         multiplier: float | None = None,
+        rate: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """Images [B, C, H, W] in [0, 1] and labels [B] behind an ``update`` [size] of ``network``.
+        """Images [B, C, H, W] in [0, 1] and labels [B] behind the updates that were ``sent``.
 
-        ``multiplier`` is that of the noise, where there is a public one.
+        ``multiplier`` is that of the noise, where there is a public one, and ``rate`` that of batches.
         """
+        network, update, training = sent[-1].network, sent[-1].update, sent[-1].training
         steps, shape = local_steps(training, self.batch), tuple(public.inputs.shape[1:])
-        gradient = mean_gradient(network, update, training, steps)
+        gradient = sent[-1].gradient(self.batch)
         observed = HeadGradient.of(torch.cat([part.reshape(-1) for part in gradient]), Layout.of(network))
         head = observed.weight
         if self.batch == 1:
@@ -162,7 +202,8 @@ class GradientInversion(Attack):
             return pixels.images(leaked_image(network, gradient, shape)[None]), labels
         if self.method == "wiener":
             check_first_layer(network, gradient, shape)
-            image, label = attacker(public, len(head)).image(network, gradient, shape, multiplier)
+            messages = [(one.network, one.gradient(self.batch)) for one in sent]
+            image, label = attacker(public, len(head)).image(messages, shape, multiplier, rate)
             return pixels.images(image[None]), torch.tensor([label])
         if self.method == "spear":
             return pixels.images(spear_images(network, gradient, shape, self.batch, generator)), labels
@@ -198,15 +239,20 @@ class GradientInversion(Attack):
                 "method": self.method,
                 "batch": self.batch,
                 "round": self.round,
+                "rounds": self.rounds,
                 "labels": guess.labels.tolist(),
             },
         )
 
 
-def noise_multiplier(facts: PublicFacts) -> float | None:
-    """The public noise multiplier of DP-SGD; ``None`` without one, or with several."""
-    told = (facts.privacy.get("training") or {}).get("noise_multiplier")
-    return float(told) if isinstance(told, int | float) and told > 0 else None
+def public_noise(facts: PublicFacts) -> tuple[float | None, float]:
+    """The public noise multiplier of DP-SGD, ``None`` without one or with several, and the public rate of batches."""
+    told = facts.privacy.get("training") or {}
+    multiplier, rate = told.get("noise_multiplier"), told.get("sample_rate")
+    return (
+        float(multiplier) if isinstance(multiplier, int | float) and multiplier > 0 else None,
+        float(rate) if isinstance(rate, int | float) else 1.0,
+    )
 
 
 def local_steps(training: LocalTraining, images: int) -> int:

@@ -1,4 +1,4 @@
-"""One image from a noisy gradient of a fully connected first layer: the linear estimate that knows noise and classes.
+"""One image from noisy gradients of a fully connected first layer: the linear estimate that knows noise and classes.
 
 Given the layer's outward gradient l [m], the gradient ``G = l·(x, 1)ᵀ + noise`` is linear in the input x, and under a
 Gaussian prior of x its best linear estimate (Wiener's) is ``μ + Σ(Σ + v·I)⁻¹(y − μ)`` with ``y = Gᵀl/‖l‖²`` and v the
@@ -8,16 +8,22 @@ the attack is made on public records, under the same noise, by a prior that did 
 estimate, the class mean and the mean input are those that served best there. No paper has just this attack; that the
 best one on a noisy gradient is the posterior's is from Balunović, Dimitrov, Staab and Vechev, "Bayesian Framework for
 Gradient Leakage" (ICLR 2022).
+
+Where the same image was behind the gradients of several rounds, each with noise of its own, the y of round k has the
+variance ``v_k``, and together they say ``Σ y_k/v_k`` over ``Σ 1/v_k``, with the variance ``1/Σ 1/v_k``. Every round has
+its own network and its own l, x is common.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attacks.auxiliary import Records
@@ -34,11 +40,15 @@ REHEARSALS = 40
 """Public records on which the weights of an estimate are tried."""
 STEP = 8
 """The weights are multiples of 1/8."""
+ALIKE = 0.05
+"""By what part noises may differ for which the same weights serve."""
 NOISELESS = 1e-6
 """Noise, relative to the gradient, that is rounding; the estimate is exact then and needs no weights."""
 GRID = torch.tensor([[e, c, STEP - e - c] for e in range(STEP + 1) for c in range(STEP + 1 - e)], dtype=torch.float64)
 GRID /= STEP
 """All weights [45, 3] of an estimate, a class mean and the mean input that add up to 1."""
+Message = tuple[nn.Module, Gradient]
+"""The network of a round, and the noisy gradient there of one example."""
 
 
 @dataclass(frozen=True)
@@ -94,50 +104,63 @@ class Attacker:
         self.prior = ClassPrior.of(public, classes)
         self._partial = ClassPrior.of(public[~held], classes) if int((~held).sum()) > 1 else self.prior
         self._rehearsed = public[held.nonzero().flatten()[:REHEARSALS]] if bool(held.any()) else public
-        self._weights: dict[tuple[bytes, float, float], Tensor] = {}
+        self._weights: dict[tuple[bytes, float], list[tuple[Tensor, Tensor]]] = {}
 
     def image(
-        self, network: nn.Module, observed: Gradient, shape: tuple[int, ...], multiplier: float | None = None
+        self, seen: Sequence[Message], shape: tuple[int, ...], multiplier: float | None = None, rate: float = 1.0
     ) -> tuple[Tensor, int]:
-        """The input [shape], float32, and the likeliest label behind the noisy gradient ``observed`` of one example.
+        """The input [shape], float32, and the likeliest label behind the noisy gradients of one example.
 
         Args:
+            seen: what was seen of it, in one round or several.
             multiplier: the public noise multiplier, the noise's deviation over the bound at which gradients were
                 clipped; ``None`` where nothing is known, and then the signal is what the noise leaves of the gradient.
+            rate: the public chance that the example was in the batch of a round, where that is drawn.
         """
-        noise, size = _noise(observed)
-        at, label = wiener(network, observed, self.prior, shape)
-        if noise <= NOISELESS * size:
+        sights = [_sight(*message) for message in seen]
+        at, label = _estimate(sights, self.prior, shape)
+        if any(one.noise <= NOISELESS * one.size for one in _telling(sights)):
             return at, label
-        length = noise / multiplier if multiplier else _signal(observed, noise)
-        weights = self.weights(network, noise, length, shape)
+        lengths = [one.noise / multiplier if multiplier else _signal(one.gradient, one.noise) for one in sights]
+        networks, noises = [one.network for one in sights], [one.noise for one in sights]
+        weights = self.weights(networks, noises, lengths, shape, rate)
         return _mixed(at, self.prior, label, weights).float().view(shape), label
 
-    def weights(self, network: nn.Module, noise: float, length: float, shape: tuple[int, ...]) -> Tensor:
-        """Weights [3] of estimate, class mean and mean input under this noise, for gradients no longer than ``length``.
+    def weights(
+        self,
+        networks: Sequence[nn.Module],
+        noises: Sequence[float],
+        lengths: Sequence[float],
+        shape: tuple[int, ...],
+        rate: float = 1.0,
+    ) -> Tensor:
+        """Weights [3] of estimate, class mean and mean input under these noises, for gradients no longer than these.
 
-        Those by which the mean PSNR of :data:`REHEARSALS` public records is the best; kept for the next message.
+        ``networks``, ``noises`` and ``lengths`` are those of the rounds, in each of which the example is with chance
+        ``rate``. The weights are those by which the mean PSNR of :data:`REHEARSALS` public records is the best; kept
+        for the next message.
         """
-        parts = [parameter.detach().flatten().double() for parameter in network.parameters()]
-        ratio = float(f"{noise / length:.1e}")
-        key = hashlib.sha256(torch.cat(parts).numpy().tobytes()).digest(), ratio, float(f"{length:.1e}")
-        if key not in self._weights:
-            generator = torch.Generator().manual_seed(0)
-            shown = []
-            for image, target in zip(self._rehearsed.inputs, self._rehearsed.targets, strict=True):
-                gradient = batch_gradient(network, image[None], target[None])
-                own = math.sqrt(sum(float(part.square().sum()) for part in gradient))
-                scale = min(1.0, length / max(own, 1e-300))
-                noisy = [
-                    part.double() * scale + noise * torch.randn(part.shape, generator=generator).double()
-                    for part in gradient
-                ]
-                at, label = wiener(network, noisy, self._partial, shape)
-                anchors = at.flatten().double(), self._partial.means[label], self._partial.centre
-                mixed = GRID @ torch.stack(anchors)
-                shown.append((mixed - image.flatten().double()).square().mean(1).clamp_min(1e-10).log())
-            self._weights[key] = GRID[int(torch.stack(shown).mean(0).argmin())]
-        return self._weights[key]
+        key = _digest(networks), rate
+        known = self._weights.setdefault(key, [])
+        scales = torch.tensor([noises, lengths], dtype=torch.float64)
+        for near, weights in known:
+            if bool(((scales / near - 1).abs() <= ALIKE).all()):
+                return weights
+        generator, drawn = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)
+        shown = []
+        for image, target in zip(self._rehearsed.inputs, self._rehearsed.targets, strict=True):
+            present = torch.rand(len(networks), generator=drawn) < rate
+            noisy = [
+                _rehearsed(network, image[None], target[None], noise, length * there, generator)
+                for network, noise, length, there in zip(networks, noises, lengths, present.tolist(), strict=True)
+            ]
+            at, label = wiener(list(zip(networks, noisy, strict=True)), self._partial, shape)
+            anchors = at.flatten().double(), self._partial.means[label], self._partial.centre
+            mixed = GRID @ torch.stack(anchors)
+            shown.append((mixed - image.flatten().double()).square().mean(1).clamp_min(1e-10).log())
+        best = GRID[int(torch.stack(shown).mean(0).argmin())]
+        known.append((scales, best))
+        return best
 
 
 @lru_cache(maxsize=1)
@@ -150,12 +173,22 @@ def _mixed(at: Tensor, prior: ClassPrior, label: int, weights: Tensor) -> Tensor
     return weights @ torch.stack([at.flatten().double(), prior.means[label], prior.centre])
 
 
-def _noise(observed: Gradient) -> tuple[float, float]:
-    """The noise's deviation in a gradient, measured beyond the first singular value of the layer, and that value."""
-    layer = torch.cat([observed[0].double(), observed[1].double()[:, None]], dim=1)
-    sizes = torch.linalg.svdvals(layer)
-    noise = math.sqrt(float(sizes[1:].square().sum()) / ((len(layer) - 1) * (layer.shape[1] - 1)))
-    return max(noise, 1e-12 * float(sizes[0])), float(sizes[0])
+def _digest(networks: Sequence[nn.Module]) -> bytes:
+    found = hashlib.sha256()
+    for network in networks:
+        parts = [parameter.detach().flatten().double() for parameter in network.parameters()]
+        found.update(torch.cat(parts).numpy().tobytes())
+    return found.digest()
+
+
+def _rehearsed(
+    network: nn.Module, inputs: Tensor, targets: Tensor, noise: float, length: float, generator: torch.Generator
+) -> list[Tensor]:
+    """The gradient of one example, made no longer than ``length``, under noise of that deviation."""
+    gradient = batch_gradient(network, inputs, targets)
+    own = math.sqrt(sum(float(part.square().sum()) for part in gradient))
+    scale = min(1.0, length / max(own, 1e-300))
+    return [part.double() * scale + noise * torch.randn(part.shape, generator=generator).double() for part in gradient]
 
 
 def _signal(observed: Gradient, noise: float) -> float:
@@ -165,27 +198,71 @@ def _signal(observed: Gradient, noise: float) -> float:
     return math.sqrt(max(energy - count * noise**2, noise**2 * math.sqrt(2 * count)))
 
 
-def wiener(network: nn.Module, observed: Gradient, prior: ClassPrior, shape: tuple[int, ...]) -> tuple[Tensor, int]:
-    """The linear estimate [shape], float32, and the likeliest label behind the noisy gradient of one example.
+def wiener(seen: Sequence[Message], prior: ClassPrior, shape: tuple[int, ...]) -> tuple[Tensor, int]:
+    """The linear estimate [shape], float32, and the likeliest label behind the noisy gradients of one example.
 
-    The noise is measured on the gradient itself, beyond its first singular value. Each label is weighed by how well the
-    head's gradient fits it, and the estimate is the mean over labels. l is first the network's own gradient at the
-    class mean, then, pass by pass, that at the estimate and what G itself says of it, each as far as it can be trusted.
+    The noise is measured on each gradient itself, beyond its first singular value. Each label is weighed by how well
+    the heads' gradients fit it, and the estimate is the mean over labels. l is first the network's own gradient at the
+    class mean, then, pass by pass, that at the estimate and what G itself says of it, each as far as it can be trusted;
+    so it is near zero in a round in whose batch the example was not, and such a round counts nearly nothing.
     """
-    weight, bias = observed[0].double(), observed[1].double()
-    layer = torch.cat([weight, bias[:, None]], dim=1)
-    noise, _ = _noise(observed)
-    chances = _label_chances(network, observed, prior, noise, shape)
+    return _estimate([_sight(*message) for message in seen], prior, shape)
+
+
+@dataclass(frozen=True)
+class _Sight:
+    """A message; of its first layer the weight [m, n], the same with the bias as last column, the noise's deviation,
+    and the first singular value.
+    """
+
+    network: nn.Module
+    gradient: Gradient
+    weight: Tensor
+    layer: Tensor
+    noise: float
+    size: float
+
+
+def _sight(network: nn.Module, observed: Gradient) -> _Sight:
+    weight = observed[0].double()
+    layer = torch.cat([weight, observed[1].double()[:, None]], dim=1)
+    squares = torch.linalg.eigvalsh(layer @ layer.T)  # a third of the time of singular values
+    if float(squares[:-1].sum()) < 1e-6 * float(squares[-1]):  # squares have half the digits
+        squares = torch.linalg.svdvals(layer).square().flip(0)
+    size = math.sqrt(max(float(squares[-1]), 0.0))
+    noise = math.sqrt(float(squares[:-1].sum()) / ((len(layer) - 1) * (layer.shape[1] - 1)))
+    return _Sight(network, observed, weight, layer, max(noise, 1e-12 * size), size)
+
+
+def _telling(sights: Sequence[_Sight]) -> Sequence[_Sight]:
+    """Those that are not zero everywhere, as one is without noise where the example was not in the batch."""
+    return [one for one in sights if one.size] or sights[-1:]
+
+
+def _estimate(sights: Sequence[_Sight], prior: ClassPrior, shape: tuple[int, ...]) -> tuple[Tensor, int]:
+    sights = _telling(sights)
+    chances = _label_chances(sights, prior, shape)
     total = torch.zeros_like(prior.means[0])
     for label in (chances > 1e-3).nonzero().flatten().tolist():
         at = prior.means[label]
         for _ in range(PASSES):
-            outward, twice = _outward(network, layer, at, label, noise, shape)
-            power = max(float(outward @ outward), 1e-300)
-            at = prior.estimate(label, (weight.T @ outward - twice * at) / power, noise**2 / power)
+            at = prior.estimate(label, *_pooled(sights, at, label, shape))
         total += chances[label] * at
     kept = total / chances[chances > 1e-3].sum()
     return kept.float().view(shape), int(chances.argmax())
+
+
+def _pooled(sights: Sequence[_Sight], at: Tensor, label: int, shape: tuple[int, ...]) -> tuple[Tensor, float]:
+    """What all rounds say together of the input [n], with each l as it is believed at ``at``, and the variance left."""
+    found, variances = [], []
+    for one in sights:
+        outward, twice = _outward(one.network, one.layer, at, label, one.noise, shape)
+        power = max(float(outward @ outward), 1e-300)
+        found.append((one.weight.T @ outward - twice * at) / power)
+        variances.append(min(one.noise**2 / power, 1e300))
+    least = min(variances)
+    parts = torch.tensor([least / one if one else 1.0 for one in variances], dtype=torch.float64)
+    return parts @ torch.stack(found) / parts.sum(), least / float(parts.sum())
 
 
 def _outward(
@@ -195,7 +272,9 @@ def _outward(
 
     With it what the noise in l, which is that of ``layer``, adds to the product of both along ``at``.
     """
-    own = batch_gradient(network, at.float().view(1, *shape), torch.tensor([label]))[1].double()
+    loss = F.cross_entropy(network(at.float().view(1, *shape)), torch.tensor([label]))
+    bias = list(network.parameters())[1:2]
+    own = torch.autograd.grad(loss, bias, materialize_grads=True)[0].double()
     along = torch.cat([at, at.new_ones(1)])
     power = float(along @ along)
     told = layer @ along / power
@@ -216,28 +295,30 @@ def _outward(
     return both * factor, twice * factor
 
 
-def _label_chances(
-    network: nn.Module, observed: Gradient, prior: ClassPrior, noise: float, shape: tuple[int, ...]
-) -> Tensor:
-    """The probability [C] of each label from the head's gradient ``(p − e_y)·(h, 1)``, expected at the class means.
+def _label_chances(sights: Sequence[_Sight], prior: ClassPrior, shape: tuple[int, ...]) -> Tensor:
+    """The probability [C] of each label from all rounds: what they say multiplies, the classes' shares count once."""
+    fits = torch.stack([_label_fits(one, prior, shape) for one in sights]).sum(0).tolist()
+    shares = prior.shares.tolist()
+    whole = [fit + math.log(share) if share else -math.inf for fit, share in zip(fits, shares, strict=True)]
+    return torch.softmax(torch.tensor(whole, dtype=torch.float64), 0)
 
-    Clipping may have shortened it by any factor; all are held equally likely.
+
+def _label_fits(one: _Sight, prior: ClassPrior, shape: tuple[int, ...]) -> Tensor:
+    """Log-likelihoods [C] of the labels by the head's gradient ``(p − e_y)·(h, 1)``, expected at the class means.
+
+    Clipping may have shortened it by any factor; all are held equally likely. Labels without public records have 0.
     """
+    observed, network = one.gradient, one.network
     if observed[-1].dim() != 1 or len(observed[-1]) != len(prior.means):
         raise ConfigError("the network's head has no bias, from which this attack reads the label; attack another")
     scales = torch.linspace(0, 1, 21).double()[:, None]
     head = torch.cat([part.double().flatten() for part in observed[-2:]])
-    error = math.hypot(noise, 0.3 * float(head.norm()) / math.sqrt(len(head))) + 1e-300  # a class mean is no input
-    fits = []
-    for label in range(len(prior.means)):
-        if not prior.shares[label]:
-            fits.append(-math.inf)
-            continue
+    error = math.hypot(one.noise, 0.3 * float(head.norm()) / math.sqrt(len(head))) + 1e-300  # a class mean is no input
+    fits = torch.zeros(len(prior.means), dtype=torch.float64)
+    for label in prior.shares.nonzero().flatten().tolist():
         at = prior.means[label].float().view(1, *shape)
         parts = batch_gradient(network, at, torch.tensor([label]))[-2:]
         expected = torch.cat([part.double().flatten() for part in parts])
         apart = (head - scales * expected).square().sum(1)
-        fit = torch.logsumexp(-apart / (2 * error**2), 0)
-        fits.append(float(fit) + math.log(prior.shares[label]))
-    chances: Tensor = torch.softmax(torch.tensor(fits, dtype=torch.float64), 0)
-    return chances
+        fits[label] = torch.logsumexp(-apart / (2 * error**2), 0)
+    return fits

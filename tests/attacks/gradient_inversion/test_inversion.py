@@ -87,6 +87,42 @@ def test_a_gradient_is_read_off_an_update_of_one_step():
     assert [local_steps(pf.LocalTraining(batch_size=3, epochs=2), n) for n in (1, 3, 4)] == [2, 2, 4]
 
 
+@pytest.fixture(scope="module")
+def noisy():
+    """Client 0 has one image and takes one noisy step in each of eight rounds, in half of which it is asked."""
+    training = pf.LocalTraining(learning_rate=0.2, batch_size=1, learning_rate_decay=0.5, decay_every=2)
+    protection = pf.DPSGD(noise_multiplier=0.1, max_grad_norm=1.0, sample_rate=1.0)
+    privacy = pf.Privacy(training=protection, noise_key=7)
+    return run_of(rows_by_client((1, 1)), pf.FedAvg(), training, rounds=8, privacy=privacy, cohort=pf.FixedCohort(1))
+
+
+def asked(transcript):
+    """Rounds in which client 0 was asked."""
+    return [k for k in range(len(transcript)) if 0 in transcript[k].training.members]
+
+
+def test_rounds_without_the_client_are_left_out_and_every_round_has_its_own_learning_rate(noisy):
+    last = asked(noisy)[-1]
+    assert 1 < len(asked(noisy)) < 8
+    sent = GradientInversion(client=0, method="wiener", round=last, rounds=8).sent(noisy)
+    assert [one.training.learning_rate for one in sent] == [0.2 * 0.5 ** (k // 2) for k in asked(noisy)]
+    for one, number in zip(sent, asked(noisy), strict=True):
+        assert torch.equal(one.update, noisy[number].training.uploads[0]["update"])
+        received = torch.cat([parameter.detach().flatten() for parameter in one.network.parameters()])
+        assert torch.equal(received, noisy[number].broadcast["parameters"])
+    assert len(GradientInversion(client=0, method="wiener", round=last).sent(noisy)) == 1
+
+
+def test_several_rounds_of_a_noisy_run_are_read_with_all_nulls(noisy):
+    one, many = (
+        GradientInversion(client=0, method="wiener", round=asked(noisy)[-1], rounds=rounds).run(noisy, auxiliary(0))
+        for rounds in (1, 8)
+    )
+    assert many.settings["rounds"] == 8
+    assert set(many.nulls) == {"mean image", "class mean", "random image", OTHERS}
+    assert not torch.equal(one.images, many.images)
+
+
 def test_impossible_settings_and_messages_are_refused(lenet, perceptron):
     with pytest.raises(ConfigError, match="reads a single image, not 2"):
         GradientInversion(method="idlg", batch=2)
@@ -102,4 +138,10 @@ def test_impossible_settings_and_messages_are_refused(lenet, perceptron):
         GradientInversion(client=0, round=3).run(lenet, auxiliary(0))
     with pytest.raises(ConfigError, match="not fully connected on 64 pixels"):
         GradientInversion(client=0, method="analytic").run(lenet, auxiliary(0))
+    with pytest.raises(ConfigError, match="dlg reads one round, not 2; choose 'wiener' or rounds = 1"):
+        GradientInversion(method="dlg", rounds=2)
+    with pytest.raises(ConfigError, match="wiener reads a single image, not 2"):
+        GradientInversion(method="wiener", batch=2, rounds=2)
+    with pytest.raises(ConfigError, match="rounds is 0"):
+        GradientInversion(method="wiener", rounds=0)
     assert leaked_image(torch.nn.Module(), [torch.ones(3, 4), torch.ones(3)], (1, 2, 2)).shape == (1, 2, 2)

@@ -24,7 +24,7 @@ def errors(noise):
         gradient = batch_gradient(NETWORK, inputs[None], target[None])
         length = torch.cat([part.flatten() for part in gradient]).norm()
         noisy = [part / length + noise * torch.randn(part.shape, generator=generator) for part in gradient]
-        found, label = wiener(NETWORK, noisy, PRIOR, (1, 8, 8))
+        found, label = wiener([(NETWORK, noisy)], PRIOR, (1, 8, 8))
         own.append((found - inputs).square().mean())
         null.append((mean - inputs).square().mean())
         right += label == int(target)
@@ -58,16 +58,16 @@ def test_the_prior_is_the_posterior_mean_of_a_gaussian():
 
 def test_weights_leave_little_noise_alone_and_give_much_noise_to_the_anchors():
     known = Attacker(PRIOR_RECORDS, 10)
-    assert float(known.weights(NETWORK, 1e-4, 1.0, (1, 8, 8))[0]) >= 0.75
-    assert float(known.weights(NETWORK, 3.0, 1.0, (1, 8, 8))[0]) <= 0.25
+    assert float(known.weights([NETWORK], [1e-4], [1.0], (1, 8, 8))[0]) >= 0.75
+    assert float(known.weights([NETWORK], [3.0], [1.0], (1, 8, 8))[0]) <= 0.25
     for noise in (1e-4, 3.0):
-        weights = known.weights(NETWORK, noise, 1.0, (1, 8, 8))
+        weights = known.weights([NETWORK], [noise], [1.0], (1, 8, 8))
         assert float(weights.sum()) == pytest.approx(1)
         assert float(weights.min()) >= 0
 
 
 def test_without_noise_the_weighted_estimate_is_the_image():
     known, image, target = Attacker(PRIOR_RECORDS, 10), DIGITS.inputs[:1], DIGITS.targets[:1]
-    found, label = known.image(NETWORK, batch_gradient(NETWORK, image, target), (1, 8, 8))
+    found, label = known.image([(NETWORK, batch_gradient(NETWORK, image, target))], (1, 8, 8))
     torch.testing.assert_close(found[None], image, atol=1e-3, rtol=1e-3)
     assert label == int(target)
