@@ -50,6 +50,7 @@ def read(
         record=True,
         execution=pf.Execution(workers=1),
     )
+    assert run.transcript is not None
     order = torch.randperm(len(task.test_targets), generator=torch.Generator().manual_seed(0))[:2000]
     public = attacks.Records(task.test_inputs[order[::2]], task.test_targets[order[::2]])
     rows = []
