@@ -35,4 +35,5 @@ from .registry import ATTACKS as ATTACKS
 from .result import AttackResult as AttackResult
 from .sizes.inference import SizeFromResponses as SizeFromResponses
 from .sizes.inference import SizeFromUpdates as SizeFromUpdates
+from .word_order import WordOrder as WordOrder
 from .words import Words as Words

@@ -44,8 +44,8 @@ class Auxiliary:
         candidates: records about which the attacker asks; it holds them, but does not know whose they are.
         users: int64 [n], which of the candidates are one user's, where users are asked about; the attacker knows.
         truth: what only the judge reads, by name: ``members`` bool [n] of the candidates, ``users`` bool [U],
-            ``images``, ``labels``, ``tokens``, ``counts``, ``sizes``. :meth:`for_attacker` takes it away before an
-            attack sees the object.
+            ``images``, ``labels``, ``tokens``, ``tokens_at``, ``counts``, ``sizes``. :meth:`for_attacker` takes it
+            away before an attack sees the object.
     """
 
     public: Records | None = None

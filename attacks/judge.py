@@ -119,6 +119,8 @@ class Judge:
             return held.targets
         if name == "tokens":
             return self._tokens(held)
+        if name == "tokens_at":
+            return self._texts(held)
         batch = getattr(attack, "batch", None)
         if batch is not None and batch != len(held):
             raise ConfigError(
@@ -129,9 +131,14 @@ class Judge:
 
     def _tokens(self, held: Records) -> Tensor:
         """Which of all tokens occur in ``held``, bool [vocabulary]."""
+        texts = self._texts(held)
+        return torch.zeros(self.task.vocabulary or 0, dtype=torch.bool).index_fill_(0, texts.flatten(), True)
+
+    def _texts(self, held: Records) -> Tensor:
+        """The token at each place of the texts ``held``, int64 [B, L]."""
         if self.task.vocabulary is None:
             raise ConfigError("the inputs are no token ids, so there are no words to find; attack a task of texts")
-        return torch.zeros(self.task.vocabulary, dtype=torch.bool).index_fill_(0, held.inputs.flatten(), True)
+        return held.inputs
 
     def _property(self, attack: Any, parts: list[Tensor]) -> Tensor:
         """Which clients hold the property in most of their records; all records together decide what has it."""

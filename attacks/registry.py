@@ -31,6 +31,7 @@ from attacks.property_inference import PropertyInference
 from attacks.prototypes.inversion import PrototypeInversion
 from attacks.prototypes.membership import PrototypeTracing
 from attacks.sizes.inference import SizeFromResponses, SizeFromUpdates
+from attacks.word_order import WordOrder
 from attacks.words import Words
 
 ATTACKS: Mapping[str, type[Attack]] = MappingProxyType(
@@ -63,6 +64,7 @@ ATTACKS: Mapping[str, type[Attack]] = MappingProxyType(
             SizeFromResponses,
             PropertyInference,
             Words,
+            WordOrder,
         )
     }
 )

@@ -62,6 +62,7 @@ FLOORS: tuple[set[str], ...] = (
     {"attacks.attack", "attacks.images", "audits.result"},
     {"attacks.gradient_inversion", "attacks.labels", "attacks.membership", "audits.canaries", "audits.mechanisms"},
     {"attacks.detection", "attacks.property_inference", "attacks.prototypes", "attacks.sizes", "attacks.words"},
+    {"attacks.word_order"},
     {"attacks.judge", "attacks.registry", "audits.registry", "audits.fuzz", "audits.protocol"},
     {"attacks.battery", "privfl.companions"},
     {"privfl.commands"},

@@ -33,6 +33,7 @@ from attacks.property_inference import PropertyInference
 from attacks.prototypes.inversion import PrototypeInversion
 from attacks.prototypes.membership import PrototypeTracing
 from attacks.sizes.inference import SizeFromResponses, SizeFromUpdates
+from attacks.word_order import WordOrder
 from attacks.words import Words
 from privfl.simulation.transcript import Transcript
 
@@ -86,6 +87,7 @@ def lineup(seen: Transcript, judge: Judge) -> list[Entry]:
         Entry("size-from-updates", SizeFromUpdates),
         Entry("property", PropertyInference),
         Entry("words", Words, {"client": smallest, "texts": images["batch"]}),
+        Entry("word-order", WordOrder, {"client": smallest, "texts": images["batch"]}),
         Entry("gradient-alignment", GradientAlignment, whose),
         Entry("gradient-difference", GradientDifference, whose),
         Entry("gradient-spread", GradientSpread, whose),
