@@ -50,7 +50,7 @@ class WordOrder(Attack):
     text a word belongs to, which the paper tells by the second block, is not asked. Nor is a word told from one that is
     there, if true ones make it up: v and u at one place and u at another put v at the other into the span.
 
-    Of one text the order is in the embeddings alone, which the paper does not use. Every token sends the same gradient
+    Of one text the order is in the embeddings alone, and no span is asked: every token sends the same gradient
     to the row of its word and to that of its place, so the rows of words are sums of the rows of places, and solving
     for which gives the text. This needs no second block, nor drop-out to be off, and goes through local steps.
 

@@ -92,6 +92,44 @@ def rebafl() -> Iterator[tuple[str, str]]:
             yield f"{figure}, 24 rounds: {one} − {other}", interval(of(one, 24, figure), of(other, 24, figure))
 
 
+def feddyn() -> Iterator[tuple[str, str]]:
+    """The runs of one version that FedDyn is in: as :func:`rebafl`, after the rounds that all of them have."""
+    rows = raw("rebafl-feddyn")["rows"]
+    rounds = min(len(row["accuracy"]) for row in rows)
+
+    def of(method: str, figure: str) -> BySeed:
+        found = {}
+        for row in rows:
+            if row["method"] == method:
+                accuracy = [100 * value for value in row["accuracy"][:rounds]]
+                changes = [after - before for before, after in pairwise(accuracy[rounds // 2 :])]
+                found[row["seed"]] = statistics.mean(accuracy[-10:]) if figure == "last" else statistics.pstdev(changes)
+        return found
+
+    for figure in ("last", "change"):
+        for one, other in (("ReBaFL", "FedAvg"), ("ReBaFL", "FedDyn"), ("FedDyn", "FedAvg")):
+            yield f"{figure}, {rounds} rounds: {one} − {other}", interval(of(one, figure), of(other, figure))
+
+
+def fedevg() -> Iterator[tuple[str, str]]:
+    """Accuracy in points and FID, each method at the value that validation images chose."""
+    sys.path.insert(0, str(ROOT / "examples" / "papers"))
+    from fedevg_tuned import ALPHAS, GRIDS, chosen  # type: ignore[import-not-found]
+
+    stored = raw("fedevg-tuned")
+
+    def of(alpha: str, method: str, figure: str) -> BySeed:
+        value, scale = chosen(stored["tuning"], alpha, method), 100 if figure == "test_accuracy" else 1
+        own = [row for row in stored["rows"] if (row["alpha"], row["method"], row["value"]) == (alpha, method, value)]
+        return {row["seed"]: scale * row[figure] for row in own}
+
+    for alpha in ALPHAS:
+        for figure in ("test_accuracy", "fid"):
+            for other in list(GRIDS)[1:]:
+                pair = of(alpha, "signed", figure), of(alpha, other, figure)
+                yield f"α = {alpha}, {figure}: FedEvg − {other}", interval(*pair)
+
+
 def superfed() -> Iterator[tuple[str, str]]:
     """Accuracy in points, the mean over clients."""
     sys.path.insert(0, str(ROOT / "examples" / "papers"))
@@ -173,7 +211,7 @@ def differences() -> dict[str, str]:
     return {f"{source.__name__} {name}": text for source in SOURCES for name, text in source()}
 
 
-SOURCES = (fedsampling, grpfed, rebafl, superfed, aaggff, many_pairs, personal)
+SOURCES = (fedsampling, grpfed, rebafl, feddyn, fedevg, superfed, aaggff, many_pairs, personal)
 
 if __name__ == "__main__":
     for name, text in differences().items():
