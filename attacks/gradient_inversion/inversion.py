@@ -168,11 +168,12 @@ class GradientInversion(Attack):
         single_update(moment, self.client)  # says what is missing, if it is
         who = updates(moment)[0][0] if self.client is None else (self.client,)
         last, found = self.round % len(seen), []
-        for number in range(max(0, last + 1 - self.rounds), last + 1):
-            for members, update in updates(seen[number]):
+        for place in range(max(0, last + 1 - self.rounds), last + 1):
+            one = seen[place]
+            for members, update in updates(one):
                 if members == who:
-                    network = seen.network(seen[number].broadcast["parameters"])
-                    training = training_behind(seen.facts, number, self.client, self.batch)
+                    network = seen.network(one.broadcast["parameters"])
+                    training = training_behind(seen.facts, one.number, self.client, self.batch)
                     found.append(SentUpdate(network, update, training))
         return found
 
