@@ -9,14 +9,13 @@ DistilBERT of two blocks that starts untrained. The attacker owns half of the he
 from __future__ import annotations
 
 import argparse
-import json
-import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from words import fill
 
 import attacks
 import privfl as pf
@@ -97,15 +96,7 @@ def main() -> None:
     """Run all cells that are missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="JSON file of the results")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    stored: dict[str, Any] = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
-    for name, call in cells().items():
-        if name not in stored:
-            began = time.perf_counter()
-            stored[name] = {**call(), "seconds": time.perf_counter() - began}
-            options.out.write_text(json.dumps(stored) + "\n", encoding="utf-8")
-        print(f"{name}: {told(stored[name]['rows'])}", flush=True)
+    fill(cells(), told, parser.parse_args().out)
 
 
 def told(rows: list[Any]) -> str:

@@ -120,15 +120,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON file of the results")
     parser.add_argument("--only", default="", help="cells whose name begins so")
     options = parser.parse_args()
+    fill({name: call for name, call in cells().items() if name.startswith(options.only)}, told, options.out)
+
+
+def fill(cells: dict[str, Callable[[], Any]], told: Callable[[list[Any]], str], out: Path) -> None:
+    """Run the ``cells`` that ``out`` lacks, write each at once, and print what all are ``told`` to be."""
     torch.set_num_threads(1)
-    stored: dict[str, Any] = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
-    for name, call in cells().items():
-        if not name.startswith(options.only):
-            continue
+    stored: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    for name, call in cells.items():
         if name not in stored:
             began = time.perf_counter()
             stored[name] = {**call(), "seconds": time.perf_counter() - began}
-            options.out.write_text(json.dumps(stored) + "\n", encoding="utf-8")
+            out.write_text(json.dumps(stored) + "\n", encoding="utf-8")
         print(f"{name}: {told(stored[name]['rows'])}", flush=True)
 
 
