@@ -1,4 +1,4 @@
-"""Attacks against defences: what each of eight attacks gains over guessing under each of seven settings of a run.
+"""Attacks against defences: what each of ten attacks gains over guessing under each of seven settings of a run.
 
     PRIVFL_DATA=… python examples/attack_defences.py --out results/attack-defences
     python examples/attack_defences.py --out results/small --small       # digits, under half a minute
@@ -6,8 +6,9 @@
 Three federations of the same clients: ``training`` (FedAvg on cross-entropy for many rounds), ``one image`` (one
 full-batch step of clients that hold one image each) and ``prototypes`` (ReBaFL). Each runs bare and under the defences
 that apply to it; the attacks read what the server or the public saw. Every cell is the advantage over the best null, a
-mean over the attacked clients, and beside ε of the statement stands the AUC that it allows a membership attack. What
-is done is written to ``results.json`` at once, and an interrupted study goes on where it stopped.
+mean over the attacked clients with a 95 % interval, and beside ε of the statement stands the AUC that it allows a
+membership attack. What is done is written to ``results.json`` at once, and an interrupted study goes on where it
+stopped.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from scipy import stats
 
 import attacks
 import privfl as pf
@@ -106,9 +108,13 @@ def records(task: pf.Task, rows: torch.Tensor) -> attacks.Records:
 
 
 def tried(
-    options: argparse.Namespace, federation: str, task: pf.Task, secure: bool
+    options: argparse.Namespace, federation: str, task: pf.Task, defence: str
 ) -> dict[str, list[Callable[[Any], Any]]]:
-    """The attacks on a federation by name: one call for each attacked client, from the transcript to a result."""
+    """The attacks on a federation by name: one call for each attacked client, from the transcript to a result.
+
+    Images are asked of every method that reads so many of them: ``wiener`` one, ``spear`` batches without noise.
+    """
+    secure = defence == "secure sum"
     order = torch.randperm(len(task.test_targets), generator=torch.Generator().manual_seed(options.seed))
     chosen = order[: options.public], order[options.public : options.public + 2000]
     public, others = (attacks.Records(task.test_inputs[rows], task.test_targets[rows]) for rows in chosen)
@@ -128,14 +134,22 @@ def tried(
     if federation == "one image":
         pixels = Pixels.of(task.name)
         groups = [(None, torch.cat(held))] if secure else [(client, held[client]) for client in clients]
-        calls = [
-            look(
-                attacks.GradientInversion(client=client, batch=len(rows), iterations=options.iterations),
-                images=pixels.images(task.inputs[rows]),
-            )
-            for client, rows in groups
-        ]
-        return {"gradient-inversion": calls, "label-counts": [look(attacks.LabelCounts(), counts=counts)]}
+        given: dict[str, dict[str, Any]] = {"gradient-inversion": {"iterations": options.iterations}}
+        if defence not in EPSILONS:
+            given["gradient-inversion, spear"] = {"method": "spear"}
+        if all(len(rows) == 1 for _, rows in groups):
+            given["gradient-inversion, wiener"] = {"method": "wiener"}
+        calls = {
+            name: [
+                look(
+                    attacks.GradientInversion(client=client, batch=len(rows), **settings),
+                    images=pixels.images(task.inputs[rows]),
+                )
+                for client, rows in groups
+            ]
+            for name, settings in given.items()
+        }
+        return calls | {"label-counts": [look(attacks.LabelCounts(), counts=counts)]}
     named = [(None if secure else client, held[client]) for client in clients]
     if federation == "prototypes":
         return {
@@ -164,7 +178,7 @@ def cell_of(options: argparse.Namespace, federation: str, defence: str) -> dict[
         "delta": run.statement.delta,
         "attacks": {},
     }
-    for name, calls in tried(options, federation, task, defence == "secure sum").items():
+    for name, calls in tried(options, federation, task, defence).items():
         results = []
         for call in calls:
             try:
@@ -172,7 +186,8 @@ def cell_of(options: argparse.Namespace, federation: str, defence: str) -> dict[
             except pf.ConfigError as error:  # what is not sent cannot be attacked, and that is the finding
                 found["attacks"].setdefault(name, {"refused": str(error)})
         if results:
-            found["attacks"][name] = _summary(results, attacks.ATTACKS[name].observer, sample, run.statement.delta)
+            observer = attacks.ATTACKS[name.partition(",")[0]].observer
+            found["attacks"][name] = _summary(results, observer, sample, run.statement.delta)
     return found
 
 
@@ -214,7 +229,30 @@ def table(cells: Mapping[str, Any]) -> str:
 def _text(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return "–"
-    return "nothing sent" if "refused" in row else f"{row['advantage']:+.3f}"
+    if "refused" in row:
+        return "nothing sent"
+    ends, digits = interval(row), 1 if row["measure"] == "psnr" else 2
+    text = f"{row['advantage']:+.{digits}f}"
+    if ends is not None:
+        text += f" [{ends[0]:+.{digits}f}, {ends[1]:+.{digits}f}]"
+    return text.replace("-", "−")
+
+
+def interval(row: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Ends of a 95 % interval of a cell's advantage, ``None`` where one result has none of its own.
+
+    Over several clients it is Student's; of one message it reaches from the attack's worst end against the null's best
+    to the reverse.
+    """
+    results, measure = row["results"], row["measure"]
+    if len(results) > 1:
+        half = float(stats.t.ppf(0.975, len(results) - 1)) * row["deviation"] / len(results) ** 0.5
+        return row["advantage"] - half, row["advantage"] + half
+    reached = results[0]["metrics"][measure]
+    best = max((null[measure] for null in results[0]["nulls"].values()), key=lambda one: float(one["value"]))
+    if reached["low"] is None or best["low"] is None:
+        return None
+    return reached["low"] - best["high"], reached["high"] - best["low"]
 
 
 def main() -> None:
@@ -224,7 +262,7 @@ def main() -> None:
     parser.add_argument("--dataset", default="fashion-mnist")
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--size", type=int, default=40, help="examples of a client")
-    parser.add_argument("--attacked", type=int, default=4, help="clients that are attacked one by one")
+    parser.add_argument("--attacked", type=int, default=10, help="clients that are attacked one by one")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--batch", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=5)

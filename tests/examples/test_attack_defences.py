@@ -80,7 +80,7 @@ def test_an_undefended_run_is_attacked_and_a_defended_one_less(results):
 
 def test_the_table_has_a_row_for_every_attack(study, results):
     lines = results[1].strip().splitlines()
-    assert len(lines) == 2 + 8
+    assert len(lines) == 2 + 10
     assert all(line.count("|") == len(study.DEFENCES) + 3 for line in lines)
 
 
