@@ -42,7 +42,10 @@ def declared(*extras: str) -> dict[str, Requirement]:
 
 @pytest.mark.parametrize(
     ("folders", "extras"),
-    [(PACKAGES, ("parquet", "ray", "trackers")), (("tests", "docs"), ("test", "docs", "parquet", "ray", "trackers"))],
+    [
+        (PACKAGES, ("parquet", "compiled", "ray", "trackers")),
+        (("tests", "docs"), ("test", "docs", "parquet", "compiled", "ray", "trackers")),
+    ],
     ids=["installed", "for developers"],
 )
 def test_what_is_imported_is_declared(folders: tuple[str, ...], extras: tuple[str, ...]) -> None:

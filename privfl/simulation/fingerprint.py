@@ -25,7 +25,7 @@ from privfl.references import reference
 from privfl.simulation.identity import Identity
 from privfl.simulation.plan import Plan, RunSettings
 
-PACKAGES = ("privfl", "numpy", "scipy", "opacus", "cryptography", "dp-accounting", "scikit-learn")
+PACKAGES = ("privfl", "numpy", "scipy", "opacus", "cryptography", "dp-accounting", "scikit-learn", "numba")
 """What takes part in a message, beside torch and Python."""
 DATA: Mapping[str, str] = {
     "inputs": "the inputs",

@@ -5,8 +5,8 @@ the same bits. A pair of numbers takes a word for the radius, a word for the ang
 that 64 bits leave its steps coarse, a third.
 
 Errors, relative to the noise's standard deviation σ and against exact values: the series of the logarithm ends with
-z¹¹/23, z ≤ 0.0295, and leaves off less than 2⁻⁶¹ of it; those of sine and cosine end with t¹⁵/15! and t¹⁴/14!,
-for t from -π/8 to π/8, and leave off less than 2⁻⁶⁴. Some thirty roundings of 2⁻⁵³ each come with them, most of terms
+z⁹/19, z ≤ 0.0295, and leaves off less than 2⁻⁵⁵ of it; those of sine and cosine end with t¹³/13! and t¹²/12!,
+for t from -π/8 to π/8, and leave off less than 2⁻⁵⁵. Some thirty roundings of 2⁻⁵³ each come with them, most of terms
 that are small beside the first: together less than 2⁻⁴⁸ of a radius of at most 12, so less than 2⁻⁴⁴·σ. The grid that
 releases are rounded to is above 2⁻²¹·σ.
 """
@@ -24,10 +24,15 @@ from privfl.devices import to_device
 REFINE_BELOW = 2.0**33
 """A radius word below this one is a uniform number below 2⁻³⁰, which gets 53 more bits."""
 TURN = 2.0 * math.pi * 2.0**-64
-_LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")  # 32 bits: products with exponents are exact
-_LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
-_ROOT_HALF = math.sqrt(0.5)
-_COSINES = (1.0, _ROOT_HALF, 0.0, -_ROOT_HALF, -1.0, -_ROOT_HALF, 0.0, _ROOT_HALF)
+LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")  # 32 bits: products with exponents are exact
+LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
+ROOT_HALF = math.sqrt(0.5)
+EIGHTHS = (1.0, ROOT_HALF, 0.0, -ROOT_HALF, -1.0, -ROOT_HALF, 0.0, ROOT_HALF)
+"""The cosines of whole eighths of a turn."""
+LOG_SERIES = tuple(1.0 / odd for odd in range(19, 1, -2))
+SINE_SERIES = tuple((-1.0) ** (order // 2) / math.factorial(order) for order in range(13, 1, -2))
+COSINE_SERIES = tuple((-1.0) ** (order // 2) / math.factorial(order) for order in range(12, 0, -2))
+"""Coefficients of the series in z, the highest first, without the first term."""
 
 
 def radius(words: Tensor, fine: Tensor) -> Tensor:
@@ -49,16 +54,16 @@ def _log(u: Tensor) -> Tensor:
     bits = u.view(torch.int64)
     exponent = (bits >> 52) - 1023
     mantissa = ((bits & ((1 << 52) - 1)) | (1023 << 52)).view(torch.float64)
-    large = mantissa > 2 * _ROOT_HALF
+    large = mantissa > 2 * ROOT_HALF
     mantissa = torch.where(large, mantissa * 0.5, mantissa)
     power = (exponent + large).to(torch.float64)
     s = (mantissa - 1.0) / (mantissa + 1.0)
     z = s * s
-    series = torch.full_like(z, 1.0 / 23)
-    for odd in range(21, 1, -2):
-        series = series * z + 1.0 / odd
+    series = torch.full_like(z, LOG_SERIES[0])
+    for factor in LOG_SERIES[1:]:
+        series = series * z + factor
     double = s + s
-    return power * _LN2_HIGH + (double + (double * (z * series) + power * _LN2_LOW))
+    return power * LN2_HIGH + (double + (double * (z * series) + power * LN2_LOW))
 
 
 def cosine_and_sine(words: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,10 +71,9 @@ def cosine_and_sine(words: Tensor) -> tuple[Tensor, Tensor]:
     eighth = ((words >> 60) + 1) >> 1
     t = (words - (eighth << 61)).to(torch.float64) * TURN
     z = t * t
-    sine, cosine = torch.full_like(z, -1.0 / math.factorial(15)), torch.full_like(z, -1.0 / math.factorial(14))
-    for order in range(13, 1, -2):
-        sine = sine * z + (-1.0) ** (order // 2) / math.factorial(order)
-        cosine = cosine * z + (-1.0) ** (order // 2) / math.factorial(order - 1)
+    sine, cosine = torch.full_like(z, SINE_SERIES[0]), torch.full_like(z, COSINE_SERIES[0])
+    for odd, even in zip(SINE_SERIES[1:], COSINE_SERIES[1:], strict=True):
+        sine, cosine = sine * z + odd, cosine * z + even
     sine, cosine = t + t * (z * sine), 1.0 + z * cosine
     known = _cosines(words.device)
     by_cosine, by_sine = known[eighth & 7], known[(eighth - 2) & 7]
@@ -79,7 +83,7 @@ def cosine_and_sine(words: Tensor) -> tuple[Tensor, Tensor]:
 @cache
 def _cosines(device: torch.device) -> Tensor:
     """The cosines of whole eighths of a turn."""
-    return to_device(torch.tensor(_COSINES, dtype=torch.float64), device)
+    return to_device(torch.tensor(EIGHTHS, dtype=torch.float64), device)
 
 
 def pairs(radius_words: Tensor, angle_words: Tensor, fine: Tensor) -> tuple[Tensor, Tensor]:

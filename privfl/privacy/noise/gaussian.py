@@ -1,11 +1,11 @@
 """Gaussian noise for many rows at once, each from its own stream: on the CPU by its fastest functions, on CUDA there.
 
-A pair of numbers is made of the same words everywhere (:mod:`privfl.privacy.noise.box_muller`). The CPU takes its
-libraries' functions, which differ from the exact operations in the last places; a release, rounded to the grid, then
-differs about once in 5·10¹² values. Where NumPy has a tangent for AVX-512 (:data:`TANGENTS`), cosine and sine come from
-that of half the angle, in a quarter of the time that these two take and as exactly. Where PyTorch is told to be
-deterministic, values so close to the middle between two steps of the grid that it could matter are computed anew, and
-no release differs.
+A pair of numbers is made of the same words everywhere (:mod:`privfl.privacy.noise.box_muller`). With Numba the CPU
+takes the exact operations, compiled (:mod:`privfl.privacy.noise.compiled`). Without, it takes its libraries' functions,
+which differ from these in the last places; a release, rounded to the grid, then differs about once in 5·10¹² values.
+Where NumPy has a tangent for AVX-512 (:data:`TANGENTS`), cosine and sine come from that of half the angle, in a quarter
+of the time that these two take and as exactly. Where PyTorch is told to be deterministic, values so close to the middle
+between two steps of the grid that it could matter are computed anew, and no release differs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privfl.devices import in_one_copy
+from privfl.privacy.noise import compiled
 from privfl.privacy.noise.box_muller import REFINE_BELOW, TURN, pairs
 from privfl.privacy.noise.chacha import WORDS, key_stream
 
@@ -74,6 +75,9 @@ def add_rows_(streams: Sequence[PairStream], rows: Tensor, deviations: Sequence[
     """Add to each of ``rows`` [n, size] noise of its stream, n > 0, and round the sum to a multiple of its grid."""
     if rows.is_cuda:
         _add_on_device(streams, rows, deviations, grids)
+        return
+    if (release := compiled.release()) is not None and rows.stride(1) == 1:
+        compiled.add_rows_(release, streams, rows, deviations, grids)
         return
     size = rows.shape[1]
     pairs_of_row = (size + 1) // 2

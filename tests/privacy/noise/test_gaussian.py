@@ -1,4 +1,7 @@
-"""Noise on many rows has the same bits on every device, wherever a row lies, however it is cut into passes."""
+"""Noise on many rows has the same bits on every device, wherever a row lies, however it is cut into passes.
+
+By the libraries' functions, as where there is no Numba; ``test_compiled.py`` is about the compiled pass.
+"""
 
 from contextlib import contextmanager
 
@@ -6,11 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from privfl.privacy.noise import gaussian
+from privfl.privacy.noise import compiled, gaussian
 from privfl.privacy.noise.source import NoiseStream, add_gaussian_rows_, release_grid
 from tests.device.stand_in import stand_in_cuda
 
 SIZES = [1, 2, 15, 17, 5386, (1 << 15) + 3, 70_001]
+
+
+@pytest.fixture(autouse=True)
+def without_numba(monkeypatch):
+    monkeypatch.setattr(compiled, "release", lambda: None)
 
 
 @contextmanager
@@ -110,13 +118,24 @@ def test_where_there_is_no_wide_tangent_releases_are_the_same(monkeypatch):
     assert torch.equal(*made)
 
 
-def test_refinement_is_that_of_the_exact_operations(monkeypatch):
-    """With a limit that many words are below, so that the third words decide much."""
-    monkeypatch.setattr(gaussian, "REFINE_BELOW", 2.0**60)
-    monkeypatch.setattr("privfl.privacy.noise.box_muller.REFINE_BELOW", 2.0**60)
-    with deterministic(), stand_in_cuda():
-        there = add_gaussian_rows_(streams(2), rows(2, 999).to("cuda"), [1.0, 2.0]).cpu()
-    assert torch.equal(add_gaussian_rows_(streams(2), rows(2, 999), [1.0, 2.0]), there)
+class Short(NoiseStream):
+    """A stream whose words for radii are the least that there are, so that the third words decide nearly all."""
+
+    def pair_words(self, radius, angle):
+        block = super().pair_words(radius, angle)
+        radius[:] = np.arange(len(radius)) % 5
+        return block
+
+
+def test_refinement_is_that_of_the_exact_operations():
+    """Without it, noise of a radius word 0 is infinite."""
+    words = np.empty((2, 504), dtype=np.int64)
+    other = Short(bytes(32))
+    fine = other.fine_words(other.pair_words(*words), np.arange(504))
+    exact = torch.cat([one[:500] for one in gaussian.pairs(*map(torch.from_numpy, (*words, fine)))])
+    found = Short(bytes(32)).add_gaussian_(torch.zeros(1000, dtype=torch.float64), 1.0)
+    assert float(exact.abs().max()) > 8
+    assert float((found - exact).abs().max()) <= release_grid(1.0) * 0.51
 
 
 def test_positions_do_not_depend_on_what_else_was_drawn():
