@@ -52,6 +52,27 @@ def test_the_benchmark_command_writes_json_and_markdown_and_keeps_what_it_did_no
     assert (tmp_path / "latest.md").read_text(encoding="utf-8").count("| ≤ 10.0 |") == 2
 
 
+def test_a_benchmark_that_fails_costs_no_other_its_result(tmp_path, benchmark_module, monkeypatch, capsys):
+    runner, made = benchmark_module("run"), [{"what": "quick", "target": 1.0, "median": 0.5, "min": 0.4, "max": 0.6}]
+
+    def failing(repeats: int) -> list[dict[str, Any]]:
+        raise SystemExit("a peer ended with -6")
+
+    monkeypatch.setattr(benchmark_module("memory"), "run", failing)
+    for name in ("round_time", "statement"):
+        monkeypatch.setattr(benchmark_module(name), "run", lambda repeats: made)
+    only = [word for name in ("round_time", "memory", "statement") for word in ("--only", name)]
+    monkeypatch.setattr(sys, "argv", ["run.py", *only, "--out", str(tmp_path)])
+    monkeypatch.setattr(runner.signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit, match="1 of the benchmarks failed"):
+        runner.main()
+    assert "memory failed, the others go on: a peer ended with -6" in capsys.readouterr().out
+    assert [row["benchmark"] for row in json.loads((tmp_path / "latest.json").read_text())["rows"]] == [
+        "round_time",
+        "statement",
+    ]
+
+
 def test_merging_replaces_the_rows_of_the_benchmarks_that_ran_and_no_others(benchmark_module):
     merged = benchmark_module("record").merged
     first = merged({}, [row("a", "1"), row("b", "2")], {"a": {"load": 1.0}, "b": {"load": 2.0}})

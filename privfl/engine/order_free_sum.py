@@ -14,7 +14,7 @@ a stream does not know in advance.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -56,8 +56,8 @@ class OrderFreeSum:
 
     def add(self, value: Tensor, factor: float, top: int) -> None:
         """Add ``value`` (float32 or float64, finite) times ``factor``, whose :func:`range_of` is ``top``."""
-        self.dtype = torch.promote_types(self.dtype, value.dtype)
         if value.dtype == torch.float64:
+            self.dtype = torch.float64
             value, factor = value.detach() * factor, 1.0
             coarse = value + _shift(top)
             rest = value - coarse.sub_(_shift(top))
@@ -68,7 +68,7 @@ class OrderFreeSum:
     def _add(self, value: Tensor, factor: float, top: int) -> None:
         part = self.parts.get(top) or Part(_zeros(value), None, 0)
         _add_on_grid(part.low, value, factor, top)
-        self.parts[top] = _within(replace(part, count=part.count + 1), top)
+        self.parts[top] = _within(Part(part.low, part.high, part.count + 1), top)
 
     def merge(self, other: OrderFreeSum) -> None:
         """Add all that ``other`` has added; ``other`` may not be used afterwards."""
@@ -118,6 +118,10 @@ def _add_on_grid(total: Tensor, value: Tensor, factor: float, top: int) -> None:
     A float64 in [2ⁿ, 2ⁿ⁺¹) is a multiple of 2ⁿ⁻⁵², so adding 1.5·2ⁿ and subtracting it rounds to that grid.
     """
     shift = _shift(top)
+    if value.numel() <= _CHUNK:  # as below, in half of the calls
+        wide = value.detach().to(torch.float64, copy=True)
+        total.add_((wide if factor == 1 else wide.mul_(factor)).add_(shift).sub_(shift))
+        return
     space = torch.empty(min(_CHUNK, value.numel()), dtype=torch.float64, device=value.device)
     chunks = torch.split(total.view(-1), _CHUNK), torch.split(value.detach().reshape(-1), _CHUNK)
     for place, numbers in zip(*chunks, strict=True):
