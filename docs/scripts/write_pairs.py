@@ -1,4 +1,4 @@
-"""Write the tables of the studies that compare by pairs of runs into their pages, from the raw results.
+"""Write the tables of the studies that compare runs by seeds into their pages, from the raw results.
 
 `python docs/scripts/write_pairs.py`
 """
@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from scipy.stats import t as student
 from verdict_intervals import BySeed, interval, raw
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -164,6 +165,47 @@ def widths() -> str:
     return table(head, [[name, *(spread(cells[figure], 3) for figure in figures)] for name, cells in found.items()])
 
 
+ADVERSARIES = {
+    "released models, 4 references": "passive: released models (RMIA, 4 references trained alone)",
+    "released models, 4 federated references": "passive: released models (RMIA, 4 references that are federations "
+    "with the same mechanism)",
+    "a server that watches": "passive: a server that watches (matched filter; alignment on sums)",
+    "a server that watches and compares clients": "passive: a server that watches and compares clients (FedMIA)",
+    "a poisoning client": "poisoning: one client more, mislabelled copies (RMIA)",
+}
+COLUMNS = {"none": "none", "larger batch": "larger batch", "secure sum": "secure sum of ten"}
+COLUMNS |= {name: name for name in ("ε = 50", "ε = 8", "ε = 1")}
+
+
+def members() -> str:
+    """The AUC of every adversary over the seeds, with its interval, and that of its null."""
+    runs = [raw("adversaries"), *raw("adversaries-seeds")["runs"]]
+
+    def cell(adversary: str, column: str) -> str:
+        found = [one["cells"][column]["adversaries"].get(adversary) for one in runs]
+        if not all(found):
+            return "single updates only"
+        own, null = ([one[part]["value"] for one in found] for part in ("auc", "null"))
+        reach = student.ppf(0.975, len(own) - 1) * statistics.stdev(own) / len(own) ** 0.5
+        mean = statistics.mean(own)
+        text = f"{mean:.3f} [{mean - reach:.3f}, {mean + reach:.3f}], null {statistics.mean(null):.3f}"
+        return text if mean - reach > 0.5 else f"not told from none ({text})"
+
+    rows = [[name, *(cell(adversary, column) for column in COLUMNS)] for adversary, name in ADVERSARIES.items()]
+    for name, key in (("*AUC that the claim allows*", "ceiling"), ("*test accuracy of the run*", "accuracy")):
+        cells = []
+        for column in COLUMNS:
+            values = [
+                one["cells"][column][key]
+                if key == "accuracy"
+                else one["cells"][column]["adversaries"]["a server that watches"][key]
+                for one in runs
+            ]
+            cells.append(f"{statistics.mean(values):.3f}")
+        rows.append([name, *cells])
+    return table(["members, by whom", *COLUMNS.values()], rows)
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "aaggff-pairs": {
         "differences": lambda: differences("settled"),
@@ -172,6 +214,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "responses": responses,
         "levels": levels,
     },
+    "adversaries": {"members": members},
     "fedsampling-tuned": {"tuned": tuned},
     "superfed": {"barriers": barriers, "widths": widths},
 }

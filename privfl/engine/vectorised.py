@@ -120,25 +120,38 @@ class VectorisedEngine:
             return does.slot(client, self.loop.task.clients[client], self.loop.training, received, context)
 
         def work(chunk: Sequence[ClientSlot]) -> list[ClientResult]:
-            stack = self._stacks.get()
-            try:
-                return self._train_chunk(stack, chunk, does, received, context)
-            except (RuntimeError, MemoryError) as error:
-                if not out_of_memory(error) or len(chunk) == 1:
-                    raise
-            finally:
-                self._stacks.put(stack)
-            half = len(chunk) // 2
-            self.chunk = min(self.chunk, half)
-            self.notes.append(
-                f"memory ran out with {len(chunk)} clients at once; {half} from round {context.number} on"
-            )
-            again = [slot(one.client) for one in chunk]
-            return [result for part in (again[:half], again[half:]) for result in work(part)]
+            return self._in_memory(chunk, slot, does, received, context)
 
         ordered = sorted(map(slot, cohort), key=lambda one: (-one.steps, -len(one.rows)))
         for results in self.loop.in_order(work, self._chunks(ordered)):
             yield from results
+
+    def _in_memory(
+        self,
+        chunk: Sequence[ClientSlot],
+        slot: Callable[[int], ClientSlot],
+        phase: Phase,
+        received: Tensors,
+        context: RoundContext,
+    ) -> list[ClientResult]:
+        """The results of ``chunk``; if memory runs out, of its halves, whose clients ``slot`` lets begin anew."""
+        stack = self._stacks.get()
+        try:
+            return self._train_chunk(stack, chunk, phase, received, context)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error) or len(chunk) == 1:
+                raise
+        finally:
+            self._stacks.put(stack)
+        half = len(chunk) // 2
+        self.chunk = min(self.chunk, half)
+        self.notes.append(f"memory ran out with {len(chunk)} clients at once; {half} from round {context.number} on")
+        again = [slot(one.client) for one in chunk]
+        return [
+            result
+            for part in (again[:half], again[half:])
+            for result in self._in_memory(part, slot, phase, received, context)
+        ]
 
     def _small(self, slots: Sequence[ClientSlot]) -> bool:
         """Whether a step of all of ``slots`` at once lays out too few numbers to be divided among workers."""

@@ -6,7 +6,9 @@ shows at 1e-3 and more. Noise is rounded to a grid of σ·2⁻²⁰, so a sum on
 with noise of σ·C = 1 and a divisor of 8 that is 1.2e-7 for each noisy gradient.
 """
 
+import gc
 import math
+import weakref
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
@@ -434,3 +436,22 @@ def test_when_memory_runs_out_the_chunk_is_halved_and_nothing_changes(task):
         "memory ran out with 7 clients at once; 3 from round 3 on",
         "memory ran out with 3 clients at once; 1 from round 3 on",
     ]
+
+
+@pytest.mark.parametrize("engine", ["loop", "vectorised"])
+def test_an_ended_run_leaves_nothing_behind_that_refers_to_itself(task, engine):
+    """A sweep in one process would hold the data of all its runs until Python looks for cycles."""
+    seen = []
+    gc.collect()
+    gc.disable()
+    try:
+        pf.simulate(
+            task,
+            FedAvg(),
+            rounds=1,
+            execution=pf.Execution(engine=engine, workers=1),
+            callbacks=[lambda simulation, line: seen.append(weakref.ref(simulation.engine))],
+        )
+        assert seen[0]() is None
+    finally:
+        gc.enable()
