@@ -165,13 +165,13 @@ class StackedSequence:
         return output, backward
 
     def _index(self, image: torch.Size, shape: tuple[int, ...], stride: tuple[int, int]) -> Tensor:
-        """Which values of an ``image`` [H, W, channels] its windows hold, windows of ``shape`` from first to last."""
+        """Which places of an ``image`` [H, W, channels] its windows hold, windows of ``shape`` from first to last."""
         key = (*image, *shape, *stride)
         if key not in self._indices:
-            places = torch.arange(image.numel()).view(image)
-            row, column, channel = places.stride()
-            steps = (row * stride[0], column * stride[1], row, column, channel)
-            self._indices[key] = places.as_strided(shape, steps).reshape(-1)
+            places = torch.arange(image[:2].numel()).view(image[:2])
+            row, column = places.stride()
+            steps = (row * stride[0], column * stride[1], row, column)
+            self._indices[key] = places.as_strided(shape[:4], steps).reshape(-1)
         return self._indices[key]
 
     def _convolution(
@@ -184,7 +184,9 @@ class StackedSequence:
         height, width = (given.shape[2] - high) // down + 1, (given.shape[3] - wide) // across + 1
         shape = (clients, rows, height, width, high, wide, layer.in_channels)
         index = self._index(given.shape[2:], shape[2:], (down, across))
-        windows = given.view(clients * rows, -1).index_select(1, index).view(clients, rows * height * width, -1)
+        images = given.view(clients * rows, -1, layer.in_channels)
+        images = images[..., 0] if layer.in_channels == 1 else images  # one dimension less is a quicker kernel
+        windows = images.index_select(1, index).view(clients, rows * height * width, -1)
         weight = self._weight_of(layer, parameters).reshape(clients, -1, layer.out_channels)
         output = torch.bmm(windows, weight)
         if layer.bias is not None:
@@ -290,7 +292,7 @@ def stacked_sequence_of(
         differs = differ(sums[1], sums[0])
     for layer in dropout:
         layer.stack, layer.counts = None, ()
-    found.values = max(inputs[0].numel(), sum(map(len, found._indices.values())))
+    found.values = max(inputs[0].numel(), sum(key[2] * len(index) for key, index in found._indices.items()))
     if found.values > LARGEST:
         return ""
     if differs:
