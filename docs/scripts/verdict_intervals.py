@@ -92,23 +92,36 @@ def rebafl() -> Iterator[tuple[str, str]]:
             yield f"{figure}, 24 rounds: {one} − {other}", interval(of(one, 24, figure), of(other, 24, figure))
 
 
+def of_curve(rows: list[Any], rounds: int, method: str, figure: str) -> BySeed:
+    """*last* or *change* of a method's curves by seed, in points, as if they had ended after so many rounds."""
+    found = {}
+    for row in rows:
+        if row["method"] == method:
+            accuracy = [100 * value for value in row["accuracy"][:rounds]]
+            changes = [after - before for before, after in pairwise(accuracy[rounds // 2 :])]
+            found[row["seed"]] = statistics.mean(accuracy[-10:]) if figure == "last" else statistics.pstdev(changes)
+    return found
+
+
 def feddyn() -> Iterator[tuple[str, str]]:
     """The runs of one version that FedDyn is in: as :func:`rebafl`, after the rounds that all of them have."""
     rows = raw("rebafl-feddyn")["rows"]
     rounds = min(len(row["accuracy"]) for row in rows)
-
-    def of(method: str, figure: str) -> BySeed:
-        found = {}
-        for row in rows:
-            if row["method"] == method:
-                accuracy = [100 * value for value in row["accuracy"][:rounds]]
-                changes = [after - before for before, after in pairwise(accuracy[rounds // 2 :])]
-                found[row["seed"]] = statistics.mean(accuracy[-10:]) if figure == "last" else statistics.pstdev(changes)
-        return found
-
     for figure in ("last", "change"):
         for one, other in (("ReBaFL", "FedAvg"), ("ReBaFL", "FedDyn"), ("FedDyn", "FedAvg")):
-            yield f"{figure}, {rounds} rounds: {one} − {other}", interval(of(one, figure), of(other, figure))
+            pair = (of_curve(rows, rounds, method, figure) for method in (one, other))
+            yield f"{figure}, {rounds} rounds: {one} − {other}", interval(*pair)
+
+
+def rivals() -> Iterator[tuple[str, str]]:
+    """The other rows of Table I beside these, after the rounds that all have."""
+    rows = [*raw("rebafl-feddyn")["rows"], *raw("rebafl-rivals")["rows"]]
+    rounds = min(len(row["accuracy"]) for row in rows)
+    for method in dict.fromkeys(row["method"] for row in rows):
+        if method != "ReBaFL":
+            for figure in ("last", "change"):
+                pair = (of_curve(rows, rounds, one, figure) for one in ("ReBaFL", method))
+                yield f"{figure}, {rounds} rounds: ReBaFL − {method}", interval(*pair)
 
 
 def fedevg() -> Iterator[tuple[str, str]]:
@@ -211,7 +224,7 @@ def differences() -> dict[str, str]:
     return {f"{source.__name__} {name}": text for source in SOURCES for name, text in source()}
 
 
-SOURCES = (fedsampling, grpfed, rebafl, feddyn, fedevg, superfed, aaggff, many_pairs, personal)
+SOURCES = (fedsampling, grpfed, rebafl, feddyn, rivals, fedevg, superfed, aaggff, many_pairs, personal)
 
 if __name__ == "__main__":
     for name, text in differences().items():

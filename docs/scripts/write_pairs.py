@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scipy.stats import t as student
-from verdict_intervals import BySeed, interval, raw
+from verdict_intervals import BySeed, interval, of_curve, raw
 
 RESULTS = Path(__file__).parents[1] / "results"
 MARKS = "<!-- table {}: written by docs/scripts/write_pairs.py -->", "<!-- end of table -->"
@@ -163,6 +163,37 @@ def widths() -> str:
     figures = list(next(iter(found.values())))
     head = ["model", "loss", *(f"rise at r = {figure}" for figure in figures[1:])]
     return table(head, [[name, *(spread(cells[figure], 3) for figure in figures)] for name, cells in found.items()])
+
+
+TABLE_ONE = {
+    "FedAvg": "75.27",
+    "FedProx": "75.36",
+    "SCAFFOLD": "63.48",
+    "FedDyn": "77.98",
+    "MOON": "65.35",
+    "FedRS": "72.46",
+    "FedBABU": "74.20",
+    "FedLC": "68.75",
+    "BSM-FedAvg": "68.64",
+    "ReBaFL": "78.81",
+}
+"""Accuracies of the paper: Fashion-MNIST, 20 clients, after 200 rounds."""
+
+
+def table_one() -> str:
+    """The rows of ReBaFL's Table I after the rounds that all have."""
+    rows = [*raw("rebafl-feddyn")["rows"], *raw("rebafl-rivals")["rows"]]
+    rounds, made = min(len(row["accuracy"]) for row in rows), []
+    for method, paper in TABLE_ONE.items():
+        cells = [of_curve(rows, rounds, method, figure) for figure in ("last", "change")]
+        each = ", ".join(f"{value:.2f}" for value in cells[0].values())
+        differences = [
+            "–" if method == "ReBaFL" else interval(of_curve(rows, rounds, "ReBaFL", figure), values)
+            for figure, values in zip(("last", "change"), cells, strict=True)
+        ]
+        made.append([method, paper, f"{spread(cells[0])} ({each})", spread(cells[1]), *differences])
+    head = ["method", "paper, Table I (200 rounds)", f"last, {rounds} rounds", "change", "ReBaFL − it, last", "change"]
+    return table(head, made)
 
 
 ADVERSARIES = {
