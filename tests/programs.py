@@ -20,6 +20,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 LOADED = [
     "matplotlib.pyplot",
+    "numba",
     "opacus",
     "privfl.commands.fitting",
     "privfl.simulation.simulation",
