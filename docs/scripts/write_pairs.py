@@ -247,6 +247,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     },
     "adversaries": {"members": members},
     "fedsampling-tuned": {"tuned": tuned},
+    "rebafl": {"Table I": table_one},
     "superfed": {"barriers": barriers, "widths": widths},
 }
 """The tables of every page by name."""
