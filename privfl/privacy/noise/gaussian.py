@@ -56,19 +56,13 @@ TANGENTS = _has_wide_tangent()
 """Whether sine and cosine are made of tangents; fixed by processor and NumPy, so that a key gives the same bits."""
 
 
-class PairStream(Protocol):
-    """A stream of noise, as far as pairs of normal numbers need it."""
+class PairStream(compiled.PairWords, Protocol):
+    """The same, on a device too, where the key makes the words."""
 
     key: bytes
 
     def skip_pairs(self, blocks: int) -> int:
         """Pass over as many blocks of each kind of word; the number of the first."""
-
-    def pair_words(self, radius: NDArray[np.int64], angle: NDArray[np.int64]) -> int:
-        """Overwrite both, whole blocks, with the next words; the number of the first block."""
-
-    def fine_words(self, block: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The third words of the pairs at ``places``, counted from the beginning of ``block``."""
 
 
 def add_rows_(streams: Sequence[PairStream], rows: Tensor, deviations: Sequence[float], grids: Sequence[float]) -> None:
