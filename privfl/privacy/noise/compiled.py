@@ -4,6 +4,9 @@
 for one and in the same order, and Numba fuses or reorders none of them unless it is told to: so releases have the bits
 that a GPU gives and that PyTorch's deterministic mode gives, in less than half of the latter's time.
 
+To load Numba takes half a second, so a process that makes little noise never does: until :data:`WORTH` numbers have
+been asked for, :mod:`privfl.privacy.noise.gaussian` makes the same bits in its deterministic mode.
+
 The loops are written out in one function, each over arrays that lie in the first cache, and count from 0: only then
 does the compiler see that it may take four numbers at a time.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -35,6 +39,8 @@ from privfl.privacy.noise.chacha import WORDS
 
 CHUNK = 1 << 15
 """Pairs whose words are drawn at once: their 512 KiB stay in a core's second cache, and calls are few."""
+WORTH = 1 << 23
+"""Numbers after which Numba is loaded: they take 60 ms more without it, and the next 10⁸ repay the half second."""
 BLOCK = 512
 """Pairs of a pass, whose work space of 12 KiB stays in the first cache."""
 _L19, _L17, _L15, _L13, _L11, _L9, _L7, _L5, _L3 = LOG_SERIES
@@ -58,6 +64,24 @@ class PairWords(Protocol):
 Release = Callable[
     [NDArray[np.int64], NDArray[np.int64], Numbers, Numbers, float, float, float, float, NDArray[np.int64]], int
 ]
+
+
+class _Asked:
+    """How many numbers this process was asked for."""
+
+    numbers = 0
+
+
+@cache
+def installed() -> bool:
+    """Whether Numba is there. This, and not whether it is loaded yet, decides the bits of what is released."""
+    return find_spec("numba") is not None
+
+
+def release_once_worth_it(numbers: int) -> Release | None:
+    """The compiled pass for so many ``numbers`` more, once loading it pays; before and without Numba ``None``."""
+    _Asked.numbers += numbers
+    return release() if _Asked.numbers >= WORTH else None
 
 
 @cache

@@ -4,8 +4,9 @@ A pair of numbers is made of the same words everywhere (:mod:`privfl.privacy.noi
 takes the exact operations, compiled (:mod:`privfl.privacy.noise.compiled`). Without, it takes its libraries' functions,
 which differ from these in the last places; a release, rounded to the grid, then differs about once in 5·10¹² values.
 Where NumPy has a tangent for AVX-512 (:data:`TANGENTS`), cosine and sine come from that of half the angle, in a quarter
-of the time that these two take and as exactly. Where PyTorch is told to be deterministic, values so close to the middle
-between two steps of the grid that it could matter are computed anew, and no release differs.
+of the time that these two take and as exactly. Where PyTorch is told to be deterministic, or Numba is there and not
+loaded yet, values so close to the middle between two steps of the grid that it could matter are computed anew, and no
+release differs.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def add_rows_(streams: Sequence[PairStream], rows: Tensor, deviations: Sequence[
     if rows.is_cuda:
         _add_on_device(streams, rows, deviations, grids)
         return
-    if (release := compiled.release()) is not None and rows.stride(1) == 1:
+    if rows.stride(1) == 1 and (release := compiled.release_once_worth_it(rows.numel())) is not None:
         compiled.add_rows_(release, streams, rows, deviations, grids)
         return
     size = rows.shape[1]
@@ -154,7 +155,7 @@ class _Work:
 
     def release(self, parts: Sequence[Tensor], both: Sequence[Tensor]) -> None:
         """Add the noise ``both`` to the two ``parts`` of the rows, in place, and round to the grid."""
-        inverse, exact = 1.0 / self.grid, torch.are_deterministic_algorithms_enabled()
+        inverse, exact = 1.0 / self.grid, compiled.installed() or torch.are_deterministic_algorithms_enabled()
         for part, noise in zip(parts, both, strict=True):
             total = noise[:, : part.shape[1]]
             if isinstance(inverse, float):

@@ -17,8 +17,9 @@ SIZES = [1, 2, 15, 17, 1023, 1025, 5386, 65_537, 131_075]
 
 
 @pytest.fixture(autouse=True)
-def there():
+def there(monkeypatch):
     assert compiled.release() is not None, "the development tools bring Numba"
+    monkeypatch.setattr(compiled, "WORTH", 0)
 
 
 def streams(n):
@@ -102,7 +103,46 @@ def test_rows_that_do_not_lie_in_one_piece_get_the_same():
 def test_without_numba_the_libraries_functions_give_the_same_release(monkeypatch):
     expected = add_gaussian_rows_(streams(2), rows(2, 99_999), [1.0, 0.3])
     monkeypatch.setattr(compiled, "release", lambda: None)
+    monkeypatch.setattr(compiled, "installed", lambda: False)
     assert torch.equal(add_gaussian_rows_(streams(2), rows(2, 99_999), [1.0, 0.3]), expected)
+
+
+@pytest.mark.parametrize("size", [1, 17, 5386, 65_537])
+def test_loading_it_in_the_middle_of_a_run_changes_no_bit(size, monkeypatch):
+    """Half of the values are close enough to be computed anew before, so that their being exact is seen."""
+    monkeypatch.setattr("privfl.privacy.noise.gaussian.CLOSE", 0.25)
+    used, released = streams(3), rows(3, size)
+    for _ in range(4):
+        add_gaussian_rows_(used, released, [1.0, 0.3, 7.0])
+    asked = compiled._Asked.numbers
+    monkeypatch.setattr(compiled, "WORTH", asked + 5 * size)  # the second of four passes is still below
+    used, again = streams(3), rows(3, size)
+    for turn in range(4):
+        assert (compiled._Asked.numbers + 3 * size < compiled.WORTH) == (turn < 1)
+        add_gaussian_rows_(used, again, [1.0, 0.3, 7.0])
+    assert torch.equal(again, released)
+
+
+def test_before_it_is_loaded_close_values_are_computed_anew(monkeypatch):
+    """With a margin that every value is within, what is released before is the exact operations' doing alone."""
+    monkeypatch.setattr("privfl.privacy.noise.gaussian.CLOSE", 1.0)
+    monkeypatch.setattr(compiled, "WORTH", 1 << 62)
+    row = rows(1, 5386)[0]
+    expected = one_at_a_time(bytes(32), row, 0.3)
+    monkeypatch.setattr("privfl.privacy.noise.gaussian.TURN", 0.0)  # of the libraries' functions nothing is left
+    assert torch.equal(NoiseStream(bytes(32)).add_gaussian_(row.clone(), 0.3), expected)
+
+
+def test_a_process_that_makes_little_noise_does_not_load_numba():
+    program = (
+        "import sys, torch; from privfl.privacy.noise import compiled; "
+        "from privfl.privacy.noise.source import NoiseStream; "
+        "assert compiled.installed(); stream = NoiseStream(bytes(32)); stream.add_gaussian_(torch.zeros(99_999), 1.0); "
+        "print('numba' in sys.modules); compiled.WORTH = 100_000; stream.add_gaussian_(torch.zeros(5), 1.0); "
+        "print('numba' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
 
 
 def test_numba_is_no_requirement():

@@ -19,6 +19,7 @@ SIZES = [1, 2, 15, 17, 5386, (1 << 15) + 3, 70_001]
 @pytest.fixture(autouse=True)
 def without_numba(monkeypatch):
     monkeypatch.setattr(compiled, "release", lambda: None)
+    monkeypatch.setattr(compiled, "installed", lambda: False)
 
 
 @contextmanager
