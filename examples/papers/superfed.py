@@ -16,7 +16,7 @@ import json
 import shutil
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -50,19 +50,25 @@ def algorithm_of(method: str, clients: int) -> Any:
     return pf.SuPerFed(mode=mode, start_fraction=STARTS[mode].get(clients))
 
 
-def task_of(options: argparse.Namespace, clients: int, seed: int) -> pf.Task:
-    """Two label-sorted shards for every client, and the authors' bias-free "TwoNN", Xavier-normal."""
-    dataset = pf.load_dataset(options.dataset)
+def two_nn_without_bias(dataset: pf.Dataset, width: int) -> Callable[[], nn.Module]:
+    """What builds the authors' bias-free "TwoNN" with layers of ``width`` units, Xavier-normal."""
     shape = tuple(dataset.inputs.shape[1:])
 
     def network() -> nn.Module:
-        built = two_nn(shape, dataset.classes, hidden=(options.width,) * 3, bias=False)
+        built = two_nn(shape, dataset.classes, hidden=(width,) * 3, bias=False)
         for weight in built.parameters():
             nn.init.xavier_normal_(weight)
         return built
 
+    return network
+
+
+def task_of(options: argparse.Namespace, clients: int, seed: int) -> pf.Task:
+    """Two label-sorted shards for every client, and the authors' network."""
+    dataset = pf.load_dataset(options.dataset)
     partition = pf.LabelSorted(clients=clients, blocks_per_client=2)
-    task = pf.Task.from_dataset(dataset, partition=partition, model=network, seed=seed)
+    model = two_nn_without_bias(dataset, options.width)
+    task = pf.Task.from_dataset(dataset, partition=partition, model=model, seed=seed)
     return task.with_local_tests(pf.LocalTests(0.2, validation=0.1), seed=seed)
 
 

@@ -109,6 +109,8 @@ class Task(Settings):
     read_off: tuple[str, ...] = ()
     kind: TaskKind = "classification"
     metrics: tuple[Metric, ...] = ()
+    true_targets: Tensor | None = field(default=None, repr=False, compare=False)
+    """The targets before label noise; what clients hold back for testing is judged by these. ``None``: no noise."""
     recipe: Recipe | None = field(default=None, init=False, repr=False, compare=False)
     """How this very task can be had again, if that is known; a changed copy (``dataclasses.replace``) has none."""
 
@@ -167,6 +169,7 @@ class Task(Settings):
             read_off=dataset.read_off,
             kind=kind,
             metrics=metrics,
+            true_targets=dataset.targets if label_noise is not None else None,
         )
         if loss is not cross_entropy or not isinstance(factory, NamedModel):
             task.check_model(task.model(0))  # what others have written fails here, and not when a run begins
@@ -242,7 +245,9 @@ class Task(Settings):
     def with_local_tests(self, tests: LocalTests | None = None, seed: int = 0) -> Task:
         """This task with rows of every client held back from training, for testing its personal models.
 
-        Where clients share rows, each holds back its own copies, and another may train on them.
+        Where clients share rows, each holds back its own copies, and another may train on them. Label noise is undone
+        on rows that are held back for testing and that nobody trains on or validates with: models are judged by the
+        truth, and chosen by what a client would have.
 
         Raises:
             ConfigError: rows are held back already.
@@ -255,9 +260,17 @@ class Task(Settings):
         held = ClientIndex.allowing_empty(test)
         validations = ClientIndex.allowing_empty(validation) if tests.validation else None
         task = replace(self, clients=ClientIndex.of(train), local_tests=held, local_validations=validations)
+        if self.true_targets is not None:
+            judged = torch.zeros_like(self.targets, dtype=torch.bool)
+            judged[held.rows] = True
+            for used in (task.clients, validations):
+                if used is not None:
+                    judged[used.rows] = False
+            targets = torch.where(judged, self.true_targets.to(judged.device), self.targets)
+            task = replace(task, targets=targets, true_targets=None)
         if tests.global_test == "union":
             rows = torch.sort(held.rows).values
-            task = replace(task, test_inputs=self.inputs[rows], test_targets=self.targets[rows])
+            task = replace(task, test_inputs=self.inputs[rows], test_targets=task.targets[rows])
         recipe = self.recipe
         if recipe is None or recipe.dataset is None or recipe.dataset.options.get("seed") != seed:
             return task

@@ -1,5 +1,7 @@
 """Tasks from the catalog and from a user's own arrays; flat parameters; seeds."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -40,6 +42,31 @@ def test_label_noise_changes_training_labels_only_and_partitions_stay():
     assert torch.equal(clean.clients.rows, noisy.clients.rows)
     assert torch.equal(clean.test_targets, noisy.test_targets)
     assert 0.2 < float((clean.targets != noisy.targets).double().mean()) < 0.4
+
+
+@pytest.mark.parametrize("partition", [pf.Pathological(clients=12), pf.Dirichlet(clients=9)])
+def test_models_are_judged_by_the_truth_and_trained_and_chosen_on_noisy_labels(partition):
+    tests = pf.LocalTests(0.2, validation=0.1)
+    clean = pf.load("digits", partition=partition).with_local_tests(tests)
+    noisy = pf.load("digits", partition=partition, label_noise=pf.PairFlip(0.4)).with_local_tests(tests)
+    judged = torch.zeros(len(clean.targets), dtype=torch.bool)
+    judged[noisy.local_tests.rows] = True
+    assert torch.equal(noisy.targets[judged], pf.load("digits", partition=partition).targets[judged])
+    flipped = noisy.targets != pf.load("digits", partition=partition).targets
+    for index in (noisy.clients, noisy.local_validations):
+        assert 0.25 < flipped[index.rows].double().mean() < 0.55
+
+
+def test_a_row_that_another_client_trains_on_stays_noisy_in_a_local_test():
+    """Eight rows of two clients who both hold all of them: what one holds back the other trains on or holds back."""
+    noisy = pf.load("digits", partition=pf.Pathological(clients=12), label_noise=pf.PairFlip(1.0))
+    both = ClientIndex.of([np.arange(8), np.arange(8)])
+    task = dataclasses.replace(noisy, clients=both).with_local_tests(pf.LocalTests(0.5))
+    trained, tested = set(task.clients.rows.tolist()), set(task.local_tests.rows.tolist())
+    assert trained & tested
+    for row in range(8):
+        truth = noisy.true_targets[row] if row in tested - trained else noisy.targets[row]
+        assert task.targets[row] == truth
 
 
 def test_the_same_seed_gives_the_same_model_whatever_torch_drew_before():
