@@ -23,7 +23,14 @@ MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 SCRIPTS = sorted(path for folder in ("examples", "benchmarks", "tests") for path in (ROOT / folder).rglob("*.py"))
 
 FLOORS: tuple[set[str], ...] = (
-    {"privfl.devices", "privfl.errors", "privfl.opacus_parts", "privfl.plain_text", "privfl.randomness"},
+    {
+        "privfl.compiling",
+        "privfl.devices",
+        "privfl.errors",
+        "privfl.opacus_parts",
+        "privfl.plain_text",
+        "privfl.randomness",
+    },
     {"privfl.validation", "privfl.references", "privfl.files"},
     {"privfl.schema", "privfl.lock"},
     {

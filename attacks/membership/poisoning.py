@@ -17,7 +17,8 @@ from attacks.membership.scores import Models, logit_confidence, losses
 from attacks.membership.shadow_models import ShadowTraining
 from attacks.membership.update_attacks import UNTRAINED
 from privfl.algorithms.base import Algorithm
-from privfl.federation.task import ClientIndex, Task
+from privfl.federation.client_index import ClientIndex
+from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
 from privfl.simulation.transcript import Transcript
 from privfl.validation import check_count

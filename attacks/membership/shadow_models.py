@@ -24,7 +24,8 @@ from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.references import Local
 from privfl.engine.choice import EngineName
 from privfl.errors import ConfigError
-from privfl.federation.task import ClientIndex, Task
+from privfl.federation.client_index import ClientIndex
+from privfl.federation.task import Task
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.settings import Privacy

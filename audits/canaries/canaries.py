@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from privfl.data.mapped import MappedRows
 from privfl.errors import ConfigError
+from privfl.federation.client_index import ClientIndex
 from privfl.federation.kinds import random_targets
-from privfl.federation.task import ClientIndex, Task
+from privfl.federation.task import Task
 from privfl.randomness import numpy_stream, torch_stream
 from privfl.simulation.result import Run
 

@@ -30,8 +30,9 @@ from audits.canaries.views import seen_by
 from audits.result import AuditResult
 from privfl.data.mapped import MappedRows
 from privfl.errors import ConfigError
+from privfl.federation.client_index import ClientIndex
 from privfl.federation.cohorts import Cohort, CohortWithout, Everyone
-from privfl.federation.task import ClientIndex, Task
+from privfl.federation.task import Task
 from privfl.privacy.accounting.release import Observer
 from privfl.simulation.result import Run
 from privfl.simulation.transcript import PublicFacts

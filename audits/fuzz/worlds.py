@@ -21,9 +21,10 @@ from audits.fuzz.tape import Tape
 from privfl.algorithms import ALGORITHMS
 from privfl.errors import PrivflError
 from privfl.federation.availability import AVAILABILITY
+from privfl.federation.client_index import ClientIndex
 from privfl.federation.cohorts import COHORTS
 from privfl.federation.losses import cross_entropy
-from privfl.federation.task import ClientIndex, Task
+from privfl.federation.task import Task
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.door.noisy_total import NoisyTotal

@@ -21,7 +21,8 @@ from torch.func import functional_call
 from privfl.algorithms.personal.interpolation import mix
 from privfl.engine.workspace import RoundContext
 from privfl.errors import ConfigError
-from privfl.federation.task import ClientIndex, Task
+from privfl.federation.client_index import ClientIndex
+from privfl.federation.task import Task
 from privfl.models.flat_network import Layout
 from privfl.privacy.door.keeper import ROWS_AT_ONCE
 from privfl.privacy.noise.source import NoiseSource

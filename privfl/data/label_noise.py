@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from privfl.errors import ConfigError, DataError
 from privfl.validation import Settings, check_count, check_number
@@ -79,6 +82,15 @@ class SymmetricFlip(LabelNoise):
 
     def _step(self, shape: tuple[int, ...], classes: int, rng: np.random.Generator) -> np.ndarray:
         return rng.integers(1, classes, shape)
+
+
+def truth_where_judged(noisy: Tensor, truth: Tensor, judged: Tensor, used: Sequence[Tensor]) -> Tensor:
+    """``noisy`` [N] with the ``truth`` [N] in the rows ``judged``, but for those that are also in ``used``."""
+    clean = torch.zeros_like(noisy, dtype=torch.bool)
+    clean[judged] = True
+    for rows in used:
+        clean[rows] = False
+    return torch.where(clean, truth.to(noisy.device), noisy)
 
 
 LABEL_NOISE: dict[str, type[LabelNoise]] = {"pair": PairFlip, "symmetric": SymmetricFlip}

@@ -15,10 +15,11 @@ from torch import Tensor
 from privfl.data.dataset import Dataset
 from privfl.data.targets import TaskKind
 from privfl.errors import ConfigError, DataError
+from privfl.federation.client_index import ClientIndex
 from privfl.federation.fit import model_factory
 from privfl.federation.kinds import KINDS
 from privfl.federation.losses import loaded_loss, named_loss
-from privfl.federation.task import ClientIndex, Task
+from privfl.federation.task import Task
 from privfl.models import NamedModel, OwnModel
 from privfl.schema import Named
 from privfl.validation import Settings, check_count

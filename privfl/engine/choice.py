@@ -25,7 +25,8 @@ from privfl.engine.memory import largest_chunk
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.engine.workspace import ClientResult, RoundContext
 from privfl.errors import PrivflError
-from privfl.federation.task import ClientIndex, Task
+from privfl.federation.client_index import ClientIndex
+from privfl.federation.task import Task
 from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.clipping.row_wise import out_of_memory
 from privfl.privacy.door.batch_plans import private_plan

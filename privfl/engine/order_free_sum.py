@@ -15,9 +15,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from privfl.compiling import once_it_pays
 
 WIDTH = 8
 """Binary places of a range of magnitudes whose summands share a grid."""
@@ -29,6 +33,9 @@ STEP = 5 * WIDTH
 """Binary places between the grids of a summand in float64 and of its remainder, which is below 2⁻⁴⁴ of the top."""
 LARGEST, SMALLEST = 960, -800
 """Exponents of the highest and the lowest range. Numbers below all ranges are rounded to the grid of the lowest one."""
+SAVED = 2e-9
+"""Seconds that a number takes less by the compiled loop."""
+Numbers = NDArray[Any]
 _CHUNK = 1 << 15
 """Numbers of one pass, whose work space stays in a core's cache."""
 
@@ -118,6 +125,11 @@ def _add_on_grid(total: Tensor, value: Tensor, factor: float, top: int) -> None:
     A float64 in [2ⁿ, 2ⁿ⁺¹) is a multiple of 2ⁿ⁻⁵², so adding 1.5·2ⁿ and subtracting it rounds to that grid.
     """
     shift = _shift(top)
+    if type(value.data) is Tensor and value.device.type == "cpu":
+        loop = once_it_pays(_add_rounded, value.numel() * SAVED)
+        if loop is not None:
+            loop(total.view(-1).numpy(), value.detach().reshape(-1).numpy(), factor, shift)
+            return
     if value.numel() <= _CHUNK:  # as below, in half of the calls
         wide = value.detach().to(torch.float64, copy=True)
         total.add_((wide if factor == 1 else wide.mul_(factor)).add_(shift).sub_(shift))
@@ -129,6 +141,12 @@ def _add_on_grid(total: Tensor, value: Tensor, factor: float, top: int) -> None:
         if factor != 1:
             wide.mul_(factor)
         place.add_(wide.add_(shift).sub_(shift))
+
+
+def _add_rounded(total: Numbers, value: Numbers, factor: float, shift: float) -> None:
+    """The same in one loop, over arrays [size] of float64 and of either type; compiled."""
+    for i in range(len(total)):
+        total[i] += (float(value[i]) * factor + shift) - shift
 
 
 def _shift(top: int) -> float:

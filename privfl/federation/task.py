@@ -7,26 +7,24 @@ task = pf.Task.from_arrays(x, y, clients=hospital, kind="regression")   # with a
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from inspect import signature
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from privfl.data.catalog import load_dataset
 from privfl.data.dataset import Dataset
-from privfl.data.label_noise import LabelNoise
+from privfl.data.label_noise import LabelNoise, truth_where_judged
 from privfl.data.local_tests import LocalTests
 from privfl.data.mapped import Rows
 from privfl.data.partitions import Natural, Partition, PartitionReport, describe
 from privfl.data.targets import TaskKind, strata
-from privfl.errors import ConfigError, DataError
+from privfl.errors import ConfigError
+from privfl.federation.client_index import ClientIndex
 from privfl.federation.context import RunContext
 from privfl.federation.fit import ModelFactory, check_fit, check_writes, model_factory, refuse_classes
 from privfl.federation.kinds import KINDS, Headline, output_shape, random_targets
@@ -38,49 +36,6 @@ from privfl.privacy.loss import Loss
 from privfl.randomness import numpy_stream
 from privfl.schema import Named, plain
 from privfl.validation import Settings, checked, said
-
-
-@dataclass(frozen=True)
-class ClientIndex:
-    """Which rows belong to which client: ``rows`` [N] by client, ``offsets`` [clients + 1]; no copies of data."""
-
-    rows: Tensor
-    offsets: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, parts: Sequence[NDArray[np.int64]]) -> ClientIndex:
-        """From one array of row numbers per client.
-
-        Raises:
-            DataError: a client is empty.
-        """
-        sizes = np.array([len(part) for part in parts], dtype=np.int64)
-        if len(parts) == 0 or sizes.min() == 0:
-            empty = int(sizes.argmin()) if len(parts) else 0
-            raise DataError(f"client {empty} holds no sample; give every client at least one, or leave it out")
-        return cls.allowing_empty(parts)
-
-    @classmethod
-    def allowing_empty(cls, parts: Sequence[NDArray[np.int64]]) -> ClientIndex:
-        """From one array of row numbers per client, which may be empty: what clients test on."""
-        sizes = np.array([len(part) for part in parts], dtype=np.int64)
-        rows = torch.from_numpy(np.concatenate([np.asarray(part, dtype=np.int64) for part in parts]))
-        return cls(rows, np.concatenate([[0], sizes.cumsum()]).astype(np.int64))
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, client: int) -> Tensor:
-        return self.rows[self.offsets[client] : self.offsets[client + 1]]
-
-    def hash(self) -> str:
-        """A hash of which client holds which examples, 64 hexadecimal digits."""
-        return hashlib.sha256(self.rows.cpu().numpy().tobytes() + self.offsets.tobytes()).hexdigest()
-
-    @cached_property
-    def sizes(self) -> NDArray[np.int64]:
-        """Number of samples [clients] of every client (private: only the door may use it for training)."""
-        return np.diff(self.offsets)
 
 
 @dataclass(frozen=True)
@@ -261,12 +216,8 @@ class Task(Settings):
         validations = ClientIndex.allowing_empty(validation) if tests.validation else None
         task = replace(self, clients=ClientIndex.of(train), local_tests=held, local_validations=validations)
         if self.true_targets is not None:
-            judged = torch.zeros_like(self.targets, dtype=torch.bool)
-            judged[held.rows] = True
-            for used in (task.clients, validations):
-                if used is not None:
-                    judged[used.rows] = False
-            targets = torch.where(judged, self.true_targets.to(judged.device), self.targets)
+            used = [index.rows for index in (task.clients, validations) if index is not None]
+            targets = truth_where_judged(self.targets, self.true_targets, held.rows, used)
             task = replace(task, targets=targets, true_targets=None)
         if tests.global_test == "union":
             rows = torch.sort(held.rows).values

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Tensors
+from privfl.federation.client_index import ClientIndex
 from privfl.federation.kinds import KINDS, Headline
 from privfl.federation.own_metrics import measured
-from privfl.federation.task import ClientIndex, Task
+from privfl.federation.task import Task
 from privfl.metrics.fairness import fairness
 
 OUTPUTS_AT_ONCE = 1 << 24

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from privfl.data.mapped import Rows
 from privfl.errors import ConfigError, DataError
 from privfl.experiment import Experiment
-from privfl.federation.task import ClientIndex, Task
+from privfl.federation.client_index import ClientIndex
+from privfl.federation.task import Task
 from privfl.files import read_json
 from privfl.simulation.callbacks import Callback, Simulation
 from privfl.simulation.result import Run

@@ -15,7 +15,8 @@ from privfl.algorithms.base import Tensors
 from privfl.data.catalog import load_dataset
 from privfl.engine.loop import ClientResult, LoopEngine
 from privfl.engine.workspace import RoundContext
-from privfl.federation.task import ClientIndex, Task, cross_entropy
+from privfl.federation.client_index import ClientIndex
+from privfl.federation.task import Task, cross_entropy
 from privfl.models import Network
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import RoundChannel

@@ -11,7 +11,8 @@ from torch import nn
 import privfl as pf
 from privfl.algorithms import ALGORITHMS, FedAvg, FedProx
 from privfl.errors import ConfigError, DataError
-from privfl.federation.task import ClientIndex, Task, cross_entropy
+from privfl.federation.client_index import ClientIndex
+from privfl.federation.task import Task, cross_entropy
 from privfl.randomness import torch_stream
 from tests.algorithms.federation import digits_task, full_gradient, initial, layered_task, task_of, uploads
 

@@ -9,7 +9,7 @@ import torch
 import privfl as pf
 from privfl.algorithms.declarations import declared
 from privfl.errors import ConfigError
-from privfl.federation.task import ClientIndex
+from privfl.federation.client_index import ClientIndex
 from privfl.privacy.door.log import BARE_TRAINING
 from tests.algorithms.federation import digits_task, initial, uploads
 from tests.algorithms.test_baselines import quadratic_task

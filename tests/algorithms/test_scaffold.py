@@ -9,7 +9,7 @@ import torch
 import privfl as pf
 from privfl.algorithms.declarations import declared
 from privfl.errors import ConfigError
-from privfl.federation.task import ClientIndex
+from privfl.federation.client_index import ClientIndex
 from privfl.privacy.door.contract import Batch
 from privfl.privacy.door.log import BARE_TRAINING
 from privfl.randomness import torch_stream

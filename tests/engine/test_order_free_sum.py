@@ -4,9 +4,12 @@ import math
 from fractions import Fraction
 from itertools import permutations
 
+import numpy as np
 import pytest
 import torch
 
+from privfl import compiling
+from privfl.engine import order_free_sum
 from privfl.engine.order_free_sum import AT_ONCE, DEPTH, LARGEST, SMALLEST, WIDTH, OrderFreeSum, range_of
 
 
@@ -36,6 +39,31 @@ def test_every_order_and_every_division_gives_the_same_bits(factor):
         first, second = sum_of(values[:cut], factor), sum_of(values[cut:], factor)
         second.merge(first)
         assert torch.equal(second.total(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("length", [0, 1, 7, 5386, 70_001])
+@pytest.mark.parametrize("factor", [1.0, 1 / 3])
+def test_the_compiled_loop_has_the_same_bits(length, factor, dtype, monkeypatch):
+    values = [value.to(dtype) / 3 for value in random_summands(5, length)]
+    monkeypatch.setattr(compiling, "ENOUGH", math.inf)
+    expected = sum_of(values, factor).total()
+    monkeypatch.setattr(compiling, "ENOUGH", 0.0)
+    assert compiling.compiled(order_free_sum._add_rounded) is not None, "the development tools bring Numba"
+    assert torch.equal(sum_of(values, factor).total(), expected)
+
+
+def test_the_compiled_loop_rounds_the_product_and_each_sum():
+    """Fused, a product of 53 bits and the shift would be rounded once."""
+    import numba
+
+    fresh = numba.njit(error_model="numpy")(order_free_sum._add_rounded)
+    fresh(np.zeros(64), np.ones(64, dtype=np.float32), 1 / 3, 1.5)
+    assert not fresh.targetoptions.get("fastmath")
+    (text,) = fresh.inspect_asm().values()
+    assert "mul" in text
+    assert "fmadd" not in text
+    assert "fmsub" not in text
 
 
 def test_plain_float64_sums_of_the_same_summands_do_depend_on_order():

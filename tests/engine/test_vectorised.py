@@ -24,7 +24,8 @@ from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.engine.workspace import RoundContext
 from privfl.errors import ConfigError
-from privfl.federation.task import ClientIndex, Task
+from privfl.federation.client_index import ClientIndex
+from privfl.federation.task import Task
 from privfl.models import Network, build, models
 from privfl.models.flat_network import FlatNetwork, flatten
 from privfl.privacy.channel.channel import RoundChannel

@@ -26,7 +26,8 @@ import privfl as pf
 from privfl.algorithms.personal.interpolation import alignment
 from privfl.data.catalog import load_dataset
 from privfl.errors import ConfigError
-from privfl.federation.task import ClientIndex, Task
+from privfl.federation.client_index import ClientIndex
+from privfl.federation.task import Task
 from privfl.models.dense import two_nn
 from privfl.models.flat_network import flatten
 

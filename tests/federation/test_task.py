@@ -9,7 +9,7 @@ from torch import nn
 
 import privfl as pf
 from privfl.errors import ConfigError, DataError, unknown
-from privfl.federation.task import ClientIndex
+from privfl.federation.client_index import ClientIndex
 from privfl.models.flat_network import FlatNetwork, Layout, flatten
 from privfl.randomness import numpy_stream, stream_seed, torch_stream
 
@@ -44,7 +44,7 @@ def test_label_noise_changes_training_labels_only_and_partitions_stay():
     assert 0.2 < float((clean.targets != noisy.targets).double().mean()) < 0.4
 
 
-@pytest.mark.parametrize("partition", [pf.Pathological(clients=12), pf.Dirichlet(clients=9)])
+@pytest.mark.parametrize("partition", [pf.LabelSorted(clients=12), pf.Dirichlet(clients=9, alpha=1.0)])
 def test_models_are_judged_by_the_truth_and_trained_and_chosen_on_noisy_labels(partition):
     tests = pf.LocalTests(0.2, validation=0.1)
     clean = pf.load("digits", partition=partition).with_local_tests(tests)

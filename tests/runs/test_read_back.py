@@ -12,7 +12,7 @@ import privfl as pf
 from privfl.data.label_noise import LABEL_NOISE
 from privfl.errors import ConfigError
 from privfl.experiment import Experiment
-from privfl.federation.task import ClientIndex
+from privfl.federation.client_index import ClientIndex
 from privfl.simulation.settings import Schedule
 from tests import own_parts
 from tests.commands.command_line import privfl

@@ -1,11 +1,11 @@
 """Gaussian noise, its addition and the rounding to the grid in one compiled pass, where Numba is installed.
 
-``pip install 'privfl[compiled]'`` brings Numba. The operations are those of :mod:`privfl.privacy.noise.box_muller`, one
+The operations are those of :mod:`privfl.privacy.noise.box_muller`, one
 for one and in the same order, and Numba fuses or reorders none of them unless it is told to: so releases have the bits
 that a GPU gives and that PyTorch's deterministic mode gives, in less than half of the latter's time.
 
-To load Numba takes half a second, so a process that makes little noise never does: until :data:`WORTH` numbers have
-been asked for, :mod:`privfl.privacy.noise.gaussian` makes the same bits in its deterministic mode.
+Until it pays to load Numba (:mod:`privfl.compiling`), :mod:`privfl.privacy.noise.gaussian` makes the same bits in its
+deterministic mode.
 
 The loops are written out in one function, each over arrays that lie in the first cache, and count from 0: only then
 does the compiler see that it may take four numbers at a time.
@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
-from importlib.util import find_spec
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -24,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from privfl.compiling import compiled, once_it_pays
 from privfl.privacy.noise.box_muller import (
     COSINE_SERIES,
     LN2_HIGH,
@@ -39,8 +38,8 @@ from privfl.privacy.noise.chacha import WORDS
 
 CHUNK = 1 << 15
 """Pairs whose words are drawn at once: their 512 KiB stay in a core's second cache, and calls are few."""
-WORTH = 1 << 23
-"""Numbers after which Numba is loaded: they take 60 ms more without it, and the next 10⁸ repay the half second."""
+SAVED = 6.6e-9
+"""Seconds that a number takes less than in the deterministic mode (Intel Xeon)."""
 BLOCK = 512
 """Pairs of a pass, whose work space of 12 KiB stays in the first cache."""
 _L19, _L17, _L15, _L13, _L11, _L9, _L7, _L5, _L3 = LOG_SERIES
@@ -66,37 +65,14 @@ Release = Callable[
 ]
 
 
-class _Asked:
-    """How many numbers this process was asked for."""
-
-    numbers = 0
-
-
-@cache
-def installed() -> bool:
-    """Whether Numba is there. This, and not whether it is loaded yet, decides the bits of what is released."""
-    return find_spec("numba") is not None
-
-
-def release_once_worth_it(numbers: int) -> Release | None:
-    """The compiled pass for so many ``numbers`` more, once loading it pays; before and without Numba ``None``."""
-    _Asked.numbers += numbers
-    return release() if _Asked.numbers >= WORTH else None
-
-
-@cache
 def release() -> Release | None:
-    """The compiled pass, kept on disk for the next process where that can be written; ``None`` without Numba."""
-    try:
-        import numba
-    except ImportError:
-        return None
-    settings = {"nogil": True, "error_model": "numpy"}
-    try:
-        made = numba.njit(cache=True, **settings)(_release)
-    except RuntimeError:  # no folder to keep it in
-        made = numba.njit(**settings)(_release)
-    return cast(Release, made)
+    """The compiled pass; ``None`` without Numba."""
+    return cast("Release | None", compiled(_release))
+
+
+def release_once_it_pays(numbers: int) -> Release | None:
+    """The compiled pass for so many ``numbers`` more; ``None`` before it pays to load Numba, or without Numba."""
+    return cast("Release | None", once_it_pays(_release, numbers * SAVED))
 
 
 def add_rows_(

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from privfl import compiling
 from privfl.devices import in_one_copy
 from privfl.privacy.noise import compiled
 from privfl.privacy.noise.box_muller import REFINE_BELOW, TURN, pairs
@@ -71,7 +72,7 @@ def add_rows_(streams: Sequence[PairStream], rows: Tensor, deviations: Sequence[
     if rows.is_cuda:
         _add_on_device(streams, rows, deviations, grids)
         return
-    if rows.stride(1) == 1 and (release := compiled.release_once_worth_it(rows.numel())) is not None:
+    if rows.stride(1) == 1 and (release := compiled.release_once_it_pays(rows.numel())) is not None:
         compiled.add_rows_(release, streams, rows, deviations, grids)
         return
     size = rows.shape[1]
@@ -155,7 +156,7 @@ class _Work:
 
     def release(self, parts: Sequence[Tensor], both: Sequence[Tensor]) -> None:
         """Add the noise ``both`` to the two ``parts`` of the rows, in place, and round to the grid."""
-        inverse, exact = 1.0 / self.grid, compiled.installed() or torch.are_deterministic_algorithms_enabled()
+        inverse, exact = 1.0 / self.grid, compiling.installed() or torch.are_deterministic_algorithms_enabled()
         for part, noise in zip(parts, both, strict=True):
             total = noise[:, : part.shape[1]]
             if isinstance(inverse, float):

@@ -24,7 +24,7 @@ from privfl.algorithms.server_optimisers import FedAdagrad, FedAdam, FedYogi
 from privfl.engine.workspace import phases_of
 from privfl.errors import ConfigError
 from privfl.federation.availability import Bernoulli
-from privfl.federation.task import ClientIndex
+from privfl.federation.client_index import ClientIndex
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.noisy_total import NoisyTotal
 from tests.algorithms.federation import digits_task, initial, task_of, uploads

@@ -15,7 +15,8 @@ from privfl.algorithms.generative.generative_fedavg import NOISE_ROWS, Generativ
 from privfl.engine.loop import ClientResult, LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.engine.workspace import RoundContext
-from privfl.federation.task import ClientIndex, Task
+from privfl.federation.client_index import ClientIndex
+from privfl.federation.task import Task
 from privfl.models import build
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.step_draws import Draws

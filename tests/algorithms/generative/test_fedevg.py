@@ -17,7 +17,8 @@ import privfl as pf
 from privfl.algorithms.generative import fedevg
 from privfl.algorithms.generative.fedevg import FedEvg
 from privfl.errors import ConfigError
-from privfl.federation.task import ClientIndex, Task
+from privfl.federation.client_index import ClientIndex
+from privfl.federation.task import Task
 from privfl.models import build
 from privfl.privacy.door.step_draws import Draws
 from privfl.randomness import torch_stream

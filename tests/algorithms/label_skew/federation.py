@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import privfl as pf
 from privfl.data.catalog import load_dataset
-from privfl.federation.task import ClientIndex, Task
+from privfl.federation.client_index import ClientIndex
+from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
 from privfl.privacy.loss import coupled
 from privfl.randomness import torch_stream

@@ -15,7 +15,8 @@ import privfl as pf
 from privfl.algorithms.label_skew.calibrated_logits import calibrated_loss
 from privfl.algorithms.label_skew.fedlc import FedLC
 from privfl.errors import ConfigError
-from privfl.federation.task import ClientIndex, cross_entropy
+from privfl.federation.client_index import ClientIndex
+from privfl.federation.task import cross_entropy
 from tests.algorithms.federation import initial, task_of, uploads
 from tests.algorithms.label_skew.federation import HELD, permuted, run, skewed_task, twin
 

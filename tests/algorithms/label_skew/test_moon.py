@@ -14,7 +14,7 @@ from privfl.algorithms.label_skew.moon import MOON, contrastive_terms
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import RoundContext
 from privfl.errors import ConfigError
-from privfl.federation.task import ClientIndex
+from privfl.federation.client_index import ClientIndex
 from privfl.models import Network
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import RoundChannel

@@ -17,7 +17,8 @@ from privfl.algorithms.label_skew.bsm_fedavg import BalancedFedAvg
 from privfl.algorithms.label_skew.rebafl import ReBaFL
 from privfl.data.catalog import load_dataset
 from privfl.errors import ConfigError
-from privfl.federation.task import ClientIndex, Task
+from privfl.federation.client_index import ClientIndex
+from privfl.federation.task import Task
 from privfl.models import Network
 from privfl.models.flat_network import flatten
 from privfl.privacy.door.noisy_total import NoisyTotal

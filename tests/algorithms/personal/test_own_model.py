@@ -11,7 +11,7 @@ import torch
 import privfl as pf
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import RoundContext
-from privfl.federation.task import ClientIndex
+from privfl.federation.client_index import ClientIndex
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import private_plan
 from privfl.privacy.door.contract import Batch

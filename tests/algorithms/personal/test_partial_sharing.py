@@ -14,7 +14,8 @@ from torch import nn
 import privfl as pf
 from privfl.algorithms.personal.partial_sharing import PartialUpload, descend_part
 from privfl.errors import ConfigError
-from privfl.federation.task import ClientIndex, cross_entropy
+from privfl.federation.client_index import ClientIndex
+from privfl.federation.task import cross_entropy
 from privfl.models import Network
 from privfl.models.flat_network import flatten
 from privfl.randomness import torch_stream

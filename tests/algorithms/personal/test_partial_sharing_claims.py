@@ -15,7 +15,7 @@ import privfl as pf
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import RoundContext
 from privfl.errors import ConfigError
-from privfl.federation.task import ClientIndex
+from privfl.federation.client_index import ClientIndex
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import private_plan

@@ -13,7 +13,8 @@ from privfl.algorithms.fedavg import FedAvg
 from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.engine.workspace import RoundContext
-from privfl.federation.task import ClientIndex, Task
+from privfl.federation.client_index import ClientIndex
+from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.clipping.lengths import Lengths, PublicRows

@@ -1,5 +1,6 @@
 """The compiled pass has the bits of the exact operations, wherever rows are cut and whatever lies in them."""
 
+import math
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from privfl import compiling
 from privfl.privacy.noise import compiled
 from privfl.privacy.noise.box_muller import pairs
 from privfl.privacy.noise.source import NoiseStream, add_gaussian_rows_, release_grid
@@ -19,7 +21,7 @@ SIZES = [1, 2, 15, 17, 1023, 1025, 5386, 65_537, 131_075]
 @pytest.fixture(autouse=True)
 def there(monkeypatch):
     assert compiled.release() is not None, "the development tools bring Numba"
-    monkeypatch.setattr(compiled, "WORTH", 0)
+    monkeypatch.setattr(compiling, "ENOUGH", 0.0)
 
 
 def streams(n):
@@ -102,8 +104,8 @@ def test_rows_that_do_not_lie_in_one_piece_get_the_same():
 
 def test_without_numba_the_libraries_functions_give_the_same_release(monkeypatch):
     expected = add_gaussian_rows_(streams(2), rows(2, 99_999), [1.0, 0.3])
-    monkeypatch.setattr(compiled, "release", lambda: None)
-    monkeypatch.setattr(compiled, "installed", lambda: False)
+    monkeypatch.setattr(compiled, "release_once_it_pays", lambda numbers: None)
+    monkeypatch.setattr(compiling, "installed", lambda: False)
     assert torch.equal(add_gaussian_rows_(streams(2), rows(2, 99_999), [1.0, 0.3]), expected)
 
 
@@ -114,11 +116,9 @@ def test_loading_it_in_the_middle_of_a_run_changes_no_bit(size, monkeypatch):
     used, released = streams(3), rows(3, size)
     for _ in range(4):
         add_gaussian_rows_(used, released, [1.0, 0.3, 7.0])
-    asked = compiled._Asked.numbers
-    monkeypatch.setattr(compiled, "WORTH", asked + 5 * size)  # the second of four passes is still below
     used, again = streams(3), rows(3, size)
-    for turn in range(4):
-        assert (compiled._Asked.numbers + 3 * size < compiled.WORTH) == (turn < 1)
+    for enough in (math.inf, math.inf, 0.0, 0.0):
+        monkeypatch.setattr(compiling, "ENOUGH", enough)
         add_gaussian_rows_(used, again, [1.0, 0.3, 7.0])
     assert torch.equal(again, released)
 
@@ -126,7 +126,7 @@ def test_loading_it_in_the_middle_of_a_run_changes_no_bit(size, monkeypatch):
 def test_before_it_is_loaded_close_values_are_computed_anew(monkeypatch):
     """With a margin that every value is within, what is released before is the exact operations' doing alone."""
     monkeypatch.setattr("privfl.privacy.noise.gaussian.CLOSE", 1.0)
-    monkeypatch.setattr(compiled, "WORTH", 1 << 62)
+    monkeypatch.setattr(compiling, "ENOUGH", math.inf)
     row = rows(1, 5386)[0]
     expected = one_at_a_time(bytes(32), row, 0.3)
     monkeypatch.setattr("privfl.privacy.noise.gaussian.TURN", 0.0)  # of the libraries' functions nothing is left
@@ -135,10 +135,10 @@ def test_before_it_is_loaded_close_values_are_computed_anew(monkeypatch):
 
 def test_a_process_that_makes_little_noise_does_not_load_numba():
     program = (
-        "import sys, torch; from privfl.privacy.noise import compiled; "
-        "from privfl.privacy.noise.source import NoiseStream; "
-        "assert compiled.installed(); stream = NoiseStream(bytes(32)); stream.add_gaussian_(torch.zeros(99_999), 1.0); "
-        "print('numba' in sys.modules); compiled.WORTH = 100_000; stream.add_gaussian_(torch.zeros(5), 1.0); "
+        "import sys, torch; from privfl import compiling; from privfl.privacy.noise.source import NoiseStream; "
+        "assert compiling.installed(); stream = NoiseStream(bytes(32)); "
+        "stream.add_gaussian_(torch.zeros(99_999), 1.0); "
+        "print('numba' in sys.modules); compiling.ENOUGH = 1e-6; stream.add_gaussian_(torch.zeros(5), 1.0); "
         "print('numba' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -168,26 +168,6 @@ def test_nothing_is_fused_or_reordered():
     assert "mul" in text
     assert "fmadd" not in text
     assert "fmsub" not in text
-
-
-def test_a_folder_that_cannot_be_written_costs_the_cache_alone(monkeypatch):
-    import numba
-
-    asked = []
-
-    def njit(**settings):
-        asked.append(settings.get("cache", False))
-        if settings.get("cache"):
-            raise RuntimeError("cannot cache function '_release': no locator available")
-        return lambda function: function
-
-    monkeypatch.setattr(numba, "njit", njit)
-    compiled.release.cache_clear()
-    try:
-        assert compiled.release() is compiled._release
-    finally:
-        compiled.release.cache_clear()
-    assert asked == [True, False]
 
 
 def test_many_threads_may_release_at_once():

@@ -1,0 +1,53 @@
+"""Loops that Numba compiles, where it is installed and once a process has work enough for it.
+
+``pip install 'privfl[compiled]'`` brings Numba. To load it takes half a second, so a process whose work is small never
+does. What is compiled gives the bits of what stands in its place before and without it; Numba fuses or reorders no
+operations unless it is told to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, TypeVar, cast
+
+ENOUGH = 0.05
+"""Seconds that a process could have saved when Numba is loaded; what has had so much work has most of it to come."""
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class _Forgone:
+    """What this process could have saved so far."""
+
+    seconds = 0.0
+
+
+@cache
+def installed() -> bool:
+    """Whether Numba is there, loaded or not: the same answer from a process's beginning to its end."""
+    return find_spec("numba") is not None
+
+
+def once_it_pays(function: Function, saved: float) -> Function | None:
+    """``function`` compiled, for a call that saves ``saved`` seconds by it; ``None`` while that does not pay."""
+    _Forgone.seconds += saved
+    return compiled(function) if _Forgone.seconds >= ENOUGH else None
+
+
+def compiled(function: Function) -> Function | None:
+    """``function`` compiled, kept on disk for the next process where that can be written; ``None`` without Numba."""
+    return cast("Function | None", _compiled(function))
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Any:
+    try:
+        import numba
+    except ImportError:
+        return None
+    settings = {"nogil": True, "error_model": "numpy"}
+    try:
+        return numba.njit(cache=True, **settings)(function)
+    except RuntimeError:  # no folder to keep it in
+        return numba.njit(**settings)(function)
