@@ -160,6 +160,20 @@ def superfed() -> Iterator[tuple[str, str]]:
                 yield f"{clients} clients: {mine}, {choice} − {other}", interval(one, found[clients, other], digits=2)
 
 
+def noisy_labels() -> Iterator[tuple[str, str]]:
+    """Accuracy and ECE in points, the mean over clients, of SuPerFed and two rivals on noisy labels."""
+    found: dict[tuple[str, str, str], dict[int, float]] = {}
+    for row in raw("superfed-noise")["rows"]:
+        for label in ("", "λ best on the test"):
+            for figure, value in row["scores"].get(label, {}).items():
+                found.setdefault((row["noise"], row["method"], figure), {})[row["seed"]] = value
+    for noise in dict.fromkeys(noise for noise, _, _ in found):
+        for other, figure in (("FedAvg", "accuracy"), ("FedAvg", "ece_of_clients"), ("FedPer", "ece_of_clients")):
+            for mode in ("SuPerFed-MM", "SuPerFed-LM"):
+                pair = found[noise, mode, figure], found[noise, other, figure]
+                yield f"{noise}, {figure}: {mode} − {other}", interval(*pair)
+
+
 def aaggff() -> Iterator[tuple[str, str]]:
     """Scores in points, losses in nats, after the last round."""
     rows = raw("aaggff")["rows"]
@@ -224,7 +238,7 @@ def differences() -> dict[str, str]:
     return {f"{source.__name__} {name}": text for source in SOURCES for name, text in source()}
 
 
-SOURCES = (fedsampling, grpfed, rebafl, feddyn, rivals, fedevg, superfed, aaggff, many_pairs, personal)
+SOURCES = (fedsampling, grpfed, rebafl, feddyn, rivals, fedevg, superfed, noisy_labels, aaggff, many_pairs, personal)
 
 if __name__ == "__main__":
     for name, text in differences().items():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 
 from scipy.stats import t as student
@@ -165,6 +166,78 @@ def widths() -> str:
     return table(head, [[name, *(spread(cells[figure], 3) for figure in figures)] for name, cells in found.items()])
 
 
+NOISY_PAPER = {
+    "FedAvg": ("82.40", "41.01", "66.94", "49.52"),
+    "FedProx": ("82.05", "41.39", "67.15", "49.98"),
+    "SCAFFOLD": ("60.86", "44.92", "70.51", "51.46"),
+    "LG-FedAvg": ("73.65", "37.69", "61.54", "47.79"),
+    "FedPer": ("82.43", "40.75", "68.44", "52.41"),
+    "APFL": ("80.18", "40.43", "67.83", "52.15"),
+    "pFedMe": ("72.05", "37.89", "59.80", "45.79"),
+    "Ditto": ("72.39", "38.20", "60.62", "45.11"),
+    "FedRep": ("77.95", "35.88", "66.58", "51.30"),
+    "SuPerFed-MM, λ best on the test": ("83.67", "46.41", "71.99", "56.07"),
+    "SuPerFed-LM, λ best on the test": ("84.78", "46.82", "69.23", "54.69"),
+}
+"""Accuracies of Table 2.6 of the thesis."""
+NOISY_ECE = {
+    "FedAvg": ("17", "38", "29", "42"),
+    "FedProx": ("17", "38", "29", "42"),
+    "SCAFFOLD": ("16", "45", "29", "44"),
+    "LG-FedAvg": ("23", "50", "34", "45"),
+    "FedPer": ("17", "40", "28", "40"),
+    "APFL": ("18", "42", "28", "40"),
+    "pFedMe": ("23", "46", "33", "44"),
+    "Ditto": ("22", "42", "31", "41"),
+    "FedRep": ("20", "53", "30", "43"),
+    "SuPerFed-MM, λ best on the test": ("16", "28", "27", "30"),
+    "SuPerFed-LM, λ best on the test": ("14", "35", "27", "32"),
+}
+"""Expected calibration errors there, in per cent."""
+NOISES = ("pair 0.1", "pair 0.4", "symmetric 0.2", "symmetric 0.6")
+
+
+def of_noisy(measure: str) -> dict[str, dict[str, dict[int, float]]]:
+    """``measure`` by method and label, by noise, by seed."""
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for row in raw("superfed-noise")["rows"]:
+        for label, values in row["scores"].items():
+            name = f"{row['method']}, {label}" if label else row["method"]
+            found.setdefault(name, {}).setdefault(row["noise"], {})[row["seed"]] = values[measure]
+    return found
+
+
+def noisy(measure: str, paper: dict[str, tuple[str, ...]], digits: int) -> str:
+    """Every method under every noise: the paper's number, and ours over the seeds that it has."""
+    rows = []
+    for name, cells in of_noisy(measure).items():
+        texts = []
+        for which, noise in enumerate(NOISES):
+            values = cells[noise]
+            own = spread(values, digits) if len(values) > 1 else f"{next(iter(values.values())):.{digits}f}"
+            texts.append(f"{paper[name][which] if name in paper else '–'} / {own}")
+        rows.append([name, *texts, str(len(cells[NOISES[0]]))])
+    return table(["paper / here", *NOISES, "seeds"], rows)
+
+
+def noisy_differences() -> str:
+    """SuPerFed's two modes beside the rivals of three seeds, in accuracy and calibration."""
+    rows = []
+    for mode, choice in product(("MM", "LM"), ("λ best on the test", "λ by validation")):
+        mine = f"SuPerFed-{mode}, {choice}"
+        for other, measure in (
+            ("FedAvg", "accuracy"),
+            ("SCAFFOLD", "accuracy"),
+            ("Local", "accuracy"),
+            ("FedAvg", "ece_of_clients"),
+            ("FedPer", "ece_of_clients"),
+        ):
+            found = of_noisy(measure)
+            cells = [interval(found[mine][noise], found[other][noise]) for noise in NOISES]
+            rows.append([f"{mine} − {other}, {'accuracy' if measure == 'accuracy' else 'ECE'}", *cells])
+    return table(["difference in points", *NOISES], rows)
+
+
 TABLE_ONE = {
     "FedAvg": "75.27",
     "FedProx": "75.36",
@@ -249,6 +322,11 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "fedsampling-tuned": {"tuned": tuned},
     "rebafl": {"Table I": table_one},
     "superfed": {"barriers": barriers, "widths": widths},
+    "superfed-noise": {
+        "accuracy": lambda: noisy("accuracy", NOISY_PAPER, 1),
+        "calibration": lambda: noisy("ece_of_clients", NOISY_ECE, 1),
+        "differences": noisy_differences,
+    },
 }
 """The tables of every page by name."""
 

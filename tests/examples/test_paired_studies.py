@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from itertools import pairwise
@@ -12,6 +13,7 @@ import fedsampling_tuned
 import numpy as np
 import pytest
 import superfed_barrier
+import superfed_noise
 import torch
 
 import privfl as pf
@@ -120,6 +122,29 @@ def test_models_from_other_initial_weights_have_a_barrier_with_fedavgs_and_width
     assert set(by_method["SuPerFed-MM"]["widths"]) == {"λ = 0", "λ = 0.5", "λ = 1"}
     width = by_method["FedAvg"]["widths"]["its one model"]
     assert 0 < width["0.1"] < width["0.2"] < width["0.4"]
+
+
+def test_every_method_is_judged_on_true_labels_under_noise_and_finished_runs_are_kept(tmp_path, monkeypatch, capsys):
+    given = ("--out", tmp_path, "--small", "--methods")
+    call(superfed_noise, monkeypatch, *given, "FedAvg", "Local", "SuPerFed-MM")
+    store = tmp_path / "superfed-noise.json"
+    first = json.loads(store.read_text(encoding="utf-8"))["rows"]
+    call(superfed_noise, monkeypatch, *given, *superfed_noise.METHODS)
+    rows = json.loads(store.read_text(encoding="utf-8"))["rows"]
+    assert rows[:3] == first
+    assert [row["method"] for row in rows[3:]] == [
+        name for name in superfed_noise.METHODS if name not in ("FedAvg", "Local", "SuPerFed-MM")
+    ]
+    by_method = {row["method"]: row["scores"] for row in rows}
+    mixtures = by_method["SuPerFed-MM"]
+    assert mixtures["λ best on the test"]["accuracy"] >= max(scores["accuracy"] for scores in mixtures.values())
+    assert 30 < by_method["FedAvg"][""]["accuracy"] < 100
+    assert "| FedAvg | " in capsys.readouterr().out
+    options = argparse.Namespace(dataset="digits", clients=10, width=8)
+    task = superfed_noise.task_of(options, "symmetric 0.6", 0)
+    truth = pf.load_dataset("digits").targets
+    assert torch.equal(task.targets[task.local_tests.rows], truth[task.local_tests.rows])
+    assert (task.targets[task.clients.rows] != truth[task.clients.rows]).double().mean() > 0.5
 
 
 def test_another_initial_model_is_the_same_in_every_run_and_not_the_tasks_own():
