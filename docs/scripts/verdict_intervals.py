@@ -72,6 +72,20 @@ def grpfed() -> Iterator[tuple[str, str]]:
                 yield f"{dataset} {figure}: GRP-FED − {other}", interval(*pair, digits=3)
 
 
+def of_every_patient(method: str, figure: str) -> BySeed:
+    """Macro-F1 by seed with every patient in every round and up to 300 beats of a kind."""
+    return {row["seed"]: row[figure] for row in raw("grpfed-size")["rows"] if row["method"] == method}
+
+
+def every_patient() -> Iterator[tuple[str, str]]:
+    """Macro-F1, all 47 patients in each of 40 rounds."""
+    for figure in ("T_g", "T_l", "T_p", "T_r"):
+        for one in ("GRP-FED", "GRP-FED, q from 1, losses of the shared model"):
+            for other in ("FedAvg, uniform", "Local"):
+                pair = of_every_patient(one, figure), of_every_patient(other, figure)
+                yield f"every patient, {figure}: {one} − {other}", interval(*pair, digits=3)
+
+
 def rebafl() -> Iterator[tuple[str, str]]:
     """Accuracy in points over the last ten rounds, and how it changes from one round to the next."""
     rows = [row for row in raw("rebafl")["rows"] if (row["clients"], row["probability"]) == (20, 0.5)]
@@ -238,7 +252,7 @@ def differences() -> dict[str, str]:
     return {f"{source.__name__} {name}": text for source in SOURCES for name, text in source()}
 
 
-SOURCES = (fedsampling, grpfed, rebafl, feddyn, rivals, fedevg, superfed, noisy_labels, aaggff, many_pairs, personal)
+SOURCES = (fedsampling, grpfed, every_patient, rebafl, feddyn, rivals, fedevg, superfed, noisy_labels, aaggff, many_pairs, personal)
 
 if __name__ == "__main__":
     for name, text in differences().items():

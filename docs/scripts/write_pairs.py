@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 
 from scipy.stats import t as student
-from verdict_intervals import BySeed, interval, of_curve, raw
+from verdict_intervals import BySeed, interval, of_curve, of_every_patient, raw
 
 RESULTS = Path(__file__).parents[1] / "results"
 MARKS = "<!-- table {}: written by docs/scripts/write_pairs.py -->", "<!-- end of table -->"
@@ -269,6 +269,19 @@ def table_one() -> str:
     return table(head, made)
 
 
+def every_patient() -> str:
+    """GRP-FED, its rivals and the differences to uniform FedAvg, all patients in every round."""
+    figures, rows = ("T_g", "T_l", "T_p", "T_r"), []
+    for method in dict.fromkeys(row["method"] for row in raw("grpfed-size")["rows"]):
+        found = [of_every_patient(method, figure) for figure in figures]
+        rows.append([method, *(spread(values, 3) for values in found), str(len(found[0]))])
+    for one in ("GRP-FED", "GRP-FED, q from 1, losses of the shared model"):
+        for other in ("FedAvg, uniform", "Local"):
+            pairs = ((of_every_patient(one, figure), of_every_patient(other, figure)) for figure in figures)
+            rows.append([f"{one} − {other}", *(interval(*pair, digits=3) for pair in pairs), "paired"])
+    return table(["macro-F1", *figures, "seeds"], rows)
+
+
 ADVERSARIES = {
     "released models, 4 references": "passive: released models (RMIA, 4 references trained alone)",
     "released models, 4 federated references": "passive: released models (RMIA, 4 references that are federations "
@@ -320,6 +333,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     },
     "adversaries": {"members": members},
     "fedsampling-tuned": {"tuned": tuned},
+    "grpfed": {"every patient": every_patient},
     "rebafl": {"Table I": table_one},
     "superfed": {"barriers": barriers, "widths": widths},
     "superfed-noise": {
