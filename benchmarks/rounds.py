@@ -57,6 +57,7 @@ def simulated(
     engine: Literal["auto", "loop", "vectorised"] = "auto",
     workers: int | None = None,
     privacy: pf.Privacy | None = None,
+    precision: Literal["float32", "bfloat16"] = "float32",
 ) -> Timed:
     """``rounds - warmup`` timed rounds of FedAvg on the CPU."""
     ends: list[float] = []
@@ -74,7 +75,7 @@ def simulated(
         training=pf.LocalTraining(learning_rate=LEARNING_RATE, batch_size=BATCH_SIZE),
         privacy=privacy,
         evaluate_every=NEVER,
-        execution=pf.Execution(device="cpu", engine=engine, workers=workers),
+        execution=pf.Execution(device="cpu", engine=engine, workers=workers, precision=precision),
         callbacks=[after],
     )
     return Timed(timed_gaps(ends, warmup), trained_by[0], float(run.summary["test_accuracy"]))
@@ -117,6 +118,7 @@ def main() -> None:
     parser.add_argument("--cohort", type=int, help="clients in a round; default that of the work")
     parser.add_argument("--engine", choices=ENGINES, default="auto")
     parser.add_argument("--noise", action="store_true", help="clip updates to 1 and add Gaussian noise to their sum")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--rounds", type=int, help="rounds that all run; default that of the work")
     parser.add_argument("--warmup", type=int, default=WARMUP)
     options = parser.parse_args()
@@ -129,6 +131,7 @@ def main() -> None:
         privacy=CLIENT_NOISE if options.noise else None,
         rounds=options.rounds or work.rounds,
         warmup=options.warmup,
+        precision=options.precision,
     )
     line: dict[str, Any] = {
         "framework": "privfl",
