@@ -252,7 +252,20 @@ def differences() -> dict[str, str]:
     return {f"{source.__name__} {name}": text for source in SOURCES for name, text in source()}
 
 
-SOURCES = (fedsampling, grpfed, every_patient, rebafl, feddyn, rivals, fedevg, superfed, noisy_labels, aaggff, many_pairs, personal)
+SOURCES = (
+    fedsampling,
+    grpfed,
+    every_patient,
+    rebafl,
+    feddyn,
+    rivals,
+    fedevg,
+    superfed,
+    noisy_labels,
+    aaggff,
+    many_pairs,
+    personal,
+)
 
 if __name__ == "__main__":
     for name, text in differences().items():
