@@ -84,13 +84,25 @@ class SymmetricFlip(LabelNoise):
         return rng.integers(1, classes, shape)
 
 
-def truth_where_judged(noisy: Tensor, truth: Tensor, judged: Tensor, used: Sequence[Tensor]) -> Tensor:
-    """``noisy`` [N] with the ``truth`` [N] in the rows ``judged``, but for those that are also in ``used``."""
-    clean = torch.zeros_like(noisy, dtype=torch.bool)
-    clean[judged] = True
-    for rows in used:
-        clean[rows] = False
-    return torch.where(clean, truth.to(noisy.device), noisy)
+@dataclass(frozen=True)
+class Flipped:
+    """Targets [N] as label noise left them, ``noisy``, and as they were, ``truth``."""
+
+    noisy: Tensor
+    truth: Tensor
+
+    def undone(self, targets: Tensor, judged: Tensor, used: Sequence[Tensor]) -> Tensor:
+        """``targets`` with the truth in the rows ``judged`` that are not in ``used`` too.
+
+        Targets that somebody has changed since the noise are nobody's mistake, and stay.
+        """
+        if not torch.equal(targets.cpu(), self.noisy):
+            return targets
+        clean = torch.zeros_like(targets, dtype=torch.bool)
+        clean[judged] = True
+        for rows in used:
+            clean[rows] = False
+        return torch.where(clean, self.truth.to(targets.device), targets)
 
 
 LABEL_NOISE: dict[str, type[LabelNoise]] = {"pair": PairFlip, "symmetric": SymmetricFlip}

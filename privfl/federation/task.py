@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from privfl.data.catalog import load_dataset
 from privfl.data.dataset import Dataset
-from privfl.data.label_noise import LabelNoise, truth_where_judged
+from privfl.data.label_noise import Flipped, LabelNoise
 from privfl.data.local_tests import LocalTests
 from privfl.data.mapped import Rows
 from privfl.data.partitions import Natural, Partition, PartitionReport, describe
@@ -64,8 +64,8 @@ class Task(Settings):
     read_off: tuple[str, ...] = ()
     kind: TaskKind = "classification"
     metrics: tuple[Metric, ...] = ()
-    true_targets: Tensor | None = field(default=None, repr=False, compare=False)
-    """The targets before label noise; what clients hold back for testing is judged by these. ``None``: no noise."""
+    flipped: Flipped | None = field(default=None, repr=False, compare=False)
+    """What label noise did, which is undone on the rows that clients hold back for testing; ``None``: nothing."""
     recipe: Recipe | None = field(default=None, init=False, repr=False, compare=False)
     """How this very task can be had again, if that is known; a changed copy (``dataclasses.replace``) has none."""
 
@@ -105,8 +105,10 @@ class Task(Settings):
         profiles = partition.profiles(classes, numpy_stream(seed, "partition"))
         report = describe(parts, labels, classes, profiles)
         targets = dataset.targets.numpy()
+        flipped = None
         if label_noise is not None:
             targets = label_noise.apply(targets, classes, numpy_stream(seed, "label-noise"))
+            flipped = Flipped(torch.from_numpy(targets), dataset.targets)
         factory, name = model_factory(dataset, model, model_options or {})
         task = cls(
             name=dataset.name,
@@ -124,7 +126,7 @@ class Task(Settings):
             read_off=dataset.read_off,
             kind=kind,
             metrics=metrics,
-            true_targets=dataset.targets if label_noise is not None else None,
+            flipped=flipped,
         )
         if loss is not cross_entropy or not isinstance(factory, NamedModel):
             task.check_model(task.model(0))  # what others have written fails here, and not when a run begins
@@ -215,10 +217,9 @@ class Task(Settings):
         held = ClientIndex.allowing_empty(test)
         validations = ClientIndex.allowing_empty(validation) if tests.validation else None
         task = replace(self, clients=ClientIndex.of(train), local_tests=held, local_validations=validations)
-        if self.true_targets is not None:
+        if self.flipped is not None:
             used = [index.rows for index in (task.clients, validations) if index is not None]
-            targets = truth_where_judged(self.targets, self.true_targets, held.rows, used)
-            task = replace(task, targets=targets, true_targets=None)
+            task = replace(task, targets=self.flipped.undone(self.targets, held.rows, used), flipped=None)
         if tests.global_test == "union":
             rows = torch.sort(held.rows).values
             task = replace(task, test_inputs=self.inputs[rows], test_targets=task.targets[rows])

@@ -65,8 +65,14 @@ def test_a_row_that_another_client_trains_on_stays_noisy_in_a_local_test():
     trained, tested = set(task.clients.rows.tolist()), set(task.local_tests.rows.tolist())
     assert trained & tested
     for row in range(8):
-        truth = noisy.true_targets[row] if row in tested - trained else noisy.targets[row]
+        truth = noisy.flipped.truth[row] if row in tested - trained else noisy.targets[row]
         assert task.targets[row] == truth
+
+
+def test_targets_that_a_user_changed_after_the_noise_are_not_touched():
+    noisy = pf.load("digits", partition=pf.LabelSorted(clients=12), label_noise=pf.PairFlip(0.4))
+    own = dataclasses.replace(noisy, targets=(noisy.targets + 1) % 10)
+    assert torch.equal(own.with_local_tests(pf.LocalTests(0.2)).targets, own.targets)
 
 
 def test_the_same_seed_gives_the_same_model_whatever_torch_drew_before():

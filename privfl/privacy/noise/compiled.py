@@ -1,8 +1,8 @@
 """Gaussian noise, its addition and the rounding to the grid in one compiled pass, where Numba is installed.
 
-The operations are those of :mod:`privfl.privacy.noise.box_muller`, one
-for one and in the same order, and Numba fuses or reorders none of them unless it is told to: so releases have the bits
-that a GPU gives and that PyTorch's deterministic mode gives, in less than half of the latter's time.
+The operations are those of :mod:`privfl.privacy.noise.box_muller`, one for one and in the same order, and Numba fuses
+or reorders none of them unless it is told to: so releases have the bits that a GPU gives and that PyTorch's
+deterministic mode gives, in less than half of the latter's time.
 
 Until it pays to load Numba (:mod:`privfl.compiling`), :mod:`privfl.privacy.noise.gaussian` makes the same bits in its
 deterministic mode.
