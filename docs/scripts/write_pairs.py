@@ -207,15 +207,13 @@ def of_noisy(measure: str) -> dict[str, dict[str, dict[int, float]]]:
     return found
 
 
-def noisy(measure: str, paper: dict[str, tuple[str, ...]], digits: int) -> str:
+def noisy(measure: str, paper: dict[str, tuple[str, ...]]) -> str:
     """Every method under every noise: the paper's number, and ours over the seeds that it has."""
     rows = []
     for name, cells in of_noisy(measure).items():
         texts = []
         for which, noise in enumerate(NOISES):
-            values = cells[noise]
-            own = spread(values, digits) if len(values) > 1 else f"{next(iter(values.values())):.{digits}f}"
-            texts.append(f"{paper[name][which] if name in paper else '–'} / {own}")
+            texts.append(f"{paper[name][which] if name in paper else '–'} / {spread(cells[noise], 1)}")
         rows.append([name, *texts, str(len(cells[NOISES[0]]))])
     return table(["paper / here", *NOISES, "seeds"], rows)
 
@@ -337,8 +335,8 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "rebafl": {"Table I": table_one},
     "superfed": {"barriers": barriers, "widths": widths},
     "superfed-noise": {
-        "accuracy": lambda: noisy("accuracy", NOISY_PAPER, 1),
-        "calibration": lambda: noisy("ece_of_clients", NOISY_ECE, 1),
+        "accuracy": lambda: noisy("accuracy", NOISY_PAPER),
+        "calibration": lambda: noisy("ece_of_clients", NOISY_ECE),
         "differences": noisy_differences,
     },
 }
