@@ -32,7 +32,13 @@ from privfl.metrics.calibration import expected_calibration_error, maximum_calib
 from privfl.models.dense import two_nn
 from privfl.simulation.callbacks import Simulation
 
-TRAINING = {"learning_rate": 0.01, "batch_size": 10, "momentum": 0.9, "weight_decay": 1e-4, "learning_rate_decay": 0.99}
+TRAINING: dict[str, Any] = {
+    "learning_rate": 0.01,
+    "batch_size": 10,
+    "momentum": 0.9,
+    "weight_decay": 1e-4,
+    "learning_rate_decay": 0.99,
+}
 STARTS = {"mm": {50: 0.6, 100: 0.4}, "lm": {50: 0.8, 100: 0.6}}
 """L of the authors' commands, by mode and number of clients."""
 METHODS = ("FedAvg", "SuPerFed-MM", "SuPerFed-LM", "Local")
@@ -248,7 +254,8 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     """``lambda-K.png``: the curves of the clients that were trained in phase II; ``landscape-K.png``: for seed 0."""
     for clients in sorted({row["clients"] for row in rows}):
         mine = [row for row in rows if row["clients"] == clients and "mixtures" in row and row["mixtures"]["moved"]]
-        groups, around = {}, {}
+        groups: dict[str, Curves] = {}
+        around: dict[str, Landscape] = {}
         for method in METHODS:
             parts = [row["mixtures"] for row in mine if row["method"] == method]
             if not parts:

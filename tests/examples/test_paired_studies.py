@@ -13,6 +13,7 @@ import fedsampling_tuned
 import numpy as np
 import pytest
 import superfed_barrier
+import superfed_cifar10
 import superfed_noise
 import torch
 
@@ -145,6 +146,23 @@ def test_every_method_is_judged_on_true_labels_under_noise_and_finished_runs_are
     truth = pf.load_dataset("digits").targets
     assert torch.equal(task.targets[task.local_tests.rows], truth[task.local_tests.rows])
     assert (task.targets[task.clients.rows] != truth[task.clients.rows]).double().mean() > 0.5
+
+
+def test_images_are_resized_and_the_angle_and_the_start_of_mixing_are_methods_of_their_own(
+    tmp_path, monkeypatch, capsys
+):
+    methods = ("FedAvg", "FedRep", "SuPerFed-MM, ν = 0")
+    call(superfed_cifar10, monkeypatch, "--out", tmp_path, "--small", "--methods", *methods)
+    rows = json.loads((tmp_path / "superfed-cifar10.json").read_text(encoding="utf-8"))["rows"]
+    assert [(row["method"], row["seed"]) for row in rows] == [(method, 0) for method in methods]
+    printed = capsys.readouterr().out
+    assert f"| FedRep | {rows[1]['scores']['']['accuracy']:.2f} ± 0.00 | " in printed
+    assert "| SuPerFed-MM, ν = 0, λ by validation | " in printed
+    dataset = superfed_cifar10.resized(pf.load_dataset("digits"), held_out=50)
+    assert dataset.inputs.shape[1:] == (1, 28, 28)
+    assert len(dataset.test_inputs) == len(dataset.test_targets) == 50
+    assert superfed_cifar10.METHODS["SuPerFed-MM, ν = 0"].nu == 0
+    assert superfed_cifar10.METHODS["SuPerFed-MM, L = 0.8"].start_fraction == 0.8
 
 
 def test_another_initial_model_is_the_same_in_every_run_and_not_the_tasks_own():
