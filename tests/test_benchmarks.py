@@ -45,11 +45,24 @@ def test_the_benchmark_command_writes_json_and_markdown_and_keeps_what_it_did_no
     (tmp_path / "latest.json").write_text(json.dumps({"machine": machine, "rows": stale}))
     python(BENCHMARKS / "run.py", "--quick", "--only", "statement", "--out", tmp_path).check_returncode()
     record = json.loads((tmp_path / "latest.json").read_text())
-    assert [row["benchmark"] for row in record["rows"]] == ["statement", "statement", "memory"]
+    assert [row["benchmark"] for row in record["rows"]] == [*["statement"] * 4, "memory"]
     assert all(row["met"] == (row["median"] <= row["target"]) for row in record["rows"])
     assert record["measured"]["memory"] == machine
     assert {"processor", "load", "torch", "opacus", "numpy", "dp-accounting"} <= set(record["measured"]["statement"])
     assert (tmp_path / "latest.md").read_text(encoding="utf-8").count("| ≤ 10.0 |") == 2
+    epsilons = [row["epsilon"] for row in record["rows"] if "every round's ε" in row["what"]]
+    assert all(1 < epsilon < 100 for epsilon in epsilons)
+    assert len(epsilons) == 2
+
+
+@pytest.mark.slow
+def test_a_start_is_timed_until_the_first_round_and_a_command_that_fails_is_left_out(benchmark_module):
+    starts = benchmark_module("starts")
+    (name,) = (name for name in starts.COMMANDS if "digits_dpsgd" in name)
+    found = starts.least(starts.COMMANDS[name], starts.ROOT, 1)
+    whole = starts.least(["-m", "privfl", "run", str(starts.ROOT / "examples" / "digits_dpsgd.toml")], starts.ROOT, 1)
+    assert 0 < found["cpu"] < whole["cpu"]
+    assert starts.least(["-m", "privfl", "no-such-command"], starts.ROOT, 1) is None
 
 
 def test_a_benchmark_that_fails_costs_no_other_its_result(tmp_path, benchmark_module, monkeypatch, capsys):
