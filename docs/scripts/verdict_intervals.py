@@ -174,6 +174,29 @@ def superfed() -> Iterator[tuple[str, str]]:
                 yield f"{clients} clients: {mine}, {choice} − {other}", interval(one, found[clients, other], digits=2)
 
 
+def of_cifar10(measure: str = "accuracy") -> dict[str, dict[int, float]]:
+    """``measure`` by method and label, by seed."""
+    found: dict[str, dict[int, float]] = {}
+    for row in raw("superfed-cifar10")["rows"]:
+        for label, values in row["scores"].items():
+            name = f"{row['method']}, {label}" if label else row["method"]
+            found.setdefault(name, {})[row["seed"]] = values[measure]
+    return found
+
+
+def cifar10() -> Iterator[tuple[str, str]]:
+    """Accuracy in points, the mean over clients: CIFAR-10, 100 clients; rivals, and SuPerFed-MM's own parts."""
+    found = of_cifar10()
+    rivals = [name for name, values in found.items() if not name.startswith("SuPerFed") and len(values) > 1]
+    for choice in ("λ best on the test", "λ by validation"):
+        for one in ("SuPerFed-MM", "SuPerFed-LM"):
+            for other in rivals:
+                yield f"{one}, {choice} − {other}", interval(found[f"{one}, {choice}"], found[other])
+        for part in ("ν = 0", "L = 0"):
+            pair = found[f"SuPerFed-MM, {choice}"], found[f"SuPerFed-MM, {part}, {choice}"]
+            yield f"SuPerFed-MM − {part}, {choice}", interval(*pair)
+
+
 def noisy_labels() -> Iterator[tuple[str, str]]:
     """Accuracy and ECE in points, the mean over clients, of SuPerFed and two rivals on noisy labels."""
     found: dict[tuple[str, str, str], dict[int, float]] = {}
@@ -261,6 +284,7 @@ SOURCES = (
     rivals,
     fedevg,
     superfed,
+    cifar10,
     noisy_labels,
     aaggff,
     many_pairs,

@@ -1,13 +1,13 @@
-"""SuPerFed and its nine rivals on CIFAR-10: the column for 100 clients of the thesis's Table 2.3, and parts of 2.7.
+"""SuPerFed and its nine rivals on CIFAR-10: the column for 100 clients of the thesis's Table 2.3.
 
     PRIVFL_DATA=… python examples/papers/superfed_cifar10.py --out results/cifar10
-    python examples/papers/superfed_cifar10.py --out results/small --small       # synthetic images, under a minute
+    python examples/papers/superfed_cifar10.py --out results/small --small       # digits, under a minute
 
 The clients of ``superfed.py``, with two label-sorted shards each, the authors' bias-free "TwoCNN" and images resized to
 28 x 28. Every client is judged on its own test, by its own model where the method makes one, else by the shared one;
 SuPerFed's mixture is chosen on a tenth of the training examples, and the paper's way, the best of eleven on the test,
-stands beside it. Beside the rivals there are SuPerFed-MM without the angle between its two models (ν = 0) and with
-other starts of mixing (L). Finished runs in ``superfed-cifar10.json`` are kept.
+stands beside it. Beside the rivals there is SuPerFed-MM without the angle between its two models (ν = 0), and mixing
+from the first round on (L = 0). Finished runs in ``superfed-cifar10.json`` are kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SIDE = 28
 """Pixels on each side of the authors' images."""
 METHODS: dict[str, Any] = rivals.METHODS | {
     "SuPerFed-MM, ν = 0": pf.SuPerFed(mode="mm", start_fraction=0.4, nu=0.0),
-    **{f"SuPerFed-MM, L = {start:g}": pf.SuPerFed(mode="mm", start_fraction=start) for start in (0.0, 0.2, 0.6, 0.8)},
+    "SuPerFed-MM, L = 0": pf.SuPerFed(mode="mm", start_fraction=0.0),
 }
 
 

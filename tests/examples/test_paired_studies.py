@@ -162,7 +162,7 @@ def test_images_are_resized_and_the_angle_and_the_start_of_mixing_are_methods_of
     assert dataset.inputs.shape[1:] == (1, 28, 28)
     assert len(dataset.test_inputs) == len(dataset.test_targets) == 50
     assert superfed_cifar10.METHODS["SuPerFed-MM, ν = 0"].nu == 0
-    assert superfed_cifar10.METHODS["SuPerFed-MM, L = 0.8"].start_fraction == 0.8
+    assert superfed_cifar10.METHODS["SuPerFed-MM, L = 0"].start_fraction == 0
 
 
 def test_another_initial_model_is_the_same_in_every_run_and_not_the_tasks_own():
