@@ -103,6 +103,12 @@ def heartbeat_net() -> nn.Module:
     return Network(body, two_layers(16, 12), 16)
 
 
+def heartbeat_mlp() -> nn.Module:
+    """Three dense layers in place of convolutions: a beat has 140 numbers, and patients few examples."""
+    body = nn.Sequential(nn.Flatten(), nn.Linear(140, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU())
+    return Network(body, two_layers(64, 12), 64)
+
+
 def picture_net() -> nn.Module:
     """Two strided convolutions and a linear layer, in place of the paper's ResNet."""
     layers = [nn.Conv2d(3, 16, 5, stride=2), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(), nn.Flatten()]
@@ -138,7 +144,8 @@ def heartbeats(options: argparse.Namespace, seed: int) -> Federation:
     starts = np.flatnonzero(np.diff(group[by_group], prepend=-1))
     place[by_group] = np.arange(len(group)) - np.repeat(starts, np.diff(np.append(starts, len(group))))
     rows = order[(place < options.beats) & (targets[order] >= 0).numpy()].sort().values
-    return Federation.of("mitbih", inputs[rows], targets[rows], owners[rows], heartbeat_net, seed)
+    model = {"resnet": heartbeat_net, "mlp": heartbeat_mlp}[options.network]
+    return Federation.of("mitbih", inputs[rows], targets[rows], owners[rows], model, seed)
 
 
 def long_tail(name: str, samples: int, clients: int, model: Callable[[], nn.Module], seed: int) -> Federation:
@@ -300,6 +307,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=0.03)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--beats", type=int, default=100, help="of each kind from each patient, at most")
+    parser.add_argument("--network", choices=("resnet", "mlp"), default="resnet", help="what learns heartbeats")
     parser.add_argument("--images", type=int, default=5_000, help="training images of CIFAR-10")
     parser.add_argument("--small", action="store_true", help="digits, 10 clients, 10 rounds, seven methods")
     options = parser.parse_args()
@@ -318,7 +326,7 @@ def main() -> None:
                 settings = {
                     key: value
                     for key, value in vars(options).items()
-                    if key in ("rounds", "fraction", "learning_rate", "batch_size", "beats", "images")
+                    if key in ("rounds", "fraction", "learning_rate", "batch_size", "beats", "network", "images")
                 }
                 store.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n", encoding="utf-8")
                 last = {measure: rows[-1][measure] for measure in MEASURES}
