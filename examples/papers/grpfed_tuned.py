@@ -61,7 +61,8 @@ def without_test(federation: Federation, seed: int) -> Federation:
     owners = torch.empty(len(task.targets), dtype=torch.int64)
     for client in range(len(task.clients)):
         owners[task.clients[client]] = client
-    return Federation.of(task.name, task.inputs, task.targets, owners, lambda: task.model(0), seed)
+    inputs = task.inputs[torch.arange(len(owners))]
+    return Federation.of(task.name, inputs, task.targets, owners, lambda: task.model(0), seed)
 
 
 def train(method: str, rate: float, seed: int, tuning: bool, options: argparse.Namespace) -> dict[str, Any]:
@@ -157,8 +158,9 @@ def main() -> None:
     for method in METHODS:
         for rate in RATES[:2] if options.small else RATES:
             add("tuning", method, rate, TUNING_SEED)
-        if (rate := beyond(RATES, chosen(stored["tuning"], method))) is not None and not options.small:
-            add("tuning", method, round(rate, 4), TUNING_SEED)
+        further = beyond(RATES, chosen(stored["tuning"], method))
+        if further is not None and not options.small:
+            add("tuning", method, round(further, 4), TUNING_SEED)
     for method, seed in plan(options):
         add("rows", method, chosen(stored["tuning"], method), seed)
     print(table(stored["rows"]))

@@ -36,7 +36,7 @@ def test_the_global_test_is_the_union_of_the_clients_own_tests(study):
 
 
 def test_each_patient_gives_at_most_so_many_beats_of_each_of_twelve_kinds(study, data_folder):
-    federation = study.heartbeats(Namespace(beats=100), 0)
+    federation = study.heartbeats(Namespace(beats=100, network="mlp"), 0)
     task = federation.task
     assert (len(task.clients), task.classes) == (47, 12)
     counts = []

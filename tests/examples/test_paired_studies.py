@@ -10,6 +10,7 @@ from itertools import pairwise
 import aaggff_pairs
 import fedevg_tuned
 import fedsampling_tuned
+import grpfed_tuned
 import numpy as np
 import pytest
 import superfed_barrier
@@ -203,3 +204,34 @@ def test_a_value_is_chosen_by_accuracy_and_differences_are_paired():
     lines = fedevg_tuned.compared(rows)
     assert "α = 1.0, fedcvae, test_accuracy: 65.00 ± 7.07, of 2; FedEvg − it +10.00 [10.00, 10.00]" in lines
     assert "α = 1.0, fedcvae, fid: 30.00 ± 0.00, of 2; FedEvg − it -20.00 [-20.00, -20.00]" in lines
+
+
+def test_grp_feds_rivals_are_tuned_on_training_rows_of_a_seed_that_is_not_compared(tmp_path, monkeypatch, capsys):
+    call(grpfed_tuned, monkeypatch, "--out", tmp_path, "--small")
+    stored = json.loads((tmp_path / "grpfed-tuned.json").read_text(encoding="utf-8"))
+    assert {row["seed"] for row in stored["tuning"]} == {grpfed_tuned.TUNING_SEED}
+    assert {row["seed"] for row in stored["rows"]} == {0}
+    for row in stored["rows"]:
+        tried = {one["rate"]: one["T_l"] for one in stored["tuning"] if one["method"] == row["method"]}
+        if row["method"] in grpfed_tuned.VARIANTS:
+            own = grpfed_tuned.VARIANTS[row["method"]][0]
+            assert row["rate"] == grpfed_tuned.chosen(stored["tuning"], own)
+        else:
+            assert tried[row["rate"]] == max(tried.values())
+            assert len(tried) == 2
+    capsys.readouterr()
+    call(grpfed_tuned, monkeypatch, "--out", tmp_path, "--small")
+    assert " s\n" not in capsys.readouterr().out  # nothing is run again
+
+
+def test_grp_feds_rates_never_see_a_test_row():
+    options = argparse.Namespace()
+    whole = grpfed_tuned.FEDERATIONS["digits"](options, 3)
+    tuning = grpfed_tuned.without_test(whole, 3)
+
+    def rows(inputs):
+        return {tuple(row) for row in inputs.flatten(1).tolist()}
+
+    seen = rows(tuning.task.inputs) | rows(tuning.task.test_inputs)
+    assert seen == rows(whole.task.inputs)
+    assert len(tuning.task.targets) + len(tuning.task.test_targets) == len(whole.task.targets)
