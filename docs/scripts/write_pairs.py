@@ -165,6 +165,40 @@ def every_patient() -> str:
     return table(["macro-F1", *figures, "seeds"], rows)
 
 
+GRP = ("GRP-FED, q from 10", "GRP-FED, q from 1")
+SCORES_OF_TABLE_ONE = ("T_g", "T_l", "T_p", "T_r")
+
+
+def of_grp(method: str, figure: str) -> BySeed:
+    """Macro-F1 of a method of ``grpfed_tuned.py`` by seed."""
+    return {row["seed"]: row[figure] for row in raw("grpfed-tuned")["rows"] if row["method"] == method}
+
+
+def grp_levels() -> str:
+    """Every row of Table 1 at its tuned rate, and GRP-FED's variants."""
+    stored, made = raw("grpfed-tuned"), []
+    for method in dict.fromkeys(row["method"] for row in stored["rows"]):
+        rate = next(row["rate"] for row in stored["rows"] if row["method"] == method)
+        cells = [spread(of_grp(method, figure), 3) for figure in SCORES_OF_TABLE_ONE]
+        made.append([method, f"{rate:g}", *cells, str(len(of_grp(method, "T_g")))])
+    return table(["macro-F1", "rate", *SCORES_OF_TABLE_ONE, "seeds"], made)
+
+
+def grp_differences() -> str:
+    """Both forms of GRP-FED less every other row of Table 1."""
+    others = dict.fromkeys(row["method"] for row in raw("grpfed-tuned")["rows"])
+    made = []
+    for one in GRP[::-1]:
+        for other in others:
+            if other.startswith("GRP-FED"):
+                continue
+            cells = [
+                interval(of_grp(one, figure), of_grp(other, figure), digits=3) for figure in SCORES_OF_TABLE_ONE
+            ]
+            made.append([f"{one} − {other}", *cells])
+    return table(["difference", *SCORES_OF_TABLE_ONE], made)
+
+
 ADVERSARIES = {
     "released models, 4 references": "passive: released models (RMIA, 4 references trained alone)",
     "released models, 4 federated references": "passive: released models (RMIA, 4 references that are federations "
@@ -217,6 +251,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "adversaries": {"members": members},
     "fedsampling-tuned": {"tuned": tuned},
     "grpfed": {"every patient": every_patient},
+    "grpfed-tuned": {"Table 1": grp_levels, "differences": grp_differences},
     "rebafl": {"Table I": table_one},
     **superfed_tables.TABLES,
 }

@@ -112,11 +112,9 @@ def chosen(tuning: list[dict[str, Any]], method: str) -> float:
 
 
 def plan(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
-    """Method and seed of every run that is compared, seed by seed."""
-    for seed in range(options.seeds):
-        yield from ((method, seed) for method in METHODS)
-        if seed < options.variant_seeds:
-            yield from ((method, seed) for method in VARIANTS)
+    """Method and seed of every run that is compared, seed by seed, variants last."""
+    for methods, seeds in ((METHODS, options.seeds), (VARIANTS, options.variant_seeds)):
+        yield from ((method, seed) for seed in range(seeds) for method in methods)
 
 
 def main() -> None:
@@ -124,7 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for grpfed-tuned.json")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--variant-seeds", type=int, default=3, help="of them, those that also run the variants")
+    parser.add_argument("--variant-seeds", type=int, default=3, help="seeds that the variants run on")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--tuning-rounds", type=int, default=15)
     parser.add_argument("--batch-size", type=int, default=64)
