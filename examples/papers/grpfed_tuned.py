@@ -5,9 +5,9 @@
 
 Patients, beats and scores are those of ``grpfed.py``; the network has dense layers, which learn more from so few beats
 than its convolutions do. The rate of a method is the one with the highest T_l on a fifth of the training beats of a
-seed that is not compared; one beyond the grid is tried where the best is at an end. Variants of GRP-FED (``VARIANTS``)
-take the rate of the form that they vary. Finished runs in ``grpfed-tuned.json`` are kept: call the command again after
-an interruption, or with more ``--seeds``.
+seed that is not compared, among those at which no upload was lost for being infinite; one beyond the grid is tried
+where the best is at an end. Variants of GRP-FED (``VARIANTS``) take the rate of the form that they vary. Finished runs
+in ``grpfed-tuned.json`` are kept: call the command again after an interruption, or with more ``--seeds``.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ def train(method: str, rate: float, seed: int, tuning: bool, options: argparse.N
         "rate": rate,
         "seed": seed,
         **{measure: round(final[measure], 4) for measure in MEASURES},
+        "lost": sum(run.summary["dropped"].values()),
         "losses": [{name: round(value, 4) for name, value in point.items()} for point in losses],
         "epsilon": str(run.statement.cell("sample", "server").epsilon),
         "processor_seconds": round(time.process_time() - began, 1),
@@ -106,9 +107,11 @@ def train(method: str, rate: float, seed: int, tuning: bool, options: argparse.N
 
 
 def chosen(tuning: list[dict[str, Any]], method: str) -> float:
-    """The rate of ``method`` with the highest score among those that were tried."""
+    """The rate of ``method`` with the highest score among those that were tried and lost no upload, if there are any."""
     own = VARIANTS[method][0] if method in VARIANTS else method
-    return float(max((row for row in tuning if row["method"] == own), key=lambda row: row[CHOSEN_BY])["rate"])
+    tried = [row for row in tuning if row["method"] == own]
+    steady = [row for row in tried if not row["lost"]]
+    return float(max(steady or tried, key=lambda row: row[CHOSEN_BY])["rate"])
 
 
 def plan(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
