@@ -41,7 +41,7 @@ def divide(kind: Any, model: str, samples: int | None) -> Callable[[pf.Dataset, 
 
     def dealt(data: pf.Dataset, clients: int, seed: int) -> pf.Task:
         rows = len(data.targets)
-        each = min(samples or rows // clients, rows // (2 * data.classes))
+        each = min(samples or rows // clients, max(5, rows // (2 * data.classes)))
         return divided(partial(kind, samples_per_client=each), model)(data, clients, seed)
 
     return dealt

@@ -76,7 +76,9 @@ class Study:
             return []
         stored = json.loads(self.store.read_text(encoding="utf-8"))
         if stored["settings"] != self.settings:
-            raise ConfigError(f"{self.store} holds runs of {stored['settings']}, not of these settings; give another --out")
+            raise ConfigError(
+                f"{self.store} holds runs of {stored['settings']}, not of these settings; give another --out"
+            )
         found: list[Row] = stored["rows"]
         return found
 
@@ -285,7 +287,8 @@ def plan(table: Table) -> Iterator[str]:
     yield table.paper
     for column in table.columns:
         rounds = f"{column.rounds}" if isinstance(column.rounds, int) else "computed"
-        yield f"\n{column.name}: {len(column.methods)} methods, seeds {', '.join(map(str, column.seeds))}, {rounds} rounds"
+        seeds = ", ".join(map(str, column.seeds))
+        yield f"\n{column.name}: {len(column.methods)} methods, seeds {seeds}, {rounds} rounds"
         yield f"  clients: {column.clients or 'those of the data'}; {column.training}"
         yield f"  methods: {', '.join(column.methods)}"
         for phrase in column.assumed:

@@ -103,7 +103,9 @@ def judge(simulation: Simulation) -> dict[str, float]:
 
 def unscaled(data: pf.Dataset) -> pf.Dataset:
     """Pictures with pixels in [0, 1], as the authors have them."""
-    mean, std = (tensors(data)[0].new_tensor(values).view(-1, 1, 1) for values in (info(data.name).mean, info(data.name).std))
+    mean, std = (
+        tensors(data)[0].new_tensor(values).view(-1, 1, 1) for values in (info(data.name).mean, info(data.name).std)
+    )
     return changed(data, lambda inputs: (inputs * std + mean).clamp(0, 1))
 
 
@@ -186,7 +188,13 @@ def table_4(kind: str, alpha: float) -> Column:
     """Dirichlet labels and top-5 accuracy."""
     name, model, clients, rate, starts = {
         "CIFAR-100": ("cifar100", "resnet9", 100, 0.01, (0.4, 0.6)),
-        "TinyImageNet": ("tiny-imagenet", "mobilenet", 200, 0.02, {1: (0.35, 0.45), 10: (0.45, 0.5), 100: (0.55, 0.55)}),
+        "TinyImageNet": (
+            "tiny-imagenet",
+            "mobilenet",
+            200,
+            0.02,
+            {1: (0.35, 0.45), 10: (0.45, 0.5), 100: (0.55, 0.55)},
+        ),
     }[kind]
     mm, lm = starts[int(alpha)] if isinstance(starts, dict) else starts
     more = ("no random rotation and flip",) if kind == "TinyImageNet" else ()
