@@ -76,7 +76,7 @@ def leaf(room):
             write(room / f"celeba/raw/img_align_celeba/{name}", picture(colours(109, 89, 3)))
         own = {str(user): (names[user::CLIENTS], [number % 2 for number in range(rows)]) for user in range(CLIENTS)}
         write_leaf(room / "celeba" / part, own)
-        said = ["<BOS>", *"the quick brown fox".split(), "<EOS>", *["<PAD>"] * 4]
+        said = ["<BOS>", *["the", "quick", "brown", "fox"], "<EOS>", *["<PAD>"] * 4]
         target = {"target_tokens": [[*said[1:], "<PAD>"]], "count_tokens": 4, "subreddit": "a"}
         users = {f"u{user}": ([[said]] * rows, [target] * rows) for user in range(CLIENTS)}
         write_leaf(room / "reddit" / part, users)

@@ -105,7 +105,7 @@ class Study:
         """
         task = self.task(column, column.seeds[0])
         for name, method in column.methods.items():
-            asked = {"privacy": pf.Privacy(), "cohort": pf.Everyone(), "availability": pf.Always()}
+            asked: dict[str, Any] = {"privacy": pf.Privacy(), "cohort": pf.Everyone(), "availability": pf.Always()}
             asked |= column.arguments(name, task)
             schedule = Schedule(self.rounds or column.rounds_of(task), column.seeds[0])
             algorithm = method.algorithm.following(None)

@@ -123,7 +123,7 @@ def cifar10() -> pf.Dataset:
 def two_cnn_without_bias(data: pf.Dataset) -> Any:
     """The authors' bias-free "TwoCNN"."""
     shape = tuple(data.inputs.shape[1:])
-    options = {"hidden": (WIDTH, WIDTH), "bias": False, "padding": 1, "pool_padding": 1}
+    options: dict[str, Any] = {"hidden": (WIDTH, WIDTH), "bias": False, "padding": 1, "pool_padding": 1}
     return partial(two_cnn, shape, data.classes, **options)
 
 
