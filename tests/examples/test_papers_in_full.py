@@ -50,7 +50,8 @@ def small(room, monkeypatch):
 
 def study_of(paper, out):
     """A study of few clients and rows; GRP-FED's partition gives nobody fewer than twenty."""
-    clients, rows = (2, 40) if paper == "grpfed" else (6, papers_data.ROWS)
+    few = {"grpfed": (2, 40), "superfed": (3, 30), "fedevg": (3, 30)}
+    clients, rows = few.get(paper, (6, papers_data.ROWS))
     return running.Study(TABLES[paper], out, rounds=1, clients=clients, rows=rows, engine="loop")
 
 
