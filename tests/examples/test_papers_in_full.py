@@ -140,6 +140,7 @@ def test_finished_runs_are_kept_and_one_whose_row_was_lost_is_run_again_to_the_s
     assert capsys.readouterr().out.count("seed 1") == 1
     after = json.loads(store.read_text(encoding="utf-8"))
     assert [row["scores"] for row in after["rows"]] == [row["scores"] for row in before["rows"]]
+    assert not list(tmp_path.rglob(running.CHECKPOINTS))
     with pytest.raises(SystemExit):
         running.main(found, [*call, "--rounds", "5"])
     assert "holds runs of" in capsys.readouterr().err

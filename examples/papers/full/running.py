@@ -27,6 +27,8 @@ from privfl.simulation.settings import Schedule
 
 TUNING_SEED = 1000
 """No table is run with it."""
+CHECKPOINTS = "checkpoints"
+"""What a run directory calls the folder of the states that it can go on from."""
 SPEAKS_EVERY = 60.0
 """Seconds between two lines about a run."""
 Row = dict[str, Any]
@@ -111,12 +113,18 @@ class Study:
             algorithm = method.algorithm.following(None)
             prepare(RunSettings(task, algorithm, schedule, execution=pf.Execution(), record=(), **asked))
 
+    def folder(self, column: Column, name: str, seed: int, value: float | None, *, tuning: bool) -> Path:
+        """The directory of one run."""
+        label = [column.name, name, str(seed)] + ([] if value is None else [f"{value:g}"]) + ["tuning"] * tuning
+        return self.out / "runs" / "-".join(re.sub(r"[^\w.]+", "-", part).strip("-") for part in label)
+
     def run(self, column: Column, name: str, seed: int, value: float | None = None, *, tuning: bool = False) -> Row:
         """One run to its end, from where it stands."""
         task = self.task(column, seed, tuning=tuning)
         rounds = self.rounds or column.rounds_of(task)
-        label = [column.name, name, str(seed)] + ([] if value is None else [f"{value:g}"]) + ["tuning"] * tuning
-        folder = self.out / "runs" / "-".join(re.sub(r"[^\w.]+", "-", part).strip("-") for part in label)
+        folder = self.folder(column, name, seed, value, tuning=tuning)
+        if folder.exists() and not (folder / CHECKPOINTS).exists():
+            shutil.rmtree(folder)
         found: dict[str, float] = {}
         told = Progress(f"{column.name}, {name}, seed {seed}", rounds)
 
@@ -202,6 +210,8 @@ def carried_out(study: Study, columns: Iterable[Column], names: Iterable[str], s
             found = study.run(column, name, seed, value, tuning=tuning)
             rows.append(found)
             study.keep(rows)
+            # Models of hundreds of clients; nothing goes on from them.
+            shutil.rmtree(study.folder(column, name, seed, value, tuning=tuning) / CHECKPOINTS, ignore_errors=True)
             told = ", ".join(f"{measure} {found['scores'][measure]:g}" for measure in column.measures)
             kind = "tuning, " * tuning + (f"{value:g}, " if value is not None else "")
             print(f"{column.name}, {name}, seed {seed}, {kind}{told}, {found['seconds']} s", flush=True)
