@@ -22,6 +22,7 @@ def third_parties(folders: tuple[str, ...]) -> dict[str, str]:
         path for folder in ("docs/scripts", "examples", "examples/papers") for path in (ROOT / folder).glob("*.py")
     ]
     ours = {path.name for path in ROOT.iterdir()} | {path.stem for path in shared}
+    ours |= {path.parent.name for path in (ROOT / "examples").rglob("__init__.py")}
     paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
     found = {}
     for path in paths:

@@ -2,6 +2,7 @@
 
     PRIVFL_DATA=… python examples/papers/aaggff.py --out results/aaggff
     python examples/papers/aaggff.py --out results/small --small       # digits, under a minute
+    PRIVFL_DATA=… python examples/papers/aaggff.py --full --plan     # the paper's tables: docs/results/full.md
 
 Cross-silo: heart disease (4 hospitals), Berka loans (7 regions), medical question pairs (11 doctors), one logistic
 regression each, scored by every client's AUROC on its own held-out fifth. Cross-device: Fashion-MNIST over 100 clients,
@@ -20,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import full
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -349,12 +351,17 @@ def table(rows: list[dict[str, Any]], name: str) -> str:
 
 def main() -> None:
     """Run what is missing, then print the tables and draw the figures."""
+    if full.asked():
+        full.run("aaggff")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for results.json and figures")
     parser.add_argument("--only", choices=list(FULL), action="append", help="these federations, not all")
     parser.add_argument("--method", action="append", help="these methods by their names in the tables, not all")
     parser.add_argument("--seeds", type=int, nargs="+", default=[2, 4, 6])
     parser.add_argument("--small", action="store_true", help="digits, 4 rounds, one seed: shows that it works")
+    parser.add_argument(
+        "--full", action="store_true", default=argparse.SUPPRESS, help="the paper's tables: --full --help"
+    )
     options = parser.parse_args()
     studies, seeds = (SMALL, [2]) if options.small else (FULL, options.seeds)
     options.out.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
     PRIVFL_DATA=… python examples/papers/fedevg.py --out results/fedevg
     python examples/papers/fedevg.py --out results/small --small       # 8 x 8 digits, under a minute
+    PRIVFL_DATA=… python examples/papers/fedevg.py --full --plan     # the paper's tables: docs/results/full.md
     … --out results/choice --held-out --run 1.0:fedcvae --fedcvae-rate 1e-2    # to choose settings without test data
 
 Ten clients with Dirichlet labels (α = 0.01: hardly more than one class each; α = 1.0) hold ``--images`` images of
@@ -23,6 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import full
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
@@ -289,6 +291,9 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for results.json, figures and synthetic sets")
     parser.add_argument("--small", action="store_true", help="8 x 8 digits and three rounds")
+    parser.add_argument(
+        "--full", action="store_true", default=argparse.SUPPRESS, help="the paper's tables: --full --help"
+    )
     parser.add_argument("--run", action="append", help=f"α:way, of {', '.join(RUNS)}; may be repeated")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--images", type=int, default=2000, help="images that clients hold")
@@ -318,6 +323,8 @@ def parsed() -> argparse.Namespace:
 
 def main() -> None:
     """Run what is missing in ``results.json``, then draw."""
+    if full.asked():
+        full.run("fedevg")
     options = parsed()
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "results.json"

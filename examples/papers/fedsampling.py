@@ -1,6 +1,7 @@
 """The figures of FedSampling (Qi et al., IJCAI 2023) on data that can be had: Fashion-MNIST and Shakespeare's roles.
 
     PRIVFL_DATA=… python examples/papers/fedsampling.py --out results/fedsampling [--only fig3|fig4|fig5|fig6] [--small]
+    PRIVFL_DATA=… python examples/papers/fedsampling.py --full --plan     # the paper's tables: docs/results/full.md
 
 Every method takes one gradient step a round with the same model and learning rate, on about K samples; only the choice
 of the samples differs. Figure 3: weighted and naive baselines; 4: imbalance σ of the sizes; 5: class-sorted clients;
@@ -20,6 +21,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+import full
 import numpy as np
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
@@ -351,11 +353,16 @@ FIGURES = {"fig3": draw_baselines, "fig4": draw_imbalance, "fig5": draw_converge
 
 def main() -> None:
     """Make the runs that are missing in ``fedsampling.json``, and draw the figures."""
+    if full.asked():
+        full.run("fedsampling")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for fedsampling.json and the figures")
     parser.add_argument("--only", choices=FIGURES, help="one figure")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--small", action="store_true", help="a few clients, two rounds, one seed: does it run?")
+    parser.add_argument(
+        "--full", action="store_true", default=argparse.SUPPRESS, help="the paper's tables: --full --help"
+    )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "fedsampling.json"

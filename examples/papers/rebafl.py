@@ -1,8 +1,8 @@
 """ReBaFL against FedAvg and its own parts under drop-out: Table I and Figure 3 of arXiv 2303.06314 on Fashion-MNIST.
 
     PRIVFL_DATA=… python examples/papers/rebafl.py --out results/rebafl
-    PRIVFL_DATA=… python examples/papers/rebafl.py --out results/full --full   # Table I with all its rivals, days
     python examples/papers/rebafl.py --out results/small --small       # digits, under a minute
+    PRIVFL_DATA=… python examples/papers/rebafl.py --full --plan     # the paper's tables: docs/results/full.md
 
 Every client holds two classes and 1,000 images; in a round each client answers with probability p. Within a pair of
 (clients, p, seed) all methods meet the same partition, initial model and drop-outs. What is done is written to
@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from itertools import cycle, pairwise, product
 from pathlib import Path
 from typing import Any
+
+import full
 
 import privfl as pf
 
@@ -62,8 +64,6 @@ class Group:
         return self.clients, self.probability
 
 
-TABLE = tuple(Group(clients, 0.5, 200, tuple(EVERY)) for clients in (20, 50))
-"""Table I of the paper for one data set."""
 PAIR = ("FedAvg", "ReBaFL")
 FULL = (
     Group(20, 0.5, 200, tuple(METHODS)),
@@ -74,9 +74,9 @@ FULL = (
 
 
 def groups(options: argparse.Namespace) -> tuple[Group, ...]:
-    """What is run: what ``--group`` names, the paper's Table I, or what these pages show."""
+    """What is run: what ``--group`` names, or what these pages show."""
     if not options.group:
-        return TABLE if getattr(options, "full", False) else FULL
+        return FULL
     found = []
     for text in options.group:
         clients, probability, rounds, methods = text.split(":")
@@ -210,6 +210,8 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
 
 def main() -> None:
     """Run what is missing, then print the table and draw the figures."""
+    if full.asked():
+        full.run("rebafl")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for results.json, figures and run directories")
     parser.add_argument("--dataset", default="fashion-mnist")
@@ -222,7 +224,7 @@ def main() -> None:
         metavar="M:P:ROUNDS:METHODS",
         help="instead of everything: clients, probability, rounds, and methods by comma or 'all'; may be repeated",
     )
-    parser.add_argument("--full", action="store_true", help="Table I of the paper: twelve rows, 20 and 50 clients")
+    parser.add_argument("--full", action="store_true", help="the paper's tables; see --full --help")
     parser.add_argument("--turns", type=int, default=1, help="all curves advance by this part of their rounds in turn")
     parser.add_argument("--small", action="store_true", help="digits, 10 clients, few rounds: under a minute")
     options = parser.parse_args()

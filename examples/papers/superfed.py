@@ -2,6 +2,7 @@
 
     PRIVFL_DATA=… python examples/papers/superfed.py --out results/superfed
     python examples/papers/superfed.py --out results/small --small       # digits, under a minute
+    PRIVFL_DATA=… python examples/papers/superfed.py --full --plan     # the paper's tables: docs/results/full.md
 
 Clients hold two label-sorted shards each and keep 20 % of them for their own test. The paper takes, for every client,
 the best of eleven mixtures *on that test*; here a tenth of the training rows chooses the mixture, and the paper's way
@@ -21,6 +22,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import full
 import numpy as np
 import torch
 from landscape import LAMBDAS, Curves, Landscape, along, corners, draw_curves, draw_landscapes, landscape
@@ -281,6 +283,8 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
 
 def main() -> None:
     """Run what is missing, then print the table and draw the figures."""
+    if full.asked():
+        full.run("superfed")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for results.json, figures and run directories")
     parser.add_argument("--dataset", default="mnist")
@@ -293,6 +297,9 @@ def main() -> None:
     parser.add_argument("--resolution", type=int, default=25, help="points on each side of the landscape")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--small", action="store_true", help="digits, 10 clients, few rounds: under a minute")
+    parser.add_argument(
+        "--full", action="store_true", default=argparse.SUPPRESS, help="the paper's tables: --full --help"
+    )
     options = parser.parse_args()
     if options.small:
         options.dataset, options.width, options.clients = "digits", 32, [10]

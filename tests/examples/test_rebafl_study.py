@@ -35,14 +35,6 @@ def test_a_curve_is_reported_by_its_end_its_best_and_its_swing(study):
     assert study.figures_of(np.linspace(0.1, 0.9, 40).tolist())["swing"] == pytest.approx(0, abs=1e-10)
 
 
-def test_the_full_table_has_all_rivals_of_the_paper(study):
-    table = study.groups(Namespace(group=None, full=True))
-    assert [(group.clients, group.probability, group.rounds) for group in table] == [(20, 0.5, 200), (50, 0.5, 200)]
-    named = {"FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "MOON", "FedRS", "FedLC", "FedBABU", "BSM-FedAvg", "ReBaFL"}
-    assert named | {"R-BSM only", "F-Aug only"} == {*table[0].methods} == {*table[1].methods}
-    assert {study.EVERY[name].weights() for name in named - {"SCAFFOLD", "FedDyn"}} == {"size"}
-
-
 def test_everything_is_the_papers_grid_unless_groups_are_named(study):
     named = study.groups(Namespace(group=["20:0.5:30:FedAvg,R-BSM only", "50:0.1:7:all"]))
     assert named[0] == study.Group(20, 0.5, 30, ("FedAvg", "R-BSM only"))
