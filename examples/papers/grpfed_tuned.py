@@ -107,7 +107,7 @@ def train(method: str, rate: float, seed: int, tuning: bool, options: argparse.N
 
 
 def chosen(tuning: list[dict[str, Any]], method: str) -> float:
-    """The rate of ``method`` with the highest score among those tried, of those that lost no upload if there are any."""
+    """The rate of ``method`` with the highest score among those that lost no upload, or among all if every one did."""
     own = VARIANTS[method][0] if method in VARIANTS else method
     tried = [row for row in tuning if row["method"] == own]
     steady = [row for row in tried if not row["lost"]]
