@@ -192,9 +192,7 @@ def grp_differences() -> str:
         for other in others:
             if other.startswith("GRP-FED"):
                 continue
-            cells = [
-                interval(of_grp(one, figure), of_grp(other, figure), digits=3) for figure in SCORES_OF_TABLE_ONE
-            ]
+            cells = [interval(of_grp(one, figure), of_grp(other, figure), digits=3) for figure in SCORES_OF_TABLE_ONE]
             made.append([f"{one} − {other}", *cells])
     return table(["difference", *SCORES_OF_TABLE_ONE], made)
 
