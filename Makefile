@@ -24,7 +24,7 @@ demo: .venv/.installed  ## install privfl and run the main job: a private traini
 	$(BIN)/privfl demo --out "$(OUT)"
 
 test: check  ## install with the development tools; lint, types, and the whole test suite (the site is built in it)
-	@$(WITH_DATA) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	@$(WITH_DATA) PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 check: .venv/.installed-dev  ## lint, format and types only
 	$(BIN)/python -m ruff check

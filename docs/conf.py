@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from pathlib import Path
 
 from docutils.nodes import Element, TextElement, document, literal
@@ -10,6 +11,7 @@ from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.ext.napoleon.docstring import GoogleDocstring
+from sphinx.search.en import SearchEnglish
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "scripts")]
@@ -65,6 +67,7 @@ def whole_text(docstring: GoogleDocstring) -> tuple[str, list[str]]:
 
 
 GoogleDocstring._consume_inline_attribute = whole_text  # type: ignore[method-assign]
+SearchEnglish.stem = cache(SearchEnglish.stem)  # type: ignore[method-assign]  # the index meets most words again
 
 
 def annotations_by_full_name(app: Sphinx, page: document) -> None:

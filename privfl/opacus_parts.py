@@ -16,25 +16,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from opacus.accountants import RDPAccountant
     from opacus.accountants.analysis.prv import (
         Domain,
         PoissonSubsampledGaussianPRV,
         TruncatedPrivacyRandomVariable,
         compose_heterogeneous,
-        compute_safe_domain_size,
         discretize,
     )
+    from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
     from opacus.grad_sample import GradSampleModule
     from opacus.layers.dp_rnn import DPLSTM, DPLSTMCell, RNNLinear
     from opacus.validators import ModuleValidator
 
 _HOMES = {
+    "RDPAccountant": "accountants",
     "Domain": "accountants.analysis.prv",
     "PoissonSubsampledGaussianPRV": "accountants.analysis.prv",
     "TruncatedPrivacyRandomVariable": "accountants.analysis.prv",
     "compose_heterogeneous": "accountants.analysis.prv",
-    "compute_safe_domain_size": "accountants.analysis.prv",
     "discretize": "accountants.analysis.prv",
+    "compute_rdp": "accountants.analysis.rdp",
+    "get_privacy_spent": "accountants.analysis.rdp",
     "GradSampleModule": "grad_sample",
     "DPLSTM": "layers.dp_rnn",
     "DPLSTMCell": "layers.dp_rnn",
@@ -50,11 +53,13 @@ __all__ = [
     "GradSampleModule",
     "ModuleValidator",
     "PoissonSubsampledGaussianPRV",
+    "RDPAccountant",
     "RNNLinear",
     "TruncatedPrivacyRandomVariable",
     "compose_heterogeneous",
-    "compute_safe_domain_size",
+    "compute_rdp",
     "discretize",
+    "get_privacy_spent",
 ]
 
 

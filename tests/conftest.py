@@ -12,6 +12,9 @@ import torch
 from privfl.data.catalog import ENTRIES
 from privfl.engine import choice
 from privfl.privacy.noise.source import NoiseSource
+from privfl.study import workers
+from tests.order import dealt
+from tests.programs import LOADED
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 torch.set_num_threads(1)
@@ -46,6 +49,14 @@ def _plain_text() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _one_fork_server() -> Iterator[None]:
+    """A study whose processes begin before the first program does would else start the server without its modules."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "PRELOADED", LOADED)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _short_runs_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine ``engine="auto"`` could measure one of two runs that a test compares bit by bit."""
@@ -65,6 +76,13 @@ def data_folder() -> Path:
     if not name or not Path(name).is_dir():
         pytest.skip("PRIVFL_DATA names no folder with datasets, so what reads real files is not tested here.")
     return Path(name)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes share the suite, what takes longest begins first."""
+    processes = getattr(config, "workerinput", {}).get("workercount", 1)
+    if processes > 1:
+        items[:] = dealt(items, processes)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -11,7 +11,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +25,8 @@ LOADED = [
     "privfl.commands.fitting",
     "privfl.simulation.simulation",
     "privfl.study.conduct",
+    "privfl.study.execution",
+    "privfl.study.members",
     "privfl.study.report",
     "sklearn.linear_model",
 ]
@@ -61,6 +63,14 @@ def python(
             raise subprocess.TimeoutExpired(words, 300)
         out_text, err_text = (path.read_text(encoding="utf-8") for path in (out, err))
         return subprocess.CompletedProcess(words, process.exitcode, out_text, err_text)
+
+
+def started(function: Callable[..., object], *given: object) -> multiprocessing.process.BaseProcess:
+    """A process, forked like those of programs, that calls ``function``; whoever starts it joins or kills it."""
+    context = _processes() or multiprocessing.get_context("spawn")
+    process = context.Process(target=function, args=given)
+    process.start()
+    return process
 
 
 def _run(arguments: Sequence[str], cwd: str, environment: Mapping[str, str], out: str, err: str) -> None:

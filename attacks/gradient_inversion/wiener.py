@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -49,6 +49,8 @@ GRID /= STEP
 """All weights [45, 3] of an estimate, a class mean and the mean input that add up to 1."""
 Message = tuple[nn.Module, Gradient]
 """The network of a round, and the noisy gradient there of one example."""
+Heads = Mapping[nn.Module, Mapping[int, Tensor]]
+"""By network and label, what the gradient of the network's head is expected to be."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ class Attacker:
             if bool(((scales / near - 1).abs() <= ALIKE).all()):
                 return weights
         generator, drawn = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)
+        heads = {network: _heads(network, self._partial, shape) for network in networks}
         shown = []
         for image, target in zip(self._rehearsed.inputs, self._rehearsed.targets, strict=True):
             present = torch.rand(len(networks), generator=drawn) < rate
@@ -154,7 +157,7 @@ class Attacker:
                 _rehearsed(network, image[None], target[None], noise, length * there, generator)
                 for network, noise, length, there in zip(networks, noises, lengths, present.tolist(), strict=True)
             ]
-            at, label = wiener(list(zip(networks, noisy, strict=True)), self._partial, shape)
+            at, label = wiener(list(zip(networks, noisy, strict=True)), self._partial, shape, heads)
             anchors = at.flatten().double(), self._partial.means[label], self._partial.centre
             mixed = GRID @ torch.stack(anchors)
             shown.append((mixed - image.flatten().double()).square().mean(1).clamp_min(1e-10).log())
@@ -198,15 +201,18 @@ def _signal(observed: Gradient, noise: float) -> float:
     return math.sqrt(max(energy - count * noise**2, noise**2 * math.sqrt(2 * count)))
 
 
-def wiener(seen: Sequence[Message], prior: ClassPrior, shape: tuple[int, ...]) -> tuple[Tensor, int]:
+def wiener(
+    seen: Sequence[Message], prior: ClassPrior, shape: tuple[int, ...], heads: Heads | None = None
+) -> tuple[Tensor, int]:
     """The linear estimate [shape], float32, and the likeliest label behind the noisy gradients of one example.
 
     The noise is measured on each gradient itself, beyond its first singular value. Each label is weighed by how well
     the heads' gradients fit it, and the estimate is the mean over labels. l is first the network's own gradient at the
     class mean, then, pass by pass, that at the estimate and what G itself says of it, each as far as it can be trusted;
     so it is near zero in a round in whose batch the example was not, and such a round counts nearly nothing.
+    ``heads`` are those of the networks for ``prior``, if they are known already: they do not depend on what was seen.
     """
-    return _estimate([_sight(*message) for message in seen], prior, shape)
+    return _estimate([_sight(*message) for message in seen], prior, shape, heads)
 
 
 @dataclass(frozen=True)
@@ -239,9 +245,11 @@ def _telling(sights: Sequence[_Sight]) -> Sequence[_Sight]:
     return [one for one in sights if one.size] or sights[-1:]
 
 
-def _estimate(sights: Sequence[_Sight], prior: ClassPrior, shape: tuple[int, ...]) -> tuple[Tensor, int]:
+def _estimate(
+    sights: Sequence[_Sight], prior: ClassPrior, shape: tuple[int, ...], heads: Heads | None = None
+) -> tuple[Tensor, int]:
     sights = _telling(sights)
-    chances = _label_chances(sights, prior, shape)
+    chances = _label_chances(sights, prior, shape, heads)
     total = torch.zeros_like(prior.means[0])
     for label in (chances > 1e-3).nonzero().flatten().tolist():
         at = prior.means[label]
@@ -295,30 +303,41 @@ def _outward(
     return both * factor, twice * factor
 
 
-def _label_chances(sights: Sequence[_Sight], prior: ClassPrior, shape: tuple[int, ...]) -> Tensor:
+def _label_chances(
+    sights: Sequence[_Sight], prior: ClassPrior, shape: tuple[int, ...], heads: Heads | None = None
+) -> Tensor:
     """The probability [C] of each label from all rounds: what they say multiplies, the classes' shares count once."""
-    fits = torch.stack([_label_fits(one, prior, shape) for one in sights]).sum(0).tolist()
+    if heads is None:
+        heads = {one.network: _heads(one.network, prior, shape) for one in sights}
+    fits = torch.stack([_label_fits(one, prior, heads[one.network]) for one in sights]).sum(0).tolist()
     shares = prior.shares.tolist()
     whole = [fit + math.log(share) if share else -math.inf for fit, share in zip(fits, shares, strict=True)]
     return torch.softmax(torch.tensor(whole, dtype=torch.float64), 0)
 
 
-def _label_fits(one: _Sight, prior: ClassPrior, shape: tuple[int, ...]) -> Tensor:
-    """Log-likelihoods [C] of the labels by the head's gradient ``(p − e_y)·(h, 1)``, expected at the class means.
+def _heads(network: nn.Module, prior: ClassPrior, shape: tuple[int, ...]) -> dict[int, Tensor]:
+    """For each label with public records the head's gradient ``(p − e_y)·(h, 1)``, flat, at the mean of its class."""
+    found = {}
+    for label in prior.shares.nonzero().flatten().tolist():
+        at = prior.means[label].float().view(1, *shape)
+        parts = batch_gradient(network, at, torch.tensor([label]))[-2:]
+        found[label] = torch.cat([part.double().flatten() for part in parts])
+    return found
+
+
+def _label_fits(one: _Sight, prior: ClassPrior, heads: Mapping[int, Tensor]) -> Tensor:
+    """Log-likelihoods [C] of the labels by the head's gradient, expected to be one of ``heads``.
 
     Clipping may have shortened it by any factor; all are held equally likely. Labels without public records have 0.
     """
-    observed, network = one.gradient, one.network
+    observed = one.gradient
     if observed[-1].dim() != 1 or len(observed[-1]) != len(prior.means):
         raise ConfigError("the network's head has no bias, from which this attack reads the label; attack another")
     scales = torch.linspace(0, 1, 21).double()[:, None]
     head = torch.cat([part.double().flatten() for part in observed[-2:]])
     error = math.hypot(one.noise, 0.3 * float(head.norm()) / math.sqrt(len(head))) + 1e-300  # a class mean is no input
     fits = torch.zeros(len(prior.means), dtype=torch.float64)
-    for label in prior.shares.nonzero().flatten().tolist():
-        at = prior.means[label].float().view(1, *shape)
-        parts = batch_gradient(network, at, torch.tensor([label]))[-2:]
-        expected = torch.cat([part.double().flatten() for part in parts])
+    for label, expected in heads.items():
         apart = (head - scales * expected).square().sum(1)
         fits[label] = torch.logsumexp(-apart / (2 * error**2), 0)
     return fits

@@ -10,6 +10,8 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -47,12 +49,29 @@ _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hor
 
 def load_digits(entry: DatasetInfo, located: Located | None, *, seed: int, test_fraction: float = 0.2) -> Dataset:
     """scikit-learn's 1,797 digits, float32 [N, 1, 8, 8]; pixels 0..16 become -1..1, stratified hold-out."""
-    from sklearn.datasets import load_digits as bundled
-
-    pixels, labels = bundled(return_X_y=True)
+    pixels, labels = _bundled_digits()
     images = pixels.reshape(-1, 1, 8, 8)
     test = stratified_holdout(labels, fraction=test_fraction, seed=seed)
     return _dataset(entry, (images[~test], labels[~test]), (images[test], labels[test]), _DIGITS, brightest=16.0)
+
+
+@cache
+def _bundled_digits() -> tuple[NDArray[Any], NDArray[Any]]:
+    """Pixels [N, 64] and labels [N], read once in a process and without loading scikit-learn, which takes longer."""
+    found = find_spec("sklearn")
+    (folder, *_) = (found.submodule_search_locations if found else None) or [""]
+    path = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+    if path.is_file():
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            rows = np.loadtxt(file, delimiter=",")
+        pixels, labels = rows[:, :-1], rows[:, -1].astype(np.int64)
+    else:  # another version may keep it elsewhere
+        from sklearn.datasets import load_digits as bundled
+
+        pixels, labels = bundled(return_X_y=True)
+    for array in (pixels, labels):
+        array.flags.writeable = False
+    return pixels, labels
 
 
 def load_mnist(entry: DatasetInfo, located: Located, *, seed: int) -> Dataset:

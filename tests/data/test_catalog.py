@@ -8,10 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
-from privfl.data import Dataset, datasets, fetch, info, load_dataset
+from privfl.data import Dataset, datasets, fetch, images, info, load_dataset
 from privfl.data.catalog import options
 from privfl.errors import ConfigError, DataError
 
@@ -105,6 +107,24 @@ def test_digits_need_no_file_and_are_the_default(monkeypatch):
     assert len(load_dataset("digits", test_fraction=0.5).test_targets) == 898
 
 
+def test_digits_are_those_of_scikit_learn_also_where_its_file_is_not_found(monkeypatch):
+    pixels, labels = load_digits(return_X_y=True)
+    for known in (images.find_spec, lambda name: None):
+        monkeypatch.setattr(images, "find_spec", known)
+        images._bundled_digits.cache_clear()
+        for found, expected in zip(images._bundled_digits(), (pixels, labels), strict=True):
+            assert found.dtype == expected.dtype
+            assert np.array_equal(found, expected)
+            assert not found.flags.writeable
+
+
+def test_what_is_done_to_one_copy_of_the_digits_reaches_no_other():
+    first = load_dataset("digits")
+    first.inputs.zero_()
+    first.targets.zero_()
+    assert (load_dataset("digits").inputs.max(), load_dataset("digits").targets.max()) == (1, 9)
+
+
 def test_unknown_names_and_options_are_refused_with_the_nearest_valid_one():
     with pytest.raises(ConfigError, match="unknown dataset 'fashion_mnist': did you mean 'fashion-mnist'"):
         load_dataset("fashion_mnist")
@@ -117,17 +137,18 @@ def test_unknown_names_and_options_are_refused_with_the_nearest_valid_one():
     assert info("mqp") is info("medical-questions")
 
 
-def test_listing_the_catalog_waits_for_no_heavy_library():
+def test_listing_the_catalog_waits_for_no_heavy_library_and_the_digits_not_for_scikit_learn():
     """The data room's own modules are imported under a bare parent, since the package's root offers everything."""
     code = (
         "import sys, types; root = types.ModuleType('privfl');"
         "root.__path__ = [sys.argv[1]]; sys.modules['privfl'] = root;"
         "import privfl.data; assert len(privfl.data.datasets()) == 22; privfl.data.info('mnist');"
-        "print([m for m in ('torch', 'numpy', 'pooch', 'sklearn', 'rich') if m in sys.modules])"
+        "print([m for m in ('torch', 'numpy', 'pooch', 'sklearn', 'rich') if m in sys.modules]);"
+        "privfl.data.load_dataset('digits'); print('sklearn' in sys.modules)"
     )
     root = Path(inspect.getfile(Dataset)).parents[1]
     done = subprocess.run([sys.executable, "-c", code, str(root)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.splitlines() == ["[]", "False"]
 
 
 def test_the_package_offers_nothing_else():

@@ -1,6 +1,4 @@
-"""One small private run in a process of its own, so that a test can kill it: ``resume_child.py OUT [resume]``."""
-
-import sys
+"""One small private run for a process of its own, so that a test can kill it."""
 
 import privfl as pf
 from privfl.simulation.simulation import simulate
@@ -32,7 +30,3 @@ def main(out: str, resume: bool) -> None:
             checkpoint_seconds=0.0, workers=1, engine="loop"
         ),  # a busy machine could measure otherwise in one of the two runs that are compared bit by bit
     )
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], len(sys.argv) > 2)

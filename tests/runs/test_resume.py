@@ -3,19 +3,21 @@
 import json
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-CHILD = Path(__file__).with_name("resume_child.py")
+from tests import programs
+from tests.runs import resume_child
 
 
-def start(out: Path, *, resume: bool) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, str(CHILD), str(out), *(["resume"] if resume else [])])
+def ended(out: Path, *, resume: bool) -> int | None:
+    """The exit code of a run that nobody kills."""
+    process = programs.started(resume_child.main, str(out), resume)
+    process.join(300)
+    return process.exitcode
 
 
 def final(out: Path) -> tuple[str, dict[str, np.ndarray], str]:
@@ -26,21 +28,22 @@ def final(out: Path) -> tuple[str, dict[str, np.ndarray], str]:
 
 @pytest.mark.slow
 def test_killed_at_three_random_moments_a_run_ends_with_the_same_metrics_weights_and_statement(tmp_path):
-    assert start(tmp_path / "whole", resume=False).wait(timeout=300) == 0
+    assert ended(tmp_path / "whole", resume=False) == 0
     rounds = len((tmp_path / "whole" / "metrics.jsonl").read_text().splitlines())
     metrics = tmp_path / "killed" / "metrics.jsonl"
     moments = random.Random(3)
     killed_after = []
     for target in sorted(moments.sample(range(1, rounds - 2), 3)):
-        process = start(tmp_path / "killed", resume=bool(killed_after))
-        while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") >= target):
+        process = programs.started(resume_child.main, str(tmp_path / "killed"), bool(killed_after))
+        while process.exitcode is None and not (metrics.exists() and metrics.read_text().count("\n") >= target):
             time.sleep(0.001)
         time.sleep(moments.random() * 0.01)  # anywhere inside a round, not only at its end
-        process.send_signal(signal.SIGKILL)
-        assert process.wait(timeout=300) == -signal.SIGKILL
+        process.kill()
+        process.join(300)
+        assert process.exitcode == -signal.SIGKILL
         killed_after.append(metrics.read_text().count("\n"))
     assert (tmp_path / "killed" / "noise.key").exists()
-    assert start(tmp_path / "killed", resume=True).wait(timeout=300) == 0
+    assert ended(tmp_path / "killed", resume=True) == 0
 
     whole_metrics, whole_tensors, whole_statement = final(tmp_path / "whole")
     metrics_text, tensors, statement = final(tmp_path / "killed")
@@ -54,8 +57,6 @@ def test_killed_at_three_random_moments_a_run_ends_with_the_same_metrics_weights
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path):
-    from tests.runs import resume_child
-
     resume_child.ROUNDS = 3
     resume_child.main(str(tmp_path / "run"), resume=False)
     before = final(tmp_path / "run")

@@ -20,6 +20,7 @@ from privfl.study.file import Study
 from privfl.study.locks import in_use, lock_of
 from privfl.study.record import TRAFFIC
 from privfl.study.store import Store
+from tests.programs import python
 
 ROOT = Path(__file__).parents[2]
 BASE = {
@@ -213,8 +214,7 @@ def test_a_study_that_was_killed_three_times_equals_one_that_was_not(tmp_path):
     noise = "[privacy]\nnoise_key = 5\n[privacy.training]\nnoise_multiplier = 2.0\n[study]\nseeds = 5\n"
     path.write_text(TEXT.partition("[study]")[0] + noise, encoding="utf-8")
     (tmp_path / "killer.py").write_text(KILLER, encoding="utf-8")
-    command = [sys.executable, "killer.py", str(path), "killed"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = python(tmp_path / "killer.py", path, "killed", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     whole = Study.from_toml(path).run(tmp_path / "whole", processes=1)
     killed = [one for one in Store(tmp_path / "killed").members("small")]

@@ -122,13 +122,14 @@ def test_pooled_rounds_are_never_below_the_best_null(noise):
 
 def test_rounds_in_whose_batch_the_image_was_not_hardly_change_the_estimate():
     present = [k % 2 == 0 for k in range(8)]
+    heads = {network: module._heads(network, PRIOR, SHAPE) for network in NETWORKS[:8]}
     change, against = [], []
     for row in range(20):
         seen = messages(row, [0.03] * 8, present)
-        sampled, _ = wiener(seen[::2], PRIOR, SHAPE)
-        everything, _ = wiener(seen, PRIOR, SHAPE)
+        sampled, _ = wiener(seen[::2], PRIOR, SHAPE, heads)
+        everything, _ = wiener(seen, PRIOR, SHAPE, heads)
         change.append(psnr(everything, row) - psnr(sampled, row))
-        against.append(psnr(everything, row) - psnr(wiener(seen[1::2], PRIOR, SHAPE)[0], row))
+        against.append(psnr(everything, row) - psnr(wiener(seen[1::2], PRIOR, SHAPE, heads)[0], row))
     assert abs(sum(change) / 20) < 0.5
     gain, error = mean_and_error(against)
     assert gain > error

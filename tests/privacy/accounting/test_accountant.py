@@ -9,6 +9,7 @@ import pytest
 import scipy
 from dp_accounting.dp_event import DiscreteLaplaceDpEvent
 from opacus.accountants import PRVAccountant
+from opacus.accountants.analysis.prv import PoissonSubsampledGaussianPRV, compute_safe_domain_size
 from scipy import optimize
 
 import privfl
@@ -16,6 +17,7 @@ from privfl.errors import PrivacyError
 from privfl.privacy.accounting.accountant import (
     Bound,
     _certified_interval,
+    _reach,
     composed_kinds,
     epsilon,
     pld_epsilon,
@@ -138,6 +140,19 @@ def test_the_upper_end_is_what_opacus_own_accountant_returns():
     accountant.history = [(1.0, 0.1, 50), (1.2, 0.2, 30), (0.8, 0.05, 100)]
     bound = epsilon({sampled(q, sigma): count for sigma, q, count in accountant.history}, 1e-5)
     assert bound.upper == accountant.get_epsilon(1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rows_of_noise", "counts"),
+    [([(0.5, 100.0)], [8]), ([(0.01, 1.0)], [1000]), ([(1.0, 2.0), (0.1, 0.7)], [3, 50]), ([(0.2, 0.3)], [1])],
+    ids=["much noise", "many steps", "a plain and a sampled one", "one step"],
+)
+def test_the_grid_reaches_as_far_as_opacus_lets_it(rows_of_noise, counts):
+    losses = [PoissonSubsampledGaussianPRV(rate, noise) for rate, noise in rows_of_noise]
+    for delta in (1e-5, 1e-9):
+        expected = compute_safe_domain_size(losses, counts, eps_error=0.01, delta_error=delta)
+        for _ in range(2):  # computed, and remembered
+            assert _reach(rows_of_noise, counts, delta) == expected
 
 
 def test_a_pinned_hockey_stick_divergence_of_dp_accounting():
