@@ -69,6 +69,13 @@ def forms_of(maker: str) -> Forms:
     return Forms()
 
 
+@cache
+def has_bfloat16_units() -> bool:
+    """Whether this processor multiplies numbers in bfloat16, so that they take half the time of float32's or less."""
+    asked = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)  # processors with tiles of bfloat16 have these too
+    return bool(asked())
+
+
 def outputs(given: Tensor, weight: Tensor, bias: Tensor | None, *, steady: bool = False) -> Tensor:
     """``given`` [B, in] times ``weight`` [out, in] transposed, plus ``bias`` [out]; nothing is recorded for autograd.
 

@@ -107,6 +107,13 @@ def test_without_oneDNN_or_with_another_one_amd_takes_ordinary_products(monkeypa
     assert forms_of("AuthenticAMD") == Forms(by_inputs=True)
 
 
+def test_a_build_that_cannot_say_whether_there_are_units_for_bfloat16_has_none(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True, raising=False)
+    assert products.has_bfloat16_units.__wrapped__()
+    monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported")
+    assert not products.has_bfloat16_units.__wrapped__()
+
+
 def test_a_product_has_the_same_bits_every_time():
     given, weight = torch.randn(10, 2100), torch.randn(512, 2100)
     assert torch.equal(outputs(given, weight, None), outputs(given.clone(), weight.clone(), None))

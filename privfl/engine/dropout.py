@@ -72,6 +72,10 @@ class StreamDropout(nn.Module):
     def one_mask(self, like: Tensor) -> Tensor:
         """What the values ``like`` [B, ...] of one client's network are multiplied with."""
         stream = self.generator or NoiseStream(bytes(32))  # nobody's: what is tried on public rows has no stream yet
+        if self.present is None and like.device.type == "cpu":  # the same numbers in fewer calls
+            kept = np.greater_equal(*self._coins(stream, like.numel()))
+            scaled = np.multiply(kept, np.float32(1 / (1 - self.probability)), dtype=np.float32)
+            return torch.from_numpy(scaled).view(like.shape).to(like.dtype)
         rows, length = self.present or (1, 1)
         return self.masks(like[None], [stream], [len(like) * rows // length])[0]
 
@@ -86,11 +90,14 @@ class StreamDropout(nn.Module):
         return coins.to(like.dtype).mul_(torch.tensor(1 / (1 - self.probability), dtype=like.dtype))
 
     def _draw(self, stream: NoiseStream, kept: NDArray[np.bool_]) -> None:
-        """Overwrite ``kept``: a byte for each coin if that settles it, else four of them."""
+        """Overwrite ``kept``."""
+        np.greater_equal(*self._coins(stream, kept.size), out=kept)
+
+    def _coins(self, stream: NoiseStream, count: int) -> tuple[NDArray[Any], int]:
+        """``count`` numbers, and from which on a value is kept: a byte each if that settles it, else four."""
         sides = 256.0 if (self.probability * 256).is_integer() else 2.0**32
-        numbers = stream.words(math.ceil(kept.size / (8 if sides == 256 else 2)))
-        coins: NDArray[Any] = numbers.view(np.uint8 if sides == 256 else np.dtype("<u4"))[: kept.size]
-        np.greater_equal(coins, round(self.probability * sides), out=kept)
+        numbers = stream.words(math.ceil(count / (8 if sides == 256 else 2)))
+        return numbers.view(np.uint8 if sides == 256 else np.dtype("<u4"))[:count], round(self.probability * sides)
 
     def extra_repr(self) -> str:
         return f"p={self.probability}"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from privfl.engine.dropout import StreamDropout
 from privfl.engine.layouts import INNERMOST, images_relaid
-from privfl.products import descend_, input_gradient, outputs
+from privfl.products import FEW, descend_, input_gradient, outputs
 
 
 class Step(Protocol):
@@ -22,26 +22,43 @@ class Step(Protocol):
         """The gradient at the input from ``back``, that at the output, which may be overwritten."""
 
 
+class Received(NamedTuple):
+    """What a layer computed with: what it was ``given``, and its ``weight``; and the type in which the former came."""
+
+    given: Tensor
+    weight: Tensor
+    dtype: torch.dtype
+
+
 class Linear:
     """``nn.Linear`` on [B, in]."""
 
-    def __init__(self, layer: nn.Linear, *, steady: bool) -> None:
-        """``steady``: the product has one form for all numbers of rows."""
-        self.layer, self.steady = layer, steady
+    def __init__(self, layer: nn.Linear, *, steady: bool = False, narrow: bool = False) -> None:
+        """``steady``: the product has one form for all numbers of rows; ``narrow``: that of many rows is in bfloat16.
 
-    def forward(self, given: Tensor) -> tuple[Tensor, Tensor]:
-        return outputs(given, self.layer.weight, self.layer.bias, steady=self.steady), given
+        With few rows the time goes into reading the weight, and to read it once more in order to cast it saves none.
+        What a weight gets is a product in float32, be it of numbers in bfloat16.
+        """
+        self.layer, self.steady, self.narrow = layer, steady, narrow
 
-    def backward(self, back: Tensor, kept: Tensor) -> Tensor:
-        return input_gradient(back, self.layer.weight)
+    def forward(self, given: Tensor) -> tuple[Tensor, Received]:
+        taken = torch.bfloat16 if self.narrow and len(given) > FEW else torch.float32
+        kept = Received(given.to(taken), self.layer.weight.to(taken), given.dtype)
+        bias = None if self.layer.bias is None else self.layer.bias.to(taken)
+        return outputs(kept.given, kept.weight, bias, steady=self.steady), kept
 
-    def write(self, back: Tensor, kept: Tensor, places: dict[str, Tensor]) -> None:
-        torch.mm(back.T, kept, out=places["weight"])
+    def backward(self, back: Tensor, kept: Received) -> Tensor:
+        return input_gradient(back.to(kept.weight.dtype), kept.weight).to(kept.dtype)
+
+    def write(self, back: Tensor, kept: Received, places: dict[str, Tensor]) -> None:
+        back = back.float()
+        torch.mm(back.T, kept.given.float(), out=places["weight"])
         if "bias" in places:
             torch.sum(back, 0, out=places["bias"])
 
-    def descend(self, back: Tensor, kept: Tensor, rate: float) -> None:
-        descend_(self.layer.weight, back, kept, rate)
+    def descend(self, back: Tensor, kept: Received, rate: float) -> None:
+        back = back.float()
+        descend_(self.layer.weight, back, kept.given.float(), rate)
         if self.layer.bias is not None:
             self.layer.bias.sub_(back.sum(0), alpha=rate)
 
@@ -49,22 +66,26 @@ class Linear:
 class Convolution:
     """``nn.Conv2d`` whose padding is of zeros."""
 
-    def __init__(self, layer: nn.Conv2d) -> None:
-        self.layer = layer
+    def __init__(self, layer: nn.Conv2d, *, narrow: bool = False) -> None:
+        """``narrow``: in bfloat16."""
+        self.layer, self.narrow = layer, narrow
+        self.dtype = torch.bfloat16 if narrow else torch.float32
         assert not isinstance(layer.padding, str)
         self.window = (list(layer.stride), list(layer.padding), list(layer.dilation))
         self.bias = None if layer.bias is None else [layer.out_channels]
 
-    def forward(self, given: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, given: Tensor) -> tuple[Tensor, Received]:
         layer = self.layer
-        return torch.conv2d(given, layer.weight, layer.bias, *self.window, layer.groups), given
+        kept = Received(given.to(self.dtype), layer.weight.to(self.dtype), given.dtype)
+        bias = None if layer.bias is None else layer.bias.to(self.dtype)
+        return torch.conv2d(kept.given, kept.weight, bias, *self.window, layer.groups), kept
 
-    def _backward(self, back: Tensor, kept: Tensor, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+    def _backward(self, back: Tensor, kept: Received, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
         stride, padding, dilation = self.window
         found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
-            back,
-            kept,
-            self.layer.weight,
+            back.to(self.dtype),
+            kept.given,
+            kept.weight,
             self.bias,
             stride,
             padding,
@@ -76,10 +97,10 @@ class Convolution:
         )
         return found
 
-    def backward(self, back: Tensor, kept: Tensor) -> Tensor:
-        return self._backward(back, kept, [True, False, False])[0]
+    def backward(self, back: Tensor, kept: Received) -> Tensor:
+        return self._backward(back, kept, [True, False, False])[0].to(kept.dtype)
 
-    def _sums(self, back: Tensor, kept: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _sums(self, back: Tensor, kept: Received) -> tuple[Tensor, Tensor | None]:
         """What the weight and the bias get."""
         innermost = back.is_contiguous(memory_format=INNERMOST)
         if self.bias is None or not innermost:
@@ -88,13 +109,13 @@ class Convolution:
         _, weight, _ = self._backward(back, kept, [False, True, False])  # oneDNN's own sum takes twice as long
         return weight, back.permute(0, 2, 3, 1).reshape(-1, back.shape[1]).sum(0)
 
-    def write(self, back: Tensor, kept: Tensor, places: dict[str, Tensor]) -> None:
+    def write(self, back: Tensor, kept: Received, places: dict[str, Tensor]) -> None:
         weight, bias = self._sums(back, kept)
         places["weight"].copy_(weight)
         if bias is not None:
             places["bias"].copy_(bias)
 
-    def descend(self, back: Tensor, kept: Tensor, rate: float) -> None:
+    def descend(self, back: Tensor, kept: Received, rate: float) -> None:
         weight, bias = self._sums(back, kept)
         self.layer.weight.sub_(weight, alpha=rate)
         if bias is not None and self.layer.bias is not None:
@@ -137,19 +158,23 @@ class Pooled:
 
 
 class Dropped:
-    """Drop-out with the masks of the engine."""
+    """Drop-out with the masks of the engine; what it hands on is in float32."""
 
     def __init__(self, layer: StreamDropout) -> None:
         self.layer = layer
 
-    def forward(self, given: Tensor) -> tuple[Tensor, Tensor | None]:
+    def forward(self, given: Tensor) -> tuple[Tensor, tuple[Tensor, torch.dtype] | None]:
         if not self.layer.training or self.layer.probability == 0:
             return given, None
-        factors = _laid_as(self.layer.factors(given), given)
-        return given * factors, factors
+        wide = given.float()
+        factors = _laid_as(self.layer.factors(wide), given)
+        return wide * factors, (factors, given.dtype)
 
-    def backward(self, back: Tensor, kept: Tensor | None) -> Tensor:
-        return back if kept is None else back.mul_(_laid_as(kept, back))
+    def backward(self, back: Tensor, kept: tuple[Tensor, torch.dtype] | None) -> Tensor:
+        if kept is None:
+            return back
+        factors, dtype = kept
+        return back.float().mul_(_laid_as(factors, back)).to(dtype)
 
 
 class Flattened:

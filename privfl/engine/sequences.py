@@ -66,7 +66,7 @@ class Sequence:
         for place, back, kept in self._backward(inputs, targets, 1.0):
             step = self.steps[place]
             assert isinstance(step, Linear | Convolution)
-            yield step.layer, kept, back
+            yield step.layer, kept.given, back
 
     def descend(self, inputs: Tensor, targets: Tensor, divisor: float, rate: float) -> None:
         """Subtract ``rate`` times that gradient from the network's parameters, of large ones without writing it."""
@@ -86,8 +86,8 @@ class Sequence:
         for step in self.steps:
             values, needed = step.forward(values)
             kept.append(needed)
-        back = torch.softmax(values, 1)
-        back[torch.arange(len(back)), targets] -= 1
+        back = torch.softmax(values.float(), 1)
+        back.scatter_add_(1, targets.view(-1, 1), back.new_full((len(back), 1), -1.0))
         if divisor != 1:
             back.div_(divisor)
         for place in range(len(self.steps) - 1, self.first - 1, -1):
@@ -98,10 +98,14 @@ class Sequence:
                 yield place, arrived, kept[place]
 
 
-def sequence_of(own: FlatNetwork, loss: Loss, inputs: Rows, *, steady: bool = False) -> Sequence | None:
+def sequence_of(
+    own: FlatNetwork, loss: Loss, inputs: Rows, *, steady: bool = False, narrow: bool = False
+) -> Sequence | None:
     """The sequence that the network in ``own`` is, or ``None`` if it is none; ``inputs`` are the task's.
 
     ``steady``: rows are to be rounded alike in passes of many lengths, so products are formed one way in all of them.
+    ``narrow``: layers compute in bfloat16 where that is quicker; parameters, what is added to them, and the loss stay
+    in float32.
     """
     ranks = known_ranks(own.module)
     if own.flat.dtype != torch.float32 or own.flat.device.type != "cpu" or loss is not cross_entropy:
@@ -113,7 +117,7 @@ def sequence_of(own: FlatNetwork, loss: Loss, inputs: Rows, *, steady: bool = Fa
     ):
         return None
     parts = _parts(own.module)
-    steps = [] if parts is None else _steps(parts, steady=steady)
+    steps = [] if parts is None else _steps(parts, steady=steady, narrow=narrow)
     layers = [step.layer for step in steps or [] if isinstance(step, Linear | Convolution)]
     if not steps or len(layers) != len(set(map(id, layers))) or not isinstance(steps[-1], Linear):
         return None
@@ -135,14 +139,14 @@ def _parts(module: nn.Module) -> list[nn.Module | None] | None:
     return parts
 
 
-def _steps(parts: list[nn.Module | None], *, steady: bool) -> list[Step] | None:
+def _steps(parts: list[nn.Module | None], *, steady: bool, narrow: bool) -> list[Step] | None:
     """The steps that do what ``parts`` do, ``None`` where a part is not known.
 
     Max pooling goes in front of ReLU, and drop-out of single numbers behind flattening, where it has no layout to keep.
     """
     steps: list[Step] = []
     for part in parts:
-        step = _step(part, steady=steady)
+        step = _step(part, steady=steady, narrow=narrow)
         if step is None:
             return None
         if steps and _commute(steps[-1], step):  # and so do their gradients
@@ -161,14 +165,14 @@ def _commute(one: Step, other: Step) -> bool:
     return isinstance(one, Rectified) and isinstance(other, Pooled)
 
 
-def _step(part: Any, *, steady: bool) -> Step | None:
+def _step(part: Any, *, steady: bool, narrow: bool) -> Step | None:
     kind = type(part)
     if part is None or kind is nn.Identity:
         return Relaid()
     if kind is nn.Linear:
-        return Linear(part, steady=steady)
+        return Linear(part, steady=steady, narrow=narrow)
     if kind is nn.Conv2d and part.padding_mode == "zeros" and not isinstance(part.padding, str):
-        return Convolution(part)
+        return Convolution(part, narrow=narrow)
     if kind is nn.ReLU:
         return Rectified()
     if kind is nn.MaxPool2d and not part.return_indices:
