@@ -72,10 +72,10 @@ class StreamDropout(nn.Module):
     def one_mask(self, like: Tensor) -> Tensor:
         """What the values ``like`` [B, ...] of one client's network are multiplied with."""
         stream = self.generator or NoiseStream(bytes(32))  # nobody's: what is tried on public rows has no stream yet
-        if self.present is None and like.device.type == "cpu":  # the same numbers in fewer calls
+        if self.present is None and (like.device.type, like.dtype) == ("cpu", torch.float32):  # the same in fewer calls
             kept = np.greater_equal(*self._coins(stream, like.numel()))
             scaled = np.multiply(kept, np.float32(1 / (1 - self.probability)), dtype=np.float32)
-            return torch.from_numpy(scaled).view(like.shape).to(like.dtype)
+            return torch.from_numpy(scaled).view(like.shape)
         rows, length = self.present or (1, 1)
         return self.masks(like[None], [stream], [len(like) * rows // length])[0]
 
