@@ -29,6 +29,7 @@ FLOORS: tuple[set[str], ...] = (
         "privfl.errors",
         "privfl.opacus_parts",
         "privfl.plain_text",
+        "privfl.products",
         "privfl.randomness",
     },
     {"privfl.validation", "privfl.references", "privfl.files"},

@@ -92,9 +92,7 @@ class PlainAggregator:
 
     def close(self, sums: CohortSums) -> None:
         """Fields combined ``each`` come out as [m, ...], by ascending client number as everything else."""
-        total = {name: one.total() for name, one in self.sums.items()}
-        if self.narrows:
-            total = {name: value.to(self.sums[name].dtype) for name, value in total.items()}
+        total = {name: one.total(one.dtype if self.narrows else torch.float64) for name, one in self.sums.items()}
         apart = {
             name: torch.stack([values[client] for client in sorted(values)]) for name, values in self.apart.items()
         }

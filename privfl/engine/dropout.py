@@ -46,10 +46,7 @@ class StreamDropout(nn.Module):
             return inputs
         if self.probability == 1:
             return inputs * 0
-        like = inputs.detach()
-        if self.noise_dims is not None:
-            for dim in range(self.noise_dims, like.dim()):
-                like = like.narrow(dim, 0, 1)
+        like = self._like(inputs)
         if self.stack is not None or is_functorch_wrapped_tensor(like):
             mask: Tensor = _Mask.apply(like, self)  # type: ignore[no-untyped-call]
             return inputs * mask
@@ -58,9 +55,27 @@ class StreamDropout(nn.Module):
             mask = mask.contiguous(memory_format=INNERMOST)  # a product of unlike layouts is slow
         return inputs * mask
 
+    def factors(self, inputs: Tensor) -> Tensor:
+        """What ``inputs`` [B, ...] of one client's network are multiplied with, in training mode, in their shape."""
+        if self.probability == 1:
+            return torch.zeros_like(inputs)
+        return self.one_mask(self._like(inputs)).expand_as(inputs)
+
+    def _like(self, inputs: Tensor) -> Tensor:
+        """A tensor of the shape in which masks are drawn."""
+        like = inputs.detach()
+        if self.noise_dims is not None:
+            for dim in range(self.noise_dims, like.dim()):
+                like = like.narrow(dim, 0, 1)
+        return like
+
     def one_mask(self, like: Tensor) -> Tensor:
         """What the values ``like`` [B, ...] of one client's network are multiplied with."""
         stream = self.generator or NoiseStream(bytes(32))  # nobody's: what is tried on public rows has no stream yet
+        if self.present is None and (like.device.type, like.dtype) == ("cpu", torch.float32):  # the same in fewer calls
+            kept = np.greater_equal(*self._coins(stream, like.numel()))
+            scaled = np.multiply(kept, np.float32(1 / (1 - self.probability)), dtype=np.float32)
+            return torch.from_numpy(scaled).view(like.shape)
         rows, length = self.present or (1, 1)
         return self.masks(like[None], [stream], [len(like) * rows // length])[0]
 
@@ -71,15 +86,18 @@ class StreamDropout(nn.Module):
         for row, stream, count in zip(kept, streams, counts, strict=False):
             if count:
                 self._draw(stream, row[: count * size])
-        there = to_device(torch.from_numpy(kept).view(like.shape), like.device)
-        return there * torch.tensor(1 / (1 - self.probability), dtype=like.dtype)
+        coins = to_device(torch.from_numpy(kept.view(np.int8)).view(like.shape), like.device)  # quicker than bools
+        return coins.to(like.dtype).mul_(torch.tensor(1 / (1 - self.probability), dtype=like.dtype))
 
     def _draw(self, stream: NoiseStream, kept: NDArray[np.bool_]) -> None:
-        """Overwrite ``kept``: a byte for each coin if that settles it, else four of them."""
+        """Overwrite ``kept``."""
+        np.greater_equal(*self._coins(stream, kept.size), out=kept)
+
+    def _coins(self, stream: NoiseStream, count: int) -> tuple[NDArray[Any], int]:
+        """``count`` numbers, and from which on a value is kept: a byte each if that settles it, else four."""
         sides = 256.0 if (self.probability * 256).is_integer() else 2.0**32
-        numbers = stream.words(math.ceil(kept.size / (8 if sides == 256 else 2)))
-        coins: NDArray[Any] = numbers.view(np.uint8 if sides == 256 else np.dtype("<u4"))[: kept.size]
-        np.greater_equal(coins, round(self.probability * sides), out=kept)
+        numbers = stream.words(math.ceil(count / (8 if sides == 256 else 2)))
+        return numbers.view(np.uint8 if sides == 256 else np.dtype("<u4"))[:count], round(self.probability * sides)
 
     def extra_repr(self) -> str:
         return f"p={self.probability}"

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Tensors, descends_plainly, overrides
-from privfl.engine.sequence_checks import clips_otherwise, differs_from_autograd
+from privfl.engine.sequence_checks import clips_otherwise, differs_from_autocast, differs_from_autograd
 from privfl.engine.sequences import sequence_of
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, Trained, Workspace, cores, send
 from privfl.federation.task import Task
@@ -31,6 +31,7 @@ from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.client_door import ClientDoor
 from privfl.privacy.door.precision import Precision, matrix_products, same_bits
 from privfl.privacy.loss import is_coupled
+from privfl.products import FEW, has_bfloat16_units
 
 ROWS_PER_EVALUATION = 1000
 DIRECT_FROM = 1 << 16
@@ -86,16 +87,23 @@ class LoopEngine:
     def _without_autograd(self, spaces: list[Workspace]) -> list[Workspace]:
         """``spaces`` whose gradients come from the layers themselves, if the network is known and they agree.
 
-        Under DP-SGD their clippers take from the layers what they clip.
+        Under DP-SGD their clippers take from the layers what they clip, in float32 alone.
         """
-        private = self.channel.dpsgd is not None
-        if self.precision != "float32" or (private and self.way != "layers"):
+        private, narrow = self.channel.dpsgd is not None, self.precision == "bfloat16"
+        if private and (narrow or self.way != "layers"):
             return spaces
-        sequences = [sequence_of(space.own, self.task.loss, self.task.inputs, steady=private) for space in spaces]
+        if self.precision == "tf32" or (narrow and not has_bfloat16_units()):
+            return spaces
+        task = self.task
+        sequences = [sequence_of(space.own, task.loss, task.inputs, steady=private, narrow=narrow) for space in spaces]
         if sequences[0] is None:
             return spaces
-        first, probe = spaces[0], self.task.probe(4)
-        differs = differs_from_autograd(sequences[0], first.dropout, *probe)
+        first, probe = spaces[0], task.probe(4)
+        if narrow:  # what has few rows is computed otherwise than what has many
+            tries = (task.probe(rows) for rows in (FEW, FEW + 4))
+            differs = any(differs_from_autocast(sequences[0], first.dropout, *tried) for tried in tries)
+        else:
+            differs = differs_from_autograd(sequences[0], first.dropout, *probe)
         if private and not differs:
             assert first.clipper is not None
             differs = clips_otherwise(sequences[0], first.clipper, first.dropout, *probe)

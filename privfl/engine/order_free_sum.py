@@ -84,8 +84,8 @@ class OrderFreeSum:
             self.parts[top] = part if own is None else _within(_joined(own, part), top)
         self.dtype = torch.promote_types(self.dtype, other.dtype)
 
-    def total(self) -> Tensor:
-        """The sum, in float64.
+    def total(self, dtype: torch.dtype = torch.float64) -> Tensor:
+        """The sum, added up in float64, in ``dtype``; a tensor of its own.
 
         Raises:
             ValueError: nothing was added.
@@ -93,10 +93,10 @@ class OrderFreeSum:
         if not self.parts:
             raise ValueError("a sum of nothing has no shape")
         sums = [self.parts[top] for top in sorted(self.parts)]
-        total, *others = (part.low.clone() if part.high is None else part.low + part.high for part in sums)
+        total, *others = (part.low if part.high is None else part.low + part.high for part in sums)
         for one in others:
-            total += one
-        return total
+            total = total + one
+        return total.to(dtype, copy=True)
 
 
 def _zeros(like: Tensor) -> Tensor:

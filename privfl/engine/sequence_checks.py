@@ -12,10 +12,14 @@ from privfl.engine.dropout import StreamDropout
 from privfl.engine.sequences import Sequence
 from privfl.federation.losses import cross_entropy
 from privfl.privacy.clipping.per_sample import PerSampleGradients
+from privfl.privacy.door.precision import in_precision
 from privfl.privacy.noise.source import NoiseStream
 
 TOLERANCE = 1e-4
 """Largest difference from autograd's gradient that is rounding, relative to the largest value of a layer's gradient."""
+
+COARSE = 0.05
+"""Distance of a layer's gradient in bfloat16 from float32's, relative to its norm, that is rounding in any case."""
 
 
 def differs_from_autograd(sequence: Sequence, dropout: list[StreamDropout], inputs: Tensor, targets: Tensor) -> bool:
@@ -29,6 +33,34 @@ def differs_from_autograd(sequence: Sequence, dropout: list[StreamDropout], inpu
         with torch.no_grad():
             sequence.write_gradient(inputs, targets, float(len(inputs)))
     return not _agree(own.gradient_views, expected)
+
+
+def differs_from_autocast(sequence: Sequence, dropout: list[StreamDropout], inputs: Tensor, targets: Tensor) -> bool:
+    """Whether some layer's gradient is more than twice as far from float32's as any of autograd's under autocast is.
+
+    How far bfloat16 may be off cannot be said beforehand: where rounding makes another one of four numbers the largest,
+    or turns the sign of one in front of a ReLU, a gradient goes another way. On a few dozen rows that averages out.
+    """
+    own, gradients = sequence.own, list[list[Tensor]]()
+    narrow = in_precision(cross_entropy, "bfloat16", own.flat.device)
+    with _same_masks(dropout) as masks_begin_anew:
+        for loss in (cross_entropy, narrow):
+            masks_begin_anew()
+            with torch.enable_grad():
+                gradients.append(own.gradient_of(loss(own.module, inputs, targets).sum() / len(inputs)))
+        masks_begin_anew()
+        with torch.no_grad():
+            sequence.write_gradient(inputs, targets, float(len(inputs)))
+    exact, usual = gradients
+    bound = 2 * max(_distances(usual, exact)) + COARSE
+    return not all(distance <= bound for distance in _distances(own.gradient_views, exact))
+
+
+def _distances(found: Iterable[Tensor], exact: Iterable[Tensor]) -> list[float]:
+    """How far each of the gradients ``found`` is from the ``exact`` one, relative to its norm."""
+    return [
+        float((one - wanted).norm()) / (float(wanted.norm()) + 1e-12) for one, wanted in zip(found, exact, strict=True)
+    ]
 
 
 def clips_otherwise(

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from privfl.engine.dropout import StreamDropout
 from privfl.engine.sequence_checks import TOLERANCE
-from privfl.engine.sequences import Convolution, Dropped, Flattened, Linear, Pooled, Rectified, Sequence
+from privfl.engine.sequence_steps import Convolution, Dropped, Flattened, Linear, Pooled, Rectified
+from privfl.engine.sequences import Sequence
 from privfl.federation.losses import cross_entropy
 from privfl.models.flat_network import Layout
 from privfl.privacy.clipping.formed_rules import WindowsRule

@@ -122,3 +122,18 @@ def test_drop_out_layers_draw_from_their_own_stream_with_the_right_law():
     network.eval()
     assert torch.equal(elements(torch.ones(5)), torch.ones(5))
     assert float(StreamDropout(1.0, None)(torch.ones(5)).sum()) == 0
+
+
+@pytest.mark.parametrize("probability", [0.25, 0.3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_masks_have_the_same_coins_in_every_type_and_with_padding(probability, dtype):
+    layer = StreamDropout(probability, None)
+    masks = []
+    for present, rows in ((None, 6), ((6, 6), 6), ((3, 4), 8)):
+        layer.generator, layer.present = NoiseStream(bytes(32)), present
+        masks.append(layer(torch.ones(rows, 7, 3, dtype=dtype))[:6])
+    assert torch.equal(masks[0], masks[1])
+    assert torch.equal(masks[0], masks[2])
+    assert masks[0].unique().tolist() == [0.0, float(torch.tensor(1 / (1 - probability), dtype=dtype))]
+    layer.generator, layer.present = NoiseStream(bytes(32)), None
+    assert torch.equal(layer(torch.ones(6, 7, 3)) != 0, masks[0] != 0)

@@ -11,12 +11,14 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import privfl as pf
-from privfl.engine import sequence_checks
-from privfl.engine.sequence_checks import differs_from_autograd
+from privfl.engine import loop, sequence_checks
+from privfl.engine.sequence_checks import differs_from_autocast, differs_from_autograd
+from privfl.engine.sequence_steps import Convolution, Linear
 from privfl.engine.sequences import sequence_of
 from privfl.engine.workspace import Workspace
 from privfl.federation.losses import cross_entropy
 from privfl.models.base import Network
+from privfl.models.flat_network import flatten
 from privfl.privacy.noise.source import NoiseStream
 
 IMAGES = torch.randn(12, 3, 9, 9, generator=torch.Generator().manual_seed(0))
@@ -76,6 +78,33 @@ def test_gradients_and_steps_without_autograd_are_those_of_autograd(name, rows):
         torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
     assert torch.equal(inputs, IMAGES[:rows])
     assert not differs_from_autograd(found, space.dropout, IMAGES, LABELS)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("rows", [12, 48])
+def test_narrow_gradients_and_steps_are_near_those_of_autograd_in_float32(name, rows):
+    torch.manual_seed(3)
+    space = workspace(NETWORKS[name]())
+    own, found = space.own, sequence_of(space.own, cross_entropy, IMAGES, narrow=True)
+    own.flat.requires_grad_(False)
+    inputs, targets = IMAGES.repeat(4, 1, 1, 1)[:rows], LABELS.repeat(4)[:rows]
+    space.start(NoiseStream(bytes([5] * 32)))
+    with torch.enable_grad():
+        wanted = torch.cat([one.flatten() for one in own.gradient_of(cross_entropy(own.module, inputs, targets).sum())])
+    before = own.flat.clone()
+    for act in ("write", "descend"):
+        space.start(NoiseStream(bytes([5] * 32)))
+        with torch.no_grad():
+            if act == "write":
+                found.write_gradient(inputs, targets, 1.0)
+                gradient = own.gradient
+            else:
+                found.descend(inputs, targets, 2.0, 0.5)
+                gradient = (before - own.flat) * 4
+        assert gradient.dtype == torch.float32
+        assert float((gradient - wanted).norm()) < 0.1 * float(wanted.norm())
+    own.flat.copy_(before)
+    assert not differs_from_autocast(found, space.dropout, inputs, targets)
 
 
 class Doubled(nn.Linear):
@@ -179,17 +208,55 @@ def test_a_run_is_that_of_autograd_and_a_difference_is_said(monkeypatch, algorit
     assert runs[0].statement.to_json() == runs[1].statement.to_json()
 
 
-def test_under_dp_sgd_and_in_other_precisions_no_plain_gradient_is_a_sequence_s():
-    for given in ({"privacy": pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, sample_rate=0.5))}, {}):
-        spaces = []
-        pf.simulate(
-            task_of(pooled),
-            pf.FedAvg(weighting="uniform"),
-            rounds=1,
-            execution=pf.Execution(
-                engine="loop", device="cpu", workers=1, precision="float32" if given else "bfloat16"
-            ),
-            callbacks=[lambda simulation, line, spaces=spaces: spaces.append(simulation.engine._spaces.get())],
-            **given,
-        )
-        assert [space.sequence for space in spaces] == [None]
+def sequence_in_a_run(precision, **settings):
+    """The sequence of the loop's only worker, and the notes of the run."""
+    told = []
+
+    def tell(simulation, line):
+        told.append((simulation.engine._spaces.get().sequence, list(simulation.engine.notes)))
+
+    execution = pf.Execution(engine="loop", device="cpu", workers=1, precision=precision)
+    settings = {"rounds": 1, "execution": execution, "callbacks": [tell], **settings}
+    run = pf.simulate(task_of(pooled), pf.FedAvg(weighting="uniform"), **settings)
+    return *told[0], run
+
+
+def test_under_dp_sgd_no_plain_gradient_is_a_sequence_s():
+    private = pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, sample_rate=0.5))
+    for precision in ("float32", "bfloat16"):
+        assert sequence_in_a_run(precision, privacy=private)[0] is None
+
+
+def narrow_of(found):
+    return [step.narrow for step in found.steps if isinstance(step, Linear | Convolution)]
+
+
+def test_steps_are_narrow_where_bfloat16_was_asked_for_and_the_processor_has_it(monkeypatch):
+    for units in (True, False):
+        monkeypatch.setattr(loop, "has_bfloat16_units", lambda units=units: units)
+        found, notes, _ = sequence_in_a_run("bfloat16")
+        assert (found is not None) == units
+        assert notes == []
+        assert not units or narrow_of(found) == [True] * 4
+        found, _, _ = sequence_in_a_run("float32")
+        assert narrow_of(found) == [False] * 4
+
+
+def test_a_narrow_sequence_that_differs_is_left_and_that_is_said(monkeypatch):
+    monkeypatch.setattr(loop, "has_bfloat16_units", lambda: True)
+    monkeypatch.setattr(sequence_checks, "COARSE", -10.0)
+    found, notes, _ = sequence_in_a_run("bfloat16")
+    assert found is None
+    assert notes == ["steps use autograd, because the layers' own gradients came out different"]
+
+
+def test_a_narrow_run_stays_near_the_one_in_float32_and_claims_the_same(monkeypatch):
+    monkeypatch.setattr(loop, "has_bfloat16_units", lambda: True)
+    _, _, exact = sequence_in_a_run("float32")
+    _, _, narrow = sequence_in_a_run("bfloat16")
+    assert narrow.parameters.dtype == torch.float32
+    moved = float((exact.parameters - flatten(task_of(pooled).model(0))).norm())
+    assert 0 < float((exact.parameters - narrow.parameters).norm()) < 0.1 * moved
+    noisy = pf.Privacy(update=[pf.Clip(1.0), pf.GaussianNoise(0.5)])
+    claims = [sequence_in_a_run(one, privacy=noisy)[2].statement.to_json() for one in ("float32", "bfloat16")]
+    assert claims[0] == claims[1]

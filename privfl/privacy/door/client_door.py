@@ -110,6 +110,7 @@ class ClientDoor(DoorKeeper):
     ) -> Tensor:
         network, (divisor,) = self._network, batch.divisors()
         loss_kwargs, leaf = _with_leaf(loss_kwargs, wrt)
+        unaided = self._unaided if self._serves(loss, loss_kwargs, wrt) else None
         whole, loss = is_coupled(loss), self._prepared(loss, batch, loss_kwargs)
 
         def mean(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -117,8 +118,8 @@ class ClientDoor(DoorKeeper):
                 return loss(network.module, inputs, targets).sum() / divisor
 
         def write(inputs: Tensor, targets: Tensor) -> None:
-            if self._unaided is not None and wrt is None and self._unaided.serves(loss) and network.module.training:
-                self._unaided.write_gradient(inputs, targets, divisor)
+            if unaided is not None:
+                unaided.write_gradient(inputs, targets, divisor)
             elif self._clipper is not None and wrt is None:
                 self._clipper.plain_sum(loss, inputs, targets, divisor)
             else:
@@ -131,6 +132,12 @@ class ClientDoor(DoorKeeper):
             if len(batch.rows) == 0:
                 return torch.zeros_like(leaf)
             return torch.autograd.grad(mean(batch.inputs, batch.targets), leaf)[0]
+
+    def _serves(self, loss: Loss, loss_kwargs: Given, wrt: str | None) -> bool:
+        """Whether this gradient of ``loss`` is taken without autograd."""
+        if self._unaided is None or wrt is not None or loss_kwargs or not self._network.module.training:
+            return False
+        return self._unaided.serves(loss)
 
     def _clipped_sum(
         self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, max_grad_norm: float

@@ -2,8 +2,9 @@
 
 ``float32`` is exact on every device: on CUDA it also turns off the TF32 convolutions that PyTorch allows by default,
 because the engines' promise of equal numbers would not survive them. ``tf32`` allows them, and TF32 products;
-``bfloat16`` runs the forward and backward pass under autocast. Clipping stays honest in all of them: norms are taken of
-the very gradients that are added up.
+``bfloat16`` runs the forward and backward pass under autocast; known networks without DP-SGD compute layer by layer
+instead, on processors that multiply in bfloat16 (:mod:`privfl.engine.sequences`). Clipping stays honest in all of them:
+norms are taken of the very gradients that are added up.
 """
 
 from __future__ import annotations

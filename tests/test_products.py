@@ -1,0 +1,119 @@
+"""Every form of a dense product is that product, and which one is taken depends on the machine alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from privfl import products
+from privfl.products import Forms, descend_, forms_of, input_gradient, outputs
+
+FORMS = {
+    "plain": Forms(),
+    "weight first": Forms(weight_first=True),
+    "oneDNN": Forms(onednn=True),
+    "updates by inputs": Forms(by_inputs=True),
+}
+SHAPES = {"narrow": (10, 7), "wide": (300, 257), "huge": (2100, 512)}
+
+
+def has_onednn():
+    return products._onednn_agrees()
+
+
+@pytest.fixture(params=FORMS)
+def taken(request, monkeypatch):
+    if request.param == "oneDNN" and not has_onednn():
+        pytest.skip("this build of PyTorch has no oneDNN")
+    monkeypatch.setattr(products, "forms", lambda: FORMS[request.param])
+
+
+@pytest.mark.usefixtures("taken")
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rows", [1, 5, 33])
+@pytest.mark.parametrize("steady", [True, False])
+def test_products_are_those_of_float64(shape, rows, steady):
+    inputs, outs = SHAPES[shape]
+    draws = torch.Generator().manual_seed(rows)
+    given, weight, bias, back = (
+        torch.randn(size, generator=draws, dtype=torch.float64)
+        for size in ((rows, inputs), (outs, inputs), (outs,), (rows, outs))
+    )
+    narrow = [value.float() for value in (given, weight, bias, back)]
+    for found, wanted in (
+        (outputs(narrow[0], narrow[1], narrow[2], steady=steady), F.linear(given, weight, bias)),
+        (outputs(narrow[0], narrow[1], None, steady=steady), F.linear(given, weight)),
+        (input_gradient(narrow[3], narrow[1]), back @ weight),
+        (descend_(narrow[1].clone(), narrow[3], narrow[0], 0.5), weight - 0.5 * back.T @ given),
+    ):
+        assert found.is_contiguous()
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
+
+
+def test_an_update_is_written_where_the_weight_lies(monkeypatch):
+    for kind in FORMS.values():
+        monkeypatch.setattr(products, "forms", lambda kind=kind: kind)
+        flat = torch.zeros(2 * 12)
+        descend_(flat[12:].view(3, 4), torch.ones(2, 3), torch.ones(2, 4), 1.0)
+        assert flat.tolist() == [0.0] * 12 + [-2.0] * 12
+
+
+@pytest.mark.parametrize(
+    ("maker", "expected"),
+    [
+        ("GenuineIntel", Forms(weight_first=True)),
+        ("Intel64 Family 6 Model 143 Stepping 8, GenuineIntel", Forms(weight_first=True)),
+        ("arm", Forms()),
+        ("", Forms()),
+    ],
+)
+def test_forms_follow_from_the_maker(maker, expected):
+    assert forms_of(maker) == expected
+    assert forms_of("AuthenticAMD") == Forms(onednn=has_onednn(), by_inputs=True)
+
+
+def test_the_maker_is_read_once(monkeypatch):
+    products.processor.cache_clear()
+    try:
+        first = products.processor()
+        monkeypatch.setattr(Path, "read_text", lambda self, **_: "vendor_id\t: SomebodyElse\n")
+        assert products.processor() == first
+        products.processor.cache_clear()
+        assert products.processor() == "SomebodyElse"
+    finally:
+        products.processor.cache_clear()
+
+
+def test_where_no_list_of_processors_is_the_system_is_asked(monkeypatch):
+    def missing(self, **_):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    monkeypatch.setattr(products.platform, "processor", lambda: "a processor")
+    assert products.processor.__wrapped__() == "a processor"
+
+
+@pytest.mark.parametrize("answer", [None, torch.zeros(3, 32), torch.zeros(1)])
+def test_without_oneDNN_or_with_another_one_amd_takes_ordinary_products(monkeypatch, answer):
+    def other(*_):
+        if answer is None:
+            raise AttributeError("there is no such operator")
+        return answer
+
+    monkeypatch.setattr(products, "_by_onednn", other)
+    assert not products._onednn_agrees.__wrapped__()
+    monkeypatch.setattr(products, "_onednn_agrees", lambda: False)
+    assert forms_of("AuthenticAMD") == Forms(by_inputs=True)
+
+
+def test_a_build_that_cannot_say_whether_there_are_units_for_bfloat16_has_none(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True, raising=False)
+    assert products.has_bfloat16_units.__wrapped__()
+    monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported")
+    assert not products.has_bfloat16_units.__wrapped__()
+
+
+def test_a_product_has_the_same_bits_every_time():
+    given, weight = torch.randn(10, 2100), torch.randn(512, 2100)
+    assert torch.equal(outputs(given, weight, None), outputs(given.clone(), weight.clone(), None))
