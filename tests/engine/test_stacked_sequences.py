@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import privfl as pf
+from privfl import products
 from privfl.engine import stacked_sequences, vectorised
 from privfl.engine.sequences import sequence_of
 from privfl.engine.stacked_sequences import StackedSequence, stacked_sequence_of
@@ -13,6 +14,7 @@ from privfl.engine.workspace import Workspace
 from privfl.federation.losses import cross_entropy
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients
 from privfl.privacy.noise.source import NoiseStream
+from privfl.products import Forms
 
 CLIENTS, ROWS = 3, 10
 IMAGES = torch.randn(CLIENTS, ROWS, 2, 9, 8, generator=torch.Generator().manual_seed(0))
@@ -43,12 +45,19 @@ def stacked(network, *, steady=False):
     return found, gradients, space
 
 
+@pytest.fixture(params=[False, True], ids=["as they stand", "narrow first"])
+def narrow_first(request, monkeypatch):
+    """Products as they stand, and in the form that AMD's processors get."""
+    monkeypatch.setattr(products, "forms", lambda: Forms(narrow_first=request.param))
+
+
 def own_masks(space, counts):
     for layer in space.dropout:
         layer.stack = [NoiseStream(bytes([client]) * 32) for client in range(len(counts))]
         layer.counts = counts
 
 
+@pytest.mark.usefixtures("narrow_first")
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("steady", [False, True])
 @pytest.mark.parametrize("counts", [(10, 10, 10), (10, 7, 1), (1, 1, 1)])
@@ -66,6 +75,7 @@ def test_stacked_gradients_without_autograd_are_those_of_autograd(name, steady, 
         torch.testing.assert_close(found.plain_sum(parameters, batch), wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("narrow_first")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_padding_changes_nothing_however_long_it_is(name):
     found, _, space = stacked(NETWORKS[name](), steady=True)
