@@ -147,7 +147,7 @@ class StackedSequence:
                 return self._convolution(step, values, own, wanted=wanted)
             case Rectified():
                 values = values.clamp_min_(0) if step.fresh else values.clamp_min(0)
-                return values, lambda back, _: torch.ops.aten.threshold_backward(back, values, 0)
+                return values, lambda back, _: _kept(back, values)
             case Pooled():
                 return _pooled(step, values)
             case Dropped():
@@ -193,10 +193,12 @@ class StackedSequence:
         images = images[..., 0] if layer.in_channels == 1 else images  # one dimension less is a quicker kernel
         windows = images.index_select(1, index).view(clients, rows * height * width, -1)
         weight = _weight_of(layer, own).reshape(clients, -1, layer.out_channels)
-        output = batched(windows, weight)
+        product = batched(windows, weight)
+        output = product if product.is_contiguous() else product.new_empty(product.shape)
         if layer.bias is not None:
-            output += own[id(layer.bias)][:, None]
-        output = output.contiguous()
+            torch.add(product, own[id(layer.bias)][:, None], out=output)
+        elif output is not product:
+            output.copy_(product)
 
         def backward(back: Tensor, take: Take) -> Tensor:
             back = back.reshape(clients, rows, height * width, layer.out_channels)
@@ -211,6 +213,12 @@ class StackedSequence:
         return output.view(clients, rows, height, width, -1), backward
 
 
+def _kept(back: Tensor, values: Tensor) -> Tensor:
+    """``back``, which nobody else holds, with zeros where ``values`` are not above 0."""
+    found: Tensor = torch.ops.aten.threshold_backward.grad_input(back, values, 0, grad_input=back)
+    return found
+
+
 def _weight_of(layer: nn.Linear | nn.Conv2d, views: Views) -> Tensor:
     """The weight of ``layer``, that of windows [clients, height, width, channels, outputs]."""
     weight = views[id(layer.weight)]
@@ -218,9 +226,19 @@ def _weight_of(layer: nn.Linear | nn.Conv2d, views: Views) -> Tensor:
 
 
 def _added(values: Tensor) -> Tensor:
-    """The sum [clients, n] of the rows of ``values`` [clients, B, n]; sums of four rows at a time are rounded alike."""
-    missing = -values.shape[1] % 4
-    return (F.pad(values, (0, 0, 0, missing)) if missing else values).sum(1)
+    """The sum [clients, n] of the rows of ``values`` [clients, B, n]; rows of zeros at the end change no bit of it.
+
+    Every fourth row is added to the same of four sums, one after another, and then these four, whatever B is.
+    """
+    rows = values.shape[1]
+    if rows <= 4:
+        return (F.pad(values, (0, 0, 0, 4 - rows)) if rows < 4 else values).sum(1)
+    first = 8 if rows >= 8 else 4
+    sums = values[:, :4] + values[:, 4:8] if first == 8 else values[:, :4].clone()
+    for start in range(first, rows, 4):
+        part = values[:, start : start + 4]
+        sums[:, : part.shape[1]] += part
+    return sums.sum(1)
 
 
 def _pooled(step: Pooled, values: Tensor) -> tuple[Tensor, Back]:

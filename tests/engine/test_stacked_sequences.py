@@ -93,6 +93,21 @@ def test_padding_changes_nothing_however_long_it_is(name):
         torch.testing.assert_close(sums[1], sums[2], rtol=1e-5, atol=1e-6)
 
 
+def test_sums_of_rows_keep_their_bits_whatever_zeros_follow_and_whoever_is_beside():
+    draws = torch.Generator().manual_seed(0)
+    for values in (1, 3, 8, 200):
+        for rows in (1, 3, 4, 5, 7, 8, 10, 17, 33):
+            spread = 10.0 ** (4 * torch.rand(CLIENTS, rows, values, generator=draws) - 2)
+            summands = torch.randn(CLIENTS, rows, values, generator=draws) * spread
+            summands[:, ::2] += 1e4
+            found = stacked_sequences._added(summands)
+            torch.testing.assert_close(found.double(), summands.double().sum(1), rtol=1e-6, atol=0.1)
+            for zeros in (1, 2, 6, 54):
+                longer = torch.cat([summands, torch.zeros(CLIENTS, zeros, values)], 1)
+                assert torch.equal(stacked_sequences._added(longer), found)
+            assert torch.equal(stacked_sequences._added(summands[:2].clone()), found[:2])
+
+
 def test_what_is_not_served_keeps_autograd_and_a_difference_is_said(monkeypatch):
     layers = [nn.Flatten(), nn.Linear(168, 4)]
     assert stacked(nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), *layers))[0] == ""
