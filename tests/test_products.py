@@ -7,13 +7,14 @@ import torch
 import torch.nn.functional as F
 
 from privfl import products
-from privfl.products import Forms, descend_, forms_of, input_gradient, outputs
+from privfl.products import Forms, batched, descend_, forms_of, input_gradient, outputs
 
 FORMS = {
     "plain": Forms(),
     "weight first": Forms(weight_first=True),
     "oneDNN": Forms(onednn=True),
     "updates by inputs": Forms(by_inputs=True),
+    "narrow first": Forms(narrow_first=True),
 }
 SHAPES = {"narrow": (10, 7), "wide": (300, 257), "huge": (2100, 512)}
 
@@ -51,6 +52,27 @@ def test_products_are_those_of_float64(shape, rows, steady):
         torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
 
 
+@pytest.mark.usefixtures("taken")
+@pytest.mark.parametrize("columns", [1, 8, 15, 16, 40])
+@pytest.mark.parametrize("rows", [1, 9, 300])
+def test_batched_products_are_those_of_float64(columns, rows):
+    draws = torch.Generator().manual_seed(rows)
+    left, right = (torch.randn(size, generator=draws) for size in ((3, rows, 20), (3, 20, columns)))
+    wanted = left.double() @ right.double()
+    for one in (left, left.mT.contiguous().mT):
+        for other in (right, right.mT.contiguous().mT):
+            torch.testing.assert_close(batched(one, other).double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_only_narrow_batched_products_are_turned(monkeypatch):
+    monkeypatch.setattr(products, "forms", lambda: Forms(narrow_first=True))
+    left = torch.randn(3, 50, 20)
+    assert batched(left, torch.randn(3, 20, 15)).mT.is_contiguous()
+    assert batched(left, torch.randn(3, 20, 16)).is_contiguous()
+    monkeypatch.setattr(products, "forms", Forms)
+    assert batched(left, torch.randn(3, 20, 15)).is_contiguous()
+
+
 def test_an_update_is_written_where_the_weight_lies(monkeypatch):
     for kind in FORMS.values():
         monkeypatch.setattr(products, "forms", lambda kind=kind: kind)
@@ -70,7 +92,7 @@ def test_an_update_is_written_where_the_weight_lies(monkeypatch):
 )
 def test_forms_follow_from_the_maker(maker, expected):
     assert forms_of(maker) == expected
-    assert forms_of("AuthenticAMD") == Forms(onednn=has_onednn(), by_inputs=True)
+    assert forms_of("AuthenticAMD") == Forms(onednn=has_onednn(), by_inputs=True, narrow_first=True)
 
 
 def test_the_maker_is_read_once(monkeypatch):
@@ -104,7 +126,7 @@ def test_without_oneDNN_or_with_another_one_amd_takes_ordinary_products(monkeypa
     monkeypatch.setattr(products, "_by_onednn", other)
     assert not products._onednn_agrees.__wrapped__()
     monkeypatch.setattr(products, "_onednn_agrees", lambda: False)
-    assert forms_of("AuthenticAMD") == Forms(by_inputs=True)
+    assert forms_of("AuthenticAMD") == Forms(by_inputs=True, narrow_first=True)
 
 
 def test_a_build_that_cannot_say_whether_there_are_units_for_bfloat16_has_none(monkeypatch):

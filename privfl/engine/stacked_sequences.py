@@ -28,6 +28,7 @@ from privfl.privacy.clipping.rule import Places, Rule
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients
 from privfl.privacy.loss import Loss
 from privfl.privacy.noise.source import NoiseStream
+from privfl.products import batched
 
 LARGEST = 1 << 15
 """Values that all windows of one row may have: where there are more, laying them out costs more than it saves."""
@@ -35,6 +36,9 @@ LARGEST = 1 << 15
 ALIKE = 16
 """Rows from which on products round each row alike; with fewer, kernels differ, and clients' uploads could tell how
 many rows the largest batch of their stack has, so that with noise on updates all would be padded to more rows."""
+
+Views = dict[int, Tensor]
+"""Parameters [clients, ...] by their identity in the network that is copied."""
 
 Take = Callable[[nn.Linear | nn.Conv2d, Tensor, Tensor], None]
 """Told of a layer what it received and what arrived at its output: [clients, B, n], of windows [clients, B, windows, n]
@@ -50,13 +54,14 @@ class StackedSequence:
     def __init__(self, single: Sequence, layout: Layout, *, steady: bool) -> None:
         """``steady``: what a client gets must not depend on how many rows others in its stack have."""
         self._steps, self._steady = single.steps, steady
-        names = {id(value): name for name, value in single.own.module.named_parameters()}
-        offsets = dict(zip(layout.names, (offset for _, _, offset in layout.places), strict=True))
-        self._offsets = {id(value): offsets[name] for value in single.own.parameters if (name := names[id(value)])}
+        named = dict(single.own.module.named_parameters())
+        self._sizes, self._shapes = list(layout.sizes), [(-1, *shape) for shape in layout.shapes]
+        self._keys = [id(named[name]) for name in layout.names]
         self._first = single.first
         self.values = 0
         """How many numbers the inputs, or all windows, of one row are; known once a row has passed."""
         self._indices: dict[tuple[int, ...], Tensor] = {}
+        self._less = torch.full((), -1.0)
 
     def serves(self, loss: Loss) -> bool:
         """Whether :meth:`plain_sum` gives each client's gradient of ``loss``."""
@@ -65,12 +70,14 @@ class StackedSequence:
     def plain_sum(self, parameters: Tensor, batch: StackedBatch) -> Tensor:
         """Gradient [clients, size] of each client's sum of cross-entropy over its rows."""
         gradient = torch.empty_like(parameters)
+        places = self.views(gradient)
 
         def write(layer: nn.Linear | nn.Conv2d, given: Tensor, back: Tensor) -> None:
             found, sums = self._sums(given, back, biased=layer.bias is not None)
-            self._weight_of(layer, gradient).copy_(found.view(self._weight_of(layer, gradient).shape))
+            place = _weight_of(layer, places)
+            place.copy_(found.view(place.shape))
             if layer.bias is not None:
-                self._of(layer.bias, gradient).copy_(sums)
+                places[id(layer.bias)].copy_(sums)
 
         self._pass(parameters, batch, write)
         return gradient
@@ -92,13 +99,14 @@ class StackedSequence:
         return found
 
     def _places(self, layer: nn.Linear | nn.Conv2d, gradient: Tensor) -> Places:
-        places = {"weight": self._weight_of(layer, gradient)}
-        return places if layer.bias is None else {**places, "bias": self._of(layer.bias, gradient)}
+        views = self.views(gradient)
+        places = {"weight": _weight_of(layer, views)}
+        return places if layer.bias is None else {**places, "bias": views[id(layer.bias)]}
 
-    def _weight_of(self, layer: nn.Linear | nn.Conv2d, stack: Tensor) -> Tensor:
-        """The weight of ``layer`` in ``stack`` [clients, size], that of windows [clients, ..., channels, outputs]."""
-        weight = self._of(layer.weight, stack)
-        return weight if weight.dim() == 3 else weight.permute(0, 3, 4, 2, 1)
+    def views(self, stack: Tensor) -> Views:
+        """Where the parameters lie in ``stack`` [clients, size]."""
+        parts = torch.split_with_sizes(stack, self._sizes, 1)
+        return {key: part.view(shape) for key, part, shape in zip(self._keys, parts, self._shapes, strict=True)}
 
     def _sums(self, given: Tensor, back: Tensor, *, biased: bool) -> tuple[Tensor, Tensor]:
         """What a layer's weight and bias get from all rows of each client."""
@@ -108,40 +116,38 @@ class StackedSequence:
         clients, rows = given.shape[:2]
         if self._steady:  # row by row first: a product over all rows is rounded by how many there are
             apart = given.flatten(0, 1), back.flatten(0, 1)
-            found = _added(torch.bmm(apart[0].mT, apart[1]).view(clients, rows, -1))
-            return found, _added(apart[1].sum(1).view(clients, rows, -1))
+            found = batched(apart[0].mT, apart[1])
+            laid = found if found.is_contiguous() else found.mT
+            total = _added(laid.view(clients, rows, -1)).view(clients, *laid.shape[1:])
+            sums = _added(apart[1].sum(1).view(clients, rows, -1))
+            return total if laid is found else total.mT, sums
         together = given.flatten(1, 2), back.flatten(1, 2)
-        return torch.bmm(together[0].mT, together[1]), together[1].sum(1)
+        return batched(together[0].mT, together[1]), together[1].sum(1)
 
     def _pass(self, parameters: Tensor, batch: StackedBatch, take: Take) -> None:
         """Forward, and back from each client's sum of cross-entropy."""
-        values, ways_back = batch.inputs, list[Back]()
+        values, own, ways_back = batch.inputs, self.views(parameters), list[Back]()
         if values.dim() == 5:
             values = values.permute(0, 1, 3, 4, 2).contiguous()
         for place, step in enumerate(self._steps):
-            values, way_back = self._forward(step, values, parameters, wanted=place > self._first)
+            values, way_back = self._forward(step, values, own, wanted=place > self._first)
             ways_back.append(way_back)
         back = torch.softmax(values, 2)
-        back.view(-1, back.shape[2])[torch.arange(batch.targets.numel()), batch.targets.flatten()] -= 1
-        back = batch.rows_only(back)
+        targets = batch.targets[:, :, None]
+        back = batch.rows_only(back.scatter_add_(2, targets, self._less.expand(targets.shape)))
         for way_back in reversed(ways_back[self._first :]):
             back = way_back(back, take)
 
-    def _of(self, value: Tensor, stack: Tensor) -> Tensor:
-        """Where the parameter ``value`` lies in each row of ``stack`` [clients, size], as [clients, ...]."""
-        offset = self._offsets[id(value)]
-        return stack[:, offset : offset + value.numel()].view(len(stack), *value.shape)
-
-    def _forward(self, step: Any, values: Tensor, parameters: Tensor, *, wanted: bool) -> tuple[Tensor, Back]:
+    def _forward(self, step: Any, values: Tensor, own: Views, *, wanted: bool) -> tuple[Tensor, Back]:
         """What ``step`` makes of ``values`` [clients, B, ...], and its way back; its input's gradient if ``wanted``."""
         match step:
             case Linear():
-                return self._linear(step.layer, values, parameters, wanted=wanted)
+                return self._linear(step.layer, values, own, wanted=wanted)
             case Convolution():
-                return self._convolution(step, values, parameters, wanted=wanted)
+                return self._convolution(step, values, own, wanted=wanted)
             case Rectified():
                 values = values.clamp_min_(0) if step.fresh else values.clamp_min(0)
-                return values, lambda back, _: torch.ops.aten.threshold_backward(back, values, 0)
+                return values, lambda back, _: _kept(back, values)
             case Pooled():
                 return _pooled(step, values)
             case Dropped():
@@ -150,14 +156,14 @@ class StackedSequence:
                 return _flattened(values)
         return values, lambda back, _: back
 
-    def _linear(self, layer: nn.Linear, values: Tensor, parameters: Tensor, *, wanted: bool) -> tuple[Tensor, Back]:
-        weight = self._of(layer.weight, parameters)
+    def _linear(self, layer: nn.Linear, values: Tensor, own: Views, *, wanted: bool) -> tuple[Tensor, Back]:
+        weight = own[id(layer.weight)]
         rows = values.shape[1]
         short = self._steady and rows < ALIKE
         enough = F.pad(values, (0, 0, 0, ALIKE - rows)) if short else values
-        output = torch.bmm(enough, weight.mT)[:, :rows]
+        output = batched(enough, weight.mT)[:, :rows]
         if layer.bias is not None:
-            output += self._of(layer.bias, parameters)[:, None]
+            output += own[id(layer.bias)][:, None]
 
         def backward(back: Tensor, take: Take) -> Tensor:
             take(layer, values, back)
@@ -175,9 +181,7 @@ class StackedSequence:
             self._indices[key] = places.as_strided(shape[:4], steps).reshape(-1)
         return self._indices[key]
 
-    def _convolution(
-        self, step: Convolution, values: Tensor, parameters: Tensor, *, wanted: bool
-    ) -> tuple[Tensor, Back]:
+    def _convolution(self, step: Convolution, values: Tensor, own: Views, *, wanted: bool) -> tuple[Tensor, Back]:
         layer = step.layer
         (down, across), (above, beside), _ = step.window
         (high, wide), clients, rows = layer.kernel_size, *values.shape[:2]
@@ -188,29 +192,53 @@ class StackedSequence:
         images = given.view(clients * rows, -1, layer.in_channels)
         images = images[..., 0] if layer.in_channels == 1 else images  # one dimension less is a quicker kernel
         windows = images.index_select(1, index).view(clients, rows * height * width, -1)
-        weight = self._weight_of(layer, parameters).reshape(clients, -1, layer.out_channels)
-        output = torch.bmm(windows, weight)
+        weight = _weight_of(layer, own).reshape(clients, -1, layer.out_channels)
+        product = batched(windows, weight)
+        output = product if product.is_contiguous() else product.new_empty(product.shape)
         if layer.bias is not None:
-            output += self._of(layer.bias, parameters)[:, None]
+            torch.add(product, own[id(layer.bias)][:, None], out=output)
+        elif output is not product:
+            output.copy_(product)
 
         def backward(back: Tensor, take: Take) -> Tensor:
             back = back.reshape(clients, rows, height * width, layer.out_channels)
             take(layer, windows.view(clients, rows, height * width, -1), back)
             if not wanted:
                 return back
-            spread, total = torch.bmm(back.flatten(1, 2), weight.mT).view(shape), torch.zeros_like(given)
-            for i in range(high):
-                for j in range(wide):
-                    total[:, :, i : i + down * height : down, j : j + across * width : across] += spread[..., i, j, :]
+            spread = batched(back.flatten(1, 2), weight.mT).reshape(clients * rows, -1, layer.in_channels)
+            total = torch.zeros_like(given)
+            total.view(clients * rows, -1, layer.in_channels).index_add_(1, index, spread)
             return total[:, :, above : above + values.shape[2], beside : beside + values.shape[3]]
 
         return output.view(clients, rows, height, width, -1), backward
 
 
+def _kept(back: Tensor, values: Tensor) -> Tensor:
+    """``back``, which nobody else holds, with zeros where ``values`` are not above 0."""
+    found: Tensor = torch.ops.aten.threshold_backward.grad_input(back, values, 0, grad_input=back)
+    return found
+
+
+def _weight_of(layer: nn.Linear | nn.Conv2d, views: Views) -> Tensor:
+    """The weight of ``layer``, that of windows [clients, height, width, channels, outputs]."""
+    weight = views[id(layer.weight)]
+    return weight if weight.dim() == 3 else weight.permute(0, 3, 4, 2, 1)
+
+
 def _added(values: Tensor) -> Tensor:
-    """The sum [clients, n] of the rows of ``values`` [clients, B, n]; sums of four rows at a time are rounded alike."""
-    missing = -values.shape[1] % 4
-    return (F.pad(values, (0, 0, 0, missing)) if missing else values).sum(1)
+    """The sum [clients, n] of the rows of ``values`` [clients, B, n]; rows of zeros at the end change no bit of it.
+
+    Every fourth row is added to the same of four sums, one after another, and then these four, whatever B is.
+    """
+    rows = values.shape[1]
+    if rows <= 4:
+        return (F.pad(values, (0, 0, 0, 4 - rows)) if rows < 4 else values).sum(1)
+    first = 8 if rows >= 8 else 4
+    sums = values[:, :4] + values[:, 4:8] if first == 8 else values[:, :4].clone()
+    for start in range(first, rows, 4):
+        part = values[:, start : start + 4]
+        sums[:, : part.shape[1]] += part
+    return sums.sum(1)
 
 
 def _pooled(step: Pooled, values: Tensor) -> tuple[Tensor, Back]:
@@ -271,7 +299,7 @@ def stacked_sequence_of(
             layer.stack, layer.counts = [NoiseStream(bytes([client]) * 32) for client in (0, 1)], [2, 2]
 
     def differ(one: Tensor, other: Tensor) -> bool:
-        parts = ((found._of(value, one), found._of(value, other)) for value in single.own.parameters)
+        parts = zip(found.views(one).values(), found.views(other).values(), strict=True)
         return not all(
             float((part - wanted).abs().max()) <= TOLERANCE * (float(wanted.abs().max()) + 1e-12)
             for part, wanted in parts

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import privfl as pf
+from privfl import products
 from privfl.engine import stacked_sequences, vectorised
 from privfl.engine.sequences import sequence_of
 from privfl.engine.stacked_sequences import StackedSequence, stacked_sequence_of
@@ -13,6 +14,7 @@ from privfl.engine.workspace import Workspace
 from privfl.federation.losses import cross_entropy
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients
 from privfl.privacy.noise.source import NoiseStream
+from privfl.products import Forms
 
 CLIENTS, ROWS = 3, 10
 IMAGES = torch.randn(CLIENTS, ROWS, 2, 9, 8, generator=torch.Generator().manual_seed(0))
@@ -43,12 +45,19 @@ def stacked(network, *, steady=False):
     return found, gradients, space
 
 
+@pytest.fixture(params=[False, True], ids=["as they stand", "narrow first"])
+def narrow_first(request, monkeypatch):
+    """Products as they stand, and in the form that AMD's processors get."""
+    monkeypatch.setattr(products, "forms", lambda: Forms(narrow_first=request.param))
+
+
 def own_masks(space, counts):
     for layer in space.dropout:
         layer.stack = [NoiseStream(bytes([client]) * 32) for client in range(len(counts))]
         layer.counts = counts
 
 
+@pytest.mark.usefixtures("narrow_first")
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("steady", [False, True])
 @pytest.mark.parametrize("counts", [(10, 10, 10), (10, 7, 1), (1, 1, 1)])
@@ -66,6 +75,7 @@ def test_stacked_gradients_without_autograd_are_those_of_autograd(name, steady, 
         torch.testing.assert_close(found.plain_sum(parameters, batch), wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("narrow_first")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_padding_changes_nothing_however_long_it_is(name):
     found, _, space = stacked(NETWORKS[name](), steady=True)
@@ -81,6 +91,21 @@ def test_padding_changes_nothing_however_long_it_is(name):
                 sums.append(found.plain_sum(parameters, batch))
         torch.testing.assert_close(sums[0], sums[1], rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(sums[1], sums[2], rtol=1e-5, atol=1e-6)
+
+
+def test_sums_of_rows_keep_their_bits_whatever_zeros_follow_and_whoever_is_beside():
+    draws = torch.Generator().manual_seed(0)
+    for values in (1, 3, 8, 200):
+        for rows in (1, 3, 4, 5, 7, 8, 10, 17, 33):
+            spread = 10.0 ** (4 * torch.rand(CLIENTS, rows, values, generator=draws) - 2)
+            summands = torch.randn(CLIENTS, rows, values, generator=draws) * spread
+            summands[:, ::2] += 1e4
+            found = stacked_sequences._added(summands)
+            torch.testing.assert_close(found.double(), summands.double().sum(1), rtol=1e-6, atol=0.1)
+            for zeros in (1, 2, 6, 54):
+                longer = torch.cat([summands, torch.zeros(CLIENTS, zeros, values)], 1)
+                assert torch.equal(stacked_sequences._added(longer), found)
+            assert torch.equal(stacked_sequences._added(summands[:2].clone()), found[:2])
 
 
 def test_what_is_not_served_keeps_autograd_and_a_difference_is_said(monkeypatch):

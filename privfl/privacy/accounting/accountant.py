@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privfl.errors import PrivacyError
+from privfl.privacy.accounting.closed_form import gaussian_epsilon
 from privfl.privacy.accounting.composition import Sum, compose
 from privfl.privacy.accounting.events import ADD_REMOVE, REPLACE, History, InfiniteLoss, Kind, elementary
 from privfl.privacy.accounting.grouping import fewer_rates
@@ -124,7 +125,7 @@ def _bound(kinds: Mapping[Kind, int], delta: float, interval: bool, tolerance: f
         return Bound(claim, "RDP", 0.0, claim, claim, "upper bound only")
     (event, _), *others = kinds
     if isinstance(event, dp.GaussianDpEvent) and not others:
-        exact = float(dp.get_epsilon_gaussian(event.noise_multiplier, delta)) * (1 + 1e-9)
+        exact = gaussian_epsilon(event.noise_multiplier, delta) * (1 + 1e-9)
         return Bound(exact, "PLD", exact * (1 - 2e-9), exact, exact, "closed form")
     claim, label, step = pld_epsilon(kinds, delta, tolerance)
     if label == "PLD" and interval and math.isfinite(claim):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from privfl.privacy.clipping.factors import Clipping, exact_sums, row_norms
 from privfl.privacy.clipping.rule import Calls, Places, SumRule
+from privfl.products import batched
 
 
 class FormedRule:
@@ -135,7 +136,7 @@ class WindowsRule(FormedRule):
     """
 
     def form(self, given: Tensor, back: Tensor) -> dict[str, Tensor]:
-        formed = {"weight": torch.bmm(given.mT, back).flatten(1)}
+        formed = {"weight": batched(given.mT, back).flatten(1)}
         return {**formed, "bias": back.sum(1)} if "bias" in self.trained else formed
 
 

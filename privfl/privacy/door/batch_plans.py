@@ -133,12 +133,11 @@ class Epochs:
     def rows(self, rows: Tensor, shuffle: torch.Generator, noise: NoiseStream | None) -> Iterator[Tensor]:
         """The batches as row numbers out of ``rows`` [n], shuffled anew in every epoch."""
         size = len(rows)
-        per_epoch = math.ceil(size / self.batch_size)
-        for step in range(self.length(size)):
-            place = step % per_epoch
-            if place == 0:
-                order = rows[torch.randperm(size, generator=shuffle)]
-            yield order[place * self.batch_size : (place + 1) * self.batch_size]
+        left = self.length(size)
+        while left > 0:
+            batches = torch.split(rows[torch.randperm(size, generator=shuffle)], self.batch_size)
+            yield from batches[:left]
+            left -= len(batches)
 
 
 Plan = Epochs | Poisson

@@ -93,7 +93,8 @@ class ClientSlot:
     personal_plan: Epochs | None = None
 
     def __post_init__(self) -> None:
-        self.steps = self.plan.length(len(self.rows))
+        self.samples = len(self.rows)
+        self.steps = self.plan.length(self.samples)
         self.batches: Iterator[Tensor] = self.plan.rows(self.rows, self.shuffle, self.noise)
 
     def afterwards(self) -> ClientSlot:
@@ -156,14 +157,14 @@ class DoorKeeper(ABC):
         for step in range(self.slots[0].steps):
             active = [slot for slot in self.slots if slot.steps > step]
             plans, rows = [slot.plan for slot in active], [next(slot.batches) for slot in active]
-            last = [slot.plan.is_last(step, len(slot.rows)) for slot in active]
+            last = [slot.plan.is_last(step, slot.samples) for slot in active]
             self._active = active
             yield self._now(self._gather(plans, rows, last, [slot.draws for slot in active]))
 
     def everything(self) -> DrawnBatch:
         """All rows of every client as one batch."""
         self._active, rows = self.slots, [slot.rows for slot in self.slots]
-        plan = Epochs(max(map(len, rows)), 1)
+        plan = Epochs(max(slot.samples for slot in self.slots), 1)
         return self._now(self._gather([plan] * len(rows), rows, [True] * len(rows), [Draws()] * len(rows)))
 
     def personalising(self) -> list[int]:
@@ -289,7 +290,7 @@ class DoorKeeper(ABC):
     def size(self) -> Tensor:
         """:meth:`Door.size` of every client."""
         self._note(BARE_SIZE)
-        return self._sizes([float(len(slot.rows)) for slot in self._active])
+        return self._sizes([float(slot.samples) for slot in self._active])
 
     def _now(self, drawn: DrawnBatch) -> DrawnBatch:
         """``drawn`` as the only batch that gradients and totals may be taken of from now on."""

@@ -61,7 +61,9 @@ TANGENTS = _has_wide_tangent()
 class PairStream(compiled.PairWords, Protocol):
     """The same, on a device too, where the key makes the words."""
 
-    key: bytes
+    @property
+    def key(self) -> bytes:
+        """The key of both kinds of word."""
 
     def skip_pairs(self, blocks: int) -> int:
         """Pass over as many blocks of each kind of word; the number of the first."""

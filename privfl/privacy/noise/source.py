@@ -18,8 +18,9 @@ from __future__ import annotations
 import math
 import operator
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -119,7 +120,7 @@ class NoiseSource:
                 "a noise stream needs at least one label: name its use, for instance stream('update', 3)."
             )
         info = b"privfl noise" + b"".join(map(_encode_label, labels))
-        return NoiseStream(HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(self.key))
+        return NoiseStream(lambda: HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(self.key))
 
 
 def _encode_label(label: int | str) -> bytes:
@@ -157,14 +158,23 @@ class NoiseStream:
     uniform methods, and up to the last places of ``log``, ``sin`` and ``cos`` between processors for the others.
 
     Args:
-        key: 32 bytes, used for this stream alone.
+        key: 32 bytes, used for this stream alone; or what derives them, which is asked once somebody draws: every
+            client of a round gets streams, and in many runs nobody draws from them.
     """
 
-    def __init__(self, key: bytes) -> None:
-        self.key = key
-        self._cipher = _cipher(key, 0, 0)
+    def __init__(self, key: bytes | Callable[[], bytes]) -> None:
+        self._given = key
         self._pair_block = 0
         self._pair_ciphers: tuple[int, CipherContext, CipherContext] | None = None
+
+    @cached_property
+    def key(self) -> bytes:
+        """The key of this stream."""
+        return self._given() if callable(self._given) else self._given
+
+    @cached_property
+    def _cipher(self) -> CipherContext:
+        return _cipher(self.key, 0, 0)
 
     def words(self, n: int) -> NDArray[np.uint64]:
         """The next ``n`` 64-bit words of the key stream (little endian), uint64."""

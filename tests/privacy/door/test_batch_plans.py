@@ -38,3 +38,15 @@ def test_every_poisson_batch_is_drawn_anew_and_from_the_noise_where_there_is_any
     assert len(set(drawn(1, 1))) == len(set(drawn(1, None))) == 10
     assert drawn(1, 1) == drawn(2, 1) != drawn(1, 2)
     assert drawn(1, None) != drawn(2, None)
+
+
+@pytest.mark.parametrize("steps", [None, 1, 4, 11])
+def test_epochs_are_shuffled_anew_and_cut_where_the_steps_end(steps):
+    rows, plan = torch.arange(100, 110), Epochs(4, 2, steps)
+    drawn = list(plan.rows(rows, torch_stream(3, "batches"), None))
+    assert len(drawn) == plan.length(10) == (steps or 6)
+    shuffle = torch_stream(3, "batches")
+    orders = [rows[torch.randperm(10, generator=shuffle)] for _ in range(4)]
+    for step, batch in enumerate(drawn):
+        start = 4 * (step % 3)
+        assert torch.equal(batch, orders[step // 3][start : start + 4])

@@ -103,6 +103,21 @@ def test_child_keys_are_hkdf_of_the_root_key_and_the_tagged_labels():
     assert np.array_equal(source.stream("size", -3).words(8), NoiseStream(child).words(8))
 
 
+def test_a_stream_that_nobody_draws_from_derives_no_key():
+    asked = []
+
+    def derive():
+        asked.append(1)
+        return bytes(range(32))
+
+    stream, other = NoiseStream(derive), NoiseStream(bytes(range(32)))
+    assert not asked
+    assert np.array_equal(stream.words(3), other.words(3))
+    assert np.array_equal(stream.normal(5), other.normal(5))
+    assert stream.key == other.key
+    assert asked == [1]
+
+
 def test_noise_depends_on_key_and_labels_only_not_on_the_order_or_number_of_streams():
     first, second = NoiseSource.from_key(7), NoiseSource.from_key(7)
     forwards = {client: first.stream("update", 3, client).normal(5) for client in range(4)}
