@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -12,6 +13,38 @@ from privfl.privacy.clipping.formed_rules import ConvolutionRule, FormedRule, Gr
 from privfl.privacy.clipping.rule import Calls, Places, SumRule
 
 
+class Inputs:
+    """What several linear layers compute of the same input: norms of its steps, and their products.
+
+    Attention hands one input to three layers. An input is recognised by where it lies, how, and how often it was
+    written to; it is kept as long as anything of it is, so its memory cannot become another's.
+    """
+
+    def __init__(self) -> None:
+        self._held: tuple[object, ...] = ()
+        self._made: dict[str, Tensor] = {}
+
+    def norms(self, values: Tensor) -> Tensor:
+        """The norms [...] of ``values`` [..., n] in float64."""
+        return self._of(values, "norms", norms_along)
+
+    def gram(self, values: Tensor) -> Tensor:
+        """The products [B, T, T] in float64 of the steps of ``values`` [B, T, n]."""
+        return self._of(values, "gram", lambda values: _gram(values.double()))
+
+    def forget(self) -> None:
+        """Hold nothing beyond a pass."""
+        self._held, self._made = (), {}
+
+    def _of(self, values: Tensor, what: str, make: Callable[[Tensor], Tensor]) -> Tensor:
+        place = (values.data_ptr(), values.shape, values.stride(), values.dtype, values._version)
+        if self._held[1:] != place:
+            self._held, self._made = (values, *place), {}
+        if what not in self._made:
+            self._made[what] = make(values)
+        return self._made[what]
+
+
 class LinearRule(SumRule):
     """``nn.Linear`` on [B, in] or [B, ..., in]; no per-sample gradient is formed when norms come cheaper without."""
 
@@ -20,6 +53,8 @@ class LinearRule(SumRule):
     def __init__(self, layer: nn.Module, trained: frozenset[str]) -> None:
         self.trained = trained
         self.sizes: Tensor | None = None
+        self.shared = Inputs()
+        """One for all layers of a network, where somebody makes it so."""
 
     def receive(self, calls: Calls, *, apart: bool = False) -> None:
         if len(calls) == 1 and calls[0][0].dim() == 2:
@@ -33,7 +68,7 @@ class LinearRule(SumRule):
         a, g, weight, bias = self.inputs, self.backs, "weight" in self.trained, "bias" in self.trained
         back = norms_along(g)
         if weight:
-            given = norms_along(a)
+            given = norms_along(a) if a.dim() == 2 else self.shared.norms(a)
             lengths = back * (torch.hypot(given, torch.ones_like(given)) if bias else given)
         else:
             lengths = back
@@ -54,7 +89,7 @@ class LinearRule(SumRule):
             return row_norms(torch.bmm(g.mT, a)).square()
         # Gram matrices over time are smaller than the gradients
         if a.dtype != torch.float64:
-            return (_gram(a.double()) * _gram(g.double())).sum((1, 2)).clamp_min(0)
+            return (self.shared.gram(a) * _gram(g.double())).sum((1, 2)).clamp_min(0)
         scales = [lengths.amax(1).clamp_min(torch.finfo(a.dtype).tiny) for lengths in (given, back)]
         grams = [_gram(values / scale[:, None, None]) for values, scale in zip((a, g), scales, strict=True)]
         return ((grams[0] * grams[1]).sum((1, 2)).clamp_min(0).sqrt() * scales[0] * scales[1]).square()
@@ -74,6 +109,7 @@ class LinearRule(SumRule):
             places["bias"].copy_(g.view(clients, -1, g.shape[-1]).sum(1))
         elif "bias" in places:
             torch.sum(g.view(clients, -1, g.shape[-1]), 1, out=places["bias"])
+        self.shared.forget()
         del self.inputs, self.backs
 
     def write_sum(self, calls: Calls, places: Places) -> None:

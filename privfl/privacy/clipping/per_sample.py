@@ -31,7 +31,7 @@ from privfl.errors import ConfigError
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.factors import Clip, Clipping, row_norms
 from privfl.privacy.clipping.known import known_function, known_ranks
-from privfl.privacy.clipping.layer_rules import rule_for
+from privfl.privacy.clipping.layer_rules import Inputs, LinearRule, rule_for
 from privfl.privacy.clipping.opacus_hooks import OpacusHooks
 from privfl.privacy.clipping.row_wise import Made, Seen, Shown, Watch, each_row, said_of
 from privfl.privacy.clipping.rule import Arrivals, Calls, Places, Rule, SumRule
@@ -63,11 +63,15 @@ class PerSampleGradients:
             views = dict(zip(map(id, network.parameters), network.gradient_views, strict=True))
             self._rules: dict[nn.Module, Rule] = {}
             self._places: dict[nn.Module, Places] = {}
+            inputs = Inputs()
+            self._all_trained = all(parameter.requires_grad for parameter in network.parameters)
             for module in network.module.modules():
                 own = {name: views[id(parameter)][None] for name, parameter in trained_parameters(module)}
                 rule = rule_for(module)
                 if own and rule is not None:
-                    self._rules[module] = rule(module, frozenset(own))
+                    made = self._rules[module] = rule(module, frozenset(own))
+                    if isinstance(made, LinearRule):
+                        made.shared = inputs
                     self._places[module] = own
                     module.register_forward_hook(self._record)
 
@@ -101,9 +105,8 @@ class PerSampleGradients:
         together: int | None = None,
     ) -> Tensor:
         """:meth:`clipped_sum`, but the norms are in float64, in which every bit of a row shows."""
-        if len(inputs) == 0 or not self.goes_unaided(loss):  # then every layer writes its part
-            self.network.gradient.zero_()
         if len(inputs) == 0:
+            self.network.gradient.zero_()
             return self.network.flat.new_zeros(0)
 
         def clip(squares: Tensor) -> Clipping:
@@ -202,9 +205,18 @@ class PerSampleGradients:
                 self._rules[module].receive(pairs, apart=apart)
                 squares += self._rules[module].squared_norms()
             clipping = clip(squares)
+            for place in self._untouched(reached):
+                place.zero_()
             for module in reached:
                 self._rules[module].write_clipped_sum(clipping, self._places[module])
         return clipping.norms
+
+    def _untouched(self, reached: list[nn.Module]) -> Iterable[Tensor]:
+        """The parts of the gradient that the rules of the layers ``reached`` do not write."""
+        if len(reached) == len(self._places) and self._all_trained:
+            return []
+        written = {_span(place) for module in reached for place in self._places[module].values()}
+        return [view for view in self.network.gradient_views if _span(view) not in written]
 
     def _by_vmap(self, loss: Loss, inputs: Tensor, targets: Tensor, clip: Clip) -> Tensor:
         network, layout = self.network.module, self.network.layout
@@ -271,6 +283,11 @@ def widened(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _in_front(values: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     return widened(values.movedim(dim, 0) if dim else values, dtype)
+
+
+def _span(part: Tensor) -> tuple[int, int]:
+    """Where ``part`` of a flat vector begins, and how long it is."""
+    return part.storage_offset(), part.numel()
 
 
 def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
