@@ -19,13 +19,17 @@ from torch import Tensor, nn
 from privfl.data.mapped import Rows
 from privfl.engine.dropout import StreamDropout
 from privfl.engine.layouts import InnermostPool, relays
+from privfl.engine.sequence_blocks import Averaged, Fork, Join, Normalised, parts_of
 from privfl.engine.sequence_steps import Convolution, Dropped, Flattened, Linear, Pooled, Rectified, Relaid, Step
 from privfl.federation.losses import cross_entropy
 from privfl.models.base import Network
 from privfl.models.flat_network import FlatNetwork
+from privfl.models.residual import BasicBlock, GlobalAverage
 from privfl.privacy.clipping.known import known_ranks
 from privfl.privacy.loss import Loss
 from privfl.products import WIDE
+
+WITH_PARAMETERS = (Linear, Convolution, Normalised)
 
 
 class Sequence:
@@ -33,11 +37,11 @@ class Sequence:
 
     def __init__(self, own: FlatNetwork, steps: list[Step]) -> None:
         self.own, self.steps = own, steps
-        self.first = next(place for place, step in enumerate(steps) if isinstance(step, Linear | Convolution))
+        self.first = next(place for place, step in enumerate(steps) if isinstance(step, WITH_PARAMETERS))
         views = dict(zip(map(id, own.parameters), own.gradient_views, strict=True))
         self._places: list[dict[str, Tensor]] = [
             {name: views[id(value)] for name, value in step.layer.named_parameters()}
-            if isinstance(step, Linear | Convolution)
+            if isinstance(step, WITH_PARAMETERS)
             else {}
             for step in steps
         ]
@@ -55,7 +59,7 @@ class Sequence:
         """
         for place, back, kept in self._backward(inputs, targets, divisor):
             step = self.steps[place]
-            assert isinstance(step, Linear | Convolution)
+            assert isinstance(step, WITH_PARAMETERS)
             step.write(back, kept, self._places[place])
 
     def arrivals(self, inputs: Tensor, targets: Tensor) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:
@@ -65,8 +69,8 @@ class Sequence:
         """
         for place, back, kept in self._backward(inputs, targets, 1.0):
             step = self.steps[place]
-            assert isinstance(step, Linear | Convolution)
-            yield step.layer, kept.given, back
+            assert isinstance(step, WITH_PARAMETERS)
+            yield step.layer, kept[0] if isinstance(step, Normalised) else kept.given, back
 
     def descend(self, inputs: Tensor, targets: Tensor, divisor: float, rate: float) -> None:
         """Subtract ``rate`` times that gradient from the network's parameters, of large ones without writing it."""
@@ -76,7 +80,7 @@ class Sequence:
             return
         for place, back, kept in self._backward(inputs, targets, divisor):
             step = self.steps[place]
-            assert isinstance(step, Linear | Convolution)
+            assert isinstance(step, WITH_PARAMETERS)
             step.descend(back, kept, rate)
 
     def _backward(self, inputs: Tensor, targets: Tensor, divisor: float) -> Iterator[tuple[int, Tensor, Any]]:
@@ -118,7 +122,7 @@ def sequence_of(
         return None
     parts = _parts(own.module)
     steps = [] if parts is None else _steps(parts, steady=steady, narrow=narrow)
-    layers = [step.layer for step in steps or [] if isinstance(step, Linear | Convolution)]
+    layers = [step.layer for step in steps or [] if isinstance(step, WITH_PARAMETERS)]
     if not steps or len(layers) != len(set(map(id, layers))) or not isinstance(steps[-1], Linear):
         return None
     if sum(1 for layer in layers for _ in layer.parameters()) != len(own.parameters):  # one is shared
@@ -126,11 +130,14 @@ def sequence_of(
     return Sequence(own, steps)
 
 
-def _parts(module: nn.Module) -> list[nn.Module | None] | None:
-    """The layers of ``module`` in the order of its forward pass, ``None`` where images are laid out anew."""
+def _parts(module: nn.Module) -> list[Any] | None:
+    """The layers of ``module`` in the order of its forward pass, ``None`` where images are laid out anew.
+
+    Steps stand where a block begins and where its branches meet.
+    """
     if type(module) is not nn.Sequential and type(module) is not Network:
-        return [module]
-    parts: list[nn.Module | None] = [None] if relays(module) else []
+        return parts_of(module) if type(module) is BasicBlock else [module]
+    parts: list[Any] = [None] if relays(module) else []
     for part in module._modules.values():
         inner = None if part is None else _parts(part)
         if inner is None:
@@ -139,7 +146,7 @@ def _parts(module: nn.Module) -> list[nn.Module | None] | None:
     return parts
 
 
-def _steps(parts: list[nn.Module | None], *, steady: bool, narrow: bool) -> list[Step] | None:
+def _steps(parts: list[Any], *, steady: bool, narrow: bool) -> list[Step] | None:
     """The steps that do what ``parts`` do, ``None`` where a part is not known.
 
     Max pooling goes in front of ReLU, and drop-out of single numbers behind flattening, where it has no layout to keep.
@@ -155,7 +162,7 @@ def _steps(parts: list[nn.Module | None], *, steady: bool, narrow: bool) -> list
             steps.append(step)
     for place, step in enumerate(steps):
         if isinstance(step, Rectified):
-            step.fresh = place > 0 and isinstance(steps[place - 1], Linear | Convolution | Pooled)
+            step.fresh = place > 0 and isinstance(steps[place - 1], (*WITH_PARAMETERS, Pooled, Join))
     return steps
 
 
@@ -169,10 +176,16 @@ def _step(part: Any, *, steady: bool, narrow: bool) -> Step | None:
     kind = type(part)
     if part is None or kind is nn.Identity:
         return Relaid()
+    if isinstance(part, Fork | Join):
+        return part
     if kind is nn.Linear:
         return Linear(part, steady=steady, narrow=narrow)
     if kind is nn.Conv2d and part.padding_mode == "zeros" and not isinstance(part.padding, str):
         return Convolution(part, narrow=narrow)
+    if kind is nn.GroupNorm and part.affine and steady:  # a plain gradient gains nothing
+        return Normalised(part)
+    if kind is GlobalAverage:
+        return Averaged()
     if kind is nn.ReLU:
         return Rectified()
     if kind is nn.MaxPool2d and not part.return_indices:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from privfl.engine.dropout import StreamDropout
+from privfl.engine.sequence_blocks import Averaged, Fork, Join, Normalised
 from privfl.engine.sequence_checks import TOLERANCE
 from privfl.engine.sequence_steps import Convolution, Dropped, Flattened, Linear, Pooled, Rectified
 from privfl.engine.sequences import Sequence
@@ -289,6 +290,8 @@ def stacked_sequence_of(
     for step in single.steps:
         plain = not isinstance(step, Convolution) or (step.layer.groups, step.layer.dilation) == (1, (1, 1))
         if not plain or (isinstance(step, Dropped) and step.layer.noise_dims is not None):
+            return ""
+        if isinstance(step, Normalised | Averaged | Fork | Join):
             return ""
     found = StackedSequence(single, stacked.layout, steady=steady)
     batch = StackedBatch(inputs.view(2, 2, *inputs.shape[1:]), targets.view(2, 2), None, {})

@@ -287,7 +287,7 @@ def _in_front(values: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
 
 def _span(part: Tensor) -> tuple[int, int]:
     """Where ``part`` of a flat vector begins, and how long it is."""
-    return part.storage_offset(), part.numel()
+    return int(part.storage_offset()), part.numel()
 
 
 def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
