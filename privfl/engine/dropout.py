@@ -66,13 +66,22 @@ class StreamDropout(nn.Module):
 
     def masks(self, like: Tensor, streams: Sequence[NoiseStream], counts: Sequence[int]) -> Tensor:
         """What ``like`` [clients, B, ...] is multiplied with: 0, or 1 / (1 - p); padding is left as it is or not."""
-        size = math.prod(like.shape[2:])
-        kept = np.ones((like.shape[0], like.shape[1] * size), dtype=np.bool_)
+        there = to_device(self.kept(like.shape, streams, counts), like.device)
+        return there * torch.tensor(self.scale, dtype=like.dtype)
+
+    @property
+    def scale(self) -> float:
+        """What values that are kept are multiplied with."""
+        return 1 / (1 - self.probability)
+
+    def kept(self, shape: Sequence[int], streams: Sequence[NoiseStream], counts: Sequence[int]) -> Tensor:
+        """Which values of this ``shape`` [clients, B, ...] are kept, on the CPU."""
+        size = math.prod(shape[2:])
+        kept = np.ones((shape[0], shape[1] * size), dtype=np.bool_)
         for row, stream, count in zip(kept, streams, counts, strict=False):
             if count:
                 self._draw(stream, row[: count * size])
-        there = to_device(torch.from_numpy(kept).view(like.shape), like.device)
-        return there * torch.tensor(1 / (1 - self.probability), dtype=like.dtype)
+        return torch.from_numpy(kept).view(*shape)
 
     def _draw(self, stream: NoiseStream, kept: NDArray[np.bool_]) -> None:
         """Overwrite ``kept``: a byte for each coin if that settles it, else four of them."""

@@ -255,13 +255,17 @@ class Sequence:
                 yield place, arrived, kept[place]
 
 
-def sequence_of(own: FlatNetwork, loss: Loss, inputs: Rows, *, steady: bool = False) -> Sequence | None:
+def sequence_of(
+    own: FlatNetwork, loss: Loss, inputs: Rows, *, steady: bool = False, anywhere: bool = False
+) -> Sequence | None:
     """The sequence that the network in ``own`` is, or ``None`` if it is none; ``inputs`` are the task's.
 
     ``steady``: rows are to be rounded alike in passes of many lengths, so products are formed one way in all of them.
+    Its steps are for a CPU; ``anywhere``: only which they are is asked.
     """
     ranks = known_ranks(own.module)
-    if own.flat.dtype != torch.float32 or own.flat.device.type != "cpu" or loss is not cross_entropy:
+    here = anywhere or own.flat.device.type == "cpu"
+    if own.flat.dtype != torch.float32 or not here or loss is not cross_entropy:
         return None
     if (
         inputs.dtype != torch.float32

@@ -21,10 +21,10 @@ from privfl.engine.sequence_checks import TOLERANCE
 from privfl.engine.sequences import Convolution, Dropped, Flattened, Linear, Pooled, Rectified, Sequence
 from privfl.federation.losses import cross_entropy
 from privfl.models.flat_network import Layout
-from privfl.privacy.clipping.formed_rules import WindowsRule
+from privfl.privacy.clipping.formed_rules import FormedRule, WindowsRule
 from privfl.privacy.clipping.layer_rules import LinearRule
-from privfl.privacy.clipping.rule import Places, Rule
-from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients
+from privfl.privacy.clipping.rule import Places
+from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients, Told
 from privfl.privacy.loss import Loss
 from privfl.privacy.noise.source import NoiseStream
 
@@ -46,12 +46,15 @@ Back = Callable[[Tensor, Take], Tensor]
 class StackedSequence:
     """Copies of the network that ``single`` is, with parameters [clients, size]; see :func:`stacked_sequence_of`."""
 
+    _windows_rule: type[FormedRule] = WindowsRule
+
     def __init__(self, single: Sequence, layout: Layout, *, steady: bool) -> None:
         """``steady``: what a client gets must not depend on how many rows others in its stack have."""
         self._steps, self._steady = single.steps, steady
-        names = {id(value): name for name, value in single.own.module.named_parameters()}
+        self.layout = layout
+        self._names = {id(value): name for name, value in single.own.module.named_parameters()}
         offsets = dict(zip(layout.names, (offset for _, _, offset in layout.places), strict=True))
-        self._offsets = {id(value): offsets[name] for value in single.own.parameters if (name := names[id(value)])}
+        self._offsets = {id(value): offsets[self._names[id(value)]] for value in single.own.parameters}
         self._first = single.first
         self.values = 0
         """How many numbers the inputs, or all windows, of one row are; known once a row has passed."""
@@ -74,18 +77,16 @@ class StackedSequence:
         self._pass(parameters, batch, write)
         return gradient
 
-    def rules(self, parameters: Tensor, batch: StackedBatch) -> list[tuple[Rule, Callable[[Tensor], Places]]]:
-        """The rules of all layers, who have received what each row of ``batch`` gives them, from the last layer.
-
-        With each where its sums lie in a gradient [clients, size].
-        """
-        found: list[tuple[Rule, Callable[[Tensor], Places]]] = []
+    def rules(self, parameters: Tensor, batch: StackedBatch) -> list[Told]:
+        """The rules of all layers, who have received what each row of ``batch`` gives them, from the last layer."""
+        found: list[Told] = []
 
         def note(layer: nn.Linear | nn.Conv2d, given: Tensor, back: Tensor) -> None:
-            trained = frozenset(name for name, _ in layer.named_parameters())
-            rule: Rule = LinearRule(layer, trained) if given.dim() == 3 else WindowsRule(layer, trained)
+            names = {name: self._names[id(value)] for name, value in layer.named_parameters()}
+            kind: type[LinearRule | FormedRule] = LinearRule if given.dim() == 3 else self._windows_rule
+            rule = kind(layer, frozenset(names))
             rule.receive([(given.flatten(0, 1), back.flatten(0, 1))])
-            found.append((rule, partial(self._places, layer)))
+            found.append(Told(rule, names, partial(self._places, layer)))
 
         self._pass(parameters, batch, note)
         return found
@@ -163,6 +164,10 @@ class StackedSequence:
             return torch.bmm(back, weight) if wanted else back
 
         return output, backward
+
+    def in_windows(self) -> int:
+        """How many numbers all windows of one row are, of the convolutions that a row has passed."""
+        return sum(key[2] * len(index) for key, index in self._indices.items())
 
     def _index(self, image: torch.Size, shape: tuple[int, ...], stride: tuple[int, int]) -> Tensor:
         """Which places of an ``image`` [H, W, channels] its windows hold, windows of ``shape`` from first to last."""
@@ -252,6 +257,7 @@ def stacked_sequence_of(
     targets: Tensor,
     *,
     steady: bool,
+    kind: type[StackedSequence] = StackedSequence,
 ) -> StackedSequence | str:
     """Stacked copies of the network of ``single``, or why there are none: empty if they would not be quicker.
 
@@ -261,7 +267,7 @@ def stacked_sequence_of(
         plain = not isinstance(step, Convolution) or (step.layer.groups, step.layer.dilation) == (1, (1, 1))
         if not plain or (isinstance(step, Dropped) and step.layer.noise_dims is not None):
             return ""
-    found = StackedSequence(single, stacked.layout, steady=steady)
+    found = kind(single, stacked.layout, steady=steady)
     batch = StackedBatch(inputs.view(2, 2, *inputs.shape[1:]), targets.view(2, 2), None, {})
     parameters = torch.stack([single.own.flat, single.own.flat * 0.9]).detach()
 
@@ -292,7 +298,7 @@ def stacked_sequence_of(
         differs = differ(sums[1], sums[0])
     for layer in dropout:
         layer.stack, layer.counts = None, ()
-    found.values = max(inputs[0].numel(), sum(key[2] * len(index) for key, index in found._indices.items()))
+    found.values = max(inputs[0].numel(), found.in_windows())
     if found.values > LARGEST:
         return ""
     if differs:

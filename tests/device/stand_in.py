@@ -6,17 +6,20 @@ counted by the line of the project that causes it; and results can be compared w
 
 What it cannot show: whether a kernel exists on CUDA, how fast it is, in which order it adds, how much memory it takes,
 and what goes wrong between streams. Forward-mode derivatives do not run on it. What ``torch.compile`` would fuse counts
-as one launch.
+as one launch. Triton's kernels run in its interpreter, if ``TRITON_INTERPRET=1`` asks for it, and count as one launch
+each; without, the device has no Triton.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,6 +32,8 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from privfl.engine.loop import LoopEngine
+from privfl.privacy.clipping import known
+from privfl.privacy.noise import fused
 
 ROOT = Path(__file__).parents[2]
 CUDA = torch.device("cuda", 0)
@@ -52,6 +57,12 @@ WAITING |= {"unique_consecutive", "bincount", "repeat_interleave", "histc", "lin
 """Operations that make the host wait: they return a number, or a tensor whose size depends on values."""
 
 
+SEVERAL = {"constant_pad_nd": 2, "masked_fill": 2, "scatter": 2, "scatter_add": 2, "index_put": 2, "index_fill": 2}
+SEVERAL |= {"index_add": 2, "select_backward": 2, "slice_backward": 2, "max_pool2d_with_indices_backward": 2}
+"""Operations that launch more than one kernel on CUDA: they fill or copy their answer first. Others count as one, also
+where a library may take more."""
+
+
 class MixedDevices(Exception):
     """An operation on tensors of two devices. No RuntimeError, which ``engine="auto"`` could take for the model's."""
 
@@ -73,10 +84,10 @@ class Counts:
         self.waits.clear()
         self.bytes_to = self.bytes_from = 0
 
-    def launch(self) -> None:
-        """One kernel, unless it is part of one that is fused."""
+    def launch(self, kernels: int = 1) -> None:
+        """So many kernels, unless they are part of one that is fused."""
         if not self.fused:
-            self.launches[place()] += 1
+            self.launches[place()] += kernels
 
     def wait(self, why: str) -> None:
         """The host waits for the device."""
@@ -179,7 +190,7 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
     if func in COPIES:
         _copied(args[1] if name == "copy_" else args[0], kwargs, args, to_cpu=target_on_cpu)
     elif not view and name not in FREE:
-        COUNTS.launch()
+        COUNTS.launch(_kernels(name, args, kwargs))
         if name in WAITING:
             COUNTS.wait(name)
         elif func in INDEXED and any(index is not None and index.dtype == torch.bool for index in args[1]):
@@ -225,6 +236,15 @@ def _held(one: torch.Tensor) -> torch.Tensor:
     return one.held if isinstance(one, StandIn) else one
 
 
+def _kernels(name: str, args: Any, kwargs: Any) -> int:
+    """How many kernels an operation launches."""
+    if name == "convolution_backward":
+        return sum(args[-1])  # one for each gradient that is asked for
+    if name == "linalg_vector_norm" and kwargs.get("dtype") not in (None, args[0].dtype):
+        return 2  # what is added up in another type is converted first
+    return SEVERAL.get(name, 1)
+
+
 @cache
 def _is_view(func: Any) -> bool:
     return any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
@@ -232,6 +252,8 @@ def _is_view(func: Any) -> bool:
 
 def _refuse_mixed(func: Any, name: str, args: Any, apart: list[torch.Tensor]) -> None:
     """CUDA takes numbers without a dimension from the CPU, and indices, for which it waits; nothing else."""
+    if any(GET_DEVICE(one).type == "meta" for one in apart):
+        raise NotImplementedError(f"{name} at {place()}: C++ made a tensor from a list, and here it holds no values")
     if func in INDEXED:
         if not isinstance(args[0], StandIn):
             raise MixedDevices(f"{name} at {place()}: a tensor on the CPU is indexed by one on cuda:0")
@@ -239,6 +261,8 @@ def _refuse_mixed(func: Any, name: str, args: Any, apart: list[torch.Tensor]) ->
             COUNTS.wait("indices from the CPU")
         apart = [one for one in apart if not any(one is index for index in args[1])]
     takes_numbers = torch.Tag.pointwise in func.tags or func in INDEXED or name in ("where", "fill_", "lift_fresh")
+    if name == "where" and apart:
+        COUNTS.wait("a number from the CPU")  # which it copies, as others need not
     wrong = [tuple(one.shape) for one in apart if one.dim() > 0 or not takes_numbers]
     if wrong:
         raise MixedDevices(f"{name} at {place()}: tensors of {wrong} on the CPU meet others on cuda:0")
@@ -262,7 +286,7 @@ def _copied(source: torch.Tensor, kwargs: Any, args: Any, *, to_cpu: bool) -> No
 GET_DEVICE, GET_CUDA = torch._C.TensorBase.device.__get__, torch._C.TensorBase.is_cuda.__get__  # type: ignore[attr-defined]
 TO, TENSOR, AS_TENSOR, GENERATOR = torch.Tensor.to, torch.tensor, torch.as_tensor, torch.Generator
 ON_CUDA: dict[int, torch.Generator] = {}
-FORK = torch.random.fork_rng
+FORK, RELEASE = torch.random.fork_rng, fused.release_
 
 
 def inward(item: Any) -> Any:
@@ -327,6 +351,17 @@ def compiled(function: Any = None, **settings: Any) -> Any:
     return fused
 
 
+def interprets() -> bool:
+    """Whether Triton is there and interprets its kernels, as ``TRITON_INTERPRET=1`` tells it to."""
+    return find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def by_triton(rows: torch.Tensor, *given: torch.Tensor) -> None:
+    """The kernel of noise, which Triton's interpreter runs on the values: one launch."""
+    COUNTS.launch()
+    RELEASE(*map(_held, (rows, *given)))
+
+
 class Names(TorchFunctionMode):
     """Python asks for CUDA; C++ meets the stand-in."""
 
@@ -388,6 +423,8 @@ def stand_in_cuda() -> Iterator[Counts]:
         torch.utils._triton: {"has_triton": lambda: True},
         torch.random: {"fork_rng": lambda devices=None, *a, **k: FORK([], *a, **k)},
         LoopEngine: {"in_order": in_order},
+        known: {"_TENSORS": (*known._TENSORS, StandIn)},
+        fused: {"_there": interprets, "release_": by_triton},
         torch.Tensor: told,
     }
     with ExitStack() as stack:

@@ -22,7 +22,7 @@ from tests.device.stand_in import CUDA, stand_in_cuda
 from tests.engine.test_vectorised import federation
 
 NOISY = pf.DPSGD(noise_multiplier=1.0, sample_rate=0.5)
-LAUNCHES = {"plain": (65, 0), "dp-sgd": (146, 111)}
+LAUNCHES = {"plain": (47, 0), "dp-sgd": (55, 111)}
 """Of a step without its noise, and of the noise, as long as that is one piece; where there is no compiler more."""
 
 

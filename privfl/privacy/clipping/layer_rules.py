@@ -16,6 +16,7 @@ class LinearRule(SumRule):
     """``nn.Linear`` on [B, in] or [B, ..., in]; no per-sample gradient is formed when norms come cheaper without."""
 
     takes_rows_first: ClassVar[bool] = False
+    forms_rows: ClassVar[bool] = True
 
     def __init__(self, layer: nn.Module, trained: frozenset[str]) -> None:
         self.trained = trained
@@ -76,6 +77,16 @@ class LinearRule(SumRule):
             torch.sum(g.view(clients, -1, g.shape[-1]), 1, out=places["bias"])
         del self.inputs, self.backs
 
+    def gradients(self) -> dict[str, Tensor]:
+        a, g = self.inputs, self.backs
+        del self.inputs, self.backs
+        formed: dict[str, Tensor] = {}
+        if "weight" in self.trained:
+            formed["weight"] = (g[:, :, None] * a[:, None] if a.dim() == 2 else torch.bmm(g.mT, a)).flatten(1)
+        if "bias" in self.trained:
+            formed["bias"] = g if g.dim() == 2 else g.sum(1)
+        return formed
+
     def write_sum(self, calls: Calls, places: Places) -> None:
         for place in places.values():
             if len(calls) != 1:
@@ -96,6 +107,7 @@ class EmbeddingRule:
     """``nn.Embedding`` on token ids [B, ...]: a sample's gradient rows of equal tokens add up before the norm."""
 
     takes_rows_first: ClassVar[bool] = False
+    forms_rows: ClassVar[bool] = False  # a device adds up equal tokens in an order of its own
 
     def __init__(self, layer: nn.Module, trained: frozenset[str]) -> None:
         assert isinstance(layer, nn.Embedding)
@@ -123,6 +135,9 @@ class EmbeddingRule:
         if sums is not place:
             place.copy_(sums)
         del self.ids, self.backs
+
+    def gradients(self) -> dict[str, Tensor]:
+        raise AssertionError("the gradients of an embedding's rows are not formed")
 
 
 def _gram(values: Tensor) -> Tensor:
