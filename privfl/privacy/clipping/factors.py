@@ -9,7 +9,8 @@ small that float32 would round them coarsely.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -25,6 +26,19 @@ ROWS_IN_FLOAT32 = 96
 """Rows whose sum may be formed in the rows' own dtype; longer sums are formed in float64."""
 MARGIN = 1e-5
 """What the bound is shrunk by for the rounding of norms, factors and products of one row, at most 1e-6 in float32."""
+
+
+@contextmanager
+def full_products() -> Iterator[None]:
+    """No TF32 for the time of the block: what clips may not round as coarsely as what is clipped."""
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    if allowed:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        if allowed:
+            torch.backends.cuda.matmul.allow_tf32 = True
 
 
 def shrunk(max_grad_norm: float, dtype: torch.dtype) -> float:
@@ -158,6 +172,7 @@ class Clipping:
         """The sum [n] of clipped ``rows`` [B, n], in their dtype."""
         return self.mapped(lambda values: values[None]).sums_of(rows[None])[0]
 
+    @full_products()
     def sums_of(self, rows: Tensor) -> Tensor:
         """Each client's sum [clients, n] of clipped ``rows`` [clients, B, n], in their dtype."""
         kept = rows if self.finite is None else self.mapped(Tensor.flatten).kept(rows.flatten(0, 1)).view_as(rows)

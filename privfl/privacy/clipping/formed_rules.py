@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from privfl.privacy.clipping.factors import Clipping, exact_sums, row_norms
+from privfl.privacy.clipping.factors import Clipping, exact_sums, full_products, row_norms
 from privfl.privacy.clipping.rule import Calls, Places, SumRule
 
 
@@ -53,6 +53,7 @@ class FormedRule:
     def squared_norms(self) -> Tensor:
         return torch.stack([row_norms(gradient).square() for gradient in self.formed.values()]).sum(0)
 
+    @full_products()
     def write_clipped_sum(self, clipping: Clipping, places: Places, *, by_rows: bool = False) -> None:
         clients = len(next(iter(places.values())))
         for name, gradient in self.formed.items():

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from privfl.models.flat_network import FlatNetwork
-from privfl.privacy.clipping.factors import Clipping, norms_along, zero_unless
+from privfl.privacy.clipping.factors import Clipping, norms_along, zero_like, zero_unless
 from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.layer_rules import rule_for
 from privfl.privacy.clipping.lengths import padded
@@ -57,7 +57,7 @@ class StackedBatch:
         elif missing > 0:
             mask = torch.ones_like(self.targets[clients, rows], dtype=torch.bool)
         if mask is not None and missing > 0:
-            mask = torch.cat([mask, mask.new_zeros(len(mask), missing)], dim=1)
+            mask = torch.cat([mask, zero_like(mask).expand(len(mask), missing)], dim=1)
         inputs, targets = padded(inputs, stack), padded(targets, stack)
         given = given_to(self.loss_kwargs, clients, stack)
         mask = None if mask is None else padded(mask, stack)
