@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests know the device
 
 from privfl.privacy.clipping import whole_rows
 from privfl.privacy.noise import fused
+from privfl.privacy.noise.source import NoiseStream, add_gaussian_rows_
 from tests.device.cases import CASES, compare, small_task
 from tests.device.stand_in import CUDA, stand_in_cuda
 from tests.device.test_budgets import LAUNCHES, NOISY, a_step, cnn, no_sequence, of_noise
@@ -45,11 +46,14 @@ def by_kernel() -> int | None:
 
 
 def noise_of_a_step() -> int:
-    """The same, in that process."""
-    with stand_in_cuda():
+    """The same, of three clients, in that process: the interpreter takes a second for each."""
+    with stand_in_cuda() as counts:
         if not fused.gives_the_bits_of_the_host(CUDA):
             raise SystemExit(fused.why_not(CUDA) or "Triton is not asked to interpret its kernels")
-    return of_noise(a_step(10, NOISY)[0])
+        rows = torch.zeros(3, sum(one.numel() for one in cnn(0).parameters()), device=CUDA)
+        counts.reset()
+        add_gaussian_rows_([NoiseStream(bytes([client]) * 32) for client in range(3)], rows, [1.0, 1.0, 1.0])
+        return of_noise(counts.launches)
 
 
 def main() -> int:

@@ -12,8 +12,6 @@ itself have to be ``constexpr``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -31,6 +29,9 @@ from privfl.privacy.noise.box_muller import (
 from privfl.privacy.noise.chacha import CONSTANTS, WORDS
 from privfl.privacy.noise.fused import LANES
 
+ROUNDED = {"enable_fp_fusion": False}
+"""What the compiler is told: every product and every sum is rounded by itself."""
+
 _K0, _K1, _K2, _K3 = map(tl.constexpr, CONSTANTS)
 _WORDS = tl.constexpr(WORDS)
 _L19, _L17, _L15, _L13, _L11, _L9, _L7, _L5, _L3 = map(tl.constexpr, LOG_SERIES)
@@ -42,14 +43,14 @@ _LEAST, _UNIT, _STEP = map(tl.constexpr, (2.0**-53, 2.0**-63, 2.0**-64))
 _FRACTION, _ONE, _WHOLE = map(tl.constexpr, ((1 << 52) - 1, 1023 << 52, 2.0**52))
 
 
-def _turned_of(words: Any, left: tl.constexpr) -> Any:
+def _turned_of(words: tl.tensor, left: tl.constexpr) -> tl.tensor:
     return (words << left) | (words >> (32 - left))
 
 
 _turned = triton.jit(_turned_of)
 
 
-def _quarter_of(a: Any, b: Any, c: Any, d: Any) -> Any:
+def _quarter_of(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tensor:
     a = a + b
     d = _turned(d ^ a, 16)
     c = c + d
@@ -64,7 +65,7 @@ def _quarter_of(a: Any, b: Any, c: Any, d: Any) -> Any:
 _quarter = triton.jit(_quarter_of)
 
 
-def _word_of(low: Any, high: Any) -> Any:
+def _word_of(low: tl.tensor, high: tl.tensor) -> tl.tensor:
     """A signed word of 64 bits from two without sign of 32."""
     return (high.to(tl.int64) << 32) | low.to(tl.int64)
 
@@ -73,8 +74,17 @@ _word = triton.jit(_word_of)
 
 
 def _block_of(
-    k0: Any, k1: Any, k2: Any, k3: Any, k4: Any, k5: Any, k6: Any, k7: Any, number: Any, nonce: tl.constexpr
-) -> Any:
+    k0: tl.tensor,
+    k1: tl.tensor,
+    k2: tl.tensor,
+    k3: tl.tensor,
+    k4: tl.tensor,
+    k5: tl.tensor,
+    k6: tl.tensor,
+    k7: tl.tensor,
+    number: tl.tensor,
+    nonce: tl.constexpr,
+) -> tl.tensor:
     """The eight words of the blocks ``number`` of one key."""
     zero = number ^ number
     s0, s1, s2, s3 = zero + _K0, zero + _K1, zero + _K2, zero + _K3
@@ -107,7 +117,7 @@ def _block_of(
 _block = triton.jit(_block_of)
 
 
-def _length_of(word: Any, fine: Any) -> Any:
+def _length_of(word: tl.tensor, fine: tl.tensor) -> tl.tensor:
     """:func:`privfl.privacy.noise.box_muller.radius`."""
     magnitude = tl.abs(word.to(tl.float64))
     refined = tl.maximum(tl.abs(magnitude + fine.to(tl.float64) * _STEP), _LEAST)
@@ -128,7 +138,7 @@ def _length_of(word: Any, fine: Any) -> Any:
 _length = triton.jit(_length_of)
 
 
-def _rounded_of(values: Any) -> Any:
+def _rounded_of(values: tl.tensor) -> tl.tensor:
     """To the nearest whole number, to the even one from the middle, with the sign of a zero, as everywhere else."""
     # An addition of 2^52 rounds to whole numbers; what is as large is one, or not a number.
     shift = tl.where(values < 0.0, -_WHOLE, _WHOLE).to(tl.float64)
@@ -140,7 +150,9 @@ def _rounded_of(values: Any) -> Any:
 _rounded = triton.jit(_rounded_of)
 
 
-def _add_to(place: Any, inside: Any, noise: Any, scale: Any, inverse: Any, grid: Any) -> None:
+def _add_to(
+    place: tl.tensor, inside: tl.tensor, noise: tl.tensor, scale: tl.tensor, inverse: tl.tensor, grid: tl.tensor
+) -> None:
     values = tl.load(place, mask=inside, other=0.0).to(tl.float64)
     total = _rounded(values * inverse + noise * scale) * grid
     tl.store(place, total.to(place.dtype.element_ty), mask=inside)
@@ -150,17 +162,17 @@ _add = triton.jit(_add_to)
 
 
 def _pair_to(
-    row: Any,
-    pair: Any,
-    half: Any,
-    size: Any,
-    radius_word: Any,
-    angle_word: Any,
-    fine: Any,
-    cosines: Any,
-    scale: Any,
-    inverse: Any,
-    grid: Any,
+    row: tl.tensor,
+    pair: tl.tensor,
+    half: tl.tensor,
+    size: tl.tensor,
+    radius_word: tl.tensor,
+    angle_word: tl.tensor,
+    fine: tl.tensor,
+    cosines: tl.tensor,
+    scale: tl.tensor,
+    inverse: tl.tensor,
+    grid: tl.tensor,
 ) -> None:
     """Release the two numbers of ``pair``: :func:`privfl.privacy.noise.box_muller.pairs`."""
     length = _length(radius_word, fine)
@@ -183,17 +195,17 @@ _pair = triton.jit(_pair_to)
 
 
 def _release_rows(
-    rows: Any,
-    apart: Any,
-    keys: Any,
-    starts: Any,
-    scales: Any,
-    inverses: Any,
-    grids: Any,
-    cosines: Any,
-    size: Any,
-    half: Any,
-    programs: Any,
+    rows: tl.tensor,
+    apart: tl.tensor,
+    keys: tl.tensor,
+    starts: tl.tensor,
+    scales: tl.tensor,
+    inverses: tl.tensor,
+    grids: tl.tensor,
+    cosines: tl.tensor,
+    size: tl.tensor,
+    half: tl.tensor,
+    programs: tl.tensor,
     LANES: tl.constexpr,
 ) -> None:
     """``programs`` of a row, each with ``LANES`` blocks; rows [n, size] lie ``apart`` numbers from one another."""
@@ -230,7 +242,7 @@ def _release_rows(
     _pair(row, pair + 7, half, size, r7, a7, f7, cosines, scale, inverse, grid)
 
 
-def _smaller_size(one: Any, other: Any) -> Any:
+def _smaller_size(one: tl.tensor, other: tl.tensor) -> tl.tensor:
     return tl.minimum(tl.abs(one.to(tl.float64)), tl.abs(other.to(tl.float64)))
 
 
@@ -263,5 +275,5 @@ def release_(
         programs,
         LANES=LANES,
         num_warps=4,
-        enable_fp_fusion=False,
+        **ROUNDED,
     )
