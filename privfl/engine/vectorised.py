@@ -35,7 +35,7 @@ from privfl.privacy.clipping.whole_rows import in_whole_rows
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.cohort_door import CohortDoor
 from privfl.privacy.door.contract import Batch, Door
-from privfl.privacy.door.keeper import ROWS_AT_ONCE, ClientSlot, DrawnBatch, StepNumbers
+from privfl.privacy.door.keeper import ClientSlot, DrawnBatch, StepNumbers
 from privfl.privacy.noise.source import NoiseStream
 
 Item = TypeVar("Item")
@@ -82,8 +82,7 @@ class VectorisedEngine:
         for _ in range(loop.workers):
             space = Workspace.build(loop.task.model(0), loop.device, None)
             gradients = StackedGradients(space.own, way)
-            rows = chunk * min(2 * loop.training.batch_size, ROWS_AT_ONCE)
-            gradients.whole_rows = in_whole_rows(loop.device, rows, space.own.layout.size)
+            gradients.whole_rows = in_whole_rows(loop.device, loop.training.batch_size, space.own.layout.size)
             self._stacks.put(Stack(gradients, space.dropout, space.state, self._without_autograd(space, gradients)))
             self.templates.append(space.own.module)
 

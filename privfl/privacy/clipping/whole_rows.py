@@ -1,8 +1,8 @@
 """Per-sample gradients that lie in one piece, row after row, for devices where a launch costs more than its arithmetic.
 
 The layers' rules take the norm of a row layer by layer and form what they add up at last: some twenty kernels a layer.
-Where all gradients of a pass fit into a share of the device's memory, they are formed at once: one norm, one factor and
-one product serve all layers, and the very numbers whose norm was taken are the ones that are added up.
+Where all gradients of a client's batch are few bytes, they are formed at once: one norm, one factor and one product
+serve all layers, and the very numbers whose norm was taken are the ones that are added up.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from torch import Tensor
 from privfl.models.flat_network import Layout
 from privfl.privacy.clipping.factors import Clipping, norms_along, zero_like
 
-LARGEST = 1 << 30
-"""Bytes that the gradients of a pass may take."""
+LARGEST = 1 << 24
+"""Bytes that the gradients of one client's batch may take: a gibibyte for 64 clients."""
 BYTES = 16
 """For each number: as a layer formed it, in the row, and in float64, in which a device takes norms."""
 
 
-def in_whole_rows(device: torch.device, rows: int, size: int) -> bool:
-    """Whether ``rows`` gradients of ``size`` numbers are to be formed on ``device``.
+def in_whole_rows(device: torch.device, batch: int, size: int) -> bool:
+    """Whether gradients of ``size`` numbers are to be formed on ``device``, where a batch of ``batch`` rows is usual.
 
-    What is asked is known of a run before it begins, and no data is in it: one way and the other round differently.
+    What is asked is known before a run begins, and no data is in it, nor how many clients fit into memory: one way and
+    the other round differently. Clients draw their batches, so there is room for twice as many rows.
     """
-    return device.type == "cuda" and rows * size * BYTES <= LARGEST
+    return device.type == "cuda" and 2 * batch * size * BYTES <= LARGEST
 
 
 def clipped_rows(
