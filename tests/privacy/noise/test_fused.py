@@ -4,13 +4,18 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib.util import find_spec
 
 import pytest
 import torch
 
+import privfl as pf
+from privfl.engine.loop import LoopEngine
+from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.noise import fused
 from privfl.privacy.noise.source import NoiseStream, add_gaussian_rows_
+from tests.device.cases import small_task
 from tests.device.stand_in import CUDA, stand_in_cuda
 
 TYPES = [(torch.float32, torch.int32), (torch.float64, torch.int64)]
@@ -159,3 +164,17 @@ def test_a_kernel_that_differs_or_fails_is_not_used_and_a_warning_says_so(forget
         there = rows.to("cuda")
         add_gaussian_rows_([NoiseStream(bytes([place] * 32)) for place in range(2)], there, [1.0, 0.3])
         assert torch.equal(there.cpu(), found)
+
+
+def test_the_notes_of_a_private_run_on_such_a_device_say_so_too(forgetful, monkeypatch):
+    with stand_in_cuda():
+        monkeypatch.setattr(fused, "_there", lambda: True)
+        monkeypatch.setattr(fused, "release_", broken)
+        task = small_task().to(CUDA)
+        algorithm = pf.FedAvg().bind(task.context(3, 1))
+        training = pf.LocalTraining(batch_size=8, steps=1)
+        for dpsgd, said in ((None, False), (pf.DPSGD(noise_multiplier=1.0, sample_rate=0.5), True)):
+            channel, way = RoundChannel.bare(algorithm.fields(), dpsgd), "layers" if said else None
+            with pytest.warns(RuntimeWarning, match="makes no noise") if said else nullcontext():
+                engine = LoopEngine(task, algorithm, training, channel, way=way)
+            assert any("Triton's kernel makes no noise on cuda:0" in note for note in engine.notes) == said
