@@ -9,13 +9,16 @@ small that float32 would round them coarsely.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
 
 SMALL_FACTOR = 1e-18
 CANCELLING = 16.0
@@ -28,17 +31,21 @@ MARGIN = 1e-5
 """What the bound is shrunk by for the rounding of norms, factors and products of one row, at most 1e-6 in float32."""
 
 
-@contextmanager
-def full_products() -> Iterator[None]:
-    """No TF32 for the time of the block: what clips may not round as coarsely as what is clipped."""
-    allowed = torch.backends.cuda.matmul.allow_tf32
-    if allowed:
-        torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        if allowed:
-            torch.backends.cuda.matmul.allow_tf32 = True
+def full_products(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
+    """``function`` without TF32: what clips may not round as coarsely as what is clipped."""
+
+    @wraps(function)
+    def in_full(*arguments: Given.args, **named: Given.kwargs) -> Answer:
+        products = torch.backends.cuda.matmul
+        if not products.allow_tf32:
+            return function(*arguments, **named)
+        products.allow_tf32 = False
+        try:
+            return function(*arguments, **named)
+        finally:
+            products.allow_tf32 = True
+
+    return in_full
 
 
 def shrunk(max_grad_norm: float, dtype: torch.dtype) -> float:
@@ -172,7 +179,7 @@ class Clipping:
         """The sum [n] of clipped ``rows`` [B, n], in their dtype."""
         return self.mapped(lambda values: values[None]).sums_of(rows[None])[0]
 
-    @full_products()
+    @full_products
     def sums_of(self, rows: Tensor) -> Tensor:
         """Each client's sum [clients, n] of clipped ``rows`` [clients, B, n], in their dtype."""
         kept = rows if self.finite is None else self.mapped(Tensor.flatten).kept(rows.flatten(0, 1)).view_as(rows)

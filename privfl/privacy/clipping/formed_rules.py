@@ -53,7 +53,7 @@ class FormedRule:
     def squared_norms(self) -> Tensor:
         return torch.stack([row_norms(gradient).square() for gradient in self.formed.values()]).sum(0)
 
-    @full_products()
+    @full_products
     def write_clipped_sum(self, clipping: Clipping, places: Places, *, by_rows: bool = False) -> None:
         clients = len(next(iter(places.values())))
         for name, gradient in self.formed.items():

@@ -30,7 +30,7 @@ class LinearRule(SumRule):
         a, g = flat[0] if len(flat) == 1 else (torch.cat(part, dim=1) for part in zip(*flat, strict=True))
         self.inputs, self.backs = (a[:, 0], g[:, 0]) if a.shape[1] == 1 else (a, g)
 
-    @full_products()
+    @full_products
     def squared_norms(self) -> Tensor:
         a, g, weight, bias = self.inputs, self.backs, "weight" in self.trained, "bias" in self.trained
         back = norms_along(g)
@@ -61,7 +61,7 @@ class LinearRule(SumRule):
         grams = [_gram(values / scale[:, None, None]) for values, scale in zip((a, g), scales, strict=True)]
         return ((grams[0] * grams[1]).sum((1, 2)).clamp_min(0).sqrt() * scales[0] * scales[1]).square()
 
-    @full_products()
+    @full_products
     def write_clipped_sum(self, clipping: Clipping, places: Places, *, by_rows: bool = False) -> None:
         clients = len(next(iter(places.values())))
         exact = clipping.exact if self.sizes is None else clipping.needs_float64(self.sizes)
