@@ -74,20 +74,32 @@ class StreamDropout(nn.Module):
         stream = self.generator or NoiseStream(bytes(32))  # nobody's: what is tried on public rows has no stream yet
         if self.present is None and (like.device.type, like.dtype) == ("cpu", torch.float32):  # the same in fewer calls
             kept = np.greater_equal(*self._coins(stream, like.numel()))
-            scaled = np.multiply(kept, np.float32(1 / (1 - self.probability)), dtype=np.float32)
+            scaled = np.multiply(kept, np.float32(self.scale), dtype=np.float32)
             return torch.from_numpy(scaled).view(like.shape)
         rows, length = self.present or (1, 1)
         return self.masks(like[None], [stream], [len(like) * rows // length])[0]
 
     def masks(self, like: Tensor, streams: Sequence[NoiseStream], counts: Sequence[int]) -> Tensor:
         """What ``like`` [clients, B, ...] is multiplied with: 0, or 1 / (1 - p); padding is left as it is or not."""
-        size = math.prod(like.shape[2:])
-        kept = np.ones((like.shape[0], like.shape[1] * size), dtype=np.bool_)
+        there = to_device(self.kept(like.shape, streams, counts), like.device)
+        factor = torch.tensor(self.scale, dtype=like.dtype)
+        if there.device.type == "cpu":  # widened from bytes first, which is quicker than a product with bools
+            return there.view(torch.int8).to(like.dtype).mul_(factor)
+        return there * factor
+
+    @property
+    def scale(self) -> float:
+        """What values that are kept are multiplied with."""
+        return 1 / (1 - self.probability)
+
+    def kept(self, shape: Sequence[int], streams: Sequence[NoiseStream], counts: Sequence[int]) -> Tensor:
+        """Which values of this ``shape`` [clients, B, ...] are kept, on the CPU."""
+        size = math.prod(shape[2:])
+        kept = np.ones((shape[0], shape[1] * size), dtype=np.bool_)
         for row, stream, count in zip(kept, streams, counts, strict=False):
             if count:
                 self._draw(stream, row[: count * size])
-        coins = to_device(torch.from_numpy(kept.view(np.int8)).view(like.shape), like.device)  # quicker than bools
-        return coins.to(like.dtype).mul_(torch.tensor(1 / (1 - self.probability), dtype=like.dtype))
+        return torch.from_numpy(kept).view(*shape)
 
     def _draw(self, stream: NoiseStream, kept: NDArray[np.bool_]) -> None:
         """Overwrite ``kept``."""

@@ -31,6 +31,7 @@ from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.client_door import ClientDoor
 from privfl.privacy.door.precision import Precision, matrix_products, same_bits
 from privfl.privacy.loss import is_coupled
+from privfl.privacy.noise import fused
 from privfl.products import FEW, has_bfloat16_units
 
 ROWS_PER_EVALUATION = 1000
@@ -72,6 +73,8 @@ class LoopEngine:
         if way is None and self._sums_directly():
             way = "layers"
         innermost = self.device.type == "cpu"
+        if not innermost and (channel.dpsgd is not None or channel.has_client_level_noise):
+            self.notes += filter(None, [fused.why_not(self.device)])
         spaces = [Workspace.build(task.model(0), self.device, way, innermost=innermost) for _ in range(self.workers)]
         for space in self._without_autograd(spaces):
             self._spaces.put(space)

@@ -11,6 +11,7 @@ from torch import Tensor
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import Workspace
 from privfl.privacy.clipping.per_sample import GradSampleMode
+from privfl.privacy.clipping.whole_rows import BYTES, in_whole_rows
 from privfl.privacy.door.keeper import ROWS_AT_ONCE
 
 SHARE = 0.25
@@ -40,7 +41,8 @@ def bytes_per_client(loop: LoopEngine, way: GradSampleMode | None) -> float:
             hook.remove()
     rows = min(loop.training.batch_size * (2 if way else 1), int(loop.task.clients.sizes.max()), ROWS_AT_ONCE)
     activations = rows * (inputs[0].numel() + 3 * sum(seen) / len(inputs))
-    formed = rows * network.layout.size if way == "vmap" else 0
+    whole = way is not None and in_whole_rows(loop.device, loop.training.batch_size, network.layout.size)
+    formed = rows * network.layout.size * (BYTES / 4 if whole else way == "vmap")
     return float(network.flat.element_size() * (8 * network.layout.size + activations + formed))
 
 

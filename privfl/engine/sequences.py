@@ -103,16 +103,24 @@ class Sequence:
 
 
 def sequence_of(
-    own: FlatNetwork, loss: Loss, inputs: Rows, *, steady: bool = False, narrow: bool = False
+    own: FlatNetwork,
+    loss: Loss,
+    inputs: Rows,
+    *,
+    steady: bool = False,
+    narrow: bool = False,
+    anywhere: bool = False,
 ) -> Sequence | None:
     """The sequence that the network in ``own`` is, or ``None`` if it is none; ``inputs`` are the task's.
 
     ``steady``: rows are to be rounded alike in passes of many lengths, so products are formed one way in all of them.
     ``narrow``: layers compute in bfloat16 where that is quicker; parameters, what is added to them, and the loss stay
     in float32.
+    Its steps are for a CPU; ``anywhere``: only which they are is asked.
     """
     ranks = known_ranks(own.module)
-    if own.flat.dtype != torch.float32 or own.flat.device.type != "cpu" or loss is not cross_entropy:
+    here = anywhere or own.flat.device.type == "cpu"
+    if own.flat.dtype != torch.float32 or not here or loss is not cross_entropy:
         return None
     if (
         inputs.dtype != torch.float32

@@ -23,10 +23,10 @@ from privfl.engine.sequence_steps import Convolution, Dropped, Flattened, Linear
 from privfl.engine.sequences import Sequence
 from privfl.federation.losses import cross_entropy
 from privfl.models.flat_network import Layout
-from privfl.privacy.clipping.formed_rules import WindowsRule
+from privfl.privacy.clipping.formed_rules import FormedRule, WindowsRule
 from privfl.privacy.clipping.layer_rules import LinearRule
-from privfl.privacy.clipping.rule import Places, Rule
-from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients
+from privfl.privacy.clipping.rule import Places
+from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients, Told
 from privfl.privacy.loss import Loss
 from privfl.privacy.noise.source import NoiseStream
 from privfl.products import batched
@@ -52,12 +52,16 @@ Back = Callable[[Tensor, Take], Tensor]
 class StackedSequence:
     """Copies of the network that ``single`` is, with parameters [clients, size]; see :func:`stacked_sequence_of`."""
 
+    _windows_rule: type[FormedRule] = WindowsRule
+
     def __init__(self, single: Sequence, layout: Layout, *, steady: bool) -> None:
         """``steady``: what a client gets must not depend on how many rows others in its stack have."""
         self._steps, self._steady = single.steps, steady
+        self.layout = layout
         named = dict(single.own.module.named_parameters())
         self._sizes, self._shapes = list(layout.sizes), [(-1, *shape) for shape in layout.shapes]
         self._keys = [id(named[name]) for name in layout.names]
+        self._names = dict(zip(self._keys, layout.names, strict=True))
         self._first = single.first
         self.values = 0
         """How many numbers the inputs, or all windows, of one row are; known once a row has passed."""
@@ -75,7 +79,7 @@ class StackedSequence:
 
         def write(layer: nn.Linear | nn.Conv2d, given: Tensor, back: Tensor) -> None:
             found, sums = self._sums(given, back, biased=layer.bias is not None)
-            place = _weight_of(layer, places)
+            place = self._weight_of(layer, places)
             place.copy_(found.view(place.shape))
             if layer.bias is not None:
                 places[id(layer.bias)].copy_(sums)
@@ -83,31 +87,34 @@ class StackedSequence:
         self._pass(parameters, batch, write)
         return gradient
 
-    def rules(self, parameters: Tensor, batch: StackedBatch) -> list[tuple[Rule, Callable[[Tensor], Places]]]:
-        """The rules of all layers, who have received what each row of ``batch`` gives them, from the last layer.
-
-        With each where its sums lie in a gradient [clients, size].
-        """
-        found: list[tuple[Rule, Callable[[Tensor], Places]]] = []
+    def rules(self, parameters: Tensor, batch: StackedBatch) -> list[Told]:
+        """The rules of all layers, who have received what each row of ``batch`` gives them, from the last layer."""
+        found: list[Told] = []
 
         def note(layer: nn.Linear | nn.Conv2d, given: Tensor, back: Tensor) -> None:
-            trained = frozenset(name for name, _ in layer.named_parameters())
-            rule: Rule = LinearRule(layer, trained) if given.dim() == 3 else WindowsRule(layer, trained)
+            names = {name: self._names[id(value)] for name, value in layer.named_parameters()}
+            kind: type[LinearRule | FormedRule] = LinearRule if given.dim() == 3 else self._windows_rule
+            rule = kind(layer, frozenset(names))
             rule.receive([(given.flatten(0, 1), back.flatten(0, 1))])
-            found.append((rule, partial(self._places, layer)))
+            found.append(Told(rule, names, partial(self._places, layer)))
 
         self._pass(parameters, batch, note)
         return found
 
     def _places(self, layer: nn.Linear | nn.Conv2d, gradient: Tensor) -> Places:
         views = self.views(gradient)
-        places = {"weight": _weight_of(layer, views)}
+        places = {"weight": self._weight_of(layer, views)}
         return places if layer.bias is None else {**places, "bias": views[id(layer.bias)]}
 
     def views(self, stack: Tensor) -> Views:
         """Where the parameters lie in ``stack`` [clients, size]."""
         parts = torch.split_with_sizes(stack, self._sizes, 1)
         return {key: part.view(shape) for key, part, shape in zip(self._keys, parts, self._shapes, strict=True)}
+
+    def _weight_of(self, layer: nn.Linear | nn.Conv2d, views: Views) -> Tensor:
+        """The weight of ``layer``, that of windows [clients, height, width, channels, outputs]."""
+        weight = views[id(layer.weight)]
+        return weight if weight.dim() == 3 else weight.permute(0, 3, 4, 2, 1)
 
     def _sums(self, given: Tensor, back: Tensor, *, biased: bool) -> tuple[Tensor, Tensor]:
         """What a layer's weight and bias get from all rows of each client."""
@@ -172,6 +179,10 @@ class StackedSequence:
 
         return output, backward
 
+    def in_windows(self) -> int:
+        """How many numbers all windows of one row are, of the convolutions that a row has passed."""
+        return sum(key[2] * len(index) for key, index in self._indices.items())
+
     def _index(self, image: torch.Size, shape: tuple[int, ...], stride: tuple[int, int]) -> Tensor:
         """Which places of an ``image`` [H, W, channels] its windows hold, windows of ``shape`` from first to last."""
         key = (*image, *shape, *stride)
@@ -193,7 +204,7 @@ class StackedSequence:
         images = given.view(clients * rows, -1, layer.in_channels)
         images = images[..., 0] if layer.in_channels == 1 else images  # one dimension less is a quicker kernel
         windows = images.index_select(1, index).view(clients, rows * height * width, -1)
-        weight = _weight_of(layer, own).reshape(clients, -1, layer.out_channels)
+        weight = self._weight_of(layer, own).reshape(clients, -1, layer.out_channels)
         product = batched(windows, weight)
         output = product if product.is_contiguous() else product.new_empty(product.shape)
         if layer.bias is not None:
@@ -218,12 +229,6 @@ def _kept(back: Tensor, values: Tensor) -> Tensor:
     """``back``, which nobody else holds, with zeros where ``values`` are not above 0."""
     found: Tensor = torch.ops.aten.threshold_backward.grad_input(back, values, 0, grad_input=back)
     return found
-
-
-def _weight_of(layer: nn.Linear | nn.Conv2d, views: Views) -> Tensor:
-    """The weight of ``layer``, that of windows [clients, height, width, channels, outputs]."""
-    weight = views[id(layer.weight)]
-    return weight if weight.dim() == 3 else weight.permute(0, 3, 4, 2, 1)
 
 
 def _added(values: Tensor) -> Tensor:
@@ -282,6 +287,7 @@ def stacked_sequence_of(
     targets: Tensor,
     *,
     steady: bool,
+    kind: type[StackedSequence] = StackedSequence,
 ) -> StackedSequence | str:
     """Stacked copies of the network of ``single``, or why there are none: empty if they would not be quicker.
 
@@ -293,7 +299,7 @@ def stacked_sequence_of(
             return ""
         if isinstance(step, Normalised | Averaged | Fork | Join):
             return ""
-    found = StackedSequence(single, stacked.layout, steady=steady)
+    found = kind(single, stacked.layout, steady=steady)
     batch = StackedBatch(inputs.view(2, 2, *inputs.shape[1:]), targets.view(2, 2), None, {})
     parameters = torch.stack([single.own.flat, single.own.flat * 0.9]).detach()
 
@@ -324,7 +330,7 @@ def stacked_sequence_of(
         differs = differ(sums[1], sums[0])
     for layer in dropout:
         layer.stack, layer.counts = None, ()
-    found.values = max(inputs[0].numel(), sum(key[2] * len(index) for key, index in found._indices.items()))
+    found.values = max(inputs[0].numel(), found.in_windows())
     if found.values > LARGEST:
         return ""
     if differs:

@@ -18,6 +18,7 @@ from torch.func import vmap
 
 from privfl.algorithms.base import Algorithm, Tensors, descends_plainly, overrides
 from privfl.devices import to_device
+from privfl.engine.device_sequences import DeviceSequence
 from privfl.engine.dropout import StreamDropout
 from privfl.engine.loop import LoopEngine
 from privfl.engine.sequences import sequence_of
@@ -30,6 +31,7 @@ from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.clipping.row_wise import out_of_memory
 from privfl.privacy.clipping.stacked import StackedGradients
 from privfl.privacy.clipping.steady_stacks import LEAST
+from privfl.privacy.clipping.whole_rows import in_whole_rows
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.cohort_door import CohortDoor
 from privfl.privacy.door.contract import Batch, Door
@@ -80,6 +82,7 @@ class VectorisedEngine:
         for _ in range(loop.workers):
             space = Workspace.build(loop.task.model(0), loop.device, None)
             gradients = StackedGradients(space.own, way)
+            gradients.whole_rows = in_whole_rows(loop.device, loop.training.batch_size, space.own.layout.size)
             self._stacks.put(Stack(gradients, space.dropout, space.state, self._without_autograd(space, gradients)))
             self.templates.append(space.own.module)
 
@@ -88,16 +91,18 @@ class VectorisedEngine:
         loop, private = self.loop, self.loop.channel.dpsgd is not None
         if loop.precision != "float32" or (private and self.way != "layers"):
             return None
-        single = sequence_of(space.own, loop.task.loss, loop.task.inputs)
+        single = sequence_of(space.own, loop.task.loss, loop.task.inputs, anywhere=True)
         if single is None:
             return None
         steady = self.lengths is not None
-        found = stacked_sequence_of(single, gradients, space.dropout, *loop.task.probe(4), steady=steady)
+        on_cpu = loop.device.type == "cpu"
+        kind = StackedSequence if on_cpu else DeviceSequence
+        found = stacked_sequence_of(single, gradients, space.dropout, *loop.task.probe(4), steady=steady, kind=kind)
         if isinstance(found, StackedSequence):
             if private:
                 gradients.unaided = found
                 return None
-            self._values = found.values
+            self._values = found.values if on_cpu else 0  # a device has one worker, and its memory bounds a chunk
             return found
         if found and found not in self.notes:
             self.notes.append(found)

@@ -6,18 +6,17 @@ counted by the line of the project that causes it; and results can be compared w
 
 What it cannot show: whether a kernel exists on CUDA, how fast it is, in which order it adds, how much memory it takes,
 and what goes wrong between streams. Forward-mode derivatives do not run on it. What ``torch.compile`` would fuse counts
-as one launch.
+as one launch. Triton's kernels run in its interpreter, if ``TRITON_INTERPRET=1`` asks for it, and count as one launch
+each; without, the device has no Triton.
 """
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Any
 from unittest import mock
 
@@ -29,8 +28,10 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from privfl.engine.loop import LoopEngine
+from privfl.privacy.clipping import known
+from privfl.privacy.noise import fused
+from tests.device.accounts import COUNTS, Counts, kernels, place
 
-ROOT = Path(__file__).parents[2]
 CUDA = torch.device("cuda", 0)
 INSIDE = torch.device("meta")
 """What PyTorch's C++ sees. For CUDA it would look for a driver, and its meta kernels touch no memory."""
@@ -54,58 +55,6 @@ WAITING |= {"unique_consecutive", "bincount", "repeat_interleave", "histc", "lin
 
 class MixedDevices(Exception):
     """An operation on tensors of two devices. No RuntimeError, which ``engine="auto"`` could take for the model's."""
-
-
-@dataclass
-class Counts:
-    """What happened on the device: launches and waits by ``file:line``, and the bytes that were copied to and fro."""
-
-    launches: Counter[str] = field(default_factory=Counter)
-    waits: Counter[str] = field(default_factory=Counter)
-    bytes_to: int = 0
-    bytes_from: int = 0
-    fused: int = 0
-    pinned: dict[int, torch.Tensor] = field(default_factory=dict)
-
-    def reset(self) -> None:
-        """Count from zero."""
-        self.launches.clear()
-        self.waits.clear()
-        self.bytes_to = self.bytes_from = 0
-
-    def launch(self) -> None:
-        """One kernel, unless it is part of one that is fused."""
-        if not self.fused:
-            self.launches[place()] += 1
-
-    def wait(self, why: str) -> None:
-        """The host waits for the device."""
-        self.waits[f"{place()} {why}"] += 1
-
-    def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Whether ``tensor`` lies in memory that the device can read while the host goes on."""
-        return tensor.untyped_storage().data_ptr() in self.pinned
-
-
-COUNTS = Counts()
-
-
-def place() -> str:
-    """The innermost line of the project that is running, as ``file:line``."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if name := inside(frame.f_code.co_filename):
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return "outside the project"
-
-
-@cache
-def inside(file: str) -> str:
-    """The path of a ``file`` of the project within it; empty for others, and for this one."""
-    path = Path(file)
-    own = path.is_relative_to(ROOT) and "site-packages" not in path.parts and file != __file__
-    return path.relative_to(ROOT).as_posix() if own else ""
 
 
 class StandIn(torch.Tensor):
@@ -179,7 +128,7 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
     if func in COPIES:
         _copied(args[1] if name == "copy_" else args[0], kwargs, args, to_cpu=target_on_cpu)
     elif not view and name not in FREE:
-        COUNTS.launch()
+        COUNTS.launch(kernels(name, args, kwargs))
         if name in WAITING:
             COUNTS.wait(name)
         elif func in INDEXED and any(index is not None and index.dtype == torch.bool for index in args[1]):
@@ -232,6 +181,8 @@ def _is_view(func: Any) -> bool:
 
 def _refuse_mixed(func: Any, name: str, args: Any, apart: list[torch.Tensor]) -> None:
     """CUDA takes numbers without a dimension from the CPU, and indices, for which it waits; nothing else."""
+    if any(GET_DEVICE(one).type == "meta" for one in apart):
+        raise NotImplementedError(f"{name} at {place()}: C++ made a tensor from a list, and here it holds no values")
     if func in INDEXED:
         if not isinstance(args[0], StandIn):
             raise MixedDevices(f"{name} at {place()}: a tensor on the CPU is indexed by one on cuda:0")
@@ -239,6 +190,8 @@ def _refuse_mixed(func: Any, name: str, args: Any, apart: list[torch.Tensor]) ->
             COUNTS.wait("indices from the CPU")
         apart = [one for one in apart if not any(one is index for index in args[1])]
     takes_numbers = torch.Tag.pointwise in func.tags or func in INDEXED or name in ("where", "fill_", "lift_fresh")
+    if name == "where" and apart:
+        COUNTS.wait("a number from the CPU")  # which it copies, as others need not
     wrong = [tuple(one.shape) for one in apart if one.dim() > 0 or not takes_numbers]
     if wrong:
         raise MixedDevices(f"{name} at {place()}: tensors of {wrong} on the CPU meet others on cuda:0")
@@ -262,7 +215,7 @@ def _copied(source: torch.Tensor, kwargs: Any, args: Any, *, to_cpu: bool) -> No
 GET_DEVICE, GET_CUDA = torch._C.TensorBase.device.__get__, torch._C.TensorBase.is_cuda.__get__  # type: ignore[attr-defined]
 TO, TENSOR, AS_TENSOR, GENERATOR = torch.Tensor.to, torch.tensor, torch.as_tensor, torch.Generator
 ON_CUDA: dict[int, torch.Generator] = {}
-FORK = torch.random.fork_rng
+FORK, RELEASE = torch.random.fork_rng, fused.release_
 
 
 def inward(item: Any) -> Any:
@@ -327,6 +280,17 @@ def compiled(function: Any = None, **settings: Any) -> Any:
     return fused
 
 
+def interprets() -> bool:
+    """Whether Triton is there and interprets its kernels, as ``TRITON_INTERPRET=1`` tells it to."""
+    return find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def by_triton(rows: torch.Tensor, *given: torch.Tensor) -> None:
+    """The kernel of noise, which Triton's interpreter runs on the values: one launch."""
+    COUNTS.launch()
+    RELEASE(*map(_held, (rows, *given)))
+
+
 class Names(TorchFunctionMode):
     """Python asks for CUDA; C++ meets the stand-in."""
 
@@ -388,6 +352,8 @@ def stand_in_cuda() -> Iterator[Counts]:
         torch.utils._triton: {"has_triton": lambda: True},
         torch.random: {"fork_rng": lambda devices=None, *a, **k: FORK([], *a, **k)},
         LoopEngine: {"in_order": in_order},
+        known: {"_TENSORS": (*known._TENSORS, StandIn)},
+        fused: {"_there": interprets, "release_": by_triton},
         torch.Tensor: told,
     }
     with ExitStack() as stack:

@@ -1,7 +1,8 @@
 """Budgets: what one step of a stack of clients launches on the device. Nothing in a step makes the host wait for it.
 
 Exact numbers, for a network with two convolutions, pooling, two layers of drop-out and two dense layers. Whoever
-changes one on purpose writes the new number here; a smaller one is welcome.
+changes one on purpose writes the new number here; a smaller one is welcome. DP-SGD may take 60 with its noise, where
+Triton makes it; so may every network that is a sequence of the same kinds of layers and whose gradients fit.
 """
 
 from collections import Counter
@@ -17,25 +18,36 @@ from privfl.engine.vectorised import VectorisedEngine
 from privfl.engine.workspace import RoundContext
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import RoundChannel
+from privfl.privacy.clipping import whole_rows
 from privfl.privacy.noise.source import NoiseSource
-from tests.device.stand_in import CUDA, stand_in_cuda
+from tests.device.stand_in import CUDA, interprets, stand_in_cuda
 from tests.engine.test_vectorised import federation
 
 NOISY = pf.DPSGD(noise_multiplier=1.0, sample_rate=0.5)
-LAUNCHES = {"plain": (65, 0), "dp-sgd": (146, 111)}
-"""Of a step without its noise, and of the noise, as long as that is one piece; where there is no compiler more."""
+MOST = 60
+"""Kernels of a step under DP-SGD."""
+LAUNCHES = {"plain": 47, "plain, no sequence": 68, "dp-sgd": 55, "dp-sgd, no sequence": 79, "dp-sgd, too large": 110}
+"""Of a step without its noise: where the layers give their gradients, where ``vmap`` and autograd do, and where rows do
+not fit into the memory that they may take."""
+NOISE = 111
+"""Of the noise without Triton, as long as it is one piece and there is a compiler for its integers. With it: one."""
 
 
-def cnn(seed):
+def cnn(seed, last=nn.ReLU):
     torch.manual_seed(seed)
     layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25)]
-    layers += [nn.Flatten(), nn.Linear(8 * 4 * 4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 5)]
+    layers += [nn.Flatten(), nn.Linear(8 * 4 * 4, 16), last(), nn.Dropout(0.5), nn.Linear(16, 5)]
     return nn.Sequential(*layers)
 
 
-def a_round(counts, clients, dpsgd, steps):
+def no_sequence(seed):
+    """As many layers, one of which has no way of its own."""
+    return cnn(seed, nn.Tanh)
+
+
+def a_round(counts, clients, dpsgd, steps, network=cnn):
     """Launches and waits, by line, of a round of ``steps`` steps that all ``clients`` take in one stack."""
-    task = federation(cnn, (3, 12, 12), sizes=(20,) * clients)
+    task = federation(network, (3, 12, 12), sizes=(20,) * clients)
     task = replace(task, inputs=task.inputs.float(), test_inputs=task.test_inputs.float()).to(CUDA)
     algorithm = pf.FedAvg().bind(task.context(10, 1))
     channel, way = RoundChannel.bare(algorithm.fields(), dpsgd), None if dpsgd is None else "layers"
@@ -56,12 +68,35 @@ def of_noise(launches):
     return sum(number for line, number in launches.items() if line.startswith("privfl/privacy/noise/"))
 
 
-@pytest.mark.parametrize(("mechanism", "clients"), [("plain", 10), ("plain", 50), ("dp-sgd", 10), ("dp-sgd", 50)])
-def test_a_step_launches_what_it_may_whatever_the_cohort_and_never_waits(mechanism, clients):
-    dpsgd = NOISY if mechanism == "dp-sgd" else None
+def a_step(clients, dpsgd, network=cnn):
+    """Launches and waits of one step, by line."""
     with stand_in_cuda() as counts:
-        (many, long), (few, short) = (a_round(counts, clients, dpsgd, steps) for steps in (3, 2))
-    assert long - short == Counter(), "a step makes the host wait"
-    step = many - few
+        (many, long), (few, short) = (a_round(counts, clients, dpsgd, steps, network) for steps in (3, 2))
+    return many - few, long - short
+
+
+@pytest.mark.parametrize("clients", [10, 50])
+@pytest.mark.parametrize("kind", LAUNCHES)
+def test_a_step_launches_what_it_may_whatever_the_cohort_and_never_waits(monkeypatch, kind, clients):
+    mechanism, *how = kind.split(", ")
+    if how == ["too large"]:
+        monkeypatch.setattr(whole_rows, "LARGEST", 0)
+    private = mechanism == "dp-sgd"
+    step, waits = a_step(clients, NOISY if private else None, no_sequence if how == ["no sequence"] else cnn)
+    assert waits == Counter(), "a step makes the host wait"
     noise = of_noise(step)
-    assert (step.total() - noise, noise) == LAUNCHES[mechanism], "\n".join(f"{n} {line}" for line, n in step.items())
+    lines = "\n".join(f"{n} {line}" for line, n in step.items())
+    assert noise == (private and (1 if interprets() else NOISE)), lines
+    assert step.total() - noise == LAUNCHES[kind], lines
+
+
+def test_with_the_kernel_of_the_noise_a_private_step_is_within_its_budget():
+    assert LAUNCHES["dp-sgd"] + 1 <= MOST
+
+
+def test_batches_that_are_empty_or_short_take_no_launches_each():
+    """Two more pad inputs and targets of all clients to a pass that rounds alike, one the mask; one clears sums."""
+    usual, waits = a_step(40, NOISY)
+    sparse, waits = a_step(40, replace(NOISY, sample_rate=0.05))
+    assert waits == Counter()
+    assert sparse.total() - of_noise(sparse) <= usual.total() - of_noise(usual) + 4 < MOST

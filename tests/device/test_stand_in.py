@@ -12,7 +12,7 @@ import torch
 from privfl.algorithms import FedEvg
 from privfl.engine.dropout import StreamDropout
 from privfl.federation.task import Task
-from privfl.privacy.clipping.factors import Clipping
+from privfl.privacy.clipping.factors import zero_unless
 from privfl.privacy.clipping.formed_rules import GroupNormRule
 from privfl.privacy.door.client_door import ClientDoor
 from tests.device.cases import compare, small_task
@@ -78,6 +78,7 @@ def test_numpy_does_not_reach_what_lies_on_the_device(counts):
         lambda there: torch.tensor([1.0, 2.0], device=there.device),
         lambda there: torch.ones(2).to(there.device),
         lambda there: there[torch.tensor([0, 1])],
+        lambda there: torch.where(there > 0, there, torch.tensor(0.0)),
     ],
 )
 def test_the_host_waits_once_and_the_line_is_named(counts, waiting):
@@ -105,6 +106,22 @@ def test_autograd_and_vmap_run_on_the_device(counts):
     assert torch.equal(stacked.cpu()[:, 0], inputs.cpu() @ torch.ones(3, 2))
 
 
+@pytest.mark.parametrize(
+    ("operation", "kernels"),
+    [
+        (lambda there: torch.linalg.vector_norm(there, dim=1), 1),
+        (lambda there: torch.linalg.vector_norm(there, dim=1, dtype=torch.float64), 2),
+        (lambda there: torch.nn.functional.pad(there, (0, 1)), 2),
+        (lambda there: there.masked_fill(there > 0, 0.0), 3),
+        (lambda there: there.nan_to_num_(), 1),
+    ],
+)
+def test_operations_of_several_kernels_count_as_many(counts, operation, kernels):
+    there = torch.ones(2, 3).to("cuda")
+    operation(there)
+    assert counts.launches.total() == kernels
+
+
 def test_nothing_is_left_of_it():
     before = torch.Generator, torch.tensor, torch.Tensor.device, torch.Tensor.__dict__.keys()
     with stand_in_cuda():
@@ -114,11 +131,11 @@ def test_nothing_is_left_of_it():
 
 
 PLANTED = [
-    (Clipping.only, "self.factors.where(mask", "self.factors.where(mask.cpu()", ("fedavg", "vectorised", True)),
+    (zero_unless, "torch.where(wanted", "torch.where(wanted.cpu()", ("fedavg", "vectorised", True)),
     (GroupNormRule.form, '(2), "bias": back', '(2), "bias": back.cpu()', ("fedavg", "loop", True)),
     (Task.to, ', "targets"', "", ("fedavg", "loop", False)),
     (ClientDoor._gather, "self._targets[places]", "self._targets[places].cpu()", ("fedavg", "loop", False)),
-    (StreamDropout.masks, "like.shape), like.device)", 'like.shape), torch.device("cpu"))', ("fedavg", "loop", False)),
+    (StreamDropout.masks, "counts), like.device)", 'counts), torch.device("cpu"))', ("fedavg", "loop", False)),
     (FedEvg.start, "dtype).to(parameters.device)", "dtype)", ("fedevg", "vectorised", False)),
 ]
 

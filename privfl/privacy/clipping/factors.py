@@ -11,9 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache, wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
 
 SMALL_FACTOR = 1e-18
 CANCELLING = 16.0
@@ -24,6 +29,23 @@ ROWS_IN_FLOAT32 = 96
 """Rows whose sum may be formed in the rows' own dtype; longer sums are formed in float64."""
 MARGIN = 1e-5
 """What the bound is shrunk by for the rounding of norms, factors and products of one row, at most 1e-6 in float32."""
+
+
+def full_products(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
+    """``function`` without TF32: what clips may not round as coarsely as what is clipped."""
+
+    @wraps(function)
+    def in_full(*arguments: Given.args, **named: Given.kwargs) -> Answer:
+        products = torch.backends.cuda.matmul
+        if not products.allow_tf32:
+            return function(*arguments, **named)
+        products.allow_tf32 = False
+        try:
+            return function(*arguments, **named)
+        finally:
+            products.allow_tf32 = True
+
+    return in_full
 
 
 def shrunk(max_grad_norm: float, dtype: torch.dtype) -> float:
@@ -91,17 +113,35 @@ class Clipping:
     narrow: Tensor
 
     @classmethod
-    def of(cls, squares: Tensor, max_grad_norm: float, dtype: torch.dtype, together: int | None = None) -> Clipping:
-        """From squared norms in float64, at least one, of rows in ``dtype``.
+    def of(
+        cls,
+        squares: Tensor,
+        max_grad_norm: float,
+        dtype: torch.dtype,
+        together: int | None = None,
+        mask: Tensor | None = None,
+    ) -> Clipping:
+        """From squared norms in float64, at least one, of rows in ``dtype``; see :meth:`of_norms`."""
+        return cls.of_norms(squares.sqrt(), max_grad_norm, dtype, together, mask)
+
+    @classmethod
+    def of_norms(
+        cls,
+        norms: Tensor,
+        max_grad_norm: float,
+        dtype: torch.dtype,
+        together: int | None = None,
+        mask: Tensor | None = None,
+    ) -> Clipping:
+        """From norms in float64, at least one, of rows in ``dtype``.
 
         A row whose norm is not finite or beyond the range of ``dtype`` counts as not finite; on CUDA also one that
         is 10¹⁸ times as long as the bound. ``together`` rows are added up, if there are passes besides this one.
+        Factors are 0 where ``mask``, shaped as the norms are, is false.
         """
-        norms, limit = squares.sqrt(), torch.finfo(dtype).max
-        finite, usable = None, norms
+        limit, finite, usable, largest = torch.finfo(dtype).max, None, norms, 0.0
         if norms.is_cuda:  # the host does not ask, and no row is so long that its factor would need float64
             finite = norms <= min(limit, max_grad_norm / SMALL_FACTOR)
-            usable, largest = norms.where(finite, 0), 0.0
         elif not (largest := float(norms.max())) <= limit:
             finite = norms <= limit
             usable = norms.where(finite, 0)
@@ -110,20 +150,19 @@ class Clipping:
             factors = torch.ones_like(norms)
         else:
             bound = shrunk(max_grad_norm, dtype)
-            factors = bound / usable.clamp_min(bound)
-        factors = factors if finite is None else factors.where(finite, 0)
-        exact = largest * SMALL_FACTOR > max_grad_norm or (together or squares.shape[-1]) > ROWS_IN_FLOAT32
+            factors = quotient(bound, usable.clamp_min(bound))
+        for wanted in (finite, mask):
+            factors = factors if wanted is None else zero_unless(wanted, factors)
+        exact = largest * SMALL_FACTOR > max_grad_norm or (together or norms.shape[-1]) > ROWS_IN_FLOAT32
         return cls(norms, factors, finite, max_grad_norm, exact, factors.to(dtype))
 
-    def only(self, mask: Tensor | None) -> Clipping:
-        """The same with factors 0 where ``mask``, shaped as they are, is false."""
-        if mask is None:
-            return self
-        return replace(self, factors=self.factors.where(mask, 0), narrow=self.narrow.where(mask, 0))
-
     def kept(self, values: Tensor) -> Tensor:
-        """``values`` [B, ...] with the rows that are not finite set to zero (a product with 0 would keep NaN)."""
-        return values if self.finite is None else values.where(_wide(self.finite, values), 0)
+        """``values`` [B, ...] so that those of rows that are not finite are zero times their factors, which are 0."""
+        if self.finite is None:
+            return values
+        if values.is_cuda:  # one launch instead of two
+            return values.nan_to_num(0.0, 0.0, 0.0)
+        return values.where(_wide(self.finite, values), 0)
 
     def scaled(self, values: Tensor, *, exact: bool) -> Tensor:
         """``values`` [B, ...] times the factors, in float64 if ``exact``."""
@@ -140,9 +179,10 @@ class Clipping:
         """The sum [n] of clipped ``rows`` [B, n], in their dtype."""
         return self.mapped(lambda values: values[None]).sums_of(rows[None])[0]
 
+    @full_products
     def sums_of(self, rows: Tensor) -> Tensor:
         """Each client's sum [clients, n] of clipped ``rows`` [clients, B, n], in their dtype."""
-        kept = rows if self.finite is None else rows.where(self.finite[..., None], 0)
+        kept = rows if self.finite is None else self.mapped(Tensor.flatten).kept(rows.flatten(0, 1)).view_as(rows)
         if self.exact:
             return exact_sums(self.factors, kept).to(rows.dtype)
         return torch.bmm(self.narrow[:, None], kept)[:, 0]
@@ -157,6 +197,27 @@ class Clipping:
             finite=finite,
             narrow=change(self.narrow),
         )
+
+
+def quotient(number: float, values: Tensor) -> Tensor:
+    """``number`` / ``values``, in one operation."""
+    return torch.tensor(number, dtype=values.dtype) / values
+
+
+def zero_unless(wanted: Tensor, values: Tensor) -> Tensor:
+    """``values``, but zero where ``wanted``, shaped as they are, is false."""
+    return torch.where(wanted, values, zero_like(values))
+
+
+def zero_like(values: Tensor) -> Tensor:
+    """0 in the type of ``values`` and where they are."""
+    return _zero(values.dtype, values.device)
+
+
+@cache
+def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """One 0 for all that is made zero: on a device, making it is one launch more."""
+    return torch.zeros((), dtype=dtype, device=device)
 
 
 Clip = Callable[[Tensor], Clipping]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from privfl.privacy.clipping.factors import Clipping, exact_sums, row_norms
+from privfl.privacy.clipping.factors import Clipping, exact_sums, full_products, row_norms
 from privfl.privacy.clipping.rule import Calls, Places, SumRule
 from privfl.products import batched
 
@@ -22,6 +22,7 @@ class FormedRule:
     """A rule that forms its per-sample gradients: cheap where the layer has few parameters."""
 
     takes_rows_first: ClassVar[bool] = True
+    forms_rows: ClassVar[bool] = True
 
     def __init__(self, layer: nn.Module, trained: frozenset[str]) -> None:
         self.layer, self.trained = layer, trained
@@ -46,9 +47,14 @@ class FormedRule:
         """Per-sample gradients [B, values] by parameter name."""
         raise AssertionError("every subclass forms its own gradients")
 
+    def gradients(self) -> dict[str, Tensor]:
+        formed, self.formed = self.formed, {}
+        return formed
+
     def squared_norms(self) -> Tensor:
         return torch.stack([row_norms(gradient).square() for gradient in self.formed.values()]).sum(0)
 
+    @full_products
     def write_clipped_sum(self, clipping: Clipping, places: Places, *, by_rows: bool = False) -> None:
         clients = len(next(iter(places.values())))
         for name, gradient in self.formed.items():
@@ -137,6 +143,14 @@ class WindowsRule(FormedRule):
 
     def form(self, given: Tensor, back: Tensor) -> dict[str, Tensor]:
         formed = {"weight": batched(given.mT, back).flatten(1)}
+        return {**formed, "bias": back.sum(1)} if "bias" in self.trained else formed
+
+
+class OutputsFirstRule(WindowsRule):
+    """The same, but the gradient of the weight is [outputs, n], as the layer keeps it."""
+
+    def form(self, given: Tensor, back: Tensor) -> dict[str, Tensor]:
+        formed = {"weight": torch.bmm(back.mT, given).flatten(1)}
         return {**formed, "bias": back.sum(1)} if "bias" in self.trained else formed
 
 

@@ -112,6 +112,7 @@ _ACTIVATIONS = (F.relu, F.relu6, F.leaky_relu, F.elu, F.selu, F.celu, F.gelu, F.
 _FUNCTIONS = frozenset(map(id, (*_ACTIVATIONS, F.tanh, F.sigmoid, torch.relu, torch.tanh, torch.sigmoid)))
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _HOOKS_OF_ALL = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+_TENSORS: tuple[type[Tensor], ...] = (Tensor, nn.Parameter)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.Generator)
 
 
@@ -143,7 +144,7 @@ def _is_known(module: nn.Module) -> bool:
         if callable(value) and not ((ours and _holds_known(value, set())) or value in if_loaded("DPLSTMCell")):
             return False
     tensors = [value for held in (own["_parameters"], own["_buffers"]) for value in held.values() if value is not None]
-    return all(type(value) in (Tensor, nn.Parameter) for value in tensors)
+    return all(type(value) in _TENSORS for value in tensors)
 
 
 def _layer(kind: type[nn.Module]) -> Kept | None:
@@ -164,7 +165,7 @@ def _rank_after(module: nn.Module, rank: int) -> int | None:
 
 def _holds_known(value: Any, visited: set[int]) -> bool:
     """Whether ``value`` and all that it holds is data, a known network, or code of privfl."""
-    if type(value) in _PLAIN or type(value) in (Tensor, nn.Parameter) or id(value) in visited:
+    if type(value) in _PLAIN or type(value) in _TENSORS or id(value) in visited:
         return True
     visited.add(id(value))
     if isinstance(value, nn.Module):

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from privfl.privacy.clipping.factors import Clipping, bounded_norms, norms_along, row_norms
+from privfl.privacy.clipping.factors import Clipping, bounded_norms, full_products, norms_along, row_norms
 from privfl.privacy.clipping.formed_rules import ConvolutionRule, FormedRule, GroupNormRule, LayerNormRule
 from privfl.privacy.clipping.rule import Calls, Places, SumRule
 
@@ -49,6 +49,7 @@ class LinearRule(SumRule):
     """``nn.Linear`` on [B, in] or [B, ..., in]; no per-sample gradient is formed when norms come cheaper without."""
 
     takes_rows_first: ClassVar[bool] = False
+    forms_rows: ClassVar[bool] = True
 
     def __init__(self, layer: nn.Module, trained: frozenset[str]) -> None:
         self.trained = trained
@@ -64,6 +65,7 @@ class LinearRule(SumRule):
         a, g = flat[0] if len(flat) == 1 else (torch.cat(part, dim=1) for part in zip(*flat, strict=True))
         self.inputs, self.backs = (a[:, 0], g[:, 0]) if a.shape[1] == 1 else (a, g)
 
+    @full_products
     def squared_norms(self) -> Tensor:
         a, g, weight, bias = self.inputs, self.backs, "weight" in self.trained, "bias" in self.trained
         back = norms_along(g)
@@ -94,6 +96,7 @@ class LinearRule(SumRule):
         grams = [_gram(values / scale[:, None, None]) for values, scale in zip((a, g), scales, strict=True)]
         return ((grams[0] * grams[1]).sum((1, 2)).clamp_min(0).sqrt() * scales[0] * scales[1]).square()
 
+    @full_products
     def write_clipped_sum(self, clipping: Clipping, places: Places, *, by_rows: bool = False) -> None:
         clients = len(next(iter(places.values())))
         exact = clipping.exact if self.sizes is None else clipping.needs_float64(self.sizes)
@@ -111,6 +114,16 @@ class LinearRule(SumRule):
             torch.sum(g.view(clients, -1, g.shape[-1]), 1, out=places["bias"])
         self.shared.forget()
         del self.inputs, self.backs
+
+    def gradients(self) -> dict[str, Tensor]:
+        a, g = self.inputs, self.backs
+        del self.inputs, self.backs
+        formed: dict[str, Tensor] = {}
+        if "weight" in self.trained:
+            formed["weight"] = (g[:, :, None] * a[:, None] if a.dim() == 2 else torch.bmm(g.mT, a)).flatten(1)
+        if "bias" in self.trained:
+            formed["bias"] = g if g.dim() == 2 else g.sum(1)
+        return formed
 
     def write_sum(self, calls: Calls, places: Places) -> None:
         for place in places.values():
@@ -132,6 +145,7 @@ class EmbeddingRule:
     """``nn.Embedding`` on token ids [B, ...]: a sample's gradient rows of equal tokens add up before the norm."""
 
     takes_rows_first: ClassVar[bool] = False
+    forms_rows: ClassVar[bool] = False  # a device adds up equal tokens in an order of its own
 
     def __init__(self, layer: nn.Module, trained: frozenset[str]) -> None:
         assert isinstance(layer, nn.Embedding)
@@ -159,6 +173,9 @@ class EmbeddingRule:
         if sums is not place:
             place.copy_(sums)
         del self.ids, self.backs
+
+    def gradients(self) -> dict[str, Tensor]:
+        raise AssertionError("the gradients of an embedding's rows are not formed")
 
 
 def _gram(values: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class OpacusHooks:
             for samples, _ in pairs:
                 if samples is not None:
                     squares += row_norms(samples).square()
-            clipping = Clipping.of(squares, max_grad_norm, self.network.flat.dtype, together).only(mask)
+            clipping = Clipping.of(squares, max_grad_norm, self.network.flat.dtype, together, mask)
             for (samples, _), view in zip(pairs, self.network.gradient_views, strict=True):
                 if samples is None:
                     view.zero_()

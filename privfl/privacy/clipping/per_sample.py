@@ -110,7 +110,7 @@ class PerSampleGradients:
             return self.network.flat.new_zeros(0)
 
         def clip(squares: Tensor) -> Clipping:
-            return Clipping.of(squares, max_grad_norm, self.network.flat.dtype, together).only(mask)
+            return Clipping.of(squares, max_grad_norm, self.network.flat.dtype, together, mask)
 
         if self.way == "vmap":
             return self._by_vmap(loss, inputs, targets, clip)

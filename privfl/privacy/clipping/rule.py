@@ -26,6 +26,8 @@ class Rule(Protocol):
     """What a layer contributes to the norms and to the clipped sum of per-sample gradients."""
 
     takes_rows_first: ClassVar[bool]
+    forms_rows: ClassVar[bool]
+    """Whether :meth:`gradients` can be asked, and gives the same bits whenever it is."""
 
     def receive(self, calls: Calls, *, apart: bool = False) -> None:
         """Take the (input, gradient of the output) pairs of this pass.
@@ -42,6 +44,9 @@ class Rule(Protocol):
 
     def write_clipped_sum(self, clipping: Clipping, places: Places, *, by_rows: bool = False) -> None:
         """Write each client's Σ factors_i·gradient_i into ``places``."""
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Instead of the two: each sample's gradient [B, values] of every trained parameter, by its name."""
 
 
 class SumRule:

@@ -11,7 +11,7 @@ Padding never changes a result: padded rows repeat a row of their own client's b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from privfl.models.flat_network import FlatNetwork
-from privfl.privacy.clipping.factors import Clipping, norms_along
+from privfl.privacy.clipping.factors import Clipping, norms_along, zero_like, zero_unless
 from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.layer_rules import rule_for
 from privfl.privacy.clipping.lengths import padded
 from privfl.privacy.clipping.per_sample import GradSampleMode, LossModule, evaluating, trained_parameters, widened
 from privfl.privacy.clipping.row_wise import Made, Watch, each_row
 from privfl.privacy.clipping.rule import Places, Rule
+from privfl.privacy.clipping.whole_rows import clipped_rows
 from privfl.privacy.loss import Loss
 
 Given = dict[str, tuple[Tensor, int | None]]
@@ -56,7 +57,7 @@ class StackedBatch:
         elif missing > 0:
             mask = torch.ones_like(self.targets[clients, rows], dtype=torch.bool)
         if mask is not None and missing > 0:
-            mask = torch.cat([mask, mask.new_zeros(len(mask), missing)], dim=1)
+            mask = torch.cat([mask, zero_like(mask).expand(len(mask), missing)], dim=1)
         inputs, targets = padded(inputs, stack), padded(targets, stack)
         given = given_to(self.loss_kwargs, clients, stack)
         mask = None if mask is None else padded(mask, stack)
@@ -67,7 +68,20 @@ class StackedBatch:
         mask = self.mask
         if mask is not None and values.dim() > 2:
             mask = mask.view(*mask.shape, *[1] * (values.dim() - 2))
-        return values if mask is None else values.where(mask, 0)
+        return values if mask is None else zero_unless(mask, values)
+
+
+@dataclass(frozen=True)
+class Told:
+    """A layer's ``rule``, which has received what it clips.
+
+    ``names`` are those of the layer's parameters in the network, by those in the layer; ``places`` says where their
+    sums lie in a gradient [clients, size].
+    """
+
+    rule: Rule
+    names: Mapping[str, str]
+    places: Callable[[Tensor], Places]
 
 
 class UnaidedRules(Protocol):
@@ -76,8 +90,8 @@ class UnaidedRules(Protocol):
     def serves(self, loss: Loss) -> bool:
         """Whether it is the gradient of ``loss`` that arrives."""
 
-    def rules(self, parameters: Tensor, batch: StackedBatch) -> list[tuple[Rule, Callable[[Tensor], Places]]]:
-        """The rules of all layers, who have received it of ``batch``; where their sums lie in [clients, size]."""
+    def rules(self, parameters: Tensor, batch: StackedBatch) -> list[Told]:
+        """The rules of all layers, who have received it of ``batch``."""
 
 
 class StackedGradients:
@@ -91,6 +105,8 @@ class StackedGradients:
         self._watch = Watch()
         self.unaided: UnaidedRules | None = None
         """Hands the rules of layers what they clip, where it serves; only ``layers`` asks it."""
+        self.whole_rows = False
+        """Whether every row's gradient is formed whole, where all rules can."""
         self._rules: dict[nn.Module, Rule] = {}
         self._names: dict[nn.Module, dict[str, str]] = {}
         if way in ("layers", "rows"):
@@ -129,20 +145,35 @@ class StackedGradients:
         """Whether per-sample gradients of ``loss`` are formed without autograd."""
         return self.way == "layers" and self.unaided is not None and not loss_kwargs and self.unaided.serves(loss)
 
-    @staticmethod
     def _unaided(
-        unaided: UnaidedRules, parameters: Tensor, batch: StackedBatch, max_grad_norm: float
+        self, unaided: UnaidedRules, parameters: Tensor, batch: StackedBatch, max_grad_norm: float
     ) -> tuple[Tensor, Clipping]:
         with torch.no_grad():
-            squares = torch.zeros(batch.targets.shape, dtype=torch.float64, device=parameters.device)
-            found = unaided.rules(parameters, batch)
-            for rule, _ in found:
-                squares += rule.squared_norms().view_as(squares)
-            clipping = Clipping.of(squares, max_grad_norm, parameters.dtype, batch.together).only(batch.mask)
+            found, rows = unaided.rules(parameters, batch), batch.targets.shape[:2]
+            if self._forms_all(told.rule for told in found):
+                formed = {
+                    told.names[name]: values.view(*rows, -1)
+                    for told in found
+                    for name, values in told.rule.gradients().items()
+                }
+                return self._of_rows(formed, parameters, batch, max_grad_norm)
+            squares = torch.zeros(rows, dtype=torch.float64, device=parameters.device)
+            for told in found:
+                squares += told.rule.squared_norms().view_as(squares)
+            clipping = Clipping.of(squares, max_grad_norm, parameters.dtype, batch.together, batch.mask)
             gradient, flat = torch.empty_like(parameters), clipping.mapped(Tensor.flatten)
-            for rule, places in found:
-                rule.write_clipped_sum(flat, places(gradient))
+            for told in found:
+                told.rule.write_clipped_sum(flat, told.places(gradient))
         return gradient, clipping
+
+    def _forms_all(self, rules: Iterable[Rule]) -> bool:
+        return self.whole_rows and all(rule.forms_rows for rule in rules)
+
+    def _of_rows(
+        self, formed: dict[str, Tensor], parameters: Tensor, batch: StackedBatch, max_grad_norm: float
+    ) -> tuple[Tensor, Clipping]:
+        rows = batch.targets.shape[:2]
+        return clipped_rows(formed, self.layout, rows, max_grad_norm, parameters, batch.together, batch.mask)
 
     def total(
         self, statistic: Loss, parameters: Tensor, batch: StackedBatch, clip: Callable[[Tensor], Tensor] | None = None
@@ -230,12 +261,11 @@ class StackedGradients:
         with self._watch.watching() as seen, torch.enable_grad():
             leaf = parameters.detach().requires_grad_()
             losses = self._of_each(loss, leaf, batch.loss_kwargs, batch.inputs, batch.targets, apart=apart)
-            total = batch.rows_only(losses).sum()
-        gradient = torch.zeros_like(parameters)
+            # Factors are 0 where there is padding; the host of a CPU looks at norms too, and is to see rows alone.
+            total = (losses if losses.is_cuda else batch.rows_only(losses)).sum()
         with torch.no_grad():
             outputs = [call.output for calls in seen.values() for call in calls]
             arriving = iter(torch.autograd.grad(total, outputs, allow_unused=True))
-            squares = torch.zeros_like(losses, dtype=torch.float64)
             reached: dict[nn.Module, bool] = {}
             for module, calls in seen.items():
                 rule = self._rules[module]
@@ -257,10 +287,19 @@ class StackedGradients:
                     ],
                     apart=apart,
                 )
-                norms = rule.squared_norms()
-                squares += norms.view(-1, len(losses)).T if by_rows else norms.view_as(losses)
                 reached[module] = by_rows
-            clipping = Clipping.of(squares, max_grad_norm, parameters.dtype, batch.together).only(batch.mask)
+            if self._forms_all(self._rules[module] for module in reached):
+                formed = {
+                    self._names[module][name]: _by_clients(values, losses.shape, by_rows=by_rows)
+                    for module, by_rows in reached.items()
+                    for name, values in self._rules[module].gradients().items()
+                }
+                return self._of_rows(formed, parameters, batch, max_grad_norm)
+            gradient, squares = torch.zeros_like(parameters), torch.zeros_like(losses, dtype=torch.float64)
+            for module, by_rows in reached.items():
+                norms = self._rules[module].squared_norms()
+                squares += norms.view(-1, len(losses)).T if by_rows else norms.view_as(losses)
+            clipping = Clipping.of(squares, max_grad_norm, parameters.dtype, batch.together, batch.mask)
             rows_first = clipping.mapped(Tensor.t) if any(reached.values()) else clipping
             flat = {by_rows: one.mapped(Tensor.flatten) for by_rows, one in ((True, rows_first), (False, clipping))}
             views = self._views(gradient)
@@ -286,13 +325,19 @@ class StackedGradients:
                 self._weights(parameters), batch.inputs, batch.targets, values
             )
             made.refuse_kept(loss)
-            parts = [
-                (part if trained else torch.zeros_like(part)).flatten(2)
-                for part, trained in zip(formed.values(), self._trained, strict=True)
-            ]
+            named = zip(self.layout.names, formed.values(), self._trained, strict=True)
+            if self.whole_rows:
+                kept = {name: part.flatten(2) for name, part, trained in named if trained}
+                return self._of_rows(kept, parameters, batch, max_grad_norm)
+            parts = [(part if trained else torch.zeros_like(part)).flatten(2) for _, part, trained in named]
             squares = torch.stack([norms_along(part).square() for part in parts]).sum(0)
-            clipping = Clipping.of(squares, max_grad_norm, parameters.dtype, batch.together).only(batch.mask)
+            clipping = Clipping.of(squares, max_grad_norm, parameters.dtype, batch.together, batch.mask)
             return torch.cat([clipping.sums_of(part) for part in parts], dim=1), clipping
+
+
+def _by_clients(values: Tensor, rows: torch.Size, *, by_rows: bool) -> Tensor:
+    """``values`` [clients·B, n], or [B·clients, n] if ``by_rows``, as [clients, B, n]; ``rows`` are [clients, B]."""
+    return values.view(*reversed(rows), -1).transpose(0, 1) if by_rows else values.view(*rows, -1)
 
 
 def given_to(loss_kwargs: Given, clients: slice, stack: int) -> Given:

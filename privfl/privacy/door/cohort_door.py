@@ -263,10 +263,8 @@ def _wide(total: Tensor) -> Tensor:
 
 def _without_empty(total: Tensor, batch: DrawnBatch) -> Tensor:
     """Padding enters no sum, but a value that is not finite would survive a product with 0."""
-    for place, count in enumerate(batch.counts):
-        if count == 0:
-            total[place] = 0
-    return total
+    empty = [place for place, count in enumerate(batch.counts) if count == 0]
+    return total.index_fill_(0, to_device(torch.tensor(empty), total.device), 0) if empty else total
 
 
 class _Outside(torch.autograd.Function):

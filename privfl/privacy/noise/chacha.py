@@ -16,7 +16,7 @@ from torch.utils import _triton
 
 WORDS = 8
 """64-bit words of a block."""
-_CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
+CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 
 
 def key_stream(keys: Tensor, starts: Tensor, skipped: int, blocks: int, nonces: tuple[int, ...]) -> Tensor:
@@ -39,7 +39,7 @@ def _blocks(keys: Tensor, starts: Tensor, skipped: int, blocks: int, nonces: tup
     counted = torch.arange(blocks, dtype=torch.int32, device=keys.device) + skipped
     numbers = (starts.to(torch.int32)[:, None] + counted).expand(len(nonces), -1, -1)
     zero = torch.zeros_like(numbers)
-    a = torch.stack([zero + constant for constant in _CONSTANTS])
+    a = torch.stack([zero + constant for constant in CONSTANTS])
     b, c = (torch.stack([zero + keys[:, place, None] for place in range(first, first + 4)]) for first in (0, 4))
     d = torch.stack(
         [numbers, zero, zero, torch.stack([part + nonce for part, nonce in zip(zero, nonces, strict=True)])]

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -24,18 +23,14 @@ from torch import Tensor
 
 from privfl import compiling
 from privfl.devices import in_one_copy
-from privfl.privacy.noise import compiled
+from privfl.privacy.noise import compiled, fused
 from privfl.privacy.noise.box_muller import REFINE_BELOW, TURN, pairs
-from privfl.privacy.noise.chacha import WORDS, key_stream
+from privfl.privacy.noise.chacha import WORDS
 
-RADIUS, ANGLE, FINE = 1, 2, 3
-"""Nonces of the three words of a pair; 0 is that of all other words."""
 CHUNK = 1 << 15
 """Pairs of a pass on the CPU: its work space (1.5 MiB) stays in a core's own cache or near it, and calls are few."""
 APART = 72
 """Numbers between buffers, whose lines would else lie in the same places of the cache."""
-CHUNK_ON_DEVICE = 1 << 22
-"""Pairs of a pass on a device, which takes some 100 bytes for each."""
 CLOSE = 2.0**-22
 """How close to the middle between two steps of the grid, in steps, a value is computed anew; 16 times the errors."""
 _KEPT = threading.local()
@@ -219,11 +214,8 @@ def _add_on_device(
     keys = torch.from_numpy(np.stack([np.frombuffer(stream.key, "<i4") for stream in streams]))
     scales = [one / grid for one, grid in zip(deviations, grids, strict=True)]
     parts = [keys, torch.tensor(starts), _column(scales), _column([1.0 / grid for grid in grids]), _column(grids)]
-    keys, first, scale, inverse, grid = in_one_copy(parts, rows.device)
-    step = max(1, CHUNK_ON_DEVICE // len(streams) // WORDS) * WORDS
-    for start, end in pairwise([*range(0, half, step), half]):
-        blocks = math.ceil((end - start) / WORDS)
-        words = key_stream(keys, first, start // WORDS, blocks, (RADIUS, ANGLE, FINE))[:, :, : end - start]
-        for place, noise in zip((start, half + start), pairs(*words), strict=True):
-            part = rows[:, place : min(place + end - start, size if place >= half else half)]
-            part.copy_((part * inverse + noise[:, : part.shape[1]] * scale).round_().mul_(grid))
+    there = in_one_copy(parts, rows.device)
+    if rows.stride(1) == 1 and fused.gives_the_bits_of_the_host(rows.device):
+        fused.release_(rows, *there)
+    else:
+        fused.release_by_operations_(rows, *there)

@@ -14,6 +14,7 @@ from privfl.privacy.clipping.factors import MARGIN, ROWS_IN_FLOAT32, Clipping, r
 from privfl.privacy.clipping.layer_rules import EmbeddingRule, LinearRule
 from privfl.privacy.clipping.per_sample import PerSampleGradients
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients
+from privfl.privacy.door.precision import matrix_products
 
 SCALES = [1e-30, 1e-20, 1e-10, 1e-3, 1.0, 1e3, 1e6, 1e10, 1e20, 1e30]
 
@@ -211,3 +212,39 @@ def test_sums_of_many_rows_are_formed_in_float64_in_however_many_passes():
     assert not Clipping.of(squares, 1.0, torch.float32).exact
     assert Clipping.of(squares, 1.0, torch.float32, ROWS_IN_FLOAT32 + 1).exact
     assert Clipping.of(squares.repeat(2), 1.0, torch.float32).exact
+
+
+@pytest.mark.parametrize("name", ["dense", "steps", "convolution"])
+@pytest.mark.parametrize("way", ["layers", "vmap", "whole rows"])
+def test_tf32_forms_gradients_and_neither_norms_nor_sums(monkeypatch, name, way):
+    """Its products have 11 bits, so that a clipped row could come out a thousandth too long."""
+    layers = {
+        "dense": [nn.Flatten(), nn.Linear(32, 3)],
+        "steps": [nn.Flatten(1, 2), nn.Linear(4, 3), nn.Flatten(), nn.Linear(24, 3)],
+        "convolution": [nn.Conv2d(2, 6, 3), nn.Flatten(), nn.Linear(24, 3)],
+    }
+    gradients = StackedGradients(FlatNetwork(nn.Sequential(*layers[name])), "vmap" if way == "vmap" else "layers")
+    gradients.whole_rows = way == "whole rows"
+    inside, formed, sums = [], gradients._of_each, []
+    for product in ("bmm", "mm", "mv"):
+        ordinary = getattr(torch, product)
+
+        def noted(*parts, ordinary=ordinary, **options):
+            sums.append(torch.backends.cuda.matmul.allow_tf32)
+            return ordinary(*parts, **options)
+
+        monkeypatch.setattr(torch, product, noted)
+    monkeypatch.setattr(gradients, "_of_each", lambda *one, **more: inside.append(_tf32()) or formed(*one, **more))
+    batch = StackedBatch(torch.ones(2, 3, 2, 4, 4), torch.zeros(2, 3, dtype=torch.int64), None, {})
+    parameters = torch.ones(2, gradients.layout.size)
+    with matrix_products("tf32"):
+        gradients.clipped_sum(cross_entropy, parameters, batch, 0.1)
+        assert _tf32()
+    assert all(inside)
+    forms = (way == "whole rows" and name == "steps") or (way != "vmap" and name == "convolution")
+    assert sums.count(True) == forms
+    assert sums.count(False) > 0
+
+
+def _tf32():
+    return torch.backends.cuda.matmul.allow_tf32

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from privfl import compiling
-from privfl.privacy.noise import compiled, gaussian
+from privfl.privacy.noise import compiled, fused, gaussian
 from privfl.privacy.noise.source import NoiseStream, add_gaussian_rows_, release_grid
 from tests.device.stand_in import stand_in_cuda
 
@@ -42,7 +42,7 @@ def rows(n, size):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_device_gives_the_bits_of_the_cpu(size, monkeypatch):
-    monkeypatch.setattr(gaussian, "CHUNK_ON_DEVICE", 1 << 12)
+    monkeypatch.setattr(fused, "AT_ONCE", 1 << 12)
     deviations = [1.0, 0.3, 0.0, 7.0]
     with deterministic():
         here, used = rows(4, size), streams(4)
