@@ -93,8 +93,7 @@ class ClientSlot:
     personal_plan: Epochs | None = None
 
     def __post_init__(self) -> None:
-        self.samples = len(self.rows)
-        self.steps = self.plan.length(self.samples)
+        self.samples, self.steps = len(self.rows), self.plan.length(len(self.rows))
         self.batches: Iterator[Tensor] = self.plan.rows(self.rows, self.shuffle, self.noise)
 
     def afterwards(self) -> ClientSlot:
