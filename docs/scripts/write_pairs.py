@@ -166,35 +166,66 @@ def every_patient() -> str:
 
 
 GRP = ("GRP-FED, q from 10", "GRP-FED, q from 1")
+REPORTED = {
+    "FedAvg": (".334", ".407", ".684", ".334"),
+    "Local": (".075", ".140", ".933", ".076"),
+    "AFL": (".506", ".503", ".606", ".506"),
+    "q-FFL": (".551", ".534", ".602", ".551"),
+    "per-FedAvg": (".378", ".424", ".799", ".310"),
+    "pFedMe": (".290", ".288", ".850", ".178"),
+    "LG-FedAvg": (".343", ".286", ".964", ".169"),
+    GRP[0]: (".569", ".553", ".864", ".424"),
+}
+"""T_g, T_l, T_p and T_r of the paper's Table 1 on MIT-BIH."""
 SCORES_OF_TABLE_ONE = ("T_g", "T_l", "T_p", "T_r")
+LOSSES_AT_THE_END = {"mean loss": "mean", "largest loss": "max"}
 
 
 def of_grp(method: str, figure: str) -> BySeed:
-    """Macro-F1 of a method of ``grpfed_tuned.py`` by seed."""
-    return {row["seed"]: row[figure] for row in raw("grpfed-tuned")["rows"] if row["method"] == method}
+    """Macro-F1 of a method of ``grpfed_tuned.py`` by seed, or the global model's loss over clients after all rounds."""
+    rows = [row for row in raw("grpfed-tuned")["rows"] if row["method"] == method]
+    if figure in LOSSES_AT_THE_END:
+        return {row["seed"]: row["losses"][-1][LOSSES_AT_THE_END[figure]] for row in rows if row["losses"]}
+    return {row["seed"]: row[figure] for row in rows}
 
 
 def grp_levels() -> str:
-    """Every row of Table 1 at its tuned rate, and GRP-FED's variants."""
+    """Every row of Table 1 at its tuned rate."""
+    return _grp_rows(lambda method: " non-saturating" not in method and "β" not in method)
+
+
+def grp_variants() -> str:
+    """GRP-FED's regulariser and β."""
+    return _grp_rows(lambda method: method in GRP or " non-saturating" in method or "β" in method)
+
+
+def _grp_rows(wanted: Callable[[str], bool]) -> str:
     stored, made = raw("grpfed-tuned"), []
-    for method in dict.fromkeys(row["method"] for row in stored["rows"]):
+    for method in filter(wanted, sorted(dict.fromkeys(row["method"] for row in stored["rows"]))):
         rate = next(row["rate"] for row in stored["rows"] if row["method"] == method)
-        cells = [spread(of_grp(method, figure), 3) for figure in SCORES_OF_TABLE_ONE]
+        cells = [
+            spread(of_grp(method, figure), 3) + (f" ({REPORTED[method][place]})" if method in REPORTED else "")
+            for place, figure in enumerate(SCORES_OF_TABLE_ONE)
+        ]
+        losses = [of_grp(method, figure) for figure in LOSSES_AT_THE_END]
+        cells += [spread(values, 2) if values else "–" for values in losses]
         made.append([method, f"{rate:g}", *cells, str(len(of_grp(method, "T_g")))])
-    return table(["macro-F1", "rate", *SCORES_OF_TABLE_ONE, "seeds"], made)
+    return table(["", "rate", *SCORES_OF_TABLE_ONE, *LOSSES_AT_THE_END, "seeds"], made)
 
 
 def grp_differences() -> str:
     """Both forms of GRP-FED less every other row of Table 1."""
-    others = dict.fromkeys(row["method"] for row in raw("grpfed-tuned")["rows"])
+    others = sorted(dict.fromkeys(row["method"] for row in raw("grpfed-tuned")["rows"]))
     made = []
     for one in GRP[::-1]:
         for other in others:
             if other.startswith("GRP-FED"):
                 continue
             cells = [interval(of_grp(one, figure), of_grp(other, figure), digits=3) for figure in SCORES_OF_TABLE_ONE]
+            loss = of_grp(other, "largest loss")
+            cells.append(interval(of_grp(one, "largest loss"), loss, digits=2) if loss else "–")
             made.append([f"{one} − {other}", *cells])
-    return table(["difference", *SCORES_OF_TABLE_ONE], made)
+    return table(["difference", *SCORES_OF_TABLE_ONE, "largest loss"], made)
 
 
 ADVERSARIES = {
@@ -249,7 +280,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "adversaries": {"members": members},
     "fedsampling-tuned": {"tuned": tuned},
     "grpfed": {"every patient": every_patient},
-    "grpfed-tuned": {"Table 1": grp_levels, "differences": grp_differences},
+    "grpfed-tuned": {"Table 1": grp_levels, "differences": grp_differences, "variants": grp_variants},
     "rebafl": {"Table I": table_one},
     **superfed_tables.TABLES,
 }
