@@ -32,10 +32,13 @@ from networks import WORKS
 from rounds import BATCH_SIZE, CLIENTS, ENGINES, LEARNING_RATE, WARMUP, write_images
 from workload import Seconds
 
+from privfl.products import has_bfloat16_units
+
 HERE = Path(__file__).resolve().parent
 REPEATS = 3
 SECONDS_ALLOWED = 600
 PFL, PFL_TWICE, FLOWER, BARE, PRIVFL = "pfl", "pfl, two processes", "Flower", "bare loop", "privfl"
+BFLOAT16 = "privfl, bfloat16"
 INSTALL = {
     "PRIVFL_BENCH_PFL": "pflenv/bin/pip install torch==2.13.0 pfl==0.6.0",
     "PRIVFL_BENCH_FLOWER": 'flwrenv/bin/pip install torch==2.13.0 "flwr[simulation]==1.41.0"',
@@ -58,6 +61,8 @@ TARGETS: dict[str, dict[str, tuple[tuple[str, ...], float | None]]] = {
     "cnn": {FASTEST: ((PFL, PFL_TWICE), 0.72), FLOWER: ((FLOWER,), 0.4), BARE: ((BARE,), None)},
 }
 """For each work: what privfl is compared with, the runs of which the fastest counts, and the target."""
+NARROW = {FASTEST: ((PFL, PFL_TWICE), 0.5)}
+"""The same for the CNN in bfloat16, where the processor multiplies in it."""
 
 
 @dataclass(frozen=True)
@@ -167,14 +172,16 @@ def rows(work: str, noise: bool, seconds: Seconds, details: Mapping[str, Any]) -
     """One row for each comparison whose runs are all there; ratios are taken within each repeat."""
     made = []
     network = {"small": "small model, cohort 20", "mlp": "small MLP, cohort 20", "cnn": "CNN, cohort 10"}[work]
-    for other, (runs, target) in TARGETS[work].items():
+    compared = [(PRIVFL, "round", *one) for one in TARGETS[work].items()]
+    compared += [(BFLOAT16, "round in bfloat16", *one) for one in NARROW.items()] if BFLOAT16 in seconds else []
+    for own, what, other, (runs, target) in compared:
         if not set(runs) <= set(seconds):
             continue
         fastest = [min(values) for values in zip(*(seconds[run] for run in runs), strict=True)]
-        ratios = [own / best for own, best in zip(seconds[PRIVFL], fastest, strict=True)]
+        ratios = [mine / best for mine, best in zip(seconds[own], fastest, strict=True)]
         made.append(
             {
-                "what": f"round / {other}'s round, {network}{', client-level noise' if noise else ''}",
+                "what": f"{what} / {other}'s round, {network}{', client-level noise' if noise else ''}",
                 "target": target,
                 "median": statistics.median(ratios),
                 "min": min(ratios),
@@ -213,6 +220,8 @@ def compare(repeats: int, works: Sequence[str]) -> list[dict[str, Any]]:
             for engine in ENGINES[:1] if noise else ENGINES:
                 own = [sys.executable, str(HERE / "rounds.py"), "--work", work, "--engine", engine]
                 commands[PRIVFL if engine == "auto" else f"privfl, {engine}"] = own + ["--noise"] * noise
+                if (work, engine) == ("cnn", "auto") and not noise and has_bfloat16_units():
+                    commands[BFLOAT16] = [*own, "--precision", "bfloat16"]
             seconds: Seconds = {name: [] for name in commands}
             accuracies: dict[str, float] = {}
             trained_by: dict[str, str] = {}

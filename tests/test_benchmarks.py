@@ -173,6 +173,9 @@ def test_privfl_is_compared_with_the_faster_run_of_each_repeat(benchmark_module)
     (only,) = benchmark_module("peers").rows("cnn", False, seconds, {})
     assert (only["median"], only["min"], only["max"]) == (0.5, 0.5, 1.0)
     assert only["target"] == 0.72
+    _, narrow = benchmark_module("peers").rows("cnn", False, seconds | {"privfl, bfloat16": [0.4, 0.8, 0.4]}, {})
+    assert (narrow["median"], narrow["min"], narrow["max"], narrow["target"]) == (0.4, 0.2, 0.4, 0.5)
+    assert narrow["what"] == "round in bfloat16 / the faster of pfl on one and on two processes's round, CNN, cohort 10"
 
 
 def test_a_run_that_prints_no_result_ends_the_benchmark_with_what_it_said(benchmark_module):
