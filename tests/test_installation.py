@@ -44,8 +44,8 @@ def declared(*extras: str) -> dict[str, Requirement]:
 @pytest.mark.parametrize(
     ("folders", "extras"),
     [
-        (PACKAGES, ("parquet", "compiled", "ray", "trackers")),
-        (("tests", "docs"), ("test", "docs", "parquet", "compiled", "ray", "trackers")),
+        (PACKAGES, ("parquet", "compiled", "triton", "ray", "trackers")),
+        (("tests", "docs"), ("test", "docs", "parquet", "compiled", "triton", "ray", "trackers")),
     ],
     ids=["installed", "for developers"],
 )

@@ -92,9 +92,9 @@ def _noise(tape: Tape, fixed_key: bytes) -> list[Change]:
         """A key that nobody gave, another one in every session, but the same in both worlds."""
         return kind(hashlib.sha256(fixed_key + bytes([tape.session])).digest(), reproducible=False)
 
-    def begin(self: NoiseStream, key: bytes) -> None:
+    def begin(self: NoiseStream, key: bytes | Callable[[], bytes]) -> None:
         build(self, key)
-        self.fuzz_key = key  # type: ignore[attr-defined]
+        self.fuzz_key = self.key  # type: ignore[attr-defined]
 
     def poisson_sample(self: NoiseStream, n: int, rate: float) -> Any:
         return tape.draw(self, n, rate, draw(self, n, rate))

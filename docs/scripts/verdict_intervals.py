@@ -22,6 +22,8 @@ from scipy.stats import t as student
 ROOT = Path(__file__).parents[2]
 CONFIDENCE = 0.95
 BySeed = Mapping[int, float]
+SCORES_OF_TABLE_ONE = ("T_g", "T_l", "T_p", "T_r")
+LOSSES_AT_THE_END = {"mean loss": "mean", "largest loss": "max"}
 
 
 def interval(one: BySeed, other: BySeed, digits: int = 1) -> str:
@@ -84,6 +86,26 @@ def every_patient() -> Iterator[tuple[str, str]]:
             for other in ("FedAvg, uniform", "Local"):
                 pair = of_every_patient(one, figure), of_every_patient(other, figure)
                 yield f"every patient, {figure}: {one} − {other}", interval(*pair, digits=3)
+
+
+def of_grp(method: str, figure: str) -> BySeed:
+    """Macro-F1 of a method of ``grpfed_tuned.py`` by seed, or the global model's loss over clients after all rounds."""
+    rows = [row for row in raw("grpfed-tuned")["rows"] if row["method"] == method]
+    if figure in LOSSES_AT_THE_END:
+        return {row["seed"]: row["losses"][-1][LOSSES_AT_THE_END[figure]] for row in rows if row["losses"]}
+    return {row["seed"]: row[figure] for row in rows}
+
+
+def every_rival() -> Iterator[tuple[str, str]]:
+    """Macro-F1 and the largest loss (nats) of GRP-FED less every other row of Table 1, tuned, MIT-BIH."""
+    others = sorted({row["method"] for row in raw("grpfed-tuned")["rows"] if not row["method"].startswith("GRP-FED")})
+    for one in ("GRP-FED, q from 1", "GRP-FED, q from 10"):
+        for other in others:
+            for figure in (*SCORES_OF_TABLE_ONE, "largest loss"):
+                pair = of_grp(one, figure), of_grp(other, figure)
+                if all(pair):
+                    digits = 2 if figure == "largest loss" else 3
+                    yield f"tuned, {figure}: {one} − {other}", interval(*pair, digits=digits)
 
 
 def rebafl() -> Iterator[tuple[str, str]]:
@@ -279,6 +301,7 @@ SOURCES = (
     fedsampling,
     grpfed,
     every_patient,
+    every_rival,
     rebafl,
     feddyn,
     rivals,

@@ -12,7 +12,16 @@ from pathlib import Path
 import superfed_tables
 from scipy.stats import t as student
 from tables import spread, table
-from verdict_intervals import BySeed, interval, of_curve, of_every_patient, raw
+from verdict_intervals import (
+    LOSSES_AT_THE_END,
+    SCORES_OF_TABLE_ONE,
+    BySeed,
+    interval,
+    of_curve,
+    of_every_patient,
+    of_grp,
+    raw,
+)
 
 RESULTS = Path(__file__).parents[1] / "results"
 MARKS = "<!-- table {}: written by docs/scripts/write_pairs.py -->", "<!-- end of table -->"
@@ -177,16 +186,6 @@ REPORTED = {
     GRP[0]: (".569", ".553", ".864", ".424"),
 }
 """T_g, T_l, T_p and T_r of the paper's Table 1 on MIT-BIH."""
-SCORES_OF_TABLE_ONE = ("T_g", "T_l", "T_p", "T_r")
-LOSSES_AT_THE_END = {"mean loss": "mean", "largest loss": "max"}
-
-
-def of_grp(method: str, figure: str) -> BySeed:
-    """Macro-F1 of a method of ``grpfed_tuned.py`` by seed, or the global model's loss over clients after all rounds."""
-    rows = [row for row in raw("grpfed-tuned")["rows"] if row["method"] == method]
-    if figure in LOSSES_AT_THE_END:
-        return {row["seed"]: row["losses"][-1][LOSSES_AT_THE_END[figure]] for row in rows if row["losses"]}
-    return {row["seed"]: row[figure] for row in rows}
 
 
 def grp_levels() -> str:

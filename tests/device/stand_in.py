@@ -57,6 +57,10 @@ class MixedDevices(Exception):
     """An operation on tensors of two devices. No RuntimeError, which ``engine="auto"`` could take for the model's."""
 
 
+class HoldsNothing(Exception):
+    """A tensor that C++ made has no values here."""
+
+
 class StandIn(torch.Tensor):
     """A tensor "on CUDA": ``held`` is where its values lie."""
 
@@ -182,7 +186,7 @@ def _is_view(func: Any) -> bool:
 def _refuse_mixed(func: Any, name: str, args: Any, apart: list[torch.Tensor]) -> None:
     """CUDA takes numbers without a dimension from the CPU, and indices, for which it waits; nothing else."""
     if any(GET_DEVICE(one).type == "meta" for one in apart):
-        raise NotImplementedError(f"{name} at {place()}: C++ made a tensor from a list, and here it holds no values")
+        raise HoldsNothing(f"{name} at {place()}: C++ made a tensor from a list, and here it holds no values")
     if func in INDEXED:
         if not isinstance(args[0], StandIn):
             raise MixedDevices(f"{name} at {place()}: a tensor on the CPU is indexed by one on cuda:0")

@@ -135,7 +135,7 @@ class Epochs:
         size = len(rows)
         left = self.length(size)
         while left > 0:
-            batches = torch.split(rows[torch.randperm(size, generator=shuffle)], self.batch_size)
+            batches = torch.split(rows[torch.randperm(size, generator=shuffle)], min(self.batch_size, size))
             yield from batches[:left]
             left -= len(batches)
 

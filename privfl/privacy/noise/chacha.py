@@ -16,6 +16,8 @@ from torch.utils import _triton
 
 WORDS = 8
 """64-bit words of a block."""
+LANES = 128
+"""Blocks of a program of Triton's kernel: one for each thread of four warps, in whose registers two of them fit."""
 CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 
 

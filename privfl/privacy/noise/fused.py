@@ -21,14 +21,12 @@ from torch.utils import _triton
 
 from privfl.devices import to_device
 from privfl.privacy.noise.box_muller import EIGHTHS, pairs
-from privfl.privacy.noise.chacha import WORDS, key_stream
+from privfl.privacy.noise.chacha import LANES, WORDS, key_stream
 
 RADIUS, ANGLE, FINE = 1, 2, 3
 """Nonces of the three words of a pair; 0 is that of all other words."""
 AT_ONCE = 1 << 22
 """Pairs of a pass by operations, which takes some 100 bytes for each."""
-LANES = 128
-"""Blocks of a program of the kernel: one for each thread of four warps, in whose registers two of them fit."""
 SMALL_RADIUS = 292570944
 """The first block of the key 0, 1, 2 … 31 that has a radius word (the fifth) so small that it takes a third one."""
 TRIED = 2 * WORDS * LANES + 2 * WORDS * 3 + 5

@@ -12,8 +12,10 @@ itself have to be ``constexpr``.
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
 from torch import Tensor
 
 from privfl.privacy.noise.box_muller import (
@@ -26,28 +28,42 @@ from privfl.privacy.noise.box_muller import (
     SINE_SERIES,
     TURN,
 )
-from privfl.privacy.noise.chacha import CONSTANTS, WORDS
-from privfl.privacy.noise.fused import LANES
+from privfl.privacy.noise.chacha import CONSTANTS, LANES, WORDS
+
+THERE = find_spec("triton") is not None
+"""Whether Triton is installed; where it is not, this module only says what the kernel is."""
+if THERE:
+    import triton
+    import triton.language as tl
 
 ROUNDED = {"enable_fp_fusion": False}
 """What the compiler is told: every product and every sum is rounded by itself."""
 
-_K0, _K1, _K2, _K3 = map(tl.constexpr, CONSTANTS)
-_WORDS = tl.constexpr(WORDS)
-_L19, _L17, _L15, _L13, _L11, _L9, _L7, _L5, _L3 = map(tl.constexpr, LOG_SERIES)
-_S13, _S11, _S9, _S7, _S5, _S3 = map(tl.constexpr, SINE_SERIES)
-_C12, _C10, _C8, _C6, _C4, _C2 = map(tl.constexpr, COSINE_SERIES)
-_LN2_HIGH, _LN2_LOW, _TURN = map(tl.constexpr, (LN2_HIGH, LN2_LOW, TURN))
-_REFINE_BELOW, _TWO_ROOT_HALF = map(tl.constexpr, (REFINE_BELOW, 2 * ROOT_HALF))
-_LEAST, _UNIT, _STEP = map(tl.constexpr, (2.0**-53, 2.0**-63, 2.0**-64))
-_FRACTION, _ONE, _WHOLE = map(tl.constexpr, ((1 << 52) - 1, 1023 << 52, 2.0**52))
+
+def _fixed(value: Any) -> Any:
+    return tl.constexpr(value) if THERE else value
+
+
+def _compiled(function: Callable[..., Any]) -> Any:
+    return triton.jit(function) if THERE else function
+
+
+_K0, _K1, _K2, _K3 = map(_fixed, CONSTANTS)
+_WORDS = _fixed(WORDS)
+_L19, _L17, _L15, _L13, _L11, _L9, _L7, _L5, _L3 = map(_fixed, LOG_SERIES)
+_S13, _S11, _S9, _S7, _S5, _S3 = map(_fixed, SINE_SERIES)
+_C12, _C10, _C8, _C6, _C4, _C2 = map(_fixed, COSINE_SERIES)
+_LN2_HIGH, _LN2_LOW, _TURN = map(_fixed, (LN2_HIGH, LN2_LOW, TURN))
+_REFINE_BELOW, _TWO_ROOT_HALF = map(_fixed, (REFINE_BELOW, 2 * ROOT_HALF))
+_LEAST, _UNIT, _STEP = map(_fixed, (2.0**-53, 2.0**-63, 2.0**-64))
+_FRACTION, _ONE, _WHOLE = map(_fixed, ((1 << 52) - 1, 1023 << 52, 2.0**52))
 
 
 def _turned_of(words: tl.tensor, left: tl.constexpr) -> tl.tensor:
     return (words << left) | (words >> (32 - left))
 
 
-_turned = triton.jit(_turned_of)
+_turned = _compiled(_turned_of)
 
 
 def _quarter_of(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tensor:
@@ -62,7 +78,7 @@ def _quarter_of(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.te
     return a, b, c, d
 
 
-_quarter = triton.jit(_quarter_of)
+_quarter = _compiled(_quarter_of)
 
 
 def _word_of(low: tl.tensor, high: tl.tensor) -> tl.tensor:
@@ -70,7 +86,7 @@ def _word_of(low: tl.tensor, high: tl.tensor) -> tl.tensor:
     return (high.to(tl.int64) << 32) | low.to(tl.int64)
 
 
-_word = triton.jit(_word_of)
+_word = _compiled(_word_of)
 
 
 def _block_of(
@@ -114,7 +130,7 @@ def _block_of(
     )
 
 
-_block = triton.jit(_block_of)
+_block = _compiled(_block_of)
 
 
 def _length_of(word: tl.tensor, fine: tl.tensor) -> tl.tensor:
@@ -135,7 +151,7 @@ def _length_of(word: tl.tensor, fine: tl.tensor) -> tl.tensor:
     return tl.sqrt((power * _LN2_HIGH + (double + (double * (z * series) + power * _LN2_LOW))) * -2.0)
 
 
-_length = triton.jit(_length_of)
+_length = _compiled(_length_of)
 
 
 def _rounded_of(values: tl.tensor) -> tl.tensor:
@@ -147,7 +163,7 @@ def _rounded_of(values: tl.tensor) -> tl.tensor:
     return tl.where(tl.abs(values) < _WHOLE, whole, values)
 
 
-_rounded = triton.jit(_rounded_of)
+_rounded = _compiled(_rounded_of)
 
 
 def _add_to(
@@ -158,7 +174,7 @@ def _add_to(
     tl.store(place, total.to(place.dtype.element_ty), mask=inside)
 
 
-_add = triton.jit(_add_to)
+_add = _compiled(_add_to)
 
 
 def _pair_to(
@@ -191,7 +207,7 @@ def _pair_to(
     _add(row + other, inside & (other < size), length * (by_sine * cosine + by_cosine * sine), scale, inverse, grid)
 
 
-_pair = triton.jit(_pair_to)
+_pair = _compiled(_pair_to)
 
 
 def _release_rows(
@@ -246,8 +262,8 @@ def _smaller_size(one: tl.tensor, other: tl.tensor) -> tl.tensor:
     return tl.minimum(tl.abs(one.to(tl.float64)), tl.abs(other.to(tl.float64)))
 
 
-_size = triton.jit(_smaller_size)
-_release = triton.jit(_release_rows)
+_size = _compiled(_smaller_size)
+_release = _compiled(_release_rows)
 
 
 def release_(

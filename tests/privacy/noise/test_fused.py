@@ -1,7 +1,6 @@
 """A device makes noise by one kernel only if every bit is the host's; where that is not so, it says so and goes on."""
 
 import os
-import re
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -76,37 +75,6 @@ def test_a_device_with_the_kernel_launches_it_once(interpreted):
             add_gaussian_rows_([NoiseStream(bytes([place] * 32)) for place in range(3)], there, [1.0, 0.3, 7.0])
             assert counts.launches.total() > 100
             assert torch.equal(there.cpu(), found)
-
-
-WITH_TRITON = [
-    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: `pip install triton` brings it"),
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="in a process that interprets"),
-]
-
-
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=WITH_TRITON) for kind in ("fp32", "fp64")])
-def test_for_a_gpu_it_compiles_to_operations_that_round_as_ieee_754_says(kind):
-    """Triton compiles without a GPU; what its code holds of float64 is looked at, one name after the other."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-
-    from privfl.privacy.noise import triton_release
-
-    types = dict.fromkeys(("scales", "inverses", "grids", "cosines"), "*fp64")
-    types |= dict.fromkeys(("apart", "size", "half", "programs"), "i32")
-    types |= {"rows": f"*{kind}", "keys": "*i32", "starts": "*i64", "LANES": "constexpr"}
-    order = {one.name: types[one.name] for one in triton_release._release.params}
-    source = triton.compiler.ASTSource(triton_release._release, order, constexprs={"LANES": fused.LANES})
-    options = {"num_warps": 4, **triton_release.ROUNDED}
-    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
-    used = set(re.findall(r"\b(\w+(?:\.\w+)*\.f64)\b", ptx)) - {"ld.global.f64", "st.global.f64"}
-    arithmetic = {
-        name for name in used if name.split(".")[0] not in ("mov", "abs", "neg", "max", "setp", "selp", "min")
-    }
-    rounded = {f"{name}.rn.f64" for name in ("add", "sub", "mul", "div", "sqrt", "cvt")}
-    assert arithmetic <= rounded | {"cvt.rn.f32.f64", "cvt.f64"}, "which from float32 is exact"
-    assert {"div.rn.f64", "sqrt.rn.f64"} <= arithmetic
-    assert "fma" not in ptx
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: `pip install triton` brings it")
