@@ -1,8 +1,8 @@
 """Loops that Numba compiles, where it is installed and once a process has work enough for it.
 
 ``pip install 'privfl[compiled]'`` brings Numba. To load it takes half a second, so a process whose work is small never
-does. What is compiled gives the bits of what stands in its place before and without it; Numba fuses or reorders no
-operations unless it is told to.
+does. What is compiled gives the bits of what stands in its place before and without it, as Numba reorders no operations
+unless it is told to: where a loop ``reorders`` its sums, nothing may depend on their last bits.
 """
 
 from __future__ import annotations
@@ -29,24 +29,26 @@ def installed() -> bool:
     return find_spec("numba") is not None
 
 
-def once_it_pays(function: Function, saved: float) -> Function | None:
+def once_it_pays(function: Function, saved: float, *, reorders: bool = False) -> Function | None:
     """``function`` compiled, for a call that saves ``saved`` seconds by it; ``None`` while that does not pay."""
     _Forgone.seconds += saved
-    return compiled(function) if _Forgone.seconds >= ENOUGH else None
+    return compiled(function, reorders=reorders) if _Forgone.seconds >= ENOUGH else None
 
 
-def compiled(function: Function) -> Function | None:
+def compiled(function: Function, *, reorders: bool = False) -> Function | None:
     """``function`` compiled, kept on disk for the next process where that can be written; ``None`` without Numba."""
-    return cast("Function | None", _compiled(function))
+    return cast("Function | None", _compiled(function, reorders))
 
 
 @cache
-def _compiled(function: Callable[..., Any]) -> Any:
+def _compiled(function: Callable[..., Any], reorders: bool = False) -> Any:
     try:
         import numba
     except ImportError:
         return None
-    settings = {"nogil": True, "error_model": "numpy"}
+    settings: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    if reorders:
+        settings["fastmath"] = {"reassoc"}
     try:
         return numba.njit(cache=True, **settings)(function)
     except RuntimeError:  # no folder to keep it in

@@ -25,6 +25,8 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 
 def in_one_copy(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """All ``parts``, which lie on the CPU, on ``device``; on CUDA they are views into one tensor."""
+    if device.type == "cpu":
+        return list(parts)
     if device.type != "cuda":
         return [part.to(device) for part in parts]
     sizes = [part.numel() * part.element_size() for part in parts]

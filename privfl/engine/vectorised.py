@@ -37,10 +37,9 @@ from privfl.privacy.door.cohort_door import CohortDoor
 from privfl.privacy.door.contract import Batch, Door
 from privfl.privacy.door.keeper import ClientSlot, DrawnBatch, StepNumbers
 from privfl.privacy.noise.source import NoiseStream
+from privfl.products import forms
 
 Item = TypeVar("Item")
-DISPATCHED = 5 << 18
-"""Numbers in the windows of a stacked step up to which one worker is quicker than two, measured on two cores."""
 Work = Callable[[Tensors, Tensors, Batch, Door, LocalTraining], None]
 """A method of an algorithm that works on one client's state and a batch."""
 
@@ -163,7 +162,7 @@ class VectorisedEngine:
         if self._values == 0:
             return False
         rows = min(self.loop.training.batch_size, max((len(slot.rows) for slot in slots), default=0))
-        return len(slots) * rows * self._values < DISPATCHED
+        return len(slots) * rows * self._values < forms().divided
 
     def _chunks(self, ordered: list[ClientSlot]) -> list[list[ClientSlot]]:
         """See :func:`chunks_of`; one where a step is mostly dispatch, since workers share one interpreter lock."""

@@ -1,5 +1,7 @@
 """Stacked gradients without autograd are autograd's, padding changes nothing, and runs agree with the loop's."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -124,7 +126,7 @@ def test_what_is_not_served_keeps_autograd_and_a_difference_is_said(monkeypatch)
 @pytest.mark.parametrize("privacy", [None, pf.Privacy(update=[pf.Clip(1.0), pf.GaussianNoise(0.1)], noise_key=3)])
 @pytest.mark.parametrize("dispatched", [0, 5 << 18], ids=["two workers", "one worker"])
 def test_runs_agree_with_the_loop_whoever_trains_the_stack(monkeypatch, privacy, dispatched):
-    monkeypatch.setattr(vectorised, "DISPATCHED", dispatched)
+    monkeypatch.setattr(vectorised, "forms", lambda: replace(products.forms(), divided=dispatched))
     inputs, targets = IMAGES.flatten(0, 1).repeat(4, 1, 1, 1), LABELS.flatten().repeat(4)
     owners = np.sort(np.arange(120) % 7)
     task = pf.Task.from_arrays(inputs, targets, clients=owners, model=pooled, classes=4)

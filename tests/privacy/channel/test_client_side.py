@@ -1,5 +1,6 @@
 """What leaves a client: links in their order, a bound that is kept to, and uploads that are broken."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -7,8 +8,11 @@ import pytest
 import torch
 
 import privfl as pf
+from privfl import compiling
+from privfl.privacy.channel import client_side
 from privfl.privacy.channel.chain import Chain
 from privfl.privacy.channel.client_side import BrokenUpload, pass_links, within_bound
+from privfl.privacy.mechanisms.clip import norm
 from privfl.privacy.mechanisms.mechanism import Mechanism
 from privfl.privacy.noise.source import NoiseSource
 from tests.privacy.mechanisms.test_mechanism import round_with
@@ -127,3 +131,30 @@ def test_numbers_beside_an_update_are_those_declared_within_their_magnitudes():
 def test_a_tensor_that_is_not_contiguous_can_be_noised():
     chain = (pf.Clip(BOUND), Making(lambda update: update.repeat(2)[::2]), pf.GaussianNoise(1.0, at="client"))
     assert passed(*chain)[0].is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_compiled_sum_decides_as_the_norm_does(monkeypatch, dtype):
+    """Also next to the bound, where the norm itself is asked, and for what is not finite."""
+    pytest.importorskip("numba")
+    monkeypatch.setattr(compiling, "ENOUGH", 0.0)
+    update = torch.randn(10_007, generator=torch.Generator().manual_seed(0)).to(dtype)
+    exact, asked = norm(update), []
+    monkeypatch.setattr(client_side, "norm", lambda one: asked.append(one) or norm(one))
+    for bound in (exact * (1 + 1e-8), exact, exact * (1 - 1e-15), exact * (1 - 1e-8), exact / 2, 2 * exact):
+        assert client_side._keeps_to(update, bound) == (exact <= bound)
+    assert len(asked) == 2
+    for wrong in (math.nan, math.inf, -math.inf):
+        update[5] = wrong
+        assert not client_side._keeps_to(update, 2 * exact)
+    huge = torch.full((3,), 3e38)  # whose squares float32 does not hold
+    assert client_side._keeps_to(huge, 6e38)
+    assert not client_side._keeps_to(huge, 5e38)
+
+
+def test_views_and_strided_updates_are_measured_as_they_stand(monkeypatch):
+    pytest.importorskip("numba")
+    monkeypatch.setattr(compiling, "ENOUGH", 0.0)
+    update = torch.arange(20.0)[::2]
+    assert client_side._keeps_to(update, 1.001 * norm(update))
+    assert not client_side._keeps_to(update, 0.999 * norm(update))
