@@ -1,4 +1,4 @@
-"""The tables of `docs/results/papers-private-tuned.md`, from the figures of every run and the rates that were chosen."""
+"""The tables of `docs/results/papers-private-tuned.md`, from the figures of all runs and the rates that were chosen."""
 
 from __future__ import annotations
 
