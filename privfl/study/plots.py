@@ -76,12 +76,17 @@ def pareto(rows: Sequence[Summary], cell: str = "sample/public", title: str = ""
 
 
 def trade_off(
-    points: Mapping[str, Sequence[tuple[float, float, str]]], cost: str, measure: Measure = ACCURACY
+    points: Mapping[str, Sequence[tuple[float, float, str]]],
+    cost: str,
+    measure: Measure = ACCURACY,
+    *,
+    share: bool = False,
 ) -> Chart:
     """``measure`` against ``cost``: for each method its (cost, value, level), in the order of the cost.
 
     Args:
         points: by method; costs that are not finite are left out.
+        share: costs are shares in [0, 1], shown in percent.
     """
     chart = Chart(
         f"{measure.name} of {len(points)} methods against {cost}; the table below the figure holds every point",
@@ -90,12 +95,17 @@ def trade_off(
     axes = chart.panel()
     for index, (method, members) in enumerate(points.items()):
         shown = sorted(point for point in members if math.isfinite(point[0]))
-        rows = [(method, level, f"{place:.4g}", measure.show(value)) for place, value, level in shown]
+        places = [f"{100 * place:.1f} %" if share else f"{place:.4g}" for place, *_ in shown]
+        rows = [
+            (method, level, place, measure.show(value)) for place, (_, value, level) in zip(places, shown, strict=True)
+        ]
         chart.rows += rows
         if shown:
             (line,) = axes.plot([p for p, *_ in shown], [value for _, value, _ in shown], label=method, **style(index))
             chart.tell(line, [f"{row[0]}, {row[1]}: {cost} {row[2]}, {measure.name} {row[3]}" for row in rows])
     axes.set_xlabel(cost)
+    if share:
+        axes.xaxis.set_major_formatter(Share())
     _utility(axes, measure)
     legend(axes)
     return chart

@@ -51,7 +51,7 @@ def plot_results(results: Results, out: Path) -> list[Path]:
         points = {}
         for row in rows:
             points.setdefault(row.method, []).append((worst_tenth(row), row.mean, row.level))
-        figures["worst-tenth"] = trade_off(points, "accuracy of the worst tenth of clients", measure)
+        figures["worst-tenth"] = trade_off(points, "accuracy of the worst tenth of clients", measure, share=True)
     paths = []
     for name, figure in figures.items():
         for form in ("svg", "png"):
