@@ -439,20 +439,25 @@ def test_when_memory_runs_out_the_chunk_is_halved_and_nothing_changes(task):
     ]
 
 
+@pytest.mark.parametrize("algorithm", [FedAvg(), pf.Scaffold(), pf.ReBaFL(), pf.GRPFed()], ids=lambda one: one.name)
 @pytest.mark.parametrize("engine", ["loop", "vectorised"])
-def test_an_ended_run_leaves_nothing_behind_that_refers_to_itself(task, engine):
+def test_an_ended_run_leaves_nothing_behind_that_refers_to_itself(engine, algorithm):
     """A sweep in one process would hold the data of all its runs until Python looks for cycles."""
-    seen = []
+    partition = pf.Pathological(6, classes_per_client=2, samples_per_client=60)
+    task, seen = pf.load("digits", partition=partition, model="two-nn", seed=0), []
     gc.collect()
     gc.disable()
     try:
         pf.simulate(
             task,
-            FedAvg(),
+            algorithm,
             rounds=1,
             execution=pf.Execution(engine=engine, workers=1),
             callbacks=[lambda simulation, line: seen.append(weakref.ref(simulation.engine))],
         )
         assert seen[0]() is None
+        held = weakref.ref(task.inputs)
+        del task
+        assert held() is None
     finally:
         gc.enable()

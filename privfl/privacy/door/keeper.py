@@ -176,8 +176,10 @@ class DoorKeeper(ABC):
     def hand(self, numbers: StepNumbers) -> Batch:
         """The current batch as a step sees it: ``numbers`` of its own client, and no data."""
 
+        active = self._active  # not the door itself, which would be held by what it hands out, and hold the data
+
         def count() -> Tensor:
-            self._note(BARE_SIZE)
+            _note(active, BARE_SIZE)
             return numbers.count
 
         self._handed = Batch(count, numbers.last, numbers.uniform, numbers.normal)
@@ -330,8 +332,7 @@ class DoorKeeper(ABC):
 
     def _note(self, reason: str) -> None:
         """Note for every client that is left why a value leaves as it is."""
-        for slot in self._active:
-            slot.log.bare[reason] = None
+        _note(self._active, reason)
 
     def _outside(
         self, work: Callable[[Tensor, Given], Tensor], parameters: Tensor, loss_kwargs: dict[str, Tensor] | None
@@ -383,6 +384,11 @@ class DoorKeeper(ABC):
     @abstractmethod
     def _sizes(self, sizes: Sequence[float]) -> Tensor:
         """The active clients' ``sizes`` as float64 tensors [] for the step."""
+
+
+def _note(slots: Sequence[ClientSlot], reason: str) -> None:
+    for slot in slots:
+        slot.log.bare[reason] = None
 
 
 def divided_(total: Tensor, divisors: Sequence[float]) -> Tensor:
