@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
+import private_tables
 import superfed_tables
 from scipy.stats import t as student
 from tables import spread, table
@@ -281,6 +282,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "grpfed": {"every patient": every_patient},
     "grpfed-tuned": {"Table 1": grp_levels, "differences": grp_differences, "variants": grp_variants},
     "rebafl": {"Table I": table_one},
+    **private_tables.TABLES,
     **superfed_tables.TABLES,
 }
 """The tables of every page by name."""
