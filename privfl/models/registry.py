@@ -192,7 +192,11 @@ class OwnModel:
     def __call__(self, seed: int) -> nn.Module:
         """The network, initialised from ``seed``."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stream_seed(seed, "init") % 2**63)
+            own = stream_seed(seed, "init") % 2**63
+            if torch.accelerator.is_available():
+                torch.manual_seed(own)
+            else:  # the same, but for three formatted stacks, one for each kind of device that is not there
+                torch.default_generator.manual_seed(own)
             return self.build()
 
     @property

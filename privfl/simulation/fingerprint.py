@@ -136,12 +136,16 @@ class Fingerprint:
 def versions() -> dict[str, str]:
     """The versions of what computes messages."""
     found = {"Python": ".".join(platform.python_version_tuple()[:2]), "torch": str(torch.__version__)}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+    return found | {package: _version(package) for package in PACKAGES}
+
+
+@cache
+def _version(package: str) -> str:
+    """What this process found installed when it first asked; each answer reads and parses a file."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 @cache
