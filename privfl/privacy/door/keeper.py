@@ -24,7 +24,7 @@ from privfl.models.module_state import ModuleState
 from privfl.privacy.door.batch_plans import Epochs, Plan, public_plan
 from privfl.privacy.door.contract import Batch, Door, Question
 from privfl.privacy.door.dpsgd import DPSGD
-from privfl.privacy.door.log import BARE_GRADIENT, BARE_SIZE, DoorLog
+from privfl.privacy.door.log import BARE_GRADIENT, BARE_SIZE, DoorLog, note_bare
 from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.door.precision import Precision
 from privfl.privacy.door.step_draws import Draws
@@ -175,11 +175,10 @@ class DoorKeeper(ABC):
 
     def hand(self, numbers: StepNumbers) -> Batch:
         """The current batch as a step sees it: ``numbers`` of its own client, and no data."""
-
         active = self._active  # not the door itself, which would be held by what it hands out, and hold the data
 
         def count() -> Tensor:
-            _note(active, BARE_SIZE)
+            note_bare(active, BARE_SIZE)
             return numbers.count
 
         self._handed = Batch(count, numbers.last, numbers.uniform, numbers.normal)
@@ -332,7 +331,7 @@ class DoorKeeper(ABC):
 
     def _note(self, reason: str) -> None:
         """Note for every client that is left why a value leaves as it is."""
-        _note(self._active, reason)
+        note_bare(self._active, reason)
 
     def _outside(
         self, work: Callable[[Tensor, Given], Tensor], parameters: Tensor, loss_kwargs: dict[str, Tensor] | None
@@ -384,11 +383,6 @@ class DoorKeeper(ABC):
     @abstractmethod
     def _sizes(self, sizes: Sequence[float]) -> Tensor:
         """The active clients' ``sizes`` as float64 tensors [] for the step."""
-
-
-def _note(slots: Sequence[ClientSlot], reason: str) -> None:
-    for slot in slots:
-        slot.log.bare[reason] = None
 
 
 def divided_(total: Tensor, divisors: Sequence[float]) -> Tensor:

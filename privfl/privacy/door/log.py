@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from dp_accounting import DpEvent, GaussianDpEvent
 
@@ -47,3 +49,15 @@ class DoorLog:
             self.noisy[GaussianDpEvent(mechanism.noise_multiplier)] += 1
         else:
             self.bare[NO_NOISE_ON_TOTAL] = None
+
+
+class Logged(Protocol):
+    """A client's place at a door, with its log."""
+
+    log: DoorLog
+
+
+def note_bare(slots: Iterable[Logged], reason: str) -> None:
+    """Note for every client of ``slots`` why a value leaves as it is."""
+    for slot in slots:
+        slot.log.bare[reason] = None
