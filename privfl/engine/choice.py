@@ -74,7 +74,7 @@ def choose(
     """The engine for ``rounds`` rounds of ``cohort`` clients who receive ``received``; call it inside ``with loop``.
 
     With ``auto`` chunks are tried for at most half a round by the loop or a twentieth of the run, whichever is more,
-    and one chunk is always tried.
+    and one chunk is always tried. Where one for each worker holds the cohort and is not twice the best, it is taken.
     """
     if wanted == "loop":
         return Choice("loop", None, "asked for")
@@ -113,7 +113,8 @@ def choose(
             break
     if best is None or seconds[f"{best} at once"] >= seconds["loop"]:
         return Choice("loop", None, "faster, as measured", seconds=seconds)
-    return Choice("vectorised", best, "faster, as measured", seconds=seconds)
+    whole = most <= 2 * best  # then one chunk for each worker leaves no remainder, which one of them would train alone
+    return Choice("vectorised", most if whole else best, "faster, as measured", seconds=seconds)
 
 
 def why_not_stacked(loop: LoopEngine, way: GradSampleMode | None, received: Tensors) -> str:

@@ -296,3 +296,24 @@ def test_tf32_is_allowed_only_where_it_was_asked_for():
         assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
     with pytest.raises(ConfigError, match="Execution's precision is 'float8'; did you mean 'float32'"):
         pf.simulate(digits(), FedAvg(), rounds=1, execution=pf.Execution(precision="float8"))
+
+
+@pytest.mark.parametrize(
+    ("cohort", "seconds", "chunk"),
+    [
+        (10, {1: 1.0, 8: 0.30, 10: 0.31}, 10),
+        (16, {1: 1.0, 8: 0.30, 16: 0.29}, 16),
+        (20, {1: 1.0, 8: 0.30, 20: 0.29}, 8),
+        (40, {1: 1.0, 8: 0.30, 32: 0.29, 40: 0.29}, 8),
+        (40, {1: 1.0, 8: 0.30, 32: 0.20, 40: 0.20}, 40),
+    ],
+)
+def test_a_cohort_that_is_not_twice_the_best_chunk_is_trained_as_one(monkeypatch, cohort, seconds, chunk):
+    """Twenty clients in chunks of eight for two workers left four over, which one of them trained alone."""
+
+    def timed(engine, received, ids, budget):
+        return seconds[getattr(engine, "chunk", 1)]
+
+    monkeypatch.setattr(choice, "_seconds", timed)
+    monkeypatch.setattr(choice, "SHORT_RUN_SECONDS", 0.0)
+    assert chosen(digits(), cohort=cohort).chunk == chunk
