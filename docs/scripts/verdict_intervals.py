@@ -160,6 +160,35 @@ def rivals() -> Iterator[tuple[str, str]]:
                 yield f"{figure}, {rounds} rounds: ReBaFL − {method}", interval(*pair)
 
 
+def of_variant(variant: str, name: str) -> BySeed:
+    """Of one variant by seed: ``last`` of ten rounds and ``change`` in points, ``diversity`` in its second half."""
+    found: dict[int, float] = {}
+    for row in raw("rebafl-figures")["rows"]:
+        if row["variant"] == variant:
+            accuracy, diversity = row["accuracy"], row["diversity"]
+            changes = [after - before for before, after in pairwise(accuracy[len(accuracy) // 2 :])]
+            found[row["seed"]] = {
+                "last": 100 * statistics.mean(accuracy[-10:]),
+                "change": 100 * statistics.pstdev(changes),
+                "diversity": statistics.mean(diversity[len(diversity) // 2 :]),
+            }[name]
+    return found
+
+
+def local_models() -> Iterator[tuple[str, str]]:
+    """ReBaFL's Figures 7 and 8: diversity, and accuracy and its change in points."""
+    pairs = (
+        ("R-BSM only, epsilon = 0.01", "FedAvg"),
+        ("F-Aug only", "FedAvg"),
+        ("ReBaFL, μ = 0.1", "R-BSM only, epsilon = 0.01"),
+        ("R-BSM only, epsilon = 0.01", "R-BSM only, epsilon = 0.0001"),
+        ("R-BSM only, epsilon = 0.2", "R-BSM only, epsilon = 0.0001"),
+    )
+    for one, other in pairs:
+        for name, digits in (("diversity", 3), ("last", 1), ("change", 1)):
+            yield f"{name}: {one} − {other}", interval(of_variant(one, name), of_variant(other, name), digits)
+
+
 def fedevg() -> Iterator[tuple[str, str]]:
     """Accuracy in points and FID, each method at the value that validation images chose."""
     sys.path.insert(0, str(ROOT / "examples" / "papers"))
@@ -305,6 +334,7 @@ SOURCES = (
     rebafl,
     feddyn,
     rivals,
+    local_models,
     fedevg,
     superfed,
     cifar10,

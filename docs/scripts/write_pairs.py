@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import private_tables
+import rebafl_tables
 import superfed_tables
 from scipy.stats import t as student
 from tables import spread, table
@@ -283,6 +284,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "grpfed-tuned": {"Table 1": grp_levels, "differences": grp_differences, "variants": grp_variants},
     "rebafl": {"Table I": table_one},
     **private_tables.TABLES,
+    **rebafl_tables.TABLES,
     **superfed_tables.TABLES,
 }
 """The tables of every page by name."""
