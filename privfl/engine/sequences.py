@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from privfl.data.mapped import Rows
 from privfl.engine.dropout import StreamDropout
 from privfl.engine.layouts import InnermostPool, relays
+from privfl.engine.pooled_convolution import PooledConvolution, joined
 from privfl.engine.sequence_blocks import Averaged, Fork, Join, Normalised, parts_of
 from privfl.engine.sequence_steps import Convolution, Dropped, Flattened, Linear, Pooled, Rectified, Relaid, Step
 from privfl.federation.losses import cross_entropy
@@ -29,7 +30,7 @@ from privfl.privacy.clipping.known import known_ranks
 from privfl.privacy.loss import Loss
 from privfl.products import WIDE
 
-WITH_PARAMETERS = (Linear, Convolution, Normalised)
+WITH_PARAMETERS = (Linear, Convolution, Normalised, PooledConvolution)
 
 
 class Sequence:
@@ -135,7 +136,7 @@ def sequence_of(
         return None
     if sum(1 for layer in layers for _ in layer.parameters()) != len(own.parameters):  # one is shared
         return None
-    return Sequence(own, steps)
+    return Sequence(own, steps if steady or anywhere else _joined(steps))  # DP-SGD asks what arrived at every layer
 
 
 def _parts(module: nn.Module) -> list[Any] | None:
@@ -172,6 +173,15 @@ def _steps(parts: list[Any], *, steady: bool, narrow: bool) -> list[Step] | None
         if isinstance(step, Rectified):
             step.fresh = place > 0 and isinstance(steps[place - 1], (*WITH_PARAMETERS, Pooled, Join))
     return steps
+
+
+def _joined(steps: list[Step]) -> list[Step]:
+    """``steps``, two in one where that is quicker."""
+    found: list[Step] = []
+    for step in steps:
+        both = joined(found[-1], step) if found else None
+        found[-1:] = [both] if both is not None else [*found[-1:], step]
+    return found
 
 
 def _commute(one: Step, other: Step) -> bool:

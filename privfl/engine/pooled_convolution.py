@@ -1,0 +1,145 @@
+"""A convolution of 3 × 3 windows and the max pooling behind it as one step, by Winograd's transforms.
+
+On an AMD EPYC the step of 10 images of 26 × 26, 32 to 64 channels, takes 4.6 ms where oneDNN's convolution, its two
+gradients and PyTorch's pooling take 6.5. What is pooled away is never written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from privfl.compiling import installed
+from privfl.engine import winograd
+from privfl.engine.layouts import INNERMOST
+from privfl.engine.sequence_steps import Convolution, Pooled, Step
+
+FEWEST = 16
+"""Channels on either side from which on fewer multiplications are worth the transforms."""
+AT_ONCE = 1 << 20
+"""Numbers of the largest work space, so that it stays in a cache; images beyond are taken after one another."""
+
+
+@dataclass
+class Kept:
+    """What the forward pass leaves: ``images`` padded, ``filters`` [16, out, in], and which of four was the largest.
+
+    ``sums``: what the transformed filters get [16, out, in], once it is known.
+    """
+
+    images: Tensor
+    filters: Tensor
+    places: Tensor
+    sums: Tensor | None = None
+
+
+class PooledConvolution:
+    """``nn.Conv2d`` and the ``nn.MaxPool2d`` after it, see :func:`joined`; images have their channels innermost."""
+
+    def __init__(self, layer: nn.Conv2d) -> None:
+        self.layer = layer
+        assert not isinstance(layer.padding, str)
+        self.down, self.across = layer.padding
+        self.transform = winograd.filter_transform()
+        self.zeros = torch.zeros(layer.out_channels)
+        self._spaces: dict[str, Tensor] = {}
+
+    def forward(self, given: Tensor) -> tuple[Tensor, Kept]:
+        """Convolved and pooled: ``given`` [B, C, H, W] to [B, out, tiles down, tiles across]."""
+        layer = self.layer
+        given = given.contiguous(memory_format=INNERMOST)
+        if self.down or self.across:
+            given = F.pad(given, (self.across, self.across, self.down, self.down))
+        images = given.permute(0, 2, 3, 1).contiguous()
+        filters = torch.mm(self.transform, layer.weight.reshape(-1, 9).T).view(winograd.POINTS, *layer.weight.shape[:2])
+        down, across = winograd.tile_counts(*images.shape[1:3])
+        pooled = given.new_empty(len(given), down, across, layer.out_channels)
+        kept = Kept(images, filters, torch.empty(pooled.shape, dtype=torch.uint8))
+        bias = self.zeros if layer.bias is None else layer.bias.detach()
+        for rows in self._turns(images):
+            patches = self._patches(images[rows])
+            products = self._space("products", patches.shape[1], layer.out_channels)
+            torch.bmm(patches, filters.mT, out=products)
+            flat = (one[rows].view(-1, layer.out_channels) for one in (pooled, kept.places))
+            winograd.largest(products, bias, *flat)
+        return pooled.permute(0, 3, 1, 2), kept
+
+    def backward(self, back: Tensor, kept: Kept) -> Tensor:
+        """The gradient at the input from ``back``, that of what was pooled."""
+        found = torch.empty_like(kept.images)
+        self._take(back, kept, found)
+        _, height, width, _ = found.shape
+        inner = found[:, self.down : height - self.down, self.across : width - self.across]
+        return inner.permute(0, 3, 1, 2)
+
+    def write(self, back: Tensor, kept: Kept, places: dict[str, Tensor]) -> None:
+        """Write what the weight and the bias get."""
+        torch.mm(self._sums(back, kept).T, self.transform, out=places["weight"].view(-1, 9))
+        if "bias" in places:
+            torch.sum(back, (0, 2, 3), out=places["bias"])
+
+    def descend(self, back: Tensor, kept: Kept, rate: float) -> None:
+        """Subtract ``rate`` times that."""
+        self.layer.weight.view(-1, 9).addmm_(self._sums(back, kept).T, self.transform, alpha=-rate)
+        if self.layer.bias is not None:
+            self.layer.bias.sub_(back.sum((0, 2, 3)), alpha=rate)
+
+    def _sums(self, back: Tensor, kept: Kept) -> Tensor:
+        """What the transformed filters get, [16, out · in]."""
+        if kept.sums is None:  # the gradient at the input was not asked for
+            self._take(back, kept, None)
+        assert kept.sums is not None
+        return kept.sums.view(winograd.POINTS, -1)
+
+    def _take(self, back: Tensor, kept: Kept, found: Tensor | None) -> None:
+        """Both gradients at once, that at the input into ``found`` unless that is ``None``."""
+        innermost = back.contiguous(memory_format=INNERMOST).permute(0, 2, 3, 1)
+        kept.sums = torch.zeros(kept.filters.shape)
+        for rows in self._turns(kept.images):
+            places = kept.places[rows].view(-1, back.shape[1])
+            spread = self._space("products", *places.shape)
+            winograd.spread(innermost[rows].view(places.shape), places, spread)
+            patches = self._patches(kept.images[rows])
+            kept.sums.baddbmm_(spread.mT, patches)
+            if found is not None:
+                torch.bmm(spread, kept.filters, out=patches)  # the images' patches have done their part
+                winograd.images(patches, found[rows])
+
+    def _turns(self, images: Tensor) -> list[slice]:
+        """Rows that are taken at once."""
+        down, across = winograd.tile_counts(*images.shape[1:3])
+        widest = max(self.layer.in_channels, self.layer.out_channels)
+        turns = -(-len(images) * winograd.POINTS * down * across * widest // AT_ONCE)
+        size = -(-len(images) // turns)
+        return [slice(begin, begin + size) for begin in range(0, len(images), size)]
+
+    def _patches(self, images: Tensor) -> Tensor:
+        """The transformed patches of ``images`` [B, H, W, C]."""
+        down, across = winograd.tile_counts(*images.shape[1:3])
+        space = self._space("patches", len(images) * down * across, images.shape[3])
+        winograd.patches(images, space)
+        return space
+
+    def _space(self, name: str, tiles: int, channels: int) -> Tensor:
+        """Work space [16, tiles, channels] that every batch uses again."""
+        size = winograd.POINTS * tiles * channels
+        found = self._spaces.get(name)
+        if found is None or len(found) < size:
+            found = self._spaces[name] = torch.empty(size)
+        return found[:size].view(winograd.POINTS, tiles, channels)
+
+
+def joined(one: Step, other: Step) -> PooledConvolution | None:
+    """What does both, or ``None``: 3 × 3 windows one step apart, pools of 2 × 2, channels enough, in float32."""
+    if not isinstance(one, Convolution) or not isinstance(other, Pooled) or one.narrow or not installed():
+        return None
+    layer = one.layer
+    window = (layer.kernel_size, layer.stride, layer.dilation, layer.groups)
+    if window != ((3, 3), (1, 1), (1, 1), 1) or other.settings != ([2, 2], [2, 2], [0, 0], [1, 1], False):
+        return None
+    if min(layer.in_channels, layer.out_channels) < FEWEST:
+        return None
+    return PooledConvolution(layer)
