@@ -27,20 +27,21 @@ AT_ONCE = 1 << 20
 class Kept:
     """What the forward pass leaves: ``images`` padded, ``filters`` [16, out, in], and which of four was the largest.
 
-    ``sums``: what the transformed filters get [16, out, in], once it is known.
+    ``weight``: what the weight gets, once it is known: [out · in, 9], or [B, out · in · 9] where samples stay apart.
     """
 
     images: Tensor
     filters: Tensor
     places: Tensor
-    sums: Tensor | None = None
+    weight: Tensor | None = None
 
 
 class PooledConvolution:
     """``nn.Conv2d`` and the ``nn.MaxPool2d`` after it, see :func:`joined`; images have their channels innermost."""
 
-    def __init__(self, layer: nn.Conv2d) -> None:
-        self.layer = layer
+    def __init__(self, layer: nn.Conv2d, *, apart: bool = False) -> None:
+        """``apart``: gradients are formed for each sample."""
+        self.layer, self.apart = layer, apart
         assert not isinstance(layer.padding, str)
         self.down, self.across = layer.padding
         self.transform = winograd.filter_transform()
@@ -77,36 +78,54 @@ class PooledConvolution:
 
     def write(self, back: Tensor, kept: Kept, places: dict[str, Tensor]) -> None:
         """Write what the weight and the bias get."""
-        torch.mm(self._sums(back, kept).T, self.transform, out=places["weight"].view(-1, 9))
+        weight = self._weight(back, kept)
+        places["weight"].view(-1).copy_(weight.sum(0) if self.apart else weight.view(-1))
         if "bias" in places:
             torch.sum(back, (0, 2, 3), out=places["bias"])
 
     def descend(self, back: Tensor, kept: Kept, rate: float) -> None:
-        """Subtract ``rate`` times that."""
-        self.layer.weight.view(-1, 9).addmm_(self._sums(back, kept).T, self.transform, alpha=-rate)
+        """Subtract ``rate`` times that, where samples are not kept apart."""
+        assert not self.apart
+        self.layer.weight.view(-1, 9).sub_(self._weight(back, kept), alpha=rate)
         if self.layer.bias is not None:
             self.layer.bias.sub_(back.sum((0, 2, 3)), alpha=rate)
 
-    def _sums(self, back: Tensor, kept: Kept) -> Tensor:
-        """What the transformed filters get, [16, out · in]."""
-        if kept.sums is None:  # the gradient at the input was not asked for
+    def formed(self, back: Tensor, kept: Kept) -> dict[str, Tensor]:
+        """The gradients [B, values] of each sample, by parameter name."""
+        found = {"weight": self._weight(back, kept)}
+        return found if self.layer.bias is None else {**found, "bias": back.sum((2, 3))}
+
+    def _weight(self, back: Tensor, kept: Kept) -> Tensor:
+        if kept.weight is None:  # the gradient at the input was not asked for
             self._take(back, kept, None)
-        assert kept.sums is not None
-        return kept.sums.view(winograd.POINTS, -1)
+        assert kept.weight is not None
+        return kept.weight
 
     def _take(self, back: Tensor, kept: Kept, found: Tensor | None) -> None:
         """Both gradients at once, that at the input into ``found`` unless that is ``None``."""
         innermost = back.contiguous(memory_format=INNERMOST).permute(0, 2, 3, 1)
-        kept.sums = torch.zeros(kept.filters.shape)
+        sums = torch.zeros(0 if self.apart else kept.filters.shape)
+        each: list[Tensor] = []
         for rows in self._turns(kept.images):
             places = kept.places[rows].view(-1, back.shape[1])
             spread = self._space("products", *places.shape)
             winograd.spread(innermost[rows].view(places.shape), places, spread)
             patches = self._patches(kept.images[rows])
-            kept.sums.baddbmm_(spread.mT, patches)
+            if self.apart:
+                each.append(self._of_each(spread, patches, len(kept.images[rows])))
+            else:
+                sums.baddbmm_(spread.mT, patches)
             if found is not None:
                 torch.bmm(spread, kept.filters, out=patches)  # the images' patches have done their part
                 winograd.images(patches, found[rows])
+        kept.weight = torch.cat(each) if self.apart else torch.mm(sums.view(winograd.POINTS, -1).T, self.transform)
+
+    def _of_each(self, spread: Tensor, patches: Tensor, rows: int) -> Tensor:
+        """The weight's gradient [rows, out · in · 9] of each sample: products of one shape, however many there are."""
+        apart = (one.view(winograd.POINTS * rows, -1, one.shape[2]) for one in (spread, patches))
+        of_spread, of_patches = apart
+        points = torch.bmm(of_spread.mT, of_patches).view(winograd.POINTS, -1)
+        return torch.mm(self.transform.T, points).view(9, rows, -1).permute(1, 2, 0).reshape(rows, -1)
 
     def _turns(self, images: Tensor) -> list[slice]:
         """Rows that are taken at once."""
@@ -132,7 +151,7 @@ class PooledConvolution:
         return found[:size].view(winograd.POINTS, tiles, channels)
 
 
-def joined(one: Step, other: Step) -> PooledConvolution | None:
+def joined(one: Step, other: Step, *, apart: bool = False) -> PooledConvolution | None:
     """What does both, or ``None``: 3 × 3 windows one step apart, pools of 2 × 2, channels enough, in float32."""
     if not isinstance(one, Convolution) or not isinstance(other, Pooled) or one.narrow or not installed():
         return None
@@ -142,4 +161,4 @@ def joined(one: Step, other: Step) -> PooledConvolution | None:
         return None
     if min(layer.in_channels, layer.out_channels) < FEWEST:
         return None
-    return PooledConvolution(layer)
+    return PooledConvolution(layer, apart=apart)

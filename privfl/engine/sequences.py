@@ -27,6 +27,7 @@ from privfl.models.base import Network
 from privfl.models.flat_network import FlatNetwork
 from privfl.models.residual import BasicBlock, GlobalAverage
 from privfl.privacy.clipping.known import known_ranks
+from privfl.privacy.clipping.rule import Calls, Formed
 from privfl.privacy.loss import Loss
 from privfl.products import WIDE
 
@@ -63,15 +64,19 @@ class Sequence:
             assert isinstance(step, WITH_PARAMETERS)
             step.write(back, kept, self._places[place])
 
-    def arrivals(self, inputs: Tensor, targets: Tensor) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:
+    def arrivals(self, inputs: Tensor, targets: Tensor) -> Iterator[tuple[nn.Module, Calls | Formed]]:
         """Every layer with parameters, from the last: its input, and the gradient of the sum of cross-entropy there.
 
-        That gradient, at the layer's output, has the samples of ``inputs`` [B, ...] along its first dimension too.
+        That gradient, at the layer's output, has the samples of ``inputs`` [B, ...] along its first dimension too. Of a
+        convolution that is one step with its pooling come its gradients for each sample, by parameter name.
         """
         for place, back, kept in self._backward(inputs, targets, 1.0):
             step = self.steps[place]
-            assert isinstance(step, WITH_PARAMETERS)
-            yield step.layer, kept[0] if isinstance(step, Normalised) else kept.given, back
+            if isinstance(step, PooledConvolution):
+                yield step.layer, step.formed(back, kept)
+            else:
+                assert isinstance(step, Linear | Convolution | Normalised)
+                yield step.layer, [(kept[0] if isinstance(step, Normalised) else kept.given, back)]
 
     def descend(self, inputs: Tensor, targets: Tensor, divisor: float, rate: float) -> None:
         """Subtract ``rate`` times that gradient from the network's parameters, of large ones without writing it."""
@@ -136,7 +141,7 @@ def sequence_of(
         return None
     if sum(1 for layer in layers for _ in layer.parameters()) != len(own.parameters):  # one is shared
         return None
-    return Sequence(own, steps if steady or anywhere else _joined(steps))  # DP-SGD asks what arrived at every layer
+    return Sequence(own, steps if anywhere else _joined(steps, apart=steady))
 
 
 def _parts(module: nn.Module) -> list[Any] | None:
@@ -175,11 +180,11 @@ def _steps(parts: list[Any], *, steady: bool, narrow: bool) -> list[Step] | None
     return steps
 
 
-def _joined(steps: list[Step]) -> list[Step]:
-    """``steps``, two in one where that is quicker."""
+def _joined(steps: list[Step], *, apart: bool) -> list[Step]:
+    """``steps``, two in one where that is quicker; ``apart``: gradients are wanted of every sample."""
     found: list[Step] = []
     for step in steps:
-        both = joined(found[-1], step) if found else None
+        both = joined(found[-1], step, apart=apart) if found else None
         found[-1:] = [both] if both is not None else [*found[-1:], step]
     return found
 

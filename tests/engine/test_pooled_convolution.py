@@ -58,9 +58,32 @@ def test_gradients_and_steps_are_autograds_however_many_images_are_taken_at_once
     torch.testing.assert_close(8 * (before - own.flat), wanted, rtol=1e-3, atol=2e-4)
 
 
-def test_it_is_one_step_only_without_dp_sgd_in_float32_and_with_numba(monkeypatch):
+@pytest.mark.parametrize("padding", [0, (2, 1)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("space", [1, 1 << 20])
+@pytest.mark.parametrize("first", [True, False])
+def test_under_dp_sgd_each_samples_gradient_is_that_of_the_sample_alone(padding, bias, space, first, monkeypatch):
+    monkeypatch.setattr(pooled_convolution, "AT_ONCE", space)
+    module = network(padding, bias)
+    if not first:
+        module = nn.Sequential(nn.Conv2d(16, 16, 1), *module)
+    own, sequence = built(module, steady=True)
+    layer = next(step.layer for step in sequence.steps if isinstance(step, PooledConvolution))
+    with torch.no_grad():
+        formed = dict(sequence.arrivals(IMAGES, LABELS))[layer]
+    assert set(formed) == {name for name, _ in layer.named_parameters()}
+    for row in range(len(IMAGES)):
+        with torch.enable_grad():
+            loss = cross_entropy(own.module, IMAGES[row : row + 1], LABELS[row : row + 1]).sum()
+            wanted = dict(zip(map(id, own.parameters), own.gradient_of(loss), strict=True))
+        for name, parameter in layer.named_parameters():
+            torch.testing.assert_close(formed[name][row], wanted[id(parameter)].flatten(), rtol=1e-4, atol=2e-5)
+
+
+def test_it_is_one_step_only_in_float32_on_a_cpu_and_with_numba(monkeypatch):
     assert PooledConvolution in kinds(built(network())[1])
-    for options in ({"steady": True}, {"narrow": True}, {"anywhere": True}):
+    assert PooledConvolution in kinds(built(network(), steady=True)[1])
+    for options in ({"narrow": True}, {"anywhere": True}):
         assert kinds(built(network(), **options)[1])[1:3] == [Convolution, Pooled]
     monkeypatch.setattr(pooled_convolution, "installed", lambda: False)
     assert kinds(built(network())[1])[1:3] == [Convolution, Pooled]
@@ -92,4 +115,4 @@ def test_other_windows_other_pools_and_few_channels_stay_two_steps(convolution, 
 
 def test_two_of_them_in_a_row_are_joined_each():
     steps = [Convolution(nn.Conv2d(16, 16, 3)), Pooled(nn.MaxPool2d(2))] * 2
-    assert [type(step) for step in sequences._joined(steps)] == [PooledConvolution] * 2
+    assert [type(step) for step in sequences._joined(steps, apart=False)] == [PooledConvolution] * 2

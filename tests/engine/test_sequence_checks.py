@@ -21,8 +21,8 @@ class Doubling:
         return self.inner.serves(loss)
 
     def arrivals(self, inputs, targets):
-        first, *others = self.inner.arrivals(inputs, targets)
-        yield first[0], first[1], 2 * first[2]
+        (layer, [(given, back)]), *others = self.inner.arrivals(inputs, targets)
+        yield layer, [(given, 2 * back)]
         yield from others
 
 

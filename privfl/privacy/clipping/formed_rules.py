@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from privfl.privacy.clipping.factors import Clipping, exact_sums, full_products, row_norms
-from privfl.privacy.clipping.rule import Calls, Places, SumRule
+from privfl.privacy.clipping.rule import Calls, Formed, Places, SumRule
 from privfl.products import batched
 
 
@@ -28,8 +28,11 @@ class FormedRule:
         self.layer, self.trained = layer, trained
         self.formed: dict[str, Tensor] = {}
 
-    def receive(self, calls: Calls, *, apart: bool = False) -> None:
+    def receive(self, calls: Calls | Formed, *, apart: bool = False) -> None:
         self.formed = {}
+        if isinstance(calls, dict):
+            self.formed = {name: gradient for name, gradient in calls.items() if name in self.trained}
+            return
         for given, back in calls:
             rows, several = len(given), apart and self.takes_several(given)
             if several:  # one row was given to the layer as several: their gradients belong to that row

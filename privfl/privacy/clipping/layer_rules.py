@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from privfl.privacy.clipping.factors import Clipping, bounded_norms, full_products, norms_along, row_norms
 from privfl.privacy.clipping.formed_rules import ConvolutionRule, FormedRule, GroupNormRule, LayerNormRule
-from privfl.privacy.clipping.rule import Calls, Places, SumRule
+from privfl.privacy.clipping.rule import Calls, Formed, Places, SumRule
 
 
 class Inputs:
@@ -57,7 +57,8 @@ class LinearRule(SumRule):
         self.shared = Inputs()
         """One for all layers of a network, where somebody makes it so."""
 
-    def receive(self, calls: Calls, *, apart: bool = False) -> None:
+    def receive(self, calls: Calls | Formed, *, apart: bool = False) -> None:
+        assert isinstance(calls, list)
         if len(calls) == 1 and calls[0][0].dim() == 2:
             self.inputs, self.backs = calls[0]
             return
@@ -151,7 +152,8 @@ class EmbeddingRule:
         assert isinstance(layer, nn.Embedding)
         self.padding = layer.padding_idx
 
-    def receive(self, calls: Calls, *, apart: bool = False) -> None:
+    def receive(self, calls: Calls | Formed, *, apart: bool = False) -> None:
+        assert isinstance(calls, list)
         flat = [(ids.reshape(len(ids), -1), back.reshape(len(ids), -1, back.shape[-1])) for ids, back in calls]
         self.ids, self.backs = (torch.cat(part, dim=1) for part in zip(*flat, strict=True))
         if self.padding is not None:

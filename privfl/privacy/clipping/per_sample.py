@@ -34,7 +34,7 @@ from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.layer_rules import Inputs, LinearRule, rule_for
 from privfl.privacy.clipping.opacus_hooks import OpacusHooks
 from privfl.privacy.clipping.row_wise import Made, Seen, Shown, Watch, each_row, said_of
-from privfl.privacy.clipping.rule import Arrivals, Calls, Places, Rule, SumRule
+from privfl.privacy.clipping.rule import Arrivals, Calls, Formed, Places, Rule, SumRule
 from privfl.privacy.loss import Loss
 
 GradSampleMode = Literal["layers", "rows", "vmap", "opacus"]
@@ -187,10 +187,10 @@ class PerSampleGradients:
 
     def _reached(
         self, loss: Loss, inputs: Tensor, targets: Tensor, *, apart: bool
-    ) -> Iterable[tuple[nn.Module, Calls]]:
+    ) -> Iterable[tuple[nn.Module, Calls | Formed]]:
         """Every layer that the sum of ``loss`` depends on, with what it received and what arrived at its output."""
         if self.unaided is not None and self.goes_unaided(loss) and not apart:
-            return ((layer, [(given, back)]) for layer, given, back in self.unaided.arrivals(inputs, targets))
+            return self.unaided.arrivals(inputs, targets)
         with torch.enable_grad():
             seen, losses = (self._forward_apart if apart else self._forward)(loss, inputs, targets)
             total = losses.sum()

@@ -18,6 +18,8 @@ from privfl.privacy.clipping.factors import Clipping
 from privfl.privacy.loss import Loss
 
 Calls = list[tuple[Tensor, Tensor]]
+Formed = dict[str, Tensor]
+"""Per-sample gradients [B, values] of a layer, by parameter name; what only rules that form gradients can be given."""
 Places = dict[str, Tensor]
 """Where the sums go: ``[clients, *shape]`` for each trained parameter of a layer, by its name."""
 
@@ -29,8 +31,8 @@ class Rule(Protocol):
     forms_rows: ClassVar[bool]
     """Whether :meth:`gradients` can be asked, and gives the same bits whenever it is."""
 
-    def receive(self, calls: Calls, *, apart: bool = False) -> None:
-        """Take the (input, gradient of the output) pairs of this pass.
+    def receive(self, calls: Calls | Formed, *, apart: bool = False) -> None:
+        """Take the (input, gradient of the output) pairs of this pass, or the gradients that were formed of them.
 
         ``apart``: the layer saw one sample at a time; then what follows the first dimension is all that it received
         for one sample, with a batch dimension of its own, whatever its length, or without one.
@@ -63,5 +65,8 @@ class Arrivals(Protocol):
     def serves(self, loss: Loss) -> bool:
         """Whether it is the gradient of ``loss`` that arrives."""
 
-    def arrivals(self, inputs: Tensor, targets: Tensor) -> Iterable[tuple[nn.Module, Tensor, Tensor]]:
-        """Every layer that has parameters, called once; its input and the gradient at its output, both [B, ...]."""
+    def arrivals(self, inputs: Tensor, targets: Tensor) -> Iterable[tuple[nn.Module, Calls | Formed]]:
+        """Every layer that has parameters, called once; its input and the gradient at its output, both [B, ...].
+
+        Or, of a layer whose rule forms gradients, these.
+        """
