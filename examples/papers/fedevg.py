@@ -56,6 +56,8 @@ WAYS = ("signed", "exact", "size", "signed-fresh", "fedcvae", "fedcgan")
 """In the order of the colours, markers and dashes of a figure."""
 THESIS: dict[str, Any] = {"architecture": "convolutional", "latent": 128, "hidden": 64}
 """The networks of FedCVAE and FedCGAN in the thesis, an AC-GAN the latter."""
+LOCAL_TESTS = pf.LocalTests(0.2, global_test="union")
+"""The thesis's test: a fifth of every client's images, whose accuracies count by their number."""
 HELD_OUT = 2000
 """Training images to choose settings with."""
 MORE = 10
@@ -74,13 +76,14 @@ class Pictures:
         """The held images dealt to the clients."""
         dataset = pf.Dataset.from_arrays(*self.held, test=self.test)
         partition = pf.Dirichlet(clients=options.clients, alpha=alpha)
-        return pf.Task.from_dataset(
+        task = pf.Task.from_dataset(
             dataset,
             partition=partition,
             model="energy-cnn",
             model_options={"width": options.width},
             seed=options.seed,
         )
+        return task.with_local_tests(LOCAL_TESTS, options.seed) if options.local_tests else task
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,7 @@ def one_run(name: str, images: Pictures, distances: Distances, options: argparse
         task,
         algorithm,
         rounds=options.rounds,
+        cohort=pf.FixedCohort(options.cohort) if options.cohort else None,
         training=training,
         seed=options.seed,
         evaluate_every=options.rounds,
@@ -286,9 +290,9 @@ def draw(store: dict[str, Any], out: Path) -> None:
         sheet.savefig(out / f"sheet-{name}.png", dpi=90)
 
 
-def parsed() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser(description: str | None = __doc__) -> argparse.ArgumentParser:
+    """What reads the command line of this study, or of another one that is made of its runs."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for results.json, figures and synthetic sets")
     parser.add_argument("--small", action="store_true", help="8 x 8 digits and three rounds")
     parser.add_argument(
@@ -299,6 +303,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--images", type=int, default=2000, help="images that clients hold")
     parser.add_argument("--others", type=int, default=6000, help="other training images, for the features")
     parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--cohort", type=int, help="clients of a round, drawn anew in each; everybody otherwise")
+    parser.add_argument("--local-tests", action="store_true", help="score on a fifth of every client's images")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--width", type=int, default=8)
     parser.add_argument("--samples-per-class", type=int, default=10)
@@ -311,7 +317,11 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--classifier-epochs", type=int, default=150)
     parser.add_argument("--reference-rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    return parser
+
+
+def settled(options: argparse.Namespace) -> argparse.Namespace:
+    """``options`` with what ``--small`` makes of them."""
     options.side = 14
     if options.small:
         options.side, options.images, options.others, options.rounds = 8, 300, 600, 3
@@ -319,6 +329,11 @@ def parsed() -> argparse.Namespace:
         options.run = options.run or ["1.0:signed", "0.01:exact", "1.0:fedcvae", "0.01:fedcgan"]
     options.run = options.run or list(RUNS)
     return options
+
+
+def parsed() -> argparse.Namespace:
+    """The command line."""
+    return settled(parser().parse_args())
 
 
 def main() -> None:
