@@ -8,11 +8,14 @@ import sys
 from itertools import pairwise
 
 import aaggff_pairs
+import fedevg
+import fedevg_local
 import fedevg_tuned
 import fedsampling_tuned
 import grpfed_tuned
 import numpy as np
 import pytest
+import rebafl_cifar
 import superfed_barrier
 import superfed_cifar10
 import superfed_noise
@@ -235,3 +238,53 @@ def test_grp_feds_rates_never_see_a_test_row():
     seen = rows(tuning.task.inputs) | rows(tuning.task.test_inputs)
     assert seen == rows(whole.task.inputs)
     assert len(tuning.task.targets) + len(tuning.task.test_targets) == len(whole.task.targets)
+
+
+def test_fedevg_is_judged_by_a_fifth_of_what_every_client_holds(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(fedevg_local, "CLIENTS", {4: None, 6: 2})
+    monkeypatch.setattr(fedevg_local, "ALPHAS", ("1.0",))
+    monkeypatch.setattr(fedevg_local, "GRIDS", {"signed": fedevg_tuned.GRIDS["signed"]})
+    given = "--out", tmp_path, "--small", "--seeds", "1", "--rounds", "1"
+    call(fedevg_local, monkeypatch, *given)
+    rows = json.loads((tmp_path / "fedevg-local.json").read_text(encoding="utf-8"))["rows"]
+    assert [(row["clients"], row["value"]) for row in rows] == [(4, 3.16), (6, 3.16)], (
+        "what was chosen with ten clients"
+    )
+    assert "6 clients\nα = 1.0, signed, test_accuracy: " in capsys.readouterr().out
+    call(fedevg_local, monkeypatch, *given)
+    assert "seed 1" not in capsys.readouterr().out  # nothing is run again
+
+
+def test_what_clients_hold_back_is_what_the_servers_classifier_is_judged_by(tmp_path):
+    options = fedevg.settled(fedevg.parser().parse_args(["--out", str(tmp_path), "--small", "--local-tests"]))
+    images = fedevg.pictures(options)
+    task = images.task(1.0, options)
+    held = [len(task.local_tests[client]) for client in range(10)]
+    assert len(task.test_targets) == sum(held)
+    assert len(task.clients.rows) + sum(held) == len(images.held[1])
+    assert sum(held) == pytest.approx(60, abs=5)
+
+
+def test_rebafls_conditions_on_cifar_are_the_papers():
+    conditions = rebafl_cifar.CONDITIONS
+    assert set(conditions["two classes"].methods) >= {"FedAvg", "FedDyn", "MOON", "SCAFFOLD", "ReBaFL", "R-BSM only"}
+    assert sorted(one.epochs for one in conditions.values() if one.epochs != 5) == [1, 2, 10, 20]
+    periods = [one.availability.period for one in conditions.values() if isinstance(one.availability, pf.Persistent)]
+    assert periods == [2, 5, 10, 20]
+    assert conditions["clustered"].availability.probabilities == (0.5, 0.5, 0.3, 0.3, 0.2)
+    assert conditions["100 clients"].availability == pf.FixedFraction(0.1)
+    assert rebafl_cifar.TRAINING.learning_rate == 0.02
+
+
+def test_rebafls_runs_are_kept_one_by_one_and_gathered(tmp_path, monkeypatch, capsys):
+    given = "--out", tmp_path, "--small"
+    for name, method in (("clustered", "ReBaFL"), ("drop-out for 5 rounds", "FedAvg")):
+        call(rebafl_cifar, monkeypatch, *given, "--only", name, "--method", method)
+    rows = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["rows"]
+    assert [(row["condition"], row["method"]) for row in rows] == [
+        ("clustered", "ReBaFL"), ("drop-out for 5 rounds", "FedAvg")
+    ]  # fmt: skip
+    assert all(len(row["accuracy"]) == row["rounds"] == 2 for row in rows)
+    assert "seed 0" in capsys.readouterr().out
+    call(rebafl_cifar, monkeypatch, *given, "--only", "clustered", "--method", "ReBaFL")
+    assert "seed 0" not in capsys.readouterr().out  # nothing is run again
