@@ -1,11 +1,12 @@
-"""The tables of `docs/results/rebafl-figures.md`, from the curves of `examples/papers/rebafl_figures.py`."""
+"""The tables of ReBaFL's pages, from the curves of `examples/papers/rebafl_figures.py` and `rebafl_cifar.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from tables import spread, table
-from verdict_intervals import interval, of_variant, raw
+from verdict_intervals import interval, of_condition, of_variant, raw
 
 REFERENCE, BALANCED, BOTH = "FedAvg", "R-BSM only, epsilon = 0.01", "ReBaFL, μ = 0.1"
 ORDER = (REFERENCE, "F-Aug only", BALANCED, BOTH)
@@ -36,4 +37,80 @@ def settings() -> str:
     )
 
 
-TABLES: dict[str, dict[str, Callable[[], str]]] = {"rebafl-figures": {"diversity": diversity, "settings": settings}}
+PAPER = {
+    "FedAvg": "54.82",
+    "FedProx": "54.66",
+    "SCAFFOLD": "20.57",
+    "FedDyn": "56.41",
+    "MOON": "47.28",
+    "FedRS": "54.39",
+    "FedBABU": "52.73",
+    "FedLC": "53.56",
+    "BSM-FedAvg": "53.25",
+    "R-BSM only": "56.71",
+    "F-Aug only": "54.01",
+    "ReBaFL": "58.49",
+}
+"""Tables I and II, CIFAR-10, 20 clients of two classes, after 200 rounds."""
+CLUSTERED = {"FedAvg": "59.71", "R-BSM only": "65.75", "F-Aug only": "58.85", "ReBaFL": "67.12"}
+"""Table II, clustered."""
+SCALED = {
+    "FedAvg": "55.78",
+    "SCAFFOLD": "63.36",
+    "FedDyn": "63.35",
+    "FedRS": "60.85",
+    "BSM-FedAvg": "60.32",
+    "ReBaFL": "63.89",
+}
+"""Table III, 100 clients."""
+
+
+def beside(condition: str, paper: dict[str, str]) -> str:
+    """The methods of one condition, and ReBaFL less each of them."""
+    rows = []
+    own = {figure: of_condition(condition, "ReBaFL", figure) for figure in ("last", "change")}
+    for method, printed in paper.items():
+        found = {figure: of_condition(condition, method, figure) for figure in own}
+        if not found["last"]:
+            continue
+        less = [
+            interval(own[figure], found[figure]) if method != "ReBaFL" and len(found[figure]) > 1 else "–"
+            for figure in own
+        ]
+        cells = [spread(found[figure], digits) for figure, digits in (("last", 1), ("change", 1))]
+        rows.append([method, str(len(found["last"])), printed, *cells, *less])
+    head = ["method", "seeds", "paper, 200 rounds", "last ten rounds", "change", "ReBaFL − it, last", "change"]
+    return table(head, rows)
+
+
+def varied() -> str:
+    """Figures 9 and 10: FedAvg and ReBaFL where one thing is varied."""
+    found = dict.fromkeys(row["condition"] for row in raw("rebafl-cifar")["rows"])
+    names = [name for name in found if name.endswith(("epochs", "rounds"))]
+    order = sorted(
+        names, key=lambda name: (name.endswith("rounds"), [int(part) for part in name.split() if part.isdigit()])
+    )
+    rows = []
+    for name in order:
+        pairs = [
+            (of_condition(name, "FedAvg", figure), of_condition(name, "ReBaFL", figure))
+            for figure in ("last", "change")
+        ]
+        if not all(one and other for one, other in pairs):
+            continue
+        cells = [spread(one, 1) for pair in pairs for one in pair]
+        less = [interval(other, one) for one, other in pairs]
+        shown = name.replace("1 local epochs", "1 local epoch")
+        rows.append([shown, str(len(pairs[0][0])), cells[0], cells[1], less[0], cells[2], cells[3], less[1]])
+    head = ["", "seeds", "FedAvg, last", "ReBaFL, last", "difference", "FedAvg, change", "ReBaFL, change", "difference"]
+    return table(head, rows)
+
+
+TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "rebafl-figures": {"diversity": diversity, "settings": settings},
+    "rebafl-cifar10": {
+        "Table I": partial(beside, "two classes", PAPER),
+        "clustered": partial(beside, "clustered", CLUSTERED),
+        "varied": varied,
+    },
+}

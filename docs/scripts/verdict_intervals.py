@@ -189,6 +189,43 @@ def local_models() -> Iterator[tuple[str, str]]:
             yield f"{name}: {one} − {other}", interval(of_variant(one, name), of_variant(other, name), digits)
 
 
+def of_condition(condition: str, method: str, figure: str) -> BySeed:
+    """*last* or *change* of a method of ``rebafl_cifar.py`` by seed, in points."""
+    rows = [row for row in raw("rebafl-cifar")["rows"] if row["condition"] == condition]
+    return of_curve(rows, rows[0]["rounds"], method, figure) if rows else {}
+
+
+def cifar_conditions() -> Iterator[tuple[str, str]]:
+    """ReBaFL on CIFAR-10 under every condition: ReBaFL and its parts less each other method."""
+    rows = raw("rebafl-cifar")["rows"]
+    for condition in dict.fromkeys(row["condition"] for row in rows):
+        methods = dict.fromkeys(row["method"] for row in rows if row["condition"] == condition)
+        pairs = [("ReBaFL", other) for other in methods if other != "ReBaFL"]
+        pairs += [(part, "FedAvg") for part in ("R-BSM only", "F-Aug only") if part in methods]
+        for one, other in pairs:
+            for figure in ("last", "change"):
+                pair = of_condition(condition, one, figure), of_condition(condition, other, figure)
+                if len(set(pair[0]) & set(pair[1])) > 1:
+                    yield f"{condition}, {figure}: {one} − {other}", interval(*pair)
+
+
+def held_back() -> Iterator[tuple[str, str]]:
+    """FedEvg judged by what clients hold back, accuracy in points: FedEvg less each rival."""
+    for clients in (10, 100):
+        for alpha in ("1.0", "0.01"):
+            for other in ("fedcvae", "fedcgan"):
+                pair = of_held_back(clients, alpha, "signed"), of_held_back(clients, alpha, other)
+                yield f"{clients} clients, α = {alpha}: FedEvg − {other}", interval(*pair)
+
+
+def of_held_back(clients: int, alpha: str, method: str, figure: str = "test_accuracy") -> BySeed:
+    """A figure of ``fedevg_local.py`` by seed; accuracy in points."""
+    scale = 100 if figure == "test_accuracy" else 1
+    rows = raw("fedevg-local")["rows"]
+    wanted = clients, alpha, method
+    return {row["seed"]: scale * row[figure] for row in rows if (row["clients"], row["alpha"], row["method"]) == wanted}
+
+
 def fedevg() -> Iterator[tuple[str, str]]:
     """Accuracy in points and FID, each method at the value that validation images chose."""
     sys.path.insert(0, str(ROOT / "examples" / "papers"))
@@ -335,7 +372,9 @@ SOURCES = (
     feddyn,
     rivals,
     local_models,
+    cifar_conditions,
     fedevg,
+    held_back,
     superfed,
     cifar10,
     noisy_labels,

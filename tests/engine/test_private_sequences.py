@@ -43,8 +43,12 @@ NETWORKS = {
     "many channels": lambda: nn.Sequential(
         nn.Conv2d(2, 6, 3), nn.ReLU(), nn.Conv2d(6, 3, 2, stride=2), nn.Flatten(), nn.Linear(27, 4)
     ),
+    "convolved and pooled at once": lambda: nn.Sequential(
+        nn.Conv2d(2, 16, 2), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(192, 4),
+    ),
     "wide": lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 500, bias=False), nn.ReLU(), nn.Linear(500, 4)),
-}
+}  # fmt: skip
 
 
 def build(name):
@@ -61,7 +65,7 @@ def workspace(name):
 def stack(name):
     space = Workspace.build(build(name), torch.device("cpu"), None)
     gradients = StackedGradients(space.own, "layers")
-    single = sequence_of(space.own, cross_entropy, IMAGES, steady=True)
+    single = sequence_of(space.own, cross_entropy, IMAGES, anywhere=True)
     found = stacked_sequence_of(single, gradients, space.dropout, IMAGES[:4], LABELS[:4], steady=True)
     assert isinstance(found, StackedSequence)
     return space, gradients, found
@@ -115,11 +119,12 @@ def test_with_the_same_masks_norms_and_sums_are_those_of_autograd(name, masked):
     assert space.clipper.unaided is None
 
 
+@pytest.mark.parametrize("name", ["many channels", "convolved and pooled at once"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30, 1e18])
-def test_a_row_that_is_not_finite_counts_as_zero_and_a_huge_one_is_clipped(value):
+def test_a_row_that_is_not_finite_counts_as_zero_and_a_huge_one_is_clipped(value, name):
     inputs = IMAGES.clone()
     inputs[3, 0, 4, 4] = value
-    space, found = workspace("many channels")
+    space, found = workspace(name)
     space.clipper.unaided = found
     keep = torch.arange(ROWS) != 3
     space.clipper.clipped_sum(cross_entropy, inputs[keep], LABELS[keep], 0.3)
@@ -161,9 +166,12 @@ def sum_at_the_door(engine, name, inputs, targets):
         return door._clipped_sum(cross_entropy, door.everything(), parameters, {}, bound).reshape(-1).double().clone()
 
 
-@pytest.mark.parametrize("engine", ["loop", "vectorised"])
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    [("loop", "many channels"), ("loop", "convolved and pooled at once"), ("vectorised", "many channels")],
+)
 @pytest.mark.parametrize("common", [1.0, 1e6, "wide"])
-def test_one_row_more_moves_the_sum_by_no_more_than_the_bound_whatever_the_magnitudes(engine, common):
+def test_one_row_more_moves_the_sum_by_no_more_than_the_bound_whatever_the_magnitudes(engine, name, common):
     generator = torch.Generator().manual_seed(5)
     for count in (1, 2, 3, 7, 15, 16):
         inputs = torch.randn(count + 1, 2, 9, 8, generator=generator)
@@ -172,8 +180,8 @@ def test_one_row_more_moves_the_sum_by_no_more_than_the_bound_whatever_the_magni
         else:
             inputs += common
         labels = torch.randint(4, (count + 1,), generator=generator)
-        more = sum_at_the_door(engine, "many channels", inputs, labels)
-        less = sum_at_the_door(engine, "many channels", inputs[:count], labels[:count])
+        more = sum_at_the_door(engine, name, inputs, labels)
+        less = sum_at_the_door(engine, name, inputs[:count], labels[:count])
         assert float((more - less).norm()) <= 1.0
 
 
