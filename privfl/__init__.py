@@ -22,6 +22,7 @@ from typing import Any
 
 import lazy_loader
 
+import_module("privfl.late_scipy").install()  # before anybody imports dp_accounting
 _import, _, _stubs = lazy_loader.attach_stub(__name__, __file__)  # the public names stand in __init__.pyi
 __all__ = sorted([*_stubs, "__version__", "attacks", "audits"])
 

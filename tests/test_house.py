@@ -27,6 +27,7 @@ FLOORS: tuple[set[str], ...] = (
         "privfl.compiling",
         "privfl.devices",
         "privfl.errors",
+        "privfl.late_scipy",
         "privfl.opacus_parts",
         "privfl.plain_text",
         "privfl.products",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from scipy.optimize import brentq
+import scipy
 from scipy.special import log_ndtr
 
 
@@ -28,5 +28,5 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     low, high = 0.0, 1.0
     while excess(high) > 0:
         low, high = high, 10 * high
-    found: float = brentq(excess, low, high, xtol=1e-12)
+    found: float = scipy.optimize.brentq(excess, low, high, xtol=1e-12)
     return found

@@ -23,7 +23,7 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy import fft
+import scipy
 
 from privfl.privacy.accounting.events import Kind
 from privfl.privacy.accounting.loss import SHORT, Array, losses, variance_guess
@@ -120,7 +120,7 @@ def _transform(kind: Kind, direction: int, step: float, length: int) -> npt.NDAr
     probs = losses(kind, step)[direction].probs
     if len(probs) > length:  # the window is narrower than one event: wrap, as the cyclic convolution would
         probs = np.pad(probs, (0, -len(probs) % length)).reshape(-1, length).sum(axis=0)
-    transform = fft.rfft(probs, length)
+    transform = scipy.fft.rfft(probs, length)
     return np.asarray(np.log(np.where(np.abs(transform) < 1e-300, 1e-300, transform)))
 
 
@@ -159,7 +159,7 @@ def _compose(kinds: Mapping[Kind, int], direction: int, step: float, delta: floa
     exponent = np.zeros(length // 2 + 1, dtype=np.complex128)
     for kind, count, _ in parts:
         exponent += count * _log_transform(kind, direction, step, length)
-    probs = np.roll(fft.irfft(np.exp(exponent), length), (lowest - window_low) % length)
+    probs = np.roll(scipy.fft.irfft(np.exp(exponent), length), (lowest - window_low) % length)
     probs = np.maximum(probs[: window_high - window_low + 1], 0.0)
     rounding = _ROUNDING * (total + math.log2(length)) * math.sqrt(length) * float(np.linalg.norm(probs))
     return Sum(step, window_low, probs, escaped + rounding)

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import scipy
 from dp_accounting import DpEvent, NeighboringRelation, NonPrivateDpEvent
 from numpy.typing import NDArray
-from scipy import optimize
 
 from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.accounting.events import ADD_REMOVE, REPLACE, SkellamDpEvent
@@ -245,7 +245,7 @@ class SkellamNoise(DistributedNoise):
             return t * math.asinh(t / variance) - t**2 / (math.hypot(variance, t) + variance) - exponent
 
         above = math.sqrt(2 * variance * exponent) + 2 * exponent  # larger, by Bernstein's inequality
-        return math.ceil(float(optimize.brentq(excess, 0.0, above)))
+        return math.ceil(float(scipy.optimize.brentq(excess, 0.0, above)))
 
     def _limits(self, terms: DistributedSum) -> tuple[float, float]:
         return SMALLEST_VARIANCE, LARGEST_SKELLAM_VARIANCE

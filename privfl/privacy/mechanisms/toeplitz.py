@@ -11,9 +11,8 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.optimize import minimize
-from scipy.signal import lfilter
 
 Array = NDArray[np.float64]
 Objective = Literal["mean", "max", "square-root"]
@@ -35,7 +34,7 @@ def square_root(bands: int) -> Array:
 
 def solve(coefficients: Array, values: Array) -> Array:
     """C⁻¹ ``values`` [rounds], float64."""
-    solved: Array = lfilter([1.0], coefficients, values)
+    solved: Array = scipy.signal.lfilter([1.0], coefficients, values)
     return solved
 
 
@@ -78,5 +77,7 @@ def optimised(rounds: int, bands: int, objective: Objective) -> tuple[float, ...
         slope = np.array([-pull[lag:] @ change[: rounds - lag] for lag in range(1, bands)])
         return float(np.log(error * norm)), slope / error + 2 * tail / norm
 
-    found = minimize(loss, start[1:], jac=True, method="L-BFGS-B", options={"ftol": 1e-14, "gtol": 1e-10})
+    found = scipy.optimize.minimize(
+        loss, start[1:], jac=True, method="L-BFGS-B", options={"ftol": 1e-14, "gtol": 1e-10}
+    )
     return (1.0, *found.x.tolist())
