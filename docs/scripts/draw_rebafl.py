@@ -1,4 +1,4 @@
-"""Draw docs/figures/rebafl-diversity.svg, Figure 7 of its paper, from the raw curves.
+"""Draw ReBaFL's figures of diversity and of CIFAR-10 in docs/figures, from the raw curves.
 
 `python docs/scripts/draw_rebafl.py`
 """
@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 from matplotlib import rcParams
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -21,29 +22,65 @@ from verdict_intervals import raw  # noqa: E402
 
 from privfl.study.chart import COLOURS, DASHES  # noqa: E402
 
-PICTURE = ROOT / "docs" / "figures" / "rebafl-diversity.svg"
+FIGURES = ROOT / "docs" / "figures"
+CONDITIONS = {"two classes": "two classes a client", "clustered": "clusters of clients"}
+METHODS = ("FedAvg", "F-Aug only", "R-BSM only", "ReBaFL")
 
 
-def draw(path: Path) -> None:
+def diversity(path: Path) -> None:
     """The mean of every line over the seeds, and a band from the smallest to the largest."""
+    figure, axes = _canvas(6.4)
+    lines = {
+        variant: [row["diversity"] for row in raw("rebafl-figures")["rows"] if row["variant"] == variant]
+        for variant in ORDER
+    }
+    _lines(axes[0], lines)
+    axes[0].set_ylabel("diversity Λ of the local models")
+    axes[0].legend(frameon=False, fontsize=9)
+    _save(figure, path)
+
+
+def cifar10(path: Path) -> None:
+    """Accuracy over rounds on CIFAR-10, a panel for each condition, likewise."""
+    figure, panels = _canvas(8.4, columns=2)
+    for axes, (condition, title) in zip(panels, CONDITIONS.items(), strict=True):
+        rows = [row for row in raw("rebafl-cifar")["rows"] if row["condition"] == condition]
+        curves = {method: [row["accuracy"] for row in rows if row["method"] == method] for method in METHODS}
+        _lines(axes, {method: found for method, found in curves.items() if found})
+        axes.set_title(title, fontsize=10)
+    panels[0].set_ylabel("test accuracy")
+    panels[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    panels[0].legend(frameon=False, fontsize=9, loc="lower right")
+    _save(figure, path)
+
+
+def _canvas(width: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
     rcParams["svg.hashsalt"] = "privfl"
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    axes = figure.add_subplot()
-    for variant, colour, dash in zip(ORDER, COLOURS, DASHES, strict=False):
-        curves = [row["diversity"] for row in raw("rebafl-figures")["rows"] if row["variant"] == variant]
-        rounds = range(1, len(curves[0]) + 1)
-        low, mean, high = ([of(values) for values in zip(*curves, strict=True)] for of in (min, statistics.mean, max))
-        axes.plot(rounds, mean, color=colour, linestyle=dash, linewidth=1.6, label=variant)
+    figure = Figure(figsize=(width, 3.6), layout="constrained")
+    panels = list(figure.subplots(1, columns, sharey=True, squeeze=False)[0])
+    for axes in panels:
+        axes.set_xlabel("round")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="0.9", linewidth=0.8)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure, panels
+
+
+def _lines(axes: Axes, curves: dict[str, list[list[float]]]) -> None:
+    for (name, found), colour, dash in zip(curves.items(), COLOURS, DASHES, strict=False):
+        rounds = range(1, len(found[0]) + 1)
+        low, mean, high = ([of(values) for values in zip(*found, strict=True)] for of in (min, statistics.mean, max))
+        axes.plot(rounds, mean, color=colour, linestyle=dash, linewidth=1.6, label=name)
         axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.set_xlabel("round")
-    axes.set_ylabel("diversity Λ of the local models")
-    axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="0.9", linewidth=0.8)
-    axes.legend(frameon=False, fontsize=9)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    figure.axes[0].set_ylim(bottom=0)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
+PICTURES = {"rebafl-diversity.svg": diversity, "rebafl-cifar10.svg": cifar10}
+
 if __name__ == "__main__":
-    draw(PICTURE)
+    for name, draw in PICTURES.items():
+        draw(FIGURES / name)

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
+import fedevg_tables
 import private_tables
 import rebafl_tables
 import superfed_tables
@@ -284,6 +285,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "grpfed-tuned": {"Table 1": grp_levels, "differences": grp_differences, "variants": grp_variants},
     "rebafl": {"Table I": table_one},
     **private_tables.TABLES,
+    **fedevg_tables.TABLES,
     **rebafl_tables.TABLES,
     **superfed_tables.TABLES,
 }

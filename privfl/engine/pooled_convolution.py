@@ -19,15 +19,19 @@ from privfl.engine.sequence_steps import Convolution, Pooled, Step
 
 FEWEST = 16
 """Channels on either side from which on fewer multiplications are worth the transforms."""
-AT_ONCE = 1 << 20
-"""Numbers of the largest work space, so that it stays in a cache; images beyond are taken after one another."""
+AT_ONCE = 1 << 18
+"""Numbers of the largest work space, 1 MiB, so that it stays near a core; images beyond have their turns."""
 
 
 @dataclass
 class Kept:
-    """What the forward pass leaves: ``images`` padded, ``filters`` [16, out, in], and which of four was the largest.
+    """What the forward pass leaves.
 
-    ``weight``: what the weight gets, once it is known: [out · in, 9], or [B, out · in · 9] where samples stay apart.
+    Args:
+        images: padded, [B, H, W, in].
+        filters: transformed, [16, out, in].
+        places: which of a tile's four was the largest, uint8 [tiles, out].
+        weight: what the weight gets, once it is known: [out · in, 9], or [B, out · in · 9] where samples stay apart.
     """
 
     images: Tensor
@@ -47,6 +51,7 @@ class PooledConvolution:
         self.transform = winograd.filter_transform()
         self.zeros = torch.zeros(layer.out_channels)
         self._spaces: dict[str, Tensor] = {}
+        self._views: dict[tuple[str, int], Tensor] = {}
 
     def forward(self, given: Tensor) -> tuple[Tensor, Kept]:
         """Convolved and pooled: ``given`` [B, C, H, W] to [B, out, tiles down, tiles across]."""
@@ -58,14 +63,14 @@ class PooledConvolution:
         filters = torch.mm(self.transform, layer.weight.reshape(-1, 9).T).view(winograd.POINTS, *layer.weight.shape[:2])
         down, across = winograd.tile_counts(*images.shape[1:3])
         pooled = given.new_empty(len(given), down, across, layer.out_channels)
-        kept = Kept(images, filters, torch.empty(pooled.shape, dtype=torch.uint8))
+        flat = pooled.view(-1, layer.out_channels)
+        kept = Kept(images, filters, torch.empty(flat.shape, dtype=torch.uint8))
         bias = self.zeros if layer.bias is None else layer.bias.detach()
-        for rows in self._turns(images):
-            patches = self._patches(images[rows])
+        for rows, tiles in self._turns(images):
+            patches = self._patches(images[rows], tiles.stop - tiles.start)
             products = self._space("products", patches.shape[1], layer.out_channels)
             torch.bmm(patches, filters.mT, out=products)
-            flat = (one[rows].view(-1, layer.out_channels) for one in (pooled, kept.places))
-            winograd.largest(products, bias, *flat)
+            winograd.largest(products, bias, flat[tiles], kept.places[tiles])
         return pooled.permute(0, 3, 1, 2), kept
 
     def backward(self, back: Tensor, kept: Kept) -> Tensor:
@@ -103,16 +108,16 @@ class PooledConvolution:
 
     def _take(self, back: Tensor, kept: Kept, found: Tensor | None) -> None:
         """Both gradients at once, that at the input into ``found`` unless that is ``None``."""
-        innermost = back.contiguous(memory_format=INNERMOST).permute(0, 2, 3, 1)
+        flat = back.contiguous(memory_format=INNERMOST).permute(0, 2, 3, 1).reshape(-1, back.shape[1])
         sums = torch.zeros(0 if self.apart else kept.filters.shape)
         each: list[Tensor] = []
-        for rows in self._turns(kept.images):
-            places = kept.places[rows].view(-1, back.shape[1])
-            spread = self._space("products", *places.shape)
-            winograd.spread(innermost[rows].view(places.shape), places, spread)
-            patches = self._patches(kept.images[rows])
+        for rows, tiles in self._turns(kept.images):
+            images = kept.images[rows]
+            spread = self._space("products", tiles.stop - tiles.start, flat.shape[1])
+            winograd.spread(flat[tiles], kept.places[tiles], spread)
+            patches = self._patches(images, tiles.stop - tiles.start)
             if self.apart:
-                each.append(self._of_each(spread, patches, len(kept.images[rows])))
+                each.append(self._of_each(spread, patches, len(images)))
             else:
                 sums.baddbmm_(spread.mT, patches)
             if found is not None:
@@ -127,28 +132,34 @@ class PooledConvolution:
         points = torch.bmm(of_spread.mT, of_patches).view(winograd.POINTS, -1)
         return torch.mm(self.transform.T, points).view(9, rows, -1).permute(1, 2, 0).reshape(rows, -1)
 
-    def _turns(self, images: Tensor) -> list[slice]:
-        """Rows that are taken at once."""
+    def _turns(self, images: Tensor) -> list[tuple[slice, slice]]:
+        """The rows that are taken at once, and their tiles."""
         down, across = winograd.tile_counts(*images.shape[1:3])
+        of_one = down * across
         widest = max(self.layer.in_channels, self.layer.out_channels)
-        turns = -(-len(images) * winograd.POINTS * down * across * widest // AT_ONCE)
+        turns = -(-len(images) * winograd.POINTS * of_one * widest // AT_ONCE)
         size = -(-len(images) // turns)
-        return [slice(begin, begin + size) for begin in range(0, len(images), size)]
+        begins = range(0, len(images), size)
+        pairs = [(begin, min(begin + size, len(images))) for begin in begins]
+        return [(slice(begin, end), slice(begin * of_one, end * of_one)) for begin, end in pairs]
 
-    def _patches(self, images: Tensor) -> Tensor:
-        """The transformed patches of ``images`` [B, H, W, C]."""
-        down, across = winograd.tile_counts(*images.shape[1:3])
-        space = self._space("patches", len(images) * down * across, images.shape[3])
+    def _patches(self, images: Tensor, tiles: int) -> Tensor:
+        """The transformed patches of ``images`` [B, H, W, C], which have so many ``tiles``."""
+        space = self._space("patches", tiles, images.shape[3])
         winograd.patches(images, space)
         return space
 
     def _space(self, name: str, tiles: int, channels: int) -> Tensor:
         """Work space [16, tiles, channels] that every batch uses again."""
-        size = winograd.POINTS * tiles * channels
-        found = self._spaces.get(name)
-        if found is None or len(found) < size:
-            found = self._spaces[name] = torch.empty(size)
-        return found[:size].view(winograd.POINTS, tiles, channels)
+        view = self._views.get((name, tiles))
+        if view is None:
+            size = winograd.POINTS * tiles * channels
+            found = self._spaces.get(name)
+            if found is None or len(found) < size:
+                found = self._spaces[name] = torch.empty(size)
+                self._views = {key: kept for key, kept in self._views.items() if key[0] != name}
+            view = self._views[name, tiles] = found[:size].view(winograd.POINTS, tiles, channels)
+        return view
 
 
 def joined(one: Step, other: Step, *, apart: bool = False) -> PooledConvolution | None:
