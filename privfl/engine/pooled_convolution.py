@@ -109,28 +109,25 @@ class PooledConvolution:
     def _take(self, back: Tensor, kept: Kept, found: Tensor | None) -> None:
         """Both gradients at once, that at the input into ``found`` unless that is ``None``."""
         flat = back.contiguous(memory_format=INNERMOST).permute(0, 2, 3, 1).reshape(-1, back.shape[1])
+        size = self.layer.weight.numel()
         sums = torch.zeros(0 if self.apart else kept.filters.shape)
-        each: list[Tensor] = []
+        each = torch.empty(len(kept.images), size) if self.apart else sums
         for rows, tiles in self._turns(kept.images):
             images = kept.images[rows]
             spread = self._space("products", tiles.stop - tiles.start, flat.shape[1])
             winograd.spread(flat[tiles], kept.places[tiles], spread)
             patches = self._patches(images, tiles.stop - tiles.start)
-            if self.apart:
-                each.append(self._of_each(spread, patches, len(images)))
+            if self.apart:  # products of one shape, however many samples there are
+                pair = (one.view(winograd.POINTS * len(images), -1, one.shape[2]) for one in (spread, patches))
+                of_spread, of_patches = pair
+                points = torch.bmm(of_spread.mT, of_patches).view(winograd.POINTS, -1)
+                torch.mm(points.T, self.transform, out=each[rows].view(-1, 9))
             else:
                 sums.baddbmm_(spread.mT, patches)
             if found is not None:
                 torch.bmm(spread, kept.filters, out=patches)  # the images' patches have done their part
                 winograd.images(patches, found[rows])
-        kept.weight = torch.cat(each) if self.apart else torch.mm(sums.view(winograd.POINTS, -1).T, self.transform)
-
-    def _of_each(self, spread: Tensor, patches: Tensor, rows: int) -> Tensor:
-        """The weight's gradient [rows, out · in · 9] of each sample: products of one shape, however many there are."""
-        apart = (one.view(winograd.POINTS * rows, -1, one.shape[2]) for one in (spread, patches))
-        of_spread, of_patches = apart
-        points = torch.bmm(of_spread.mT, of_patches).view(winograd.POINTS, -1)
-        return torch.mm(self.transform.T, points).view(9, rows, -1).permute(1, 2, 0).reshape(rows, -1)
+        kept.weight = each if self.apart else torch.mm(sums.view(winograd.POINTS, -1).T, self.transform)
 
     def _turns(self, images: Tensor) -> list[tuple[slice, slice]]:
         """The rows that are taken at once, and their tiles."""
