@@ -58,7 +58,7 @@ napoleon_use_ivar = True
 # private names stay text.
 nitpicky = True
 nitpick_ignore_regex = [
-    (r"py:.*", r"(abc|collections|enum|pathlib|dp_accounting|matplotlib|numpy|torch|_thread|typing)\..*|(.*\.)?_\w+")
+    (r"py:.*", r"(abc|collections|enum|pathlib|dp_accounting|matplotlib|numpy|torch|_thread|types|typing)\..*|(.*\.)?_\w+")
 ]
 nitpick_ignore = [("py:obj", "privfl.algorithms.personal.interpolation.Number")]  # a type variable has no entry
 
