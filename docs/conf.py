@@ -57,9 +57,8 @@ napoleon_use_ivar = True
 # A reference that leads nowhere is a warning, and `make docs` takes warnings as errors. Names of other projects and
 # private names stay text.
 nitpicky = True
-nitpick_ignore_regex = [
-    (r"py:.*", r"(abc|collections|enum|pathlib|dp_accounting|matplotlib|numpy|torch|_thread|types|typing)\..*|(.*\.)?_\w+")
-]
+ELSEWHERE = "abc|collections|enum|pathlib|dp_accounting|matplotlib|numpy|torch|_thread|types|typing"
+nitpick_ignore_regex = [(r"py:.*", rf"({ELSEWHERE})\..*|(.*\.)?_\w+")]
 nitpick_ignore = [("py:obj", "privfl.algorithms.personal.interpolation.Number")]  # a type variable has no entry
 
 
