@@ -2,7 +2,7 @@
 
 ``pip install 'privfl[compiled]'`` brings Numba. To load it takes half a second, so a process whose work is small never
 does. What is compiled gives the bits of what stands in its place before and without it, as Numba reorders no operations
-unless it is told to: where a loop ``reorders`` its sums, nothing may depend on their last bits.
+unless it is told to.
 """
 
 from __future__ import annotations
@@ -29,26 +29,24 @@ def installed() -> bool:
     return find_spec("numba") is not None
 
 
-def once_it_pays(function: Function, saved: float, *, reorders: bool = False) -> Function | None:
+def once_it_pays(function: Function, saved: float) -> Function | None:
     """``function`` compiled, for a call that saves ``saved`` seconds by it; ``None`` while that does not pay."""
     _Forgone.seconds += saved
-    return compiled(function, reorders=reorders) if _Forgone.seconds >= ENOUGH else None
+    return compiled(function) if _Forgone.seconds >= ENOUGH else None
 
 
-def compiled(function: Function, *, reorders: bool = False) -> Function | None:
+def compiled(function: Function) -> Function | None:
     """``function`` compiled, kept on disk for the next process where that can be written; ``None`` without Numba."""
-    return cast("Function | None", _compiled(function, reorders))
+    return cast("Function | None", _compiled(function))
 
 
 @cache
-def _compiled(function: Callable[..., Any], reorders: bool = False) -> Any:
+def _compiled(function: Callable[..., Any]) -> Any:
     try:
         import numba
     except ImportError:
         return None
     settings: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-    if reorders:
-        settings["fastmath"] = {"reassoc"}
     try:
         return numba.njit(cache=True, **settings)(function)
     except RuntimeError:  # no folder to keep it in

@@ -165,7 +165,7 @@ def joined(one: Step, other: Step, *, apart: bool = False) -> PooledConvolution 
         return None
     layer = one.layer
     window = (layer.kernel_size, layer.stride, layer.dilation, layer.groups)
-    if window != ((3, 3), (1, 1), (1, 1), 1) or other.settings != ([2, 2], [2, 2], [0, 0], [1, 1], False):
+    if window != ((3, 3), (1, 1), (1, 1), 1) or not other.by_fours:
         return None
     if min(layer.in_channels, layer.out_channels) < FEWEST:
         return None

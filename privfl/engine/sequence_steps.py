@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from privfl.engine import pooling
 from privfl.engine.dropout import StreamDropout
 from privfl.engine.layouts import INNERMOST, images_relaid
 from privfl.products import FEW, descend_, input_gradient, outputs
@@ -138,19 +139,31 @@ class Rectified:
 
 
 class Pooled:
-    """``nn.MaxPool2d``."""
+    """``nn.MaxPool2d``, and the ReLU behind it where ``rectified``."""
+
+    rectified = False
 
     def __init__(self, layer: nn.MaxPool2d) -> None:
         stride = layer.kernel_size if layer.stride is None else layer.stride
         window = (layer.kernel_size, stride, layer.padding, layer.dilation)
         self.settings = (*([one] * 2 if isinstance(one, int) else list(one) for one in window), layer.ceil_mode)
+        self.by_fours = self.settings == ([2, 2], [2, 2], [0, 0], [1, 1], False)
 
-    def forward(self, given: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(self, given: Tensor) -> tuple[Tensor, pooling.Places | tuple[Tensor, Tensor, Tensor]]:
+        quick = pooling.largest(given, rectified=self.rectified) if self.by_fours else None
+        if quick is not None:
+            return quick
         pooled, places = torch.ops.aten.max_pool2d_with_indices(given, *self.settings)
-        return pooled, (given, places)
+        if self.rectified:
+            pooled.masked_fill_(pooled <= 0, 0)
+        return pooled, (given, places, pooled)
 
-    def backward(self, back: Tensor, kept: tuple[Tensor, Tensor]) -> Tensor:
-        given, places = kept
+    def backward(self, back: Tensor, kept: pooling.Places | tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        if isinstance(kept, pooling.Places):
+            return pooling.spread(back, kept)
+        given, places, pooled = kept
+        if self.rectified:
+            back = torch.ops.aten.threshold_backward(back, pooled, 0)
         found: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
             _laid_as(back, given), given, *self.settings, places
         )

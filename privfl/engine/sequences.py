@@ -184,8 +184,12 @@ def _joined(steps: list[Step], *, apart: bool) -> list[Step]:
     """``steps``, two in one where that is quicker; ``apart``: gradients are wanted of every sample."""
     found: list[Step] = []
     for step in steps:
-        both = joined(found[-1], step, apart=apart) if found else None
-        found[-1:] = [both] if both is not None else [*found[-1:], step]
+        before = found[-1] if found else None
+        both = joined(before, step, apart=apart) if before is not None else None
+        if isinstance(step, Rectified) and isinstance(before, Pooled):
+            before.rectified = True
+        else:
+            found[-1:] = [both] if both is not None else [*found[-1:], step]
     return found
 
 

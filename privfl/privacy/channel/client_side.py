@@ -5,22 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from privfl.compiling import once_it_pays
 from privfl.errors import PrivacyError
 from privfl.privacy.channel.chain import Chain
 from privfl.privacy.mechanisms.clip import norm, scale_to_norm
 from privfl.privacy.mechanisms.mechanism import ChannelRound, Mechanism
 from privfl.privacy.noise.source import NoiseStream
-
-SAVED = 2.6e-10
-"""Seconds that a number takes less by the compiled sum (AMD EPYC)."""
-DECIDED = 1e-9
-"""Difference of a norm in float64 from the bound, as a share of it, that no order of adding up makes."""
 
 
 class BrokenUpload(PrivacyError):
@@ -65,27 +57,7 @@ def within_bound(update: Tensor, bound: float) -> Tensor:
     Without any tolerance: the norm is added up in float64, and what :class:`~privfl.privacy.mechanisms.clip.Clip` has
     clipped is shorter than its bound by 1e-6 of it, more than the rounding of float32 (about 1e-7) can undo.
     """
-    return update if _keeps_to(update, bound) else scale_to_norm(update.clone(), bound)
-
-
-def _keeps_to(update: Tensor, bound: float) -> bool:
-    """Whether ``norm(update) <= bound``; a compiled sum settles it wherever its rounding cannot decide."""
-    if type(update.data) is Tensor and update.device.type == "cpu":
-        loop = once_it_pays(_square, update.numel() * SAVED, reorders=True)
-        if loop is not None:
-            length = math.sqrt(loop(update.detach().reshape(-1).numpy()))
-            if abs(length - bound) > DECIDED * bound:
-                return length <= bound
-    return norm(update) <= bound
-
-
-def _square(values: NDArray[Any]) -> float:
-    """The squared L2 norm of ``values`` [size], float32 or float64, added up in float64 in any order; compiled."""
-    total = 0.0
-    for i in range(len(values)):
-        value = np.float64(values[i])  # the square of a large float32 overflows
-        total += value * value
-    return total
+    return update if norm(update) <= bound else scale_to_norm(update.clone(), bound)
 
 
 def _report(link: Mechanism, update: Tensor, round: ChannelRound) -> dict[str, float]:

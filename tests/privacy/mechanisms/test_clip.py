@@ -1,9 +1,13 @@
 """Clipping: how long an update may be afterwards, and what is left alone."""
 
+import math
+
+import pytest
 import torch
 
 import privfl as pf
-from privfl.privacy.mechanisms.clip import norm, scale_to_norm
+from privfl import compiling
+from privfl.privacy.mechanisms.clip import BLOCK, LANES, norm, scale_to_norm
 
 
 def test_clipping_bounds_the_norm_and_leaves_short_updates_alone():
@@ -21,6 +25,32 @@ def test_the_norm_is_added_up_in_float64():
     update[0] = 1.0
     assert abs(norm(update) - (1 + 1e6 * 1e-8) ** 0.5) < 1e-7
     assert norm(torch.full((4,), 1e30)) == 2 * float(torch.tensor(1e30))
+
+
+@pytest.mark.parametrize("size", [0, 1, LANES - 1, LANES, LANES + 1, BLOCK, BLOCK + 3, 3 * BLOCK + LANES + 7])
+def test_the_norm_has_the_same_bits_with_numba_and_without(monkeypatch, size):
+    """And they are those of one sum after the other, in Python."""
+    update = torch.randn(size, generator=torch.Generator().manual_seed(size)) * 10.0 ** (size % 7)
+    sums = [0.0] * LANES
+    for place, value in enumerate(update.tolist()):
+        sums[place % LANES] += value * value
+    expected = math.sqrt(math.fsum(sums))
+    for enough in (math.inf, 0.0):  # seconds saved from which on it is compiled
+        monkeypatch.setattr(compiling, "ENOUGH", enough)
+        assert norm(update) == expected
+
+
+@pytest.mark.parametrize("enough", [math.inf, 0.0])
+def test_the_norm_of_what_is_not_finite_or_huge_or_strided(monkeypatch, enough):
+    monkeypatch.setattr(compiling, "ENOUGH", enough)
+    update = torch.ones(2 * BLOCK)
+    for wrong in (math.inf, -math.inf):
+        update[5] = wrong
+        assert norm(update) == math.inf
+    update[5] = math.nan
+    assert math.isnan(norm(update))
+    assert norm(torch.full((4,), 3e38)) == 2 * float(torch.tensor(3e38))  # whose squares float32 does not hold
+    assert norm(torch.arange(20.0)[::2]) == math.sqrt(sum(place**2 for place in range(0, 20, 2)))
 
 
 def test_a_clip_states_its_bound_whatever_the_server_has_learnt():
