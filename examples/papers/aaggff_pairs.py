@@ -1,6 +1,7 @@
-"""AAggFF-S against uniform FedAvg, and q-FedAvg against FedAvg at its step, over many seeds; and the six responses.
+"""AAggFF against uniform FedAvg, q-FedAvg and PropFair against averaging at their step, over many seeds; six responses.
 
     PRIVFL_DATA=… python examples/papers/aaggff_pairs.py --out results/pairs
+    PRIVFL_DATA=… python examples/papers/aaggff_pairs.py --out results/many --only fashion     # many clients: AAggFF-D
     python examples/papers/aaggff_pairs.py --out results/small --small       # digits, seconds
 
 The federations of few clients of ``aaggff.py``, on seeds that are not among that study's. Every method meets the same
@@ -28,17 +29,26 @@ FIRST = 101
 """The first of the seeds; those of ``aaggff.py`` are 2, 4 and 6."""
 CDFS = ("weibull", "exponential", "frechet", "normal", "gumbel", "logistic")
 FIGURES = ("client_average", "worst_tenth", "best_tenth", "gini", "parity_gap", "mean_loss", "worst_loss")
-RATES = {"berka": 0.3, "questions": 0.91}
+RATES = {"berka": 0.3, "questions": 0.91, "fashion": 0.39}
 """Σa/Σh of q-FedAvg, its step beside FedAvg's of the same weights: mean over the rounds of seed 1, which is not
-compared. Single rounds of berka go from 0.06 to 0.58, of questions from 0.88 to 0.93."""
+compared. Single rounds of berka go from 0.06 to 0.58, of questions from 0.88 to 0.93, of fashion from 0.07 to 0.57."""
 
 
 def pairs(name: str, study: Study) -> dict[str, Any]:
     """Label → algorithm of what is paired on a federation."""
-    found: dict[str, Any] = {
-        "FedAvg, uniform": pf.FedAvg(weighting="uniform"),
-        "AAggFF-S": pf.AAggFFS(cdf=study.cdf),
-    }
+    found: dict[str, Any] = {"FedAvg, uniform": pf.FedAvg(weighting="uniform")}
+    if study.cohort is None:
+        found["AAggFF-S"] = pf.AAggFFS(cdf=study.cdf)
+    else:
+        base = FAIR["fashion"]["base"]
+        found |= {
+            "AAggFF-D": pf.AAggFFD(cdf=study.cdf),
+            "TERM": pf.TERM(t=FAIR["fashion"]["tilt"], weighting="uniform"),
+            "FedMGDA": pf.FedMGDA(epsilon=FAIR["fashion"]["epsilon"]),
+            "PropFair": pf.PropFair(base=base, weighting="uniform"),
+            # With the margin at M the surrogate is loss/M everywhere: PropFair's steps without its weights.
+            "PropFair, one slope": pf.PropFair(base=base, margin=base, weighting="uniform"),
+        }
     if name in RATES:
         rate = RATES[name]
         found["q-FedAvg"] = pf.QFedAvg(q=FAIR[name]["q"])
@@ -66,8 +76,9 @@ def differences(rows: list[dict[str, Any]], when: str) -> Iterator[str]:
     for row in rows:
         cells.setdefault((row["study"], row["method"]), {})[row["seed"]] = row[when]
     for (study, method), one in cells.items():
-        reduced = next((label for name, label in cells if name == study and "server rate" in label), None)
-        other = cells.get((study, reduced if method == "q-FedAvg" and reduced else "FedAvg, uniform"), {})
+        step = {"q-FedAvg": "server rate", "PropFair": "one slope"}.get(method)
+        alike = (label for name, label in cells if name == study and step is not None and step in label)
+        other = cells.get((study, next(alike, "FedAvg, uniform")), {})
         seeds = sorted(set(one) & set(other))
         if one is other or len(seeds) < 2:
             continue
@@ -84,22 +95,22 @@ def main() -> None:
     """Run what is missing, then print the differences."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for pairs.json")
-    parser.add_argument("--only", action="append", help="these federations, not all of few clients")
+    parser.add_argument("--only", action="append", choices=FULL, help="these federations, not all of few clients")
     parser.add_argument("--seeds", type=int, default=16)
     parser.add_argument("--responses", action="store_true", help="the other five response functions too")
     parser.add_argument("--small", action="store_true", help="digits, 4 rounds, two seeds: shows that it works")
     options = parser.parse_args()
-    studies = {name: study for name, study in (SMALL if options.small else FULL).items() if study.cohort is None}
+    every = SMALL if options.small else FULL
+    chosen = options.only or [name for name, study in every.items() if study.cohort is None]
+    studies = {name: study for name, study in every.items() if name in chosen}
     options.out.mkdir(parents=True, exist_ok=True)
     store = options.out / "pairs.json"
     rows = json.loads(store.read_text(encoding="utf-8"))["rows"] if store.exists() else []
     done = {(row["study"], row["method"], row["seed"]) for row in rows}
     for seed in range(FIRST, FIRST + (2 if options.small else options.seeds)):
         for name, study in studies.items():
-            if options.only and name not in options.only:
-                continue
-            chosen = pairs(name, study) | (responses(study) if options.responses else {})
-            for label, algorithm in chosen.items():
+            compared = pairs(name, study) | (responses(study) if options.responses else {})
+            for label, algorithm in compared.items():
                 if (name, label, seed) in done:
                     continue
                 began = time.process_time()

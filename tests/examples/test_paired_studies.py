@@ -60,6 +60,18 @@ def test_q_fedavg_is_compared_with_fedavg_at_its_step():
     lines = dict(line.split(": ") for line in aaggff_pairs.differences(rows, "settled"))
     assert lines["berka, q-FedAvg, worst_tenth"].startswith("+0.00 [")
     assert lines[f"berka, {reduced}, worst_tenth"].startswith("-10.00 [")
+    assert not any(line.startswith("berka, FedAvg, uniform, worst") for line in lines)
+
+
+def test_with_many_clients_propfair_is_compared_with_its_own_steps(tmp_path, monkeypatch, capsys):
+    call(aaggff_pairs, monkeypatch, "--out", tmp_path, "--small", "--only", "fashion")
+    rows = json.loads((tmp_path / "pairs.json").read_text(encoding="utf-8"))["rows"]
+    ends = {row["method"]: row["settled"]["worst_loss"] for row in rows if row["seed"] == 101}
+    assert {"AAggFF-D", "TERM", "FedMGDA", "q-FedAvg", "FedAvg, uniform, server rate 0.39"} < set(ends)
+    each = [row["settled"]["worst_loss"] for row in rows if row["method"] == "PropFair"]
+    other = [row["settled"]["worst_loss"] for row in rows if row["method"] == "PropFair, one slope"]
+    mean = sum(one - two for one, two in zip(each, other, strict=True)) / 2
+    assert f"fashion, PropFair, worst_loss: {mean:+.4f} [" in capsys.readouterr().out
 
 
 def test_the_six_responses_are_each_run_once():
