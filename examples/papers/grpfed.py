@@ -187,6 +187,17 @@ def global_losses(simulation: Simulation, federation: Federation) -> dict[str, f
 
 def scores(simulation: Simulation, federation: Federation) -> dict[str, float]:
     """T_g, T_p, T_r and T_l of what the simulation has trained."""
+    own_tests, everywhere, of_global = predictions(simulation, federation)
+    return personalisation(own_tests, everywhere, federation.task.test_targets, of_global)
+
+
+def predictions(
+    simulation: Simulation, federation: Federation
+) -> tuple[list[tuple[Tensor, Tensor]], list[Tensor], Tensor]:
+    """What every client's model predicts on its own test and on the global one, and the global model there.
+
+    The first with the targets, as :func:`privfl.metrics.personalisation.personalisation` takes them.
+    """
     algorithm, server, task = simulation.algorithm, simulation.server, federation.task
     shared, inputs = server["parameters"], task.test_inputs
     models = []
@@ -202,7 +213,7 @@ def scores(simulation: Simulation, federation: Federation) -> dict[str, float]:
     everywhere = [of_shared if model is shared else simulation.engine.logits(model, inputs) for model in models]
     own_tests = [(simulation.engine.logits(model, x), y) for model, (x, y) in zip(models, federation.own, strict=True)]
     of_global = torch.stack([logits.softmax(1) for logits in everywhere]).mean(0) if algorithm.ensemble else of_shared
-    return personalisation(own_tests, everywhere, task.test_targets, of_global)
+    return own_tests, everywhere, of_global
 
 
 def run(name: str, method: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:

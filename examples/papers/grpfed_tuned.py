@@ -21,9 +21,11 @@ from typing import Any
 
 import torch
 from fedevg_tuned import beyond
-from grpfed import FEDERATIONS, MEASURES, Federation, global_losses, scores, table
+from grpfed import FEDERATIONS, MEASURES, Federation, global_losses, predictions, table
+from torch import Tensor
 
 import privfl as pf
+from privfl.metrics.personalisation import macro_f1, personalisation
 from privfl.simulation.callbacks import Simulation
 
 TUNING_SEED = 1000
@@ -74,6 +76,7 @@ def train(method: str, rate: float, seed: int, tuning: bool, options: argparse.N
     algorithm = METHODS[method] if method in METHODS else VARIANTS[method][1]
     rounds = options.tuning_rounds if tuning else options.rounds
     final: dict[str, float] = {}
+    patients: dict[str, list[float]] = {}
     losses: list[dict[str, float]] = []
 
     def watch(simulation: Simulation, line: dict[str, Any]) -> None:
@@ -81,7 +84,10 @@ def train(method: str, rate: float, seed: int, tuning: bool, options: argparse.N
         if method != "Local" and not tuning and (ended or (line["round"] + 1) % LOSSES_EVERY == 0):
             losses.append({"round": line["round"] + 1, **global_losses(simulation, federation)})
         if ended:
-            final.update(scores(simulation, federation))
+            found = predictions(simulation, federation)
+            final.update(personalisation(*found[:2], federation.task.test_targets, found[2]))
+            if not tuning:
+                patients.update(by_patient(simulation, federation, *found[:2]))
 
     run = pf.simulate(
         federation.task,
@@ -99,10 +105,31 @@ def train(method: str, rate: float, seed: int, tuning: bool, options: argparse.N
         "rate": rate,
         "seed": seed,
         **{measure: round(final[measure], 4) for measure in MEASURES},
+        "patients": {name: [round(value, 4) for value in values] for name, values in patients.items()},
         "lost": sum(run.summary["dropped"].values()),
         "losses": [{name: round(value, 4) for name, value in point.items()} for point in losses],
         "epsilon": str(run.statement.cell("sample", "server").epsilon),
         "processor_seconds": round(time.process_time() - began, 1),
+    }
+
+
+def by_patient(
+    simulation: Simulation, federation: Federation, own: list[tuple[Tensor, Tensor]], everywhere: list[Tensor]
+) -> dict[str, list[float]]:
+    """Figures 1 and 5: what is told of every client by itself.
+
+    ``distance``: total variation between its classes and everybody's; ``own`` and ``everywhere``: macro-F1 of its model
+    on its own test and on the global one; ``shared``: of the global model on its own test.
+    """
+    task, shared = federation.task, simulation.server["parameters"]
+    whole = torch.bincount(task.targets, minlength=task.classes).double()
+    parts = [torch.bincount(task.targets[rows], minlength=task.classes).double() for rows in task.clients]
+    tests = [(simulation.engine.logits(shared, inputs), targets) for inputs, targets in federation.own]
+    return {
+        "distance": [float((part / part.sum() - whole / whole.sum()).abs().sum() / 2) for part in parts],
+        "own": [macro_f1(*pair) for pair in own],
+        "everywhere": [macro_f1(logits, task.test_targets) for logits in everywhere],
+        "shared": [macro_f1(*pair) for pair in tests],
     }
 
 
@@ -118,6 +145,13 @@ def plan(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
     """Method and seed of every run that is compared, seed by seed, variants last."""
     for methods, seeds in ((METHODS, options.seeds), (VARIANTS, options.variant_seeds)):
         yield from ((method, seed) for seed in range(seeds) for method in methods)
+
+
+def as_text(stored: dict[str, Any]) -> str:
+    """``stored`` as JSON, one line a run."""
+    runs = {part: ",\n".join(json.dumps(row) for row in stored[part]) for part in ("tuning", "rows")}
+    parts = [f'"{part}": [\n{lines}\n]' for part, lines in runs.items()]
+    return "{" + ",\n".join([f'"setting": {json.dumps(stored["setting"])}', *parts]) + "}\n"
 
 
 def main() -> None:
@@ -152,7 +186,7 @@ def main() -> None:
             return
         row = train(method, rate, seed, part == "tuning", options)
         stored[part].append(row)
-        path.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+        path.write_text(as_text(stored), encoding="utf-8")
         found = {measure: row[measure] for measure in MEASURES}
         print(part, method, f"rate {rate:g}, seed {seed}", found, f"{row['processor_seconds']} s", flush=True)
 
