@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from rebafl_tables import ORDER  # noqa: E402
-from verdict_intervals import raw  # noqa: E402
+from verdict_intervals import LONG, raw  # noqa: E402
 
 from privfl.study.chart import COLOURS, DASHES  # noqa: E402
 
@@ -54,6 +54,19 @@ def cifar10(path: Path) -> None:
     _save(figure, path)
 
 
+def rounds(path: Path) -> None:
+    """Accuracy over the paper's number of rounds on Fashion-MNIST."""
+    figure, axes = _canvas(7.4)
+    rows = raw("rebafl-rounds")["rows"]
+    reached = min(len(row["accuracy"]) for row in rows)
+    curves = {method: [row["accuracy"][:reached] for row in rows if row["method"] == method] for method in LONG}
+    _lines(axes[0], curves)
+    axes[0].set_ylabel("test accuracy")
+    axes[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes[0].legend(frameon=False, fontsize=9, loc="lower right")
+    _save(figure, path)
+
+
 def _canvas(width: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
     rcParams["svg.hashsalt"] = "privfl"
     figure = Figure(figsize=(width, 3.6), layout="constrained")
@@ -79,7 +92,7 @@ def _save(figure: Figure, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-PICTURES = {"rebafl-diversity.svg": diversity, "rebafl-cifar10.svg": cifar10}
+PICTURES = {"rebafl-diversity.svg": diversity, "rebafl-cifar10.svg": cifar10, "rebafl-rounds.svg": rounds}
 
 if __name__ == "__main__":
     for name, draw in PICTURES.items():

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tables import spread, table
-from verdict_intervals import interval, of_condition, of_variant, raw
+from verdict_intervals import LONG, interval, of_condition, of_curve, of_variant, raw
 
 REFERENCE, BALANCED, BOTH = "FedAvg", "R-BSM only, epsilon = 0.01", "ReBaFL, μ = 0.1"
 ORDER = (REFERENCE, "F-Aug only", BALANCED, BOTH)
@@ -106,6 +106,24 @@ def varied() -> str:
     return table(head, rows)
 
 
+STATIONS = (30, 60, 100, 150, 200)
+"""Rounds after which the long runs are compared."""
+
+
+def over_rounds() -> str:
+    """The runs of all 200 rounds as if each had ended earlier, as far as all of them have come."""
+    rows = raw("rebafl-rounds")["rows"]
+    reached = min(len(row["accuracy"]) for row in rows)
+    made = []
+    for rounds in (station for station in STATIONS if station <= reached):
+        last = {method: of_curve(rows, rounds, method, "last") for method in LONG}
+        change = {method: of_curve(rows, rounds, method, "change") for method in LONG}
+        less = [interval(values["ReBaFL"], values[other]) for values in (last, change) for other in LONG[:2]]
+        made.append([str(rounds), *(spread(values, 1) for values in last.values()), *less])
+    head = ["rounds", *LONG, "ReBaFL − FedAvg", "ReBaFL − FedDyn", "change, − FedAvg", "change, − FedDyn"]
+    return table(head, made)
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "rebafl-figures": {"diversity": diversity, "settings": settings},
     "rebafl-cifar10": {
@@ -113,4 +131,5 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "clustered": partial(beside, "clustered", CLUSTERED),
         "varied": varied,
     },
+    "rebafl-rounds": {"over rounds": over_rounds},
 }

@@ -160,6 +160,20 @@ def rivals() -> Iterator[tuple[str, str]]:
                 yield f"{figure}, {rounds} rounds: ReBaFL − {method}", interval(*pair)
 
 
+LONG = ("FedAvg", "FedDyn", "ReBaFL")
+"""The methods of ReBaFL's runs of 200 rounds."""
+
+
+def long_runs() -> Iterator[tuple[str, str]]:
+    """Fashion-MNIST, 250 images a client, after the rounds that all runs have."""
+    rows = raw("rebafl-rounds")["rows"]
+    rounds = min(len(row["accuracy"]) for row in rows)
+    for figure in ("last", "change"):
+        for one, other in (("ReBaFL", "FedAvg"), ("ReBaFL", "FedDyn"), ("FedDyn", "FedAvg")):
+            pair = (of_curve(rows, rounds, method, figure) for method in (one, other))
+            yield f"{figure}, {rounds} rounds: {one} − {other}", interval(*pair)
+
+
 def of_variant(variant: str, name: str) -> BySeed:
     """Of one variant by seed: ``last`` of ten rounds and ``change`` in points, ``diversity`` in its second half."""
     found: dict[int, float] = {}
@@ -325,17 +339,10 @@ def aaggff() -> Iterator[tuple[str, str]]:
 
 def many_pairs() -> Iterator[tuple[str, str]]:
     """What ``aaggff_pairs.py`` and ``fedsampling_tuned.py`` compare: in points and nats."""
-    from write_pairs import FEDERATIONS, PAIRED, of_tuned, paired, reduced
+    from aaggff_tables import many_pairs as found
+    from write_pairs import of_tuned
 
-    for study in FEDERATIONS:
-        for figure in PAIRED:
-            yield f"{study} {figure}: AAggFF-S − FedAvg", paired(study, "AAggFF-S", "FedAvg, uniform", figure)
-    for study in ("berka", "questions"):
-        for figure in PAIRED:
-            for other in ("FedAvg, uniform", reduced(study)):
-                yield f"{study} {figure}: q-FedAvg − {other}", paired(study, "q-FedAvg", other, figure)
-    for figure in PAIRED:
-        yield f"berka {figure}: normal − Weibull", paired("berka", "AAggFF-S", "AAggFF-S, weibull", figure)
+    yield from found()
     for other in dict.fromkeys(row["method"] for row in raw("fedsampling-tuned")["rows"]):
         if other != "FedSampling":
             yield f"tuned: FedSampling − {other}", interval(of_tuned("FedSampling"), of_tuned(other))
@@ -349,6 +356,13 @@ def table(name: str) -> dict[tuple[str, str], BySeed]:
             accuracy = float(row["personal_accuracy"] or row["local_accuracy"])
             found.setdefault((row["method"], row["level"]), {})[int(row["seed"])] = 100 * accuracy
     return dict(found)
+
+
+def many_clients() -> Iterator[tuple[str, str]]:
+    """What ``aaggff_pairs.py`` compares on 100 clients."""
+    from aaggff_tables import many_clients as found
+
+    yield from found()
 
 
 def personal() -> Iterator[tuple[str, str]]:
@@ -371,6 +385,7 @@ SOURCES = (
     rebafl,
     feddyn,
     rivals,
+    long_runs,
     local_models,
     cifar_conditions,
     fedevg,
@@ -380,6 +395,7 @@ SOURCES = (
     noisy_labels,
     aaggff,
     many_pairs,
+    many_clients,
     personal,
 )
 

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import aaggff_tables
 import fedevg_tables
 import private_tables
 import rebafl_tables
@@ -28,90 +29,6 @@ from verdict_intervals import (
 
 RESULTS = Path(__file__).parents[1] / "results"
 MARKS = "<!-- table {}: written by docs/scripts/write_pairs.py -->", "<!-- end of table -->"
-FEDERATIONS = {
-    "heart": "heart",
-    "heart, scaled by hospital": "heart, scaled by hospital",
-    "berka": "berka",
-    "questions": "questions",
-}
-SCORES = {"worst_tenth": "worst client", "client_average": "average", "parity_gap": "parity gap"}
-PAIRED = ("worst_tenth", "client_average", "parity_gap", "worst_loss", "mean_loss")
-
-
-def of_pairs(study: str, method: str, figure: str, when: str = "settled") -> BySeed:
-    """One figure of a method of ``aaggff_pairs.py`` by seed; scores in points, losses in nats."""
-    scale = 1 if figure.endswith("loss") else 100
-    rows = raw("aaggff-pairs")["rows"]
-    return {row["seed"]: scale * row[when][figure] for row in rows if (row["study"], row["method"]) == (study, method)}
-
-
-def paired(study: str, method: str, other: str, figure: str, when: str = "settled", loss_digits: int = 3) -> str:
-    """The difference of two methods of ``aaggff_pairs.py``."""
-    digits = loss_digits if figure.endswith("loss") else 2
-    return interval(of_pairs(study, method, figure, when), of_pairs(study, other, figure, when), digits)
-
-
-def reduced(study: str) -> str:
-    """What FedAvg at q-FedAvg's step is called on a federation."""
-    return next(
-        row["method"] for row in raw("aaggff-pairs")["rows"] if row["study"] == study and "server rate" in row["method"]
-    )
-
-
-def differences(when: str) -> str:
-    """AAggFF-S beside uniform FedAvg on every federation."""
-    rows = []
-    for study, name in FEDERATIONS.items():
-        cells = [paired(study, "AAggFF-S", "FedAvg, uniform", figure, when) for figure in PAIRED]
-        rows.append([name, str(len(of_pairs(study, "AAggFF-S", "worst_tenth"))), *cells])
-    head = ["AAggFF-S − FedAvg", "seeds", *SCORES.values(), "largest training loss", "mean training loss"]
-    return table(head, rows)
-
-
-def levels() -> str:
-    """Means over the seeds of every method."""
-    rows = []
-    for study, name in FEDERATIONS.items():
-        methods = dict.fromkeys(row["method"] for row in raw("aaggff-pairs")["rows"] if row["study"] == study)
-        for method in methods:
-            if method.startswith("AAggFF-S, "):
-                continue
-            cells = [spread(of_pairs(study, method, figure)) for figure in SCORES]
-            losses = [spread(of_pairs(study, method, figure), 3) for figure in ("worst_loss", "mean_loss")]
-            rows.append([f"{name}, {method}", str(len(of_pairs(study, method, "worst_loss"))), *cells, *losses])
-    return table(["", "seeds", *SCORES.values(), "largest training loss", "mean training loss"], rows)
-
-
-def steps() -> str:
-    """q-FedAvg beside FedAvg, and beside FedAvg at the length of its steps."""
-    rows = []
-    for study in ("berka", "questions"):
-        for other in ("FedAvg, uniform", reduced(study)):
-            cells = [paired(study, "q-FedAvg", other, figure, loss_digits=4) for figure in PAIRED]
-            rows.append([f"{study}, q-FedAvg − {other}", *cells])
-    return table(["", *SCORES.values(), "largest training loss", "mean training loss"], rows)
-
-
-def responses() -> str:
-    """AAggFF-S with each response function beside uniform FedAvg, on the seeds that all six have."""
-    study, rows = "berka", []
-    names = {"AAggFF-S": "normal (the paper's)"} | {
-        method: method.removeprefix("AAggFF-S, ")
-        for method in dict.fromkeys(row["method"] for row in raw("aaggff-pairs")["rows"] if row["study"] == study)
-        if method.startswith("AAggFF-S, ")
-    }
-    common = set.intersection(*(set(of_pairs(study, method, "worst_tenth")) for method in names))
-
-    def kept(method: str, figure: str) -> BySeed:
-        return {seed: value for seed, value in of_pairs(study, method, figure).items() if seed in common}
-
-    for method, name in names.items():
-        cells = [
-            interval(kept(method, figure), kept("FedAvg, uniform", figure), 3 if figure.endswith("loss") else 2)
-            for figure in PAIRED
-        ]
-        rows.append([name, *cells])
-    return table(["response", *SCORES.values(), "largest training loss", "mean training loss"], rows)
 
 
 def of_tuned(method: str, figure: str = "settled") -> BySeed:
@@ -215,6 +132,34 @@ def _grp_rows(wanted: Callable[[str], bool]) -> str:
     return table(["", "rate", *SCORES_OF_TABLE_ONE, *LOSSES_AT_THE_END, "seeds"], made)
 
 
+def grp_patients() -> str:
+    """Figures 1 and 5: FedAvg by patient, and every method at the patients nearest to all and farthest from them."""
+    rows = [row for row in raw("grpfed-tuned")["rows"] if "β" not in row["method"] and "non-sat" not in row["method"]]
+    distances = [statistics.mean(each) for each in zip(*(row["patients"]["distance"] for row in rows), strict=True)]
+    ordered = sorted(range(len(distances)), key=distances.__getitem__)
+    groups = {"nearest five": ordered[:5], "farthest five": ordered[-5:]}
+    made = []
+    for method in sorted(dict.fromkeys(row["method"] for row in rows)):
+        cells = []
+        for chosen in groups.values():
+            for figure in ("T_p", "T_l"):
+                cells.append(spread(of_patients(method, chosen, figure), 3))
+        made.append([method, *cells])
+    head = [f"{name}, {figure}" for name in groups for figure in ("T_p", "T_l")]
+    return table(["", *head], made)
+
+
+def of_patients(method: str, chosen: Sequence[int], figure: str) -> BySeed:
+    """T_p or T_l, the mean over ``chosen`` patients, by seed."""
+    found = {}
+    for row in raw("grpfed-tuned")["rows"]:
+        if row["method"] == method:
+            pairs = [(row["patients"]["own"][one], row["patients"]["everywhere"][one]) for one in chosen]
+            each = [own if figure == "T_p" else 2 * own * other / (own + other or 1) for own, other in pairs]
+            found[row["seed"]] = statistics.mean(each)
+    return found
+
+
 def grp_differences() -> str:
     """Both forms of GRP-FED less every other row of Table 1."""
     others = sorted(dict.fromkeys(row["method"] for row in raw("grpfed-tuned")["rows"]))
@@ -272,18 +217,17 @@ def members() -> str:
 
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
-    "aaggff-pairs": {
-        "differences": lambda: differences("settled"),
-        "last round": lambda: differences("last"),
-        "steps": steps,
-        "responses": responses,
-        "levels": levels,
-    },
     "adversaries": {"members": members},
     "fedsampling-tuned": {"tuned": tuned},
     "grpfed": {"every patient": every_patient},
-    "grpfed-tuned": {"Table 1": grp_levels, "differences": grp_differences, "variants": grp_variants},
+    "grpfed-tuned": {
+        "Table 1": grp_levels,
+        "differences": grp_differences,
+        "variants": grp_variants,
+        "patients": grp_patients,
+    },
     "rebafl": {"Table I": table_one},
+    **aaggff_tables.TABLES,
     **private_tables.TABLES,
     **fedevg_tables.TABLES,
     **rebafl_tables.TABLES,

@@ -112,6 +112,14 @@ LAYERS = {
         nn.Sequential(nn.Conv2d(6, 4, 3, stride=2, padding=2, dilation=2), nn.Tanh(), nn.Flatten(), nn.LazyLinear(4)),
         (6, 7, 6),
     ),
+    "convolution of few positions, strided, padded, dilated": (
+        nn.Sequential(nn.Conv2d(6, 24, 3, stride=2, padding=1, dilation=2), nn.Tanh(), nn.Flatten(), nn.LazyLinear(4)),
+        (6, 7, 6),
+    ),
+    "convolution of few positions, 1-d": (
+        nn.Sequential(nn.Conv1d(5, 16, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.LazyLinear(4)),
+        (5, 4),
+    ),
     "convolution of uneven kernel, stride, padding, dilation": (
         nn.Sequential(
             nn.Conv2d(2, 6, (3, 2), stride=(2, 1), padding=(0, 1), dilation=(1, 3)),
