@@ -13,7 +13,7 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator, Mapping
-from itertools import pairwise, permutations
+from itertools import pairwise, permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +88,9 @@ def every_patient() -> Iterator[tuple[str, str]]:
                 yield f"every patient, {figure}: {one} − {other}", interval(*pair, digits=3)
 
 
-def of_grp(method: str, figure: str) -> BySeed:
+def of_grp(method: str, figure: str, name: str = "grpfed-sixty") -> BySeed:
     """Macro-F1 of a method of ``grpfed_tuned.py`` by seed, or the global model's loss over clients after all rounds."""
-    rows = [row for row in raw("grpfed-tuned")["rows"] if row["method"] == method]
+    rows = [row for row in raw(name)["rows"] if row["method"] == method]
     if figure in LOSSES_AT_THE_END:
         return {row["seed"]: row["losses"][-1][LOSSES_AT_THE_END[figure]] for row in rows if row["losses"]}
     return {row["seed"]: row[figure] for row in rows}
@@ -98,14 +98,14 @@ def of_grp(method: str, figure: str) -> BySeed:
 
 def every_rival() -> Iterator[tuple[str, str]]:
     """Macro-F1 and the largest loss (nats) of GRP-FED less every other row of Table 1, tuned, MIT-BIH."""
-    others = sorted({row["method"] for row in raw("grpfed-tuned")["rows"] if not row["method"].startswith("GRP-FED")})
-    for one in ("GRP-FED, q from 1", "GRP-FED, q from 10"):
-        for other in others:
-            for figure in (*SCORES_OF_TABLE_ONE, "largest loss"):
-                pair = of_grp(one, figure), of_grp(other, figure)
+    for name, rounds in (("grpfed-sixty", 60), ("grpfed-tuned", 40)):
+        others = sorted({row["method"] for row in raw(name)["rows"] if not row["method"].startswith("GRP-FED")})
+        for one in ("GRP-FED, q from 1", "GRP-FED, q from 10"):
+            for other, figure in product(others, (*SCORES_OF_TABLE_ONE, "largest loss")):
+                pair = of_grp(one, figure, name), of_grp(other, figure, name)
                 if all(pair):
                     digits = 2 if figure == "largest loss" else 3
-                    yield f"tuned, {figure}: {one} − {other}", interval(*pair, digits=digits)
+                    yield f"tuned, {rounds} rounds, {figure}: {one} − {other}", interval(*pair, digits=digits)
 
 
 def rebafl() -> Iterator[tuple[str, str]]:
