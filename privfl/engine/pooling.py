@@ -38,7 +38,9 @@ def largest(images: Tensor, *, rectified: bool) -> tuple[Tensor, Places] | None:
 
     It is not a number where one of the four is not. ``rectified``: 0 instead of what is negative, which has no place.
     """
-    if images.dtype not in AS_INTEGERS or not images.is_contiguous(memory_format=INNERMOST):
+    if images.device.type != "cpu" or images.dtype not in AS_INTEGERS:
+        return None
+    if not images.is_contiguous(memory_format=INNERMOST):
         return None
     narrow = images.dtype == torch.bfloat16
     loop = once_it_pays(_largest_narrow if narrow else _largest, images.numel() * SAVED)

@@ -82,6 +82,12 @@ def test_what_there_is_no_loop_for_is_pooled_by_torch(monkeypatch, images):
     assert torch.equal(rectifying().forward(images)[0], torch.relu(nn.MaxPool2d(2)(images)))
 
 
+def test_on_a_device_there_is_no_loop(monkeypatch):
+    monkeypatch.setattr(compiling, "ENOUGH", 0.0)
+    images = torch.empty(2, 16, 4, 4, device="meta").contiguous(memory_format=INNERMOST)
+    assert pooling.largest(images, rectified=True) is None
+
+
 @pytest.mark.parametrize(
     "settings", [{"kernel_size": 3}, {"kernel_size": 2, "stride": 1}, {"kernel_size": 2, "padding": 1}]
 )
