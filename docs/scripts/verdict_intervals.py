@@ -139,9 +139,9 @@ def of_curve(rows: list[Any], rounds: int, method: str, figure: str) -> BySeed:
     return found
 
 
-def feddyn() -> Iterator[tuple[str, str]]:
+def feddyn(name: str = "rebafl-feddyn") -> Iterator[tuple[str, str]]:
     """The runs of one version that FedDyn is in: as :func:`rebafl`, after the rounds that all of them have."""
-    rows = raw("rebafl-feddyn")["rows"]
+    rows = raw(name)["rows"]
     rounds = min(len(row["accuracy"]) for row in rows)
     for figure in ("last", "change"):
         for one, other in (("ReBaFL", "FedAvg"), ("ReBaFL", "FedDyn"), ("FedDyn", "FedAvg")):
@@ -165,13 +165,8 @@ LONG = ("FedAvg", "FedDyn", "ReBaFL")
 
 
 def long_runs() -> Iterator[tuple[str, str]]:
-    """Fashion-MNIST, 250 images a client, after the rounds that all runs have."""
-    rows = raw("rebafl-rounds")["rows"]
-    rounds = min(len(row["accuracy"]) for row in rows)
-    for figure in ("last", "change"):
-        for one, other in (("ReBaFL", "FedAvg"), ("ReBaFL", "FedDyn"), ("FedDyn", "FedAvg")):
-            pair = (of_curve(rows, rounds, method, figure) for method in (one, other))
-            yield f"{figure}, {rounds} rounds: {one} − {other}", interval(*pair)
+    """Fashion-MNIST, 250 images a client: as :func:`feddyn`."""
+    yield from feddyn("rebafl-rounds")
 
 
 def of_variant(variant: str, name: str) -> BySeed:
