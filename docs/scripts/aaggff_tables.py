@@ -153,13 +153,13 @@ def many_pairs() -> Iterator[tuple[str, str]]:
 
 
 def many_clients() -> Iterator[tuple[str, str]]:
-    """Fashion-MNIST over 100 clients: every method less uniform FedAvg, and two less averages of their own steps."""
+    """Fashion-MNIST over 100 clients: every method less uniform FedAvg, and two less an unweighted average."""
     methods = dict.fromkeys(row["method"] for row in raw("aaggff-many")["rows"])
     alike = {"q-FedAvg": "server rate", "PropFair": "one slope"}
     pairs = [(method, "FedAvg, uniform") for method in methods if method != "FedAvg, uniform"]
     pairs += [(method, next(name for name in methods if step in name)) for method, step in alike.items()]
     for one, other in pairs:
-        for figure in ("worst_tenth", "client_average", "parity_gap", "worst_loss", "mean_loss"):
+        for figure in PAIRED:
             digits = 3 if figure.endswith("loss") else 1
             yield f"{figure}: {one} − {other}", interval(of_many(one, figure), of_many(other, figure), digits)
 

@@ -230,7 +230,7 @@ def methods(name: str, study: Study) -> dict[str, Any]:
     }
     if name == "berka":
         found["AAggFF-S, the code's response"] = CodesNormal()
-        # With the margin at M the surrogate is loss/M everywhere: PropFair's short steps without its weights.
+        # With the margin at M the surrogate is loss/M everywhere: no weights, and shorter steps.
         found["PropFair, one slope"] = pf.PropFair(base=2.7, margin=2.7, weighting="uniform")
     found |= others(name)
     if name == "heart":

@@ -1,4 +1,4 @@
-"""AAggFF against uniform FedAvg, q-FedAvg and PropFair against averaging at their step, over many seeds; six responses.
+"""AAggFF against uniform FedAvg, q-FedAvg against FedAvg at its step, over many seeds; and the six responses.
 
     PRIVFL_DATA=… python examples/papers/aaggff_pairs.py --out results/pairs
     PRIVFL_DATA=… python examples/papers/aaggff_pairs.py --out results/many --only fashion     # many clients: AAggFF-D
@@ -46,7 +46,7 @@ def pairs(name: str, study: Study) -> dict[str, Any]:
             "TERM": pf.TERM(t=FAIR["fashion"]["tilt"], weighting="uniform"),
             "FedMGDA": pf.FedMGDA(epsilon=FAIR["fashion"]["epsilon"]),
             "PropFair": pf.PropFair(base=base, weighting="uniform"),
-            # With the margin at M the surrogate is loss/M everywhere: PropFair's steps without its weights.
+            # With the margin at M the surrogate is loss/M everywhere: no weights, and shorter steps.
             "PropFair, one slope": pf.PropFair(base=base, margin=base, weighting="uniform"),
         }
     if name in RATES:

@@ -19,7 +19,7 @@ from privfl.engine.layouts import INNERMOST
 
 SAVED = 8e-10
 """Seconds that a number of the image takes less by the compiled loops, forward and backward (AMD EPYC)."""
-NOWHERE = 4
+NOWHERE = np.uint8(4)
 """The place of what ReLU made 0: none of the four."""
 AS_INTEGERS = {torch.bfloat16: torch.int16, torch.float32: torch.float32}
 """What the loops take each type for: Numba has no bfloat16."""
@@ -86,7 +86,7 @@ def _largest(images: Numbers, rectified: bool, pooled: Numbers, places: NDArray[
                 larger = (four[i] > best) | (four[i] != four[i])
                 best, place = four[i] if larger else best, np.uint8(3) if larger else place
                 low = rectified & (best <= zero)
-                values[i], chosen[i] = zero if low else best, np.uint8(4) if low else place
+                values[i], chosen[i] = zero if low else best, NOWHERE if low else place
 
 
 def _largest_narrow(images: Numbers, rectified: bool, pooled: Numbers, places: NDArray[np.uint8]) -> None:
@@ -112,7 +112,7 @@ def _largest_narrow(images: Numbers, rectified: bool, pooled: Numbers, places: N
                 larger = (four[i] > best) | (four[i] != four[i])
                 best, place = four[i] if larger else best, np.uint8(3) if larger else place
                 low = rectified & (best <= np.float32(0))
-                bits[i], chosen[i] = np.float32(0) if low else best, np.uint8(4) if low else place
+                bits[i], chosen[i] = np.float32(0) if low else best, NOWHERE if low else place
             for i in range(channels):
                 values[i] = np.int16(kept[i] >> np.int32(16))
 

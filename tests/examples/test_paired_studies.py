@@ -63,7 +63,7 @@ def test_q_fedavg_is_compared_with_fedavg_at_its_step():
     assert not any(line.startswith("berka, FedAvg, uniform, worst") for line in lines)
 
 
-def test_with_many_clients_propfair_is_compared_with_its_own_steps(tmp_path, monkeypatch, capsys):
+def test_with_many_clients_propfair_is_compared_with_itself_at_one_slope(tmp_path, monkeypatch, capsys):
     call(aaggff_pairs, monkeypatch, "--out", tmp_path, "--small", "--only", "fashion")
     rows = json.loads((tmp_path / "pairs.json").read_text(encoding="utf-8"))["rows"]
     ends = {row["method"]: row["settled"]["worst_loss"] for row in rows if row["seed"] == 101}

@@ -137,5 +137,11 @@ def test_a_bound_is_kept_to_exactly_and_only_by_numbers():
         exact = norm(update)
         assert within_bound(update, exact) is update
         assert norm(within_bound(update, exact * (1 - 1e-8))) <= exact * (1 - 1e-8)
-        update[5] = math.nan
-        assert within_bound(update, 2 * exact).isnan().any()
+        for wrong in (math.nan, math.inf, -math.inf):
+            update[5] = wrong
+            assert within_bound(update, 2 * exact) is not update
+    huge, strided = torch.full((3,), 3e38), torch.arange(20.0)[::2]  # squares of the former float32 does not hold
+    assert within_bound(huge, 6e38) is huge
+    assert within_bound(huge, 5e38) is not huge
+    assert within_bound(strided, 1.001 * norm(strided)) is strided
+    assert within_bound(strided, 0.999 * norm(strided)) is not strided
