@@ -55,15 +55,18 @@ def cifar10(path: Path) -> None:
 
 
 def rounds(path: Path) -> None:
-    """Accuracy over the paper's number of rounds on Fashion-MNIST."""
-    figure, axes = _canvas(7.4)
-    rows = raw("rebafl-rounds")["rows"]
-    reached = min(len(row["accuracy"]) for row in rows)
-    curves = {method: [row["accuracy"][:reached] for row in rows if row["method"] == method] for method in LONG}
-    _lines(axes[0], curves)
-    axes[0].set_ylabel("test accuracy")
-    axes[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes[0].legend(frameon=False, fontsize=9, loc="lower right")
+    """Accuracy over the longer runs on Fashion-MNIST, with 20 and with 50 clients."""
+    figure, panels = _canvas(9.6, 2)
+    for axes, name, clients in zip(panels, ("rebafl-rounds", "rebafl-fifty"), (20, 50), strict=True):
+        rows = [row for row in raw(name)["rows"] if row["method"] in LONG]
+        reached = min(len(row["accuracy"]) for row in rows)
+        _lines(
+            axes, {method: [row["accuracy"][:reached] for row in rows if row["method"] == method] for method in LONG}
+        )
+        axes.set_title(f"{clients} clients", fontsize=10)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    panels[0].set_ylabel("test accuracy")
+    panels[0].legend(frameon=False, fontsize=9, loc="lower right")
     _save(figure, path)
 
 

@@ -13,7 +13,7 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator, Mapping
-from itertools import pairwise, permutations, product
+from itertools import chain, pairwise, permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +139,15 @@ def of_curve(rows: list[Any], rounds: int, method: str, figure: str) -> BySeed:
     return found
 
 
+LONG = ("FedAvg", "FedDyn", "ReBaFL")
+"""The methods of ReBaFL's longer runs."""
+BESIDE = ("rebafl-feddyn", "rebafl-rivals")
+"""Where the rows of Table I with 20 clients are."""
+
+
 def feddyn(name: str = "rebafl-feddyn") -> Iterator[tuple[str, str]]:
     """The runs of one version that FedDyn is in: as :func:`rebafl`, after the rounds that all of them have."""
-    rows = raw(name)["rows"]
+    rows = [row for row in raw(name)["rows"] if row["method"] in LONG]
     rounds = min(len(row["accuracy"]) for row in rows)
     for figure in ("last", "change"):
         for one, other in (("ReBaFL", "FedAvg"), ("ReBaFL", "FedDyn"), ("FedDyn", "FedAvg")):
@@ -149,24 +155,19 @@ def feddyn(name: str = "rebafl-feddyn") -> Iterator[tuple[str, str]]:
             yield f"{figure}, {rounds} rounds: {one} − {other}", interval(*pair)
 
 
-def rivals() -> Iterator[tuple[str, str]]:
+def rivals(*names: str) -> Iterator[tuple[str, str]]:
     """The other rows of Table I beside these, after the rounds that all have."""
-    rows = [*raw("rebafl-feddyn")["rows"], *raw("rebafl-rivals")["rows"]]
+    rows = [row for name in names or BESIDE for row in raw(name)["rows"]]
     rounds = min(len(row["accuracy"]) for row in rows)
-    for method in dict.fromkeys(row["method"] for row in rows):
+    for figure, method in product(("last", "change"), dict.fromkeys(row["method"] for row in rows)):
         if method != "ReBaFL":
-            for figure in ("last", "change"):
-                pair = (of_curve(rows, rounds, one, figure) for one in ("ReBaFL", method))
-                yield f"{figure}, {rounds} rounds: ReBaFL − {method}", interval(*pair)
-
-
-LONG = ("FedAvg", "FedDyn", "ReBaFL")
-"""The methods of ReBaFL's runs of 200 rounds."""
+            pair = (of_curve(rows, rounds, one, figure) for one in ("ReBaFL", method))
+            yield f"{figure}, {rounds} rounds: ReBaFL − {method}", interval(*pair)
 
 
 def long_runs() -> Iterator[tuple[str, str]]:
-    """Fashion-MNIST, 250 images a client: as :func:`feddyn`."""
-    yield from feddyn("rebafl-rounds")
+    """Fashion-MNIST, 20 and 50 clients of 250 images: as :func:`feddyn`, and with 50 as :func:`rivals`."""
+    yield from chain(feddyn("rebafl-rounds"), feddyn("rebafl-fifty"), rivals("rebafl-fifty"))
 
 
 def of_variant(variant: str, name: str) -> BySeed:

@@ -21,7 +21,6 @@ from verdict_intervals import (
     SCORES_OF_TABLE_ONE,
     BySeed,
     interval,
-    of_curve,
     of_every_patient,
     of_grp,
     raw,
@@ -48,37 +47,6 @@ def tuned() -> str:
         macro = spread(of_tuned(method, "settled_macro_f1"), 1)
         rows.append([method, f"{rate:g}{edge}", spread(of_tuned(method), 1), macro, difference])
     return table(["method", "tuned rate", "accuracy", "macro-F1", "FedSampling − it"], rows)
-
-
-TABLE_ONE = {
-    "FedAvg": "75.27",
-    "FedProx": "75.36",
-    "SCAFFOLD": "63.48",
-    "FedDyn": "77.98",
-    "MOON": "65.35",
-    "FedRS": "72.46",
-    "FedBABU": "74.20",
-    "FedLC": "68.75",
-    "BSM-FedAvg": "68.64",
-    "ReBaFL": "78.81",
-}
-"""Accuracies of the paper: Fashion-MNIST, 20 clients, after 200 rounds."""
-
-
-def table_one() -> str:
-    """The rows of ReBaFL's Table I after the rounds that all have."""
-    rows = [*raw("rebafl-feddyn")["rows"], *raw("rebafl-rivals")["rows"]]
-    rounds, made = min(len(row["accuracy"]) for row in rows), []
-    for method, paper in TABLE_ONE.items():
-        cells = [of_curve(rows, rounds, method, figure) for figure in ("last", "change")]
-        each = ", ".join(f"{value:.2f}" for value in cells[0].values())
-        differences = [
-            "–" if method == "ReBaFL" else interval(of_curve(rows, rounds, "ReBaFL", figure), values)
-            for figure, values in zip(("last", "change"), cells, strict=True)
-        ]
-        made.append([method, paper, f"{spread(cells[0])} ({each})", spread(cells[1]), *differences])
-    head = ["method", "paper, Table I (200 rounds)", f"last, {rounds} rounds", "change", "ReBaFL − it, last", "change"]
-    return table(head, made)
 
 
 def every_patient() -> str:
@@ -248,7 +216,6 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "by patient": grp_quartiles,
         "patients": grp_patients,
     },
-    "rebafl": {"Table I": table_one},
     **aaggff_tables.TABLES,
     **private_tables.TABLES,
     **fedevg_tables.TABLES,
