@@ -156,7 +156,7 @@ def attempts(folder: Path, judge: Judge, *, budget: float = 60.0, task: str | No
         except PrivflError as error:
             reason = str(error)
         except OutOfTime:
-            reason = f"not done within {budget:g} s; give a larger budget"
+            result, reason = None, f"not done within {budget:g} s; give a larger budget"
         ceiling = None if result is None else stage.ceiling(entry.kind, result)
         yield Attempt(entry.label, entry.kind, result, reason, ceiling, time.perf_counter() - began)
 
