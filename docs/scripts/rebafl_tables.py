@@ -10,8 +10,6 @@ from verdict_intervals import BESIDE, LONG, interval, of_condition, of_curve, of
 
 REFERENCE, BALANCED, BOTH = "FedAvg", "R-BSM only, epsilon = 0.01", "ReBaFL, μ = 0.1"
 ORDER = (REFERENCE, "F-Aug only", BALANCED, BOTH)
-
-
 TABLE_ONE = {
     "FedAvg": "75.27",
     "FedProx": "75.36",

@@ -177,17 +177,14 @@ def test_one_core_two_cores_and_stacked_agree_for_every_algorithm(task, name):
     ("name", "way"), [*((name, "layers") for name in PRIVATE), *((name, "vmap") for name in OF_EACH_KIND)]
 )
 def test_they_agree_under_dp_sgd_with_the_same_noise_and_the_same_log(task, name, way):
-    algorithm, training = ALGORITHMS[name], replace(TRAINING, epochs=1)
-    one = trained(task, algorithm, dpsgd=NOISY, way=way, training=training)
-    found = trained(task, algorithm, dpsgd=NOISY, way=way, training=training, chunk=3)
+    algorithm, given = ALGORITHMS[name], {"dpsgd": NOISY, "way": way, "training": replace(TRAINING, epochs=1)}
+    one, two = (trained(task, algorithm, **given, workers=workers) for workers in (1, 2))
+    for client, result in one.items():
+        assert all(torch.equal(value, two[client].upload[field]) for field, value in result.upload.items())
+        assert all(torch.equal(value, two[client].client_state[field]) for field, value in result.client_state.items())
+    found = trained(task, algorithm, **given, chunk=3)
     assert_same(one, found, absolute=STEP_OF_THE_GRID)
     assert any(sum(result.log.noisy.values()) for result in found.values())
-    if way == "layers":  # which thread a client is on is not for the way to decide
-        two = trained(task, algorithm, dpsgd=NOISY, way=way, training=training, workers=2)
-        for client, result in one.items():
-            other = two[client]
-            assert all(torch.equal(value, other.upload[field]) for field, value in result.upload.items())
-            assert all(torch.equal(value, other.client_state[field]) for field, value in result.client_state.items())
 
 
 def test_clipping_without_noise_agrees_to_the_last_places(task):
