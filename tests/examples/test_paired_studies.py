@@ -16,6 +16,7 @@ import grpfed_tuned
 import numpy as np
 import pytest
 import rebafl_cifar
+import rebafl_tuned_head
 import superfed_barrier
 import superfed_cifar10
 import superfed_noise
@@ -299,4 +300,25 @@ def test_rebafls_runs_are_kept_one_by_one_and_gathered(tmp_path, monkeypatch, ca
     assert all(len(row["accuracy"]) == row["rounds"] == 2 for row in rows)
     assert "seed 0" in capsys.readouterr().out
     call(rebafl_cifar, monkeypatch, *given, "--only", "clustered", "--method", "ReBaFL")
+    assert "seed 0" not in capsys.readouterr().out  # nothing is run again
+
+
+def test_fedavg_ft_meets_the_drop_outs_of_the_others_and_tunes_on_images_of_no_client(tmp_path, monkeypatch, capsys):
+    loaded, tasks = rebafl_tuned_head.load_dataset, []
+    simulate = pf.simulate
+    monkeypatch.setattr(
+        pf, "simulate", lambda task, *given, **named: (tasks.append(task), simulate(task, *given, **named))[1]
+    )
+    call(rebafl_tuned_head, monkeypatch, "--out", tmp_path, "--small")
+    rows = {row["method"]: row for row in json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["rows"]}
+    assert list(rows) == list(rebafl_tuned_head.METHODS)
+    assert rows[rebafl_tuned_head.ALL_ANSWER]["answered"] == [10, 10]
+    assert rows["FedAvg-FT"]["answered"] == rows["FedAvg"]["answered"] == rows["ReBaFL"]["answered"] != [10, 10]
+    assert rows["FedAvg-FT"]["accuracy"] != rows["FedAvg"]["accuracy"]
+    own = np.load(tmp_path / "server-0.npz")
+    assert np.bincount(own["labels"]).tolist() == [3] * 10
+    assert all(len(task.targets) == len(loaded("digits", seed=0).targets) - 30 for task in tasks)
+    assert all(torch.equal(task.clients.rows, tasks[0].clients.rows) for task in tasks)
+    assert "seed 0" in capsys.readouterr().out
+    call(rebafl_tuned_head, monkeypatch, "--out", tmp_path, "--small")
     assert "seed 0" not in capsys.readouterr().out  # nothing is run again
