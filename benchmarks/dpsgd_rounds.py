@@ -46,15 +46,16 @@ class Case:
     shape: tuple[int, ...]
     vocabulary: int = 0
 
-    def task(self) -> Task:
+    def task(self, clients: int = 2) -> Task:
         """Random rows; what is in them does not matter for time."""
         generator = torch.Generator().manual_seed(0)
-        inputs = torch.randn(2 * ROWS, *self.shape, generator=generator)
+        inputs = torch.randn(clients * ROWS, *self.shape, generator=generator)
         if self.vocabulary:
-            inputs = torch.randint(self.vocabulary, (2 * ROWS, *self.shape), generator=generator)
+            inputs = torch.randint(self.vocabulary, (clients * ROWS, *self.shape), generator=generator)
         targets = torch.randint(10, (len(inputs),), generator=generator)
         named = {"vocabulary": self.vocabulary} if self.vocabulary else {}
-        return pf.Task.from_arrays(inputs, targets, partition=pf.IID(clients=2), model=self.model, classes=10, **named)
+        partition = pf.IID(clients=clients)
+        return pf.Task.from_arrays(inputs, targets, partition=partition, model=self.model, classes=10, **named)
 
 
 CASES = (
@@ -116,14 +117,14 @@ def measured(case: Case, repeats: int, modes: Sequence[str]) -> dict[str, Any]:
         "what": case.what,
         "batch size": BATCH_SIZE,
         "processor milliseconds a step": {name: round(value, 3) for name, value in medians.items()},
-        "DP-SGD / plain": _ratio(spent["privfl"], spent["plain"]),
+        "DP-SGD / plain": ratio_of(spent["privfl"], spent["plain"]),
         "best of Opacus": best.removeprefix("opacus "),
-        "DP-SGD / best of Opacus": _ratio(spent["privfl"], spent[best]) if best else None,
+        "DP-SGD / best of Opacus": ratio_of(spent["privfl"], spent[best]) if best else None,
         "ways of Opacus that failed": failed,
     }
 
 
-def _ratio(over: list[float], under: list[float]) -> dict[str, float]:
+def ratio_of(over: list[float], under: list[float]) -> dict[str, float]:
     ratios = sorted(one / other for one, other in zip(over, under, strict=True))
     return {"median": round(statistics.median(ratios), 3), "min": round(ratios[0], 3), "max": round(ratios[-1], 3)}
 
