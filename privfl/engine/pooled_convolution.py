@@ -121,13 +121,16 @@ class PooledConvolution:
                 pair = (one.view(winograd.POINTS * len(images), -1, one.shape[2]) for one in (spread, patches))
                 of_spread, of_patches = pair
                 points = torch.bmm(of_spread.mT, of_patches).view(winograd.POINTS, -1)
-                torch.mm(points.T, self.transform, out=each[rows].view(-1, 9))
+                winograd.filters(points, each[rows].view(-1, 9))
             else:
                 sums.baddbmm_(spread.mT, patches)
             if found is not None:
                 torch.bmm(spread, kept.filters, out=patches)  # the images' patches have done their part
                 winograd.images(patches, found[rows])
-        kept.weight = each if self.apart else torch.mm(sums.view(winograd.POINTS, -1).T, self.transform)
+        if not self.apart:
+            each = sums.new_empty(size // 9, 9)
+            winograd.filters(sums.view(winograd.POINTS, -1), each)
+        kept.weight = each
 
     def _turns(self, images: Tensor) -> list[tuple[slice, slice]]:
         """The rows that are taken at once, and their tiles."""

@@ -24,7 +24,7 @@ def compiled(monkeypatch):
 
 
 def every_transform(images, out):
-    """Everything that the four transforms write for these images and ``out`` channels of products."""
+    """Everything that the five transforms write for these images and ``out`` channels of products."""
     rows, height, width, channels = images.shape
     down, across = winograd.tile_counts(height, width)
     tiles = rows * down * across
@@ -35,7 +35,9 @@ def every_transform(images, out):
     winograd.largest(drawn(16, tiles, out), drawn(out), pooled, places)
     winograd.spread(drawn(tiles, out), places, spread)
     winograd.images(drawn(16, tiles, channels), found)
-    return patches, pooled, places, spread, found
+    narrow = torch.empty(channels * out, 9)
+    winograd.filters(drawn(16, channels * out), narrow)
+    return patches, pooled, places, spread, found, narrow
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -82,6 +84,16 @@ def test_the_transforms_of_the_way_back_are_the_adjoints_of_those_there(way, mon
     assert float((moved.double() * there.double()).sum()) == pytest.approx(
         float((other.double() * found.double()).sum()), rel=1e-5
     )
+
+
+@pytest.mark.parametrize("filters", [1, 511, 512, 1030])
+@pytest.mark.parametrize("way", [slowly, compiled])
+def test_points_become_the_gradient_of_their_filter(way, filters, monkeypatch):
+    way(monkeypatch)
+    points, found = drawn(16, filters), torch.full((filters, 9), 7.0)
+    winograd.filters(points, found)
+    expected = points.T.double() @ winograd.filter_transform().double()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("way", [slowly, compiled])
