@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from privfl.algorithms import FedAvg
 from privfl.data.dataset import Dataset
 from privfl.data.partitions import IID
+from privfl.engine.choice import Engine, choose
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import RoundContext
 from privfl.federation.task import Task
@@ -67,17 +68,30 @@ class BareLoop:
 
 
 class EngineRound:
-    """The same round by the loop engine, selection, aggregation and streams included."""
+    """The same round by the loop engine, selection, aggregation and streams included.
+
+    With ``rounds`` the engine is the one that ``engine="auto"`` chooses for a run of so many.
+    """
 
     def __init__(
-        self, task: Task, batch_size: int, workers: int, dpsgd: DPSGD | None = None, cohort: int = COHORT
+        self,
+        task: Task,
+        batch_size: int,
+        workers: int,
+        dpsgd: DPSGD | None = None,
+        cohort: int = COHORT,
+        rounds: int = 0,
     ) -> None:
         self.algorithm, self.cohort = FedAvg(weighting="uniform"), list(range(cohort))
         self.server = self.algorithm.start(flatten(task.model(0)))
         way = None if dpsgd is None else check_per_sample(FlatNetwork(task.model(0)), task.loss, *task.probe(4))
         channel = RoundChannel.bare(self.algorithm.fields(), dpsgd)
         training = LocalTraining(batch_size=batch_size)
-        self.engine = LoopEngine(task, self.algorithm, training, channel, way=way, workers=workers).__enter__()
+        loop = LoopEngine(task, self.algorithm, training, channel, way=way, workers=workers).__enter__()
+        self.engine: Engine = loop
+        if rounds:
+            received = self.algorithm.broadcast(self.server)
+            self.engine = choose("auto", loop, way, received, cohort=cohort, rounds=rounds).build(loop, way)
         self.source = NoiseSource.from_os()
         self.number = 0
 
