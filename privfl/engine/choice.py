@@ -29,13 +29,15 @@ from privfl.federation.client_index import ClientIndex
 from privfl.federation.task import Task
 from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.clipping.row_wise import out_of_memory
-from privfl.privacy.door.batch_plans import private_plan
+from privfl.privacy.door.batch_plans import Plan, Poisson, private_plan
 from privfl.privacy.noise.source import NoiseSource
 
 EngineName = Literal["auto", "loop", "vectorised", "ray"]
 Engine = LoopEngine | VectorisedEngine
 TIMES = 3
 """How often an engine is timed, after it was warmed up."""
+MOST_ROWS = 1 << 22
+"""Rows that clients with random values hold together: their numbers take 32 MiB."""
 SHORT_RUN_SECONDS = 3.0
 """A run that the loop finishes in this time is not worth a measurement."""
 DEVICE_FAILURES = ("CUDA error", "CUDA driver", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error")
@@ -86,7 +88,7 @@ def choose(
         return Choice("loop", None, why)
     began = time.perf_counter()
     if wanted == "auto":
-        with _federation(loop, way, 2 * loop.workers) as probe:
+        with _federation(loop, way, received, 2 * loop.workers) as probe:
             ids = _ids(loop, 2 * loop.workers)
             seconds = {"loop": _seconds(probe, received, ids, math.inf)}
         a_round = seconds["loop"] * cohort * _steps(loop, received)
@@ -103,7 +105,7 @@ def choose(
         if best is not None and time.perf_counter() - began > budget:
             break
         clients = chunk * loop.workers
-        with _federation(loop, way, clients) as probe:
+        with _federation(loop, way, received, clients) as probe:
             engine, left = VectorisedEngine(probe, chunk, way), budget - (time.perf_counter() - began)
             seconds[f"{chunk} at once"] = fresh = _seconds(engine, received, _ids(loop, clients), left)
         if best is not None and fresh > 0.95 * seconds[f"{best} at once"]:
@@ -119,7 +121,7 @@ def choose(
 
 def why_not_stacked(loop: LoopEngine, way: GradSampleMode | None, received: Tensors) -> str:
     """Why this model or algorithm cannot be trained by the vectorised engine, in one sentence; empty if it can."""
-    with _federation(loop, way, 2, workers=1) as probe:
+    with _federation(loop, way, received, 2, workers=1) as probe:
         expected = _uploads(probe, received)
         engine = VectorisedEngine(probe, 2, way)
         entered: list[str] = []
@@ -166,13 +168,18 @@ def _trace(template: nn.Module, entered: list[str]) -> list[Any]:
 
 @contextmanager
 def _federation(
-    loop: LoopEngine, way: GradSampleMode | None, clients: int, workers: int | None = None
+    loop: LoopEngine, way: GradSampleMode | None, received: Tensors, clients: int, workers: int | None = None
 ) -> Iterator[LoopEngine]:
-    """An engine for ``clients`` clients with random public values, two batches for all of them, who take two steps."""
+    """An engine for ``clients`` clients with random public values, two batches for all of them, who take two steps.
+
+    Clients whose batches are drawn hold each value as often as makes the batches those of a typical client.
+    """
     task = loop.task
-    rows = int(min(loop.training.batch_size, np.median(task.clients.sizes)))
+    typical = int(np.median(task.clients.sizes))
+    rows = min(loop.training.batch_size, typical)
+    held = max(rows, min(typical, MOST_ROWS // clients)) if isinstance(_plan(loop, received), Poisson) else rows
     inputs, targets = task.probe(2 * rows)
-    index = ClientIndex.of([np.arange(rows) + rows * (client % 2) for client in range(clients)])
+    index = ClientIndex.of([np.arange(held) % rows + rows * (client % 2) for client in range(clients)])
     probe: Task = replace(task, inputs=inputs, targets=targets, clients=index, report=None)
     training = replace(loop.training, steps=2)
     with LoopEngine(
@@ -189,8 +196,12 @@ def _federation(
 
 def _steps(loop: LoopEngine, received: Tensors) -> int:
     """Steps that a typical client takes in a round."""
-    plan = loop.algorithm.plan(private_plan(loop.training, loop.channel.dpsgd, 0), received)
-    return plan.length(round(np.median(loop.task.clients.sizes)))
+    return _plan(loop, received).length(round(np.median(loop.task.clients.sizes)))
+
+
+def _plan(loop: LoopEngine, received: Tensors) -> Plan:
+    """How the first client draws its batches."""
+    return loop.algorithm.plan(private_plan(loop.training, loop.channel.dpsgd, 0), received)
 
 
 def _ids(loop: LoopEngine, clients: int) -> list[int]:

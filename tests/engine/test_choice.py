@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -317,3 +318,30 @@ def test_a_cohort_that_is_not_twice_the_best_chunk_is_trained_as_one(monkeypatch
     monkeypatch.setattr(choice, "_seconds", timed)
     monkeypatch.setattr(choice, "SHORT_RUN_SECONDS", 0.0)
     assert chosen(digits(), cohort=cohort).chunk == chunk
+
+
+@pytest.mark.parametrize(("dpsgd", "held"), [(pf.DPSGD(noise_multiplier=1.0, sample_rate=0.1), 205), (None, 20)])
+def test_engines_are_timed_with_private_batches_of_a_typical_client(dpsgd, held, monkeypatch):
+    timed = []
+
+    def seconds(engine, received, ids, most):
+        timed.append(engine.task if isinstance(engine, LoopEngine) else engine.loop.task)
+        return 1.0 if isinstance(engine, LoopEngine) else 0.5
+
+    monkeypatch.setattr(choice, "_seconds", seconds)
+    task = digits(clients=7)
+    assert chosen(task, dpsgd=dpsgd).engine == "vectorised"
+    assert np.median(task.clients.sizes) == 205
+    for probe in timed:
+        assert set(probe.clients.sizes) == {held}
+        assert len(probe.inputs) == 40  # few values, each held many times
+        assert len(set(probe.clients[0].tolist()) | set(probe.clients[1].tolist())) == 40
+
+
+def test_the_rows_of_many_clients_with_random_values_are_bounded(monkeypatch):
+    monkeypatch.setattr(choice, "MOST_ROWS", 200)
+    monkeypatch.setattr(choice, "SHORT_RUN_SECONDS", 1e9)
+    sizes = []
+    monkeypatch.setattr(choice, "_seconds", lambda loop, *rest: sizes.extend(loop.task.clients.sizes) or 1.0)
+    chosen(digits(clients=7), dpsgd=pf.DPSGD(noise_multiplier=1.0, sample_rate=0.1))
+    assert sizes == [100, 100]
