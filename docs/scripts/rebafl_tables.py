@@ -1,12 +1,14 @@
-"""The tables of ReBaFL's pages, from the curves of `examples/papers/rebafl_figures.py` and `rebafl_cifar.py`."""
+"""The tables of ReBaFL's pages, from the curves that its programs in `examples/papers` leave."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 
 from tables import spread, table
-from verdict_intervals import BESIDE, LONG, interval, of_condition, of_curve, of_variant, raw
+from verdict_intervals import BESIDE, LONG, BySeed, interval, of_condition, of_curve, raw
 
 REFERENCE, BALANCED, BOTH = "FedAvg", "R-BSM only, epsilon = 0.01", "ReBaFL, μ = 0.1"
 ORDER = (REFERENCE, "F-Aug only", BALANCED, BOTH)
@@ -26,6 +28,61 @@ TABLE_ONE = {
 _WITH_FIFTY = (83.60, 83.55, 65.62, 85.26, 80.35, 79.83, 82.34, 76.98, 76.99, 85.44)
 FIFTY = {method: f"{value:.2f}" for method, value in zip(TABLE_ONE, _WITH_FIFTY, strict=True)}
 """The same with 50 clients."""
+
+
+def of_variant(variant: str, name: str) -> BySeed:
+    """Of one variant by seed: ``last`` of ten rounds and ``change`` in points, ``diversity`` in its second half."""
+    found: dict[int, float] = {}
+    for row in raw("rebafl-figures")["rows"]:
+        if row["variant"] == variant:
+            accuracy, diversity = row["accuracy"], row["diversity"]
+            changes = [after - before for before, after in pairwise(accuracy[len(accuracy) // 2 :])]
+            found[row["seed"]] = {
+                "last": 100 * statistics.mean(accuracy[-10:]),
+                "change": 100 * statistics.pstdev(changes),
+                "diversity": statistics.mean(diversity[len(diversity) // 2 :]),
+            }[name]
+    return found
+
+
+def local_models() -> Iterator[tuple[str, str]]:
+    """ReBaFL's Figures 7 and 8: diversity, and accuracy and its change in points; then Figure 1."""
+    pairs = (
+        ("R-BSM only, epsilon = 0.01", "FedAvg"),
+        ("F-Aug only", "FedAvg"),
+        ("ReBaFL, μ = 0.1", "R-BSM only, epsilon = 0.01"),
+        ("R-BSM only, epsilon = 0.01", "R-BSM only, epsilon = 0.0001"),
+        ("R-BSM only, epsilon = 0.2", "R-BSM only, epsilon = 0.0001"),
+    )
+    for one, other in pairs:
+        for name, digits in (("diversity", 3), ("last", 1), ("change", 1)):
+            yield f"{name}: {one} − {other}", interval(of_variant(one, name), of_variant(other, name), digits)
+    for one, other in (*((one, REFERENCE) for one in HEADS if one != REFERENCE), *PAIRS_OF_HEADS):
+        for figure in ("last", "change"):
+            yield f"Figure 1, {figure}: {one} − {other}", interval(of_head(one, figure), of_head(other, figure))
+
+
+HEADS = ("FedAvg", "BSM-FedAvg", "FedAvg-FT", "ReBaFL", "FedAvg, all answer")
+PAIRS_OF_HEADS = (("FedAvg-FT", "BSM-FedAvg"), ("FedAvg-FT", "ReBaFL"), ("FedAvg-FT", "FedAvg, all answer"))
+
+
+def of_head(method: str, figure: str) -> BySeed:
+    """*last* or *change* of a method of ``rebafl_tuned_head.py`` by seed, in points."""
+    rows = raw("rebafl-tuned-head")["rows"]
+    return of_curve(rows, rows[0]["rounds"], method, figure)
+
+
+def heads() -> str:
+    """Figure 1 as numbers."""
+    rows = []
+    for method in HEADS:
+        found = [of_head(method, figure) for figure in ("last", "change")]
+        less = [
+            "–" if method == REFERENCE else interval(own, of_head(REFERENCE, figure))
+            for own, figure in zip(found, ("last", "change"), strict=True)
+        ]
+        rows.append([method, str(len(found[0])), *(spread(own, 1) for own in found), *less])
+    return table(["", "seeds", "accuracy, last ten rounds", "change", "− FedAvg, accuracy", "− FedAvg, change"], rows)
 
 
 def table_one(reported: Mapping[str, str] = TABLE_ONE, names: Sequence[str] = BESIDE) -> str:
@@ -157,7 +214,7 @@ def over_rounds(name: str = "rebafl-rounds") -> str:
 
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
-    "rebafl-figures": {"diversity": diversity, "settings": settings},
+    "rebafl-figures": {"heads": heads, "diversity": diversity, "settings": settings},
     "rebafl-cifar10": {
         "Table I": partial(beside, "two classes", PAPER),
         "clustered": partial(beside, "clustered", CLUSTERED),

@@ -108,6 +108,17 @@ def every_rival() -> Iterator[tuple[str, str]]:
                     yield f"tuned, {rounds} rounds, {figure}: {one} − {other}", interval(*pair, digits=digits)
 
 
+def betas() -> Iterator[tuple[str, str]]:
+    """Macro-F1 of GRP-FED, q from 1, at one β less another, over 60 rounds; .5 is the default."""
+    name = {0.5: "GRP-FED, q from 1"} | {beta: f"GRP-FED, q from 1, β = {beta:g}" for beta in (0.1, 0.3, 0.7, 0.9, 1.0)}
+    for (one, method), (other, less), figure in product(name.items(), name.items(), SCORES_OF_TABLE_ONE):
+        if one != other and figure != "T_g":  # the shared model does not depend on β
+            yield f"{figure}, β: {one:g} − {other:g}", interval(of_grp(method, figure), of_grp(less, figure), digits=3)
+    for base, figure in product(("GRP-FED, q from 1", "GRP-FED, q from 10"), SCORES_OF_TABLE_ONE):
+        pair = of_grp(f"{base}, non-saturating", figure), of_grp(base, figure)
+        yield f"{figure}: {base}, non-saturating − printed", interval(*pair, digits=3)
+
+
 def rebafl() -> Iterator[tuple[str, str]]:
     """Accuracy in points over the last ten rounds, and how it changes from one round to the next."""
     rows = [row for row in raw("rebafl")["rows"] if (row["clients"], row["probability"]) == (20, 0.5)]
@@ -170,33 +181,11 @@ def long_runs() -> Iterator[tuple[str, str]]:
     yield from chain(feddyn("rebafl-rounds"), feddyn("rebafl-fifty"), rivals("rebafl-fifty"))
 
 
-def of_variant(variant: str, name: str) -> BySeed:
-    """Of one variant by seed: ``last`` of ten rounds and ``change`` in points, ``diversity`` in its second half."""
-    found: dict[int, float] = {}
-    for row in raw("rebafl-figures")["rows"]:
-        if row["variant"] == variant:
-            accuracy, diversity = row["accuracy"], row["diversity"]
-            changes = [after - before for before, after in pairwise(accuracy[len(accuracy) // 2 :])]
-            found[row["seed"]] = {
-                "last": 100 * statistics.mean(accuracy[-10:]),
-                "change": 100 * statistics.pstdev(changes),
-                "diversity": statistics.mean(diversity[len(diversity) // 2 :]),
-            }[name]
-    return found
-
-
 def local_models() -> Iterator[tuple[str, str]]:
-    """ReBaFL's Figures 7 and 8: diversity, and accuracy and its change in points."""
-    pairs = (
-        ("R-BSM only, epsilon = 0.01", "FedAvg"),
-        ("F-Aug only", "FedAvg"),
-        ("ReBaFL, μ = 0.1", "R-BSM only, epsilon = 0.01"),
-        ("R-BSM only, epsilon = 0.01", "R-BSM only, epsilon = 0.0001"),
-        ("R-BSM only, epsilon = 0.2", "R-BSM only, epsilon = 0.0001"),
-    )
-    for one, other in pairs:
-        for name, digits in (("diversity", 3), ("last", 1), ("change", 1)):
-            yield f"{name}: {one} − {other}", interval(of_variant(one, name), of_variant(other, name), digits)
+    """ReBaFL's Figures 1, 7 and 8: accuracy and its change in points, and diversity."""
+    from rebafl_tables import local_models as found
+
+    yield from found()
 
 
 def of_condition(condition: str, method: str, figure: str) -> BySeed:
@@ -378,6 +367,7 @@ SOURCES = (
     grpfed,
     every_patient,
     every_rival,
+    betas,
     rebafl,
     feddyn,
     rivals,

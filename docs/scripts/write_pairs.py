@@ -82,8 +82,8 @@ def grp_levels() -> str:
 
 
 def grp_variants() -> str:
-    """GRP-FED's regulariser and β, over 40 rounds."""
-    return _grp_rows("grpfed-tuned", lambda method: method in GRP or " non-saturating" in method or "β" in method)
+    """GRP-FED's regulariser and β."""
+    return _grp_rows("grpfed-sixty", lambda method: method in GRP or " non-saturating" in method or "β" in method)
 
 
 DIVERGED = 1000.0
