@@ -1,4 +1,4 @@
-"""Draw ReBaFL's figures of diversity and of CIFAR-10 in docs/figures, from the raw curves.
+"""Draw ReBaFL's figures of curves and of diversity in docs/figures, from the raw curves.
 
 `python docs/scripts/draw_rebafl.py`
 """
@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from rebafl_tables import ORDER  # noqa: E402
+from rebafl_tables import HEADS, ORDER  # noqa: E402
 from verdict_intervals import LONG, raw  # noqa: E402
 
 from privfl.study.chart import COLOURS, DASHES  # noqa: E402
@@ -70,6 +70,17 @@ def rounds(path: Path) -> None:
     _save(figure, path)
 
 
+def heads(path: Path) -> None:
+    """Accuracy over rounds where the server tunes the head, and where it does not."""
+    figure, axes = _canvas(6.4)
+    rows = raw("rebafl-tuned-head")["rows"]
+    _lines(axes[0], {method: [row["accuracy"] for row in rows if row["method"] == method] for method in HEADS})
+    axes[0].set_ylabel("test accuracy")
+    axes[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes[0].legend(frameon=False, fontsize=9, loc="upper left", ncols=2)
+    _save(figure, path)
+
+
 def _canvas(width: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
     rcParams["svg.hashsalt"] = "privfl"
     figure = Figure(figsize=(width, 3.6), layout="constrained")
@@ -95,7 +106,12 @@ def _save(figure: Figure, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-PICTURES = {"rebafl-diversity.svg": diversity, "rebafl-cifar10.svg": cifar10, "rebafl-rounds.svg": rounds}
+PICTURES = {
+    "rebafl-diversity.svg": diversity,
+    "rebafl-cifar10.svg": cifar10,
+    "rebafl-rounds.svg": rounds,
+    "rebafl-heads.svg": heads,
+}
 
 if __name__ == "__main__":
     for name, draw in PICTURES.items():

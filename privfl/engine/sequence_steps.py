@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from privfl.engine import pooling
@@ -135,6 +136,24 @@ class Rectified:
 
     def backward(self, back: Tensor, kept: Tensor) -> Tensor:
         found: Tensor = torch.ops.aten.threshold_backward.grad_input(back, kept, 0, grad_input=back)
+        return found
+
+
+class Leaking:
+    """``nn.LeakyReLU`` whose slope is positive, so that the sign of what it gives is that of what it was given."""
+
+    fresh = False
+    """As of :class:`Rectified`."""
+
+    def __init__(self, layer: nn.LeakyReLU) -> None:
+        self.slope = layer.negative_slope
+
+    def forward(self, given: Tensor) -> tuple[Tensor, Tensor]:
+        output = F.leaky_relu(given, self.slope, inplace=self.fresh)
+        return output, output
+
+    def backward(self, back: Tensor, kept: Tensor) -> Tensor:
+        found: Tensor = torch.ops.aten.leaky_relu_backward.grad_input(back, kept, self.slope, True, grad_input=back)
         return found
 
 

@@ -21,7 +21,17 @@ from privfl.engine.dropout import StreamDropout
 from privfl.engine.layouts import InnermostPool, relays
 from privfl.engine.pooled_convolution import PooledConvolution, joined
 from privfl.engine.sequence_blocks import Averaged, Fork, Join, Normalised, parts_of
-from privfl.engine.sequence_steps import Convolution, Dropped, Flattened, Linear, Pooled, Rectified, Relaid, Step
+from privfl.engine.sequence_steps import (
+    Convolution,
+    Dropped,
+    Flattened,
+    Leaking,
+    Linear,
+    Pooled,
+    Rectified,
+    Relaid,
+    Step,
+)
 from privfl.federation.losses import cross_entropy
 from privfl.models.base import Network
 from privfl.models.flat_network import FlatNetwork
@@ -163,7 +173,8 @@ def _parts(module: nn.Module) -> list[Any] | None:
 def _steps(parts: list[Any], *, steady: bool, narrow: bool) -> list[Step] | None:
     """The steps that do what ``parts`` do, ``None`` where a part is not known.
 
-    Max pooling goes in front of ReLU, and drop-out of single numbers behind flattening, where it has no layout to keep.
+    Max pooling goes in front of ReLU, leaky or not, and drop-out of single numbers behind flattening, where it has no
+    layout to keep.
     """
     steps: list[Step] = []
     for part in parts:
@@ -175,7 +186,7 @@ def _steps(parts: list[Any], *, steady: bool, narrow: bool) -> list[Step] | None
         elif type(part) is not nn.Identity:
             steps.append(step)
     for place, step in enumerate(steps):
-        if isinstance(step, Rectified):
+        if isinstance(step, Rectified | Leaking):
             step.fresh = place > 0 and isinstance(steps[place - 1], (*WITH_PARAMETERS, Pooled, Join))
     return steps
 
@@ -196,7 +207,7 @@ def _joined(steps: list[Step], *, apart: bool) -> list[Step]:
 def _commute(one: Step, other: Step) -> bool:
     if isinstance(one, Dropped):
         return isinstance(other, Flattened) and one.layer.noise_dims is None
-    return isinstance(one, Rectified) and isinstance(other, Pooled)
+    return isinstance(one, Rectified | Leaking) and isinstance(other, Pooled)
 
 
 def _step(part: Any, *, steady: bool, narrow: bool) -> Step | None:
@@ -215,6 +226,8 @@ def _step(part: Any, *, steady: bool, narrow: bool) -> Step | None:
         return Averaged()
     if kind is nn.ReLU:
         return Rectified()
+    if kind is nn.LeakyReLU and part.negative_slope > 0:
+        return Leaking(part)
     if kind is nn.MaxPool2d and not part.return_indices:
         return Pooled(part)
     if kind is InnermostPool:

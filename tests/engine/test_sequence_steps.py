@@ -6,7 +6,7 @@ from torch import nn
 
 from privfl.engine.dropout import StreamDropout
 from privfl.engine.layouts import INNERMOST, InnermostPool
-from privfl.engine.sequence_steps import Convolution, Dropped, Flattened, Linear, Pooled, Rectified
+from privfl.engine.sequence_steps import Convolution, Dropped, Flattened, Leaking, Linear, Pooled, Rectified
 from privfl.engine.sequences import sequence_of
 from privfl.engine.workspace import Workspace
 from privfl.federation.losses import cross_entropy
@@ -24,6 +24,7 @@ LAYERS = {
     ),
     "convolution without bias": (lambda: nn.Conv2d(3, 4, 3, bias=False), Convolution, IMAGES),
     "rectified": (nn.ReLU, Rectified, IMAGES),
+    "leaking": (lambda: nn.LeakyReLU(0.3), Leaking, IMAGES),
     "pooled": (lambda: nn.MaxPool2d(3, 2), Pooled, IMAGES),
     "flattened": (nn.Flatten, Flattened, IMAGES.contiguous(memory_format=INNERMOST)),
 }
@@ -85,6 +86,11 @@ def test_steps_stand_where_they_cost_least():
     before = ["Relaid", "Convolution", "Pooled"]  # which does what ReLU would
     assert steps(*parts) == [*before, "Flattened", "Dropped", "Linear"]
     assert steps(*parts[:3], nn.Dropout2d(0.5), nn.Flatten()) == [*before, "Dropped", "Flattened", "Linear"]
+
+
+def test_pooling_goes_in_front_of_a_leaky_relu():
+    parts = nn.Conv2d(3, 1, 3), nn.LeakyReLU(), nn.MaxPool2d(3), nn.Flatten()
+    assert steps(*parts) == ["Relaid", "Convolution", "Pooled", "Leaking", "Flattened", "Linear"]
 
 
 def test_pools_of_both_kinds_are_one_step():

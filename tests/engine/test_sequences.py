@@ -39,6 +39,10 @@ NETWORKS = {
         nn.MaxPool2d(2, stride=1, padding=1), nn.Conv2d(3, 6, 3, groups=3, dilation=2), nn.ReLU(), nn.Identity(),
         nn.MaxPool2d((2, 3)), nn.ReLU(), nn.Dropout2d(0.4), nn.Flatten(), nn.Linear(36, 4),
     ),
+    "leaky": lambda: nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.LeakyReLU(0.2), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3, padding=1),
+        nn.LeakyReLU(0.2), nn.Flatten(), nn.LeakyReLU(0.1), nn.Linear(144, 4),
+    ),
     "body and head": lambda: Network(nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(243, 9)), nn.Linear(9, 4)),
 }  # fmt: skip
 
@@ -158,11 +162,14 @@ class Skipping(nn.Sequential):
         nn.Sequential(nn.Conv2d(3, 4, 3, padding="same"), nn.Flatten(), nn.Linear(324, 4)),
         nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), nn.Flatten(), nn.Linear(324, 4)),
         nn.Sequential(nn.Flatten(), nn.Linear(243, 4), nn.Tanh()),
+        nn.Sequential(nn.Flatten(), nn.LeakyReLU(0.0), nn.Linear(243, 4)),
+        nn.Sequential(nn.Flatten(), nn.LeakyReLU(-0.2), nn.Linear(243, 4)),
         nn.Sequential(nn.Flatten(), nn.Linear(243, 4), nn.ReLU()),
         NETWORKS["wide"]().double(),
     ],
     ids=["subclass", "hook", "forward replaced", "frozen", "parametrised", "layer twice", "shared weight",
-         "subclass of Sequential", "padding by name", "reflected", "unknown layer", "ends in ReLU", "float64"],
+         "subclass of Sequential", "padding by name", "reflected", "unknown layer", "slope of 0",
+         "slope below 0", "ends in ReLU", "float64"],
 )  # fmt: skip
 def test_what_is_not_exactly_a_known_sequence_keeps_autograd(network):
     assert sequence(network) is None

@@ -34,6 +34,9 @@ NETWORKS = {
     "strided": lambda: nn.Sequential(
         nn.Conv2d(2, 4, 3, stride=2), nn.ReLU(), nn.Conv2d(4, 3, 2), nn.Flatten(), nn.Linear(18, 4)
     ),
+    "leaky": lambda: nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.LeakyReLU(0.2), nn.MaxPool2d(2), nn.Flatten(), nn.LeakyReLU(0.1), nn.Linear(36, 4)
+    ),
     "dense": lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 6, bias=False), nn.ReLU(), nn.Linear(6, 4)),
 }
 
