@@ -35,6 +35,9 @@ from privfl.privacy.noise import fused
 from privfl.products import FEW, has_bfloat16_units
 
 ROWS_PER_EVALUATION = 1000
+"""Rows of a worker's turn; on a GPU they are passed through the network at once."""
+ROWS_AT_ONCE = 100
+"""On a CPU, where images of a thousand rows leave the caches: a CNN's take 0.55 of the time, a ResNet's 0.4."""
 DIRECT_FROM = 1 << 16
 """Parameters from which a layer's own sums are faster than autograd's; a small model gains nothing by them."""
 Item = TypeVar("Item")
@@ -154,19 +157,22 @@ class LoopEngine:
         return self._with_space(one, cohort)
 
     def logits(self, parameters: Tensor, inputs: Tensor) -> Tensor:
-        """Logits [N, classes] of the model ``parameters`` on ``inputs`` [N, ...], in evaluation mode."""
+        """Logits [N, classes] of the model ``parameters`` on ``inputs`` [N, ...], in evaluation mode.
+
+        Rows pass in pieces whose bounds depend on nothing but N, so logits are the same for any number of workers.
+        """
+        at_once = ROWS_AT_ONCE if self.device.type == "cpu" else ROWS_PER_EVALUATION
 
         def one(space: Workspace, rows: Tensor) -> Tensor:
-            network = space.own
-            network.load(parameters)
-            network.module.eval()
-            with torch.no_grad():
-                logits: Tensor = network.module(rows)
-            return (
-                logits.detach().clone()
-            )  # a model may return a view of its parameters, which the next load overwrites
+            space.own.load(parameters)
+            space.own.module.eval()
+            outputs = space.own.module if self.precision == "bfloat16" else space.outputs
+            with torch.no_grad():  # a model may return a view of its parameters, of which this is a copy
+                return torch.cat([outputs(piece) for piece in torch.split(rows, at_once)])
 
-        return torch.cat(list(self._with_space(one, torch.split(inputs, ROWS_PER_EVALUATION))))
+        pieces = -(-len(inputs) // at_once)
+        turn = min(ROWS_PER_EVALUATION, max(1, -(-pieces // self.workers)) * at_once)
+        return torch.cat(list(self._with_space(one, torch.split(inputs, turn))))
 
     def in_order(self, work: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
         """``work`` on every item, side by side on the workers' threads; answers in the items' order, few waiting."""

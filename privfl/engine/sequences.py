@@ -62,6 +62,12 @@ class Sequence:
         """Whether the gradient of ``loss`` is what this computes."""
         return loss is cross_entropy
 
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """The logits [B, classes] for ``inputs`` [B, ...], in the mode that the network is in."""
+        for step in self.steps:
+            inputs, _ = step.forward(inputs)
+        return inputs
+
     def write_gradient(self, inputs: Tensor, targets: Tensor, divisor: float) -> None:
         """Write the gradient of the sum of cross-entropy over ``divisor`` into the network's gradient buffer.
 

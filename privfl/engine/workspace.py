@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +70,12 @@ class Workspace:
         own.module.train()
         clipper = None if way is None else PerSampleGradients(own, way)
         return cls(own, clipper, dropout, ModuleState.of(own.module))
+
+    @property
+    def outputs(self) -> Callable[[Tensor], Tensor]:
+        """What computes the network's outputs [B, ...] from inputs [B, ...]: its known steps, or itself."""
+        known = self.sequence or (self.clipper and self.clipper.unaided)
+        return known.outputs if isinstance(known, Sequence) else self.own.module
 
     def announce(self, present: int | None, length: int = 1) -> None:
         """Say that the next pass holds ``present`` rows and padding up to ``length``; ``None``: no padding."""

@@ -11,6 +11,7 @@ from privfl.algorithms import FedAvg
 from privfl.engine import workspace
 from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.engine.loop import LoopEngine
+from privfl.engine.sequences import Sequence
 from privfl.engine.workspace import RoundContext
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import RoundChannel
@@ -96,6 +97,33 @@ def test_evaluation_in_pieces_equals_evaluation_at_once_and_ignores_drop_out(tas
     network = task.model(3).eval()
     with engine(task, 2) as running, torch.no_grad():
         torch.testing.assert_close(running.logits(parameters, inputs), network(inputs))
+
+
+@pytest.mark.parametrize("dpsgd", [None, pf.DPSGD(noise_multiplier=1.0, sample_rate=0.1)], ids=["plain", "DP-SGD"])
+def test_a_known_network_is_evaluated_by_its_steps_with_the_same_bits_for_any_number_of_workers(dpsgd):
+    def model():
+        layers = [nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+        return nn.Sequential(*layers, nn.Dropout(), nn.Linear(64, 10))
+
+    task = pf.load("digits", partition=pf.IID(clients=4), model=model)
+    inputs, parameters, found = torch.randn(1234, 1, 8, 8), flatten(task.model(3)), []
+    for workers in (1, 2, 3):
+        with engine(task, workers, dpsgd=dpsgd) as running:
+            (known,) = running._with_space(lambda space, item: space.outputs, range(1))
+            assert isinstance(known.__self__, Sequence)
+            found.append(running.logits(parameters, inputs))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    network = task.model(3).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(found[0], network(inputs))
+
+
+def test_an_empty_set_and_a_single_row_are_evaluated(task):
+    parameters = flatten(task.model(3))
+    with engine(task, 2) as running:
+        assert running.logits(parameters, torch.zeros(0, 1, 8, 8)).shape == (0, 10)
+        assert running.logits(parameters, torch.zeros(1, 1, 8, 8)).shape == (1, 10)
 
 
 def test_the_number_of_cores_is_known_without_affinity(monkeypatch):
