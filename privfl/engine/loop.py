@@ -36,8 +36,8 @@ from privfl.products import FEW, has_bfloat16_units
 
 ROWS_PER_EVALUATION = 1000
 """Rows of a worker's turn; on a GPU they are passed through the network at once."""
-ROWS_AT_ONCE = 100
-"""On a CPU, where images of a thousand rows leave the caches: a CNN's take 0.55 of the time, a ResNet's 0.4."""
+ROWS_AT_ONCE = 250
+"""On a CPU, where images of a thousand rows leave the caches; a hundred are too few for small networks."""
 DIRECT_FROM = 1 << 16
 """Parameters from which a layer's own sums are faster than autograd's; a small model gains nothing by them."""
 Item = TypeVar("Item")
