@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+from itertools import cycle
 from pathlib import Path
 
 from matplotlib import rcParams
@@ -77,7 +78,8 @@ def heads(path: Path) -> None:
     _lines(axes[0], {method: [row["accuracy"] for row in rows if row["method"] == method] for method in HEADS})
     axes[0].set_ylabel("test accuracy")
     axes[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes[0].legend(frameon=False, fontsize=9, loc="upper left", ncols=2)
+    axes[0].legend(frameon=False, fontsize=9, loc="upper left", ncols=3)
+    axes[0].set_ylim(top=0.55)
     _save(figure, path)
 
 
@@ -94,7 +96,7 @@ def _canvas(width: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
 
 
 def _lines(axes: Axes, curves: dict[str, list[list[float]]]) -> None:
-    for (name, found), colour, dash in zip(curves.items(), COLOURS, DASHES, strict=False):
+    for (name, found), colour, dash in zip(curves.items(), COLOURS, cycle(DASHES), strict=False):
         rounds = range(1, len(found[0]) + 1)
         low, mean, high = ([of(values) for values in zip(*found, strict=True)] for of in (min, statistics.mean, max))
         axes.plot(rounds, mean, color=colour, linestyle=dash, linewidth=1.6, label=name)
