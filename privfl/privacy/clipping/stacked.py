@@ -36,7 +36,7 @@ Given = dict[str, tuple[Tensor, int | None]]
 
 @dataclass(frozen=True)
 class StackedBatch:
-    """Rows of every client: ``inputs`` [clients, B, ...], ``targets`` [clients, B], and what the loss takes besides.
+    """Rows of every client: ``inputs`` and ``targets`` [clients, B, ...], and what the loss takes besides.
 
     ``mask`` [clients, B] tells rows from padding; ``None`` if there is no padding. ``together`` columns are added up
     if there are passes besides this one.
@@ -55,7 +55,7 @@ class StackedBatch:
         if mask is not None:
             mask = mask[clients, rows]
         elif missing > 0:
-            mask = torch.ones_like(self.targets[clients, rows], dtype=torch.bool)
+            mask = torch.ones(targets.shape[0], rows.stop - rows.start, dtype=torch.bool, device=targets.device)
         if mask is not None and missing > 0:
             mask = torch.cat([mask, zero_like(mask).expand(len(mask), missing)], dim=1)
         inputs, targets = padded(inputs, stack), padded(targets, stack)

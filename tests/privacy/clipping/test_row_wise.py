@@ -278,6 +278,21 @@ def test_padding_enters_no_sum():
         torch.testing.assert_close(found[place], expected, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("each", [(), (5,), (5, 2)], ids=["one target a row", "several", "a table of them"])
+@pytest.mark.parametrize("counted", [False, True], ids=["all as many rows", "padded before"])
+def test_a_piece_of_a_stack_says_which_of_its_rows_are_padding_whatever_the_targets(each, counted):
+    mask = torch.tensor([[True, True, True], [True, False, False]]) if counted else None
+    stack = StackedBatch(torch.ones(2, 3, 4), torch.ones(2, 3, *each), mask, {})
+    piece = stack.part(clients=slice(0, 2), stack=3, rows=slice(1, 3), length=4)
+    assert piece.inputs.shape == (3, 4, 4)
+    assert piece.targets.shape == (3, 4, *each)
+    rows = [[True, True, False, False], [not counted, not counted, False, False], [False] * 4]
+    assert piece.mask.tolist()[:2] == rows[:2]
+    assert piece.mask.shape == (3, 4)
+    whole = StackedBatch(torch.ones(2, 3, 4), torch.ones(2, 3, *each), None, {})
+    assert whole.part(clients=slice(0, 2), stack=2, rows=slice(0, 3), length=3).mask is None
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_way_of_ones_own_model_is_by_rows(kind):
     module = kind().double()
