@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 from dpsgd import MODES
 from dpsgd_rounds import BATCH_SIZE, CASES, ROWS, STEPS, WARMUP, Case, opacus_round, ratio_of
+from record import conditions, machine
 from workload import EngineRound
 
 from privfl.privacy.door.dpsgd import DPSGD
@@ -110,13 +110,7 @@ def main() -> None:
     for case in cases:
         rows.append(measured(case, asked.repeats, [mode for mode in asked.modes.split(",") if mode]))
         print(json.dumps(rows[-1]), flush=True)
-    record = {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "processor": torch.backends.cpu.get_cpu_capability(),
-        "cores": CORES,
-        "rows": rows,
-    }
+    record = {**conditions(machine(os.environ)), "rows": rows}
     asked.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 

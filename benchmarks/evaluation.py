@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from dpsgd_rounds import ratio_of
 from networks import cnn_network, small_network
+from record import conditions, machine
 from torch import Tensor
 
 import privfl as pf
@@ -86,14 +86,7 @@ def main() -> None:
     for name in (name for name in CASES if asked.only in name):
         rows.append(measured(name, asked.repeats))
         print(json.dumps(rows[-1]), flush=True)
-    record = {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "processor": torch.backends.cpu.get_cpu_capability(),
-        "cores": os.cpu_count(),
-        "repeats": asked.repeats,
-        "rows": rows,
-    }
+    record = {**conditions(machine(os.environ)), "repeats": asked.repeats, "rows": rows}
     asked.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
