@@ -61,14 +61,29 @@ def trained(name: str, method: str, seed: int, options: argparse.Namespace) -> d
     kind: Any = pf.Clustered(clients, samples_per_client=samples)
     if not condition.clustered:
         kind = pf.Pathological(clients, classes_per_client=2, samples_per_client=samples)
-    folder = place(name, method, seed, options)
+    task = pf.load(options.dataset, partition=kind, model=options.model, seed=seed)
+    training, folder = replace(TRAINING, epochs=condition.epochs), place(name, method, seed, options)
+    found = curve(task, EVERY[method], folder, seed, options.rounds, training, condition.availability)
+    return {"condition": name, "method": method, "seed": seed, "rounds": options.rounds, **found}
+
+
+def curve(
+    task: pf.Task,
+    algorithm: pf.Algorithm,
+    folder: Path,
+    seed: int,
+    rounds: int,
+    training: pf.LocalTraining,
+    availability: pf.Availability,
+) -> dict[str, Any]:
+    """A run in ``folder``, from where it stands: accuracies on the test, who answered, and what that took."""
     began = time.process_time()
     pf.simulate(
-        pf.load(options.dataset, partition=kind, model=options.model, seed=seed),
-        EVERY[method],
-        rounds=options.rounds,
-        training=replace(TRAINING, epochs=condition.epochs),
-        availability=condition.availability,
+        task,
+        algorithm,
+        rounds=rounds,
+        training=training,
+        availability=availability,
         seed=seed,
         execution=pf.Execution(engine="loop", workers=1),
         out=folder,
@@ -76,10 +91,6 @@ def trained(name: str, method: str, seed: int, options: argparse.Namespace) -> d
     )
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return {
-        "condition": name,
-        "method": method,
-        "seed": seed,
-        "rounds": options.rounds,
         "accuracy": [round(line["test_accuracy"], 4) for line in lines],
         "answered": [line["clients"] for line in lines],
         "processor_seconds": round(time.process_time() - began, 1),

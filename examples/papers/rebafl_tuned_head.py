@@ -15,20 +15,17 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import rebafl
 from rebafl import EVERY, figures_of
+from rebafl_cifar import TRAINING, curve
 
 import privfl as pf
 from privfl.data.catalog import load_dataset
 from privfl.data.set_aside import set_aside
 
-TRAINING = replace(rebafl.TRAINING, learning_rate=0.02)
 ALL_ANSWER = "FedAvg, all answer"
 METHODS = ("FedAvg", "BSM-FedAvg", "FedAvg-FT", "ReBaFL", ALL_ANSWER)
 
@@ -40,28 +37,10 @@ def trained(method: str, seed: int, options: argparse.Namespace) -> dict[str, An
     partition = pf.Pathological(options.clients, classes_per_client=2, samples_per_client=options.samples)
     tuned = pf.algorithms.FedAvgFT(images=str(images))
     algorithm = tuned if method == "FedAvg-FT" else pf.FedAvg() if method == ALL_ANSWER else EVERY[method]
-    folder = place(method, seed, options)
-    began = time.process_time()
-    pf.simulate(
-        pf.Task.from_dataset(rest, partition=partition, model=options.model, seed=seed),
-        algorithm,
-        rounds=options.rounds,
-        training=TRAINING,
-        availability=pf.Bernoulli(1.0 if method == ALL_ANSWER else options.probability),
-        seed=seed,
-        execution=pf.Execution(engine="loop", workers=1),
-        out=folder,
-        resume=folder.exists(),
-    )
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return {
-        "method": method,
-        "seed": seed,
-        "rounds": options.rounds,
-        "accuracy": [round(line["test_accuracy"], 4) for line in lines],
-        "answered": [line["clients"] for line in lines],
-        "processor_seconds": round(time.process_time() - began, 1),
-    }
+    task = pf.Task.from_dataset(rest, partition=partition, model=options.model, seed=seed)
+    availability = pf.Bernoulli(1.0 if method == ALL_ANSWER else options.probability)
+    found = curve(task, algorithm, place(method, seed, options), seed, options.rounds, TRAINING, availability)
+    return {"method": method, "seed": seed, "rounds": options.rounds, **found}
 
 
 def place(method: str, seed: int, options: argparse.Namespace) -> Path:
