@@ -40,6 +40,8 @@ MOST_ROWS = 1 << 22
 """Rows that clients with random values hold together: their numbers take 32 MiB."""
 SHORT_RUN_SECONDS = 3.0
 """A run that the loop finishes in this time is not worth a measurement."""
+LOOP_SECONDS = 5.0
+"""Seconds after which the loop is not timed once more: where steps are long, one time says enough."""
 DEVICE_FAILURES = ("CUDA error", "CUDA driver", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error")
 """What errors say that are the device's."""
 TOLERANCE = 1e-3
@@ -90,7 +92,7 @@ def choose(
     if wanted == "auto":
         with _federation(loop, way, received, 2 * loop.workers) as probe:
             ids = _ids(loop, 2 * loop.workers)
-            seconds = {"loop": _seconds(probe, received, ids, math.inf)}
+            seconds = {"loop": _seconds(probe, received, ids, LOOP_SECONDS)}
         a_round = seconds["loop"] * cohort * _steps(loop, received)
         if a_round * rounds < SHORT_RUN_SECONDS:
             return Choice("loop", None, f"the whole run takes about {a_round * rounds:.2g} s", seconds=seconds)

@@ -142,6 +142,16 @@ def test_an_engine_is_timed_three_times_after_a_first_or_as_often_as_the_budget_
     assert choice._seconds(None, received, [0], 5.0) == 7.0 / 2
 
 
+def test_the_loop_is_not_timed_for_long_before_a_run_of_huge_clients(monkeypatch):
+    clock = iter(range(0, 10**6, 4))  # every look at it is four seconds later
+    monkeypatch.setattr(choice.time, "perf_counter", lambda: next(clock))
+    trained = []
+    monkeypatch.setattr(choice, "_train", lambda engine, received, ids: trained.append(type(engine)))
+    monkeypatch.setattr(choice, "why_not_stacked", lambda *_: "it cannot")
+    assert chosen(digits()).reason == "it cannot"
+    assert trained == [LoopEngine]
+
+
 def test_a_step_that_branches_on_a_value_is_trained_by_the_loop():
     run = pf.simulate(digits(), Deciding("uniform"), rounds=1, execution=pf.Execution(engine="vectorised"))
     (warning,) = run.summary["warnings"]

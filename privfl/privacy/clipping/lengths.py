@@ -4,7 +4,7 @@ A kernel adds up the products of a row in an order that depends on the *shape* o
 one row is given to a matrix-vector product, a few to another kernel, many to a third. So one row more may round all the
 other rows otherwise, and a model that loses its digits turns that into other gradients. Which lengths round alike is
 found out by running them on public rows: every row must come out as in a pass of a *reference* length, wherever it
-stands. A batch of another length is padded to the next that does, or cut into passes of the reference length. Every
+stands. A batch of another length is padded to one that does, or cut into passes of the reference length. Every
 length that occurs is run before it is used, and since the order of a kernel's additions does not depend on values, what
 holds for these rows holds for all.
 """
@@ -24,6 +24,8 @@ DISTINCT = 32
 """Public rows that every length is tried with, in as many passes as they take: one row alone may happen to be exact."""
 FEWER, LARGE = 8, 1 << 20
 """Public rows for a network of more parameters than this, where a row takes seconds and has more that could differ."""
+MORE = 3
+"""Rows of padding that are tried before a power of two: kernels of 4 or 8 rows leave one over of 5, 9 and 17."""
 VALUES_AT_ONCE = 1 << 25
 """Values of per-sample gradients that a reference pass may hold, where it may be shorter than the longest."""
 SPREAD = 2.0
@@ -48,13 +50,15 @@ def distinct_rows(size: int) -> int:
     return DISTINCT if size <= LARGE else FEWER
 
 
-def padded_length(rows: int, reference: int, alike: Callable[[int], bool]) -> int:
-    """The least length that is ``alike`` the ``reference``, of ``rows`` and the powers of two above it from 8 on.
+def padded_length(rows: int, reference: int, alike: Callable[[int], bool], more: int = 0) -> int:
+    """The first length that is ``alike`` the ``reference``.
 
-    The ``reference`` itself if there is none: less than ``rows`` means that the batch is to be cut.
+    Tried are ``rows``, up to ``more`` rows beyond it, and the powers of two above it from 8 on; then it is the
+    ``reference`` itself: less than ``rows`` means that the batch is to be cut.
     """
     longer = (1 << power for power in range(max(3, rows.bit_length()), reference.bit_length()))
-    return next((length for length in (rows, *longer) if length != reference and alike(length)), reference)
+    tried = dict.fromkeys((*range(rows, rows + more + 1), *longer))
+    return next((length for length in tried if length == reference or alike(length)), reference)
 
 
 def passes(rows: int, most: int, length_of: Callable[[int], int]) -> Iterator[tuple[slice, int]]:
@@ -158,7 +162,7 @@ class Lengths:
                 (key, length), (key, self.reference), partial(passed, length), partial(passed, self.reference)
             )
 
-        return padded_length(rows, self.reference, same)
+        return padded_length(rows, self.reference, same, MORE)
 
     def same(self, key: Hashable, other: Hashable, run: Callable[[], Tensor], expected: Callable[[], Tensor]) -> bool:
         """Whether the rows of ``run()`` equal those of ``expected()``, which begin anew after the last public row.

@@ -156,6 +156,22 @@ def test_a_length_is_that_of_the_batch_or_the_next_that_rounds_alike():
     assert padded_length(100, 64, lambda length: False) == 64
 
 
+def test_a_few_rows_more_are_tried_before_a_power_of_two():
+    """A kernel that takes rows by eight and leaves one over rounds it otherwise: 9 rows need 10, not 16."""
+    tried = []
+
+    def alike(length):
+        tried.append(length)
+        return length % 8 != 1
+
+    assert [padded_length(rows, 16, alike, 3) for rows in (5, 9, 17)] == [5, 10, 18]
+    assert tried == [5, 9, 10, 17, 18]
+    assert padded_length(1, 64, lambda length: length >= 4, 3) == 4
+    assert padded_length(15, 16, lambda length: False, 3) == 16  # the reference needs no trial
+    assert padded_length(17, 64, lambda length: length == 32, 3) == 32
+    assert padded_length(17, 64, lambda length: False, 3) == 64
+
+
 def test_a_batch_of_an_unsteady_length_is_cut_into_passes_of_the_reference():
     lengths = partial(padded_length, reference=64, alike=lambda length: False)
     assert list(passes(150, 512, lengths)) == [(slice(0, 64), 64), (slice(64, 128), 64), (slice(128, 150), 64)]
