@@ -107,12 +107,12 @@ class LoopEngine:
         first, probe = spaces[0], task.probe(4)
         if narrow:  # what has few rows is computed otherwise than what has many
             tries = (task.probe(rows) for rows in (FEW, FEW + 4))
-            differs = any(differs_from_autocast(sequences[0], first.dropout, *tried) for tried in tries)
+            differs = any(differs_from_autocast(sequences[0], task.loss, first.dropout, *tried) for tried in tries)
         else:
-            differs = differs_from_autograd(sequences[0], first.dropout, *probe)
+            differs = differs_from_autograd(sequences[0], task.loss, first.dropout, *probe)
         if private and not differs:
             assert first.clipper is not None
-            differs = clips_otherwise(sequences[0], first.clipper, first.dropout, *probe)
+            differs = clips_otherwise(sequences[0], task.loss, first.clipper, first.dropout, *probe)
         if differs:
             self.notes.append("steps use autograd, because the layers' own gradients came out different")
             return spaces

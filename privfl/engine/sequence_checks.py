@@ -10,9 +10,9 @@ from torch import Tensor
 
 from privfl.engine.dropout import StreamDropout
 from privfl.engine.sequences import Sequence
-from privfl.federation.losses import cross_entropy
 from privfl.privacy.clipping.per_sample import PerSampleGradients
 from privfl.privacy.door.precision import in_precision
+from privfl.privacy.loss import Loss
 from privfl.privacy.noise.source import NoiseStream
 
 TOLERANCE = 1e-4
@@ -22,35 +22,39 @@ COARSE = 0.05
 """Distance of a layer's gradient in bfloat16 from float32's, relative to its norm, that is rounding in any case."""
 
 
-def differs_from_autograd(sequence: Sequence, dropout: list[StreamDropout], inputs: Tensor, targets: Tensor) -> bool:
-    """Whether the gradient is another than autograd's on these public rows, in training mode, with the same masks."""
+def differs_from_autograd(
+    sequence: Sequence, loss: Loss, dropout: list[StreamDropout], inputs: Tensor, targets: Tensor
+) -> bool:
+    """Whether the gradient of ``loss`` is not autograd's on these public rows, in training mode, with equal masks."""
     own = sequence.own
     with _same_masks(dropout) as masks_begin_anew:
         masks_begin_anew()
         with torch.enable_grad():
-            expected = own.gradient_of(cross_entropy(own.module, inputs, targets).sum() / len(inputs))
+            expected = own.gradient_of(loss(own.module, inputs, targets).sum() / len(inputs))
         masks_begin_anew()
         with torch.no_grad():
-            sequence.write_gradient(inputs, targets, float(len(inputs)))
+            sequence.write_gradient(loss, inputs, targets, float(len(inputs)))
     return not _agree(own.gradient_views, expected)
 
 
-def differs_from_autocast(sequence: Sequence, dropout: list[StreamDropout], inputs: Tensor, targets: Tensor) -> bool:
+def differs_from_autocast(
+    sequence: Sequence, loss: Loss, dropout: list[StreamDropout], inputs: Tensor, targets: Tensor
+) -> bool:
     """Whether some layer's gradient is more than twice as far from float32's as any of autograd's under autocast is.
 
     How far bfloat16 may be off cannot be said beforehand: where rounding makes another one of four numbers the largest,
     or turns the sign of one in front of a ReLU, a gradient goes another way. On a few dozen rows that averages out.
     """
     own, gradients = sequence.own, list[list[Tensor]]()
-    narrow = in_precision(cross_entropy, "bfloat16", own.flat.device)
+    narrow = in_precision(loss, "bfloat16", own.flat.device)
     with _same_masks(dropout) as masks_begin_anew:
-        for loss in (cross_entropy, narrow):
+        for way in (loss, narrow):
             masks_begin_anew()
             with torch.enable_grad():
-                gradients.append(own.gradient_of(loss(own.module, inputs, targets).sum() / len(inputs)))
+                gradients.append(own.gradient_of(way(own.module, inputs, targets).sum() / len(inputs)))
         masks_begin_anew()
         with torch.no_grad():
-            sequence.write_gradient(inputs, targets, float(len(inputs)))
+            sequence.write_gradient(loss, inputs, targets, float(len(inputs)))
     exact, usual = gradients
     bound = 2 * max(_distances(usual, exact)) + COARSE
     return not all(distance <= bound for distance in _distances(own.gradient_views, exact))
@@ -64,7 +68,12 @@ def _distances(found: Iterable[Tensor], exact: Iterable[Tensor]) -> list[float]:
 
 
 def clips_otherwise(
-    sequence: Sequence, clipper: PerSampleGradients, dropout: list[StreamDropout], inputs: Tensor, targets: Tensor
+    sequence: Sequence,
+    loss: Loss,
+    clipper: PerSampleGradients,
+    dropout: list[StreamDropout],
+    inputs: Tensor,
+    targets: Tensor,
 ) -> bool:
     """Whether ``clipper`` comes to other norms or sums with what ``sequence`` says than with what autograd says.
 
@@ -76,7 +85,7 @@ def clips_otherwise(
         for unaided in (None, None, sequence):
             masks_begin_anew()
             clipper.unaided = unaided
-            norms = clipper.norms(cross_entropy, inputs, targets, bound)
+            norms = clipper.norms(loss, inputs, targets, bound)
             bound = bound if found else 0.7 * float(norms.median()) + 1e-12
             found.append((norms, [view.clone() for view in own.gradient_views]))
     clipper.unaided = None

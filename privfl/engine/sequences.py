@@ -2,9 +2,9 @@
 
 What autograd spends a step on besides the layers' kernels (its graph, a gradient that is written and read again, max
 pooling behind a ReLU that is four times as large) is a third of a step of a small CNN. A network counts as known only
-if every part of it is of one of the exact types below, nothing is hooked or replaced, and its loss is privfl's cross-
-entropy; and its gradients are compared with autograd's at the start of every run, on the run's own network. Under
-DP-SGD the sequence only says what every layer received and what arrived at its output
+if every part of it is of one of the exact types below, nothing is hooked or replaced, and its loss is one of privfl's
+that ask for logits only; and its gradients are compared with autograd's at the start of every run, on the run's own
+network. Under DP-SGD the sequence only says what every layer received and what arrived at its output
 (:class:`~privfl.privacy.clipping.rule.Arrivals`): norms, factors and sums are the clipper's, as ever.
 """
 
@@ -38,7 +38,7 @@ from privfl.models.flat_network import FlatNetwork
 from privfl.models.residual import BasicBlock, GlobalAverage
 from privfl.privacy.clipping.known import known_ranks
 from privfl.privacy.clipping.rule import Calls, Formed
-from privfl.privacy.loss import Loss
+from privfl.privacy.loss import Loss, asks_for_logits, gradient_at_logits
 from privfl.products import WIDE
 
 WITH_PARAMETERS = (Linear, Convolution, Normalised, PooledConvolution)
@@ -60,7 +60,7 @@ class Sequence:
 
     def serves(self, loss: Loss) -> bool:
         """Whether the gradient of ``loss`` is what this computes."""
-        return loss is cross_entropy
+        return asks_for_logits(loss)
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """The logits [B, classes] for ``inputs`` [B, ...], in the mode that the network is in."""
@@ -68,25 +68,27 @@ class Sequence:
             inputs, _ = step.forward(inputs)
         return inputs
 
-    def write_gradient(self, inputs: Tensor, targets: Tensor, divisor: float) -> None:
-        """Write the gradient of the sum of cross-entropy over ``divisor`` into the network's gradient buffer.
+    def write_gradient(self, loss: Loss, inputs: Tensor, targets: Tensor, divisor: float) -> None:
+        """Write the gradient of the sum of ``loss`` over ``divisor`` into the network's gradient buffer.
 
         Args:
+            loss: one that this serves.
             inputs: [B, ...], B ≥ 1.
-            targets: int64 [B].
+            targets: [B, ...], of the task's kind.
+            divisor: > 0.
         """
-        for place, back, kept in self._backward(inputs, targets, divisor):
+        for place, back, kept in self._backward(loss, inputs, targets, divisor):
             step = self.steps[place]
             assert isinstance(step, WITH_PARAMETERS)
             step.write(back, kept, self._places[place])
 
-    def arrivals(self, inputs: Tensor, targets: Tensor) -> Iterator[tuple[nn.Module, Calls | Formed]]:
-        """Every layer with parameters, from the last: its input, and the gradient of the sum of cross-entropy there.
+    def arrivals(self, loss: Loss, inputs: Tensor, targets: Tensor) -> Iterator[tuple[nn.Module, Calls | Formed]]:
+        """Every layer with parameters, from the last: its input, and the gradient of the sum of ``loss`` there.
 
         That gradient, at the layer's output, has the samples of ``inputs`` [B, ...] along its first dimension too. Of a
         convolution that is one step with its pooling come its gradients for each sample, by parameter name.
         """
-        for place, back, kept in self._backward(inputs, targets, 1.0):
+        for place, back, kept in self._backward(loss, inputs, targets, 1.0):
             step = self.steps[place]
             if isinstance(step, PooledConvolution):
                 yield step.layer, step.formed(back, kept)
@@ -94,26 +96,31 @@ class Sequence:
                 assert isinstance(step, Linear | Convolution | Normalised)
                 yield step.layer, [(kept[0] if isinstance(step, Normalised) else kept.given, back)]
 
-    def descend(self, inputs: Tensor, targets: Tensor, divisor: float, rate: float) -> None:
+    def descend(self, loss: Loss, inputs: Tensor, targets: Tensor, divisor: float, rate: float) -> None:
         """Subtract ``rate`` times that gradient from the network's parameters, of large ones without writing it."""
         if self.own.layout.size < WIDE:
-            self.write_gradient(inputs, targets, divisor)
+            self.write_gradient(loss, inputs, targets, divisor)
             self.own.flat.sub_(self.own.gradient, alpha=rate)
             return
-        for place, back, kept in self._backward(inputs, targets, divisor):
+        for place, back, kept in self._backward(loss, inputs, targets, divisor):
             step = self.steps[place]
             assert isinstance(step, WITH_PARAMETERS)
             step.descend(back, kept, rate)
 
-    def _backward(self, inputs: Tensor, targets: Tensor, divisor: float) -> Iterator[tuple[int, Tensor, Any]]:
+    def _backward(
+        self, loss: Loss, inputs: Tensor, targets: Tensor, divisor: float
+    ) -> Iterator[tuple[int, Tensor, Any]]:
         """Every layer from the last, with the gradient at its output; the one at its input is already taken."""
         kept: list[Any] = []
         values = inputs
         for step in self.steps:
             values, needed = step.forward(values)
             kept.append(needed)
-        back = torch.softmax(values.float(), 1)
-        back.scatter_add_(1, targets.view(-1, 1), back.new_full((len(back), 1), -1.0))
+        if loss is cross_entropy:
+            back = torch.softmax(values.float(), 1)
+            back.scatter_add_(1, targets.view(-1, 1), back.new_full((len(back), 1), -1.0))
+        else:
+            back = gradient_at_logits(loss, values.float(), inputs, targets)
         if divisor != 1:
             back.div_(divisor)
         for place in range(len(self.steps) - 1, self.first - 1, -1):
@@ -142,7 +149,7 @@ def sequence_of(
     """
     ranks = known_ranks(own.module)
     here = anywhere or own.flat.device.type == "cpu"
-    if own.flat.dtype != torch.float32 or not here or loss is not cross_entropy:
+    if own.flat.dtype != torch.float32 or not here or not asks_for_logits(loss):
         return None
     if (
         inputs.dtype != torch.float32

@@ -25,6 +25,7 @@ from privfl.engine.sequences import sequence_of
 from privfl.engine.stacked_sequences import StackedSequence, stacked_sequence_of
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, Trained, Workspace, send
 from privfl.errors import ConfigError
+from privfl.federation.losses import cross_entropy
 from privfl.models.module_state import ModuleState
 from privfl.privacy.clipping.lengths import padded
 from privfl.privacy.clipping.per_sample import GradSampleMode
@@ -88,7 +89,7 @@ class VectorisedEngine:
     def _without_autograd(self, space: Workspace, gradients: StackedGradients) -> StackedSequence | None:
         """The gradients that the layers themselves give, if the network is known and they agree with autograd's."""
         loop, private = self.loop, self.loop.channel.dpsgd is not None
-        if loop.precision != "float32" or (private and self.way != "layers"):
+        if loop.precision != "float32" or (private and self.way != "layers") or loop.task.loss is not cross_entropy:
             return None
         single = sequence_of(space.own, loop.task.loss, loop.task.inputs, anywhere=True)
         if single is None:

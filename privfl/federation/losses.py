@@ -16,21 +16,24 @@ from torch import Tensor, nn
 
 from privfl.data.targets import IGNORED, TaskKind
 from privfl.errors import ConfigError, unknown
-from privfl.privacy.loss import Loss
+from privfl.privacy.loss import Loss, of_logits
 from privfl.schema import Named, build
 from privfl.validation import Settings, check_number
 
 
+@of_logits
 def cross_entropy(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy of every sample [B], from the logits of ``network``."""
     return F.cross_entropy(network(inputs), targets, reduction="none")
 
 
+@of_logits
 def mean_squared_error(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     """Squared error of every sample [B], averaged over its values [B, values]."""
     return F.mse_loss(*_of_one_shape(network(inputs), targets), reduction="none").mean(1)
 
 
+@of_logits
 @dataclass(frozen=True)
 class Huber(Settings):
     """Huber's loss of every sample [B], averaged over its values: e²/2 up to an error of ``delta``, linear beyond.
@@ -49,6 +52,7 @@ class Huber(Settings):
         return F.huber_loss(*_of_one_shape(network(inputs), targets), reduction="none", delta=self.delta).mean(1)
 
 
+@of_logits
 def binary_cross_entropy(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     """Binary cross-entropy of every sample [B], averaged over its labels [B, labels], from logits."""
     return F.binary_cross_entropy_with_logits(*_of_one_shape(network(inputs), targets), reduction="none").mean(1)

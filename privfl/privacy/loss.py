@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from privfl.errors import ConfigError
@@ -12,6 +14,7 @@ from privfl.errors import ConfigError
 Loss = Callable[..., Tensor]
 """``loss(network, inputs [B, ...], targets [B], **given) -> [B]``: one term per sample."""
 CoupledLoss = TypeVar("CoupledLoss", bound=Loss)
+LogitLoss = TypeVar("LogitLoss", bound=Callable[..., Any])
 
 
 def coupled(loss: CoupledLoss) -> CoupledLoss:
@@ -22,6 +25,49 @@ def coupled(loss: CoupledLoss) -> CoupledLoss:
     """
     loss.coupled = True  # type: ignore[attr-defined]
     return loss
+
+
+def of_logits(loss: LogitLoss) -> LogitLoss:
+    """Mark a loss, or a class of losses, that asks the network once for the outputs of its inputs and for nothing else.
+
+    Its gradient may then be formed without the network: that at the outputs is all that the layers need.
+    """
+    loss.of_logits = loss  # type: ignore[attr-defined]
+    return loss
+
+
+def asks_for_logits(loss: Any) -> bool:
+    """Whether ``loss`` was marked by :func:`of_logits`, and so was every function that it was given beforehand.
+
+    A copy of the mark, such as ``functools.wraps`` makes, does not count.
+    """
+    if type(loss) is partial:
+        held = (one for one in (*loss.args, *loss.keywords.values()) if callable(one))
+        return asks_for_logits(loss.func) and all(map(asks_for_logits, held))
+    mark = getattr(loss, "of_logits", None)
+    return mark is not None and (mark is loss or mark is type(loss))
+
+
+def gradient_at_logits(loss: Loss, logits: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+    """The gradient [B, ...] of the sum of ``loss`` at ``logits`` [B, ...], those of ``inputs``; see :func:`of_logits`.
+
+    Raises:
+        ConfigError: the loss was marked and asks the network for something else.
+    """
+    leaf = logits.detach().requires_grad_()
+
+    def network(given: Tensor) -> Tensor:
+        if given is not inputs:
+            raise ConfigError(
+                f"the loss {getattr(loss, '__name__', 'given')} is marked as one of logits and asks the network for "
+                "those of other inputs; take the mark away"
+            )
+        return leaf
+
+    with torch.enable_grad():
+        total = loss(network, inputs, targets).sum()
+    found: Tensor = torch.autograd.grad(total, leaf)[0]
+    return found
 
 
 def is_coupled(loss: Loss) -> bool:

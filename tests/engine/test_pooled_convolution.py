@@ -51,7 +51,7 @@ def test_gradients_and_steps_are_autograds_however_many_images_are_taken_at_once
     before = own.flat.clone()
     with torch.no_grad():
         for rows in (slice(0, 3), slice(0, 7)):  # work space is used again by larger batches
-            sequence.write_gradient(IMAGES[rows], LABELS[rows], 1.0)
+            sequence.write_gradient(cross_entropy, IMAGES[rows], LABELS[rows], 1.0)
         torch.testing.assert_close(own.gradient, wanted, rtol=1e-4, atol=2e-5)
         for place, back, kept in sequence._backward(IMAGES, LABELS, 1.0):
             sequence.steps[place].descend(back, kept, 0.125)
@@ -70,7 +70,7 @@ def test_under_dp_sgd_each_samples_gradient_is_that_of_the_sample_alone(padding,
     own, sequence = built(module, steady=True)
     layer = next(step.layer for step in sequence.steps if isinstance(step, PooledConvolution))
     with torch.no_grad():
-        formed = dict(sequence.arrivals(IMAGES, LABELS))[layer]
+        formed = dict(sequence.arrivals(cross_entropy, IMAGES, LABELS))[layer]
     assert set(formed) == {name for name, _ in layer.named_parameters()}
     for row in range(len(IMAGES)):
         with torch.enable_grad():

@@ -1,11 +1,15 @@
 """What DP-SGD clips without autograd is what it clips with it, row by row, and is bounded as well."""
 
+import copy
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import privfl as pf
+from privfl.algorithms.label_skew.calibrated_logits import calibrated_loss
 from privfl.engine import sequence_checks, stacked_sequences
 from privfl.engine.loop import LoopEngine
 from privfl.engine.sequence_checks import clips_otherwise
@@ -13,7 +17,7 @@ from privfl.engine.sequences import sequence_of
 from privfl.engine.stacked_sequences import StackedSequence, stacked_sequence_of
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.engine.workspace import Workspace
-from privfl.federation.losses import cross_entropy
+from privfl.federation.losses import cross_entropy, mean_squared_error
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.clipping.factors import shrunk
 from privfl.privacy.clipping.lengths import Lengths, PublicRows, identity
@@ -119,8 +123,29 @@ def test_with_the_same_masks_norms_and_sums_are_those_of_autograd(name, masked):
         results.append((norms, space.own.gradient.clone()))
     for expected, own in zip(*results, strict=True):
         torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-6)
-    assert not clips_otherwise(found, space.clipper, space.dropout, IMAGES, LABELS)
+    assert not clips_otherwise(found, cross_entropy, space.clipper, space.dropout, IMAGES, LABELS)
     assert space.clipper.unaided is None
+
+
+CALIBRATED = partial(calibrated_loss, cross_entropy, factor=torch.tensor([1, 0.5, 2, 1]), shift=torch.arange(4.0))
+
+
+@pytest.mark.parametrize("loss", [CALIBRATED, mean_squared_error], ids=["calibrated", "squared error"])
+@pytest.mark.parametrize("name", ["pooled", "convolved and pooled at once"])
+def test_other_losses_of_logits_are_clipped_without_autograd_as_with_it(name, loss):
+    space, found = workspace(name)
+    targets = LABELS if loss is CALIBRATED else torch.randn(ROWS, 4, generator=torch.Generator().manual_seed(2))
+    results = []
+    for unaided in (None, found):
+        space.start(NoiseStream(bytes([7] * 32)))
+        space.clipper.unaided = unaided
+        assert space.clipper.goes_unaided(loss) == (unaided is not None)
+        norms = space.clipper.norms(loss, IMAGES, targets, 0.3)
+        assert (norms > 0.3).any()
+        results.append((norms, space.own.gradient.clone()))
+    for expected, own in zip(*results, strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-6)
+    assert not clips_otherwise(found, loss, space.clipper, space.dropout, IMAGES, targets)
 
 
 @pytest.mark.parametrize("name", ["many channels", "convolved and pooled at once"])
@@ -199,13 +224,16 @@ def task_of(name):
     )
 
 
-def run(engine, told):
+COUNTED = pf.NoisyTotal("label_prior", max_norm=1.0, noise_multiplier=2.0)
+
+
+def run(engine, told, algorithm=None, statistics=()):
     found = pf.simulate(
         task_of("pooled"),
-        pf.FedAvg(weighting="uniform"),
+        algorithm or pf.FedAvg(weighting="uniform"),
         rounds=1,
         training=pf.LocalTraining(learning_rate=0.1, batch_size=8, steps=3),
-        privacy=pf.Privacy(training=DPSGD, noise_key=4),
+        privacy=pf.Privacy(training=DPSGD, statistics=statistics, noise_key=4),
         execution=pf.Execution(engine=engine, device="cpu", workers=2),
         callbacks=[lambda simulation, line: told.append(simulation.engine)],
     )
@@ -232,6 +260,17 @@ def test_runs_of_both_engines_agree_with_and_without_autograd_and_claim_the_same
     assert [used for _, used in notes[2:]] == [False] * 2
     assert NOTE in notes[2][0]
     assert any(NOTE.removeprefix("steps") in one for one in notes[3][0])
+
+
+@pytest.mark.parametrize("algorithm", [pf.FedRS(weighting="uniform"), pf.FedLC(weighting="uniform", least_count=1)])
+def test_a_private_run_of_calibrated_logits_is_that_of_autograd(monkeypatch, algorithm):
+    runs, told = [], []
+    for tolerance in (sequence_checks.TOLERANCE, -1.0):
+        monkeypatch.setattr(sequence_checks, "TOLERANCE", tolerance)
+        runs.append(run("loop", told, copy.copy(algorithm), (COUNTED,)))
+    torch.testing.assert_close(runs[1][0], runs[0][0], rtol=1e-3, atol=1e-5)
+    assert runs[0][1] == runs[1][1]
+    assert [engine._spaces.get().clipper.unaided is not None for engine in told] == [True, False]
 
 
 def own_loss(network, inputs, targets):

@@ -78,8 +78,8 @@ def test_clipped_sums_are_those_of_rows_taken_one_by_one(name, bound):
 def test_gradients_norms_and_sums_are_those_of_autograd(name):
     space, found = workspace(NETWORKS[name])
     inputs = IMAGES.clone()
-    assert not differs_from_autograd(found, space.dropout, inputs, LABELS)
-    assert not clips_otherwise(found, space.clipper, space.dropout, inputs, LABELS)
+    assert not differs_from_autograd(found, cross_entropy, space.dropout, inputs, LABELS)
+    assert not clips_otherwise(found, cross_entropy, space.clipper, space.dropout, inputs, LABELS)
     assert torch.equal(inputs, IMAGES)
 
 
@@ -88,7 +88,7 @@ def test_a_wrong_step_is_found_out(kind, monkeypatch):
     space, found = workspace(NETWORKS["two blocks of every stage"])
     before = kind.backward
     monkeypatch.setattr(kind, "backward", lambda step, back, kept: before(step, back, kept) * 1.01)
-    assert clips_otherwise(found, space.clipper, space.dropout, IMAGES, LABELS)
+    assert clips_otherwise(found, cross_entropy, space.clipper, space.dropout, IMAGES, LABELS)
 
 
 def at_the_door(inputs, targets):

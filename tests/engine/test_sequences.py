@@ -2,6 +2,7 @@
 
 import copy
 from collections import OrderedDict
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,12 +12,14 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import privfl as pf
+from privfl.algorithms.label_skew.balanced_softmax import balanced_loss
+from privfl.algorithms.label_skew.calibrated_logits import calibrated_loss
 from privfl.engine import loop, sequence_checks
 from privfl.engine.sequence_checks import differs_from_autocast, differs_from_autograd
 from privfl.engine.sequence_steps import Convolution, Linear
 from privfl.engine.sequences import sequence_of
 from privfl.engine.workspace import Workspace
-from privfl.federation.losses import cross_entropy
+from privfl.federation.losses import Huber, binary_cross_entropy, cross_entropy, mean_squared_error
 from privfl.models.base import Network
 from privfl.models.flat_network import flatten
 from privfl.privacy.noise.source import NoiseStream
@@ -74,14 +77,14 @@ def test_gradients_and_steps_without_autograd_are_those_of_autograd(name, rows):
         space.start(NoiseStream(bytes([5] * 32)))
         with torch.no_grad():
             if act == "write":
-                found.write_gradient(inputs, targets, 1.0)
+                found.write_gradient(cross_entropy, inputs, targets, 1.0)
                 gradient = own.gradient
             else:
-                found.descend(inputs, targets, 2.0, 0.5)
+                found.descend(cross_entropy, inputs, targets, 2.0, 0.5)
                 gradient = (before - own.flat) * 4
         torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
     assert torch.equal(inputs, IMAGES[:rows])
-    assert not differs_from_autograd(found, space.dropout, IMAGES, LABELS)
+    assert not differs_from_autograd(found, cross_entropy, space.dropout, IMAGES, LABELS)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -100,15 +103,39 @@ def test_narrow_gradients_and_steps_are_near_those_of_autograd_in_float32(name, 
         space.start(NoiseStream(bytes([5] * 32)))
         with torch.no_grad():
             if act == "write":
-                found.write_gradient(inputs, targets, 1.0)
+                found.write_gradient(cross_entropy, inputs, targets, 1.0)
                 gradient = own.gradient
             else:
-                found.descend(inputs, targets, 2.0, 0.5)
+                found.descend(cross_entropy, inputs, targets, 2.0, 0.5)
                 gradient = (before - own.flat) * 4
         assert gradient.dtype == torch.float32
         assert float((gradient - wanted).norm()) < 0.1 * float(wanted.norm())
     own.flat.copy_(before)
-    assert not differs_from_autocast(found, space.dropout, inputs, targets)
+    assert not differs_from_autocast(found, cross_entropy, space.dropout, inputs, targets)
+
+
+CALIBRATED = partial(calibrated_loss, cross_entropy, factor=torch.tensor([1, 0.5, 2, 1]), shift=torch.arange(4.0))
+LOSSES = {
+    "calibrated": (CALIBRATED, LABELS),
+    "balanced": (partial(balanced_loss, log_prior=torch.tensor([0.1, 0.2, 0.3, 0.4]).log()), LABELS),
+    "squared error": (mean_squared_error, torch.linspace(-1, 1, 48).view(12, 4)),
+    "huber": (Huber(delta=0.1), torch.linspace(-1, 1, 48).view(12, 4)),
+    "several labels": (binary_cross_entropy, (torch.arange(48).view(12, 4) % 3 == 0).float()),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_other_losses_of_logits_have_their_gradients_without_autograd_too(name):
+    loss, targets = LOSSES[name]
+    space = workspace(pooled(dropout=0.0))
+    own, found = space.own, sequence_of(space.own, loss, IMAGES)
+    own.module.eval()
+    with torch.enable_grad():
+        wanted = torch.cat([one.flatten() for one in own.gradient_of(loss(own.module, IMAGES, targets).sum() / 3)])
+    with torch.no_grad():
+        found.write_gradient(loss, IMAGES, targets, 3.0)
+    torch.testing.assert_close(own.gradient, wanted, rtol=1e-4, atol=1e-6)
+    assert not differs_from_autograd(found, loss, space.dropout, IMAGES, targets)
 
 
 class Doubled(nn.Linear):
@@ -195,8 +222,11 @@ def task_of(network):
         (pf.FedAvg(weighting="uniform"), {}),
         (pf.FedProx(mu=0.5), {}),
         (pf.FedAvg(), {"momentum": 0.9, "weight_decay": 0.1}),
+        (pf.FedRS(), {}),
+        (pf.FedLC(), {"momentum": 0.5}),
+        (pf.BalancedFedAvg(), {}),
     ],
-    ids=["plain descent", "another term", "momentum"],
+    ids=["plain descent", "another term", "momentum", "restricted", "calibrated", "balanced"],
 )
 def test_a_run_is_that_of_autograd_and_a_difference_is_said(monkeypatch, algorithm, training):
     told, runs = [], []
@@ -210,6 +240,7 @@ def test_a_run_is_that_of_autograd_and_a_difference_is_said(monkeypatch, algorit
         }
         runs.append(pf.simulate(task_of(pooled), copy.copy(algorithm), **given))
     torch.testing.assert_close(runs[0].parameters, runs[1].parameters, rtol=1e-3, atol=1e-5)
+    assert (runs[0].parameters != runs[1].parameters).any()  # other sums, other last places
     assert told[0] == []
     assert told[-1] == ["steps use autograd, because the layers' own gradients came out different"]
     assert runs[0].statement.to_json() == runs[1].statement.to_json()

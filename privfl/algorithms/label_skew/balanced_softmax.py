@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from privfl.privacy.loss import of_logits
+
 
 def smoothed_prior(counts: Tensor, epsilon: float) -> Tensor:
     """``p̂(c) = (1 − ε)·n_c / Σ n + ε / C``, equation (10) of ReBaFL; [C] from label counts ``counts`` [C].
@@ -38,6 +40,7 @@ def balanced_cross_entropy(logits: Tensor, targets: Tensor, log_prior: Tensor) -
     return F.cross_entropy(logits + log_prior, targets, reduction="none")
 
 
+@of_logits
 def balanced_loss(network: nn.Module, inputs: Tensor, targets: Tensor, log_prior: Tensor) -> Tensor:
     """:func:`balanced_cross_entropy` of the network's logits, as a loss for the door."""
     return balanced_cross_entropy(network(inputs), targets, log_prior)

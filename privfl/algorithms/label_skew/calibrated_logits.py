@@ -14,7 +14,7 @@ from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.label_skew.balanced_softmax import label_counts
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
-from privfl.privacy.loss import Loss, coupled, is_coupled
+from privfl.privacy.loss import Loss, coupled, is_coupled, of_logits
 
 LABELS = "label_prior"
 """Name of the total of one-hot labels, for a :class:`privfl.privacy.door.noisy_total.NoisyTotal` (whose bound is 1)."""
@@ -63,6 +63,7 @@ def rewritten(form: Loss, loss: Loss) -> Loss:
     return coupled(whole) if is_coupled(loss) else whole
 
 
+@of_logits
 def calibrated_loss(
     loss: Loss,
     network: nn.Module,

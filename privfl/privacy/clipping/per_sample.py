@@ -190,7 +190,7 @@ class PerSampleGradients:
     ) -> Iterable[tuple[nn.Module, Calls | Formed]]:
         """Every layer that the sum of ``loss`` depends on, with what it received and what arrived at its output."""
         if self.unaided is not None and self.goes_unaided(loss) and not apart:
-            return self.unaided.arrivals(inputs, targets)
+            return self.unaided.arrivals(loss, inputs, targets)
         with torch.enable_grad():
             seen, losses = (self._forward_apart if apart else self._forward)(loss, inputs, targets)
             total = losses.sum()

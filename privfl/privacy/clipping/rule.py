@@ -63,9 +63,9 @@ class Arrivals(Protocol):
     """What layers receive and what arrives at their outputs in one pass of a network, without autograd."""
 
     def serves(self, loss: Loss) -> bool:
-        """Whether it is the gradient of ``loss`` that arrives."""
+        """Whether the gradient of ``loss`` can arrive."""
 
-    def arrivals(self, inputs: Tensor, targets: Tensor) -> Iterable[tuple[nn.Module, Calls | Formed]]:
+    def arrivals(self, loss: Loss, inputs: Tensor, targets: Tensor) -> Iterable[tuple[nn.Module, Calls | Formed]]:
         """Every layer that has parameters, called once; its input and the gradient at its output, both [B, ...].
 
         Or, of a layer whose rule forms gradients, these.

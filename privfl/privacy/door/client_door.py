@@ -28,15 +28,15 @@ from privfl.privacy.loss import Loss, is_coupled
 
 
 class Unaided(Protocol):
-    """Plain gradients of one loss without autograd, of the network of a door."""
+    """Plain gradients of some losses without autograd, of the network of a door."""
 
     def serves(self, loss: Loss) -> bool:
-        """Whether the gradient of ``loss`` is what this computes."""
+        """Whether this computes the gradient of ``loss``."""
 
-    def write_gradient(self, inputs: Tensor, targets: Tensor, divisor: float) -> None:
-        """Write the gradient of the sum of the loss over ``divisor`` into the network's gradient buffer."""
+    def write_gradient(self, loss: Loss, inputs: Tensor, targets: Tensor, divisor: float) -> None:
+        """Write the gradient of the sum of ``loss`` over ``divisor`` into the network's gradient buffer."""
 
-    def descend(self, inputs: Tensor, targets: Tensor, divisor: float, rate: float) -> None:
+    def descend(self, loss: Loss, inputs: Tensor, targets: Tensor, divisor: float, rate: float) -> None:
         """Subtract ``rate`` times that gradient from the network's parameters."""
 
 
@@ -103,15 +103,16 @@ class ClientDoor(DoorKeeper):
             return
         (divisor,) = batch.divisors()
         self._note(BARE_GRADIENT)
-        unaided.descend(batch.inputs, batch.targets, divisor, rate)
+        unaided.descend(self.loss, batch.inputs, batch.targets, divisor, rate)
 
     def _mean(
         self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, wrt: str | None = None
     ) -> Tensor:
         network, (divisor,) = self._network, batch.divisors()
         loss_kwargs, leaf = _with_leaf(loss_kwargs, wrt)
-        unaided = self._unaided if self._serves(loss, loss_kwargs, wrt) else None
-        whole, loss = is_coupled(loss), self._prepared(loss, batch, loss_kwargs)
+        unaided = self._unaided if self._serves(loss, wrt) else None
+        whole, bare = is_coupled(loss), _bound(loss, loss_kwargs)
+        loss = self._prepared(loss, batch, loss_kwargs)
 
         def mean(inputs: Tensor, targets: Tensor) -> Tensor:
             with torch.enable_grad():
@@ -119,7 +120,7 @@ class ClientDoor(DoorKeeper):
 
         def write(inputs: Tensor, targets: Tensor) -> None:
             if unaided is not None:
-                unaided.write_gradient(inputs, targets, divisor)
+                unaided.write_gradient(bare, inputs, targets, divisor)
             elif self._clipper is not None and wrt is None:
                 self._clipper.plain_sum(loss, inputs, targets, divisor)
             else:
@@ -133,9 +134,9 @@ class ClientDoor(DoorKeeper):
                 return torch.zeros_like(leaf)
             return torch.autograd.grad(mean(batch.inputs, batch.targets), leaf)[0]
 
-    def _serves(self, loss: Loss, loss_kwargs: Given, wrt: str | None) -> bool:
+    def _serves(self, loss: Loss, wrt: str | None) -> bool:
         """Whether this gradient of ``loss`` is taken without autograd."""
-        if self._unaided is None or wrt is not None or loss_kwargs or not self._network.module.training:
+        if self._unaided is None or wrt is not None or is_coupled(loss) or not self._network.module.training:
             return False
         return self._unaided.serves(loss)
 
@@ -243,9 +244,7 @@ class ClientDoor(DoorKeeper):
                 **loss_kwargs,
                 "present": torch.ones(len(batch.rows), dtype=torch.bool, device=batch.rows.device),
             }
-        return in_precision(
-            partial(loss, **loss_kwargs) if loss_kwargs else loss, self._precision, self._network.flat.device
-        )
+        return in_precision(_bound(loss, loss_kwargs), self._precision, self._network.flat.device)
 
     def _flat_gradient(self, value: Tensor, out: Tensor | None = None) -> Tensor:
         """Gradient [size] of the scalar ``value`` for the parameters."""
@@ -272,6 +271,11 @@ def _key(question: str, function: Loss, loss_kwargs: Given) -> Hashable:
 
 def _as_it_is(function: Loss, network: nn.Module, inputs: Tensor, targets: Tensor, loss_kwargs: Given) -> Tensor:
     return function(network, inputs, targets, **loss_kwargs)
+
+
+def _bound(loss: Loss, loss_kwargs: Given) -> Loss:
+    """``loss`` with what it takes by name."""
+    return partial(loss, **loss_kwargs) if loss_kwargs else loss
 
 
 def _with_leaf(loss_kwargs: Given, wrt: str | None) -> tuple[Given, Tensor | None]:
