@@ -53,7 +53,7 @@ def test_gradients_and_steps_are_autograds_however_many_images_are_taken_at_once
         for rows in (slice(0, 3), slice(0, 7)):  # work space is used again by larger batches
             sequence.write_gradient(cross_entropy, IMAGES[rows], LABELS[rows], 1.0)
         torch.testing.assert_close(own.gradient, wanted, rtol=1e-4, atol=2e-5)
-        for place, back, kept in sequence._backward(IMAGES, LABELS, 1.0):
+        for place, back, kept in sequence._backward(cross_entropy, IMAGES, LABELS, 1.0):
             sequence.steps[place].descend(back, kept, 0.125)
     torch.testing.assert_close(8 * (before - own.flat), wanted, rtol=1e-3, atol=2e-4)
 
