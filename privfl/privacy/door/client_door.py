@@ -110,7 +110,7 @@ class ClientDoor(DoorKeeper):
     ) -> Tensor:
         network, (divisor,) = self._network, batch.divisors()
         loss_kwargs, leaf = _with_leaf(loss_kwargs, wrt)
-        unaided = self._unaided if self._serves(loss, wrt) else None
+        unaided = self._unaided if self._serves(loss, loss_kwargs, wrt) else None
         whole, bare = is_coupled(loss), _bound(loss, loss_kwargs)
         loss = self._prepared(loss, batch, loss_kwargs)
 
@@ -134,11 +134,11 @@ class ClientDoor(DoorKeeper):
                 return torch.zeros_like(leaf)
             return torch.autograd.grad(mean(batch.inputs, batch.targets), leaf)[0]
 
-    def _serves(self, loss: Loss, wrt: str | None) -> bool:
+    def _serves(self, loss: Loss, loss_kwargs: Given, wrt: str | None) -> bool:
         """Whether this gradient of ``loss`` is taken without autograd."""
         if self._unaided is None or wrt is not None or is_coupled(loss) or not self._network.module.training:
             return False
-        return self._unaided.serves(loss)
+        return self._unaided.serves(_bound(loss, loss_kwargs))
 
     def _clipped_sum(
         self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, max_grad_norm: float
