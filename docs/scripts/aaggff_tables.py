@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from itertools import permutations, product
 
 from tables import spread, table
 from verdict_intervals import BySeed, interval, raw
@@ -111,26 +112,48 @@ def ended(method: str) -> BySeed:
     return {seed: last[seed] - settled for seed, settled in of_many(method, "client_average").items()}
 
 
+RESPONSES = ("weibull", "exponential", "frechet", "normal", "gumbel", "logistic")
+
+
+def of_responses(study: str) -> dict[str, str]:
+    """Response function → what AAggFF-S with it is called on a federation; the paper's choice has no name there."""
+    return {one: "AAggFF-S" if one == chosen(study) else f"AAggFF-S, {one}" for one in RESPONSES}
+
+
+def chosen(study: str) -> str:
+    """The response function that the paper takes on a federation: the only one that no method is named after."""
+    named = {row["method"] for row in raw("aaggff-pairs")["rows"] if row["study"] == study}
+    (found,) = (one for one in RESPONSES if f"AAggFF-S, {one}" not in named)
+    return found
+
+
 def responses() -> str:
-    """AAggFF-S with each response function beside uniform FedAvg, on the seeds that all six have."""
-    study, rows = "berka", []
-    names = {"AAggFF-S": "normal (the paper's)"} | {
-        method: method.removeprefix("AAggFF-S, ")
-        for method in dict.fromkeys(row["method"] for row in raw("aaggff-pairs")["rows"] if row["study"] == study)
-        if method.startswith("AAggFF-S, ")
-    }
-    common = set.intersection(*(set(of_pairs(study, method, "worst_tenth")) for method in names))
-
-    def kept(method: str, figure: str) -> BySeed:
-        return {seed: value for seed, value in of_pairs(study, method, figure).items() if seed in common}
-
-    for method, name in names.items():
-        cells = [
-            interval(kept(method, figure), kept("FedAvg, uniform", figure), 3 if figure.endswith("loss") else 2)
-            for figure in PAIRED
-        ]
-        rows.append([name, *cells])
+    """AAggFF-S with each response function beside uniform FedAvg."""
+    rows = []
+    for study, name in FEDERATIONS.items():
+        for response, method in of_responses(study).items():
+            cells = [paired(study, method, UNIFORM, figure) for figure in PAIRED]
+            mark = " (the paper's)" if method == "AAggFF-S" else ""
+            rows.append([f"{name}, {response}{mark}", *cells])
     return table(["response", *SCORES.values(), "largest training loss", "mean training loss"], rows)
+
+
+def among_responses() -> str:
+    """The widest of the differences between two response functions, for each figure."""
+    rows = []
+    for study, name in FEDERATIONS.items():
+        cells = []
+        for figure in PAIRED:
+            found = {one: of_pairs(study, method, figure) for one, method in of_responses(study).items()}
+            one, other = max(permutations(found, 2), key=lambda pair: apart(found[pair[0]], found[pair[1]]))
+            cells.append(f"{one} − {other} {interval(found[one], found[other], 3 if figure.endswith('loss') else 2)}")
+        rows.append([name, *cells])
+    return table(["", *SCORES.values(), "largest training loss", "mean training loss"], rows)
+
+
+def apart(one: BySeed, other: BySeed) -> float:
+    """The mean of the paired differences."""
+    return statistics.mean(one[seed] - other[seed] for seed in one)
 
 
 def of_many(method: str, figure: str, when: str = "settled") -> BySeed:
@@ -148,8 +171,10 @@ def many_pairs() -> Iterator[tuple[str, str]]:
         for figure in PAIRED:
             for other in ("FedAvg, uniform", reduced(study)):
                 yield f"{study} {figure}: q-FedAvg − {other}", paired(study, "q-FedAvg", other, figure)
-    for figure in PAIRED:
-        yield f"berka {figure}: normal − Weibull", paired("berka", "AAggFF-S", "AAggFF-S, weibull", figure)
+    for study in FEDERATIONS:
+        for (one, method), figure in product(of_responses(study).items(), PAIRED):
+            if method != "AAggFF-S":
+                yield f"{study} {figure}: {chosen(study)} − {one}", paired(study, "AAggFF-S", method, figure)
 
 
 def many_clients() -> Iterator[tuple[str, str]]:
@@ -170,6 +195,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "last round": lambda: differences("last"),
         "steps": steps,
         "responses": responses,
+        "among responses": among_responses,
         "levels": levels,
     },
     "aaggff-cross-device": {
