@@ -223,6 +223,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "rebafl": {"Table I": table_one},
     "rebafl-rounds": {
         "over rounds": over_rounds,
+        "Table I, twenty": partial(table_one, TABLE_ONE, ("rebafl-rounds",)),
         "over rounds, fifty": partial(over_rounds, "rebafl-fifty"),
         "Table I, fifty": partial(table_one, FIFTY, ("rebafl-fifty",)),
     },

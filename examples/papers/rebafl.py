@@ -164,6 +164,9 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     from privfl.study.chart import COLOURS, DASHES
 
     found = list(by_group(rows))
+    if not any(name in METHODS for _, methods in found for name in methods):
+        print("no figure: all methods are rivals, which are in the table")
+        return
     ordered = ("FedAvg", "ReBaFL", "R-BSM only", "F-Aug only", "BSM-FedAvg")
     colours, dashes = dict(zip(ordered, COLOURS, strict=False)), dict(zip(ordered, cycle(DASHES), strict=False))
     figure = Figure(figsize=(3.3 * len(found) + 0.8, 3.4), layout="constrained")
