@@ -90,3 +90,12 @@ def test_curves_of_one_method_are_cut_to_the_rounds_that_all_its_seeds_have(stud
     lengths = {name: [len(curve) for curve in curves] for name, curves in found[20, 0.5].items()}
     assert lengths == {"FedAvg": [6, 6], "ReBaFL": [5]}
     assert len(found[50, 0.1]["FedAvg"][0]) == 9
+
+
+def test_a_study_of_rivals_alone_has_a_table_and_no_figure(study, tmp_path, capsys):
+    row = {"clients": 20, "probability": 0.5, "method": "MOON", "seed": 0, "accuracy": [0.5, 0.6, 0.7]}
+    study.draw([row], tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert "all methods are rivals" in capsys.readouterr().out
+    study.draw([row, {**row, "method": "BSM-FedAvg"}], tmp_path)
+    assert {one.name for one in tmp_path.iterdir()} == {"dropout.png", "stability.png"}
