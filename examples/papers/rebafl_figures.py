@@ -114,6 +114,7 @@ def main() -> None:
     """Run what is missing, all variants of a seed before the next seed, then print the means."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for results.json and run directories")
+    parser.add_argument("--variant", action="append", choices=VARIANTS, help="a variant; may be repeated")
     parser.add_argument("--dataset", default="fashion-mnist")
     parser.add_argument("--model", default="rebafl-fmnist")
     parser.add_argument("--clients", type=int, default=20)
@@ -130,10 +131,10 @@ def main() -> None:
     rows: list[dict[str, Any]] = json.loads(store.read_text(encoding="utf-8"))["rows"] if store.exists() else []
     finished = {(row["variant"], row["seed"]) for row in rows}
     for seed, variant in product(range(options.seeds), VARIANTS):
-        if (variant, seed) in finished:
+        if (variant, seed) in finished or (options.variant and variant not in options.variant):
             continue
         rows.append(trained(variant, seed, options))
-        settings = {name: value for name, value in vars(options).items() if name != "out"}
+        settings = {name: value for name, value in vars(options).items() if name not in ("out", "variant")}
         store.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n", encoding="utf-8")
         print(f"seed {seed}, {variant}:", {name: round(one, 3) for name, one in settled(rows[-1]).items()}, flush=True)
     print("\nlast rounds (%), change from round to round (points), diversity in the second half")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from privfl.data.targets import IGNORED, TaskKind
 from privfl.errors import ConfigError, unknown
+from privfl.privacy.clipping.placement import wherever_it_stands
 from privfl.privacy.loss import Loss, of_logits
 from privfl.schema import Named, build
 from privfl.validation import Settings, check_number
@@ -49,13 +51,17 @@ class Huber(Settings):
 
     def __call__(self, network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of ``targets`` [B, values]."""
-        return F.huber_loss(*_of_one_shape(network(inputs), targets), reduction="none", delta=self.delta).mean(1)
+        each = partial(F.huber_loss, reduction="none", delta=self.delta)
+        return wherever_it_stands(each, *_of_one_shape(network(inputs), targets)).mean(1)
+
+
+_EACH_LABEL = partial(F.binary_cross_entropy_with_logits, reduction="none")
 
 
 @of_logits
 def binary_cross_entropy(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     """Binary cross-entropy of every sample [B], averaged over its labels [B, labels], from logits."""
-    return F.binary_cross_entropy_with_logits(*_of_one_shape(network(inputs), targets), reduction="none").mean(1)
+    return wherever_it_stands(_EACH_LABEL, *_of_one_shape(network(inputs), targets)).mean(1)
 
 
 def token_cross_entropy(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from privfl.privacy.clipping.placement import wherever_it_stands
+
 DiscriminatorLoss = Literal["bce", "paper", "saturating"]
 """How discriminator and local extractor oppose each other; see :func:`discriminator_terms`."""
 LOSSES: tuple[str, ...] = get_args(DiscriminatorLoss)
@@ -51,8 +53,8 @@ def discriminator_terms(logits: Tensor, kind: DiscriminatorLoss, *, is_global: b
     """
     if kind == "paper":
         logits = _clipped(logits)
-        return -F.softplus(logits) if is_global else -F.softplus(-logits)
-    return F.softplus(-logits) if is_global else F.softplus(logits)
+        return -_softplus(logits) if is_global else -_softplus(-logits)
+    return _softplus(-logits) if is_global else _softplus(logits)
 
 
 def regulariser_terms(logits: Tensor, kind: DiscriminatorLoss) -> Tensor:
@@ -63,8 +65,8 @@ def regulariser_terms(logits: Tensor, kind: DiscriminatorLoss) -> Tensor:
     under ``"paper"`` logits are clipped as in :func:`discriminator_terms`.
     """
     if kind == "bce":
-        return F.softplus(-logits)
-    return -F.softplus(_clipped(logits) if kind == "paper" else logits)
+        return _softplus(-logits)
+    return -_softplus(_clipped(logits) if kind == "paper" else logits)
 
 
 def judged_terms(
@@ -105,6 +107,10 @@ def personal_terms(
     logits = network.head(features)  # type: ignore[operator]
     judged = discriminator_logits(discriminator, features, hidden)
     return beta * loss(lambda _: logits, inputs, targets) + (1 - beta) * regulariser_terms(judged, kind)
+
+
+def _softplus(logits: Tensor) -> Tensor:
+    return wherever_it_stands(F.softplus, logits)
 
 
 def _clipped(logits: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.label_skew.calibrated_logits import rewritten
 from privfl.federation.context import RunContext
 from privfl.models.flat_network import flatten
+from privfl.privacy.clipping.placement import wherever_it_stands
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
 from privfl.privacy.loss import Loss
@@ -117,7 +118,7 @@ def contrastive_terms(features: Tensor, near: Tensor, far: Tensor, temperature: 
     """
     features, near, far = (one.flatten(1) for one in (features, near, far))  # a next-token model has some per position
     gap = F.cosine_similarity(features, far, dim=1) - F.cosine_similarity(features, near, dim=1)
-    return F.softplus(gap / temperature)
+    return wherever_it_stands(F.softplus, gap / temperature)
 
 
 class FrozenFeatures(threading.local):

@@ -72,7 +72,7 @@ class LinearRule(SumRule):
         back = norms_along(g)
         if weight:
             given = norms_along(a) if a.dim() == 2 else self.shared.norms(a)
-            lengths = back * (torch.hypot(given, torch.ones_like(given)) if bias else given)
+            lengths = back * (_with_one(given) if bias else given)
         else:
             lengths = back
         self.sizes = None
@@ -178,6 +178,18 @@ class EmbeddingRule:
 
     def gradients(self) -> dict[str, Tensor]:
         raise AssertionError("the gradients of an embedding's rows are not formed")
+
+
+def _with_one(lengths: Tensor) -> Tensor:
+    """√(lengths² + 1): norms of inputs, with the one that a bias is multiplied with.
+
+    On a CPU by operations that round a number alike wherever it stands (:mod:`privfl.privacy.clipping.placement`),
+    which ``hypot`` does not.
+    """
+    if lengths.device.type != "cpu":
+        return torch.hypot(lengths, torch.ones_like(lengths))
+    larger = lengths.clamp_min(1)
+    return larger.reciprocal().square_().add_((lengths / larger).square_()).sqrt_().mul_(larger)
 
 
 def _gram(values: Tensor) -> Tensor:

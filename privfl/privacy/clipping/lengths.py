@@ -6,7 +6,8 @@ other rows otherwise, and a model that loses its digits turns that into other gr
 found out by running them on public rows: every row must come out as in a pass of a *reference* length, wherever it
 stands. A batch of another length is padded to one that does, or cut into passes of the reference length. Every
 length that occurs is run before it is used, and since the order of a kernel's additions does not depend on values, what
-holds for these rows holds for all.
+holds for these rows holds for all. Only what a loop leaves over at its end may differ for few values and no public one:
+there lengths are taken that leave nothing over (:mod:`privfl.privacy.clipping.placement`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from privfl.privacy.clipping.placement import Call, calls_of, nothing_is_left_over, placed_alike
 
 LONGEST_REFERENCE = 64
 SHORTEST_REFERENCE = 16
@@ -140,29 +143,79 @@ class Lengths:
         self._found = _FOUND.setdefault(kind, {})
         self._expected: dict[Hashable, Tensor] = {}
         self._chosen: dict[Hashable, int] = {}
+        self._references: dict[Hashable, int] = {}
+        self._calls: dict[Hashable, list[Call]] = {}
 
-    def of(self, key: Hashable, run: Callable[[Tensor, Tensor], Tensor], rows: int) -> int:
+    def of(
+        self,
+        key: Hashable,
+        run: Callable[[Tensor, Tensor], Tensor],
+        rows: int,
+        alone: Callable[[int], object] | None = None,
+    ) -> int:
         """The length of a pass over ``rows`` rows: less if they are to be cut, more if they are to be padded.
 
         ``run(inputs, targets)`` gives numbers [B, ...] in float64 that tell how each row is rounded in a pass over
-        these [B, ...]; ``key`` says what is run.
+        these [B, ...]; ``key`` says what is run. Where it has more than one client's rows, ``alone(length)`` runs a
+        pass of that many rows of a single one.
         """
         length = self._chosen.get((key, rows))
         if length is None:
-            length = self._chosen[key, rows] = self._choose(key, run, rows)
+            length = self._chosen[key, rows] = self._choose(key, run, rows, alone)
         return length
 
-    def _choose(self, key: Hashable, run: Callable[[Tensor, Tensor], Tensor], rows: int) -> int:
+    def _choose(
+        self,
+        key: Hashable,
+        run: Callable[[Tensor, Tensor], Tensor],
+        rows: int,
+        alone: Callable[[int], object] | None,
+    ) -> int:
         def passed(length: int) -> Tensor:
             firsts = range(0, max(len(self.public.targets), length), length)
             return torch.cat([run(*self.public.batch(length, first)) for first in firsts])
 
+        def once(length: int) -> object:
+            return run(*self.public.batch(length)) if alone is None else alone(length)
+
+        reference = self.reference_of(key, once)
+
         def same(length: int) -> bool:
-            return self.same(
-                (key, length), (key, self.reference), partial(passed, length), partial(passed, self.reference)
+            return self.placed_alike(key, length, once) and self.same(
+                (key, length), (key, reference), partial(passed, length), partial(passed, reference)
             )
 
-        return padded_length(rows, self.reference, same, MORE)
+        return padded_length(rows, reference, same, MORE)
+
+    def reference_of(self, key: Hashable, once: Callable[[int], object]) -> int:
+        """The length that passes of what ``key`` says are compared with: one in which no row's place shows.
+
+        ``once(length)`` runs a pass of that many rows.
+        """
+        if key not in self._references:
+            reference = self.reference
+            while reference < LONGEST_REFERENCE and not self._places_do_not_show(key, reference, once):
+                reference = min(LONGEST_REFERENCE, reference + SHORTEST_REFERENCE - reference % SHORTEST_REFERENCE)
+            self._references[key] = reference
+        return self._references[key]
+
+    def placed_alike(self, key: Hashable, length: int, once: Callable[[int], object]) -> bool:
+        """Whether no kernel rounds a row of a pass of ``length`` otherwise because of where it stands."""
+        if not self.calls(key, self.reference_of(key, once), once):
+            return True
+        return placed_alike(self.calls(key, length, once), self.calls(key, self.reference_of(key, once), once))
+
+    def _places_do_not_show(self, key: Hashable, length: int, once: Callable[[int], object]) -> bool:
+        calls = self.calls(key, length, once)
+        return nothing_is_left_over(calls) or placed_alike(calls, self.calls(key, length + 1, once))
+
+    def calls(self, key: Hashable, length: int, once: Callable[[int], object]) -> list[Call]:
+        """The calls of ``once(length)``, a pass of what ``key`` says, that could round a number by its place."""
+        if self.public.targets.device.type != "cpu":  # a kernel there is one program, whatever the place
+            return []
+        if (key, length) not in self._calls:
+            self._calls[key, length] = calls_of(lambda: once(length))
+        return self._calls[key, length]
 
     def same(self, key: Hashable, other: Hashable, run: Callable[[], Tensor], expected: Callable[[], Tensor]) -> bool:
         """Whether the rows of ``run()`` equal those of ``expected()``, which begin anew after the last public row.

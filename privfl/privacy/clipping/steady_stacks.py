@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from privfl.privacy.clipping.lengths import Lengths, padded_length, public_values
+from privfl.privacy.clipping.placement import Call, placed_alike
 from privfl.privacy.clipping.stacked import Given, StackedBatch, given_to
 
 OfPiece = Callable[[Tensor, StackedBatch], Tensor]
@@ -47,22 +49,24 @@ class SteadyStacks:
     def length(self, rows: int) -> int:
         """The length of a pass over at most ``rows`` rows of each client."""
         lengths, key, shown = self._lengths, self._rounding.key, self._rounding.shown
+        alone = partial(self._pass, shown or self._rounding.sums, 1)
         if shown is not None:
 
             def run(inputs: Tensor, targets: Tensor) -> Tensor:
                 return self._run(shown, LEAST, inputs, targets)[0]
 
-            return lengths.of(key, run, rows)
-        if rows > lengths.reference:  # cut at the same rows whatever else is in the stack
-            return lengths.reference
+            return lengths.of(key, run, rows, alone)
+        reference = lengths.reference_of(key, alone)
+        if rows > reference:  # cut at the same rows whatever else is in the stack
+            return reference
 
         def same(length: int) -> bool:
             named = (*key, rows, length)
-            return lengths.same(
-                named, None, lambda: self._sums(rows, length), lambda: self._sums(rows, lengths.reference)
+            return lengths.placed_alike(key, length, alone) and lengths.same(
+                named, None, lambda: self._sums(rows, length), lambda: self._sums(rows, reference)
             )
 
-        return padded_length(rows, lengths.reference, same)
+        return padded_length(rows, reference, same)
 
     def groups(self, clients: int, length: int) -> list[tuple[slice, int]]:
         """Which of ``clients`` clients go into one pass of ``length``, and how many it is padded to."""
@@ -76,9 +80,16 @@ class SteadyStacks:
             batches = (self._lengths.public.batch(length, first) for first in firsts)
             return torch.cat([self._run(shown, stack, *batch).flatten(1) for batch in batches], dim=1)
 
-        if self._lengths.same(key, None, lambda: run(clients), lambda: run(LEAST)):
+        def calls(stack: int) -> list[Call]:
+            return self._lengths.calls((*key, stack), length, partial(self._pass, shown, stack))
+
+        alike = self._lengths.same(key, None, lambda: run(clients), lambda: run(LEAST))
+        if alike and placed_alike(calls(clients), calls(LEAST)):
             return [(slice(0, clients), clients)]
         return [(slice(first, min(first + LEAST, clients)), LEAST) for first in range(0, clients, LEAST)]
+
+    def _pass(self, work: OfPiece, stack: int, length: int) -> Tensor:
+        return self._run(work, stack, *self._lengths.public.batch(length))
 
     def _sums(self, rows: int, length: int) -> Tensor:
         """Sums over ``rows`` rows in passes of ``length``, [passes, values]."""

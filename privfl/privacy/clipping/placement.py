@@ -1,0 +1,158 @@
+"""Kernels that round a number by where it stands in memory.
+
+A loop over many numbers takes them some at a time, by instructions for several, and what is left over at its end one by
+one. A sum or a product comes out the same either way; an exponential does not, since the two ways approximate it
+differently. So the last rows of a pass may be rounded otherwise than if more rows followed. It happens to one number in
+a hundred or a thousand, of the few that are left over, so comparing rows of public numbers does not find it out for
+certain. Here the calls themselves are looked at: those that could, and how long their innermost loop is. Where
+that is a multiple of what any instruction takes, nothing is left over; where it is the same whatever the number of
+rows is, it goes along each row by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+SEVERAL = 64
+"""Numbers that any loop takes at a time, or a multiple of it: two vectors of 512 bits hold 32 in float32, 64 in 16."""
+
+_EXACT = frozenset({
+    "abs", "add", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "ceil", "clamp", "clamp_max",
+    "clamp_min", "clone", "copy", "copysign", "div", "eq", "floor", "fmax", "fmin", "ge", "gt", "isfinite",
+    "isinf", "isnan", "le", "leaky_relu", "leaky_relu_backward", "logical_and", "logical_not", "logical_or",
+    "logical_xor", "lt", "masked_fill", "maximum", "minimum", "mul", "nan_to_num", "ne", "neg", "positive",
+    "reciprocal", "relu", "relu6", "round", "rsub", "sgn", "sign", "signbit", "sqrt", "square", "sub",
+    "threshold", "threshold_backward", "trunc", "where",
+})  # fmt: skip
+"""What a processor rounds correctly or does not round, whichever instruction it uses."""
+_UNMARKED = frozenset({
+    "binary_cross_entropy", "binary_cross_entropy_backward", "binary_cross_entropy_with_logits", "elu_backward",
+    "glu", "glu_backward", "hardsigmoid_backward", "hardswish", "hardswish_backward", "huber_loss",
+    "huber_loss_backward", "log_sigmoid_backward", "log_sigmoid_forward", "logsumexp", "mish_backward",
+    "rrelu_with_noise", "rrelu_with_noise_backward", "smooth_l1_loss", "smooth_l1_loss_backward",
+    "softplus_backward", "softshrink_backward",
+})  # fmt: skip
+"""What goes number by number too, or in a part of it, although PyTorch does not mark it so."""
+
+Call = tuple[str, int, tuple[int, ...]]
+"""What is called, the numbers of its innermost loop, and how far apart these lie in each tensor."""
+
+
+class Calls(TorchDispatchMode):
+    """Notes, while it is entered, the calls that may round a number by its place."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.noted: list[Call] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run ``function``, and note it."""
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        if _by_place(function, args, kwargs):
+            tensors = [one for one in (*_flat(args), *_flat((result,))) if one.is_floating_point()]
+            if tensors:
+                self.noted.append((function.__name__, *_innermost(tensors)))
+        return result
+
+
+def calls_of(run: Callable[[], object]) -> list[Call]:
+    """The calls of ``run()`` that may round a number by its place."""
+    calls = Calls()
+    with calls:
+        run()
+    return calls.noted
+
+
+def wherever_it_stands(function: Callable[..., Tensor], *values: Tensor) -> Tensor:
+    """``function``, number by number, of ``values`` of one shape [B, ...]: each row rounded alike in any pass.
+
+    For terms of a loss, whose passes would otherwise have to be longer: every row fills what a loop takes at a time.
+    """
+    shape = values[0].shape
+    numbers = math.prod(shape[1:])
+    missing = -numbers % SEVERAL
+    if missing == 0:
+        return function(*values)
+    filled = (F.pad(value.reshape(len(value), numbers), (0, missing)) for value in values)
+    return function(*filled)[:, :numbers].reshape(shape)
+
+
+def nothing_is_left_over(calls: Iterable[Call]) -> bool:
+    """Whether every loop takes all of its numbers several at a time."""
+    return all(length % SEVERAL == 0 for _, length, _ in calls)
+
+
+def placed_alike(some: Sequence[Call], others: Sequence[Call]) -> bool:
+    """Whether each row is rounded alike by two passes of different lengths, as far as that depends on its place."""
+    if nothing_is_left_over(some) and nothing_is_left_over(others):
+        return True
+    return len(some) == len(others) and all(
+        one == other or (one[0] == other[0] and nothing_is_left_over((one, other)))
+        for one, other in zip(some, others, strict=True)
+    )
+
+
+def _by_place(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    name = function.overloadpacket.__name__.rstrip("_")
+    if name in _UNMARKED:
+        return True
+    if name == "pow" and isinstance(args[1], int | float) and args[1] in (1, 2):
+        return False
+    if name in _EXACT:  # a product inside a sum may be rounded or not
+        return kwargs.get("alpha", 1) not in (1, -1) or kwargs.get("rounding_mode") is not None
+    return torch.Tag.pointwise in function.tags or (_writes(function) and _is_marked(name))
+
+
+def _writes(function: Any) -> bool:
+    """Whether this form of a function writes into a tensor that it is given; PyTorch does not mark all of these."""
+    return any(one.alias_info is not None and one.alias_info.is_write for one in function._schema.arguments)
+
+
+def _is_marked(name: str) -> bool:
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = [] if packet is None else [getattr(packet, one) for one in packet.overloads()]
+    return any(torch.Tag.pointwise in one.tags for one in overloads)
+
+
+def _flat(values: Iterable[Any]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            found += _flat(value)
+    return found
+
+
+def _innermost(tensors: Sequence[Tensor]) -> tuple[int, tuple[int, ...]]:
+    """How many numbers the innermost loop over ``tensors``, as large as the largest of them, takes, and its steps."""
+    largest = max(tensors, key=Tensor.numel)
+    together = [one for one in tensors if _fits(one, largest)]
+    strides = [one.expand(largest.shape).stride() for one in together]
+    own = largest.stride()
+    dims = sorted((dim for dim, size in enumerate(largest.shape) if size > 1), key=lambda dim: (own[dim], -dim))
+    if not dims:
+        return 1, ()
+    length, steps = largest.shape[dims[0]], tuple(stride[dims[0]] for stride in strides)
+    for dim in dims[1:]:
+        if any(stride[dim] != step * length for stride, step in zip(strides, steps, strict=True)):
+            break
+        length *= largest.shape[dim]
+    return length, steps
+
+
+def _fits(one: Tensor, largest: Tensor) -> bool:
+    try:
+        return bool(torch.broadcast_shapes(one.shape, largest.shape) == largest.shape)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return False
