@@ -29,6 +29,7 @@ from privfl.federation.losses import cross_entropy
 from privfl.models.module_state import ModuleState
 from privfl.privacy.clipping.lengths import padded
 from privfl.privacy.clipping.per_sample import GradSampleMode
+from privfl.privacy.clipping.placement import calls_of, nothing_is_left_over
 from privfl.privacy.clipping.row_wise import out_of_memory
 from privfl.privacy.clipping.stacked import StackedGradients
 from privfl.privacy.clipping.steady_stacks import LEAST
@@ -55,6 +56,10 @@ class Stack:
     unaided: StackedSequence | None = None
 
 
+class PlacesShow(Exception):
+    """A stack would round what its clients send by where they are in it."""
+
+
 def chunks_of(ordered: list[Item], chunk: int, workers: int) -> list[list[Item]]:
     """At most ``chunk`` clients each; if one chunk for each of the ``workers`` is enough, all get as much work."""
     if len(ordered) <= chunk * workers:
@@ -78,6 +83,8 @@ class VectorisedEngine:
             self.lengths = loop.steady_lengths()
         self._stacks: SimpleQueue[Stack] = SimpleQueue()
         self.templates: list[nn.Module] = []
+        self._apart = False
+        self._placed: set[tuple[str, int]] = set()
         self._values = 0
         for _ in range(loop.workers):
             space = Workspace.build(loop.task.model(0), loop.device, None)
@@ -143,19 +150,24 @@ class VectorisedEngine:
         stack = self._stacks.get()
         try:
             return self._train_chunk(stack, chunk, phase, received, context)
+        except PlacesShow as found:
+            if not self._apart:
+                self.notes.append(f"clients are trained one after another, because {found}")
+            self.chunk, self._apart = 1, True
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error) or len(chunk) == 1:
                 raise
+            self.chunk = min(self.chunk, len(chunk) // 2)
+            self.notes.append(
+                f"memory ran out with {len(chunk)} clients at once; {self.chunk} from round {context.number} on"
+            )
         finally:
             self._stacks.put(stack)
-        half = len(chunk) // 2
-        self.chunk = min(self.chunk, half)
-        self.notes.append(f"memory ran out with {len(chunk)} clients at once; {half} from round {context.number} on")
         again = [slot(one.client) for one in chunk]
         return [
             result
-            for part in (again[:half], again[half:])
-            for result in self._in_memory(part, slot, phase, received, context)
+            for first in range(0, len(again), self.chunk)
+            for result in self._in_memory(again[first : first + self.chunk], slot, phase, received, context)
         ]
 
     def _small(self, slots: Sequence[ClientSlot]) -> bool:
@@ -167,7 +179,7 @@ class VectorisedEngine:
 
     def _chunks(self, ordered: list[ClientSlot]) -> list[list[ClientSlot]]:
         """See :func:`chunks_of`; one where a step is mostly dispatch, since workers share one interpreter lock."""
-        if ordered and self._small(ordered):
+        if ordered and not self._apart and self._small(ordered):
             return [ordered]
         return chunks_of(ordered, self.chunk, self.loop.workers)
 
@@ -233,7 +245,8 @@ class VectorisedEngine:
             del begun
             self._train(keeper, local, received, algorithm, training, streams, plain=plain)
             local = {name: padded(value, self._height(len(slots))) for name, value in local.items()}
-            uploads = vmap(lambda local: algorithm.finish(local, received, training))(local)  # which may write into it
+            finish = vmap(lambda local: algorithm.finish(local, received, training))  # which may write into it
+            uploads = self._wherever_clients_stand("finish", algorithm, finish, local)
         return [
             Trained(
                 {name: value[place] for name, value in uploads.items()},
@@ -242,6 +255,31 @@ class VectorisedEngine:
             )
             for place, slot in enumerate(slots)
         ]
+
+    def _wherever_clients_stand(
+        self, name: str, algorithm: Algorithm, work: Callable[..., Tensors], local: Tensors, *numbers: Tensor
+    ) -> Tensors:
+        """What ``work``, the method ``name`` of ``algorithm``, makes of a stack; noise on updates needs it to be blind.
+
+        What a client sends must not depend on who is stacked with it, so a kernel that rounds the last numbers of a
+        stack otherwise is looked for when ``work`` first meets a stack of this height
+        (:mod:`privfl.privacy.clipping.placement`). Whoever is trained alone stands in the first place always.
+
+        Raises:
+            PlacesShow: there is one, and the stack has more than one client's place.
+        """
+        height = len(local["parameters"])
+        claims = self.loop.channel.has_client_level_noise and self.loop.device.type == "cpu"
+        if not claims or self._apart or (name, height) in self._placed:
+            return work(local, *numbers)
+        made: list[Tensors] = []
+        calls = calls_of(lambda: made.append(work(local, *numbers)))
+        by_place = [called for called in calls if not nothing_is_left_over((called,))]
+        if by_place:
+            kernel = by_place[0][0].partition(".")[0]
+            raise PlacesShow(f"'{kernel}' in {name} of {algorithm.name} rounds numbers by where in a stack they are")
+        self._placed.add((name, height))
+        return made[0]
 
     def _height(self, clients: int) -> int:
         """How many clients a step is stacked for: two at least where claims rest on it, or bits show who is alone."""
@@ -276,7 +314,8 @@ class VectorisedEngine:
             own = batch.numbers
             numbers = [padded(value, height) for value in (own.count, own.last, own.uniform, own.normal)]
             changed: Tensors = {}
-            for name, value in vmap(one)(active, *numbers).items():
+            done = self._wherever_clients_stand(work.__name__, algorithm, vmap(one), active, *numbers)
+            for name, value in done.items():
                 if name not in local:
                     raise ConfigError(
                         f"{algorithm.name} adds '{name}' to the client's state in a step; create it in begin"

@@ -53,4 +53,4 @@ class FedLC(CalibratedFedAvg):
         return ""
 
     def calibration(self, counts: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.ones_like(counts), -self.tau * counts.clamp_min(self.least_count).pow(-0.25)
+        return torch.ones_like(counts), -self.tau * counts.clamp_min(self.least_count).sqrt().sqrt().reciprocal()

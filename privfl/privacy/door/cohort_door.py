@@ -20,6 +20,7 @@ from privfl.data.mapped import MappedRows, Rows
 from privfl.devices import in_one_copy, to_device
 from privfl.models.module_state import ModuleState
 from privfl.privacy.clipping.lengths import Lengths, identity, padded, passes
+from privfl.privacy.clipping.placement import unnoted
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients, given_to
 from privfl.privacy.clipping.steady_stacks import OfPiece, Rounding, SteadyStacks
 from privfl.privacy.door.batch_plans import Plan
@@ -293,4 +294,5 @@ class _Outside(torch.autograd.Function):
             parameters = parameters.expand(info.batch_size, *parameters.shape)
         else:
             parameters = parameters.movedim(dim, 0)
-        return work(parameters, *zip(values, dims, strict=True)), 0
+        with unnoted():
+            return work(parameters, *zip(values, dims, strict=True)), 0
