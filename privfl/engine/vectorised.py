@@ -163,11 +163,11 @@ class VectorisedEngine:
             )
         finally:
             self._stacks.put(stack)
-        again = [slot(one.client) for one in chunk]
+        again, size = [slot(one.client) for one in chunk], self.chunk  # which may shrink further meanwhile
         return [
             result
-            for first in range(0, len(again), self.chunk)
-            for result in self._in_memory(again[first : first + self.chunk], slot, phase, received, context)
+            for first in range(0, len(again), size)
+            for result in self._in_memory(again[first : first + size], slot, phase, received, context)
         ]
 
     def _small(self, slots: Sequence[ClientSlot]) -> bool:

@@ -181,20 +181,45 @@ def test_what_is_rounded_right_is_not_noted_and_what_is_not_is_noted_in_every_fo
 
     assert calls_of(exact) == []
     forms = [
-        values.exp,
+        values.sigmoid,
         values.clone().sigmoid_,
-        values.tanh,
+        lambda: torch.sigmoid(values, out=others.clone()),
         lambda: values.pow(1.5),
-        lambda: values.add(others, alpha=0.3),
-    ]
-    forms += [
-        lambda: torch.exp(values, out=others.clone()),
-        lambda: values.lerp(others, 0.3),
         lambda: F.logsigmoid(values),
+        lambda: values.logsumexp(1),
+        lambda: torch.div(values, others, rounding_mode="floor"),
     ]
-    forms += [lambda: values.logsumexp(1), lambda: torch.div(values, others, rounding_mode="floor")]
     assert [len(calls_of(form)) > 0 for form in forms] == [True] * len(forms)
     assert calls_of(lambda: torch.arange(3).pow(torch.arange(3))) == []  # whole numbers are not rounded
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_what_is_to_go_one_way_up_to_the_end_is_noted_unless_it_was_seen_to(monkeypatch, alike):
+    asked = []
+    monkeypatch.setattr(placement, "alike_up_to_the_end", lambda *about: asked.append(about) or alike)
+    values, others = torch.rand(2, 3, 5)
+    forms = [values.exp, values.clone().tanh_, lambda: values.add(others, alpha=0.3), lambda: values.lerp(others, 0.3)]
+    assert [len(calls_of(form)) for form in forms] == [0 if alike else 1] * 4
+    assert asked == [(name, torch.float32) for name in ("exp", "tanh", "add", "lerp")]
+
+
+@pytest.mark.parametrize("name", placement._ALIKE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_came_out_the_same_up_to_the_end_does_so_in_few_numbers(name, dtype):
+    if not placement.alike_up_to_the_end(name, dtype):
+        pytest.skip("this processor has another way for the last numbers")
+    one, other = torch.rand(2, 5000, generator=torch.Generator().manual_seed(8)).mul_(3).add_(0.1).to(dtype)
+    function = placement._ALIKE[name]
+    few = torch.cat([function(*parts) for parts in zip(one.split(7), other.split(7), strict=True)])
+    assert torch.equal(few, function(one, other))
+
+
+def test_what_has_two_ways_is_found_to_differ(monkeypatch):
+    if not depends_on_the_place(nn.Sigmoid()):
+        pytest.skip("this processor rounds numbers alike wherever they stand")
+    for name in ("sigmoid", "exp2", "sinh"):
+        monkeypatch.setitem(placement._ALIKE, name, lambda one, _, name=name: getattr(torch, name)(one))
+        assert not placement.alike_up_to_the_end(name, torch.float32)
 
 
 def test_the_innermost_loop_is_as_long_as_what_lies_together_in_all_tensors():
@@ -203,14 +228,14 @@ def test_the_innermost_loop_is_as_long_as_what_lies_together_in_all_tensors():
         return found
 
     values = torch.rand(4, 6, 10)
-    assert length(values.exp) == 240
-    assert length(values.permute(2, 0, 1).exp) == 240
-    assert length(values[:, :, :7].exp) == 7
-    assert length(values[:, :5].exp) == 50
-    assert length(values[..., 0].exp) == 24
+    assert length(values.sigmoid) == 240
+    assert length(values.permute(2, 0, 1).sigmoid) == 240
+    assert length(values[:, :, :7].sigmoid) == 7
+    assert length(values[:, :5].sigmoid) == 50
+    assert length(values[..., 0].sigmoid) == 24
     assert length(lambda: torch.atan2(values, values[0])) == 60
     assert length(lambda: torch.atan2(values, values[..., :1])) == 10
-    assert length(values[0, 0, 0].exp) == 1
+    assert length(values[0, 0, 0].sigmoid) == 1
 
 
 def test_passes_are_alike_where_nothing_is_left_over_or_loops_go_along_rows():
@@ -236,7 +261,7 @@ def test_a_length_leaves_nothing_over_in_rows_of_so_many_numbers(numbers, wanted
     lengths = lengths_of(numbers)
 
     def run(inputs, targets):
-        torch.ones(len(inputs), numbers).exp()
+        torch.ones(len(inputs), numbers).sigmoid()
         return inputs.double().norm(dim=1)
 
     assert lengths.of("asked", run, 9) == wanted
@@ -247,8 +272,8 @@ def test_a_reference_that_would_leave_some_over_is_longer():
     large = lengths_of("large", 3_000_000)
     for numbers, wanted in {1: 64, 2: 32, 4: 16, 3: 64, 6: 32}.items():
         assert large.reference == 16
-        assert large.reference_of(numbers, lambda length, n=numbers: torch.ones(length, n).exp()) == wanted
-    assert large.reference_of("along rows", lambda length: torch.ones(length, 9)[:, :7].exp()) == 16
+        assert large.reference_of(numbers, lambda length, n=numbers: torch.ones(length, n).sigmoid()) == wanted
+    assert large.reference_of("along rows", lambda length: torch.ones(length, 9)[:, :7].sigmoid()) == 16
     assert padded_length(9, large.reference_of(3, lambda length: None), lambda length: False) == 64
 
 
@@ -258,7 +283,7 @@ def test_a_stack_of_any_number_of_clients_leaves_nothing_over():
 
     def shown(parameters, batch):
         stacks.append(len(parameters))
-        torch.ones(*batch.targets.shape, 32).exp()
+        torch.ones(*batch.targets.shape, 32).sigmoid()
         return batch.inputs.double().norm(dim=2)
 
     steady = SteadyStacks(lengths, lambda: None, Rounding(("asked",), shown, shown), {})
@@ -271,7 +296,7 @@ def test_a_stack_of_any_number_of_clients_leaves_nothing_over():
 def test_a_device_other_than_a_processor_is_left_alone():
     lengths = lengths_of("device")
     lengths.public.targets = torch.zeros(32, device="meta")
-    assert lengths.calls("asked", 3, lambda length: torch.ones(length).exp()) == []
+    assert lengths.calls("asked", 3, lambda length: torch.ones(length).sigmoid()) == []
 
 
 LABELS = {"mean-squared-error": torch.randn, "huber": torch.randn, "binary-cross-entropy": torch.rand}
