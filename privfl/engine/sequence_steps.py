@@ -157,6 +157,21 @@ class Leaking:
         return found
 
 
+class Tanh:
+    """``nn.Tanh``."""
+
+    fresh = False
+    """As of :class:`Rectified`."""
+
+    def forward(self, given: Tensor) -> tuple[Tensor, Tensor]:
+        output = given.tanh_() if self.fresh else given.tanh()
+        return output, output
+
+    def backward(self, back: Tensor, kept: Tensor) -> Tensor:
+        found: Tensor = torch.ops.aten.tanh_backward.grad_input(back, kept, grad_input=back)
+        return found
+
+
 class Pooled:
     """``nn.MaxPool2d``, and the ReLU behind it where ``rectified``."""
 

@@ -31,6 +31,7 @@ from privfl.engine.sequence_steps import (
     Rectified,
     Relaid,
     Step,
+    Tanh,
 )
 from privfl.federation.losses import cross_entropy
 from privfl.models.base import Network
@@ -42,6 +43,7 @@ from privfl.privacy.loss import Loss, asks_for_logits, gradient_at_logits
 from privfl.products import WIDE
 
 WITH_PARAMETERS = (Linear, Convolution, Normalised, PooledConvolution)
+ACTIVATIONS = (Rectified, Leaking, Tanh)
 
 
 class Sequence:
@@ -186,8 +188,8 @@ def _parts(module: nn.Module) -> list[Any] | None:
 def _steps(parts: list[Any], *, steady: bool, narrow: bool) -> list[Step] | None:
     """The steps that do what ``parts`` do, ``None`` where a part is not known.
 
-    Max pooling goes in front of ReLU, leaky or not, and drop-out of single numbers behind flattening, where it has no
-    layout to keep.
+    Max pooling goes in front of activations that never fall, and drop-out of single numbers behind flattening, where it
+    has no layout to keep.
     """
     steps: list[Step] = []
     for part in parts:
@@ -199,7 +201,7 @@ def _steps(parts: list[Any], *, steady: bool, narrow: bool) -> list[Step] | None
         elif type(part) is not nn.Identity:
             steps.append(step)
     for place, step in enumerate(steps):
-        if isinstance(step, Rectified | Leaking):
+        if isinstance(step, ACTIVATIONS):
             step.fresh = place > 0 and isinstance(steps[place - 1], (*WITH_PARAMETERS, Pooled, Join))
     return steps
 
@@ -220,7 +222,7 @@ def _joined(steps: list[Step], *, apart: bool) -> list[Step]:
 def _commute(one: Step, other: Step) -> bool:
     if isinstance(one, Dropped):
         return isinstance(other, Flattened) and one.layer.noise_dims is None
-    return isinstance(one, Rectified | Leaking) and isinstance(other, Pooled)
+    return isinstance(one, ACTIVATIONS) and isinstance(other, Pooled)
 
 
 def _step(part: Any, *, steady: bool, narrow: bool) -> Step | None:
@@ -241,6 +243,8 @@ def _step(part: Any, *, steady: bool, narrow: bool) -> Step | None:
         return Rectified()
     if kind is nn.LeakyReLU and part.negative_slope > 0:
         return Leaking(part)
+    if kind is nn.Tanh:
+        return Tanh()
     if kind is nn.MaxPool2d and not part.return_indices:
         return Pooled(part)
     if kind is InnermostPool:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from privfl.engine.dropout import StreamDropout
 from privfl.engine.sequence_blocks import Averaged, Fork, Join, Normalised
 from privfl.engine.sequence_checks import TOLERANCE
-from privfl.engine.sequence_steps import Convolution, Dropped, Flattened, Leaking, Linear, Pooled, Rectified
+from privfl.engine.sequence_steps import Convolution, Dropped, Flattened, Leaking, Linear, Pooled, Rectified, Tanh
 from privfl.engine.sequences import Sequence
 from privfl.federation.losses import cross_entropy
 from privfl.models.flat_network import Layout
@@ -156,7 +156,7 @@ class StackedSequence:
             case Rectified():
                 values = values.clamp_min_(0) if step.fresh else values.clamp_min(0)
                 return values, lambda back, _: _kept(back, values)
-            case Leaking():
+            case Leaking() | Tanh():
                 values, kept = step.forward(values)
                 return values, lambda back, _: step.backward(back, kept)
             case Pooled():

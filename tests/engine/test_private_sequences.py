@@ -55,6 +55,10 @@ NETWORKS = {
         nn.Conv2d(2, 16, 2), nn.LeakyReLU(0.2), nn.Conv2d(16, 16, 3, padding=1), nn.LeakyReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(192, 4),
     ),
+    "tanh": lambda: nn.Sequential(
+        nn.Conv2d(2, 16, 2), nn.Tanh(), nn.Conv2d(16, 16, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(192, 7), nn.Tanh(), nn.Linear(7, 4),
+    ),
     "wide": lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 500, bias=False), nn.ReLU(), nn.Linear(500, 4)),
 }  # fmt: skip
 

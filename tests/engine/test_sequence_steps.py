@@ -6,7 +6,7 @@ from torch import nn
 
 from privfl.engine.dropout import StreamDropout
 from privfl.engine.layouts import INNERMOST, InnermostPool
-from privfl.engine.sequence_steps import Convolution, Dropped, Flattened, Leaking, Linear, Pooled, Rectified
+from privfl.engine.sequence_steps import Convolution, Dropped, Flattened, Leaking, Linear, Pooled, Rectified, Tanh
 from privfl.engine.sequences import sequence_of
 from privfl.engine.workspace import Workspace
 from privfl.federation.losses import cross_entropy
@@ -25,6 +25,7 @@ LAYERS = {
     "convolution without bias": (lambda: nn.Conv2d(3, 4, 3, bias=False), Convolution, IMAGES),
     "rectified": (nn.ReLU, Rectified, IMAGES),
     "leaking": (lambda: nn.LeakyReLU(0.3), Leaking, IMAGES),
+    "tanh": (nn.Tanh, Tanh, IMAGES),
     "pooled": (lambda: nn.MaxPool2d(3, 2), Pooled, IMAGES),
     "flattened": (nn.Flatten, Flattened, IMAGES.contiguous(memory_format=INNERMOST)),
 }
@@ -33,7 +34,7 @@ LAYERS = {
 def step_of(kind, layer):
     if kind is Linear:
         return Linear(layer, steady=False)
-    return kind() if kind in (Rectified, Flattened) else kind(layer)
+    return kind() if kind in (Rectified, Tanh, Flattened) else kind(layer)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -88,9 +89,10 @@ def test_steps_stand_where_they_cost_least():
     assert steps(*parts[:3], nn.Dropout2d(0.5), nn.Flatten()) == [*before, "Dropped", "Flattened", "Linear"]
 
 
-def test_pooling_goes_in_front_of_a_leaky_relu():
-    parts = nn.Conv2d(3, 1, 3), nn.LeakyReLU(), nn.MaxPool2d(3), nn.Flatten()
-    assert steps(*parts) == ["Relaid", "Convolution", "Pooled", "Leaking", "Flattened", "Linear"]
+@pytest.mark.parametrize(("layer", "name"), [(nn.LeakyReLU(), "Leaking"), (nn.Tanh(), "Tanh")])
+def test_pooling_goes_in_front_of_what_never_falls(layer, name):
+    parts = nn.Conv2d(3, 1, 3), layer, nn.MaxPool2d(3), nn.Flatten()
+    assert steps(*parts) == ["Relaid", "Convolution", "Pooled", name, "Flattened", "Linear"]
 
 
 def test_pools_of_both_kinds_are_one_step():

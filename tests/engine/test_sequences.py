@@ -46,6 +46,10 @@ NETWORKS = {
         nn.Conv2d(3, 16, 3), nn.LeakyReLU(0.2), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3, padding=1),
         nn.LeakyReLU(0.2), nn.Flatten(), nn.LeakyReLU(0.1), nn.Linear(144, 4),
     ),
+    "tanh": lambda: nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.Tanh(), nn.MaxPool2d(2), nn.Tanh(), nn.Conv2d(16, 16, 3, padding=1), nn.Tanh(),
+        nn.Flatten(), nn.Linear(144, 9), nn.Tanh(), nn.Linear(9, 4),
+    ),
     "body and head": lambda: Network(nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(243, 9)), nn.Linear(9, 4)),
 }  # fmt: skip
 
@@ -188,7 +192,7 @@ class Skipping(nn.Sequential):
         Skipping(OrderedDict(NETWORKS["wide"]().named_children())),
         nn.Sequential(nn.Conv2d(3, 4, 3, padding="same"), nn.Flatten(), nn.Linear(324, 4)),
         nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), nn.Flatten(), nn.Linear(324, 4)),
-        nn.Sequential(nn.Flatten(), nn.Linear(243, 4), nn.Tanh()),
+        nn.Sequential(nn.Flatten(), nn.Softsign(), nn.Linear(243, 4)),
         nn.Sequential(nn.Flatten(), nn.LeakyReLU(0.0), nn.Linear(243, 4)),
         nn.Sequential(nn.Flatten(), nn.LeakyReLU(-0.2), nn.Linear(243, 4)),
         nn.Sequential(nn.Flatten(), nn.Linear(243, 4), nn.ReLU()),

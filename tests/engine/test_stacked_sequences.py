@@ -37,6 +37,9 @@ NETWORKS = {
     "leaky": lambda: nn.Sequential(
         nn.Conv2d(2, 4, 3), nn.LeakyReLU(0.2), nn.MaxPool2d(2), nn.Flatten(), nn.LeakyReLU(0.1), nn.Linear(36, 4)
     ),
+    "tanh": lambda: nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 5), nn.Tanh(), nn.Linear(5, 4)
+    ),
     "dense": lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 6, bias=False), nn.ReLU(), nn.Linear(6, 4)),
 }
 
