@@ -259,18 +259,18 @@ class VectorisedEngine:
     def _wherever_clients_stand(
         self, name: str, algorithm: Algorithm, work: Callable[..., Tensors], local: Tensors, *numbers: Tensor
     ) -> Tensors:
-        """What ``work``, the method ``name`` of ``algorithm``, makes of a stack; noise on updates needs it to be blind.
+        """What ``work``, the method ``name`` of ``algorithm``, makes of a stack in which no client's place may show.
 
-        What a client sends must not depend on who is stacked with it, so a kernel that rounds the last numbers of a
-        stack otherwise is looked for when ``work`` first meets a stack of this height
+        Where a claim rests on it, what a client sends must not depend on who is stacked with it, so a kernel that
+        rounds the last numbers of a stack otherwise is looked for when ``work`` first meets a stack of this height
         (:mod:`privfl.privacy.clipping.placement`). Whoever is trained alone stands in the first place always.
 
         Raises:
             PlacesShow: there is one, and the stack has more than one client's place.
         """
         height = len(local["parameters"])
-        claims = self.loop.channel.has_client_level_noise and self.loop.device.type == "cpu"
-        if not claims or self._apart or (name, height) in self._placed:
+        looks = self.lengths is not None and self.loop.device.type == "cpu"
+        if not looks or self._apart or (name, height) in self._placed:
             return work(local, *numbers)
         made: list[Tensors] = []
         calls = calls_of(lambda: made.append(work(local, *numbers)))

@@ -1,4 +1,4 @@
-"""What a client sends under noise on updates does not depend on who is stacked with it, whatever its steps compute."""
+"""What a client sends under a claim does not depend on who is stacked with it, whatever its steps compute."""
 
 from dataclasses import dataclass, replace
 
@@ -59,26 +59,30 @@ def network(seed):
     return nn.Linear(2, 5)
 
 
-def engine_of(algorithm, noisy, chunk):
+DPSGD = pf.DPSGD(noise_multiplier=1.0, sample_rate=0.5)
+
+
+def engine_of(algorithm, claim, chunk):
     """A vectorised engine in its loop, and what it trains with."""
     task = federation(network, (2,), sizes=(6,) * CLIENTS)
     task = replace(task, inputs=task.inputs.float(), test_inputs=task.test_inputs.float())
     algorithm = algorithm.bind(task.context(CLIENTS, 1))
     parameters = flatten(task.model(0))
-    channel = RoundChannel.bare(algorithm.fields(), None)
-    if noisy:
+    dpsgd = DPSGD if claim == "DP-SGD" else None
+    channel, way = RoundChannel.bare(algorithm.fields(), dpsgd), None if dpsgd is None else "layers"
+    if claim == "noise on updates":
         chain = pf.Clip(1e9), pf.GaussianNoise(1.0)
         spec = ChannelSpec.of(chain, algorithm.fields())
         pattern = ParticipationPattern(CLIENTS, 1, 1)
         channel = spec.for_run(len(parameters), 10.0, pattern, False).in_round(0, 10, {})
     training = pf.LocalTraining(batch_size=3, steps=60, learning_rate=0.1)
-    loop = LoopEngine(task, algorithm, training, channel, workers=2)
-    return loop, VectorisedEngine(loop, chunk), algorithm.broadcast(algorithm.start(parameters))
+    loop = LoopEngine(task, algorithm, training, channel, workers=2, way=way)
+    return loop, VectorisedEngine(loop, chunk, way), algorithm.broadcast(algorithm.start(parameters))
 
 
-def sent(algorithm, cohorts, *, noisy=True, chunk=CLIENTS):
+def sent(algorithm, cohorts, *, claim="noise on updates", chunk=CLIENTS):
     """What clients 0 … send in each of ``cohorts``, and the notes."""
-    loop, engine, received = engine_of(algorithm, noisy, chunk)
+    loop, engine, received = engine_of(algorithm, claim, chunk)
     found = []
     with loop:
         for cohort in cohorts:
@@ -90,9 +94,10 @@ def sent(algorithm, cohorts, *, noisy=True, chunk=CLIENTS):
 COHORTS = range(CLIENTS), range(1, CLIENTS), range(4, CLIENTS), [6]
 
 
+@pytest.mark.parametrize("claim", ["noise on updates", "DP-SGD"])
 @pytest.mark.parametrize("algorithm", [Bent(weighting="uniform"), BentInTheEnd(weighting="uniform")])
-def test_a_client_sends_the_same_bits_whoever_is_stacked_with_it(algorithm):
-    found, notes = sent(algorithm, COHORTS)
+def test_a_client_sends_the_same_bits_whoever_is_stacked_with_it(algorithm, claim):
+    found, notes = sent(algorithm, COHORTS, claim=claim)
     assert notes == [NOTE.replace("step", "finish") if isinstance(algorithm, BentInTheEnd) else NOTE]
     for some in found[1:]:
         for client, update in some.items():
@@ -109,13 +114,13 @@ def test_were_it_not_looked_at_the_last_of_a_stack_would_send_otherwise(monkeypa
 
 
 def test_without_noise_on_updates_and_with_exact_steps_clients_stay_stacked():
-    assert sent(Bent(weighting="uniform"), COHORTS[:1], noisy=False)[1] == []
+    assert sent(Bent(weighting="uniform"), COHORTS[:1], claim=None)[1] == []
     for algorithm in (pf.FedAvg(weighting="uniform"), pf.FedProx(mu=0.1), pf.FedLC(), pf.BalancedFedAvg()):
         assert sent(algorithm, COHORTS[:1])[1] == []
 
 
 def test_clients_are_told_of_once_and_stay_apart():
-    loop, engine, received = engine_of(Bent(weighting="uniform"), True, 3)
+    loop, engine, received = engine_of(Bent(weighting="uniform"), "noise on updates", 3)
     with loop:
         for number in range(2):
             list(engine.train(range(CLIENTS), received, RoundContext(number, 1, NoiseSource.from_key(4), {})))

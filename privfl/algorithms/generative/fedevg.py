@@ -29,6 +29,7 @@ from privfl.algorithms.generative.energy import (
 from privfl.algorithms.generative.server_training import train_classifier
 from privfl.errors import ConfigError
 from privfl.privacy.channel.field import Field
+from privfl.privacy.clipping.placement import wherever_it_stands
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
 from privfl.randomness import torch_stream
@@ -260,5 +261,6 @@ def adam(local: Tensors, gradient: Tensor, training: LocalTraining) -> None:
     gradient = gradient.add(local["parameters"], alpha=training.weight_decay)
     first.mul_(BETAS[0]).add_(gradient, alpha=1 - BETAS[0])
     second.mul_(BETAS[1]).add_(gradient.square(), alpha=1 - BETAS[1])
-    scale = (second / (1 - BETAS[1] ** steps)).sqrt_().add_(1e-8)
-    local["parameters"].sub_(training.learning_rate * (first / (1 - BETAS[0] ** steps)) / scale)
+    shares = [1 - wherever_it_stands(partial(torch.pow, beta), steps) for beta in BETAS]
+    scale = (second / shares[1]).sqrt_().add_(1e-8)
+    local["parameters"].sub_(training.learning_rate * (first / shares[0]) / scale)

@@ -35,6 +35,7 @@ _EXACT = frozenset({
     "threshold", "threshold_backward", "trunc", "where",
 })  # fmt: skip
 """What a processor rounds correctly or does not round, whichever instruction it uses."""
+_EXACT_IF_COMPLEX = frozenset({"add", "clone", "copy", "eq", "masked_fill", "ne", "neg", "sub", "where"})
 _ALIKE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     **{
         name: lambda one, _, name=name: getattr(torch, name)(one)  # type: ignore[misc]
@@ -79,8 +80,10 @@ class Calls(TorchDispatchMode):
         """Run ``function``, and note it."""
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
-        tensors = [one for one in (*_flat(args), *_flat((result,))) if one.is_floating_point()]
-        if tensors and not _looked_at.elsewhere and _by_place(function, args, kwargs, tensors[0].dtype):
+        if _looked_at.elsewhere:
+            return result
+        tensors = [one for one in (*_flat(args), *_flat((result,))) if one.is_floating_point() or one.is_complex()]
+        if tensors and _by_place(function, args, kwargs, tensors[-1].dtype):
             self.noted.append((function.__name__, *_innermost(tensors)))
         return result
 
@@ -111,16 +114,17 @@ def calls_of(run: Callable[[], object]) -> list[Call]:
 
 
 def wherever_it_stands(function: Callable[..., Tensor], *values: Tensor) -> Tensor:
-    """``function``, number by number, of ``values`` of one shape [B, ...]: each row rounded alike in any pass.
+    """``function``, number by number, of ``values`` of one shape [B, ...] or []: each row rounded alike in any pass.
 
-    For terms of a loss, whose passes would otherwise have to be longer: every row fills what a loop takes at a time.
+    For terms of a loss, whose passes would otherwise have to be longer, and numbers of which a stack of clients has one
+    each: every row fills what a loop takes at a time.
     """
     shape = values[0].shape
-    numbers = math.prod(shape[1:])
+    rows, numbers = math.prod(shape[:1]), math.prod(shape[1:])
     missing = -numbers % SEVERAL
     if missing == 0:
         return function(*values)
-    filled = (F.pad(value.reshape(len(value), numbers), (0, missing)) for value in values)
+    filled = (F.pad(value.reshape(rows, numbers), (0, missing)) for value in values)
     return function(*filled)[:, :numbers].reshape(shape)
 
 
@@ -141,6 +145,8 @@ def placed_alike(some: Sequence[Call], others: Sequence[Call]) -> bool:
 
 def _by_place(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> bool:
     name = function.overloadpacket.__name__.rstrip("_")
+    if dtype.is_complex:  # a product is a sum of products
+        return name not in _EXACT_IF_COMPLEX and (name in _EXACT or torch.Tag.pointwise in function.tags)
     if name == "pow" and isinstance(args[1], int | float) and args[1] in (0.5, 1, 2):
         return False
     if name in _EXACT and kwargs.get("alpha", 1) in (1, -1) and kwargs.get("rounding_mode") is None:
