@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
+from threading import Lock
 from typing import TypeVar
 
 import torch
@@ -29,7 +30,7 @@ from privfl.federation.losses import cross_entropy
 from privfl.models.module_state import ModuleState
 from privfl.privacy.clipping.lengths import padded
 from privfl.privacy.clipping.per_sample import GradSampleMode
-from privfl.privacy.clipping.placement import calls_of, nothing_is_left_over
+from privfl.privacy.clipping.placement import alike_up_to_the_end, calls_of, nothing_is_left_over
 from privfl.privacy.clipping.row_wise import out_of_memory
 from privfl.privacy.clipping.stacked import StackedGradients
 from privfl.privacy.clipping.steady_stacks import LEAST
@@ -83,7 +84,7 @@ class VectorisedEngine:
             self.lengths = loop.steady_lengths()
         self._stacks: SimpleQueue[Stack] = SimpleQueue()
         self.templates: list[nn.Module] = []
-        self._apart = False
+        self._apart, self._telling = False, Lock()
         self._placed: set[tuple[str, int]] = set()
         self._values = 0
         for _ in range(loop.workers):
@@ -151,9 +152,10 @@ class VectorisedEngine:
         try:
             return self._train_chunk(stack, chunk, phase, received, context)
         except PlacesShow as found:
-            if not self._apart:
-                self.notes.append(f"clients are trained one after another, because {found}")
-            self.chunk, self._apart = 1, True
+            with self._telling:
+                if not self._apart:
+                    self.notes.append(f"clients are trained one after another, because {found}")
+                self.chunk, self._apart = 1, True
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error) or len(chunk) == 1:
                 raise
@@ -234,6 +236,8 @@ class VectorisedEngine:
         )
         private = phase.channel.dpsgd is not None
         plain = (stack.unaided is not None or private) and descends_plainly(algorithm, training)
+        if self.lengths is not None and not alike_up_to_the_end("sub", received["parameters"].dtype):
+            plain = False  # the step itself is looked at
         if stack.state is not None:
             stack.state.restore()
         with torch.no_grad():
@@ -246,7 +250,7 @@ class VectorisedEngine:
             self._train(keeper, local, received, algorithm, training, streams, plain=plain)
             local = {name: padded(value, self._height(len(slots))) for name, value in local.items()}
             finish = vmap(lambda local: algorithm.finish(local, received, training))  # which may write into it
-            uploads = self._wherever_clients_stand("finish", algorithm, finish, local)
+            uploads = self._wherever_clients_stand("finish", algorithm, len(slots), finish, local)
         return [
             Trained(
                 {name: value[place] for name, value in uploads.items()},
@@ -257,20 +261,25 @@ class VectorisedEngine:
         ]
 
     def _wherever_clients_stand(
-        self, name: str, algorithm: Algorithm, work: Callable[..., Tensors], local: Tensors, *numbers: Tensor
+        self,
+        name: str,
+        algorithm: Algorithm,
+        clients: int,
+        work: Callable[..., Tensors],
+        local: Tensors,
+        *numbers: Tensor,
     ) -> Tensors:
-        """What ``work``, the method ``name`` of ``algorithm``, makes of a stack in which no client's place may show.
+        """What ``work``, the method ``name`` of ``algorithm``, makes of ``clients``, none of whose places may show.
 
         Where a claim rests on it, what a client sends must not depend on who is stacked with it, so a kernel that
-        rounds the last numbers of a stack otherwise is looked for when ``work`` first meets a stack of this height
+        rounds the last numbers of a stack otherwise is looked for when ``work`` first meets a stack of so many
         (:mod:`privfl.privacy.clipping.placement`). Whoever is trained alone stands in the first place always.
 
         Raises:
             PlacesShow: there is one, and the stack has more than one client's place.
         """
-        height = len(local["parameters"])
-        looks = self.lengths is not None and self.loop.device.type == "cpu"
-        if not looks or self._apart or (name, height) in self._placed:
+        looks = clients > 1 and self.lengths is not None and self.loop.device.type == "cpu"
+        if not looks or (name, clients) in self._placed:
             return work(local, *numbers)
         made: list[Tensors] = []
         calls = calls_of(lambda: made.append(work(local, *numbers)))
@@ -278,7 +287,7 @@ class VectorisedEngine:
         if by_place:
             kernel = by_place[0][0].partition(".")[0]
             raise PlacesShow(f"'{kernel}' in {name} of {algorithm.name} rounds numbers by where in a stack they are")
-        self._placed.add((name, height))
+        self._placed.add((name, clients))
         return made[0]
 
     def _height(self, clients: int) -> int:
@@ -314,7 +323,7 @@ class VectorisedEngine:
             own = batch.numbers
             numbers = [padded(value, height) for value in (own.count, own.last, own.uniform, own.normal)]
             changed: Tensors = {}
-            done = self._wherever_clients_stand(work.__name__, algorithm, vmap(one), active, *numbers)
+            done = self._wherever_clients_stand(work.__name__, algorithm, clients, vmap(one), active, *numbers)
             for name, value in done.items():
                 if name not in local:
                     raise ConfigError(
