@@ -188,8 +188,7 @@ def _with_one(lengths: Tensor) -> Tensor:
     """
     if lengths.device.type != "cpu":
         return torch.hypot(lengths, torch.ones_like(lengths))
-    larger = lengths.clamp_min(1)
-    return larger.reciprocal().square_().add_((lengths / larger).square_()).sqrt_().mul_(larger)
+    return lengths.square().add_(1).sqrt_()
 
 
 def _gram(values: Tensor) -> Tensor:
