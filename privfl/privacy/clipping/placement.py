@@ -1,7 +1,7 @@
 """Kernels that round a number by where it stands in memory.
 
 A loop over many numbers takes them some at a time, by instructions for several, and what is left over at its end one by
-one. A sum or a product comes out the same either way; an exponential does not, since the two ways approximate it
+one. A sum or a product comes out the same either way; a sigmoid does not, since the two ways approximate it
 differently. So the last rows of a pass may be rounded otherwise than if more rows followed. It happens to one number in
 a hundred or a thousand, of the few that are left over, so comparing rows of public numbers does not find it out for
 certain. Here the calls themselves are looked at: those that could, and how long their innermost loop is. Where
@@ -28,8 +28,9 @@ SEVERAL = 64
 
 _EXACT = frozenset({
     "abs", "add", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "ceil", "clamp", "clamp_max",
-    "clamp_min", "clone", "copy", "copysign", "div", "eq", "floor", "fmax", "fmin", "ge", "gt", "isfinite",
-    "isinf", "isnan", "le", "leaky_relu", "leaky_relu_backward", "logical_and", "logical_not", "logical_or",
+    "clamp_min", "clone", "copy", "copysign", "div", "eq", "floor", "fmax", "fmin", "ge", "gt", "hardtanh",
+    "hardtanh_backward", "isfinite", "isinf", "isnan", "le", "leaky_relu", "leaky_relu_backward", "logical_and",
+    "logical_not", "logical_or",
     "logical_xor", "lt", "masked_fill", "maximum", "minimum", "mul", "nan_to_num", "ne", "neg", "positive",
     "reciprocal", "relu", "relu6", "round", "rsub", "sgn", "sign", "signbit", "sqrt", "square", "sub",
     "threshold", "threshold_backward", "trunc", "where",
@@ -60,6 +61,8 @@ _UNMARKED = frozenset({
 })  # fmt: skip
 """What goes number by number too, or in a part of it, although PyTorch does not mark it so."""
 
+_EACH = "_foreach_"
+"""How functions of lists are called, each tensor of which is a loop of its own."""
 _TRIED = 1 << 20
 """Numbers with which that is tried: of those that came out otherwise by any function, one in 10,000 at least did."""
 
@@ -84,7 +87,8 @@ class Calls(TorchDispatchMode):
             return result
         tensors = [one for one in (*_flat(args), *_flat((result,))) if one.is_floating_point() or one.is_complex()]
         if tensors and _by_place(function, args, kwargs, tensors[-1].dtype):
-            self.noted.append((function.__name__, *_innermost(tensors)))
+            loops = [[one] for one in tensors] if function.__name__.startswith(_EACH) else [tensors]
+            self.noted += [(function.__name__, *_innermost(loop)) for loop in loops]
         return result
 
 
@@ -144,18 +148,20 @@ def placed_alike(some: Sequence[Call], others: Sequence[Call]) -> bool:
 
 
 def _by_place(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> bool:
-    name = function.overloadpacket.__name__.rstrip("_")
+    name = function.overloadpacket.__name__.removeprefix(_EACH).rstrip("_")
+    alpha = kwargs.get("alpha", args[2] if name == "rsub" and len(args) > 2 else 1)
     if dtype.is_complex:  # a product is a sum of products
         return name not in _EXACT_IF_COMPLEX and (name in _EXACT or torch.Tag.pointwise in function.tags)
     if name == "pow" and isinstance(args[1], int | float) and args[1] in (0.5, 1, 2):
         return False
-    if name in _EXACT and kwargs.get("alpha", 1) in (1, -1) and kwargs.get("rounding_mode") is None:
+    if name in _EXACT and alpha in (1, -1) and kwargs.get("rounding_mode") is None:
         return False
     if name in _ALIKE and alike_up_to_the_end(name, dtype):
         return False
     if name in _UNMARKED or name in _EXACT:
         return True
-    return torch.Tag.pointwise in function.tags or (_writes(function) and _is_marked(name))
+    other_form = function.__name__.startswith(_EACH) or _writes(function)
+    return torch.Tag.pointwise in function.tags or (other_form and _is_marked(name))
 
 
 @cache
