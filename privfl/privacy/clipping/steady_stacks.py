@@ -70,9 +70,15 @@ class SteadyStacks:
 
     def groups(self, clients: int, length: int) -> list[tuple[slice, int]]:
         """Which of ``clients`` clients go into one pass of ``length``, and how many it is padded to."""
+        shown, key = self._rounding.shown or self._rounding.sums, (*self._rounding.key, "clients")
+
+        def calls(stack: int) -> list[Call]:
+            return self._lengths.calls((*key, stack), length, partial(self._pass, shown, stack))
+
+        if clients > 1 and not placed_alike(calls(clients), calls(1)):  # all are to stand in the first place
+            return [(slice(place, place + 1), LEAST) for place in range(clients)]
         if clients <= LEAST:
             return [(slice(0, clients), LEAST)]
-        shown, key = self._rounding.shown or self._rounding.sums, (*self._rounding.key, "clients", clients)
 
         def run(stack: int) -> Tensor:
             tried = min(TRIED, len(self._lengths.public.targets) // 2)
@@ -80,11 +86,7 @@ class SteadyStacks:
             batches = (self._lengths.public.batch(length, first) for first in firsts)
             return torch.cat([self._run(shown, stack, *batch).flatten(1) for batch in batches], dim=1)
 
-        def calls(stack: int) -> list[Call]:
-            return self._lengths.calls((*key, stack), length, partial(self._pass, shown, stack))
-
-        alike = self._lengths.same(key, None, lambda: run(clients), lambda: run(LEAST))
-        if alike and placed_alike(calls(clients), calls(LEAST)):
+        if self._lengths.same((*key, clients), None, lambda: run(clients), lambda: run(LEAST)):
             return [(slice(0, clients), clients)]
         return [(slice(first, min(first + LEAST, clients)), LEAST) for first in range(0, clients, LEAST)]
 

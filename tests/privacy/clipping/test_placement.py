@@ -293,8 +293,21 @@ def test_a_stack_of_any_number_of_clients_leaves_nothing_over():
     steady = SteadyStacks(lengths, lambda: None, Rounding(("asked",), shown, shown), {})
     assert steady.length(7) == 8  # 2 × 7 × 32 numbers would leave nothing over, 3 × 7 × 32 do
     assert steady.groups(3, 8) == [(slice(0, 3), 3)]
-    assert steady.groups(3, 7) == [(slice(0, 2), 2), (slice(2, 3), 2)]
+    assert steady.groups(3, 7) == [(slice(place, place + 1), 2) for place in range(3)]
+    assert steady.groups(1, 7) == [(slice(0, 1), 2)]
     assert set(stacks) == {1, 2, 3}
+
+
+@pytest.mark.parametrize("numbers", [7, 64])
+def test_clients_whose_own_numbers_would_be_left_over_are_passed_one_by_one(numbers):
+    def shown(parameters, batch):
+        parameters[:, :numbers].contiguous().sigmoid()
+        return batch.inputs.double().norm(dim=2)
+
+    steady = SteadyStacks(lengths_of(f"own {numbers}"), lambda: None, Rounding(("asked",), shown, shown), {})
+    assert steady.length(9) == 9  # which rows there are changes nothing of it
+    one_by_one = [(slice(0, 1), 2), (slice(1, 2), 2)]
+    assert steady.groups(2, 9) == (one_by_one if numbers == 7 else [(slice(0, 2), 2)])
 
 
 def test_a_device_other_than_a_processor_is_left_alone():
