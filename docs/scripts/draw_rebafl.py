@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from rebafl_tables import HEADS, ORDER  # noqa: E402
+from rebafl_tables import ALL_IMAGES, HEADS, ORDER  # noqa: E402
 from verdict_intervals import LONG, raw  # noqa: E402
 
 from privfl.study.chart import COLOURS, DASHES  # noqa: E402
@@ -71,6 +71,20 @@ def rounds(path: Path) -> None:
     _save(figure, path)
 
 
+def all_images(path: Path) -> None:
+    """Accuracy over rounds of FedDyn and ReBaFL where clients hold all images, a panel for each seed."""
+    rows = raw(ALL_IMAGES)["rows"]
+    figure, panels = _canvas(9.6, 3)
+    for seed, axes in enumerate(panels):
+        curves = {row["method"]: [row["accuracy"]] for row in rows if row["seed"] == seed}
+        _lines(axes, {method: curves.get(method, []) for method in LONG if method in curves})
+        axes.set_title(f"seed {seed}", fontsize=10)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    panels[0].set_ylabel("test accuracy")
+    panels[0].legend(frameon=False, fontsize=9, loc="lower right")
+    _save(figure, path)
+
+
 def heads(path: Path) -> None:
     """Accuracy over rounds where the server tunes the head, and where it does not."""
     figure, axes = _canvas(6.4)
@@ -112,6 +126,7 @@ PICTURES = {
     "rebafl-diversity.svg": diversity,
     "rebafl-cifar10.svg": cifar10,
     "rebafl-rounds.svg": rounds,
+    "rebafl-all-images.svg": all_images,
     "rebafl-heads.svg": heads,
 }
 

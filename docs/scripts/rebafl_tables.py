@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
+from typing import Any
 
 from tables import spread, table
 from verdict_intervals import BESIDE, LONG, BySeed, interval, of_condition, of_curve, raw
@@ -47,6 +48,7 @@ def of_variant(variant: str, name: str) -> BySeed:
 
 def local_models() -> Iterator[tuple[str, str]]:
     """ReBaFL's Figures 7 and 8: diversity, and accuracy and its change in points; then Figure 1."""
+    yield from whole_runs()
     pairs = (
         ("R-BSM only, epsilon = 0.01", "FedAvg"),
         ("F-Aug only", "FedAvg"),
@@ -213,6 +215,87 @@ def over_rounds(name: str = "rebafl-rounds") -> str:
     return table(head, made)
 
 
+ALL_IMAGES, PARTS = "rebafl-all-images", "rebafl-parts"
+TWO = ("FedDyn", "ReBaFL")
+OF_PARTS = (("R-BSM only", "FedAvg"), ("F-Aug only", "FedAvg"), ("ReBaFL", "R-BSM only"), ("ReBaFL", "F-Aug only"))
+BOTH_FIGURES = ("last", "change")
+
+
+def all_images() -> str:
+    """FedDyn and ReBaFL with all images, as if each run had ended earlier, as far as all have come."""
+    rows, made = raw(ALL_IMAGES)["rows"], []
+    reached = min(len(row["accuracy"]) for row in rows)
+    for rounds in (*(station for station in STATIONS if station < reached), reached):
+        last, change = ([of_curve(rows, rounds, method, figure) for method in TWO] for figure in BOTH_FIGURES)
+        each = [f"{spread(values, 1)} ({', '.join(f'{value:.1f}' for value in values.values())})" for values in last]
+        less = interval(last[1], last[0])
+        made.append(
+            [str(rounds), *each, less, *(spread(values, 1) for values in change), interval(change[1], change[0])]
+        )
+    head = ["rounds", "FedDyn", "ReBaFL", "ReBaFL − FedDyn", "change, FedDyn", "change, ReBaFL", "difference"]
+    return table(head, made)
+
+
+FIFTIES = ((0, 50), (50, 100), (100, 150))
+
+
+def of_fifty(method: str, first: int, last: int) -> BySeed:
+    """Mean accuracy of a method with all images over rounds ``first`` + 1 to ``last`` by seed, in points."""
+    rows = [row for row in raw(ALL_IMAGES)["rows"] if row["method"] == method]
+    return {row["seed"]: 100 * statistics.mean(row["accuracy"][first:last]) for row in rows}
+
+
+def fifties() -> str:
+    """The same as means over fifty rounds."""
+    made = []
+    for first, last in FIFTIES:
+        found = [of_fifty(method, first, last) for method in TWO]
+        each = [f"{spread(values, 1)} ({', '.join(f'{value:.1f}' for value in values.values())})" for values in found]
+        made.append([f"{first + 1} to {last}", *each, interval(found[1], found[0])])
+    return table(["rounds", "FedDyn", "ReBaFL", "ReBaFL − FedDyn"], made)
+
+
+def _beside_parts() -> list[Any]:
+    """Curves of FedAvg, ReBaFL and its two parts, 20 clients of 250 images, all 200 rounds."""
+    own = [{**row, "method": row["variant"].partition(",")[0]} for row in raw(PARTS)["rows"]]
+    return own + [row for row in raw("rebafl-rounds")["rows"] if row["method"] in ("FedAvg", "ReBaFL")]
+
+
+def of_part(method: str, figure: str) -> BySeed:
+    """*last* or *change* of a method over all rounds by seed, in points."""
+    rows = _beside_parts()
+    return of_curve(rows, min(len(row["accuracy"]) for row in rows), method, figure)
+
+
+def parts() -> str:
+    """ReBaFL's parts over all rounds."""
+    made = []
+    for method in ("FedAvg", "F-Aug only", "R-BSM only", "ReBaFL"):
+        found = [of_part(method, figure) for figure in BOTH_FIGURES]
+        less = [
+            "–" if method == other else interval(own, of_part(other, figure))
+            for other in ("FedAvg", "R-BSM only")
+            for figure, own in zip(BOTH_FIGURES, found, strict=True)
+        ]
+        made.append([method, *(spread(own, 1) for own in found), *less])
+    head = ["", "last ten rounds", "change", "− FedAvg", "change", "− R-BSM only", "change"]
+    return table(head, made)
+
+
+def whole_runs() -> Iterator[tuple[str, str]]:
+    """All images, and the parts over all rounds."""
+    rows = raw(ALL_IMAGES)["rows"]
+    reached = min(len(row["accuracy"]) for row in rows)
+    for rounds, figure in product((50, 100, reached), BOTH_FIGURES):
+        pair = (of_curve(rows, rounds, method, figure) for method in reversed(TWO))
+        yield f"all images, {figure}, {rounds} rounds: ReBaFL − FedDyn", interval(*pair)
+    for first, last in FIFTIES:
+        pair = (of_fifty(method, first, last) for method in reversed(TWO))
+        yield f"all images, rounds {first + 1} to {last}: ReBaFL − FedDyn", interval(*pair)
+    for (one, other), figure in product(OF_PARTS, BOTH_FIGURES):
+        yield f"parts, {figure}: {one} − {other}", interval(of_part(one, figure), of_part(other, figure))
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "rebafl-figures": {"heads": heads, "diversity": diversity, "settings": settings},
     "rebafl-cifar10": {
@@ -221,6 +304,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "varied": varied,
     },
     "rebafl": {"Table I": table_one},
+    "rebafl-all-images": {"all images": all_images, "by fifty rounds": fifties, "parts": parts},
     "rebafl-rounds": {
         "over rounds": over_rounds,
         "Table I, twenty": partial(table_one, TABLE_ONE, ("rebafl-rounds",)),
