@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from privfl.privacy.clipping.placement import Call, calls_of, nothing_is_left_over, placed_alike
+from privfl.privacy.clipping.placement import SEVERAL, Call, calls_of, nothing_is_left_over, placed_alike
 
 LONGEST_REFERENCE = 64
 SHORTEST_REFERENCE = 16
@@ -132,6 +132,10 @@ _FOUND: dict[Hashable, dict[Hashable, bool]] = {}
 """What this process found out, by kind. Kernels stay the same, so that equal networks need not be tried again."""
 
 
+_PLACES: dict[Hashable, tuple[dict[Hashable, list[Call]], dict[Hashable, int]]] = {}
+"""Likewise the calls of every pass that could round a number by its place, and what passes are compared with."""
+
+
 class Lengths:
     """The lengths of one engine's passes; its workers share what is known of them."""
 
@@ -141,10 +145,9 @@ class Lengths:
         self.reference = reference_length(len(public.parameters))
         kind = (*kind, public.inputs.shape, public.inputs.dtype, public.inputs.device, torch.get_num_threads())
         self._found = _FOUND.setdefault(kind, {})
+        self._calls, self._references = _PLACES.setdefault((*kind, SEVERAL), ({}, {}))
         self._expected: dict[Hashable, Tensor] = {}
         self._chosen: dict[Hashable, int] = {}
-        self._references: dict[Hashable, int] = {}
-        self._calls: dict[Hashable, list[Call]] = {}
 
     def of(
         self,
