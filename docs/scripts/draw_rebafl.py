@@ -77,7 +77,7 @@ def all_images(path: Path) -> None:
     figure, panels = _canvas(9.6, 3)
     for seed, axes in enumerate(panels):
         curves = {row["method"]: [row["accuracy"]] for row in rows if row["seed"] == seed}
-        _lines(axes, {method: curves.get(method, []) for method in LONG if method in curves})
+        _lines(axes, {method: curves[method] for method in LONG if method in curves})
         axes.set_title(f"seed {seed}", fontsize=10)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     panels[0].set_ylabel("test accuracy")

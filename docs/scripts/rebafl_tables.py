@@ -47,7 +47,7 @@ def of_variant(variant: str, name: str) -> BySeed:
 
 
 def local_models() -> Iterator[tuple[str, str]]:
-    """ReBaFL's Figures 7 and 8: diversity, and accuracy and its change in points; then Figure 1."""
+    """ReBaFL's Figures 7 and 8: diversity, and accuracy and its change in points; then Figure 1. First, whole runs."""
     yield from whole_runs()
     pairs = (
         ("R-BSM only, epsilon = 0.01", "FedAvg"),
@@ -221,13 +221,17 @@ OF_PARTS = (("R-BSM only", "FedAvg"), ("F-Aug only", "FedAvg"), ("ReBaFL", "R-BS
 BOTH_FIGURES = ("last", "change")
 
 
+def _with_seeds(values: BySeed) -> str:
+    return f"{spread(values, 1)} ({', '.join(f'{value:.1f}' for value in values.values())})"
+
+
 def all_images() -> str:
     """FedDyn and ReBaFL with all images, as if each run had ended earlier, as far as all have come."""
     rows, made = raw(ALL_IMAGES)["rows"], []
     reached = min(len(row["accuracy"]) for row in rows)
     for rounds in (*(station for station in STATIONS if station < reached), reached):
         last, change = ([of_curve(rows, rounds, method, figure) for method in TWO] for figure in BOTH_FIGURES)
-        each = [f"{spread(values, 1)} ({', '.join(f'{value:.1f}' for value in values.values())})" for values in last]
+        each = list(map(_with_seeds, last))
         less = interval(last[1], last[0])
         made.append(
             [str(rounds), *each, less, *(spread(values, 1) for values in change), interval(change[1], change[0])]
@@ -250,7 +254,7 @@ def fifties() -> str:
     made = []
     for first, last in FIFTIES:
         found = [of_fifty(method, first, last) for method in TWO]
-        each = [f"{spread(values, 1)} ({', '.join(f'{value:.1f}' for value in values.values())})" for values in found]
+        each = list(map(_with_seeds, found))
         made.append([f"{first + 1} to {last}", *each, interval(found[1], found[0])])
     return table(["rounds", "FedDyn", "ReBaFL", "ReBaFL − FedDyn"], made)
 

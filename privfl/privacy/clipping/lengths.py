@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from privfl.privacy.clipping.placement import SEVERAL, Call, calls_of, nothing_is_left_over, placed_alike
+from privfl.privacy.clipping.placement import Call, calls_of, nothing_is_left_over, placed_alike
 
 LONGEST_REFERENCE = 64
 SHORTEST_REFERENCE = 16
@@ -145,7 +145,7 @@ class Lengths:
         self.reference = reference_length(len(public.parameters))
         kind = (*kind, public.inputs.shape, public.inputs.dtype, public.inputs.device, torch.get_num_threads())
         self._found = _FOUND.setdefault(kind, {})
-        self._calls, self._references = _PLACES.setdefault((*kind, SEVERAL), ({}, {}))
+        self._calls, self._references = _PLACES.setdefault(kind, ({}, {}))
         self._expected: dict[Hashable, Tensor] = {}
         self._chosen: dict[Hashable, int] = {}
 

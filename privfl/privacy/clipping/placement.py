@@ -2,8 +2,8 @@
 
 A loop over many numbers takes them some at a time, by instructions for several, and what is left over at its end one by
 one. A sum or a product comes out the same either way; a sigmoid does not, since the two ways approximate it
-differently. So the last rows of a pass may be rounded otherwise than if more rows followed. It happens to one number in
-a hundred or a thousand, of the few that are left over, so comparing rows of public numbers does not find it out for
+differently. So the last rows of a pass may be rounded otherwise than if more rows followed. It may happen to one number
+in thousands, of the few that are left over, so comparing rows of public numbers does not find it out for
 certain. Here the calls themselves are looked at: those that could, and how long their innermost loop is. Where
 that is a multiple of what any instruction takes, nothing is left over; where it is the same whatever the number of
 rows is, it goes along each row by itself.
@@ -30,8 +30,8 @@ _EXACT = frozenset({
     "abs", "add", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "ceil", "clamp", "clamp_max",
     "clamp_min", "clone", "copy", "copysign", "div", "eq", "floor", "fmax", "fmin", "ge", "gt", "hardtanh",
     "hardtanh_backward", "isfinite", "isinf", "isnan", "le", "leaky_relu", "leaky_relu_backward", "logical_and",
-    "logical_not", "logical_or",
-    "logical_xor", "lt", "masked_fill", "maximum", "minimum", "mul", "nan_to_num", "ne", "neg", "positive",
+    "logical_not", "logical_or", "logical_xor", "lt", "masked_fill",
+    "maximum", "minimum", "mul", "nan_to_num", "ne", "neg", "positive",
     "reciprocal", "relu", "relu6", "round", "rsub", "sgn", "sign", "signbit", "sqrt", "square", "sub",
     "threshold", "threshold_backward", "trunc", "where",
 })  # fmt: skip

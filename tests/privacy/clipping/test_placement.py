@@ -136,7 +136,7 @@ def test_one_row_more_moves_the_sum_by_what_is_charged_wherever_the_others_come_
 def test_were_places_not_looked_at_rows_would_move_past_the_charge(monkeypatch):
     monkeypatch.setattr(placement, "SEVERAL", 1)
     moved = max(most_moved(CASES[case], "loop", "layers") for case in ("sigmoid", "silu", "mish"))
-    if moved <= 1:
+    if not depends_on_the_place(nn.Sigmoid()):
         pytest.skip("this processor rounds numbers alike wherever they stand")
     assert moved > 1.5
 
