@@ -235,10 +235,10 @@ def test_results_do_not_depend_on_the_number_of_workers(name):
     task = layered_task(SIZES, dtype=torch.float32)
     runs = [
         pf.simulate(task, ALGORITHMS[name](), rounds=2, training=TRAINING, execution=pf.Execution(workers=n))
-        for n in (1, 2, 3)
+        for n in (1, 3)
     ]
-    assert runs[0].metrics == runs[1].metrics == runs[2].metrics
-    assert all(torch.equal(runs[0].parameters, other.parameters) for other in runs[1:])
+    assert runs[0].metrics == runs[1].metrics
+    assert torch.equal(runs[0].parameters, runs[1].parameters)
 
 
 @pytest.mark.parametrize(

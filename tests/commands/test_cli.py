@@ -172,7 +172,7 @@ def test_debug_shows_where_an_error_came_from(tmp_path):
 
 @pytest.mark.slow
 def test_an_interrupt_says_how_to_go_on_and_the_run_goes_on(experiment, tmp_path):
-    settings = ["--set", "rounds=400", "--set", "checkpoint_seconds=0.0", "--out", "out"]
+    settings = ["--set", "rounds=100", "--set", "checkpoint_seconds=0.0", "--out", "out"]
     command = [sys.executable, "-m", "privfl", "run", str(experiment), *settings]
     process = subprocess.Popen(
         command,
@@ -193,7 +193,7 @@ def test_an_interrupt_says_how_to_go_on_and_the_run_goes_on(experiment, tmp_path
     assert "Traceback" not in errors
     done = privfl("run", experiment, *settings, "--resume", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert metrics.read_text().count("\n") == 400
+    assert metrics.read_text().count("\n") == 100
 
 
 @pytest.mark.parametrize(

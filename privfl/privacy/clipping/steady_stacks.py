@@ -75,7 +75,8 @@ class SteadyStacks:
         def calls(stack: int) -> list[Call]:
             return self._lengths.calls((*key, stack), length, partial(self._pass, shown, stack))
 
-        if clients > 1 and not placed_alike(calls(clients), calls(1)):  # all are to stand in the first place
+        noted = calls(clients) if clients > 1 else []
+        if noted and not placed_alike(noted, calls(1)):  # all are to stand in the first place
             return [(slice(place, place + 1), LEAST) for place in range(clients)]
         if clients <= LEAST:
             return [(slice(0, clients), LEAST)]
