@@ -142,7 +142,7 @@ def build(
         raise unknown("initialisation", initialisation, _INITIALISERS)
     with _generator_of(seed), torch.device("cpu"):
         try:
-            network: Network = validate_call(model.builder)(vocabulary or shape, classes, **options)
+            network = _validated(model.builder)(vocabulary or shape, classes, **options)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
@@ -153,6 +153,12 @@ def build(
         if redraw is not None:
             initialise(network, redraw, zero_bias=True)
     return network
+
+
+@cache
+def _validated(builder: Callable[..., Network]) -> Callable[..., Network]:
+    """``builder``, whose options are checked; to make the check takes longer than to build a small network."""
+    return validate_call(builder)
 
 
 @dataclass(frozen=True)

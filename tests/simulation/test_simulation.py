@@ -404,7 +404,7 @@ def test_no_combination_of_settings_claims_more_than_first_principles_allow(task
                 privacy=privacy,
                 cohort=COHORTS[cohort],
                 evaluate_every=2,
-                execution=pf.Execution(workers=1),
+                execution=pf.Execution(engine="loop", workers=1),
             )
         except ConfigError:
             continue

@@ -12,6 +12,7 @@ rows is, it goes along each row by itself.
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -71,11 +72,18 @@ Call = tuple[str, int, tuple[int, ...]]
 
 
 class Calls(TorchDispatchMode):
-    """Notes, while it is entered, the calls that may round a number by its place; not those :func:`unnoted`."""
+    """Notes, while it is entered, the calls that may round a number by its place; not those :func:`unnoted`.
+
+    PyTorch would tell its compiler to keep out of here, and import it for that, which takes more than a second.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.noted: list[Call] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
     def __torch_dispatch__(
         self, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -90,6 +98,19 @@ class Calls(TorchDispatchMode):
             loops = [[one] for one in tensors] if function.__name__.startswith(_EACH) else [tensors]
             self.noted += [(function.__name__, *_innermost(loop)) for loop in loops]
         return result
+
+
+class _CallsOfCompiled(Calls):  # type: ignore[no-untyped-call]
+    """The same beside a compiler that is there already, and is told."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(
+        self, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return super().__torch_dispatch__(function, types, args, kwargs)
 
 
 class _LookedAt(threading.local):
@@ -111,7 +132,7 @@ def unnoted(*, elsewhere: bool = True) -> Iterator[None]:
 
 def calls_of(run: Callable[[], object]) -> list[Call]:
     """The calls of ``run()`` that may round a number by its place."""
-    calls = Calls()
+    calls = _CallsOfCompiled() if "torch._dynamo" in sys.modules else Calls()
     with unnoted(elsewhere=False), calls:
         run()
     return calls.noted

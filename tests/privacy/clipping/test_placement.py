@@ -19,6 +19,7 @@ from privfl.privacy.door.client_door import ClientDoor
 from privfl.privacy.door.cohort_door import CohortDoor
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.door.keeper import ClientSlot
+from tests.programs import python
 
 UNITS, ROWS = 7, 35
 HUGE = 1e9
@@ -314,6 +315,28 @@ def test_a_device_other_than_a_processor_is_left_alone():
     lengths = lengths_of("device")
     lengths.public.targets = torch.zeros(32, device="meta")
     assert lengths.calls("asked", 3, lambda length: torch.ones(length).sigmoid()) == []
+
+
+PRIVATE_RUN = """
+import logging, sys
+import torch
+import privfl as pf
+from privfl.privacy.clipping.placement import calls_of
+
+task = pf.Task.from_dataset(pf.load_dataset("digits"), partition=pf.IID(3), model="logistic", seed=0)
+privacy = pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, sample_rate=0.2))
+pf.simulate(task, pf.FedAvg(), rounds=1, privacy=privacy)
+print("torch._dynamo" in sys.modules)
+warned = []
+logging.getLogger("torch._dynamo").addFilter(warned.append)
+layer = torch.nn.Sequential(torch.nn.Linear(4, 7), torch.nn.Sigmoid())
+compiled = torch.compile(layer, backend="eager")
+print(calls_of(lambda: compiled(torch.ones(5, 4))) == calls_of(lambda: layer(torch.ones(5, 4))) != [], warned)
+"""
+
+
+def test_a_private_run_does_not_import_pytorchs_compiler_and_what_is_compiled_is_looked_at_too():
+    assert python("-c", PRIVATE_RUN, fresh=True).stdout.splitlines() == ["False", "True []"]
 
 
 LABELS = {"mean-squared-error": torch.randn, "huber": torch.randn, "binary-cross-entropy": torch.rand}
