@@ -240,7 +240,7 @@ def all_images() -> str:
     return table(head, made)
 
 
-FIFTIES = ((0, 50), (50, 100), (100, 150))
+FIFTIES = ((0, 50), (50, 100), (100, 150), (150, 200))
 
 
 def of_fifty(method: str, first: int, last: int) -> BySeed:
