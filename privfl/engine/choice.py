@@ -91,9 +91,10 @@ def choose(
     began = time.perf_counter()
     if wanted == "auto":
         with _federation(loop, way, received, 2 * loop.workers) as probe:
-            ids = _ids(loop, 2 * loop.workers)
-            seconds = {"loop": _seconds(probe, received, ids, LOOP_SECONDS)}
-        a_round = seconds["loop"] * cohort * _steps(loop, received)
+            ids, steps = _ids(loop, 2 * loop.workers), cohort * _steps(loop, received)
+            short = SHORT_RUN_SECONDS / max(1, steps * rounds)
+            seconds = {"loop": _seconds(probe, received, ids, LOOP_SECONDS, short)}
+        a_round = seconds["loop"] * steps
         if a_round * rounds < SHORT_RUN_SECONDS:
             return Choice("loop", None, f"the whole run takes about {a_round * rounds:.2g} s", seconds=seconds)
     problem = why_not_stacked(loop, way, received)
@@ -220,11 +221,11 @@ def _uploads(engine: Engine, received: Tensors) -> list[ClientResult]:
     return sorted(_train(engine, received, [0, 1]), key=lambda result: result.client)
 
 
-def _seconds(engine: Engine, received: Tensors, ids: list[int], most: float) -> float:
+def _seconds(engine: Engine, received: Tensors, ids: list[int], most: float, short: float = 0.0) -> float:
     """Least seconds of one client's step, of the clients ``ids`` who take two steps each, in three times.
 
-    On CUDA a first time, when kernels are chosen and memory is taken, does not count. Once ``most`` seconds are over
-    there are no more.
+    On CUDA a first time, when kernels are chosen and memory is taken, does not count. Once ``most`` seconds are over,
+    or a step was seen to take less than ``short``, there are no more.
     """
     device, began, found = received["parameters"].device, time.perf_counter(), [math.inf]
     for attempt in range(1 + TIMES):
@@ -236,6 +237,8 @@ def _seconds(engine: Engine, received: Tensors, ids: list[int], most: float) -> 
         if attempt > 0 or device.type == "cpu":
             found.append(spent)
         if len(found) > 1 and time.perf_counter() - began + spent > most:
+            break
+        if min(found) / (2 * len(ids)) < short:
             break
     return min(found) / (2 * len(ids))
 

@@ -142,6 +142,18 @@ def test_an_engine_is_timed_three_times_after_a_first_or_as_often_as_the_budget_
     assert choice._seconds(None, received, [0], 5.0) == 7.0 / 2
 
 
+def test_a_run_that_the_loop_was_seen_to_finish_soon_is_not_timed_again(monkeypatch):
+    """The least of more times would be less still."""
+    began = []
+    monkeypatch.setattr(choice, "_train", lambda *_: began.append(0))
+    monkeypatch.setattr(choice.time, "perf_counter", lambda: float(len(began)))
+    received = {"parameters": torch.zeros(1)}
+    for short, times in ((0.6, 1), (0.5, 4)):
+        began.clear()
+        assert choice._seconds(None, received, [0], 100.0, short) == 1.0 / 2
+        assert len(began) == times
+
+
 def test_the_loop_is_not_timed_for_long_before_a_run_of_huge_clients(monkeypatch):
     clock = iter(range(0, 10**6, 4))  # every look at it is four seconds later
     monkeypatch.setattr(choice.time, "perf_counter", lambda: next(clock))
@@ -322,7 +334,7 @@ def test_tf32_is_allowed_only_where_it_was_asked_for():
 def test_a_cohort_that_is_not_twice_the_best_chunk_is_trained_as_one(monkeypatch, cohort, seconds, chunk):
     """Twenty clients in chunks of eight for two workers left four over, which one of them trained alone."""
 
-    def timed(engine, received, ids, budget):
+    def timed(engine, received, ids, budget, short=0.0):
         return seconds[getattr(engine, "chunk", 1)]
 
     monkeypatch.setattr(choice, "_seconds", timed)
@@ -334,7 +346,7 @@ def test_a_cohort_that_is_not_twice_the_best_chunk_is_trained_as_one(monkeypatch
 def test_engines_are_timed_with_private_batches_of_a_typical_client(dpsgd, held, monkeypatch):
     timed = []
 
-    def seconds(engine, received, ids, most):
+    def seconds(engine, received, ids, most, short=0.0):
         timed.append(engine.task if isinstance(engine, LoopEngine) else engine.loop.task)
         return 1.0 if isinstance(engine, LoopEngine) else 0.5
 
