@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from privfl.study.file import Study
 from privfl.study.store import Store
@@ -287,3 +288,36 @@ def test_a_node_and_a_driver_that_are_killed_on_a_cluster_of_two_nodes_change_no
     assert (node["kind"], driver["kind"], node["same"], driver["same"]) == ("node", "driver", True, True)
     assert len(node["noticed"]) == 1
     assert 0 < driver["round"] < 8
+
+
+class Listed:
+    """An operator as PyTorch's tests list it."""
+
+    def __init__(self, function: Any) -> None:
+        self.name, self.op = function.__name__, function
+
+    def sample_inputs(self, *_: Any, **__: Any) -> list[Any]:
+        return []
+
+
+def test_what_rounds_by_place_is_noted_or_missed_and_rows_that_meet_or_chance_do_not_count(
+    benchmark_module, monkeypatch
+):
+    places = benchmark_module("places")
+    monkeypatch.setattr(places, "MANY", 200)
+
+    def by_place(values: torch.Tensor) -> torch.Tensor:
+        """The last of a pass comes out otherwise, by operations that are exact."""
+        return values * (1 + 2.0**-20 * (torch.arange(len(values)) == len(values) - 1))
+
+    def centred(values: torch.Tensor) -> torch.Tensor:
+        return values - values.mean(0)
+
+    def drawn(values: torch.Tensor) -> torch.Tensor:
+        return values * torch.rand_like(values)
+
+    functions = (torch.relu, torch.sigmoid, by_place, centred, drawn)
+    found = places.surveyed(map(Listed, functions))
+    assert found["row by row"] == ["by_place", "relu", "sigmoid"]
+    assert found["noted"] == ["sigmoid"]
+    assert found["missed"].keys() == {"by_place"}
