@@ -3,7 +3,7 @@
 PyTorch lists its own operators for its tests (``torch.testing``; needs ``pip install expecttest``). Each of them that
 takes random numbers one by one, or row by row, is called with all rows at once and with a few at a time. Values and
 gradients must have the same bits, or ``privfl.privacy.clipping.placement`` must note the call. What draws random
-numbers is left out. Six minutes; to ``benchmarks/results/places.json``.
+numbers is left out. Some minutes; to ``benchmarks/results/places.json``.
 """
 
 from __future__ import annotations
