@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from rebafl_tables import ALL_IMAGES, HEADS, ORDER  # noqa: E402
+from rebafl_tables import ALL_IMAGES, HEADS, ORDER, PARTS  # noqa: E402
 from verdict_intervals import LONG, raw  # noqa: E402
 
 from privfl.study.chart import COLOURS, DASHES  # noqa: E402
@@ -30,14 +30,14 @@ METHODS = ("FedAvg", "F-Aug only", "R-BSM only", "ReBaFL")
 
 def diversity(path: Path) -> None:
     """The mean of every line over the seeds, and a band from the smallest to the largest."""
-    figure, axes = _canvas(6.4)
-    lines = {
-        variant: [row["diversity"] for row in raw("rebafl-figures")["rows"] if row["variant"] == variant]
-        for variant in ORDER
-    }
-    _lines(axes[0], lines)
-    axes[0].set_ylabel("diversity Λ of the local models")
-    axes[0].legend(frameon=False, fontsize=9)
+    figure, panels = _canvas(9.6, 2)
+    titles = ("500 images a client, 20 rounds", "250 images a client, 200 rounds")
+    for axes, source, title in zip(panels, ("rebafl-figures", PARTS), titles, strict=True):
+        rows = raw(source)["rows"]
+        _lines(axes, {name: [row["diversity"] for row in rows if row["variant"] == name] for name in ORDER})
+        axes.set_title(title, fontsize=10)
+    panels[0].set_ylabel("diversity Λ of the local models")
+    panels[0].legend(frameon=False, fontsize=9)
     _save(figure, path)
 
 

@@ -31,10 +31,10 @@ FIFTY = {method: f"{value:.2f}" for method, value in zip(TABLE_ONE, _WITH_FIFTY,
 """The same with 50 clients."""
 
 
-def of_variant(variant: str, name: str) -> BySeed:
+def of_variant(variant: str, name: str, source: str = "rebafl-figures") -> BySeed:
     """Of one variant by seed: ``last`` of ten rounds and ``change`` in points, ``diversity`` in its second half."""
     found: dict[int, float] = {}
-    for row in raw("rebafl-figures")["rows"]:
+    for row in raw(source)["rows"]:
         if row["variant"] == variant:
             accuracy, diversity = row["accuracy"], row["diversity"]
             changes = [after - before for before, after in pairwise(accuracy[len(accuracy) // 2 :])]
@@ -87,6 +87,14 @@ def heads() -> str:
     return table(["", "seeds", "accuracy, last ten rounds", "change", "− FedAvg, accuracy", "− FedAvg, change"], rows)
 
 
+def tuned_images() -> str:
+    """The tuned head on Fashion-MNIST, which has no other method beside it."""
+    rows = raw("rebafl-tuned-fashion")["rows"]
+    last, change = (of_curve(rows, rows[0]["rounds"], "FedAvg-FT", figure) for figure in BOTH_FIGURES)
+    head = ["", "rounds", "accuracy, last ten rounds", "change"]
+    return table(head, [["FedAvg-FT", str(rows[0]["rounds"]), _with_seeds(last), spread(change, 1)]])
+
+
 def table_one(reported: Mapping[str, str] = TABLE_ONE, names: Sequence[str] = BESIDE) -> str:
     """The rows of ReBaFL's Table I after the rounds that all have."""
     rows = [row for name in names for row in raw(name)["rows"]]
@@ -103,15 +111,16 @@ def table_one(reported: Mapping[str, str] = TABLE_ONE, names: Sequence[str] = BE
     return table(head, made)
 
 
-def diversity() -> str:
+def diversity(source: str = "rebafl-figures") -> str:
     """Figure 7 as numbers: Λ in the second half of the run."""
-    rows = []
+    rows, rounds = [], len(raw(source)["rows"][0]["diversity"])
     for variant in ORDER:
-        own = of_variant(variant, "diversity")
-        others = [interval(own, of_variant(other, "diversity"), 3) for other in (REFERENCE, BALANCED)]
+        own = of_variant(variant, "diversity", source)
+        others = [interval(own, of_variant(other, "diversity", source), 3) for other in (REFERENCE, BALANCED)]
         shown = [text if variant != other else "–" for text, other in zip(others, (REFERENCE, BALANCED), strict=True)]
-        rows.append([variant, spread(own, 3), *shown, spread(of_variant(variant, "last"), 1)])
-    return table(["", "Λ, rounds 11 to 20", "− FedAvg", "− R-BSM only", "accuracy, last ten rounds"], rows)
+        rows.append([variant, spread(own, 3), *shown, spread(of_variant(variant, "last", source), 1)])
+    head = ["", f"Λ, rounds {rounds // 2 + 1} to {rounds}", "− FedAvg", "− R-BSM only", "accuracy, last ten rounds"]
+    return table(head, rows)
 
 
 def settings() -> str:
@@ -261,8 +270,7 @@ def fifties() -> str:
 
 def _beside_parts() -> list[Any]:
     """Curves of FedAvg, ReBaFL and its two parts, 20 clients of 250 images, all 200 rounds."""
-    own = [{**row, "method": row["variant"].partition(",")[0]} for row in raw(PARTS)["rows"]]
-    return own + [row for row in raw("rebafl-rounds")["rows"] if row["method"] in ("FedAvg", "ReBaFL")]
+    return [{**row, "method": row["variant"].partition(",")[0]} for row in raw(PARTS)["rows"]]
 
 
 def of_part(method: str, figure: str) -> BySeed:
@@ -298,10 +306,19 @@ def whole_runs() -> Iterator[tuple[str, str]]:
         yield f"all images, rounds {first + 1} to {last}: ReBaFL − FedDyn", interval(*pair)
     for (one, other), figure in product(OF_PARTS, BOTH_FIGURES):
         yield f"parts, {figure}: {one} − {other}", interval(of_part(one, figure), of_part(other, figure))
+    for one, other in ((BALANCED, REFERENCE), ("F-Aug only", REFERENCE), (BOTH, BALANCED), (BOTH, REFERENCE)):
+        own = [of_variant(variant, "diversity", PARTS) for variant in (one, other)]
+        yield f"diversity, 200 rounds: {one} − {other}", interval(*own, 3)
 
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
-    "rebafl-figures": {"heads": heads, "diversity": diversity, "settings": settings},
+    "rebafl-figures": {
+        "heads": heads,
+        "tuned, Fashion-MNIST": tuned_images,
+        "diversity": diversity,
+        "diversity, 200 rounds": partial(diversity, PARTS),
+        "settings": settings,
+    },
     "rebafl-cifar10": {
         "Table I": partial(beside, "two classes", PAPER),
         "clustered": partial(beside, "clustered", CLUSTERED),
