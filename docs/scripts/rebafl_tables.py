@@ -268,14 +268,14 @@ def fifties() -> str:
     return table(["rounds", "FedDyn", "ReBaFL", "ReBaFL − FedDyn"], made)
 
 
-def _beside_parts() -> list[Any]:
+def _rows_of_parts() -> list[Any]:
     """Curves of FedAvg, ReBaFL and its two parts, 20 clients of 250 images, all 200 rounds."""
     return [{**row, "method": row["variant"].partition(",")[0]} for row in raw(PARTS)["rows"]]
 
 
 def of_part(method: str, figure: str) -> BySeed:
     """*last* or *change* of a method over all rounds by seed, in points."""
-    rows = _beside_parts()
+    rows = _rows_of_parts()
     return of_curve(rows, min(len(row["accuracy"]) for row in rows), method, figure)
 
 

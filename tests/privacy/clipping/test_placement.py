@@ -347,7 +347,7 @@ LABELS = {"mean-squared-error": torch.randn, "huber": torch.randn, "binary-cross
 def test_every_loss_gives_a_row_the_same_gradient_wherever_it_stands(name, numbers):
     """Of the logits, the same bits: what goes back from here is multiplied with whatever a server likes."""
     draws = torch.Generator().manual_seed(4)
-    shape = (1000, 5, numbers) if name == "token-cross-entropy" else (1000, numbers)
+    shape = (2000, 5, numbers) if name == "token-cross-entropy" else (2000, numbers)
     logits = 3 * torch.randn(shape, generator=draws)
     made = LABELS.get(name)
     targets = made(shape, generator=draws) if made else torch.randint(numbers, shape[:-1], generator=draws)
