@@ -54,8 +54,15 @@ class Case:
             inputs = torch.randint(self.vocabulary, (clients * ROWS, *self.shape), generator=generator)
         targets = torch.randint(10, (len(inputs),), generator=generator)
         named = {"vocabulary": self.vocabulary} if self.vocabulary else {}
-        partition = pf.IID(clients=clients)
-        return pf.Task.from_arrays(inputs, targets, partition=partition, model=self.model, classes=10, **named)
+        return pf.Task.from_arrays(
+            inputs,
+            targets,
+            test=(inputs[:1], targets[:1]),  # else a fifth of the rows would be held out
+            partition=pf.IID(clients=clients),
+            model=self.model,
+            classes=10,
+            **named,
+        )
 
 
 CASES = (

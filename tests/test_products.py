@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from privfl import products
-from privfl.products import Forms, batched, descend_, forms_of, input_gradient, outputs
+from privfl.products import Forms, batched, descend_, forms_of, input_gradient, outputs, write_weight_gradient
 
 FORMS = {
     "plain": Forms(),
@@ -44,10 +44,13 @@ def test_products_are_those_of_float64(shape, rows, steady):
         for size in ((rows, inputs), (outs, inputs), (outs,), (rows, outs))
     )
     narrow = [value.float() for value in (given, weight, bias, back)]
+    gradient = torch.full_like(narrow[1], torch.nan)
+    write_weight_gradient(narrow[3], narrow[0], gradient)
     for found, wanted in (
         (outputs(narrow[0], narrow[1], narrow[2], steady=steady), F.linear(given, weight, bias)),
         (outputs(narrow[0], narrow[1], None, steady=steady), F.linear(given, weight)),
         (input_gradient(narrow[3], narrow[1]), back @ weight),
+        (gradient, back.T @ given),
         (descend_(narrow[1].clone(), narrow[3], narrow[0], 0.5), weight - 0.5 * back.T @ given),
     ):
         assert found.is_contiguous()

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -76,9 +77,13 @@ class StreamDropout(nn.Module):
     def one_mask(self, like: Tensor) -> Tensor:
         """What the values ``like`` [B, ...] of one client's network are multiplied with."""
         stream = self.generator or NoiseStream(bytes(32))  # nobody's: what is tried on public rows has no stream yet
-        if self.present is None and (like.device.type, like.dtype) == ("cpu", torch.float32):  # the same in fewer calls
-            return torch.from_numpy(_factors(*self._coins(stream, like.numel()), self.scale)).view(like.shape)
         rows, length = self.present or (1, 1)
+        if (like.device.type, like.dtype) == ("cpu", torch.float32):  # the same in fewer calls
+            drawn = len(like) * rows // length * math.prod(like.shape[1:])
+            factors = torch.from_numpy(_factors(*self._coins(stream, drawn), self.scale))
+            if drawn < like.numel():  # padding, or public rows, is kept
+                factors = F.pad(factors, (0, like.numel() - drawn), value=self.scale)
+            return factors.view(like.shape)
         return self.masks(like[None], [stream], [len(like) * rows // length])[0]
 
     def masks(self, like: Tensor, streams: Sequence[NoiseStream], counts: Sequence[int]) -> Tensor:

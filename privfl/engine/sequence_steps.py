@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from privfl.engine import pooling
 from privfl.engine.dropout import StreamDropout
 from privfl.engine.layouts import INNERMOST, images_relaid
-from privfl.products import FEW, descend_, input_gradient, outputs
+from privfl.products import FEW, descend_, input_gradient, outputs, write_weight_gradient
 
 
 class Step(Protocol):
@@ -54,7 +54,7 @@ class Linear:
 
     def write(self, back: Tensor, kept: Received, places: dict[str, Tensor]) -> None:
         back = back.float()
-        torch.mm(back.T, kept.given.float(), out=places["weight"])
+        write_weight_gradient(back, kept.given.float(), places["weight"])
         if "bias" in places:
             torch.sum(back, 0, out=places["bias"])
 

@@ -24,3 +24,14 @@ def test_a_mask_has_the_same_bits_with_numba_and_without(monkeypatch, probabilit
     assert kept == pytest.approx(1 / (1 - probability))
     layer.generator = NoiseStream(bytes(32))
     assert torch.equal(layer.masks(torch.empty(1, size, 3), [layer.generator], [size])[0], masks[0])
+
+
+@pytest.mark.parametrize("present", [0, 3, 5])
+def test_padded_rows_take_no_coins_and_are_kept(present):
+    layer = StreamDropout(0.5, None)
+    layer.generator, layer.present = NoiseStream(bytes(32)), (present, 5)
+    mask = layer.one_mask(torch.empty(5, 64))
+    assert bool((mask[present:] == 2).all())
+    layer.generator, layer.present = NoiseStream(bytes(32)), None
+    if present:
+        assert torch.equal(mask[:present], layer.one_mask(torch.empty(present, 64)))

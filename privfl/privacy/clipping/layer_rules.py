@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from privfl.privacy.clipping.factors import Clipping, bounded_norms, full_products, norms_along, row_norms
 from privfl.privacy.clipping.formed_rules import ConvolutionRule, FormedRule, GroupNormRule, LayerNormRule
 from privfl.privacy.clipping.rule import Calls, Formed, Places, SumRule
+from privfl.products import write_weight_gradient
 
 
 class Inputs:
@@ -106,7 +107,7 @@ class LinearRule(SumRule):
         if exact:
             a = a.double()
         if "weight" in places and clients == 1 and not exact:
-            torch.mm(g.T, a, out=places["weight"][0])
+            write_weight_gradient(g, a, places["weight"][0])
         elif "weight" in places:
             places["weight"].copy_(torch.bmm(g.view(clients, -1, g.shape[-1]).mT, a.reshape(clients, -1, a.shape[-1])))
         if "bias" in places and exact:
@@ -133,7 +134,7 @@ class LinearRule(SumRule):
         for given, back in calls:
             a, g = given.reshape(-1, given.shape[-1]), back.reshape(-1, back.shape[-1])
             if "weight" in places and len(calls) == 1:
-                torch.mm(g.T, a, out=places["weight"][0])
+                write_weight_gradient(g, a, places["weight"][0])
             elif "weight" in places:
                 places["weight"][0].addmm_(g.T, a)
             if "bias" in places and len(calls) == 1:
