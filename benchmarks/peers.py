@@ -156,16 +156,22 @@ def result(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, 
     )
     try:
         output, errors = process.communicate(timeout=SECONDS_ALLOWED)
-    except BaseException:
+    except BaseException as stopped:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        _, errors = process.communicate()
+        if isinstance(stopped, subprocess.TimeoutExpired):
+            raise SystemExit(_said(f"{' '.join(command)} gave no result in {SECONDS_ALLOWED} s", errors)) from None
         raise
     lines = [line for line in output.splitlines() if line.startswith("{") and "s_per_round_median" in line]
     if process.returncode != 0 or len(lines) != 1:
-        last = "\n".join(errors.splitlines()[-20:])
-        raise SystemExit(f"{' '.join(command)} gave {len(lines)} results and ended with {process.returncode}:\n{last}")
+        ended = f"{' '.join(command)} gave {len(lines)} results and ended with {process.returncode}"
+        raise SystemExit(_said(ended, errors))
     found: dict[str, Any] = json.loads(lines[0])
     return found
+
+
+def _said(what: str, errors: str) -> str:
+    return f"{what}:\n" + "\n".join(errors.splitlines()[-20:])
 
 
 def rows(work: str, noise: bool, seconds: Seconds, details: Mapping[str, Any]) -> list[dict[str, Any]]:

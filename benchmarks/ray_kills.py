@@ -217,7 +217,11 @@ def main() -> None:
     rows = json.loads(options.out.read_text(encoding="utf-8"))["trials"] if options.out.exists() else []
     port = free_port()
     address = f"127.0.0.1:{port}"
-    with tempfile.TemporaryDirectory() as folder, started("--head", "--port", str(port), "--include-dashboard=false"):
+    head = ("--head", "--port", str(port), "--include-dashboard=false")
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        started(*head, "--temp-dir", str(Path(folder, "ray"))),  # else the head stays the machine's current cluster
+    ):
         file = Path(folder, "experiment.toml")
         file.write_text(EXPERIMENT.format(rounds=options.rounds), encoding="utf-8")
         connect(address)

@@ -37,7 +37,7 @@ class Forms:
         weight_first: of a wide layer and few rows ``W xᵀ`` is taken, not ``x Wᵀ`` (Intel: 0.37 ms instead of 0.69).
         onednn: huge layers go by oneDNN's inner product (AMD: 0.43 ms instead of 0.53 forward, 0.32 instead of 0.52
             backward, for 10 rows, 9,216 to 128).
-        by_inputs: updates, and gradients of wide layers, run along the inputs (AMD: 0.35 ms instead of 0.47, 0.49 instead
+        by_inputs: updates and gradients of wide layers run along the inputs (AMD: 0.35 ms instead of 0.47, 0.49 instead
             of 0.65).
         narrow_first: of a batched product with a narrow right side the transposed one is taken (AMD: 0.21 ms instead of
             0.81 for 20 products of [1440, 25] and [25, 8], 0.28 instead of 0.83 for [25, 1440] and [1440, 8]).

@@ -185,6 +185,17 @@ def test_a_run_that_prints_no_result_ends_the_benchmark_with_what_it_said(benchm
         benchmark_module("peers").result(command, {})
 
 
+def test_a_run_that_does_not_end_is_killed_and_left_out_with_what_it_said(benchmark_module, monkeypatch, capsys):
+    peers, engines = benchmark_module("peers"), benchmark_module("engines")
+    monkeypatch.setattr(peers, "SECONDS_ALLOWED", 2)
+    waits = [sys.executable, "-c", "import sys, time; print('no cluster', file=sys.stderr, flush=True); time.sleep(60)"]
+    monkeypatch.setattr(peers.Peers, "commands", lambda self, noise: {peers.FLOWER: waits})
+    assert engines.peers_milliseconds(5) == {}
+    said = capsys.readouterr().out
+    assert "Flower is left out" in said
+    assert "gave no result in 2 s:\nno cluster" in said
+
+
 def test_the_scale_of_a_small_federation_is_measured_and_held_against_the_targets(benchmark_module):
     scale = benchmark_module("scale")
     found = scale.measured(30, (4, 2), repeats=1)

@@ -12,7 +12,7 @@ from torch._C._functorch import is_batchedtensor
 
 import privfl as pf
 from privfl.algorithms import FedAvg
-from privfl.engine import choice
+from privfl.engine import choice, memory
 from privfl.engine.choice import choose, why_not_stacked
 from privfl.engine.loop import LoopEngine
 from privfl.engine.memory import bytes_per_client, free_bytes, largest_chunk
@@ -263,6 +263,10 @@ def test_the_largest_chunk_follows_from_free_memory(monkeypatch):
         assert largest_chunk(loop, None) == 10
         monkeypatch.setattr("privfl.engine.memory.free_bytes", lambda device: 1.0)
         assert largest_chunk(loop, None) == 0
+        monkeypatch.setattr("privfl.engine.memory.free_bytes", lambda device: 1e15)
+        assert largest_chunk(loop, None) == int(memory.ENOUGH / need)
+        monkeypatch.setattr("privfl.engine.memory.bytes_per_client", lambda loop, way: 1e12)
+        assert largest_chunk(loop, None) == memory.FEWEST
 
 
 def test_free_memory_is_known_with_and_without_linux(monkeypatch):
