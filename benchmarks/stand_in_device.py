@@ -31,7 +31,7 @@ from privfl.privacy.noise import fused
 from privfl.privacy.noise.source import NoiseStream, add_gaussian_rows_
 from tests.device.cases import CASES, compare, small_task
 from tests.device.stand_in import CUDA, stand_in_cuda
-from tests.device.test_budgets import LAUNCHES, NOISY, a_step, cnn, no_sequence, of_noise
+from tests.device.test_budgets import LAUNCHES, NETWORKS, NOISY, a_step, cnn, of_noise
 
 RESULT = Path(__file__).parent / "results" / "stand-in-device.json"
 
@@ -79,10 +79,10 @@ def main() -> int:
     print(f"{agree} of {len(rows)} agree")
     steps = []
     for kind in LAUNCHES:
-        mechanism, *how = kind.split(", ")
-        private, network = mechanism == "dp-sgd", no_sequence if how == ["no sequence"] else cnn
+        mechanism, _, how = kind.partition(", ")
+        private, network = mechanism == "dp-sgd", NETWORKS.get(how, cnn)
         for clients in (10, 50):
-            with mock.patch.object(whole_rows, "LARGEST", 0 if how == ["too large"] else whole_rows.LARGEST):
+            with mock.patch.object(whole_rows, "LARGEST", 0 if how == "too large" else whole_rows.LARGEST):
                 step, waits = a_step(clients, NOISY if private else None, network)
             noise = of_noise(step)
             row = {"step": kind, "clients": clients, "dp-sgd": private, "launches": step.total() - noise}
