@@ -62,37 +62,36 @@ def local_models() -> Iterator[tuple[str, str]]:
     for one, other in (*((one, REFERENCE) for one in HEADS if one != REFERENCE), *PAIRS_OF_HEADS):
         for figure in ("last", "change"):
             yield f"Figure 1, {figure}: {one} − {other}", interval(of_head(one, figure), of_head(other, figure))
+    for one, other in (("FedAvg-FT", REFERENCE), ("ReBaFL", REFERENCE), ("FedAvg-FT", "ReBaFL")):
+        for figure in ("last", "change"):
+            pair = (of_head(method, figure, TUNED_IMAGES) for method in (one, other))
+            yield f"tuned head, Fashion-MNIST, {figure}: {one} − {other}", interval(*pair)
 
 
 HEADS = ("FedAvg", "BSM-FedAvg", "FedAvg-FT", "ReBaFL", "FedAvg, all answer")
 PAIRS_OF_HEADS = (("FedAvg-FT", "BSM-FedAvg"), ("FedAvg-FT", "ReBaFL"), ("FedAvg-FT", "FedAvg, all answer"))
 
 
-def of_head(method: str, figure: str) -> BySeed:
+TUNED, TUNED_IMAGES = "rebafl-tuned-head", "rebafl-tuned-fashion"
+
+
+def of_head(method: str, figure: str, source: str = TUNED) -> BySeed:
     """*last* or *change* of a method of ``rebafl_tuned_head.py`` by seed, in points."""
-    rows = raw("rebafl-tuned-head")["rows"]
+    rows = raw(source)["rows"]
     return of_curve(rows, rows[0]["rounds"], method, figure)
 
 
-def heads() -> str:
-    """Figure 1 as numbers."""
-    rows = []
-    for method in HEADS:
-        found = [of_head(method, figure) for figure in ("last", "change")]
+def heads(source: str = TUNED) -> str:
+    """The methods beside a tuned head, Figure 1 as numbers or what ``source`` has."""
+    rows, there = [], {row["method"] for row in raw(source)["rows"]}
+    for method in (method for method in HEADS if method in there):
+        found = [of_head(method, figure, source) for figure in ("last", "change")]
         less = [
-            "–" if method == REFERENCE else interval(own, of_head(REFERENCE, figure))
+            "–" if method == REFERENCE else interval(own, of_head(REFERENCE, figure, source))
             for own, figure in zip(found, ("last", "change"), strict=True)
         ]
         rows.append([method, str(len(found[0])), *(spread(own, 1) for own in found), *less])
     return table(["", "seeds", "accuracy, last ten rounds", "change", "− FedAvg, accuracy", "− FedAvg, change"], rows)
-
-
-def tuned_images() -> str:
-    """The tuned head on Fashion-MNIST, which has no other method beside it."""
-    rows = raw("rebafl-tuned-fashion")["rows"]
-    last, change = (of_curve(rows, rows[0]["rounds"], "FedAvg-FT", figure) for figure in BOTH_FIGURES)
-    head = ["", "rounds", "accuracy, last ten rounds", "change"]
-    return table(head, [["FedAvg-FT", str(rows[0]["rounds"]), _with_seeds(last), spread(change, 1)]])
 
 
 def table_one(reported: Mapping[str, str] = TABLE_ONE, names: Sequence[str] = BESIDE) -> str:
@@ -314,7 +313,7 @@ def whole_runs() -> Iterator[tuple[str, str]]:
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "rebafl-figures": {
         "heads": heads,
-        "tuned, Fashion-MNIST": tuned_images,
+        "tuned, Fashion-MNIST": partial(heads, TUNED_IMAGES),
         "diversity": diversity,
         "diversity, 200 rounds": partial(diversity, PARTS),
         "settings": settings,

@@ -84,7 +84,7 @@ def choose(
         return Choice("loop", None, "asked for")
     if way == "opacus":
         return Choice("loop", None, "Opacus' hooks cannot be stacked", refused=wanted == "vectorised")
-    most = min(math.ceil(cohort / loop.workers), largest_chunk(loop, way))
+    most = largest_chunk(loop, way, math.ceil(cohort / loop.workers))
     if cohort < 2 or most < 1:
         why = "there are never two clients to stack" if cohort < 2 else "memory does not hold a second client"
         return Choice("loop", None, why)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -23,14 +24,16 @@ may always have. On an AMD EPYC 1,000 clients of a small CNN take 0.34 to 0.39 s
 500, under DP-SGD 0.80 s with 64, 0.70 with 128, 0.97 with 256 and 1.40 with 500; 100,000 such clients fit in 2.4 GB."""
 
 
-def largest_chunk(loop: LoopEngine, way: GradSampleMode | None) -> int:
-    """The largest number of clients whose stack should fit into the free memory, one chunk for each worker.
+def largest_chunk(loop: LoopEngine, way: GradSampleMode | None, share: int) -> int:
+    """The most clients that a chunk should have, of the ``share`` of a cohort that each worker trains.
 
-    On a CPU memory does not grow with the cohort once a chunk has as many clients as it gains by.
+    It fits into the free memory beside those of the other workers. On a CPU a share that is much larger than what a
+    chunk gains by goes in equal parts, so that memory does not grow with the cohort.
     """
     each = bytes_per_client(loop, way)
-    fitting = int(SHARE * free_bytes(loop.device) / loop.workers / each)
-    return min(fitting, max(FEWEST, int(ENOUGH / each))) if loop.device.type == "cpu" else fitting
+    if loop.device.type == "cpu":
+        share = math.ceil(share / max(1, round(share / max(FEWEST, int(ENOUGH / each)))))
+    return min(share, int(SHARE * free_bytes(loop.device) / loop.workers / each))
 
 
 def bytes_per_client(loop: LoopEngine, way: GradSampleMode | None) -> float:

@@ -12,7 +12,7 @@ from torch._C._functorch import is_batchedtensor
 
 import privfl as pf
 from privfl.algorithms import FedAvg
-from privfl.engine import choice, memory
+from privfl.engine import choice
 from privfl.engine.choice import choose, why_not_stacked
 from privfl.engine.loop import LoopEngine
 from privfl.engine.memory import bytes_per_client, free_bytes, largest_chunk
@@ -270,13 +270,21 @@ def test_the_largest_chunk_follows_from_free_memory(monkeypatch):
         assert need > 4 * 4 * values  # parameters, gradient, update and their copies at least
         assert bytes_per_client(loop, "vmap") > need + 4 * 20 * values
         monkeypatch.setattr("privfl.engine.memory.free_bytes", lambda device: 40.5 * need)
-        assert largest_chunk(loop, None) == 10
+        assert [largest_chunk(loop, None, share) for share in (3, 10, 12)] == [3, 10, 10]
         monkeypatch.setattr("privfl.engine.memory.free_bytes", lambda device: 1.0)
-        assert largest_chunk(loop, None) == 0
-        monkeypatch.setattr("privfl.engine.memory.free_bytes", lambda device: 1e15)
-        assert largest_chunk(loop, None) == int(memory.ENOUGH / need)
-        monkeypatch.setattr("privfl.engine.memory.bytes_per_client", lambda loop, way: 1e12)
-        assert largest_chunk(loop, None) == memory.FEWEST
+        assert largest_chunk(loop, None, 12) == 0
+
+
+@pytest.mark.parametrize(
+    ("each", "share", "chunk"),
+    [(1 << 20, 50, 50), (1 << 20, 90, 90), (1 << 20, 100, 50), (1 << 20, 1000, 63), (1 << 40, 5, 5), (1 << 40, 500, 4)],
+)
+def test_on_a_cpu_a_large_share_goes_in_equal_chunks_that_stay_near_a_core(monkeypatch, each, share, chunk):
+    channel = RoundChannel.bare(FedAvg("uniform").fields())
+    monkeypatch.setattr("privfl.engine.memory.free_bytes", lambda device: 1e18)
+    monkeypatch.setattr("privfl.engine.memory.bytes_per_client", lambda loop, way: float(each))
+    with LoopEngine(digits("logistic"), FedAvg("uniform"), LocalTraining(), channel, workers=2) as loop:
+        assert largest_chunk(loop, None, share) == chunk
 
 
 def test_free_memory_is_known_with_and_without_linux(monkeypatch):
