@@ -233,18 +233,20 @@ def _with_seeds(values: BySeed) -> str:
     return f"{spread(values, 1)} ({', '.join(f'{value:.1f}' for value in values.values())})"
 
 
-def all_images() -> str:
-    """FedDyn and ReBaFL with all images, as if each run had ended earlier, as far as all have come."""
+def all_images(rival: str = "FedDyn") -> str:
+    """``rival`` and ReBaFL with all images, as if each run had ended earlier, as far as all have come."""
     rows, made = raw(ALL_IMAGES)["rows"], []
     reached = min(len(row["accuracy"]) for row in rows)
     for rounds in (*(station for station in STATIONS if station < reached), reached):
-        last, change = ([of_curve(rows, rounds, method, figure) for method in TWO] for figure in BOTH_FIGURES)
+        last, change = (
+            [of_curve(rows, rounds, method, figure) for method in (rival, "ReBaFL")] for figure in BOTH_FIGURES
+        )
         each = list(map(_with_seeds, last))
         less = interval(last[1], last[0])
         made.append(
             [str(rounds), *each, less, *(spread(values, 1) for values in change), interval(change[1], change[0])]
         )
-    head = ["rounds", "FedDyn", "ReBaFL", "ReBaFL − FedDyn", "change, FedDyn", "change, ReBaFL", "difference"]
+    head = ["rounds", rival, "ReBaFL", f"ReBaFL − {rival}", f"change, {rival}", "change, ReBaFL", "difference"]
     return table(head, made)
 
 
@@ -303,6 +305,12 @@ def whole_runs() -> Iterator[tuple[str, str]]:
     for first, last in FIFTIES:
         pair = (of_fifty(method, first, last) for method in reversed(TWO))
         yield f"all images, rounds {first + 1} to {last}: ReBaFL − FedDyn", interval(*pair)
+    for rounds, figure in product((50, 100, reached), BOTH_FIGURES):
+        pair = (of_curve(rows, rounds, method, figure) for method in ("ReBaFL", REFERENCE))
+        yield f"all images, {figure}, {rounds} rounds: ReBaFL − FedAvg", interval(*pair)
+    for first, last in FIFTIES:
+        pair = (of_fifty(method, first, last) for method in ("ReBaFL", REFERENCE))
+        yield f"all images, rounds {first + 1} to {last}: ReBaFL − FedAvg", interval(*pair)
     for (one, other), figure in product(OF_PARTS, BOTH_FIGURES):
         yield f"parts, {figure}: {one} − {other}", interval(of_part(one, figure), of_part(other, figure))
     for one, other in ((BALANCED, REFERENCE), ("F-Aug only", REFERENCE), (BOTH, BALANCED), (BOTH, REFERENCE)):
@@ -324,7 +332,12 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "varied": varied,
     },
     "rebafl": {"Table I": table_one},
-    "rebafl-all-images": {"all images": all_images, "by fifty rounds": fifties, "parts": parts},
+    "rebafl-all-images": {
+        "all images": all_images,
+        "all images, FedAvg": partial(all_images, REFERENCE),
+        "by fifty rounds": fifties,
+        "parts": parts,
+    },
     "rebafl-rounds": {
         "over rounds": over_rounds,
         "Table I, twenty": partial(table_one, TABLE_ONE, ("rebafl-rounds",)),
