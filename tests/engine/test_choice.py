@@ -144,7 +144,7 @@ def test_an_engine_is_timed_three_times_after_a_first_or_as_often_as_the_budget_
 
 @pytest.mark.parametrize(("hopeful", "least"), [(5.0, 1.0), (4.0, 9.0)])
 def test_a_first_time_that_is_not_hopelessly_slow_is_not_the_last_one(monkeypatch, hopeful, least):
-    """What is compiled in it is compiled once: such a time had the loop train a stack that was three times as fast."""
+    """What is compiled in it is compiled once."""
     times, trained = iter([9.0, 1.0, 7.0]), []
     monkeypatch.setattr(choice, "_train", lambda *_: trained.append(next(times)))
     monkeypatch.setattr(choice.time, "perf_counter", lambda: sum(trained))
