@@ -19,8 +19,8 @@ SHARE = 0.25
 """Share of the free memory that a chunk may take by the estimate; the rest is for what the estimate leaves out."""
 
 ENOUGH, FEWEST = 1 << 26, 4
-"""Bytes beyond which a chunk on a CPU only gets slower, since stacks no longer stay near a core; and how few clients it
-may always have. On an AMD EPYC 1,000 clients of a small CNN take 0.34 to 0.39 s with 32 to 256 at once and 0.51 s with
+"""Bytes from which on a chunk on a CPU gains little, and with several times as many loses; and how few clients it may
+always have. On an AMD EPYC 1,000 clients of a small CNN take 0.34 to 0.39 s with 32 to 256 at once and 0.51 s with
 500, under DP-SGD 0.80 s with 64, 0.70 with 128, 0.97 with 256 and 1.40 with 500; 100,000 such clients fit in 2.4 GB."""
 
 
