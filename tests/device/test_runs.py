@@ -15,7 +15,7 @@ from attacks.auxiliary import Auxiliary, Records
 from attacks.labels.inference import LabelCounts
 from audits.canaries.canaries import rare_token_canaries, rare_token_task
 from audits.canaries.gradient_canaries import audit_one_run
-from tests.device.stand_in import stand_in_cuda
+from tests.device.cases import a_device
 
 PRIVATE = pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, sample_rate=0.2), noise_key=3)
 CLIENT_LEVEL = pf.Privacy(update=[pf.Clip(1.0), pf.DiscreteGaussianNoise(0.5), pf.SecureSum()], noise_key=3)
@@ -36,7 +36,7 @@ def run(device, engine="loop", privacy=None, task=None, batch=20, **more):
 @pytest.mark.parametrize("privacy", [None, PRIVATE, CLIENT_LEVEL], ids=["plain", "dp-sgd", "client level"])
 def test_a_run_reports_what_it_reports_on_the_cpu(privacy, tmp_path, common_noise):
     here = run("cpu", "vectorised", privacy)
-    with stand_in_cuda():
+    with a_device():
         there = run("cuda", "vectorised", privacy, out=tmp_path / "run")
         assert there.parameters.is_cuda
         parameters = there.parameters.cpu()
@@ -51,7 +51,7 @@ def test_an_attack_learns_from_a_run_on_the_device_what_it_learns_on_the_cpu():
     counts = torch.stack([torch.bincount(task.targets[task.clients[client]], minlength=10) for client in range(4)])
     known = Auxiliary(public=Records(task.test_inputs, task.test_targets), truth={"counts": counts})
     here = LabelCounts(method="bias").run(run("cpu", task=task, record=True, batch=2000).transcript, known)
-    with stand_in_cuda():
+    with a_device():
         transcript = run("cuda", task=task, record=True, batch=2000).transcript
     found = LabelCounts(method="bias").run(transcript, known)
     expected = here.metrics["multiset_accuracy"].value
@@ -70,6 +70,6 @@ def test_an_audit_of_a_run_on_the_device_certifies_what_it_certifies_on_the_cpu(
 
         return audit_one_run(task, train, canaries)
 
-    here, there = audited("cpu", nullcontext), audited("cuda", stand_in_cuda)
+    here, there = audited("cpu", nullcontext), audited("cuda", a_device)
     assert [one.epsilon for one in there.bounds] == pytest.approx([one.epsilon for one in here.bounds], abs=1e-6)
     assert there.claim == here.claim
