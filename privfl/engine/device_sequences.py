@@ -181,7 +181,7 @@ def _dropped(layer: StreamDropout, values: Tensor) -> tuple[Tensor, Back]:
     assert layer.stack is not None
     images = values.dim() == 5  # masks are drawn in the order in which one client's network draws them
     shape = values.permute(0, 1, 4, 2, 3).shape if images else values.shape
-    kept = to_device(layer.kept(shape, layer.stack, layer.counts), values.device)
+    kept = layer.kept(shape, layer.stack, layer.counts, values.device)
     kept = kept.permute(0, 1, 3, 4, 2) if images else kept
     scaled = torch.ops.aten.native_dropout_backward  # zero or scaled: forth the same as back
     return scaled(values, kept, layer.scale), lambda back, _: scaled(back, kept, layer.scale)

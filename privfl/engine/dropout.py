@@ -1,7 +1,7 @@
 """Drop-out whose masks come from a stream per client, so that they do not depend on who trains a client, or how.
 
 A mask is made of bytes of a key stream, which the CPU makes faster than any generator of PyTorch's makes random
-numbers, and which are the same on every device; to a GPU it travels while the device works.
+numbers, and which are the same on every device. A GPU makes them itself; where it cannot, they travel there.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from privfl.compiling import once_it_pays
-from privfl.devices import to_device
 from privfl.engine.layouts import INNERMOST
+from privfl.privacy.noise.device_coins import coins, rows_of_coins
 from privfl.privacy.noise.source import NoiseStream
 
+_NOBODY = NoiseStream(bytes(32))
 SAVED = 1.5e-10
 """Seconds that a number takes less by the compiled loop (AMD EPYC)."""
 
@@ -76,11 +77,12 @@ class StreamDropout(nn.Module):
 
     def one_mask(self, like: Tensor) -> Tensor:
         """What the values ``like`` [B, ...] of one client's network are multiplied with."""
-        stream = self.generator or NoiseStream(bytes(32))  # nobody's: what is tried on public rows has no stream yet
+        stream = self.generator or NoiseStream(bytes(32))  # what is tried on public rows has no stream yet
         rows, length = self.present or (1, 1)
         if (like.device.type, like.dtype) == ("cpu", torch.float32):  # the same in fewer calls
             drawn = len(like) * rows // length * math.prod(like.shape[1:])
-            factors = torch.from_numpy(_factors(*self._coins(stream, drawn), self.scale))
+            least, coin_bytes = self._side
+            factors = torch.from_numpy(_factors(coins(stream, drawn, coin_bytes), least, self.scale))
             if drawn < like.numel():  # padding, or public rows, is kept
                 factors = F.pad(factors, (0, like.numel() - drawn), value=self.scale)
             return factors.view(like.shape)
@@ -88,7 +90,7 @@ class StreamDropout(nn.Module):
 
     def masks(self, like: Tensor, streams: Sequence[NoiseStream], counts: Sequence[int]) -> Tensor:
         """What ``like`` [clients, B, ...] is multiplied with: 0, or 1 / (1 - p); padding is left as it is or not."""
-        there = to_device(self.kept(like.shape, streams, counts), like.device)
+        there = self.kept(like.shape, streams, counts, like.device)
         factor = torch.tensor(self.scale, dtype=like.dtype)
         if there.device.type == "cpu":  # widened from bytes first, which is quicker than a product with bools
             return there.view(torch.int8).to(like.dtype).mul_(factor)
@@ -99,24 +101,22 @@ class StreamDropout(nn.Module):
         """What values that are kept are multiplied with."""
         return 1 / (1 - self.probability)
 
-    def kept(self, shape: Sequence[int], streams: Sequence[NoiseStream], counts: Sequence[int]) -> Tensor:
-        """Which values of this ``shape`` [clients, B, ...] are kept, on the CPU."""
+    def kept(
+        self, shape: Sequence[int], streams: Sequence[NoiseStream], counts: Sequence[int], device: torch.device
+    ) -> Tensor:
+        """Which values of this ``shape`` [clients, B, ...] are kept, on ``device``."""
         size = math.prod(shape[2:])
-        kept = np.ones((shape[0], shape[1] * size), dtype=np.bool_)
-        for row, stream, count in zip(kept, streams, counts, strict=False):
-            if count:
-                self._draw(stream, row[: count * size])
-        return torch.from_numpy(kept).view(*shape)
+        counts = [*counts, *[0] * (shape[0] - len(counts))]
+        streams = [*streams, *[_NOBODY] * (shape[0] - len(streams))]  # who fills a stack draws nothing
+        numbers = [count * size for count in counts[: shape[0]]]
+        least, coin_bytes = self._side
+        return rows_of_coins(streams[: shape[0]], numbers, shape[1] * size, least, coin_bytes, device).view(*shape)
 
-    def _draw(self, stream: NoiseStream, kept: NDArray[np.bool_]) -> None:
-        """Overwrite ``kept``."""
-        np.greater_equal(*self._coins(stream, kept.size), out=kept)
-
-    def _coins(self, stream: NoiseStream, count: int) -> tuple[NDArray[Any], int]:
-        """``count`` numbers, and from which on a value is kept: a byte each if that settles it, else four."""
-        sides = 256.0 if (self.probability * 256).is_integer() else 2.0**32
-        numbers = stream.words(math.ceil(count / (8 if sides == 256 else 2)))
-        return numbers.view(np.uint8 if sides == 256 else np.dtype("<u4"))[:count], round(self.probability * sides)
+    @property
+    def _side(self) -> tuple[int, int]:
+        """From which number on a coin keeps its value, and its bytes: one if that settles it, else four."""
+        coin_bytes = 1 if (self.probability * 256).is_integer() else 4
+        return round(self.probability * 256**coin_bytes), coin_bytes
 
     def extra_repr(self) -> str:
         return f"p={self.probability}"

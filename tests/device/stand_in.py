@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from privfl.engine.loop import LoopEngine
 from privfl.privacy.clipping import known
-from privfl.privacy.noise import fused
+from privfl.privacy.noise import device_coins, fused
 from tests.device.accounts import COUNTS, Counts, kernels, place
 
 CUDA = torch.device("cuda", 0)
@@ -219,7 +219,7 @@ def _copied(source: torch.Tensor, kwargs: Any, args: Any, *, to_cpu: bool) -> No
 GET_DEVICE, GET_CUDA = torch._C.TensorBase.device.__get__, torch._C.TensorBase.is_cuda.__get__  # type: ignore[attr-defined]
 TO, TENSOR, AS_TENSOR, GENERATOR = torch.Tensor.to, torch.tensor, torch.as_tensor, torch.Generator
 ON_CUDA: dict[int, torch.Generator] = {}
-FORK, RELEASE = torch.random.fork_rng, fused.release_
+FORK, RELEASE, TOSS = torch.random.fork_rng, fused.release_, device_coins.toss_
 
 
 def inward(item: Any) -> Any:
@@ -295,6 +295,12 @@ def by_triton(rows: torch.Tensor, *given: torch.Tensor) -> None:
     RELEASE(*map(_held, (rows, *given)))
 
 
+def tossed(kept: torch.Tensor, *given: Any) -> None:
+    """The same for coins."""
+    COUNTS.launch()
+    TOSS(*map(_held, (kept, *given)))
+
+
 class Names(TorchFunctionMode):
     """Python asks for CUDA; C++ meets the stand-in."""
 
@@ -357,7 +363,8 @@ def stand_in_cuda() -> Iterator[Counts]:
         torch.random: {"fork_rng": lambda devices=None, *a, **k: FORK([], *a, **k)},
         LoopEngine: {"in_order": in_order},
         known: {"_TENSORS": (*known._TENSORS, StandIn)},
-        fused: {"_there": interprets, "release_": by_triton},
+        fused: {"available": interprets, "release_": by_triton},
+        device_coins: {"toss_": tossed},
         torch.Tensor: told,
     }
     with ExitStack() as stack:

@@ -51,8 +51,9 @@ def _blocks(keys: Tensor, starts: Tensor, skipped: int, blocks: int, nonces: tup
         a, b, c, d = _quarter(a, b, c, d)
         a, b, c, d = _quarter(a, b.roll(-1, 0), c.roll(-2, 0), d.roll(-3, 0))
         b, c, d = b.roll(1, 0), c.roll(2, 0), d.roll(3, 0)
-    words = torch.cat([one + other for one, other in zip((a, b, c, d), state, strict=True)])
-    return words.movedim(0, -1).contiguous().view(torch.int64).flatten(2)
+    halves = torch.cat([one + other for one, other in zip((a, b, c, d), state, strict=True)]).to(torch.int64)
+    words = (halves[1::2] << 32) | (halves[::2] & 0xFFFFFFFF)  # PyTorch 2.11 compiles no view of their bits
+    return words.movedim(0, -1).flatten(2)
 
 
 def _quarter(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

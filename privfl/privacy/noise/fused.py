@@ -68,7 +68,7 @@ def gives_the_bits_of_the_host(device: torch.device) -> bool:
 @cache
 def why_not(device: torch.device) -> str | None:
     """Why ``device`` cannot use the kernel, in one sentence: empty if it can, ``None`` if there is no Triton for it."""
-    if not _there():
+    if not available():
         return None
     problem = ""
     try:
@@ -84,7 +84,8 @@ def why_not(device: torch.device) -> str | None:
     return said
 
 
-def _there() -> bool:
+def available() -> bool:
+    """Whether there is a Triton that has a device."""
     return find_spec("triton") is not None and bool(_triton.has_triton())
 
 

@@ -164,6 +164,7 @@ class NoiseStream:
 
     def __init__(self, key: bytes | Callable[[], bytes]) -> None:
         self._given = key
+        self._word = 0
         self._pair_block = 0
         self._pair_ciphers: tuple[int, CipherContext, CipherContext] | None = None
 
@@ -174,7 +175,9 @@ class NoiseStream:
 
     @cached_property
     def _cipher(self) -> CipherContext:
-        return _cipher(self.key, 0, 0)
+        cipher = _cipher(self.key, self._word // 8, 0)
+        cipher.update(bytes(8 * (self._word % 8)))
+        return cipher
 
     def words(self, n: int) -> NDArray[np.uint64]:
         """The next ``n`` 64-bit words of the key stream (little endian), uint64."""
@@ -182,7 +185,15 @@ class NoiseStream:
             raise ConfigError(f"the number of random values is {n}: it must not be negative.")
         out = np.empty(n, dtype="<u8")
         _overwrite(out.view(np.uint8).data, self._cipher)
+        self._word += n
         return out
+
+    def skip_words(self, n: int) -> int:
+        """Pass over the next ``n`` words, which somebody else makes; the number of the first."""
+        first = self._word
+        self._word += n
+        self.__dict__.pop("_cipher", None)
+        return first
 
     def skip_pairs(self, blocks: int) -> int:
         """Pass over the words of pairs of normal numbers in ``blocks`` blocks of 8; the number of the first block."""

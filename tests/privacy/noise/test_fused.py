@@ -98,7 +98,7 @@ def test_what_is_tried_has_a_word_that_takes_a_third_and_ends_within_a_block():
 
 
 def test_without_triton_nothing_is_said_and_the_operations_make_the_noise(forgetful, monkeypatch, recwarn):
-    monkeypatch.setattr(fused, "_there", lambda: False)
+    monkeypatch.setattr(fused, "available", lambda: False)
     assert fused.why_not(CUDA) is None
     assert not fused.gives_the_bits_of_the_host(CUDA)
     assert not recwarn.list
@@ -119,7 +119,7 @@ def broken(rows, *given):
 def test_a_kernel_that_differs_or_fails_is_not_used_and_a_warning_says_so(forgetful, monkeypatch, kernel, because):
     rows = torch.zeros(2, 40)
     with stand_in_cuda():
-        monkeypatch.setattr(fused, "_there", lambda: True)
+        monkeypatch.setattr(fused, "available", lambda: True)
         monkeypatch.setattr(fused, "release_", kernel)
         there = rows.to("cuda")
         with pytest.warns(RuntimeWarning, match=because):
@@ -128,7 +128,7 @@ def test_a_kernel_that_differs_or_fails_is_not_used_and_a_warning_says_so(forget
         found = there.cpu()
     fused.why_not.cache_clear()
     with stand_in_cuda():
-        monkeypatch.setattr(fused, "_there", lambda: False)
+        monkeypatch.setattr(fused, "available", lambda: False)
         there = rows.to("cuda")
         add_gaussian_rows_([NoiseStream(bytes([place] * 32)) for place in range(2)], there, [1.0, 0.3])
         assert torch.equal(there.cpu(), found)
@@ -136,7 +136,7 @@ def test_a_kernel_that_differs_or_fails_is_not_used_and_a_warning_says_so(forget
 
 def test_the_notes_of_a_private_run_on_such_a_device_say_so_too(forgetful, monkeypatch):
     with stand_in_cuda():
-        monkeypatch.setattr(fused, "_there", lambda: True)
+        monkeypatch.setattr(fused, "available", lambda: True)
         monkeypatch.setattr(fused, "release_", broken)
         task = small_task().to(CUDA)
         algorithm = pf.FedAvg().bind(task.context(3, 1))

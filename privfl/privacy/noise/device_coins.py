@@ -1,0 +1,105 @@
+"""Coins for many rows at once, each from its own stream, on a device: the coins that the host would draw.
+
+Where Triton makes a kernel for the device that gives them, they are made where they are needed. Elsewhere the host
+draws them and they travel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from privfl.devices import in_one_copy, to_device
+from privfl.privacy.noise import fused
+from privfl.privacy.noise.source import NoiseStream
+
+TYPES = {1: np.dtype("u1"), 4: np.dtype("<u4")}
+"""Types of coins, by their bytes."""
+
+
+def coins(stream: NoiseStream, number: int, coin_bytes: int) -> NDArray[np.unsignedinteger]:
+    """The next ``number`` coins of ``stream``, uniform in all of ``coin_bytes`` (1 or 4), from whole words."""
+    found: NDArray[np.unsignedinteger] = stream.words(_words(number, coin_bytes)).view(TYPES[coin_bytes])
+    return found[:number]
+
+
+def rows_of_coins(
+    streams: Sequence[NoiseStream],
+    numbers: Sequence[int],
+    size: int,
+    least: int,
+    coin_bytes: int,
+    device: torch.device,
+) -> Tensor:
+    """Whether coins are ``least`` or more, bool [streams, size]: ``numbers`` of each stream's, and True after them."""
+    if device.type == "cuda" and gives_the_coins_of_the_host(device):
+        return _on_device(streams, numbers, size, least, coin_bytes, device)
+    return to_device(_on_host(streams, numbers, size, least, coin_bytes), device)
+
+
+def _on_host(
+    streams: Sequence[NoiseStream], numbers: Sequence[int], size: int, least: int, coin_bytes: int
+) -> Tensor:
+    kept = np.ones((len(streams), size), dtype=np.bool_)
+    for row, stream, number in zip(kept, streams, numbers, strict=True):
+        if number:
+            np.greater_equal(coins(stream, number, coin_bytes), least, out=row[:number])
+    return torch.from_numpy(kept)
+
+
+def _on_device(
+    streams: Sequence[NoiseStream],
+    numbers: Sequence[int],
+    size: int,
+    least: int,
+    coin_bytes: int,
+    device: torch.device,
+) -> Tensor:
+    starts = [
+        8 * stream.skip_words(_words(number, coin_bytes)) for stream, number in zip(streams, numbers, strict=True)
+    ]
+    keys = torch.from_numpy(np.stack([np.frombuffer(stream.key, "<i4") for stream in streams]))
+    there = in_one_copy([keys, torch.tensor(starts), torch.tensor(list(numbers))], device)
+    kept = torch.ones(len(streams), size, dtype=torch.uint8, device=device)
+    toss_(kept, *there, least, coin_bytes)
+    return kept.view(torch.bool)
+
+
+def _words(number: int, coin_bytes: int) -> int:
+    return math.ceil(number * coin_bytes / 8)
+
+
+def toss_(kept: Tensor, keys: Tensor, starts: Tensor, ends: Tensor, least: int, coin_bytes: int) -> None:
+    """:func:`privfl.privacy.noise.triton_coins.toss_`."""
+    from privfl.privacy.noise import triton_coins
+
+    with torch.cuda.device(kept.device) if kept.is_cuda else nullcontext():
+        triton_coins.toss_(kept, keys, starts, ends, least, coin_bytes)
+
+
+@cache
+def gives_the_coins_of_the_host(device: torch.device) -> bool:
+    """Whether the kernel tosses on ``device`` the coins of public keys that the host tosses; found out once.
+
+    That a device has no kernel of Triton's is said where it is to make noise: :mod:`privfl.privacy.noise.fused`.
+    """
+    if not fused.available():
+        return False
+    try:
+        for coin_bytes, least in ((1, 77), (4, 1_234_567_890)):
+            pair = [[NoiseStream(bytes([key]) * 32) for key in (1, 2)] for _ in range(2)]
+            for number in (5, 1000):  # the second time amid a block
+                numbers = [number, number // 3]
+                found = _on_device(pair[0], numbers, 1009, least, coin_bytes, device)
+                if not torch.equal(found.cpu(), _on_host(pair[1], numbers, 1009, least, coin_bytes)):
+                    return False
+    except Exception:  # a compiler has many ways to fail, and none of them is worth a run
+        return False
+    return True

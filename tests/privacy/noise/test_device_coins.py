@@ -1,0 +1,87 @@
+"""A device tosses the coins that the host would draw, from the same places of the same streams."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+from privfl.privacy.noise import device_coins
+from privfl.privacy.noise.device_coins import coins, rows_of_coins
+from privfl.privacy.noise.source import NoiseStream
+from tests.device.stand_in import CUDA, stand_in_cuda
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def interpreted():
+    """Triton's interpreter, which has to be asked for before anything imports Triton, runs the kernel."""
+    if find_spec("triton") is None:
+        pytest.skip("Triton is not installed: it comes with PyTorch for CUDA; here `pip install triton` brings it")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("runs in a process of its own, by the test below")
+    device_coins.gives_the_coins_of_the_host.cache_clear()
+    yield
+    device_coins.gives_the_coins_of_the_host.cache_clear()
+
+
+def streams():
+    return [NoiseStream(bytes([place] * 32)) for place in range(3)]
+
+
+@pytest.mark.parametrize(("coin_bytes", "least"), [(1, 64), (1, 256), (4, 3_000_000_001)])
+def test_the_kernel_tosses_the_coins_of_the_host(interpreted, coin_bytes, least):
+    here, there = streams(), streams()
+    with stand_in_cuda() as counts:
+        assert device_coins.gives_the_coins_of_the_host(CUDA)
+        for numbers in ([70, 0, 33], [1, 64, 80], [9000, 17, 130]):
+            counts.reset()
+            found = rows_of_coins(there, numbers, 9001, least, coin_bytes, CUDA)
+            assert (counts.launches.total(), counts.waits.total()) == (2, 0)  # ones are filled in
+            assert torch.equal(found.cpu(), rows_of_coins(here, numbers, 9001, least, coin_bytes, CPU))
+    for one, other in zip(here, there, strict=True):  # both streams stand where they stood
+        assert np.array_equal(one.words(3), other.words(3))
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: `pip install triton` brings it")
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is that process")
+def test_a_process_with_the_interpreter_passes_the_tests_above():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "kernel", __file__]
+    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert done.stdout.startswith("...")
+
+
+def test_a_device_that_has_none_is_sent_them():
+    with stand_in_cuda() as counts:
+        found = rows_of_coins(streams(), [70, 0, 33], 80, 64, 1, CUDA)
+        assert (counts.launches.total(), counts.waits.total()) == (0, 0)
+        assert found.dtype == torch.bool
+        assert torch.equal(found.cpu(), rows_of_coins(streams(), [70, 0, 33], 80, 64, 1, CPU))
+
+
+def test_coins_reach_a_bound_as_often_as_they_should_and_what_has_none_is_kept():
+    least = 64
+    found = rows_of_coins(streams()[:1], [100_000], 100_010, least, 1, CPU)[0]
+    assert found[100_000:].all()
+    # The share of 100,000 coins is off by more than 0.0075 with probability below 1e-7.
+    assert float(found[:100_000].double().mean()) == pytest.approx(1 - least / 256, abs=0.0075)
+
+
+@pytest.mark.parametrize("passed", [0, 1, 7, 8, 9, 1000])
+def test_words_after_those_that_were_passed_over_are_the_next_ones(passed):
+    whole, other = streams()[1], streams()[1]
+    expected = whole.words(5 + passed + 20)[-20:]
+    other.words(5)
+    assert other.skip_words(passed) == 5
+    assert np.array_equal(other.words(20), expected)
+
+
+def test_coins_take_whole_words():
+    stream, expected = NoiseStream(bytes(32)), NoiseStream(bytes(32)).words(4)
+    assert coins(stream, 9, 1).tolist() == expected.view(np.uint8)[:9].tolist()
+    assert coins(stream, 3, 4).tolist() == expected.view("<u4")[4:7].tolist()
