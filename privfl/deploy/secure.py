@@ -13,6 +13,7 @@ from torch import Tensor
 from privfl.algorithms.base import Tensors
 from privfl.deploy.messages import as_bytes
 from privfl.engine.aggregation import CohortSums
+from privfl.engine.measures import NOTHING, Measured
 from privfl.engine.secure_aggregation import GIVEN_UP, OUT_OF_RANGE, SecureAggregator
 from privfl.engine.workspace import Phase
 from privfl.errors import PrivflError
@@ -135,7 +136,7 @@ class NetworkAggregator(SecureAggregator):
         except SecAggError as error:
             self.gave_up = str(error)
 
-    def add(self, client: int, upload: Tensors, factor: float) -> str:
+    def add(self, client: int, upload: Tensors, factor: float, known: Measured = NOTHING) -> str:
         """Take one client's masked vector; why it cannot be used, empty if it can."""
         try:
             self._server.receive(as_bytes(upload[MASKED]), client)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Tensors
+from privfl.engine.measures import NOTHING, Measured
 from privfl.engine.order_free_sum import OrderFreeSum, range_of
 from privfl.engine.workspace import ClientResult
 from privfl.privacy.channel.field import Field
@@ -42,8 +43,8 @@ class CohortSums:
 class Aggregator(Protocol):
     """What adds uploads up: in clear (:class:`PlainAggregator`) or so that nobody sees the summands."""
 
-    def add(self, client: int, upload: Tensors, factor: float) -> str:
-        """Take one client's upload; why it cannot be used, empty if it can."""
+    def add(self, client: int, upload: Tensors, factor: float, known: Measured = NOTHING) -> str:
+        """Take one client's upload, some of whose measures are ``known``; why it cannot be used, empty if it can."""
 
     def close(self, sums: CohortSums) -> None:
         """Write what came together to ``sums``."""
@@ -64,12 +65,12 @@ class PlainAggregator:
     apart: dict[str, dict[int, Tensor]] = field(default_factory=dict)
     weights: dict[int, float] = field(default_factory=dict)
 
-    def add(self, client: int, upload: Tensors, factor: float) -> str:
+    def add(self, client: int, upload: Tensors, factor: float, known: Measured = NOTHING) -> str:
         """Add one upload; why it cannot be added, empty if it can."""
         tops: dict[str, int] = {}
         for kind in self.fields:
             if kind.combine == "sum":
-                top = range_of(upload[kind.name], _scale(kind, factor))
+                top = range_of(upload[kind.name], _scale(kind, factor), known.get(kind.name))
                 if top is None:
                     return f"sent a '{kind.name}' too large to be added up"
                 tops[kind.name] = top
@@ -126,7 +127,7 @@ def aggregate_uploads(
             continue
         if result.zeroed:
             sums.zeroed[result.zeroed] += 1
-        problem = aggregator.add(result.client, result.upload, weights[result.client])
+        problem = aggregator.add(result.client, result.upload, weights[result.client], result.known)
         if problem:
             sums.problems[problem] += 1
         elif result.client_state:

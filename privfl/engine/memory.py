@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import Workspace
@@ -41,11 +41,14 @@ def bytes_per_client(loop: LoopEngine, way: GradSampleMode | None) -> float:
     network = Workspace.build(loop.task.model(0), loop.device, None).own
     inputs, _ = loop.task.probe(2)
     seen: list[int] = []
-    hooks = [
-        module.register_forward_hook(lambda _module, _inputs, output: seen.append(_elements(output)))
-        for module in network.module.modules()
-        if not list(module.children())
-    ]
+    laid_out = loop.device.type == "cuda"
+
+    def note(module: nn.Module, _: object, output: object) -> None:
+        seen.append(_elements(output))
+        if laid_out and isinstance(module, nn.Conv2d):  # windows there, and as many numbers on their way back
+            seen.append(_elements(output) // module.out_channels * module.weight[0].numel())
+
+    hooks = [module.register_forward_hook(note) for module in network.module.modules() if not list(module.children())]
     try:
         with torch.no_grad():
             network.module(inputs)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privfl.compiling import once_it_pays
+from privfl.engine.measures import Measures
 
 WIDTH = 8
 """Binary places of a range of magnitudes whose summands share a grid."""
@@ -103,14 +104,14 @@ def _zeros(like: Tensor) -> Tensor:
     return torch.zeros(like.shape, dtype=torch.float64, device=like.device)
 
 
-def range_of(value: Tensor, factor: float) -> int | None:
+def range_of(value: Tensor, factor: float, known: Measures | None = None) -> int | None:
     """The exponent, a multiple of :data:`WIDTH`, of the smallest range that holds ``value`` times ``factor``.
 
     It depends on the summand alone. ``None``: it is too large, or not a number.
     """
     if value.numel() == 0:
         return SMALLEST
-    lowest, highest = torch.aminmax(value.detach())
+    lowest, highest = torch.aminmax(value.detach()) if known is None else (known.lowest, known.highest)
     largest = max(-float(lowest), float(highest)) * abs(factor)
     if not largest < 2.0**LARGEST:
         return None

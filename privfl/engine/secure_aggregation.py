@@ -8,6 +8,7 @@ from torch import Tensor
 
 from privfl.algorithms.base import Tensors
 from privfl.engine.aggregation import CohortSums
+from privfl.engine.measures import NOTHING, Measured
 from privfl.engine.workspace import Phase, cores
 from privfl.privacy.channel.secure_encoding import WEIGHT
 from privfl.privacy.noise.source import NoiseSource
@@ -50,7 +51,7 @@ class SecureAggregator:
         )
         self.sum = channel.secure.open(session, cores())
 
-    def add(self, client: int, upload: Tensors, factor: float) -> str:
+    def add(self, client: int, upload: Tensors, factor: float, known: Measured = NOTHING) -> str:
         """Encode and submit one upload; why it cannot be used, empty if it can."""
         values: dict[str, Tensor] = {}
         for field in self.channel.sent:

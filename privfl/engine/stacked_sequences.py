@@ -54,6 +54,11 @@ class StackedSequence:
 
     _windows_rule: type[FormedRule] = WindowsRule
 
+    @property
+    def most_values(self) -> int:
+        """How many values all windows of one row may have for this to be quicker than autograd's kernels."""
+        return LARGEST
+
     def __init__(self, single: Sequence, layout: Layout, *, steady: bool) -> None:
         """``steady``: what a client gets must not depend on how many rows others in its stack have."""
         self._steps, self._steady = single.steps, steady
@@ -334,7 +339,7 @@ def stacked_sequence_of(
     for layer in dropout:
         layer.stack, layer.counts = None, ()
     found.values = max(inputs[0].numel(), found.in_windows())
-    if found.values > LARGEST:
+    if found.values > found.most_values:
         return ""
     if differs:
         return "stacked steps use autograd, because the layers' own gradients came out different"

@@ -22,6 +22,7 @@ from privfl.devices import to_device
 from privfl.engine.device_sequences import DeviceSequence
 from privfl.engine.dropout import StreamDropout
 from privfl.engine.loop import LoopEngine
+from privfl.engine.measures import NOTHING, measures_of
 from privfl.engine.sequences import sequence_of
 from privfl.engine.stacked_sequences import StackedSequence, stacked_sequence_of
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, Trained, Workspace, send
@@ -39,6 +40,7 @@ from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.cohort_door import CohortDoor
 from privfl.privacy.door.contract import Batch, Door
 from privfl.privacy.door.keeper import ClientSlot, DrawnBatch, StepNumbers
+from privfl.privacy.door.precision import matrix_products
 from privfl.privacy.noise.source import NoiseStream
 from privfl.products import forms
 
@@ -97,15 +99,17 @@ class VectorisedEngine:
     def _without_autograd(self, space: Workspace, gradients: StackedGradients) -> StackedSequence | None:
         """The gradients that the layers themselves give, if the network is known and they agree with autograd's."""
         loop, private = self.loop, self.loop.channel.dpsgd is not None
-        if loop.precision != "float32" or (private and self.way != "layers") or loop.task.loss is not cross_entropy:
+        on_cpu = loop.device.type == "cpu"
+        wide = loop.precision == "float32" or (loop.precision == "tf32" and not private and not on_cpu)
+        if not wide or (private and self.way != "layers") or loop.task.loss is not cross_entropy:
             return None
         single = sequence_of(space.own, loop.task.loss, loop.task.inputs, anywhere=True)
         if single is None:
             return None
         steady = self.lengths is not None
-        on_cpu = loop.device.type == "cpu"
         kind = StackedSequence if on_cpu else DeviceSequence
-        found = stacked_sequence_of(single, gradients, space.dropout, *loop.task.probe(4), steady=steady, kind=kind)
+        with matrix_products("float32"):  # TF32 rounds more coarsely than what is looked for
+            found = stacked_sequence_of(single, gradients, space.dropout, *loop.task.probe(4), steady=steady, kind=kind)
         if isinstance(found, StackedSequence):
             if private:
                 gradients.unaided = found
@@ -251,11 +255,13 @@ class VectorisedEngine:
             local = {name: padded(value, self._height(len(slots))) for name, value in local.items()}
             finish = vmap(lambda local: algorithm.finish(local, received, training))  # which may write into it
             uploads = self._wherever_clients_stand("finish", algorithm, len(slots), finish, local)
+        known = measures_of(uploads) if loop.device.type == "cuda" else [NOTHING] * len(slots)
         return [
             Trained(
                 {name: value[place] for name, value in uploads.items()},
                 {name: local[name][place].clone() for name in algorithm.keeps},
                 slot.log,
+                known[place],
             )
             for place, slot in enumerate(slots)
         ]

@@ -6,7 +6,7 @@ import copy
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from privfl.algorithms.base import Algorithm, Tensors, overrides
 from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.engine.layouts import lay_channels_innermost
+from privfl.engine.measures import NOTHING, Measured
 from privfl.engine.sequences import Sequence
 from privfl.errors import ConfigError, unknown
 from privfl.models.flat_network import FlatNetwork
@@ -209,16 +210,23 @@ def phases_of(algorithm: Algorithm, channel: RoundChannel, label: str = "") -> l
 
 @dataclass(frozen=True)
 class Trained:
-    """What a client's training ended in: what it sends, what it keeps, and what passed its door."""
+    """What a client's training ended in: what it sends, what it keeps, and what passed its door.
+
+    ``known`` are measures of the upload that were taken already.
+    """
 
     upload: Any
     keeps: Tensors
     log: DoorLog
+    known: Measured = field(default_factory=dict)
 
     def sending(self, other: Trained) -> Trained:
         """This training, but for what is sent: the upload of ``other``, the blind one, whose state is kept besides."""
         return Trained(
-            other.upload, {**self.keeps, **{BLIND + name: kept for name, kept in other.keeps.items()}}, other.log
+            other.upload,
+            {**self.keeps, **{BLIND + name: kept for name, kept in other.keeps.items()}},
+            other.log,
+            other.known,
         )
 
 
@@ -226,7 +234,8 @@ class Trained:
 class ClientResult:
     """What came back from one client: its upload after the client's side of the channel, or why there is none.
 
-    ``zeroed`` says why an upload could not be used that counts as zeros; the server does not learn it.
+    ``zeroed`` says why an upload could not be used that counts as zeros; the server does not learn it. ``known`` are
+    measures of the upload that were taken already.
     """
 
     client: int
@@ -235,6 +244,7 @@ class ClientResult:
     log: DoorLog
     dropped: str = ""
     zeroed: str = ""
+    known: Measured = field(default_factory=dict)
 
 
 def send(channel: RoundChannel, client: int, trained: Trained, noise: NoiseStream, like: Tensor) -> ClientResult:
@@ -244,35 +254,37 @@ def send(channel: RoundChannel, client: int, trained: Trained, noise: NoiseStrea
     ``like`` [size] has the shape and type that an update must have.
     """
     upload, log = trained.upload, trained.log
-    problem = _problem(channel, upload, like)
-    sent = None
+    problem = _problem(channel, upload, like, trained.known)
+    sent, known = None, NOTHING
     if not problem:
         try:
             sent = channel.at_client(upload, noise, like=like, broken=False)
-            problem = _too_long(channel, sent)
+            known = {name: one for name, one in trained.known.items() if sent.get(name) is upload[name]}
+            problem = _too_long(channel, sent, known)
         except BrokenUpload as error:
             problem = str(error)
     if problem and not channel.zero_fills_failures:
         return ClientResult(client, None, {}, log, problem)
     if sent is None:
-        sent = channel.at_client({}, noise, like=like, broken=True)
-    return ClientResult(client, sent, {} if problem else trained.keeps, log, zeroed=problem)
+        sent, known = channel.at_client({}, noise, like=like, broken=True), NOTHING
+    return ClientResult(client, sent, {} if problem else trained.keeps, log, zeroed=problem, known=known)
 
 
-def _too_long(channel: RoundChannel, sent: Tensors) -> str:
+def _too_long(channel: RoundChannel, sent: Tensors, known: Measured) -> str:
     """Why what is ``sent`` is longer than any honest upload, in a few words; empty if it is not."""
-    for field in channel.measured:
-        value = sent[field.name]
+    for kind in channel.measured:
+        value = sent[kind.name]
         # In float32 the norm of a long vector is rounded, and of a huge one infinite. Near the bound and above it the
         # norm in float64 counts, of numbers that cannot overflow when they are squared.
-        if not float(torch.linalg.vector_norm(value)) <= 0.99 * channel.max_upload_norm:
+        norm = known[kind.name].norm if kind.name in known else float(torch.linalg.vector_norm(value))
+        if not norm <= 0.99 * channel.max_upload_norm:
             largest = float(value.abs().max()) or 1.0
             if float(torch.linalg.vector_norm(value.double() / largest)) * largest > channel.max_upload_norm:
-                return f"sent '{field.name}' longer than max_upload_norm = {channel.max_upload_norm:g}"
+                return f"sent '{kind.name}' longer than max_upload_norm = {channel.max_upload_norm:g}"
     return ""
 
 
-def _problem(channel: RoundChannel, upload: Any, like: Tensor) -> str:
+def _problem(channel: RoundChannel, upload: Any, like: Tensor, known: Measured) -> str:
     """Why this upload cannot be used, in a few words; empty if it can.
 
     Raises:
@@ -287,17 +299,18 @@ def _problem(channel: RoundChannel, upload: Any, like: Tensor) -> str:
             f"finish() returned the fields {', '.join(upload)} and fields() declares {', '.join(sorted(names))}; "
             "return all that is declared, and declare all that is returned"
         )
-    for field in channel.fields:
-        value = upload.get(field.name) if isinstance(upload, dict) else None
+    for kind in channel.fields:
+        value = upload.get(kind.name) if isinstance(upload, dict) else None
         if not isinstance(value, Tensor):
-            return f"sent no '{field.name}'"
-        if tuple(value.shape) != (tuple(like.shape) if field.shape is None else field.shape):
-            return f"sent '{field.name}' of shape {tuple(value.shape)}"
+            return f"sent no '{kind.name}'"
+        if tuple(value.shape) != (tuple(like.shape) if kind.shape is None else kind.shape):
+            return f"sent '{kind.name}' of shape {tuple(value.shape)}"
         if value.dtype not in (torch.float32, torch.float64):
-            return f"sent '{field.name}' as {value.dtype}"
-        if field.epsilon is not None:
+            return f"sent '{kind.name}' as {value.dtype}"
+        if kind.epsilon is not None:
             continue  # its absence would be a signal: it counts as the low end of its range
         # One pass: a sum is finite only if all its terms are. It may overflow without reason, so only then look closer.
-        if not math.isfinite(float(value.sum())) and not bool(torch.isfinite(value).all()):
-            return f"sent a non-finite '{field.name}'"
+        total = known[kind.name].total if kind.name in known else float(value.sum())
+        if not math.isfinite(total) and not bool(torch.isfinite(value).all()):
+            return f"sent a non-finite '{kind.name}'"
     return ""

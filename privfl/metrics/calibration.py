@@ -60,7 +60,8 @@ def reliability(probabilities: Tensor, targets: Tensor, bins: int = BINS) -> Rel
     confidences, predictions = probabilities.double().clamp_max(1).max(1)
     right = (predictions == targets).double()
     edges = torch.arange(1, bins, dtype=torch.float64, device=confidences.device) / bins
-    places = torch.bucketize(confidences, edges)
+    # On CUDA sums by bins come in any order, and not at all where runs are to repeat bit by bit.
+    places, right, confidences = (one.cpu() for one in (torch.bucketize(confidences, edges), right, confidences))
     counts = torch.bincount(places, minlength=bins).double()
     present = counts.clamp_min(1)
     return Reliability(

@@ -40,10 +40,13 @@ def test_a_run_reports_what_it_reports_on_the_cpu(privacy, tmp_path, common_nois
         there = run("cuda", "vectorised", privacy, out=tmp_path / "run")
         assert there.parameters.is_cuda
         parameters = there.parameters.cpu()
-    assert [one["test_accuracy"] for one in there.metrics] == [one["test_accuracy"] for one in here.metrics]
+    # A GPU adds up in another order: its means of right answers are the same to rounding, not in every bit.
+    exactly = 0.0 if not torch.cuda.is_available() else 1e-9
+    accuracy = [one["test_accuracy"] for one in here.metrics]
+    assert [one["test_accuracy"] for one in there.metrics] == pytest.approx(accuracy, rel=exactly, abs=0.0)
     assert there.statement.to_json() == here.statement.to_json()
     assert not there.warnings
-    torch.testing.assert_close(parameters, here.parameters, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(parameters, here.parameters, rtol=1e-5, atol=3e-6)  # noise comes on a grid of 2e-6
 
 
 def test_an_attack_learns_from_a_run_on_the_device_what_it_learns_on_the_cpu():

@@ -135,7 +135,7 @@ PLANTED = [
     (GroupNormRule.form, '(2), "bias": back', '(2), "bias": back.cpu()', ("fedavg", "loop", True)),
     (Task.to, ', "targets"', "", ("fedavg", "loop", False)),
     (ClientDoor._gather, "self._targets[places]", "self._targets[places].cpu()", ("fedavg", "loop", False)),
-    (StreamDropout.masks, "counts), like.device)", 'counts), torch.device("cpu"))', ("fedavg", "loop", False)),
+    (StreamDropout.masks, "counts, like.device)", 'counts, torch.device("cpu"))', ("fedavg", "loop", False)),
     (FedEvg.start, "dtype).to(parameters.device)", "dtype)", ("fedevg", "vectorised", False)),
 ]
 

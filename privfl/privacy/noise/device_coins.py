@@ -20,7 +20,7 @@ from privfl.devices import in_one_copy, to_device
 from privfl.privacy.noise import fused
 from privfl.privacy.noise.source import NoiseStream
 
-TYPES = {1: np.dtype("u1"), 4: np.dtype("<u4")}
+TYPES: dict[int, np.dtype[np.unsignedinteger]] = {1: np.dtype("u1"), 4: np.dtype("<u4")}
 """Types of coins, by their bytes."""
 
 
@@ -44,9 +44,7 @@ def rows_of_coins(
     return to_device(_on_host(streams, numbers, size, least, coin_bytes), device)
 
 
-def _on_host(
-    streams: Sequence[NoiseStream], numbers: Sequence[int], size: int, least: int, coin_bytes: int
-) -> Tensor:
+def _on_host(streams: Sequence[NoiseStream], numbers: Sequence[int], size: int, least: int, coin_bytes: int) -> Tensor:
     kept = np.ones((len(streams), size), dtype=np.bool_)
     for row, stream, number in zip(kept, streams, numbers, strict=True):
         if number:
@@ -66,9 +64,9 @@ def _on_device(
         8 * stream.skip_words(_words(number, coin_bytes)) for stream, number in zip(streams, numbers, strict=True)
     ]
     keys = torch.from_numpy(np.stack([np.frombuffer(stream.key, "<i4") for stream in streams]))
-    there = in_one_copy([keys, torch.tensor(starts), torch.tensor(list(numbers))], device)
+    keys, first, ends = in_one_copy([keys, torch.tensor(starts), torch.tensor(list(numbers))], device)
     kept = torch.ones(len(streams), size, dtype=torch.uint8, device=device)
-    toss_(kept, *there, least, coin_bytes)
+    toss_(kept, keys, first, ends, least, coin_bytes)
     return kept.view(torch.bool)
 
 

@@ -73,9 +73,9 @@ _tosses = _compiled(_toss_rows)
 
 
 def toss_(kept: Tensor, keys: Tensor, starts: Tensor, ends: Tensor, least: int, coin_bytes: int) -> None:
-    """Overwrite the first ``ends`` [n] of each row of ``kept``, uint8 [n, size], with whether its coins reach ``least``.
+    """Overwrite the first ``ends`` [n] of each row of ``kept``, uint8 [n, size], with whether coins reach ``least``.
 
-    ``keys`` int32 [n, 8]; ``starts`` int64 [n] are the bytes, a multiple of ``coin_bytes``, that the streams have given.
+    ``keys`` int32 [n, 8]; ``starts`` int64 [n] are the bytes, a multiple of 8, that the streams have given already.
     """
     programs = -(-(kept.shape[1] * coin_bytes + BLOCK_BYTES) // (BLOCK_BYTES * LANES))
     _tosses[(len(kept) * programs,)](
