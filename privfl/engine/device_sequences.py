@@ -10,7 +10,7 @@ Images are [clients, B, H, W, channels] here, in whatever order they lie in memo
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -25,6 +25,7 @@ from privfl.engine.dropout import StreamDropout
 from privfl.engine.sequence_steps import Convolution, Dropped
 from privfl.engine.sequences import Sequence as Single
 from privfl.engine.stacked_sequences import Back, StackedSequence, Take, Views
+from privfl.engine.step_graphs import Masks, StepGraphs
 from privfl.models.flat_network import Layout
 from privfl.privacy.clipping.factors import zero_like
 from privfl.privacy.clipping.formed_rules import FormedRule, OutputsFirstRule
@@ -33,6 +34,10 @@ from privfl.privacy.clipping.stacked import StackedBatch
 LARGEST = 1 << 20
 """Values that all windows of one row may have, four mebibytes. Stacked convolutions elsewhere are grouped ones, whose
 kernels a device launches client by client: on an H100 those of 50 clients take six times as long as the products."""
+
+
+MANY = 1 << 15
+"""Values of all windows of one row beyond which bytes cost more than launches."""
 
 
 class DeviceSequence(StackedSequence):
@@ -50,8 +55,18 @@ class DeviceSequence(StackedSequence):
     def __init__(self, single: Single, layout: Layout, *, steady: bool) -> None:
         super().__init__(single, layout, steady=steady)
         self._geometries: dict[Hashable, Geometry] = {}
+        self._masks: Masks = []
+        self._given: Iterator[tuple[StreamDropout, Tensor]] = iter(())
+        self._graphs = StepGraphs(self._gradient)
 
-    def plain_sum(self, parameters: Tensor, batch: StackedBatch) -> Tensor:
+    def plain_sum(self, parameters: Tensor, batch: StackedBatch, *, passing: bool = False) -> Tensor:
+        if parameters.is_cuda and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return self._graphs.gradient(parameters, batch, passing=passing)
+        return self._gradient(parameters, batch, [])
+
+    def _gradient(self, parameters: Tensor, batch: StackedBatch, masks: Masks) -> Tensor:
+        """Each client's gradient by these ``masks``; if there are none they are drawn, and noted there."""
+        self._masks, self._given = masks, iter(list(masks))
         gradient = torch.empty_like(parameters)
         places = self.views(gradient)
 
@@ -66,6 +81,7 @@ class DeviceSequence(StackedSequence):
         return gradient
 
     def _pass(self, parameters: Tensor, batch: StackedBatch, take: Take) -> None:
+        self._masks, self._given = [], iter(())
         self._pass_through(parameters, batch, take, masked=False)  # who clips rows multiplies padding with 0
 
     def _pass_through(self, parameters: Tensor, batch: StackedBatch, take: Take, *, masked: bool) -> None:
@@ -91,8 +107,22 @@ class DeviceSequence(StackedSequence):
 
     def _forward(self, step: Any, values: Tensor, own: Views, *, wanted: bool) -> tuple[Tensor, Back]:
         if isinstance(step, Dropped):
-            return _dropped(step.layer, values)
+            return self._dropped(step.layer, values)
         return super()._forward(step, values, own, wanted=wanted)
+
+    def _dropped(self, layer: StreamDropout, values: Tensor) -> tuple[Tensor, Back]:
+        if not layer.training or layer.probability in (0, 1):
+            return (values * 0 if layer.training and layer.probability == 1 else values), lambda back, _: back
+        images = values.dim() == 5  # masks are drawn in the order in which one client's network draws them
+        _, kept = next(self._given, (layer, None))
+        if kept is None:
+            assert layer.stack is not None
+            shape = values.permute(0, 1, 4, 2, 3).shape if images else values.shape
+            kept = layer.kept(shape, layer.stack, layer.counts, values.device)
+            self._masks.append((layer, kept))
+        kept = kept.permute(0, 1, 3, 4, 2) if images else kept
+        scaled = torch.ops.aten.native_dropout_backward  # zero or scaled: forth the same as back
+        return scaled(values, kept, layer.scale), lambda back, _: scaled(back, kept, layer.scale)
 
     def _linear(self, layer: nn.Linear, values: Tensor, own: Views, *, wanted: bool) -> tuple[Tensor, Back]:
         weight = own[id(layer.weight)]
@@ -115,11 +145,15 @@ class DeviceSequence(StackedSequence):
             self._geometries[key] = _geometry(step, values.shape[2:], values.device, outermost=outermost)
         geometry = self._geometries[key]
         height, width = geometry.output
-        positions = height * width
-        flat = (images if outermost else values).reshape(clients * rows, -1)
+        positions, (down, across) = height * width, step.window[0]
         if any(step.window[1]):
+            flat = (images if outermost else values).reshape(clients * rows, -1)
             flat = torch.cat([flat, zero_like(flat).expand(len(flat), 1)], dim=1)
-        windows = flat.index_select(1, geometry.windows).view(clients, rows * positions, -1)
+            windows = flat.index_select(1, geometry.windows)
+        else:  # a copy, which is quicker than a gather
+            high, wide = layer.kernel_size
+            windows = values.flatten(0, 1).unfold(1, high, down).unfold(2, wide, across)
+        windows = windows.reshape(clients, rows * positions, -1)
         weight = own[id(layer.weight)].flatten(2)
         output = torch.bmm(windows, weight.mT)
         if layer.bias is not None:
@@ -130,6 +164,8 @@ class DeviceSequence(StackedSequence):
             take(layer, windows.view(clients, rows, positions, -1), back)
             if not wanted:
                 return back
+            if geometry.many:
+                return self._spread(step, geometry, back, own).view(values.shape)
             nowhere = zero_like(back).expand(clients, rows, 1, layer.out_channels)
             everywhere = torch.cat([back, nowhere], dim=2).flatten(1, 2)
             spread = torch.bmm(everywhere, weight).view(clients * rows, -1)
@@ -137,6 +173,25 @@ class DeviceSequence(StackedSequence):
             return shares.view(*values.shape, -1).sum(5)
 
         return output.view(clients, rows, height, width, -1), backward
+
+    def _spread(self, step: Convolution, geometry: Geometry, back: Tensor, own: Views) -> Tensor:
+        """What ``back`` [clients, B, positions, outputs] is at the image, added up place by place of the kernel.
+
+        For many values: one addition of whole images for each place of the kernel takes a third of the time of a gather
+        and its sum, and more launches.
+        """
+        layer, (clients, rows, _, outputs) = step.layer, back.shape
+        (down, across), (above, beside), _ = step.window
+        (high, wide), (height, width) = layer.kernel_size, geometry.output
+        tall, broad = geometry.image
+        weight = own[id(layer.weight)].permute(0, 1, 3, 4, 2).reshape(clients, outputs, -1)
+        spread = torch.bmm(back.flatten(1, 2), weight).view(clients * rows, height, width, high, wide, -1)
+        total = spread.new_zeros(clients * rows, tall + 2 * above, broad + 2 * beside, spread.shape[-1])
+        for row in range(high):
+            for column in range(wide):
+                place = total[:, row : row + height * down : down, column : column + width * across : across]
+                place.add_(spread[:, :, :, row, column])
+        return total[:, above : above + tall, beside : beside + broad].reshape(clients, rows, tall, broad, -1)
 
 
 @dataclass(frozen=True)
@@ -149,11 +204,15 @@ class Geometry:
             layer's weight; padding is the place behind the image.
         shares: for every value of an image, which of the values that go back from all windows are its own; where there
             are fewer than for others, the first one of the window behind the last.
+        image: its height and width.
+        many: whether what goes back is added up place by place of the kernel rather than by ``shares``.
     """
 
     output: tuple[int, int]
     windows: Tensor
     shares: Tensor
+    image: tuple[int, int]
+    many: bool
 
 
 def _geometry(step: Convolution, image: Sequence[int], device: torch.device, *, outermost: bool) -> Geometry:
@@ -180,20 +239,8 @@ def _geometry(step: Convolution, image: Sequence[int], device: torch.device, *, 
     place = np.arange(goals.size) - np.searchsorted(goals, goals)
     shares = np.full((values.size, place.max() + 1), windows.size)
     shares[goals, place] = sources
-    tables = [to_device(torch.from_numpy(table.ravel().astype(np.int64)), device) for table in (windows, shares)]
-    return Geometry((windows.shape[0], windows.shape[1]), *tables)
-
-
-def _dropped(layer: StreamDropout, values: Tensor) -> tuple[Tensor, Back]:
-    if not layer.training or layer.probability in (0, 1):
-        return (values * 0 if layer.training and layer.probability == 1 else values), lambda back, _: back
-    assert layer.stack is not None
-    images = values.dim() == 5  # masks are drawn in the order in which one client's network draws them
-    shape = values.permute(0, 1, 4, 2, 3).shape if images else values.shape
-    kept = layer.kept(shape, layer.stack, layer.counts, values.device)
-    kept = kept.permute(0, 1, 3, 4, 2) if images else kept
-    scaled = torch.ops.aten.native_dropout_backward  # zero or scaled: forth the same as back
-    return scaled(values, kept, layer.scale), lambda back, _: scaled(back, kept, layer.scale)
+    shown, shared = (to_device(torch.from_numpy(table.ravel().astype(np.int64)), device) for table in (windows, shares))
+    return Geometry((windows.shape[0], windows.shape[1]), shown, shared, (height, width), windows.size > MANY)
 
 
 @cache

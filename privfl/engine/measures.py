@@ -34,15 +34,15 @@ Measured = Mapping[str, Measures]
 NOTHING: Measured = MappingProxyType({})
 
 
-def measures_of(uploads: Tensors) -> list[Measured]:
-    """Of each client, the measures of its ``uploads``, which hold [clients, ...] each; the host waits once."""
+def measures_of(uploads: Tensors, clients: int) -> list[Measured]:
+    """Of each of ``clients``, the measures of its ``uploads``, which hold [clients, ...] each; the host waits once."""
     taken = {
-        name: value.detach().flatten(1)
+        name: value[:clients].detach().flatten(1)
         for name, value in uploads.items()
         if value.is_floating_point() and value.numel() > 0 and value.dim() > 1
     }
     if not taken:
-        return [NOTHING] * len(next(iter(uploads.values()), torch.empty(0)))
+        return [NOTHING] * clients
     numbers = [
         torch.stack([rows.sum(1), torch.linalg.vector_norm(rows, dim=1), *torch.aminmax(rows, dim=1)], 1)
         for rows in taken.values()

@@ -255,7 +255,7 @@ class VectorisedEngine:
             local = {name: padded(value, self._height(len(slots))) for name, value in local.items()}
             finish = vmap(lambda local: algorithm.finish(local, received, training))  # which may write into it
             uploads = self._wherever_clients_stand("finish", algorithm, len(slots), finish, local)
-        known = measures_of(uploads) if loop.device.type == "cuda" else [NOTHING] * len(slots)
+        known = measures_of(uploads, len(slots)) if loop.device.type == "cuda" else [NOTHING] * len(slots)
         return [
             Trained(
                 {name: value[place] for name, value in uploads.items()},

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from privfl.engine import device_sequences
 from privfl.engine.device_sequences import DeviceSequence, _geometry
 from privfl.engine.sequences import Convolution, sequence_of
 from privfl.engine.stacked_sequences import stacked_sequence_of
@@ -67,6 +68,13 @@ def with_counts(space, counts):
     return StackedBatch(IMAGES[:, :rows], LABELS[:, :rows], mask, {})
 
 
+@pytest.fixture(params=[False, True], ids=["few values", "many values"])
+def many(request, monkeypatch):
+    """Whether what goes back through a convolution is added up as if windows held many values."""
+    monkeypatch.setattr(device_sequences, "MANY", 0 if request.param else device_sequences.MANY)
+
+
+@pytest.mark.usefixtures("many")
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("counts", [(6, 6, 6), (5, 2, 1), (1, 1, 1)])
 def test_plain_sums_are_those_of_autograd(name, counts):
@@ -78,6 +86,7 @@ def test_plain_sums_are_those_of_autograd(name, counts):
     torch.testing.assert_close(sums, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("many")
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("counts", [(6, 6, 6), (5, 2, 1)])
 @pytest.mark.parametrize("whole", [False, True])

@@ -87,9 +87,11 @@ class SteadyStacks:
             batches = (self._lengths.public.batch(length, first) for first in firsts)
             return torch.cat([self._run(shown, stack, *batch).flatten(1) for batch in batches], dim=1)
 
-        if self._lengths.same((*key, clients), None, lambda: run(clients), lambda: run(LEAST)):
-            return [(slice(0, clients), clients)]
-        return [(slice(first, min(first + LEAST, clients)), LEAST) for first in range(0, clients, LEAST)]
+        smaller = (1 << power for power in range((clients - 1).bit_length() - 1, 1, -1))
+        for stack in (clients, *smaller):
+            if self._lengths.same((*key, stack), None, partial(run, stack), partial(run, LEAST)):
+                return _groups_of(stack, clients)
+        return _groups_of(LEAST, clients)
 
     def _pass(self, work: OfPiece, stack: int, length: int) -> Tensor:
         return self._run(work, stack, *self._lengths.public.batch(length))
@@ -113,3 +115,8 @@ class SteadyStacks:
         given = given_to({name: (values[name], dim) for name, (_, dim) in self._given.items()}, slice(0, 1), stack)
         parameters = public.expand(stack, -1).clone()
         return work(parameters, StackedBatch(inputs, targets, mask, given)).double()
+
+
+def _groups_of(stack: int, clients: int) -> list[tuple[slice, int]]:
+    """``clients`` in stacks of equal height, the last one filled up."""
+    return [(slice(first, min(first + stack, clients)), stack) for first in range(0, clients, stack)]

@@ -49,8 +49,11 @@ class UnaidedStack(Protocol):
     def serves(self, loss: Loss) -> bool:
         """Whether the gradient of ``loss`` is what this computes."""
 
-    def plain_sum(self, parameters: Tensor, batch: StackedBatch) -> Tensor:
-        """Gradient [clients, size] of each client's sum of the loss over its rows."""
+    def plain_sum(self, parameters: Tensor, batch: StackedBatch, *, passing: bool = False) -> Tensor:
+        """Gradient [clients, size] of each client's sum of the loss over its rows.
+
+        A ``passing`` one may be overwritten by the next.
+        """
 
 
 Announce = Callable[[Sequence[int], int], None]
@@ -143,7 +146,14 @@ class CohortDoor(DoorKeeper):
             parameters.sub_(divided_(*release(parameters, {})), alpha=rate)
             return
         self._note(BARE_GRADIENT)
-        parameters.sub_(self._mean(self.loss, self._current, parameters, {}), alpha=rate)
+        total, divisors = (
+            self._mean_of(self.loss, self._current, parameters, {}, passing=True),
+            self._current.divisors(),
+        )
+        if parameters.is_cuda and len(set(divisors)) == 1:  # a pass less over memory, and another last place
+            parameters.sub_(total, alpha=rate / divisors[0])
+        else:
+            parameters.sub_(divided_(total, divisors), alpha=rate)
 
     def _sizes(self, sizes: Sequence[float]) -> Tensor:
         own = to_device(torch.tensor(sizes, dtype=torch.float64), self._targets.device)
@@ -152,17 +162,30 @@ class CohortDoor(DoorKeeper):
     def _mean(
         self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, wrt: str | None = None
     ) -> Tensor:
+        return divided_(self._mean_of(loss, batch, parameters, loss_kwargs, wrt), batch.divisors())
+
+    def _mean_of(
+        self,
+        loss: Loss,
+        batch: DrawnBatch,
+        parameters: Tensor,
+        loss_kwargs: Given,
+        wrt: str | None = None,
+        *,
+        passing: bool = False,
+    ) -> Tensor:
+        """What :meth:`_mean` divides; a ``passing`` one may be overwritten by the next."""
+        passing = passing and self._lengths is None and batch.targets.shape[1] <= ROWS_AT_ONCE  # one piece
         unaided = None if wrt is not None or loss_kwargs else self._unaided
         key, whole = ("mean", wrt, unaided is None, identity(loss), identity(loss_kwargs)), is_coupled(loss)
         loss = in_precision(loss, self._precision, parameters.device)
 
         def sums(parameters: Tensor, piece: StackedBatch) -> Tensor:
             if unaided is not None and unaided.serves(loss):
-                return unaided.plain_sum(parameters, piece)
+                return unaided.plain_sum(parameters, piece, passing=passing)
             return self._stacked.plain_sum(loss, parameters, piece, wrt=wrt or "parameters")
 
-        total = self._sum(key, sums, None, batch, parameters, loss_kwargs, whole=whole).to(parameters.dtype)
-        return divided_(total, batch.divisors())
+        return self._sum(key, sums, None, batch, parameters, loss_kwargs, whole=whole).to(parameters.dtype)
 
     def _clipped_sum(
         self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, max_grad_norm: float

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privfl.devices import in_one_copy, to_device
+from privfl.devices import to_device
 from privfl.privacy.noise import fused
 from privfl.privacy.noise.source import NoiseStream
 
@@ -60,13 +60,14 @@ def _on_device(
     coin_bytes: int,
     device: torch.device,
 ) -> Tensor:
-    starts = [
+    table = np.empty((len(streams), 6), dtype="<i8")
+    table[:, :4] = np.frombuffer(b"".join([stream.key for stream in streams]), "<i8").reshape(-1, 4)
+    table[:, 4] = [
         8 * stream.skip_words(_words(number, coin_bytes)) for stream, number in zip(streams, numbers, strict=True)
     ]
-    keys = torch.from_numpy(np.stack([np.frombuffer(stream.key, "<i4") for stream in streams]))
-    keys, first, ends = in_one_copy([keys, torch.tensor(starts), torch.tensor(list(numbers))], device)
+    table[:, 5] = numbers
     kept = torch.ones(len(streams), size, dtype=torch.uint8, device=device)
-    toss_(kept, keys, first, ends, least, coin_bytes)
+    toss_(kept, to_device(torch.from_numpy(table), device), least, coin_bytes)
     return kept.view(torch.bool)
 
 
@@ -74,12 +75,12 @@ def _words(number: int, coin_bytes: int) -> int:
     return math.ceil(number * coin_bytes / 8)
 
 
-def toss_(kept: Tensor, keys: Tensor, starts: Tensor, ends: Tensor, least: int, coin_bytes: int) -> None:
+def toss_(kept: Tensor, table: Tensor, least: int, coin_bytes: int) -> None:
     """:func:`privfl.privacy.noise.triton_coins.toss_`."""
     from privfl.privacy.noise import triton_coins
 
     with torch.cuda.device(kept.device) if kept.is_cuda else nullcontext():
-        triton_coins.toss_(kept, keys, starts, ends, least, coin_bytes)
+        triton_coins.toss_(kept, table, least, coin_bytes)
 
 
 @cache

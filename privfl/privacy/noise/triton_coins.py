@@ -7,6 +7,7 @@ byte, or 16 of four.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from privfl.privacy.noise.chacha import LANES
@@ -35,8 +36,7 @@ def _toss_rows(
     kept: tl.tensor,
     apart: tl.tensor,
     keys: tl.tensor,
-    starts: tl.tensor,
-    ends: tl.tensor,
+    places: tl.tensor,
     least: tl.tensor,
     programs: tl.tensor,
     LANES: tl.constexpr,
@@ -45,9 +45,9 @@ def _toss_rows(
     """``programs`` of a row, each with ``LANES`` blocks; rows of ``kept`` lie ``apart`` numbers from one another."""
     place = (tl.program_id(0) // programs).to(tl.int64)
     block = (tl.program_id(0) % programs).to(tl.int64) * LANES + tl.arange(0, LANES)
-    start, end = tl.load(starts + place), tl.load(ends + place)
+    start, end = tl.load(places + place * 6), tl.load(places + place * 6 + 1)
     number = (start // 64 + block).to(tl.uint32)
-    key = keys + place * 8
+    key = keys + place * 12
     k0 = tl.load(key + 0).to(tl.uint32, bitcast=True)
     k1 = tl.load(key + 1).to(tl.uint32, bitcast=True)
     k2 = tl.load(key + 2).to(tl.uint32, bitcast=True)
@@ -72,12 +72,21 @@ def _toss_rows(
 _tosses = _compiled(_toss_rows)
 
 
-def toss_(kept: Tensor, keys: Tensor, starts: Tensor, ends: Tensor, least: int, coin_bytes: int) -> None:
-    """Overwrite the first ``ends`` [n] of each row of ``kept``, uint8 [n, size], with whether coins reach ``least``.
+def toss_(kept: Tensor, table: Tensor, least: int, coin_bytes: int) -> None:
+    """Overwrite the first numbers of each row of ``kept``, uint8 [n, size], with whether coins reach ``least``.
 
-    ``keys`` int32 [n, 8]; ``starts`` int64 [n] are the bytes, a multiple of 8, that the streams have given already.
+    ``table`` int64 [n, 6] has a row's key in its first four words, the bytes, a multiple of 8, that its stream has
+    given already, and how many numbers get a coin.
     """
     programs = -(-(kept.shape[1] * coin_bytes + BLOCK_BYTES) // (BLOCK_BYTES * LANES))
     _tosses[(len(kept) * programs,)](
-        kept, kept.stride(0), keys, starts, ends, least, programs, LANES=LANES, BYTES=coin_bytes, num_warps=4
+        kept,
+        kept.stride(0),
+        table.view(torch.int32),
+        table[:, 4:],
+        least,
+        programs,
+        LANES=LANES,
+        BYTES=coin_bytes,
+        num_warps=4,
     )

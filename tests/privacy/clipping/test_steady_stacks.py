@@ -94,6 +94,14 @@ def test_a_stack_that_rounds_otherwise_is_cut_into_pairs():
     assert groups == [(slice(0, 2), 2), (slice(2, 4), 2), (slice(4, 5), 2)]
 
 
+def test_it_is_cut_into_the_largest_power_of_two_that_does_not():
+    def by_height(parameters, batch):
+        return added_up(parameters, batch) * (1 + 1e-9 * (len(parameters) > 5))
+
+    groups = stacks(sums=by_height, name="fours").groups(9, 8)
+    assert groups == [(slice(0, 4), 4), (slice(4, 8), 4), (slice(8, 9), 4)]
+
+
 def test_sums_over_long_batches_are_cut_at_the_same_rows_for_everybody():
     found = stacks(sums=added_up, name="long")
     assert found.length(500) == found.length(65) == 64
