@@ -2,11 +2,13 @@
 
 A pass of small kernels keeps the host busier than the device. Recorded, its kernels are launched at once, on tensors of
 fixed places into which parameters, rows and masks are copied. Whether what comes out is what the pass itself gives is
-tried once for each recording; where it is not, or memory does not hold it, the pass stays as it was.
+tried once for each recording; where it is not, or memory does not hold it, a warning says so, and the pass stays as it
+was.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
@@ -15,7 +17,6 @@ import torch
 from torch import Tensor
 
 from privfl.engine.dropout import StreamDropout
-from privfl.privacy.clipping.row_wise import out_of_memory
 from privfl.privacy.clipping.stacked import StackedBatch
 
 OFTEN, MOST = 8, 4
@@ -82,16 +83,19 @@ class StepGraphs:
         fixed, given = [(layer, one.clone()) for layer, one in masks], parameters.clone()
         try:
             graph = torch.cuda.CUDAGraph()
-            torch.cuda.synchronize(parameters.device)
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 gradient = self._work(given, own, fixed)
             graph.replay()
-        except RuntimeError as error:
-            if not out_of_memory(error):
-                raise
-            self._refused = True
+            away = float((gradient - expected).abs().max()) / float(expected.abs().max().clamp_min(1e-30))
+        except RuntimeError as error:  # of memory, or of a kernel that cannot be recorded
+            self._refuse(str(error).strip().partition("\n")[0] or type(error).__name__)
             return
-        if float((gradient - expected).abs().max()) <= CLOSE * float(expected.abs().max()):
+        if away <= CLOSE:
             self._kept[key] = Recording(graph, given, own, fixed, gradient)
         else:
-            self._refused = True
+            self._refuse(f"the recording is off by {away:.1g} of the largest value")
+
+    def _refuse(self, why: str) -> None:
+        self._refused = True
+        said = f"steps are launched kernel by kernel, because they cannot be recorded as a CUDA graph: {why}"
+        warnings.warn(said, RuntimeWarning, stacklevel=2)
