@@ -6,7 +6,7 @@ FILE (``benchmarks/results/gpu.json``) as soon as it is there, with the device's
 
 * ``small``, ``cnn``: a cohort of 100 clients of 50 images 28×28, batches of 10, by both engines, plain and with DP-SGD;
 * ``cifar``: the setting of pfl-research's benchmark, 1,000 clients of 50 images 3×32×32, cohorts of 50, 1,500 rounds,
-  in float32, in TF32 (as PyTorch computes convolutions by default), and 100 rounds without CUDA graphs;
+  in float32, and in TF32, as PyTorch computes convolutions by default;
 * ``noise``: nanoseconds for a normal number, of 100 rows of 1.2 million;
 * ``kernels``: of a stacked step, the time that the device computes, and its longest kernels.
 
@@ -24,7 +24,6 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
-from unittest import mock
 
 import numpy as np
 import torch
@@ -32,7 +31,6 @@ from networks import cnn_network, small_network
 from torch import nn
 
 import privfl as pf
-from privfl.engine import step_graphs
 from privfl.privacy.noise import fused
 from privfl.privacy.noise.source import NoiseStream, add_gaussian_rows_
 
@@ -128,10 +126,9 @@ def engines(name: str) -> dict[str, Any]:
     return found
 
 
-def cifar(rounds: int, precision: Literal["float32", "tf32"] = "float32", *, recorded: bool = True) -> dict[str, Any]:
+def cifar(rounds: int, precision: Literal["float32", "tf32"] = "float32") -> dict[str, Any]:
     """pfl-research's benchmark on one GPU."""
-    with mock.patch.object(step_graphs, "OFTEN", step_graphs.OFTEN if recorded else 10**9):
-        return timed(a_task(cifar_network, (3, 32, 32), 1000), 50, "auto", rounds, precision=precision)
+    return timed(a_task(cifar_network, (3, 32, 32), 1000), 50, "auto", rounds, precision=precision)
 
 
 def noise() -> dict[str, Any]:
@@ -212,7 +209,7 @@ WORK: dict[str, Callable[[], dict[str, Any]]] = {
     "noise": noise,
     "small": lambda: engines("small"),
     "cnn": lambda: engines("cnn"),
-    "cifar, no graphs": lambda: cifar(100, recorded=False),
+    "cifar, 100 rounds": lambda: cifar(100),
     "cifar, tf32": lambda: cifar(1500, "tf32"),
     "cifar": lambda: cifar(1500),
     "kernels": kernels,

@@ -30,6 +30,7 @@ from privfl.federation.task import Task
 from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.clipping.row_wise import out_of_memory
 from privfl.privacy.door.batch_plans import Plan, Poisson, private_plan
+from privfl.privacy.door.precision import Precision
 from privfl.privacy.noise.source import NoiseSource
 
 EngineName = Literal["auto", "loop", "vectorised", "ray"]
@@ -124,8 +125,12 @@ def choose(
 
 
 def why_not_stacked(loop: LoopEngine, way: GradSampleMode | None, received: Tensors) -> str:
-    """Why this model or algorithm cannot be trained by the vectorised engine, in one sentence; empty if it can."""
-    with _federation(loop, way, received, 2, workers=1) as probe:
+    """Why this model or algorithm cannot be trained by the vectorised engine, in one sentence; empty if it can.
+
+    TF32 rounds so coarsely that two right answers differ; where it is allowed, engines are compared without it.
+    """
+    precision: Precision = "float32" if loop.precision == "tf32" else loop.precision
+    with _federation(loop, way, received, 2, workers=1, precision=precision) as probe:
         expected = _uploads(probe, received)
         engine = VectorisedEngine(probe, 2, way)
         entered: list[str] = []
@@ -172,7 +177,12 @@ def _trace(template: nn.Module, entered: list[str]) -> list[Any]:
 
 @contextmanager
 def _federation(
-    loop: LoopEngine, way: GradSampleMode | None, received: Tensors, clients: int, workers: int | None = None
+    loop: LoopEngine,
+    way: GradSampleMode | None,
+    received: Tensors,
+    clients: int,
+    workers: int | None = None,
+    precision: Precision | None = None,
 ) -> Iterator[LoopEngine]:
     """An engine for ``clients`` clients with random public values, two batches for all of them, who take two steps.
 
@@ -193,7 +203,7 @@ def _federation(
         loop.channel,
         way=way,
         workers=workers or loop.workers,
-        precision=loop.precision,
+        precision=precision or loop.precision,
     ) as engine:
         yield engine
 

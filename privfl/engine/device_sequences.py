@@ -10,7 +10,7 @@ Images are [clients, B, H, W, channels] here, in whatever order they lie in memo
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -25,7 +25,6 @@ from privfl.engine.dropout import StreamDropout
 from privfl.engine.sequence_steps import Convolution, Dropped
 from privfl.engine.sequences import Sequence as Single
 from privfl.engine.stacked_sequences import Back, StackedSequence, Take, Views
-from privfl.engine.step_graphs import Masks, StepGraphs
 from privfl.models.flat_network import Layout
 from privfl.privacy.clipping.factors import zero_like
 from privfl.privacy.clipping.formed_rules import FormedRule, OutputsFirstRule
@@ -55,18 +54,8 @@ class DeviceSequence(StackedSequence):
     def __init__(self, single: Single, layout: Layout, *, steady: bool) -> None:
         super().__init__(single, layout, steady=steady)
         self._geometries: dict[Hashable, Geometry] = {}
-        self._masks: Masks = []
-        self._given: Iterator[tuple[StreamDropout, Tensor]] = iter(())
-        self._graphs = StepGraphs(self._gradient)
 
-    def plain_sum(self, parameters: Tensor, batch: StackedBatch, *, passing: bool = False) -> Tensor:
-        if parameters.is_cuda and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            return self._graphs.gradient(parameters, batch, passing=passing)
-        return self._gradient(parameters, batch, [])
-
-    def _gradient(self, parameters: Tensor, batch: StackedBatch, masks: Masks) -> Tensor:
-        """Each client's gradient by these ``masks``; if there are none they are drawn, and noted there."""
-        self._masks, self._given = masks, iter(list(masks))
+    def plain_sum(self, parameters: Tensor, batch: StackedBatch) -> Tensor:
         gradient = torch.empty_like(parameters)
         places = self.views(gradient)
 
@@ -81,7 +70,6 @@ class DeviceSequence(StackedSequence):
         return gradient
 
     def _pass(self, parameters: Tensor, batch: StackedBatch, take: Take) -> None:
-        self._masks, self._given = [], iter(())
         self._pass_through(parameters, batch, take, masked=False)  # who clips rows multiplies padding with 0
 
     def _pass_through(self, parameters: Tensor, batch: StackedBatch, take: Take, *, masked: bool) -> None:
@@ -107,22 +95,8 @@ class DeviceSequence(StackedSequence):
 
     def _forward(self, step: Any, values: Tensor, own: Views, *, wanted: bool) -> tuple[Tensor, Back]:
         if isinstance(step, Dropped):
-            return self._dropped(step.layer, values)
+            return _dropped(step.layer, values)
         return super()._forward(step, values, own, wanted=wanted)
-
-    def _dropped(self, layer: StreamDropout, values: Tensor) -> tuple[Tensor, Back]:
-        if not layer.training or layer.probability in (0, 1):
-            return (values * 0 if layer.training and layer.probability == 1 else values), lambda back, _: back
-        images = values.dim() == 5  # masks are drawn in the order in which one client's network draws them
-        _, kept = next(self._given, (layer, None))
-        if kept is None:
-            assert layer.stack is not None
-            shape = values.permute(0, 1, 4, 2, 3).shape if images else values.shape
-            kept = layer.kept(shape, layer.stack, layer.counts, values.device)
-            self._masks.append((layer, kept))
-        kept = kept.permute(0, 1, 3, 4, 2) if images else kept
-        scaled = torch.ops.aten.native_dropout_backward  # zero or scaled: forth the same as back
-        return scaled(values, kept, layer.scale), lambda back, _: scaled(back, kept, layer.scale)
 
     def _linear(self, layer: nn.Linear, values: Tensor, own: Views, *, wanted: bool) -> tuple[Tensor, Back]:
         weight = own[id(layer.weight)]
@@ -241,6 +215,18 @@ def _geometry(step: Convolution, image: Sequence[int], device: torch.device, *, 
     shares[goals, place] = sources
     shown, shared = (to_device(torch.from_numpy(table.ravel().astype(np.int64)), device) for table in (windows, shares))
     return Geometry((windows.shape[0], windows.shape[1]), shown, shared, (height, width), windows.size > MANY)
+
+
+def _dropped(layer: StreamDropout, values: Tensor) -> tuple[Tensor, Back]:
+    if not layer.training or layer.probability in (0, 1):
+        return (values * 0 if layer.training and layer.probability == 1 else values), lambda back, _: back
+    images = values.dim() == 5  # masks are drawn in the order in which one client's network draws them
+    assert layer.stack is not None
+    shape = values.permute(0, 1, 4, 2, 3).shape if images else values.shape
+    kept = layer.kept(shape, layer.stack, layer.counts, values.device)
+    kept = kept.permute(0, 1, 3, 4, 2) if images else kept
+    scaled = torch.ops.aten.native_dropout_backward  # zero or scaled: forth the same as back
+    return scaled(values, kept, layer.scale), lambda back, _: scaled(back, kept, layer.scale)
 
 
 @cache

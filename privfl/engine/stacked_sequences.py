@@ -77,11 +77,8 @@ class StackedSequence:
         """Whether :meth:`plain_sum` gives each client's gradient of ``loss``."""
         return loss is cross_entropy
 
-    def plain_sum(self, parameters: Tensor, batch: StackedBatch, *, passing: bool = False) -> Tensor:
-        """Gradient [clients, size] of each client's sum of cross-entropy over its rows.
-
-        A ``passing`` one may be overwritten by the next.
-        """
+    def plain_sum(self, parameters: Tensor, batch: StackedBatch) -> Tensor:
+        """Gradient [clients, size] of each client's sum of cross-entropy over its rows."""
         gradient = torch.empty_like(parameters)
         places = self.views(gradient)
 

@@ -222,12 +222,8 @@ class Trained:
 
     def sending(self, other: Trained) -> Trained:
         """This training, but for what is sent: the upload of ``other``, the blind one, whose state is kept besides."""
-        return Trained(
-            other.upload,
-            {**self.keeps, **{BLIND + name: kept for name, kept in other.keeps.items()}},
-            other.log,
-            other.known,
-        )
+        kept = {**self.keeps, **{BLIND + name: value for name, value in other.keeps.items()}}
+        return Trained(other.upload, kept, other.log, other.known)
 
 
 @dataclass(frozen=True)
@@ -259,7 +255,7 @@ def send(channel: RoundChannel, client: int, trained: Trained, noise: NoiseStrea
     if not problem:
         try:
             sent = channel.at_client(upload, noise, like=like, broken=False)
-            known = {name: one for name, one in trained.known.items() if sent.get(name) is upload[name]}
+            known = trained.known if sent is upload else NOTHING  # a mechanism may have written into a tensor
             problem = _too_long(channel, sent, known)
         except BrokenUpload as error:
             problem = str(error)

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import privfl as pf
-from privfl.engine import step_graphs
 from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.engine.workspace import RoundContext
@@ -17,7 +16,7 @@ from privfl.privacy.noise import fused
 from privfl.privacy.noise.source import NoiseSource, NoiseStream, add_gaussian_rows_
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device and PRIVFL_TEST_GPU=1")
-CUDA, REPLAY = torch.device("cuda", 0), step_graphs.Recording.replay
+CUDA = torch.device("cuda", 0)
 PRIVATE = pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, sample_rate=0.2), noise_key=3)
 
 
@@ -29,7 +28,7 @@ def convolutional():
 def run(device="cuda", **more):
     settings = {"engine": "vectorised", "deterministic": True, **more.pop("execution", {})}
     return pf.simulate(
-        pf.load("digits", partition=more.pop("partition", pf.IID(clients=8)), model=convolutional),
+        pf.load("digits", partition=pf.IID(clients=8), model=convolutional),
         pf.FedAvg("uniform"),
         training=pf.LocalTraining(learning_rate=0.2, batch_size=20, steps=3),
         execution=pf.Execution(device=device, workers=1, **settings),
@@ -85,24 +84,6 @@ def test_a_narrow_precision_ends_near_the_wide_one(precision, privacy, common_no
     narrow, wide = (run(privacy=privacy, execution={"precision": one}) for one in (precision, "float32"))
     away = (narrow.parameters - wide.parameters).norm() / wide.parameters.norm()
     assert 0 < float(away) < 0.05
-
-
-@pytest.mark.parametrize("sizes", ["alike", "ragged"])
-def test_steps_that_are_recorded_are_those_that_are_not(sizes, monkeypatch):
-    partition = pf.IID(clients=8) if sizes == "alike" else pf.Dirichlet(clients=8, alpha=0.3)
-    replays = []
-
-    def counted(recording, *given):
-        replays.append(recording)
-        return REPLAY(recording, *given)
-
-    monkeypatch.setattr(step_graphs.Recording, "replay", counted)
-    found = []
-    for often in (10**9, 2):
-        monkeypatch.setattr(step_graphs, "OFTEN", often)
-        found.append(run(partition=partition, rounds=6).parameters)
-        assert bool(replays) == (often == 2)
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
 
 
 def test_a_stack_that_does_not_fit_is_halved_until_it_does():

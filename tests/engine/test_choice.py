@@ -83,6 +83,24 @@ def test_a_model_that_comes_out_different_when_stacked_is_trained_by_the_loop():
     assert "'update' comes out different when clients are stacked" in chosen(digits(Looking), "vectorised").reason
 
 
+def test_under_tf32_engines_are_compared_without_it():
+    seen = []
+
+    class Watching(nn.Linear):
+        def forward(self, inputs):
+            seen.append(torch.backends.cuda.matmul.allow_tf32)
+            return super().forward(inputs)
+
+    task, algorithm = digits(lambda: nn.Sequential(nn.Flatten(), Watching(64, 10))), FedAvg("uniform")
+    received = algorithm.broadcast(algorithm.start(flatten(task.model(0))))
+    channel = RoundChannel.bare(algorithm.fields())
+    with LoopEngine(task, algorithm, LocalTraining(), channel, workers=1, precision="tf32") as loop:
+        seen.clear()
+        assert why_not_stacked(loop, None, received) == ""
+    assert seen
+    assert not any(seen)
+
+
 @dataclass(frozen=True)
 class Deciding(FedAvg):
     """A step that branches on a value."""

@@ -10,7 +10,8 @@ import torch
 
 from privfl import compiling
 from privfl.engine import order_free_sum
-from privfl.engine.order_free_sum import AT_ONCE, DEPTH, LARGEST, SMALLEST, WIDTH, OrderFreeSum, range_of
+from privfl.engine.order_free_sum import _CHUNK, AT_ONCE, DEPTH, LARGEST, SMALLEST, WIDTH, OrderFreeSum, range_of
+from tests.device.stand_in import CUDA, stand_in_cuda
 
 
 def sum_of(summands, factor=1.0):
@@ -145,3 +146,18 @@ def test_a_sum_does_not_change_its_summands_nor_what_was_read_of_it():
     assert value.tolist() == torch.tensor([0.1, 0.2]).tolist()
     assert not torch.equal(found.total(), before)
     assert torch.equal(before, sum_of([value]).total())
+
+
+def test_a_device_adds_up_in_a_few_kernels_what_a_processor_adds_in_pieces():
+    values = torch.randn(3, 2 * _CHUNK + 5, generator=torch.Generator().manual_seed(0))
+    here, there = OrderFreeSum(), OrderFreeSum()
+    with stand_in_cuda() as counts:
+        apart = values.to(CUDA)
+        for value, other in zip(values, apart, strict=True):
+            here.add(value, 0.7, range_of(value, 0.7))
+            top = range_of(other, 0.7)
+            counts.reset()
+            there.add(other, 0.7, top)
+            assert counts.launches.total() <= 6  # one of them makes zeros
+            assert counts.waits.total() == 0
+        assert torch.equal(there.total().cpu(), here.total())

@@ -49,11 +49,8 @@ class UnaidedStack(Protocol):
     def serves(self, loss: Loss) -> bool:
         """Whether the gradient of ``loss`` is what this computes."""
 
-    def plain_sum(self, parameters: Tensor, batch: StackedBatch, *, passing: bool = False) -> Tensor:
-        """Gradient [clients, size] of each client's sum of the loss over its rows.
-
-        A ``passing`` one may be overwritten by the next.
-        """
+    def plain_sum(self, parameters: Tensor, batch: StackedBatch) -> Tensor:
+        """Gradient [clients, size] of each client's sum of the loss over its rows."""
 
 
 Announce = Callable[[Sequence[int], int], None]
@@ -147,7 +144,7 @@ class CohortDoor(DoorKeeper):
             return
         self._note(BARE_GRADIENT)
         total, divisors = (
-            self._mean_of(self.loss, self._current, parameters, {}, passing=True),
+            self._mean_of(self.loss, self._current, parameters, {}),
             self._current.divisors(),
         )
         if parameters.is_cuda and len(set(divisors)) == 1:  # a pass less over memory, and another last place
@@ -171,18 +168,15 @@ class CohortDoor(DoorKeeper):
         parameters: Tensor,
         loss_kwargs: Given,
         wrt: str | None = None,
-        *,
-        passing: bool = False,
     ) -> Tensor:
-        """What :meth:`_mean` divides; a ``passing`` one may be overwritten by the next."""
-        passing = passing and self._lengths is None and batch.targets.shape[1] <= ROWS_AT_ONCE  # one piece
+        """What :meth:`_mean` divides."""
         unaided = None if wrt is not None or loss_kwargs else self._unaided
         key, whole = ("mean", wrt, unaided is None, identity(loss), identity(loss_kwargs)), is_coupled(loss)
         loss = in_precision(loss, self._precision, parameters.device)
 
         def sums(parameters: Tensor, piece: StackedBatch) -> Tensor:
             if unaided is not None and unaided.serves(loss):
-                return unaided.plain_sum(parameters, piece, passing=passing)
+                return unaided.plain_sum(parameters, piece)
             return self._stacked.plain_sum(loss, parameters, piece, wrt=wrt or "parameters")
 
         return self._sum(key, sums, None, batch, parameters, loss_kwargs, whole=whole).to(parameters.dtype)
