@@ -250,6 +250,27 @@ def all_images(rival: str = "FedDyn") -> str:
     return table(head, made)
 
 
+def others_with_all_images() -> list[str]:
+    """The rivals besides FedAvg and FedDyn that were run with all images, in the order of Table I."""
+    there = {row["method"] for row in raw(ALL_IMAGES)["rows"]}
+    return [method for method in TABLE_ONE if method in there and method not in (REFERENCE, *TWO)]
+
+
+def all_images_beside_others() -> str:
+    """The other rivals with all images after all rounds, beside the paper."""
+    rows, made = raw(ALL_IMAGES)["rows"], []
+    for method in others_with_all_images():
+        last, change = (of_curve(rows, FIFTIES[-1][1], method, figure) for figure in BOTH_FIGURES)
+        more, less = (
+            interval(of_curve(rows, FIFTIES[-1][1], "ReBaFL", figure), own)
+            for figure, own in zip(BOTH_FIGURES, (last, change), strict=True)
+        )
+        fifty = interval(of_fifty("ReBaFL", *FIFTIES[-1]), of_fifty(method, *FIFTIES[-1]))
+        made.append([method, TABLE_ONE[method], _with_seeds(last), more, fifty, spread(change, 1), less])
+    head = ["rival", "the paper", "last ten", "ReBaFL − it", "last fifty", "change", "ReBaFL − it"]
+    return table(head, made)
+
+
 FIFTIES = ((0, 50), (50, 100), (100, 150), (150, 200))
 
 
@@ -311,6 +332,12 @@ def whole_runs() -> Iterator[tuple[str, str]]:
     for first, last in FIFTIES:
         pair = (of_fifty(method, first, last) for method in ("ReBaFL", REFERENCE))
         yield f"all images, rounds {first + 1} to {last}: ReBaFL − FedAvg", interval(*pair)
+    for method in others_with_all_images():
+        for rounds, figure in product((100, reached), BOTH_FIGURES):
+            pair = (of_curve(rows, rounds, one, figure) for one in ("ReBaFL", method))
+            yield f"all images, {figure}, {rounds} rounds: ReBaFL − {method}", interval(*pair)
+        fifty = (of_fifty(one, *FIFTIES[-1]) for one in ("ReBaFL", method))
+        yield f"all images, the last fifty rounds: ReBaFL − {method}", interval(*fifty)
     for (one, other), figure in product(OF_PARTS, BOTH_FIGURES):
         yield f"parts, {figure}: {one} − {other}", interval(of_part(one, figure), of_part(other, figure))
     for one, other in ((BALANCED, REFERENCE), ("F-Aug only", REFERENCE), (BOTH, BALANCED), (BOTH, REFERENCE)):
@@ -336,6 +363,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "all images": all_images,
         "all images, FedAvg": partial(all_images, REFERENCE),
         "by fifty rounds": fifties,
+        "all images, other rivals": all_images_beside_others,
         "parts": parts,
     },
     "rebafl-rounds": {
