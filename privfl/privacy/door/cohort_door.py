@@ -143,11 +143,11 @@ class CohortDoor(DoorKeeper):
             parameters.sub_(divided_(*release(parameters, {})), alpha=rate)
             return
         self._note(BARE_GRADIENT)
-        total, divisors = (
-            self._mean_of(self.loss, self._current, parameters, {}),
-            self._current.divisors(),
-        )
-        if parameters.is_cuda and len(set(divisors)) == 1:  # a pass less over memory, and another last place
+        total = self._mean_of(self.loss, self._current, parameters, {})
+        divisors = self._current.divisors()
+        if parameters.is_cuda and self._lengths is None and len(set(divisors)) == 1:
+            # A pass less over memory, and another last place: where a claim rests on a client's bits, they may not
+            # depend on whether others have as many rows.
             parameters.sub_(total, alpha=rate / divisors[0])
         else:
             parameters.sub_(divided_(total, divisors), alpha=rate)
@@ -162,12 +162,7 @@ class CohortDoor(DoorKeeper):
         return divided_(self._mean_of(loss, batch, parameters, loss_kwargs, wrt), batch.divisors())
 
     def _mean_of(
-        self,
-        loss: Loss,
-        batch: DrawnBatch,
-        parameters: Tensor,
-        loss_kwargs: Given,
-        wrt: str | None = None,
+        self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, wrt: str | None = None
     ) -> Tensor:
         """What :meth:`_mean` divides."""
         unaided = None if wrt is not None or loss_kwargs else self._unaided
