@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ import privfl as pf
 from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.engine.workspace import RoundContext
+from privfl.federation.client_index import ClientIndex
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.clipping import whole_rows
@@ -113,10 +115,12 @@ def test_batches_that_are_empty_or_short_take_no_launches_each():
 def test_under_noise_on_updates_a_client_descends_alike_whether_others_have_as_many_rows():
     """Where batches are equally long a device divides and descends in one pass, but not where a claim rests on bits."""
     rows = []
-    for sizes in ((10, 10), (10, 7)):
+    for other in (10, 7):
         with stand_in_cuda():
-            task = federation(cnn, (3, 12, 12), sizes=sizes)
-            task = replace(task, inputs=task.inputs.float(), test_inputs=task.test_inputs.float()).to(CUDA)
+            task = federation(cnn, (3, 12, 12), sizes=(10, 10))
+            clients = ClientIndex.of([np.arange(10), np.arange(10, 10 + other)])
+            task = replace(task, inputs=task.inputs.float(), test_inputs=task.test_inputs.float(), clients=clients)
+            task = task.to(CUDA)
             algorithm = pf.FedAvg("uniform").bind(task.context(10, 1))
             received = {"parameters": flatten(task.model(0)).to(CUDA)}
             training = pf.LocalTraining(batch_size=10, steps=2, learning_rate=0.3)
