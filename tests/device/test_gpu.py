@@ -82,6 +82,7 @@ def test_a_run_that_is_resumed_ends_in_the_same_bits(tmp_path):
 @pytest.mark.parametrize("privacy", [None, PRIVATE], ids=["plain", "dp-sgd"])
 def test_a_narrow_precision_ends_near_the_wide_one(precision, privacy, common_noise):
     narrow, wide = (run(privacy=privacy, execution={"precision": one}) for one in (precision, "float32"))
+    assert precision == "bfloat16" or not narrow.warnings  # it is stacked
     away = (narrow.parameters - wide.parameters).norm() / wide.parameters.norm()
     assert 0 < float(away) < 0.05
 
