@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,9 +16,6 @@ from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.noise.source import NoiseStream
 from privfl.references import shipped
 from privfl.validation import Settings
-
-COINS_AT_ONCE = 1 << 16
-"""Coins of a client's batches that are tossed in one go: calls cost more than coins where a client has few rows."""
 
 
 @dataclass(frozen=True)
@@ -105,17 +101,13 @@ class Poisson:
 
         The coins of a claimed amplification are as secret as the noise; without a claim they belong to the experiment.
         """
-        if noise is None:
-            for _ in range(self.steps):
+        for _ in range(self.steps):
+            if noise is not None:
+                chosen = torch.from_numpy(noise.poisson_sample(len(rows), self.rate))
+            else:
                 coins = torch.rand(len(rows), generator=shuffle, dtype=torch.float64)
-                yield rows[(coins < self.rate).nonzero().flatten()]
-            return
-        at_once = max(1, COINS_AT_ONCE // max(len(rows), 1))
-        for first in range(0, self.steps, at_once):
-            batches = min(at_once, self.steps - first)
-            tossed = noise.bernoulli(self.rate, batches * len(rows)).reshape(batches, len(rows))
-            for chosen in tossed:
-                yield rows[torch.from_numpy(np.flatnonzero(chosen))]
+                chosen = (coins < self.rate).nonzero().flatten()
+            yield rows[chosen]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ import torch
 
 import privfl as pf
 from privfl.errors import ConfigError
-from privfl.privacy.door import batch_plans
 from privfl.privacy.door.batch_plans import Epochs, LocalTraining, Poisson, private_plan
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
@@ -51,15 +50,6 @@ def test_epochs_are_shuffled_anew_and_cut_where_the_steps_end(steps):
     for step, batch in enumerate(drawn):
         start = 4 * (step % 3)
         assert torch.equal(batch, orders[step // 3][start : start + 4])
-
-
-@pytest.mark.parametrize("at_once", [1, 40, 100, 1 << 16])
-def test_coins_that_are_tossed_together_are_those_of_single_batches(at_once, monkeypatch):
-    monkeypatch.setattr(batch_plans, "COINS_AT_ONCE", at_once)
-    noise, other = (NoiseSource.from_key(1).stream("door", 0, 0) for _ in range(2))
-    plan = Poisson(0.3, steps=7, divisor=1.0)
-    drawn = [rows.tolist() for rows in plan.rows(torch.arange(40) + 5, torch_stream(0, "batches"), noise)]
-    assert drawn == [(other.poisson_sample(40, 0.3) + 5).tolist() for _ in range(7)]
 
 
 def test_a_client_without_rows_has_empty_batches():
