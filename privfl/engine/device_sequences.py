@@ -32,7 +32,8 @@ from privfl.privacy.clipping.stacked import StackedBatch
 
 LARGEST = 1 << 20
 """Values that all windows of one row may have, four mebibytes. Stacked convolutions elsewhere are grouped ones, whose
-kernels a device launches client by client: a step of 50 clients took an H100 25 ms, by products it takes an H200 6."""
+kernels a device launches client by client: five steps of 50 clients kept an H100 busy for 128 ms, with the sums of
+their uploads, and an H200 by products for 28."""
 
 MANY = 1 << 15
 """Values of all windows of one row beyond which bytes cost more than launches."""

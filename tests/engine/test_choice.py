@@ -22,6 +22,7 @@ from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.clipping.row_wise import out_of_memory
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.precision import matrix_products
+from tests.device.stand_in import CUDA, stand_in_cuda
 
 
 class Branching(nn.Module):
@@ -277,6 +278,19 @@ def test_whole_runs_agree_in_metrics_model_and_statement(privacy):
     for one, other in zip(*(run.metrics for run in runs), strict=True):
         assert one["clients"] == other["clients"]
         assert one["test_loss"] == pytest.approx(other["test_loss"], rel=1e-3)
+
+
+def test_on_a_device_the_windows_of_convolutions_count():
+    def needed(task):
+        algorithm = FedAvg("uniform")
+        with LoopEngine(task, algorithm, LocalTraining(batch_size=20), RoundChannel.bare(algorithm.fields())) as loop:
+            return bytes_per_client(loop, None)
+
+    task = digits(lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 10)))
+    here = needed(task)
+    with stand_in_cuda():
+        there = needed(task.to(CUDA))
+    assert there - here == 4 * 20 * 3 * 36 * 9  # float32, rows, forth, back and what is added up, positions, values
 
 
 def test_the_largest_chunk_follows_from_free_memory(monkeypatch):

@@ -7,6 +7,7 @@ draws them and they travel.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache
@@ -87,18 +88,28 @@ def toss_(kept: Tensor, table: Tensor, least: int, coin_bytes: int) -> None:
 def gives_the_coins_of_the_host(device: torch.device) -> bool:
     """Whether the kernel tosses on ``device`` the coins of public keys that the host tosses; found out once.
 
-    That a device has no kernel of Triton's is said where it is to make noise: :mod:`privfl.privacy.noise.fused`.
+    Where there is a kernel that does not, a warning says so; the host's coins are the same.
     """
     if not fused.available():
         return False
+    problem = ""
     try:
-        for coin_bytes, least in ((1, 77), (4, 1_234_567_890)):
-            pair = [[NoiseStream(bytes([key]) * 32) for key in (1, 2)] for _ in range(2)]
-            for number in (5, 1000):  # the second time amid a block
-                numbers = [number, number // 3]
-                found = _on_device(pair[0], numbers, 1009, least, coin_bytes, device)
-                if not torch.equal(found.cpu(), _on_host(pair[1], numbers, 1009, least, coin_bytes)):
-                    return False
-    except Exception:  # a compiler has many ways to fail, and none of them is worth a run
-        return False
+        if not _same_coins(device):
+            problem = "its coins are not the host's"
+    except Exception as error:  # a compiler has many ways to fail, and none of them is worth a run
+        problem = f"it fails ({type(error).__name__}: {str(error).strip().partition(chr(10))[0] or 'without a word'})"
+    if problem:
+        said = f"Triton's kernel tosses no coins on {device}, because {problem}; the host draws them and they travel"
+        warnings.warn(said, RuntimeWarning, stacklevel=2)
+    return not problem
+
+
+def _same_coins(device: torch.device) -> bool:
+    for coin_bytes, least in ((1, 77), (4, 1_234_567_890)):
+        pair = [[NoiseStream(bytes([key]) * 32) for key in (1, 2)] for _ in range(2)]
+        for number in (5, 1000):  # the second time amid a block
+            numbers = [number, number // 3]
+            found = _on_device(pair[0], numbers, 1009, least, coin_bytes, device)
+            if not torch.equal(found.cpu(), _on_host(pair[1], numbers, 1009, least, coin_bytes)):
+                return False
     return True

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from privfl.privacy.noise.device_coins import coins, rows_of_coins
+from privfl.privacy.noise import device_coins, fused
+from privfl.privacy.noise.device_coins import coins, gives_the_coins_of_the_host, rows_of_coins
 from privfl.privacy.noise.source import NoiseStream
 from tests.device.stand_in import CUDA, stand_in_cuda
 
@@ -21,6 +22,29 @@ def test_a_device_that_has_none_is_sent_them():
         assert (counts.launches.total(), counts.waits.total()) == (0, 0)
         assert found.dtype == torch.bool
         assert torch.equal(found.cpu(), rows_of_coins(streams(), [70, 0, 33], 80, 64, 1, CPU))
+
+
+def inverted(kept, *given):
+    kept.zero_()
+
+
+def broken(kept, *given):
+    raise ValueError("no such kernel")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "because"),
+    [(inverted, "its coins are not the host's"), (broken, r"it fails \(ValueError: no such kernel")],
+)
+def test_a_kernel_that_differs_or_fails_is_not_used_and_a_warning_says_so(kernel, because, monkeypatch):
+    gives_the_coins_of_the_host.cache_clear()
+    with stand_in_cuda():
+        monkeypatch.setattr(fused, "available", lambda: True)
+        monkeypatch.setattr(device_coins, "toss_", kernel)
+        with pytest.warns(RuntimeWarning, match=because):
+            found = rows_of_coins(streams(), [70, 0, 33], 80, 64, 1, CUDA).cpu()
+    gives_the_coins_of_the_host.cache_clear()
+    assert torch.equal(found, rows_of_coins(streams(), [70, 0, 33], 80, 64, 1, CPU))
 
 
 def test_coins_reach_a_bound_as_often_as_they_should_and_what_has_none_is_kept():

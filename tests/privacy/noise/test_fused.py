@@ -21,18 +21,6 @@ TYPES = [(torch.float32, torch.int32), (torch.float64, torch.int64)]
 
 
 @pytest.fixture
-def interpreted():
-    """Triton's interpreter, which has to be asked for before anything imports Triton, runs the kernel."""
-    if find_spec("triton") is None:
-        pytest.skip("Triton is not installed: it comes with PyTorch for CUDA; here `pip install triton` brings it")
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("runs in a process of its own, by the test below")
-    fused.why_not.cache_clear()
-    yield
-    fused.why_not.cache_clear()
-
-
-@pytest.fixture
 def forgetful():
     fused.why_not.cache_clear()
     yield

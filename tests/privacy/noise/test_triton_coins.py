@@ -17,18 +17,6 @@ from tests.device.stand_in import CUDA, stand_in_cuda
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def interpreted():
-    """Triton's interpreter, which has to be asked for before anything imports Triton, runs the kernel."""
-    if find_spec("triton") is None:
-        pytest.skip("Triton is not installed: it comes with PyTorch for CUDA; here `pip install triton` brings it")
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("runs in a process of its own, by the test below")
-    device_coins.gives_the_coins_of_the_host.cache_clear()
-    yield
-    device_coins.gives_the_coins_of_the_host.cache_clear()
-
-
 def streams():
     return [NoiseStream(bytes([place] * 32)) for place in range(3)]
 
