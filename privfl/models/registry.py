@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from pydantic import ValidationError, validate_call
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from privfl.errors import ConfigError, unknown
 from privfl.models import convolutional, dense, distilbert, energy, mobile, projection, recurrent, residual, text
@@ -211,12 +212,24 @@ class OwnModel:
         return Named.of(self.build)
 
 
+class _AsAllocated(TorchFunctionMode):
+    """Leaves normal weights as allocated: on the device "meta" PyTorch would load its compiler to draw them."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if func in (nn.init.normal_, torch.Tensor.normal_):
+            return args[0] if args else given["tensor"]
+        return func(*args, **given)
+
+
 @cache
 def models() -> tuple[ModelInfo, ...]:
     """All models, with their parameter counts at a standard shape."""
     infos = []
     for name, model in _MODELS.items():
-        with torch.device("meta"):
+        with torch.device("meta"), _AsAllocated():
             network = model.builder(model.vocabulary or model.input_shape, model.classes)
         parameters = sum(parameter.numel() for parameter in network.parameters())
         infos.append(

@@ -155,16 +155,17 @@ class Lengths:
         run: Callable[[Tensor, Tensor], Tensor],
         rows: int,
         alone: Callable[[int], object] | None = None,
+        stack: int | None = None,
     ) -> int:
         """The length of a pass over ``rows`` rows: less if they are to be cut, more if they are to be padded.
 
         ``run(inputs, targets)`` gives numbers [B, ...] in float64 that tell how each row is rounded in a pass over
-        these [B, ...]; ``key`` says what is run. Where it has more than one client's rows, ``alone(length)`` runs a
-        pass of that many rows of a single one.
+        these [B, ...]; ``key`` says what is run. Where it takes the rows of ``stack`` clients, [stack, B, ...] instead,
+        each of them gets other public rows, and ``alone(length)`` runs a pass of that many rows of a single one.
         """
         length = self._chosen.get((key, rows))
         if length is None:
-            length = self._chosen[key, rows] = self._choose(key, run, rows, alone)
+            length = self._chosen[key, rows] = self._choose(key, run, rows, alone, stack)
         return length
 
     def _choose(
@@ -173,10 +174,14 @@ class Lengths:
         run: Callable[[Tensor, Tensor], Tensor],
         rows: int,
         alone: Callable[[int], object] | None,
+        stack: int | None,
     ) -> int:
         def passed(length: int) -> Tensor:
             firsts = range(0, max(len(self.public.targets), length), length)
-            return torch.cat([run(*self.public.batch(length, first)) for first in firsts])
+            batches = [self.public.batch(length, first) for first in firsts]
+            if stack is None:
+                return torch.cat([run(*batch) for batch in batches])
+            return torch.cat([run(*given).flatten(0, 1) for given in _stacked(batches, stack)])[: len(batches) * length]
 
         def once(length: int) -> object:
             return run(*self.public.batch(length)) if alone is None else alone(length)
@@ -234,6 +239,14 @@ class Lengths:
                 self._expected[other] = awaited
             self._found[key] = _rounds_alike(run(), awaited, len(self.public.targets))
         return self._found[key]
+
+
+def _stacked(batches: list[tuple[Tensor, Tensor]], stack: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """``batches`` as those of ``stack`` clients each, the last one repeated until a stack is full."""
+    for first in range(0, len(batches), stack):
+        some = batches[first : first + stack]
+        some += some[-1:] * (stack - len(some))
+        yield torch.stack([inputs for inputs, _ in some]), torch.stack([targets for _, targets in some])
 
 
 def _rounds_alike(found: Tensor, expected: Tensor, distinct: int) -> bool:

@@ -51,11 +51,7 @@ class SteadyStacks:
         lengths, key, shown = self._lengths, self._rounding.key, self._rounding.shown
         alone = partial(self._pass, shown or self._rounding.sums, 1)
         if shown is not None:
-
-            def run(inputs: Tensor, targets: Tensor) -> Tensor:
-                return self._run(shown, LEAST, inputs, targets)[0]
-
-            return lengths.of(key, run, rows, alone)
+            return lengths.of(key, partial(self._run, shown), rows, alone, LEAST)
         reference = lengths.reference_of(key, alone)
         if rows > reference:  # cut at the same rows whatever else is in the stack
             return reference
@@ -85,7 +81,7 @@ class SteadyStacks:
             tried = min(TRIED, len(self._lengths.public.targets) // 2)
             firsts = range(0, max(tried, length), length)
             batches = (self._lengths.public.batch(length, first) for first in firsts)
-            return torch.cat([self._run(shown, stack, *batch).flatten(1) for batch in batches], dim=1)
+            return torch.cat([self._run_alike(shown, stack, *batch).flatten(1) for batch in batches], dim=1)
 
         smaller = (1 << power for power in range((clients - 1).bit_length() - 1, 1, -1))
         for stack in (clients, *smaller):
@@ -94,7 +90,7 @@ class SteadyStacks:
         return _groups_of(LEAST, clients)
 
     def _pass(self, work: OfPiece, stack: int, length: int) -> Tensor:
-        return self._run(work, stack, *self._lengths.public.batch(length))
+        return self._run_alike(work, stack, *self._lengths.public.batch(length))
 
     def _sums(self, rows: int, length: int) -> Tensor:
         """Sums over ``rows`` rows in passes of ``length``, [passes, values]."""
@@ -102,15 +98,20 @@ class SteadyStacks:
         for first in SHIFTS:
             inputs, targets = self._lengths.public.batch(length, first)
             mask = torch.arange(length, device=targets.device) < rows
-            found.append(self._run(self._rounding.sums, LEAST, inputs, targets, mask)[0].flatten())
+            found.append(self._run_alike(self._rounding.sums, LEAST, inputs, targets, mask)[0].flatten())
         return torch.stack(found)
 
-    def _run(self, work: OfPiece, stack: int, inputs: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
+    def _run_alike(
+        self, work: OfPiece, stack: int, inputs: Tensor, targets: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         """``work`` on ``stack`` clients who all hold the same public rows."""
-        self._quiet()
         inputs, targets = (part.expand(stack, *part.shape).contiguous() for part in (inputs, targets))
-        mask = None if mask is None else mask.expand(stack, -1)
-        public = self._lengths.public.parameters
+        return self._run(work, inputs, targets, None if mask is None else mask.expand(stack, -1))
+
+    def _run(self, work: OfPiece, inputs: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
+        """``work`` on clients who hold these public rows, ``inputs`` [clients, B, ...] and ``targets`` [clients, B]."""
+        self._quiet()
+        stack, public = len(targets), self._lengths.public.parameters
         values = public_values({name: value for name, (value, _) in self._given.items()}, public)
         given = given_to({name: (values[name], dim) for name, (_, dim) in self._given.items()}, slice(0, 1), stack)
         parameters = public.expand(stack, -1).clone()
