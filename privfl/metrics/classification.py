@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from privfl.metrics.calibration import expected_calibration_error, maximum_calibration_error
+from privfl.metrics.personalisation import macro_f1
 from privfl.metrics.ranking import auroc, top_k_accuracy
 
 MOST_OF_FEW = 5
@@ -24,12 +25,10 @@ def classification(logits: Tensor, targets: Tensor) -> dict[str, float]:
 
     Macro-F1 averages over the classes that occur in targets or predictions; a class without a hit counts 0.
     """
-    from sklearn.metrics import f1_score
-
     return {
         "test_loss": float(F.cross_entropy(logits.double(), targets)),
         "test_accuracy": accuracy(logits, targets),
-        "test_macro_f1": float(f1_score(targets.cpu(), logits.argmax(1).cpu(), average="macro", zero_division=0)),
+        "test_macro_f1": macro_f1(logits, targets),
     }
 
 

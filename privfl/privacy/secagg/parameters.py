@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 import numpy as np
@@ -38,6 +39,8 @@ Adversary = Literal["semi-honest", "active"]
 
 LEAST_THRESHOLD = 2
 """With 1, every share would be the secret itself."""
+MANY = 4096
+"""Numbers from which on their factorials are looked up in a table."""
 
 _MOST_LOSS = 0.9
 _ROUNDING = 1e-12
@@ -214,8 +217,16 @@ def _log_choose(total: float | NDArray[np.float64], chosen: float | NDArray[np.f
 
 def _log_factorial(number: float | NDArray[np.float64]) -> NDArray[np.float64]:
     numbers = np.asarray(number, dtype=np.float64)
-    logarithms = np.array([math.lgamma(one + 1) for one in numbers.ravel().tolist()], dtype=np.float64)
-    return logarithms.reshape(numbers.shape)
+    if numbers.size < MANY:
+        logarithms = np.array([math.lgamma(one + 1) for one in numbers.ravel().tolist()], dtype=np.float64)
+        return logarithms.reshape(numbers.shape)
+    return _log_factorials(1 << int(numbers.max()).bit_length())[numbers.astype(np.int64)]
+
+
+@lru_cache(maxsize=4)
+def _log_factorials(count: int) -> NDArray[np.float64]:
+    """Those of 0 to ``count`` − 1, which a search among many clients asks for again and again."""
+    return np.fromiter((math.lgamma(one + 1) for one in range(count)), np.float64, count)
 
 
 def _part(share: float, clients: int) -> int:

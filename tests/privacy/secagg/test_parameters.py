@@ -7,11 +7,12 @@ from functools import cache
 from itertools import combinations, product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from privfl.errors import ConfigError
 from privfl.privacy.secagg.graph import neighbours
-from privfl.privacy.secagg.parameters import ThreatModel, check_complete, find
+from privfl.privacy.secagg.parameters import MANY, ThreatModel, _log_factorial, check_complete, find
 
 ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "secagg.json").read_text())
 ADVERSARY = {"curious": "semi-honest", "none": "semi-honest", "semi-malicious": "active"}
@@ -174,3 +175,9 @@ def test_one_client_has_no_sum_to_hide_in(clients: int) -> None:
 def test_too_small_a_cohort_for_its_losses_is_refused() -> None:
     with pytest.raises(ConfigError, match="add clients"):
         find(3, ThreatModel(0, 0.7))
+
+
+@pytest.mark.parametrize("count", [MANY - 1, MANY, 3 * MANY])
+def test_a_factorial_is_the_same_computed_and_looked_up(count: int) -> None:
+    numbers = np.arange(count, dtype=np.float64)[::-1]
+    assert _log_factorial(numbers).tolist() == [math.lgamma(number + 1) for number in numbers]
