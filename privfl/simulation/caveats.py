@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from privfl.algorithms.base import Algorithm, Tensors
 from privfl.data.targets import counted
 from privfl.federation.task import Task
@@ -49,7 +51,7 @@ SERVER = {"active": "the server may lie, with", "semi-honest": "only if the serv
 AUTHORS = "The claims rest on parts that are not privfl's own, and on what their authors say of them: {}."
 
 
-PUBLIC = "Public, by assumption: {}, who the {} clients are, inputs of shape {}, {} test examples, every setting."
+PUBLIC = "Public, by assumption: {}, who the {} clients are, inputs of shape {}, {} test examples, every setting{}."
 READ_OFF = "Read off the data, and covered by no claim unless it is known anyway: {}."
 _SAID = {
     "classes": "how many classes there are (say it: classes=)",
@@ -61,12 +63,13 @@ _SAID_OF_FILES = {
 }
 
 
-def assumptions(task: Task) -> str:
-    """What every claim about a run of ``task`` takes as known to everybody."""
+def assumptions(task: Task, holders: Sequence[str] = ()) -> str:
+    """What every claim about a run of ``task`` takes as known to everybody, what ``holders`` hold included."""
     shape = " x ".join(map(str, task.inputs.shape[1:]))
     if task.vocabulary is not None:
         shape += f" with {task.vocabulary} token ids"
-    said = PUBLIC.format(counted(task.kind, task.classes), len(task.clients), shape, len(task.test_targets))
+    held = f", the arrays of {' and of '.join(holders)}" if holders else ""
+    said = PUBLIC.format(counted(task.kind, task.classes), len(task.clients), shape, len(task.test_targets), held)
     from_file = task.recipe is not None and task.recipe.arrays is not None
     read_off = [(_SAID_OF_FILES if from_file else _SAID)[name] for name in task.read_off]
     return f"{said} {READ_OFF.format(', '.join(read_off))}" if read_off else said

@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 LIBRARIES = ("torch", "numpy", "scipy", "opacus", "cryptography", "dp_accounting", "sklearn", "pydantic", "privfl")
@@ -66,6 +67,18 @@ class Identity:
         self._open: dict[int, int] = {}
         self._kept: list[Any] = []  # a number of id() names one object only while that lives
         self.digest = self._of(thing, loose=True).hex()
+
+    @property
+    def arrays(self) -> list[Tensor | NDArray[Any]]:
+        """The tensors and arrays of numbers among what was met, each once."""
+        met = (one for one in self._kept if isinstance(one, Tensor | np.ndarray))
+        return [one for one in met if isinstance(one, Tensor) or one.dtype.kind in "buif"]
+
+    @property
+    def lists(self) -> list[list[float] | tuple[float, ...]]:
+        """The lists and tuples of numbers alone among what was met, each once."""
+        met = (one for one in self._kept if isinstance(one, list | tuple) and one)
+        return [one for one in met if all(type(number) in (int, float) for number in one)]
 
     def _of(self, thing: Any, *, loose: bool) -> bytes:
         """The hash of ``thing``; ``loose`` where it is a setting, whose 1 and 1.0, lists and tuples are the same."""
@@ -158,14 +171,16 @@ class Identity:
     def _class(self, kind: type) -> bytes:
         if package := _package(kind):
             return _hash(package, kind.__module__, kind.__qualname__)
-        own = {
+        return _hash("class", self._each("bases", kind.__bases__), self._items("body", self._body(kind)))
+
+    def _body(self, kind: type) -> dict[str, Any]:
+        return {
             name: part
             for name, part in sorted(vars(kind).items())
             if not _BOOKKEEPING.fullmatch(name)
             and not isinstance(part, _DESCRIPTORS)
             and not (is_dataclass(kind) and _GENERATED.fullmatch(name) and _is_generated(part))
         }
-        return _hash("class", self._each("bases", kind.__bases__), self._items("body", own))
 
     def _module(self, module: types.ModuleType) -> bytes:
         if package := _package(module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.settings import Privacy
 from privfl.privacy.sizes.known_sizes import Sizes
 from privfl.simulation.checks import check_settings, pick_device
+from privfl.simulation.held_examples import holders, refuse_held_examples
 from privfl.simulation.round_costs import calibrate, planned_gradients, planned_totals, refuse_hopeless
 from privfl.simulation.settings import Execution, Schedule
 
@@ -49,6 +51,20 @@ class RunSettings:
     execution: Execution
     record: tuple[Observer, ...]
 
+    @property
+    def parts(self) -> list[tuple[str, Any]]:
+        """What a user may have written besides the model: what it is, and the thing itself."""
+        privacy = self.privacy
+        mechanisms = [one for one in (privacy.training, *privacy.update, *privacy.statistics, privacy.size) if one]
+        return [
+            ("loss", self.task.loss),
+            ("algorithm", self.algorithm),
+            ("plan of batches", self.training),
+            *(("mechanism", one) for one in mechanisms),
+            ("cohort", self.cohort),
+            ("availability", self.availability),
+        ]
+
 
 @dataclass(frozen=True)
 class Plan(RunSettings):
@@ -62,6 +78,7 @@ class Plan(RunSettings):
         needs_sizes: clients tell the server their sizes.
         hides_weights: clients weigh their uploads themselves, and only the sum of the weights is opened.
         warnings: what the user should know, one sentence each.
+        holders: the parts of one's own that hold arrays, in words; a claim takes these for public.
         initial: the initial model, [size].
         source: of privacy noise.
     """
@@ -71,6 +88,7 @@ class Plan(RunSettings):
     needs_sizes: bool
     warnings: list[str]
     hides_weights: bool
+    holders: tuple[str, ...]
     initial: Tensor
     source: NoiseSource
 
@@ -152,6 +170,10 @@ def prepare(settings: RunSettings) -> Plan:
     context = task.context(schedule.rounds, schedule.seed)
     algorithm = settings.algorithm.bind(context if settings.algorithm.uses_rounds else replace(context, planned=None))
     checked = check_settings(task, algorithm, settings.privacy, settings.cohort, device)
+    held: tuple[str, ...] = ()
+    if settings.privacy.training is not None or settings.privacy.update or settings.privacy.statistics:
+        refuse_held_examples(task, settings.parts)
+        held = holders(settings.parts)
     key = settings.privacy.noise_key
     settings = replace(settings, task=task, algorithm=algorithm)
     initial = flatten(task.model(schedule.seed).to(device))
@@ -161,6 +183,7 @@ def prepare(settings: RunSettings) -> Plan:
     return Plan(
         **vars(settings),
         **{**vars(checked), "channel": channel},
+        holders=held,
         initial=initial,
         source=NoiseSource.from_os() if key is None else NoiseSource.from_key(key),
     )

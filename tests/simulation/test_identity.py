@@ -297,3 +297,16 @@ def test_a_module_that_is_imported_where_code_runs_counts(tmp_path, monkeypatch)
     before = Identity(late).digest
     (tmp_path / "imported_late.py").write_text("A = 2\n", encoding="utf-8")
     assert Identity(late).digest != before
+
+
+def test_it_says_which_arrays_and_lists_of_numbers_it_met():
+    table, weights, image = np.arange(6.0).reshape(2, 3), torch.ones(2), np.zeros(4, np.uint8)
+
+    def loss(values):
+        return values @ table + inner["weights"] + [0.5, 2][0] + len("text")
+
+    inner = {"weights": weights, "more": [image, ["a", 1], (3, 4.0)], "words": np.array(["b"])}
+    met = Identity(loss)
+    assert {id(one) for one in met.arrays} == {id(table), id(weights), id(image)}
+    assert (3, 4.0) in met.lists
+    assert ["a", 1] not in met.lists

@@ -203,6 +203,26 @@ def test_a_kernel_that_rounds_short_batches_otherwise_is_found():
     assert [lengths.of("asked", run, rows) for rows in (1, 5, 15, 16, 17, 200)] == [16, 16, 16, 16, 17, 200]
 
 
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_clients_of_a_stack_try_other_rows_and_each_of_them_must_come_out_alike(odd):
+    public = PublicRows(torch.zeros(4), torch.randn(32, 3), torch.arange(32))
+    tried = []
+
+    def run(inputs, targets):
+        tried.append(targets)
+        norms = inputs.double().norm(dim=2)
+        if odd < len(norms) and inputs.shape[1] < 16:
+            norms[odd] *= 1 + 1e-9
+        return norms
+
+    lengths = Lengths(public, "stacks", odd)
+    assert lengths.of("asked", run, 9, lambda length: None, 2) == (9 if odd == 2 else 16)
+    passes = [targets.tolist() for targets in tried if targets.shape[1] == 9]
+    rows = [[(first + row) % 32 for row in range(9)] for first in (0, 9, 18, 27)]
+    assert passes == [rows[:2], rows[2:]]
+    assert [targets.tolist() for targets in tried if targets.shape[1] == 64] == [[[*range(32)] * 2] * 2]
+
+
 def test_what_stands_for_a_clients_own_numbers_depends_on_their_shapes_alone():
     def given(number):
         return {

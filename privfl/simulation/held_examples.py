@@ -1,0 +1,126 @@
+"""Parts of one's own that hold training examples: no mechanism covers what they make of them.
+
+A step, a loss or a model sees data through the door alone, and what passes there is clipped, noised and charged. What
+its code reads as a global, in a closure, from a field or a buffer passes no door. Examples are looked for there before
+a run whose mechanisms would claim something. What was computed of examples beforehand (class weights, a mean image)
+cannot be told from public numbers, so the statement says which parts hold arrays (:func:`holders`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from privfl.errors import ConfigError
+from privfl.federation.task import Task
+from privfl.models import OwnModel
+from privfl.references import reference
+from privfl.simulation.identity import Identity
+
+LOOKED_FOR = 256
+"""Training examples that are looked for, evenly spaced: a part that holds a twentieth of all holds some of them."""
+WIDE = 8
+"""Values of an example from which on it is known again whatever public factor and offset it was given."""
+FEW, SEVERAL = 2, 8
+"""Examples that must be found, of many values and of few: a mask of zeros and ones may happen to equal one."""
+SAME = 1e-6
+"""1 − cosine of two centred examples that are the same but for factor and offset."""
+_AT_ONCE = 1 << 24
+
+Array = Tensor | NDArray[Any]
+Parts = Sequence[tuple[str, Any]]
+"""What a user may have written besides the model: what it is, and the thing itself."""
+
+
+class _Built(Identity):
+    """Of a network that was built, since what builds one may well ask an example for its shape."""
+
+    def _body(self, kind: type) -> dict[str, Any]:
+        body = super()._body(kind)
+        if issubclass(kind, nn.Module):
+            body.pop("__init__", None)
+        return body
+
+
+def refuse_held_examples(task: Task, parts: Parts) -> None:
+    """Refuse parts, and a model of one's own, that hold examples of ``task``.
+
+    Raises:
+        ConfigError: a part holds training examples.
+    """
+    kept = [(name, part, Identity(part)) for name, part in parts]
+    if isinstance(task.model, OwnModel):
+        model = task.model(0)
+        kept.append(("model", model, _Built(model)))
+    for name, part, identity in kept:
+        arrays = [*identity.arrays, *(np.array(one, dtype=np.float64) for one in identity.lists)]
+        found, looked = _found(task, arrays)
+        if found:
+            raise ConfigError(
+                f"the {name} {_called(part)} holds training examples ({found} of {looked} that were looked for), and "
+                "no mechanism covers what it makes of them; let its code read public numbers only, or leave the "
+                "mechanisms out"
+            )
+
+
+def holders(parts: Parts) -> tuple[str, ...]:
+    """Those of ``parts`` that are not privfl's own and hold arrays: in words, with how many numbers."""
+    told = []
+    for name, part in parts:
+        if not _called(part).startswith("privfl."):
+            numbers = sum(math.prod(held.shape) for held in Identity(part).arrays)
+            told += [f"the {name} {_called(part)} ({numbers:,} numbers)"] if numbers else []
+    return tuple(told)
+
+
+def _called(part: Any) -> str:
+    part = getattr(part, "func", part)
+    return reference(part if hasattr(part, "__qualname__") else type(part))
+
+
+def _found(task: Task, arrays: Sequence[Array]) -> tuple[int, int]:
+    """How many of the training examples looked for ``arrays`` hold, none if too few; and how many were looked for."""
+    width, total = math.prod(task.inputs.shape[1:]), len(task.inputs)
+    tables = [table for array in arrays for table in _tables(array, width)]
+    if not tables or not total:
+        return 0, 0
+    places = torch.from_numpy(np.unique(np.linspace(0, total - 1, LOOKED_FOR).astype(np.int64)))
+    examples = torch.unique(task.inputs[places.to(task.targets.device)].reshape(-1, width).cpu().double(), dim=0)
+    examples = examples[(examples != examples[:, :1]).any(1)]  # of a blank one nobody can say whose it is
+    seen = torch.zeros(len(examples), dtype=torch.bool)
+    length = max(1, _AT_ONCE // max(width, LOOKED_FOR))
+    for table in tables:
+        for first in range(0, len(table), length):
+            rows = table[first : first + length]
+            values = rows.cpu().double() if isinstance(rows, Tensor) else torch.from_numpy(np.array(rows, np.float64))
+            seen |= _alike(examples, values)
+    found = int(seen.sum())
+    return (found if found >= (FEW if width >= WIDE else SEVERAL) else 0), len(examples)
+
+
+def _tables(array: Array, width: int) -> Iterator[Array]:
+    """``array`` as rows of ``width`` values, where its last dimensions hold so many; columns may be such rows too."""
+    if isinstance(array, Tensor):
+        if array.is_meta or array.is_complex():
+            return
+        array = array.detach() if array.layout == torch.strided else array.detach().to_dense()
+    shape = tuple(array.shape)
+    if width > 1 and any(math.prod(shape[place:]) == width for place in range(len(shape))):
+        yield array.reshape(-1, width)
+    if width > 1 and len(shape) == 2 and shape[0] == width:  # as a table of pandas lies in memory
+        yield array.T
+
+
+def _alike(examples: Tensor, rows: Tensor) -> Tensor:
+    """Which of ``examples`` [E, width] are among ``rows`` [R, width]."""
+    if examples.shape[1] < WIDE:
+        return (examples.float()[:, None] == rows.float()).all(2).any(1)
+    first, second = (one - one.mean(1, keepdim=True) for one in (examples, rows))
+    cosines: Tensor = first @ second.mT / (first.norm(dim=1, keepdim=True) * second.norm(dim=1))
+    return (cosines > 1 - SAME).any(1)

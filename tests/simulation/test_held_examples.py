@@ -1,0 +1,204 @@
+"""A part of one's own that holds training examples is refused where a mechanism would claim something about them."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import privfl as pf
+from privfl.errors import ConfigError
+from privfl.simulation.held_examples import FEW, LOOKED_FOR, SEVERAL
+
+WIDTH, ROWS = 9, 600
+X = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64)
+CLIENTS = np.repeat(np.arange(3), ROWS // 3)
+TEST = np.random.default_rng(1).normal(size=(40, WIDTH)).astype(np.float32), np.arange(40) % 2
+PRIVATE = pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, sample_rate=0.1))
+HELD = "holds training examples"
+
+
+def task(inputs=X, targets=Y, clients=CLIENTS, test=TEST, **own):
+    own = {"model": "logistic", "classes": 2, **own}
+    return pf.Task.from_arrays(inputs, targets, clients=clients, test=test, **own)
+
+
+def ran(algorithm=None, privacy=PRIVATE, **own):
+    training = pf.LocalTraining(steps=1, learning_rate=0.1)
+    return pf.simulate(task(**own), algorithm or pf.FedAvg("uniform"), training=training, privacy=privacy, rounds=1)
+
+
+@dataclass(frozen=True)
+class WithTable(pf.FedAvg):
+    """Its client's upload is moved by whatever ``table`` holds."""
+
+    name: ClassVar[str] = "with-table"
+    table: Any = None
+
+    def finish(self, local, received, training):
+        moved = float(np.mean(np.asarray(self.table)))
+        return {name: value + moved for name, value in super().finish(local, received, training).items()}
+
+
+CARRIERS = {
+    "as they are": X,
+    "as a tensor": torch.from_numpy(X),
+    "at another scale": 255 * X + 3,
+    "a twentieth of them": X[::20],
+    "among others": np.concatenate([np.zeros((50, WIDTH)), X[300:]]),
+    "in another shape": X.reshape(ROWS, 3, 3),
+    "in columns": X.T,
+    "as lists": X.tolist(),
+    "as rows": tuple(torch.from_numpy(row) for row in X[:40]),
+    "in a dictionary": {"rows": {"these": X[:100]}},
+    "read-only": np.broadcast_to(X, (2, *X.shape)),
+}
+
+
+@pytest.mark.parametrize("how", CARRIERS)
+def test_an_algorithm_that_holds_examples_is_refused_however_it_holds_them(how):
+    with pytest.raises(ConfigError, match=f"the algorithm .*WithTable {HELD}.*read public numbers only"):
+        ran(WithTable("uniform", table=CARRIERS[how]))
+
+
+def global_loss(network, inputs, targets):
+    return F.cross_entropy(network(inputs), targets, reduction="none") + float(X.mean())
+
+
+def closed_loss(table):
+    def loss(network, inputs, targets):
+        return F.cross_entropy(network(inputs), targets, reduction="none") + float(table.mean())
+
+    return loss
+
+
+@pytest.mark.parametrize("loss", [global_loss, closed_loss(X[:300])], ids=["global", "closure"])
+def test_a_loss_that_holds_examples_is_refused(loss):
+    with pytest.raises(ConfigError, match=f"the loss .*loss {HELD}"):
+        ran(loss=loss)
+
+
+class Remembering(nn.Module):
+    """Classifies by a layer, and takes the mean of what it remembers away before."""
+
+    def __init__(self, buffered):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 2)
+        if buffered:
+            self.register_buffer("seen", torch.from_numpy(X[:50]))
+        else:
+            self.seen = [X[:50]]
+
+    def forward(self, inputs):
+        return self.layer(inputs - (self.seen.mean(0) if torch.is_tensor(self.seen) else float(self.seen[0].mean())))
+
+
+class Shaped(nn.Module):
+    """Asks the examples for their shape when it is built, and for nothing afterwards."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(X.shape[1], 2)
+
+    def forward(self, inputs):
+        return self.layer(inputs)
+
+
+class Reading(Shaped):
+    """Reads the examples in every pass."""
+
+    def forward(self, inputs):
+        return self.layer(inputs - float(X.mean()))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [lambda: Remembering(buffered=True), lambda: Remembering(buffered=False), Reading],
+    ids=["buffer", "list", "code"],
+)
+def test_a_model_that_holds_examples_is_refused(model):
+    with pytest.raises(ConfigError, match=f"the model .* {HELD}"):
+        ran(model=model)
+
+
+def test_a_model_may_ask_an_example_for_its_shape():
+    assert ran(model=Shaped).statement.cell("sample", "server").epsilon < np.inf
+
+
+class Adding(pf.Clip):
+    """A link of the channel that holds examples."""
+
+    table: ClassVar[Any] = X
+
+
+def test_a_mechanism_that_holds_examples_is_refused():
+    with pytest.raises(ConfigError, match=f"the mechanism .*Adding {HELD}"):
+        ran(privacy=pf.Privacy(update=(Adding(1.0), pf.GaussianNoise(1.0))))
+
+
+def test_examples_in_a_memory_map_and_in_eight_bits_are_found(tmp_path):
+    images = np.random.default_rng(2).integers(0, 256, (ROWS, 4, 4), dtype=np.uint8)
+    np.save(tmp_path / "images.npy", images)
+    mapped = np.load(tmp_path / "images.npy", mmap_mode="r")
+    for inputs in (images[:, None], mapped[:, None]):
+        with pytest.raises(ConfigError, match=HELD):
+            ran(
+                WithTable("uniform", table=images[::7] / 255),
+                inputs=inputs,
+                test=(inputs[:4], Y[:4]),
+                scale=1 / 255,
+                model="two-nn",
+            )
+
+
+def test_tokens_are_found():
+    tokens = np.random.default_rng(3).integers(1, 50, (ROWS, 12))
+    settings = {"inputs": tokens, "test": (tokens[:4] * 0 + 1, Y[:4]), "vocabulary": 50, "model": "text-cnn"}
+    with pytest.raises(ConfigError, match=HELD):
+        ran(WithTable("uniform", table=tokens[:200]), **settings)
+
+
+OTHERS = {
+    "other rows": np.random.default_rng(4).normal(size=(ROWS, WIDTH)),
+    "the held-out rows": TEST[0],
+    "zeros": np.zeros((ROWS, WIDTH)),
+    "a mean": X.mean(0),
+    "one example": X[:1],
+    "two numbers": [1.0, 2.0],
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_other_numbers_are_no_examples(what):
+    assert ran(WithTable("uniform", table=OTHERS[what])).statement.cell("sample", "server").epsilon < np.inf
+
+
+def test_of_few_values_several_examples_must_be_found():
+    narrow = X[:, :3]
+    settings = {"inputs": narrow, "test": (TEST[0][:, :3], TEST[1])}
+    with pytest.raises(ConfigError, match=f"{HELD}.*{LOOKED_FOR} that were looked for"):
+        ran(WithTable("uniform", table=narrow), **settings)
+    assert FEW < SEVERAL
+    ran(WithTable("uniform", table=narrow[: SEVERAL - 1]), **settings)
+    ran(WithTable("uniform", table=np.indices((3, 3, 3)).reshape(3, -1).T), **settings)
+
+
+def test_without_mechanisms_nothing_is_claimed_and_nothing_refused():
+    assert ran(WithTable("uniform", table=X), privacy=pf.Privacy()).statement.cell("sample", "server").epsilon == np.inf
+
+
+def test_the_statement_names_the_parts_whose_arrays_it_takes_for_public():
+    weights = torch.tensor([0.3, 0.7])
+
+    def weighted(network, inputs, targets):
+        return F.cross_entropy(network(inputs), targets, weight=weights, reduction="none")
+
+    said = ran(WithTable("uniform", table=np.arange(5.0)), loss=weighted).statement.public
+    assert "every setting, the arrays of the loss " in said
+    assert "weighted (2 numbers) and of the algorithm " in said
+    assert "WithTable (5 numbers)." in said
+    assert "arrays" not in ran().statement.public
