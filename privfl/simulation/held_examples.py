@@ -3,7 +3,7 @@
 A step, a loss or a model sees data through the door alone, and what passes there is clipped, noised and charged. What
 its code reads as a global, in a closure, from a field or a buffer passes no door. Examples are looked for there before
 a run whose mechanisms would claim something. What was computed of examples beforehand (class weights, a mean image)
-cannot be told from public numbers, so the statement says which parts hold arrays (:func:`holders`).
+cannot be told from public numbers, so the statement says which parts hold arrays.
 """
 
 from __future__ import annotations
@@ -48,17 +48,18 @@ class _Built(Identity):
         return body
 
 
-def refuse_held_examples(task: Task, parts: Parts) -> None:
+def check_held_examples(task: Task, parts: Parts) -> tuple[str, ...]:
     """Refuse parts, and a model of one's own, that hold examples of ``task``.
+
+    Returns:
+        Those of ``parts`` that are not privfl's own and hold other arrays: in words, with how many numbers.
 
     Raises:
         ConfigError: a part holds training examples.
     """
-    kept = [(name, part, Identity(part)) for name, part in parts]
-    if isinstance(task.model, OwnModel):
-        model = task.model(0)
-        kept.append(("model", model, _Built(model)))
-    for name, part, identity in kept:
+    met = [(name, part, Identity(part)) for name, part in parts]
+    model = [("model", one, _Built(one)) for one in ([task.model(0)] if isinstance(task.model, OwnModel) else [])]
+    for name, part, identity in met + model:
         arrays = [*identity.arrays, *(np.array(one, dtype=np.float64) for one in identity.lists)]
         found, looked = _found(task, arrays)
         if found:
@@ -67,16 +68,12 @@ def refuse_held_examples(task: Task, parts: Parts) -> None:
                 "no mechanism covers what it makes of them; let its code read public numbers only, or leave the "
                 "mechanisms out"
             )
-
-
-def holders(parts: Parts) -> tuple[str, ...]:
-    """Those of ``parts`` that are not privfl's own and hold arrays: in words, with how many numbers."""
-    told = []
-    for name, part in parts:
-        if not _called(part).startswith("privfl."):
-            numbers = sum(math.prod(held.shape) for held in Identity(part).arrays)
-            told += [f"the {name} {_called(part)} ({numbers:,} numbers)"] if numbers else []
-    return tuple(told)
+    numbers = [(name, part, sum(math.prod(held.shape) for held in identity.arrays)) for name, part, identity in met]
+    return tuple(
+        f"the {name} {_called(part)} ({count:,} number{'s' * (count > 1)})"
+        for name, part, count in numbers
+        if count and not _called(part).startswith("privfl.")
+    )
 
 
 def _called(part: Any) -> str:
@@ -93,15 +90,21 @@ def _found(task: Task, arrays: Sequence[Array]) -> tuple[int, int]:
     places = torch.from_numpy(np.unique(np.linspace(0, total - 1, LOOKED_FOR).astype(np.int64)))
     examples = torch.unique(task.inputs[places.to(task.targets.device)].reshape(-1, width).cpu().double(), dim=0)
     examples = examples[(examples != examples[:, :1]).any(1)]  # of a blank one nobody can say whose it is
+    examples = examples[~_among(examples, list(_tables(task.test_inputs, width)))]  # held-out ones are public
+    found = int(_among(examples, tables).sum())
+    return (found if found >= (FEW if width >= WIDE else SEVERAL) else 0), len(examples)
+
+
+def _among(examples: Tensor, tables: Sequence[Array]) -> Tensor:
+    """Which of ``examples`` [E, width] are among the rows of ``tables``, each [n, width]: [E]."""
     seen = torch.zeros(len(examples), dtype=torch.bool)
-    length = max(1, _AT_ONCE // max(width, LOOKED_FOR))
+    length = max(1, _AT_ONCE // max(examples.shape[1], LOOKED_FOR))
     for table in tables:
         for first in range(0, len(table), length):
             rows = table[first : first + length]
             values = rows.cpu().double() if isinstance(rows, Tensor) else torch.from_numpy(np.array(rows, np.float64))
             seen |= _alike(examples, values)
-    found = int(seen.sum())
-    return (found if found >= (FEW if width >= WIDE else SEVERAL) else 0), len(examples)
+    return seen
 
 
 def _tables(array: Array, width: int) -> Iterator[Array]:

@@ -78,7 +78,7 @@ class Identity:
     def lists(self) -> list[list[float] | tuple[float, ...]]:
         """The lists and tuples of numbers alone among what was met, each once."""
         met = (one for one in self._kept if isinstance(one, list | tuple) and one)
-        return [one for one in met if all(type(number) in (int, float) for number in one)]
+        return [one for one in met if all(type(n) is float or (type(n) is int and abs(n) < 1 << 53) for n in one)]
 
     def _of(self, thing: Any, *, loose: bool) -> bytes:
         """The hash of ``thing``; ``loose`` where it is a setting, whose 1 and 1.0, lists and tuples are the same."""

@@ -30,7 +30,7 @@ from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.settings import Privacy
 from privfl.privacy.sizes.known_sizes import Sizes
 from privfl.simulation.checks import check_settings, pick_device
-from privfl.simulation.held_examples import holders, refuse_held_examples
+from privfl.simulation.held_examples import check_held_examples
 from privfl.simulation.round_costs import calibrate, planned_gradients, planned_totals, refuse_hopeless
 from privfl.simulation.settings import Execution, Schedule
 
@@ -170,10 +170,8 @@ def prepare(settings: RunSettings) -> Plan:
     context = task.context(schedule.rounds, schedule.seed)
     algorithm = settings.algorithm.bind(context if settings.algorithm.uses_rounds else replace(context, planned=None))
     checked = check_settings(task, algorithm, settings.privacy, settings.cohort, device)
-    held: tuple[str, ...] = ()
-    if settings.privacy.training is not None or settings.privacy.update or settings.privacy.statistics:
-        refuse_held_examples(task, settings.parts)
-        held = holders(settings.parts)
+    claims = settings.privacy.training is not None or settings.privacy.update or settings.privacy.statistics
+    holders = check_held_examples(task, settings.parts) if claims else ()
     key = settings.privacy.noise_key
     settings = replace(settings, task=task, algorithm=algorithm)
     initial = flatten(task.model(schedule.seed).to(device))
@@ -183,7 +181,7 @@ def prepare(settings: RunSettings) -> Plan:
     return Plan(
         **vars(settings),
         **{**vars(checked), "channel": channel},
-        holders=held,
+        holders=holders,
         initial=initial,
         source=NoiseSource.from_os() if key is None else NoiseSource.from_key(key),
     )

@@ -177,6 +177,14 @@ def test_other_numbers_are_no_examples(what):
     assert ran(WithTable("uniform", table=OTHERS[what])).statement.cell("sample", "server").epsilon < np.inf
 
 
+def test_examples_that_are_among_the_held_out_ones_too_are_public():
+    twice = np.concatenate([X[:300], TEST[0]]), np.concatenate([Y[:300], TEST[1]])
+    settings = {"inputs": twice[0], "targets": twice[1], "clients": np.arange(340) % 2}
+    ran(WithTable("uniform", table=TEST[0]), **settings)
+    with pytest.raises(ConfigError, match=HELD):
+        ran(WithTable("uniform", table=X[:50]), **settings)
+
+
 def test_of_few_values_several_examples_must_be_found():
     narrow = X[:, :3]
     settings = {"inputs": narrow, "test": (TEST[0][:, :3], TEST[1])}

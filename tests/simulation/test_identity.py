@@ -305,8 +305,9 @@ def test_it_says_which_arrays_and_lists_of_numbers_it_met():
     def loss(values):
         return values @ table + inner["weights"] + [0.5, 2][0] + len("text")
 
-    inner = {"weights": weights, "more": [image, ["a", 1], (3, 4.0)], "words": np.array(["b"])}
+    inner = {"weights": weights, "more": [image, ["a", 1], (3, 4.0), [10**400, 1]], "words": np.array(["b"])}
     met = Identity(loss)
     assert {id(one) for one in met.arrays} == {id(table), id(weights), id(image)}
     assert (3, 4.0) in met.lists
     assert ["a", 1] not in met.lists
+    assert [10**400, 1] not in met.lists
