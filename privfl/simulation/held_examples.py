@@ -29,8 +29,10 @@ WIDE = 8
 """Values of an example from which on it is known again whatever public factor and offset it was given."""
 FEW, SEVERAL = 2, 8
 """Examples that must be found, of many values and of few: a mask of zeros and ones may happen to equal one."""
-SAME = 1e-6
-"""1 − cosine of two centred examples that are the same but for factor and offset."""
+SAME = 1e-4
+"""By how much of a value, or of its deviation over the examples, two examples differ that are the same."""
+ROUNDED = 1e-6
+"""By how much of its largest value an example in float32 may be off at another one, such as 0."""
 _AT_ONCE = 1 << 24
 
 Array = Tensor | NDArray[Any]
@@ -121,9 +123,17 @@ def _tables(array: Array, width: int) -> Iterator[Array]:
 
 
 def _alike(examples: Tensor, rows: Tensor) -> Tensor:
-    """Which of ``examples`` [E, width] are among ``rows`` [R, width]."""
+    """Which of ``examples`` [E, width] are among ``rows`` [R, width].
+
+    With many values the row of the nearest direction is brought to the example's factor and offset, and must then come
+    near in every value: where one is large in all examples (an income beside shares), all directions are near.
+    """
     if examples.shape[1] < WIDE:
         return (examples.float()[:, None] == rows.float()).all(2).any(1)
     first, second = (one - one.mean(1, keepdim=True) for one in (examples, rows))
     cosines: Tensor = first @ second.mT / (first.norm(dim=1, keepdim=True) * second.norm(dim=1))
-    return (cosines > 1 - SAME).any(1)
+    nearest = second[cosines.nan_to_num(-1).argmax(1)]
+    factor = (first * nearest).sum(1, keepdim=True) / nearest.square().sum(1, keepdim=True)
+    least = ROUNDED * examples.abs().amax(1, keepdim=True)
+    near = (first - factor * nearest).abs() <= SAME * (examples.std(0, correction=0) + examples.abs()) + least
+    return near.all(1) & (factor > 0)[:, 0]

@@ -185,6 +185,28 @@ def test_examples_that_are_among_the_held_out_ones_too_are_public():
         ran(WithTable("uniform", table=X[:50]), **settings)
 
 
+def test_images_that_are_mostly_black_are_found_at_another_scale():
+    images = np.random.default_rng(5).integers(1, 256, (ROWS, 6, 6)) * (
+        np.random.default_rng(6).random((ROWS, 6, 6)) < 0.3
+    )
+    images[:, 0] = 0
+    inputs = (images[:, None] / 255).astype(np.float32)
+    settings = {"inputs": inputs, "test": (np.random.default_rng(7).random((4, 1, 6, 6), np.float32), Y[:4])}
+    for held in (images.astype(np.uint8), (images / 127.5 - 1).astype(np.float32)):
+        with pytest.raises(ConfigError, match=f"{HELD} \\(25[0-6] of"):
+            ran(WithTable("uniform", table=held), model="two-nn", **settings)
+
+
+def test_where_one_value_is_large_in_all_examples_others_decide():
+    def with_income(rows):
+        return np.concatenate([5e4 + 1e4 * np.abs(rows[:, :1]), rows], axis=1).astype(np.float32)
+
+    settings = {"inputs": with_income(X), "test": (with_income(TEST[0]), TEST[1])}
+    ran(WithTable("uniform", table=with_income(OTHERS["other rows"])), **settings)
+    with pytest.raises(ConfigError, match=HELD):
+        ran(WithTable("uniform", table=with_income(X)), **settings)
+
+
 def test_of_few_values_several_examples_must_be_found():
     narrow = X[:, :3]
     settings = {"inputs": narrow, "test": (TEST[0][:, :3], TEST[1])}
