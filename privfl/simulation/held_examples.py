@@ -100,6 +100,8 @@ def _found(task: Task, arrays: Sequence[Array]) -> tuple[int, int]:
 def _among(examples: Tensor, tables: Sequence[Array]) -> Tensor:
     """Which of ``examples`` [E, width] are among the rows of ``tables``, each [n, width]: [E]."""
     seen = torch.zeros(len(examples), dtype=torch.bool)
+    if not len(examples):
+        return seen
     length = max(1, _AT_ONCE // max(examples.shape[1], LOOKED_FOR))
     for table in tables:
         for first in range(0, len(table), length):

@@ -207,6 +207,16 @@ def test_where_one_value_is_large_in_all_examples_others_decide():
         ran(WithTable("uniform", table=with_income(X)), **settings)
 
 
+@pytest.mark.parametrize("inputs", [np.ones((40, WIDTH)), np.concatenate([TEST[0]] * 2)], ids=["blank", "all held out"])
+def test_where_all_examples_are_blank_or_public_none_is_looked_for(inputs):
+    ran(
+        WithTable("uniform", table=inputs),
+        inputs=inputs,
+        targets=np.arange(len(inputs)) % 2,
+        clients=np.arange(len(inputs)) % 2,
+    )
+
+
 def test_of_few_values_several_examples_must_be_found():
     narrow = X[:, :3]
     settings = {"inputs": narrow, "test": (TEST[0][:, :3], TEST[1])}
