@@ -25,6 +25,12 @@ def reference(thing: Any) -> str:
     return f"{module}:{thing.__qualname__}"
 
 
+def called(part: Any) -> str:
+    """The :func:`reference` of a class or function, of what a ``partial`` calls, and of the class of anything else."""
+    part = getattr(part, "func", part)
+    return reference(part if hasattr(part, "__qualname__") else type(part))
+
+
 def imported(name: Any, key: str) -> Any:
     """What ``module:Name`` refers to; modules are looked for where Python looks, then in the working directory.
 

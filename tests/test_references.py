@@ -1,13 +1,14 @@
 """``module:Name`` is imported from where Python looks or the working directory, or one sentence says why not."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 import privfl as pf
 from privfl.errors import ConfigError
 from privfl.experiment import Experiment
-from privfl.references import imported, reference
+from privfl.references import called, imported, reference
 from tests import own_parts
 from tests.own_parts import NoDataclass, Small, Undescribed
 
@@ -15,6 +16,11 @@ from tests.own_parts import NoDataclass, Small, Undescribed
 def test_a_class_or_function_of_a_module_is_imported_again():
     for thing in (own_parts.Halved, own_parts.focal, pf.FedAvg, own_parts.Halved.aggregate):
         assert imported(reference(thing), "key") is thing
+
+
+def test_any_part_is_called_after_the_code_that_it_runs():
+    assert called(own_parts.focal) == called(partial(own_parts.focal, 2)) == "tests.own_parts:focal"
+    assert called(own_parts.Halved) == called(own_parts.Halved()) == "tests.own_parts:Halved"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import torch
 
 from privfl.models import OwnModel
 from privfl.privacy.settings import Privacy
-from privfl.references import reference
+from privfl.references import called
 from privfl.simulation.identity import Identity
 from privfl.simulation.plan import Plan, RunSettings
 
@@ -171,6 +171,4 @@ def _called(thing: Any) -> str:
         mechanisms = [one for one in (thing.training, *thing.update, *thing.statistics, thing.size) if one is not None]
         own = [_called(one) for one in mechanisms if not type(one).__module__.startswith("privfl.")]
         return " or ".join(own) or "privacy"
-    thing = thing.build if isinstance(thing, OwnModel) else thing
-    thing = getattr(thing, "func", thing)
-    return reference(thing if hasattr(thing, "__qualname__") else type(thing))
+    return called(thing.build if isinstance(thing, OwnModel) else thing)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from privfl.errors import ConfigError
 from privfl.federation.task import Task
 from privfl.models import OwnModel
-from privfl.references import reference
+from privfl.references import called
 from privfl.simulation.identity import Identity
 
 LOOKED_FOR = 256
@@ -66,21 +66,16 @@ def check_held_examples(task: Task, parts: Parts) -> tuple[str, ...]:
         found, looked = _found(task, arrays)
         if found:
             raise ConfigError(
-                f"the {name} {_called(part)} holds training examples ({found} of {looked} that were looked for), and "
+                f"the {name} {called(part)} holds training examples ({found} of {looked} that were looked for), and "
                 "no mechanism covers what it makes of them; let its code read public numbers only, or leave the "
                 "mechanisms out"
             )
     numbers = [(name, part, sum(math.prod(held.shape) for held in identity.arrays)) for name, part, identity in met]
     return tuple(
-        f"the {name} {_called(part)} ({count:,} number{'s' * (count > 1)})"
+        f"the {name} {called(part)} ({count:,} number{'s' * (count > 1)})"
         for name, part, count in numbers
-        if count and not _called(part).startswith("privfl.")
+        if count and not called(part).startswith("privfl.")
     )
-
-
-def _called(part: Any) -> str:
-    part = getattr(part, "func", part)
-    return reference(part if hasattr(part, "__qualname__") else type(part))
 
 
 def _found(task: Task, arrays: Sequence[Array]) -> tuple[int, int]:
