@@ -24,7 +24,8 @@ from privfl.references import called
 from privfl.simulation.identity import Identity
 
 LOOKED_FOR = 256
-"""Training examples that are looked for, evenly spaced: a part that holds a twentieth of all holds some of them."""
+"""Training examples that are looked for, drawn by a fixed seed: whoever holds a twentieth of all, picked without it,
+holds fewer than two of them with a probability of 3e-5."""
 WIDE = 8
 """Values of an example from which on it is known again whatever public factor and offset it was given."""
 FEW, SEVERAL = 2, 8
@@ -84,7 +85,8 @@ def _found(task: Task, arrays: Sequence[Array]) -> tuple[int, int]:
     tables = [table for array in arrays for table in _tables(array, width)]
     if not tables or not total:
         return 0, 0
-    places = torch.from_numpy(np.unique(np.linspace(0, total - 1, LOOKED_FOR).astype(np.int64)))
+    drawn = np.random.default_rng(0).choice(total, min(total, LOOKED_FOR), replace=False)
+    places = torch.from_numpy(np.sort(drawn).astype(np.int64))
     examples = torch.unique(task.inputs[places.to(task.targets.device)].reshape(-1, width).cpu().double(), dim=0)
     examples = examples[(examples != examples[:, :1]).any(1)]  # of a blank one nobody can say whose it is
     examples = examples[~_among(examples, list(_tables(task.test_inputs, width)))]  # held-out ones are public

@@ -55,12 +55,12 @@ class RunSettings:
     def parts(self) -> list[tuple[str, Any]]:
         """What a user may have written besides the model: what it is, and the thing itself."""
         privacy = self.privacy
-        mechanisms = [one for one in (privacy.training, *privacy.update, *privacy.statistics, privacy.size) if one]
+        mechanisms = [privacy.training, *privacy.update, *privacy.statistics, privacy.size]
         return [
             ("loss", self.task.loss),
             ("algorithm", self.algorithm),
             ("plan of batches", self.training),
-            *(("mechanism", one) for one in mechanisms),
+            *(("mechanism", one) for one in mechanisms if one is not None),
             ("cohort", self.cohort),
             ("availability", self.availability),
         ]

@@ -49,6 +49,7 @@ CARRIERS = {
     "as a tensor": torch.from_numpy(X),
     "at another scale": 255 * X + 3,
     "a twentieth of them": X[::20],
+    "another twentieth": X[7::20],
     "among others": np.concatenate([np.zeros((50, WIDTH)), X[300:]]),
     "in another shape": X.reshape(ROWS, 3, 3),
     "in columns": X.T,
@@ -138,6 +139,36 @@ class Adding(pf.Clip):
 def test_a_mechanism_that_holds_examples_is_refused():
     with pytest.raises(ConfigError, match=f"the mechanism .*Adding {HELD}"):
         ran(privacy=pf.Privacy(update=(Adding(1.0), pf.GaussianNoise(1.0))))
+
+
+@dataclass(frozen=True)
+class Empty(pf.Clip):
+    """Counts as false, and holds examples."""
+
+    table: ClassVar[Any] = X
+
+    def __bool__(self):
+        return False
+
+
+WHOLE = task()
+
+
+@dataclass(frozen=True)
+class ReadsTask(pf.FedAvg):
+    """Reads a whole task for its number of classes."""
+
+    name: ClassVar[str] = "reads-task"
+
+    def finish(self, local, received, training):
+        return {name: value * WHOLE.classes for name, value in super().finish(local, received, training).items()}
+
+
+def test_neither_a_mechanism_that_counts_as_false_nor_a_whole_task_goes_unseen():
+    with pytest.raises(ConfigError, match=f"the mechanism .*Empty {HELD}"):
+        ran(privacy=pf.Privacy(update=(Empty(1.0), pf.GaussianNoise(1.0))))
+    with pytest.raises(ConfigError, match=f"the algorithm .*ReadsTask {HELD}"):
+        ran(ReadsTask("uniform"))
 
 
 def test_examples_in_a_memory_map_and_in_eight_bits_are_found(tmp_path):
