@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from workload import interleaved
 
-from privfl.engine.layouts import lay_channels_innermost
 from privfl.federation.task import cross_entropy
 from privfl.models import build
 from privfl.models.flat_network import FlatNetwork
+from privfl.models.layouts import lay_channels_innermost
 from privfl.privacy.clipping.per_sample import GradSampleMode, PerSampleGradients
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients
 

@@ -95,7 +95,7 @@ TESTED_ELSEWHERE = {
     "privfl/data": "berka berka_tables checksums entries entry files further_entries heart holdout tabular wfdb",
     "privfl/data/partitions": "base given pathological report simple skewed",
     "privfl/deploy": "budget diary kits link local party secure sizes split",
-    "privfl/engine": "layouts memory secure_aggregation",
+    "privfl/engine": "memory secure_aggregation",
     "privfl/federation": "context",
     "privfl/metrics": "classification",
     "privfl/models": "base convolutional dense recurrent residual text",

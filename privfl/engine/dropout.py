@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from privfl.compiling import once_it_pays
-from privfl.engine.layouts import INNERMOST
+from privfl.models.layouts import INNERMOST
 from privfl.privacy.noise.device_coins import coins, rows_of_coins
 from privfl.privacy.noise.source import NoiseStream
 

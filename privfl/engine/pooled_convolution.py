@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from privfl.compiling import installed
 from privfl.engine import winograd
-from privfl.engine.layouts import INNERMOST
 from privfl.engine.sequence_steps import Convolution, Pooled, Step
+from privfl.models.layouts import INNERMOST
 
 FEWEST = 16
 """Channels on either side from which on fewer multiplications are worth the transforms."""

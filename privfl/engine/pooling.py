@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privfl.compiling import once_it_pays
-from privfl.engine.layouts import INNERMOST
+from privfl.models.layouts import INNERMOST
 
 SAVED = 8e-10
 """Seconds that a number of the image takes less by the compiled loops, forward and backward (AMD EPYC)."""

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from privfl.engine.layouts import INNERMOST
+from privfl.models.layouts import INNERMOST
 from privfl.models.residual import BasicBlock, Subsample
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from privfl.engine import pooling
 from privfl.engine.dropout import StreamDropout
-from privfl.engine.layouts import INNERMOST, images_relaid
+from privfl.models.layouts import INNERMOST, images_relaid
 from privfl.products import FEW, descend_, input_gradient, outputs, write_weight_gradient
 
 

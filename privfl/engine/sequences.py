@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from privfl.data.mapped import Rows
 from privfl.engine.dropout import StreamDropout
-from privfl.engine.layouts import InnermostPool, relays
 from privfl.engine.pooled_convolution import PooledConvolution, joined
 from privfl.engine.sequence_blocks import Averaged, Fork, Join, Normalised, parts_of
 from privfl.engine.sequence_steps import (
@@ -36,6 +35,7 @@ from privfl.engine.sequence_steps import (
 from privfl.federation.losses import cross_entropy
 from privfl.models.base import Network
 from privfl.models.flat_network import FlatNetwork
+from privfl.models.layouts import InnermostPool, relays
 from privfl.models.residual import BasicBlock, GlobalAverage
 from privfl.privacy.clipping.known import known_ranks
 from privfl.privacy.clipping.rule import Calls, Formed

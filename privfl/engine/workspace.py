@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from privfl.algorithms.base import Algorithm, Tensors, overrides
 from privfl.engine.dropout import StreamDropout, give_dropout_streams
-from privfl.engine.layouts import lay_channels_innermost
 from privfl.engine.measures import NOTHING, Measured
 from privfl.engine.sequences import Sequence
 from privfl.errors import ConfigError, unknown
 from privfl.models.flat_network import FlatNetwork
+from privfl.models.layouts import lay_channels_innermost
 from privfl.models.module_state import ModuleState
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.channel.client_side import BrokenUpload

@@ -8,8 +8,8 @@ from torch import nn
 
 from privfl import compiling
 from privfl.engine import pooling
-from privfl.engine.layouts import INNERMOST
 from privfl.engine.sequence_steps import Pooled
+from privfl.models.layouts import INNERMOST
 
 pytestmark = pytest.mark.skipif(not compiling.installed(), reason="Numba is not installed")
 SIZES = [(3, 20, 8, 6), (2, 16, 7, 9), (1, 1, 2, 2), (2, 33, 3, 2)]

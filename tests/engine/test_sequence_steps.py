@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from privfl.engine.dropout import StreamDropout
-from privfl.engine.layouts import INNERMOST, InnermostPool
 from privfl.engine.sequence_steps import Convolution, Dropped, Flattened, Leaking, Linear, Pooled, Rectified, Tanh
 from privfl.engine.sequences import sequence_of
 from privfl.engine.workspace import Workspace
 from privfl.federation.losses import cross_entropy
+from privfl.models.layouts import INNERMOST, InnermostPool
 from privfl.privacy.noise.source import NoiseStream
 
 IMAGES = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))

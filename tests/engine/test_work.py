@@ -11,12 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import privfl as pf
 from privfl.algorithms import FedAvg
-from privfl.engine.layouts import lay_channels_innermost
 from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.engine.workspace import RoundContext
 from privfl.models import Network
 from privfl.models.flat_network import flatten
+from privfl.models.layouts import lay_channels_innermost
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.noise.source import NoiseSource

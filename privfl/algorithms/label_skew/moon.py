@@ -17,6 +17,7 @@ from privfl.algorithms.fedavg import FedAvg
 from privfl.algorithms.label_skew.calibrated_logits import rewritten
 from privfl.federation.context import RunContext
 from privfl.models.flat_network import flatten
+from privfl.models.layouts import lay_channels_innermost
 from privfl.privacy.clipping.placement import wherever_it_stands
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
@@ -140,7 +141,10 @@ class FrozenFeatures(threading.local):
     def here(self) -> _Extractor:
         """This thread's network. Inside a stack of clients none can be built, so ask for it before."""
         if self._extractor is None:
-            self._extractor = _Extractor(self._setting.network())
+            network = self._setting.network()
+            if self._setting.device.type == "cpu":
+                lay_channels_innermost(network)
+            self._extractor = _Extractor(network)
         return self._extractor
 
     def of(self, parameters: Tensor, inputs: Tensor) -> Tensor:

@@ -13,10 +13,10 @@ from privfl.algorithms.fair.loss_shares import with_count
 from privfl.algorithms.label_skew.calibrated_logits import rewritten
 from privfl.algorithms.label_skew.moon import MOON
 from privfl.engine.dropout import give_dropout_streams
-from privfl.engine.layouts import lay_channels_innermost
 from privfl.federation.task import cross_entropy
 from privfl.models import Network, build, models
 from privfl.models.flat_network import FlatNetwork
+from privfl.models.layouts import lay_channels_innermost
 from privfl.models.residual import BasicBlock
 from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.per_sample import PerSampleGradients

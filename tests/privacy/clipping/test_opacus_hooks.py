@@ -13,7 +13,6 @@ import privfl as pf
 from privfl.algorithms import FedAvg, FedSampling
 from privfl.engine.choice import choose
 from privfl.engine.dropout import give_dropout_streams
-from privfl.engine.layouts import lay_channels_innermost
 from privfl.engine.loop import LoopEngine
 from privfl.errors import ConfigError
 from privfl.experiment import Experiment
@@ -21,6 +20,7 @@ from privfl.federation.cohorts import Everyone
 from privfl.federation.task import cross_entropy
 from privfl.models import build, models
 from privfl.models.flat_network import FlatNetwork, flatten
+from privfl.models.layouts import lay_channels_innermost
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.clipping.opacus_hooks import OpacusHooks, check_opacus
 from privfl.privacy.clipping.per_sample import PerSampleGradients
