@@ -56,3 +56,8 @@ class ClientIndex:
     def sizes(self) -> NDArray[np.int64]:
         """Number of samples [clients] of every client (private: only the door may use it for training)."""
         return np.diff(self.offsets)
+
+    @cached_property
+    def overlap(self) -> bool:
+        """Whether some row is listed more than once, by one client or by several."""
+        return bool((torch.bincount(self.rows) > 1).any())

@@ -229,8 +229,8 @@ class Task(Settings):
         return task.made_by(replace(recipe, local_tests=tests))
 
     def pooled(self) -> Task:
-        """The same data held by one client: what centralised training sees."""
-        rows = torch.sort(self.clients.rows).values
+        """The same examples held by one client, each once: what centralised training sees."""
+        rows = torch.unique(self.clients.rows)
         return replace(self, clients=ClientIndex(rows, np.array([0, len(rows)], dtype=np.int64)), report=None)
 
     def made_by(self, recipe: Recipe | None) -> Task:

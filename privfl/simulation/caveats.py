@@ -78,7 +78,7 @@ def assumptions(task: Task, holders: Sequence[str] = ()) -> str:
 def caveats(task: Task, algorithm: Algorithm, server: Tensors, privacy: Privacy, channel: ChannelSpec) -> list[str]:
     """The sentences that hold for a run of ``task`` that ended in the state ``server``."""
     found = []
-    if task.report is not None and task.report.shared:
+    if task.clients.overlap:
         found.append(SHARED)
     if "rate" in server and privacy.size is not None and privacy.training is not None:
         found.append(ADAPTED)

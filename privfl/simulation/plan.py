@@ -31,6 +31,7 @@ from privfl.privacy.settings import Privacy
 from privfl.privacy.sizes.known_sizes import Sizes
 from privfl.simulation.checks import check_settings, pick_device
 from privfl.simulation.held_examples import check_held_examples
+from privfl.simulation.listed_rows import check_listed_once, found_in_rows
 from privfl.simulation.round_costs import calibrate, planned_gradients, planned_totals, refuse_hopeless
 from privfl.simulation.settings import Execution, Schedule
 
@@ -63,6 +64,7 @@ class RunSettings:
             *(("mechanism", one) for one in mechanisms if one is not None),
             ("cohort", self.cohort),
             ("availability", self.availability),
+            *(("metric", one) for one in self.task.metrics),
         ]
 
 
@@ -79,6 +81,7 @@ class Plan(RunSettings):
         hides_weights: clients weigh their uploads themselves, and only the sum of the weights is opened.
         warnings: what the user should know, one sentence each.
         holders: the parts of one's own that hold arrays, in words; a claim takes these for public.
+        in_rows: what a reader of a claim must know of the training examples, one sentence each.
         initial: the initial model, [size].
         source: of privacy noise.
     """
@@ -89,6 +92,7 @@ class Plan(RunSettings):
     warnings: list[str]
     hides_weights: bool
     holders: tuple[str, ...]
+    in_rows: tuple[str, ...]
     initial: Tensor
     source: NoiseSource
 
@@ -170,18 +174,23 @@ def prepare(settings: RunSettings) -> Plan:
     context = task.context(schedule.rounds, schedule.seed)
     algorithm = settings.algorithm.bind(context if settings.algorithm.uses_rounds else replace(context, planned=None))
     checked = check_settings(task, algorithm, settings.privacy, settings.cohort, device)
-    claims = settings.privacy.training is not None or settings.privacy.update or settings.privacy.statistics
+    privacy = settings.privacy
+    if privacy.training is not None or privacy.statistics:
+        check_listed_once(task.clients)
+    claims = privacy.training is not None or privacy.update or privacy.statistics
     holders = check_held_examples(task, settings.parts) if claims else ()
-    key = settings.privacy.noise_key
+    in_rows = found_in_rows(task) if claims else ()
+    key = privacy.noise_key
     settings = replace(settings, task=task, algorithm=algorithm)
     initial = flatten(task.model(schedule.seed).to(device))
     channel = _run_channel(checked.channel, settings, initial.numel(), checked.hides_weights)
     phases_of(algorithm, channel.usual)  # what a survey's channel refuses is refused before any work
-    refuse_hopeless(settings.privacy.budget, channel.usual)
+    refuse_hopeless(privacy.budget, channel.usual)
     return Plan(
         **vars(settings),
         **{**vars(checked), "channel": channel},
         holders=holders,
+        in_rows=in_rows,
         initial=initial,
         source=NoiseSource.from_os() if key is None else NoiseSource.from_key(key),
     )
