@@ -28,6 +28,7 @@ class CohortSums:
     ``weight`` is Σ of the weights of the uploads that arrived; ``aborted``: a secure sum was given up, nothing arrived.
     ``asked`` are the weights of all who were asked, by client. ``zeroed``: why uploads could not be used that count as
     zeros, because noise must hide that they are missing: for whoever runs the simulation, and not for the server.
+    ``shared``: parts of one's own that left something behind while clients trained, in words.
     """
 
     total: Tensors = field(default_factory=dict)
@@ -38,6 +39,7 @@ class CohortSums:
     aborted: bool = False
     asked: dict[int, float] = field(default_factory=dict)
     zeroed: Counter[str] = field(default_factory=Counter)
+    shared: list[str] = field(default_factory=list)
 
 
 class Aggregator(Protocol):

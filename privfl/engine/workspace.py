@@ -144,6 +144,11 @@ class Phase:
         protected = self.channel.dpsgd is not None or bool(self.channel.statistics)
         return protected and self.algorithm.local_only and not shipped(type(self.algorithm))
 
+    @property
+    def apart(self) -> bool:
+        """Whether a claim rests on nothing that the algorithm's own code leaves behind in one training for another."""
+        return self.blind or (self.channel.has_client_level_noise and not shipped(type(self.algorithm)))
+
     def dropout(self, client: int, context: RoundContext) -> NoiseStream:
         """What ``client``'s drop-out masks are drawn from in this round: secret coins under DP-SGD."""
         if self.channel.dpsgd is not None:
@@ -167,8 +172,7 @@ class Phase:
         blind only if nothing gets into it from the other one; so there an algorithm from outside starts from a copy,
         and takes nothing along in a field of its own.
         """
-        apart = self.blind or (self.channel.has_client_level_noise and not shipped(type(self.algorithm)))
-        return copy.deepcopy(self.algorithm) if apart else self.algorithm
+        return copy.deepcopy(self.algorithm) if self.apart else self.algorithm
 
     def client_state(self, client: int, client_state: Mapping[int, Tensors], *, blind: bool = False) -> Tensors:
         """Copies of what ``client`` kept, or would have kept had it taken part before; ``blind``: of that training."""

@@ -16,6 +16,7 @@ import importlib.util
 import io
 import logging
 import re
+import secrets
 import sys
 import sysconfig
 import threading
@@ -103,7 +104,11 @@ class Identity:
 
     def _inside(self, thing: Any, loose: bool) -> bytes:
         if isinstance(thing, Tensor):
-            return _tensor(thing)
+            try:
+                return _tensor(thing)
+            except RuntimeError:  # somebody kept a tensor of a vmap that is over, and nobody can say what it holds
+                self.unknown.add("torch:Tensor")
+                return secrets.token_bytes(32)
         if isinstance(thing, np.ndarray) and thing.dtype != object:
             return _hash("array", thing.dtype.str, thing.shape, *_array_pieces(thing))
         if isinstance(thing, np.ndarray | list | tuple | deque | Set):

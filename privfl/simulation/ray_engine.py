@@ -365,6 +365,7 @@ def _joined(
     for share in shares:
         sums.problems.update(share.problems)
         sums.zeroed.update(share.zeroed)
+        sums.shared += share.shared
         aggregator.merge(share.aggregator(aggregator, weights))
         for client, state in share.states.items():
             context.client_state[client] = as_tensors(state)

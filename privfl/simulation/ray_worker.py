@@ -36,6 +36,7 @@ from privfl.privacy.door.log import DoorLog
 from privfl.privacy.door.precision import Precision
 from privfl.privacy.noise.source import NoiseSource
 from privfl.simulation.fingerprint import shipped_code, versions
+from privfl.simulation.shared_state import SharedState
 
 Arrays = dict[str, NDArray[Any]]
 """Named arrays: tensors on their way through Ray."""
@@ -104,6 +105,7 @@ class Share:
         states: what clients keep from now on, of those for whom that changed.
         seconds: of work.
         notes: what the user should know, one sentence each.
+        shared: parts of one's own that left something behind while clients trained, in words.
     """
 
     sums: dict[str, tuple[dict[int, SentPart], bool]]
@@ -115,6 +117,7 @@ class Share:
     states: dict[int, Arrays]
     seconds: float
     notes: list[str]
+    shared: list[str]
 
     def aggregator(self, like: PlainAggregator, weights: dict[int, float]) -> PlainAggregator:
         """The sums as an aggregator that can be merged into one ``like`` it, and must not be added to: of Ray's arrays,
@@ -212,6 +215,7 @@ class Worker:
         )
         phase = Phase(self._algorithms[orders.label], orders.channel, orders.label)
         aggregator, logs = _PartialAggregator(phase.channel.sent), _Logs()
+        before = SharedState(self._engine.task, phase)
         results = self._results(orders, self._on_device(as_tensors(received)), context, phase)
         sums = aggregate_uploads(results, aggregator, orders.weights, kept, logs.note)
         changed = kept.maps[0]
@@ -232,6 +236,7 @@ class Worker:
             {client: as_arrays(state) for client, state in changed.items()},
             time.perf_counter() - began,
             said,
+            before.changed(),
         )
 
     def _results(

@@ -17,12 +17,14 @@ from privfl.engine.secure_aggregation import SecureAggregator
 from privfl.engine.workspace import Phase, RoundContext
 from privfl.errors import ConfigError
 from privfl.federation.cohorts import Selection
+from privfl.federation.task import Task
 from privfl.privacy.sizes.known_sizes import Sizes
 from privfl.randomness import torch_stream
 from privfl.simulation.ray_engine import RayEngine
 from privfl.simulation.recorder import Recorder
 from privfl.simulation.remote_engine import RemoteEngine
 from privfl.simulation.round_costs import RoundCosts
+from privfl.simulation.shared_state import SharedState
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,14 @@ class ServerContext(RoundContext):
         recorder: writes down what observers see.
         sizes: what clients answered about their sizes.
         facts: what the server knows before uploads arrive; the weight is the public one.
+        task: that clients train on.
     """
 
     engine: Engine | RayEngine
     recorder: Recorder
     sizes: Sizes
     facts: Round
+    task: Task
 
 
 def collect(costs: RoundCosts, selection: Selection, server: Tensors, context: ServerContext) -> CohortSums:
@@ -50,6 +54,7 @@ def collect(costs: RoundCosts, selection: Selection, server: Tensors, context: S
     weights = _weights(phase.algorithm, selection, server, context.sizes, hidden=hidden)
     factors = dict(zip(clients, weights.tolist(), strict=True))
     aggregator = _aggregator(phase, selection, received["parameters"], context)
+    before = SharedState(context.task, phase)
     if isinstance(aggregator, str):
         sums = CohortSums(problems=Counter({aggregator: len(clients)}), aborted=True)
     elif isinstance(context.engine, RayEngine):
@@ -63,7 +68,7 @@ def collect(costs: RoundCosts, selection: Selection, server: Tensors, context: S
         like = received["parameters"]
         like = like.double() if phase.channel.has_central_noise else like  # as a sum: noise must not be rounded apart
         sums.total = {field.name: _nothing(field.shape, like) for field in phase.channel.sent}
-    sums.asked = factors
+    sums.asked, sums.shared = factors, sums.shared + before.changed()
     known = dict(zip(clients, selection.multiplicity.tolist(), strict=True)) if phase.channel.hides_weights else factors
     context.recorder.exchanged(phase, phase.channel.broadcast_to_clients(received), known, sums)
     return sums

@@ -42,6 +42,7 @@ from privfl.simulation.round_costs import RoundCosts, exceeds
 from privfl.simulation.rounds import ServerContext, aggregate, collect
 from privfl.simulation.run_directory import Metrics, RunDirectory
 from privfl.simulation.settings import Execution, RunConfig, Schedule
+from privfl.simulation.shared_state import shared_state
 from privfl.simulation.state import State
 from privfl.validation import checked
 
@@ -250,7 +251,7 @@ def run(
             number=round,
         )
         context = ServerContext(
-            round, plan.schedule.seed, plan.source, state.client_state, engine, recorder, sizes, facts
+            round, plan.schedule.seed, plan.source, state.client_state, engine, recorder, sizes, facts, plan.task
         )
         asked, arrived = len(selection.clients), []
         for costs in priced:
@@ -261,6 +262,8 @@ def run(
         problems = sum((sums.problems for sums in arrived), Counter())
         for release, clients, count in planned:
             state.ledger.record(release, clients, count)
+        if shared := [part for sums in arrived for part in sums.shared]:
+            state.ledger.record(shared_state(shared), None)
         watch(plan, state, asked, arrived, server, path)
         state.server, state.round = server, round + 1
         state.dropped.update(problems)

@@ -14,6 +14,7 @@ from privfl.simulation.checkpoint import MEND, Checkpoint
 from privfl.simulation.health import Health
 from privfl.simulation.plan import Plan
 from privfl.simulation.run_directory import Metrics
+from privfl.simulation.shared_state import SHARED_STATE
 
 
 @dataclass
@@ -47,7 +48,7 @@ class State:
     @classmethod
     def start(cls, plan: Plan) -> State:
         """Before round 0."""
-        ledger = Ledger(len(plan.task.clients), ("update", SIZE, SIZE_RESPONSE))
+        ledger = Ledger(len(plan.task.clients), ("update", SIZE, SIZE_RESPONSE, SHARED_STATE))
         server = plan.algorithm.start(plan.initial)
         return cls(0, server, {}, ledger, _sizes(plan, ledger, SizeResponses()), [], Counter(), Health())
 

@@ -129,3 +129,27 @@ def test_what_a_worker_is_sent_is_copied():
     share = worker.train(KEY.key, True, received, Orders(0, "", phase.channel, {0: 1.0}, {}))
     assert share.members == [0]
     assert torch.equal(torch.from_numpy(received["parameters"].copy()), plan.initial)
+
+
+class Counting(pf.FedAvg):
+    """Counts clients in its class."""
+
+    name = "counting"
+    clients = 0
+
+    def begin(self, received, client_state, training):
+        Counting.clients += 1
+        return super().begin(received, client_state, training)
+
+
+def test_a_worker_tells_what_clients_left_behind_in_its_process():
+    noisy = pf.Privacy(update=[pf.Clip(0.1), pf.GaussianNoise(1.0, at="client")])
+    own = ["the algorithm tests.simulation.test_ray_worker:Counting"]
+    for algorithm, told in ((Counting("uniform"), own), (pf.FedAvg("uniform"), [])):
+        plan = plan_of(algorithm, noisy)
+        worker = Worker()
+        worker.build(parts_of(plan))
+        received = as_arrays(plan.algorithm.broadcast(plan.algorithm.start(plan.initial)))
+        (phase,) = phases_of(plan.algorithm, plan.channel.in_round(0, 6, {}))
+        orders = Orders(0, "", phase.channel, dict.fromkeys(range(6), 1.0), {})
+        assert worker.train(bytes(32), True, received, orders).shared == told

@@ -1,0 +1,219 @@
+"""What one client's training leaves where the next client finds it takes the claims away, and nothing else does."""
+
+import re
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import privfl as pf
+from privfl.simulation.shared_state import SHARED_STATE
+
+WIDTH, ROWS = 9, 120
+X = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64)
+TEST = np.random.default_rng(1).normal(size=(40, WIDTH)).astype(np.float32), np.arange(40) % 2
+AT_CLIENTS = pf.Privacy(update=(pf.Clip(1.0), pf.GaussianNoise(2.0, at="client")))
+AT_SERVER = pf.Privacy(update=(pf.Clip(1.0), pf.GaussianNoise(2.0)))
+DPSGD = pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, sample_rate=0.1))
+SAID = r"{} .*{} changed while clients trained: an attribute of a class, a global or a closure"
+
+
+def ran(algorithm=None, privacy=AT_CLIENTS, rounds=2, engine="loop", **own):
+    own = {"model": "logistic", "classes": 2, "clients": np.arange(ROWS) % 3, **own}
+    return pf.simulate(
+        pf.Task.from_arrays(X, Y, test=TEST, **own),
+        algorithm or pf.FedAvg("uniform"),
+        training=pf.LocalTraining(learning_rate=0.1, batch_size=20),
+        privacy=privacy,
+        rounds=rounds,
+        execution=pf.Execution(engine=engine),
+    )
+
+
+def claims(run, observer="public"):
+    return {unit: run.statement.cell(unit, observer).epsilon for unit in ("sample", "client")}
+
+
+def nothing_is_claimed(run, what, name):
+    assert set(claims(run).values()) == set(claims(run, "server").values()) == {np.inf}
+    text = " ".join(str(run.statement).split())
+    assert SHARED_STATE in text
+    assert re.search(SAID.format(what, name), text)
+
+
+class InClass(pf.FedAvg):
+    """Adds to every upload what the client before sent."""
+
+    name: ClassVar[str] = "in-class"
+    before: ClassVar[Any] = None
+
+    def finish(self, local, received, training):
+        upload = super().finish(local, received, training)
+        before, InClass.before = InClass.before, {name: value.clone() for name, value in upload.items()}
+        return upload if before is None else {name: value + before[name] for name, value in upload.items()}
+
+
+SENT = {}
+
+
+class InGlobal(pf.FedAvg):
+    """The same by a global."""
+
+    name: ClassVar[str] = "in-global"
+
+    def finish(self, local, received, training):
+        upload = super().finish(local, received, training)
+        SENT.setdefault("sums", []).append(float(upload["update"].sum()))
+        return {name: value + SENT["sums"][0] for name, value in upload.items()}
+
+
+@pytest.mark.parametrize("privacy", [AT_CLIENTS, AT_SERVER], ids=["at clients", "at the server"])
+def test_an_algorithm_that_hands_on_what_a_client_sent_claims_nothing(privacy):
+    InClass.before = None
+    nothing_is_claimed(ran(InClass("uniform"), privacy), "the algorithm", "InClass")
+    SENT.clear()
+    nothing_is_claimed(ran(InGlobal("uniform"), privacy), "the algorithm", "InGlobal")
+
+
+class Left(pf.FedAvg):
+    """Leaves its upload in its class, of a stack a tensor that nobody can read any more."""
+
+    name: ClassVar[str] = "left"
+    upload: ClassVar[Any] = None
+
+    def finish(self, local, received, training):
+        Left.upload = super().finish(local, received, training)
+        return Left.upload
+
+
+@pytest.mark.parametrize("engine", ["loop", "vectorised"])
+def test_it_is_seen_of_every_engine_and_of_what_a_stack_left(engine):
+    Left.upload = None
+    nothing_is_claimed(ran(Left("uniform"), engine=engine), "the algorithm", "Left")
+
+
+class Bank(nn.Module):
+    """Shifts its outputs by the mean of what it saw in passes before, kept in the class."""
+
+    bank: ClassVar[list[float]] = []
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 2)
+
+    def forward(self, inputs):
+        Bank.bank.append(float(inputs.detach().mean()))
+        return self.layer(inputs) + sum(Bank.bank[-5:])
+
+
+SEEN = {}
+
+
+def remembering_loss(network, inputs, targets):
+    outputs = network(inputs)
+    SEEN["mean"] = outputs.detach().mean()
+    return F.cross_entropy(outputs, targets, reduction="none") * (1 + SEEN["mean"])
+
+
+def closed_loss():
+    seen = [torch.zeros(())]
+
+    def loss(network, inputs, targets):
+        outputs = network(inputs)
+        seen[0] = seen[0] + outputs.detach().mean()
+        return F.cross_entropy(outputs, targets, reduction="none") * (1 + seen[0])
+
+    return loss
+
+
+def test_a_model_or_a_loss_that_remembers_outside_of_itself_claims_nothing_before_noise_on_updates():
+    nothing_is_claimed(ran(model=Bank), "the model", "Bank")
+    nothing_is_claimed(ran(loss=remembering_loss), "the loss", "remembering_loss")
+    nothing_is_claimed(ran(loss=closed_loss()), "the loss", "loss")
+
+
+class ByItself(pf.FedAvg):
+    """Leaves what it learns of its own, noiseless gradients to whoever comes next."""
+
+    name: ClassVar[str] = "by-itself"
+    local_only: ClassVar[bool] = True
+    keeps: ClassVar[tuple[str, ...]] = ("own",)
+    left: ClassVar[float] = 0.0
+
+    def begin(self, received, client_state, training):
+        return {**super().begin(received, client_state, training), "own": torch.zeros(1)}
+
+    def step(self, local, received, batch, client, training):
+        super().step(local, received, batch, client, training)
+
+    def finish(self, local, received, training):
+        ByItself.left += 1.0
+        return super().finish(local, received, training)
+
+
+def test_under_dp_sgd_one_that_takes_gradients_for_the_client_alone_may_leave_nothing_either():
+    nothing_is_claimed(ran(ByItself("uniform"), DPSGD), "the algorithm", "ByItself")
+
+
+class Logging(pf.FedAvg):
+    """Keeps a diary of what the server knows, and a field that each client has of its own."""
+
+    name: ClassVar[str] = "logging"
+    diary: ClassVar[list[float]] = []
+
+    def begin(self, received, client_state, training):
+        object.__setattr__(self, "began", len(getattr(self, "__dict__", {})))
+        return super().begin(received, client_state, training)
+
+    def aggregate(self, server, total, facts, training):
+        Logging.diary.append(float(total["update"].norm()))
+        return super().aggregate(server, total, facts, training)
+
+
+class Plain(nn.Module):
+    """Writes to itself in every pass, which is put back for the next client."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.passes = nn.Linear(WIDTH, 2), 0
+
+    def forward(self, inputs):
+        self.passes += 1
+        return self.layer(inputs)
+
+
+def test_what_the_server_writes_down_and_what_is_put_back_costs_nothing():
+    usual = claims(ran())
+    assert max(usual.values()) < np.inf
+    Logging.diary.clear()
+    assert claims(ran(Logging("uniform"))) == usual
+    assert len(Logging.diary) == 2
+    assert claims(ran(model=Plain)) == usual
+
+
+class Counting(pf.FedAvg):
+    """Counts its clients in its class."""
+
+    name: ClassVar[str] = "counting"
+    clients: ClassVar[int] = 0
+
+    def begin(self, received, client_state, training):
+        Counting.clients += 1
+        return super().begin(received, client_state, training)
+
+
+def test_under_dp_sgd_every_gradient_is_noisy_before_anybody_can_hand_it_on():
+    assert claims(ran(Counting("uniform"), DPSGD))["sample"] < np.inf
+    assert Counting.clients == 6
+
+
+def test_a_budget_ends_the_run_after_the_round_in_which_it_was_seen():
+    InClass.before = None
+    budget = pf.Privacy(update=AT_CLIENTS.update, budget=pf.Budget(100.0, unit="client"))
+    run = ran(InClass("uniform"), budget, rounds=5)
+    assert len(run.metrics) == 1
+    assert claims(run)["client"] == np.inf
