@@ -55,7 +55,8 @@ def check_held_examples(task: Task, parts: Parts) -> tuple[str, ...]:
     """Refuse parts, and a model of one's own, that hold examples of ``task``.
 
     Returns:
-        Those of ``parts`` that are not privfl's own and hold other arrays: in words, with how many numbers.
+        Those of ``parts`` that are not privfl's own and hold other arrays, and what builds a model of one's own from
+        arrays, such as weights that were trained before: in words, with how many numbers.
 
     Raises:
         ConfigError: a part holds training examples.
@@ -71,12 +72,20 @@ def check_held_examples(task: Task, parts: Parts) -> tuple[str, ...]:
                 "no mechanism covers what it makes of them; let its code read public numbers only, or leave the "
                 "mechanisms out"
             )
-    numbers = [(name, part, sum(math.prod(held.shape) for held in identity.arrays)) for name, part, identity in met]
+    if isinstance(task.model, OwnModel):  # which may ask examples, but not begin from them
+        build = _Built(task.model.build)
+        met.append(("model", task.model.build, build))
+    numbers = [(name, part, _numbers(identity, task)) for name, part, identity in met]
     return tuple(
         f"the {name} {called(part)} ({count:,} number{'s' * (count > 1)})"
         for name, part, count in numbers
         if count and not called(part).startswith("privfl.")
     )
+
+
+def _numbers(identity: Identity, task: Task) -> int:
+    """How many numbers the arrays hold that ``identity`` met, those aside that hold examples of ``task``."""
+    return sum(math.prod(one.shape) for one in identity.arrays if not _found(task, [one])[0])
 
 
 def _found(task: Task, arrays: Sequence[Array]) -> tuple[int, int]:

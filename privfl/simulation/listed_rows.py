@@ -28,12 +28,12 @@ SEVERAL, SHARE = 8, 0.05
 """Equals that must be found, and the share of all examples that they must stand for: real data hold a few by chance."""
 
 COPIES = (
-    "Of {looked:,} training examples that were drawn, {found:,} equal another of them, target included; every claim is "
-    "about one copy."
+    "of {looked:,} training examples that were drawn, {found:,} equal another of them, target included; every claim is "
+    "about one copy"
 )
 TESTED = (
-    "Of {looked:,} training examples that were drawn, {found:,} are test examples too. The claims take these for "
-    "public, and test figures tell about them."
+    "of {looked:,} training examples that were drawn, {found:,} are test examples too; the claims take these for "
+    "public, and test figures tell about them"
 )
 
 
@@ -60,7 +60,10 @@ def check_listed_once(clients: ClientIndex) -> None:
 
 
 def found_in_rows(task: Task) -> tuple[str, ...]:
-    """What is to be said of training examples that are there twice, or among the test examples too."""
+    """What is to be said of training examples that are there twice, or among the test examples too.
+
+    It follows from the data, so it is for whoever runs the experiment, and stays out of the statement.
+    """
     rows = np.flatnonzero(np.bincount(task.clients.rows.cpu().numpy()))
     room = max(SEVERAL, ROOM // (math.prod(task.inputs.shape[1:]) * task.inputs.dtype.itemsize))
     count = min(len(rows), MOST, room)

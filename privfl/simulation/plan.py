@@ -81,7 +81,7 @@ class Plan(RunSettings):
         hides_weights: clients weigh their uploads themselves, and only the sum of the weights is opened.
         warnings: what the user should know, one sentence each.
         holders: the parts of one's own that hold arrays, in words; a claim takes these for public.
-        in_rows: what a reader of a claim must know of the training examples, one sentence each.
+        in_rows: what only the experimenter may know of the training examples, one sentence each.
         initial: the initial model, [size].
         source: of privacy noise.
     """

@@ -328,7 +328,7 @@ def claim(plan: Plan, state: State) -> Statement:
         state.ledger,
         plan.privacy.target_delta,
         reproducible_noise=plan.source.reproducible and plan.noisy,
-        caveats=[*plan.in_rows, *caveats(plan.task, plan.algorithm, state.server, plan.privacy, plan.channel)],
+        caveats=caveats(plan.task, plan.algorithm, state.server, plan.privacy, plan.channel),
         public=assumptions(plan.task, plan.holders),
         server=adversary(plan.channel),
         units=plan.units,
@@ -380,5 +380,5 @@ def conclude(
     path = None if directory is None else directory.path
     final, seen = algorithm.eval_parameters(state.server), recorder.transcript()
     states = state.server, state.client_state
-    told = (*warnings, *private)
+    told = (*warnings, *private, *plan.in_rows)
     return Run(final, state.metrics, statement, summary, path, algorithm, *states, seen, told, failure, state.ledger)

@@ -1,5 +1,6 @@
 """A part of one's own that holds training examples is refused where a mechanism would claim something about them."""
 
+import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -260,6 +261,15 @@ def test_of_few_values_several_examples_must_be_found():
 
 def test_without_mechanisms_nothing_is_claimed_and_nothing_refused():
     assert ran(WithTable("uniform", table=X), privacy=pf.Privacy()).statement.cell("sample", "server").epsilon == np.inf
+
+
+def test_the_statement_names_a_model_that_begins_from_weights_it_was_given():
+    trained = nn.Linear(WIDTH, 2)
+    named = ran(model=lambda: copy.deepcopy(trained)).statement.public
+    assert "every setting, the arrays of the model " in named
+    assert f"<lambda> ({2 * WIDTH + 2} numbers)." in named
+    assert "arrays" not in ran(model=Shaped).statement.public
+    assert "arrays" not in ran(model=lambda: nn.Linear(X.shape[1], 2)).statement.public
 
 
 def test_the_statement_names_the_parts_whose_arrays_it_takes_for_public():
