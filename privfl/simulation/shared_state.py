@@ -1,14 +1,19 @@
 """Whether parts of one's own left anything where the next client would find it, while clients trained.
 
 Noise on whole updates covers what one client does to its own upload. An attribute of a class, a global or a list in a
-closure outlives the client that wrote to it, and carries what it trained on into the uploads of others. Fields of an
-algorithm, a loss or a network need no such look: each client has copies, or they are put back.
+closure outlives the client that wrote to it, and carries what it trained on into the uploads of others; so does a
+random generator of the whole process, by how much was drawn from it. Fields of an algorithm, a loss or a network need
+no such look: each client has copies, or they are put back.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
+import torch
 
 from privfl.engine.workspace import Phase
 from privfl.federation.task import Task
@@ -19,8 +24,9 @@ from privfl.simulation.identity import Identity
 
 SHARED_STATE = "state that clients share"
 REASON = (
-    "{} changed while clients trained: an attribute of a class, a global or a closure, by which one client's data may "
-    "have come into another's upload; keep what a client needs in its own state (keeps)"
+    "{} changed while clients trained, outside of any client (an attribute of a class, a global, a closure), so that "
+    "one client's data may have come into another's upload; keep what a client needs in its own state (keeps), and "
+    "draw by random_numbers"
 )
 
 
@@ -39,16 +45,25 @@ class SharedState:
             parts.append(("loss", task.loss))
             if isinstance(task.model, OwnModel):
                 parts.append(("model", task.model.build))
-        self._parts = [(name, part) for name, part in parts if not called(part).startswith("privfl.")]
-        self._before = [Identity(part).digest for _, part in self._parts]
+        own = [(name, part) for name, part in parts if not called(part).startswith("privfl.")]
+        self._parts = {f"the {name} {called(part)}": part for name, part in own}
+        self._before = self._now()
 
     def changed(self) -> list[str]:
-        """The parts of which anything has changed since, in words."""
-        return [
-            f"the {name} {called(part)}"
-            for (name, part), before in zip(self._parts, self._before, strict=True)
-            if Identity(part).digest != before
-        ]
+        """What has changed since, in words."""
+        return [name for name, now in self._now().items() if now != self._before[name]]
+
+    def _now(self) -> dict[str, str]:
+        if not self._parts:
+            return {}
+        generators = {
+            "PyTorch's": torch.get_rng_state(),
+            "CUDA's": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "NumPy's": np.random.get_state(),
+            "Python's": random.getstate(),
+        }
+        looked_at = {**self._parts, **{f"{name} global random generator": one for name, one in generators.items()}}
+        return {name: Identity(one).digest for name, one in looked_at.items()}
 
 
 def shared_state(parts: Sequence[str]) -> Release:

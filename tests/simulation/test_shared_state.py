@@ -1,5 +1,6 @@
 """What one client's training leaves where the next client finds it takes the claims away, and nothing else does."""
 
+import random
 import re
 from typing import Any, ClassVar
 
@@ -19,7 +20,7 @@ TEST = np.random.default_rng(1).normal(size=(40, WIDTH)).astype(np.float32), np.
 AT_CLIENTS = pf.Privacy(update=(pf.Clip(1.0), pf.GaussianNoise(2.0, at="client")))
 AT_SERVER = pf.Privacy(update=(pf.Clip(1.0), pf.GaussianNoise(2.0)))
 DPSGD = pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, sample_rate=0.1))
-SAID = r"{} .*{} changed while clients trained: an attribute of a class, a global or a closure"
+SAID = r"{} .*{} (and .* )?changed while clients trained, outside of any client"
 
 
 def ran(algorithm=None, privacy=AT_CLIENTS, rounds=2, engine="loop", **own):
@@ -134,6 +135,29 @@ def test_a_model_or_a_loss_that_remembers_outside_of_itself_claims_nothing_befor
     nothing_is_claimed(ran(model=Bank), "the model", "Bank")
     nothing_is_claimed(ran(loss=remembering_loss), "the loss", "remembering_loss")
     nothing_is_claimed(ran(loss=closed_loss()), "the loss", "loss")
+
+
+class Drawing(nn.Module):
+    """Draws from a generator of the whole process in every pass."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.layer, self.draw = nn.Linear(WIDTH, 2), draw
+
+    def forward(self, inputs):
+        return self.layer(inputs) * float(self.draw())
+
+
+DRAWS = {"PyTorch": lambda: torch.rand(()), "NumPy": np.random.random, "Python": random.random}
+
+
+@pytest.mark.parametrize("whose", DRAWS)
+def test_what_is_drawn_from_a_generator_of_the_process_tells_how_much_others_drew(whose):
+    drawing = ran(model=lambda: Drawing(DRAWS[whose]))
+    assert set(claims(drawing).values()) == {np.inf}
+    assert f"{whose}'s global random generator changed while clients trained" in " ".join(
+        str(drawing.statement).split()
+    )
 
 
 class ByItself(pf.FedAvg):
