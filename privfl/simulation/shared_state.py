@@ -59,7 +59,7 @@ class SharedState:
         generators = {
             "PyTorch's": torch.get_rng_state(),
             "CUDA's": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-            "NumPy's": np.random.get_state(),
+            "NumPy's": np.random.get_state(),  # noqa: NPY002 - the one that everybody shares
             "Python's": random.getstate(),
         }
         looked_at = {**self._parts, **{f"{name} global random generator": one for name, one in generators.items()}}

@@ -155,9 +155,7 @@ DRAWS = {"PyTorch": lambda: torch.rand(()), "NumPy": np.random.random, "Python":
 def test_what_is_drawn_from_a_generator_of_the_process_tells_how_much_others_drew(whose):
     drawing = ran(model=lambda: Drawing(DRAWS[whose]))
     assert set(claims(drawing).values()) == {np.inf}
-    assert f"{whose}'s global random generator changed while clients trained" in " ".join(
-        str(drawing.statement).split()
-    )
+    assert f"{whose}'s global random generator" in " ".join(str(drawing.statement).split())
 
 
 class ByItself(pf.FedAvg):
