@@ -33,6 +33,11 @@ class UnknownRows(ClientIndex):
         """One for everybody [clients]."""
         return np.ones(len(self), dtype=np.int64)
 
+    @cached_property
+    def overlap(self) -> bool:
+        """Whether clients share rows is not known either; each client's own claims hold all the same."""
+        return False
+
 
 @dataclass(frozen=True)
 class TaskDescription(Settings):
