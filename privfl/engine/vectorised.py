@@ -82,7 +82,7 @@ class VectorisedEngine:
         self.loop, self.chunk, self.way = loop, chunk, way
         self.notes: list[str] = []
         self.lengths = loop.lengths
-        if self.lengths is None and loop.channel.has_client_level_noise:
+        if self.lengths is None and loop.channel.covers_clients:
             self.lengths = loop.steady_lengths()
         self._stacks: SimpleQueue[Stack] = SimpleQueue()
         self.templates: list[nn.Module] = []

@@ -147,7 +147,7 @@ class Phase:
     @property
     def apart(self) -> bool:
         """Whether a claim rests on nothing that the algorithm's own code leaves behind in one training for another."""
-        return self.blind or (self.channel.has_client_level_noise and not shipped(type(self.algorithm)))
+        return self.blind or (self.channel.covers_clients and not shipped(type(self.algorithm)))
 
     def dropout(self, client: int, context: RoundContext) -> NoiseStream:
         """What ``client``'s drop-out masks are drawn from in this round: secret coins under DP-SGD."""
@@ -157,7 +157,7 @@ class Phase:
 
     def for_client(self, loss: Loss) -> Loss:
         """``loss`` as one client uses it: from outside a copy, where noise covers what one client sends."""
-        return copy.deepcopy(loss) if self.channel.has_client_level_noise and not known_function(loss) else loss
+        return copy.deepcopy(loss) if self.channel.covers_clients and not known_function(loss) else loss
 
     def local_only(self, *, blind: bool) -> LocalOnly:
         """What a door makes of a gradient that is to stay with the client."""

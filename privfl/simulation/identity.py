@@ -44,7 +44,7 @@ _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType, types.Wr
 _NAMED = (*_DESCRIPTORS, types.MethodDescriptorType, types.ClassMethodDescriptorType, torch.dtype, torch.device)
 _BOOKKEEPING = re.compile(
     r"__(module|dict|weakref|doc|firstlineno|static_attributes|dataclass_\w+|match_args|orig_bases|parameters)__"
-    r"|__(annotat\w+|abstractmethods|slots|qualname|classcell|type_params)__|_abc_impl"
+    r"|__(annotat\w+|abstractmethods|slots|slotnames|qualname|classcell|type_params)__|_abc_impl"
 )
 """What Python writes into a class beside what stands in it."""
 _GENERATED = re.compile(r"__(init|repr|eq|hash|setattr|delattr|lt|le|gt|ge|replace|getstate|setstate)__")

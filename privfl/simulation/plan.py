@@ -177,14 +177,14 @@ def prepare(settings: RunSettings) -> Plan:
     privacy = settings.privacy
     if privacy.training is not None or privacy.statistics:
         check_listed_once(task.clients)
-    claims = privacy.training is not None or privacy.update or privacy.statistics
-    holders = check_held_examples(task, settings.parts) if claims else ()
-    in_rows = found_in_rows(task) if claims else ()
-    key = privacy.noise_key
+    key, parts = privacy.noise_key, settings.parts
     settings = replace(settings, task=task, algorithm=algorithm)
     initial = flatten(task.model(schedule.seed).to(device))
     channel = _run_channel(checked.channel, settings, initial.numel(), checked.hides_weights)
-    phases_of(algorithm, channel.usual)  # what a survey's channel refuses is refused before any work
+    phases = phases_of(algorithm, channel.usual)  # what a survey's channel refuses is refused before any work
+    claims = bool(privacy.update) or any(phase.channel.protects for phase in phases)
+    holders = check_held_examples(task, parts) if claims else ()
+    in_rows = found_in_rows(task) if claims else ()
     refuse_hopeless(privacy.budget, channel.usual)
     return Plan(
         **vars(settings),

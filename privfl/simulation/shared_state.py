@@ -1,9 +1,9 @@
 """Whether parts of one's own left anything where the next client would find it, while clients trained.
 
-Noise on whole updates covers what one client does to its own upload. An attribute of a class, a global or a list in a
-closure outlives the client that wrote to it, and carries what it trained on into the uploads of others; so does a
-random generator of the whole process, by how much was drawn from it. Fields of an algorithm, a loss or a network need
-no such look: each client has copies, or they are put back.
+Noise on whole updates, or on a report, covers what one client does to its own upload. An attribute of a class, a global
+or a list in a closure outlives the client that wrote to it, and carries what it trained on into the uploads of others;
+so does a random generator of the whole process, by how much was drawn from it. Fields of an algorithm, a loss or a
+network need no such look: each client has copies, or they are put back.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SharedState:
         parts: list[tuple[str, Any]] = []
         if phase.apart:
             parts.append(("algorithm", phase.algorithm))
-        if phase.channel.has_client_level_noise:
+        if phase.channel.covers_clients:
             parts.append(("loss", task.loss))
             if isinstance(task.model, OwnModel):
                 parts.append(("model", task.model.build))

@@ -143,6 +143,38 @@ def test_a_mechanism_that_holds_examples_is_refused():
 
 
 @dataclass(frozen=True)
+class Reporting(pf.FedAvg):
+    """Sends nothing but a randomised report, made of a table."""
+
+    name: ClassVar[str] = "reporting"
+    table: Any = None
+
+    def fields(self):
+        return (pf.Field("mean", combine="sum", shape=(), weighted=False, epsilon=1.0),)
+
+    def finish(self, local, received, training):
+        return {"mean": torch.tensor(float(np.mean(self.table)))}
+
+    def aggregate(self, server, total, round, training):
+        return server
+
+
+def test_an_algorithm_whose_only_mechanism_is_a_randomised_report_may_not_hold_them_either():
+    with pytest.raises(ConfigError, match=f"the algorithm .*Reporting {HELD}"):
+        ran(Reporting("uniform", table=X), pf.Privacy())
+    assert ran(Reporting("uniform", table=[1.0]), pf.Privacy()).statement.cell("client", "server").epsilon <= 1.0
+
+
+def metric_of_examples(outputs, targets):
+    return float(X.mean())
+
+
+def test_a_metric_that_holds_examples_is_refused():
+    with pytest.raises(ConfigError, match=f"the metric .*metric_of_examples {HELD}"):
+        ran(metrics=(metric_of_examples,))
+
+
+@dataclass(frozen=True)
 class Empty(pf.Clip):
     """Counts as false, and holds examples."""
 

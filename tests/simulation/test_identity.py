@@ -1,5 +1,6 @@
 """What would compute something else has another hash, and what would compute the same has the same in every process."""
 
+import copy
 import functools
 import logging
 import subprocess
@@ -311,3 +312,23 @@ def test_it_says_which_arrays_and_lists_of_numbers_it_met():
     assert (3, 4.0) in met.lists
     assert ["a", 1] not in met.lists
     assert [10**400, 1] not in met.lists
+
+
+def test_copying_leaves_no_mark():
+    class Counted:
+        def __init__(self):
+            self.numbers = [1, 2]
+
+    thing = Counted()
+    before = Identity(thing).digest
+    copy.deepcopy(thing)
+    assert "__slotnames__" in vars(Counted)
+    assert Identity(thing).digest == before
+
+
+def test_a_tensor_of_a_vmap_that_is_over_is_unknown_and_equals_nothing():
+    kept = []
+    torch.func.vmap(lambda row: kept.append(row) or row)(torch.ones(2, 3))
+    one, other = Identity(kept), Identity(kept)
+    assert one.unknown == {"torch:Tensor"}
+    assert one.digest != other.digest

@@ -39,9 +39,13 @@ def claims(run, observer="public"):
     return {unit: run.statement.cell(unit, observer).epsilon for unit in ("sample", "client")}
 
 
+def words(run):
+    return " ".join(str(run.statement).split())
+
+
 def nothing_is_claimed(run, what, name):
     assert set(claims(run).values()) == set(claims(run, "server").values()) == {np.inf}
-    text = " ".join(str(run.statement).split())
+    text = words(run)
     assert SHARED_STATE in text
     assert re.search(SAID.format(what, name), text)
 
@@ -155,7 +159,7 @@ DRAWS = {"PyTorch": lambda: torch.rand(()), "NumPy": np.random.random, "Python":
 def test_what_is_drawn_from_a_generator_of_the_process_tells_how_much_others_drew(whose):
     drawing = ran(model=lambda: Drawing(DRAWS[whose]))
     assert set(claims(drawing).values()) == {np.inf}
-    assert f"{whose}'s global random generator" in " ".join(str(drawing.statement).split())
+    assert f"{whose}'s global random generator" in words(drawing)
 
 
 class ByItself(pf.FedAvg):
@@ -179,6 +183,75 @@ class ByItself(pf.FedAvg):
 
 def test_under_dp_sgd_one_that_takes_gradients_for_the_client_alone_may_leave_nothing_either():
     nothing_is_claimed(ran(ByItself("uniform"), DPSGD), "the algorithm", "ByItself")
+
+
+class Reporting(pf.FedAvg):
+    """Every client reports, randomised, how far it went, and adds what the one before it may have left."""
+
+    name: ClassVar[str] = "reporting"
+    before: ClassVar[Any] = None
+    heard: ClassVar[list[float]] = []
+
+    def fields(self):
+        return (pf.Field("moved", combine="sum", shape=(), weighted=False, epsilon=1.0, value_range=(0.0, 1.0)),)
+
+    def finish(self, local, received, training):
+        moved = (local["parameters"] - received["parameters"]).norm()
+        return {"moved": moved + self.exchanged(moved)}
+
+    def exchanged(self, moved):
+        return 0.0
+
+    def aggregate(self, server, total, round, training):
+        return server
+
+
+class ReportingInClass(Reporting):
+    """Leaves it in the class."""
+
+    def exchanged(self, moved):
+        before, ReportingInClass.before = ReportingInClass.before, moved.clone()
+        return 0.0 if before is None else before
+
+
+class ReportingInField(Reporting):
+    """Leaves it in a field, and finds out whether anything was there."""
+
+    def exchanged(self, moved):
+        found = getattr(self, "left", 0.0)
+        FOUND.append(float(found))
+        object.__setattr__(self, "left", moved.clone())
+        return found
+
+
+FOUND = []
+
+
+class Remembering:
+    """A loss that remembers in a field."""
+
+    def __init__(self):
+        self.means = []
+
+    def __call__(self, network, inputs, targets):
+        outputs = network(inputs)
+        self.means.append(float(outputs.detach().mean()))
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def test_a_randomised_report_covers_one_client_too_and_each_has_copies_of_fields():
+    def reported(algorithm, **own):
+        return ran(algorithm, pf.Privacy(), **own)
+
+    assert max(claims(reported(Reporting("uniform"))).values()) <= 2.0
+    ReportingInClass.before = None
+    nothing_is_claimed(reported(ReportingInClass("uniform")), "the algorithm", "ReportingInClass")
+    nothing_is_claimed(reported(Reporting("uniform"), loss=remembering_loss), "the loss", "remembering_loss")
+    assert max(claims(reported(Reporting("uniform"), loss=Remembering())).values()) <= 2.0
+    FOUND.clear()
+    run = reported(ReportingInField("uniform"))
+    assert set(FOUND) == {0.0}
+    assert SHARED_STATE in words(run)  # for the list that this test reads
 
 
 class Logging(pf.FedAvg):

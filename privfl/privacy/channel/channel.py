@@ -115,6 +115,12 @@ class ChannelSpec:
         return self.noise is not None
 
     @property
+    def covers_clients(self) -> bool:
+        """Whether something covers all that one client holds, its update or a randomised report; then nothing may get
+        from one client's training into another's."""
+        return self.noise is not None or any(field.epsilon is not None for field in self.fields)
+
+    @property
     def has_central_noise(self) -> bool:
         """Whether noise is added to sums at the server."""
         return self.noise_at_server or (self.noise is not None and self.noise.adds_at == "server")
