@@ -250,10 +250,12 @@ class ClientResult:
 def send(channel: RoundChannel, client: int, trained: Trained, noise: NoiseStream, like: Tensor) -> ClientResult:
     """Pass ``client``'s upload through its side of ``channel``; one that cannot be used is dropped, with the reason.
 
-    Where noise must hide who failed, it counts as zeros instead; the client then keeps what it had, as if dropped.
+    Where noise must hide who failed, it counts as zeros instead; the client then keeps what it had, as if dropped. So
+    does a randomised report that cannot be used: it counts as the low end of its range, and is randomised like others.
     ``like`` [size] has the shape and type that an update must have.
     """
-    upload, log = trained.upload, trained.log
+    upload, unreported = _with_reports(channel, trained.upload, like)
+    log = trained.log
     problem = _problem(channel, upload, like, trained.known)
     sent, known = None, NOTHING
     if not problem:
@@ -267,7 +269,28 @@ def send(channel: RoundChannel, client: int, trained: Trained, noise: NoiseStrea
         return ClientResult(client, None, {}, log, problem)
     if sent is None:
         sent, known = channel.at_client({}, noise, like=like, broken=True), NOTHING
-    return ClientResult(client, sent, {} if problem else trained.keeps, log, zeroed=problem, known=known)
+    zeroed = problem or unreported
+    return ClientResult(client, sent, {} if zeroed else trained.keeps, log, zeroed=zeroed, known=known)
+
+
+def _with_reports(channel: RoundChannel, upload: Any, like: Tensor) -> tuple[Any, str]:
+    """``upload`` with NaN for each randomised report that cannot be used, and why one cannot; empty if all can."""
+    reports = [field.name for field in channel.fields if field.epsilon is not None]
+    alone = len(reports) == len(channel.fields)
+    if not reports or not (alone or isinstance(upload, dict)):
+        return upload, ""
+    given: dict[str, Any] = upload if isinstance(upload, dict) else {}
+    broken = {name: problem for name in reports if (problem := _report_problem(name, given.get(name)))}
+    filled = {**given, **dict.fromkeys(broken, like.new_tensor(math.nan))}
+    return (filled, next(iter(broken.values()))) if broken else (upload, "")
+
+
+def _report_problem(name: str, value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"sent no '{name}'"
+    if value.shape != ():
+        return f"sent '{name}' of shape {tuple(value.shape)}"
+    return "" if value.dtype in (torch.float32, torch.float64) else f"sent '{name}' as {value.dtype}"
 
 
 def _too_long(channel: RoundChannel, sent: Tensors, known: Measured) -> str:
@@ -308,7 +331,7 @@ def _problem(channel: RoundChannel, upload: Any, like: Tensor, known: Measured) 
         if value.dtype not in (torch.float32, torch.float64):
             return f"sent '{kind.name}' as {value.dtype}"
         if kind.epsilon is not None:
-            continue  # its absence would be a signal: it counts as the low end of its range
+            continue  # see _with_reports
         # One pass: a sum is finite only if all its terms are. It may overflow without reason, so only then look closer.
         total = known[kind.name].total if kind.name in known else float(value.sum())
         if not math.isfinite(total) and not bool(torch.isfinite(value).all()):

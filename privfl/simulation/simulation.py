@@ -271,7 +271,8 @@ def run(
             round, lambda: plan.algorithm.eval_parameters(state.server), sizes.sent(round) if plan.needs_sizes else {}
         )
 
-        line = measure(plan, state, engine, len(sums.members), problems)
+        told = asked if conceals(plan) and not sums.aborted else len(sums.members)
+        line = measure(plan, state, engine, told, problems)
         if state.round == plan.schedule.rounds:
             statement = claim(plan, state)
         line["epsilon"] = _publishable(plan, tracker.so_far() if statement is None else statement.finite())
@@ -306,15 +307,21 @@ def watch(
 def measure(plan: Plan, state: State, engine: Engine | RayEngine, arrived: int, problems: Counter[str]) -> Metrics:
     """The metrics of the round that has just ended, in which ``arrived`` uploads could be used; ε is yet to come.
 
-    How many arrived, and how many did not, is left out where the claim rests on a secret draw of the cohort.
+    How many arrived is left out where the claim rests on a secret draw of the cohort. Where noise covers what clients
+    send it is how many were asked, unless a secure sum was given up, and nobody is said to be missing.
     """
     line: Metrics = {"round": state.round - 1}
     if not plan.channel.amplified:
-        line |= {"clients": arrived, **({"dropped": dict(problems)} if problems else {})}
+        line |= {"clients": arrived, **({"dropped": dict(problems)} if problems and not conceals(plan) else {})}
     line |= storable(plan.algorithm.server_metrics(state.server))
     if state.round % plan.schedule.evaluate_every == 0 or state.round == plan.schedule.rounds:
         line |= storable(evaluate(plan.task, plan.algorithm, engine, state.server, state.client_state, engine.notes))
     return line
+
+
+def conceals(plan: Plan) -> bool:
+    """Whether how many uploads could not be used is for whoever runs the experiment alone."""
+    return any(phase.channel.hides_failures for phase in phases_of(plan.algorithm, plan.channel.usual))
 
 
 def _publishable(plan: Plan, epsilon: dict[str, float]) -> dict[str, float]:
@@ -355,7 +362,7 @@ def conclude(
     failure = state.failure
     state.health.tell(str(directory.path) if directory is not None else algorithm.name, "failure", failure)
     # What only the experimenter may know stays out of what others read.
-    seen_anyway = not (plan.channel.amplified or plan.channel.zero_fills_failures)
+    seen_anyway = not (plan.channel.amplified or conceals(plan))
     private = [*counted, *filter(None, [odd])]
     warnings = [
         *(plan.warnings + engine.notes + recorder.notes + algorithm.warnings(state.server)),
@@ -370,7 +377,7 @@ def conclude(
         "stopped": "finished" if state.round == plan.schedule.rounds else "budget",
         "headline": {"name": task.headline.test, "higher_is_better": task.headline.higher_is_better},
         **{name: value for name, value in last.items() if name.startswith("test_")},
-        "dropped": {} if plan.channel.amplified else dict(state.dropped),
+        "dropped": dict(state.dropped) if seen_anyway else {},
         "noise_multiplier": None if privacy.training is None else privacy.training.noise_multiplier,
         "warnings": warnings + (private if seen_anyway else []),
         **({"failure": failure} if seen_anyway else {}),

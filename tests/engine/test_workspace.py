@@ -67,6 +67,34 @@ def test_a_report_that_is_not_finite_counts_as_the_low_end_and_nobody_is_dropped
     assert torch.equal(found.upload["loss"], low.upload["loss"])
 
 
+UNUSABLE = {
+    "none": (None, "sent no 'loss'"),
+    "nothing": ({}, "sent no 'loss'"),
+    "no tensor": ({"loss": 1.0}, "sent no 'loss'"),
+    "another shape": ({"loss": torch.zeros(3)}, "sent 'loss' of shape (3,)"),
+    "another type": ({"loss": torch.tensor(2)}, "sent 'loss' as torch.int64"),
+}
+
+
+@pytest.mark.parametrize("what", UNUSABLE)
+def test_a_report_that_cannot_be_used_counts_as_the_low_end_since_its_absence_would_tell(what):
+    upload, why = UNUSABLE[what]
+    reports = channel(fields=(Field("loss", shape=(), weighted=False, epsilon=2.0, value_range=(1.0, 3.0)),))
+    found, low = sent(reports, upload), sent(reports, {"loss": torch.tensor(1.0)})
+    assert (found.dropped, found.zeroed) == ("", why)
+    assert torch.equal(found.upload["loss"], low.upload["loss"])
+    assert not found.client_state
+    assert low.client_state
+
+
+def test_beside_a_broken_update_a_report_drops_its_client_as_the_update_does():
+    both = channel(fields=(*UPDATE, Field("loss", shape=(), weighted=False, epsilon=2.0)))
+    assert sent(both, BROKEN | {"loss": torch.tensor(0.5)}).dropped == "sent a non-finite 'update'"
+    assert sent(both, None).dropped == "sent no 'update'"
+    whole = sent(both, of_norm(1.0) | {"loss": torch.zeros(2)})
+    assert (whole.dropped, whole.zeroed) == ("", "sent 'loss' of shape (2,)")
+
+
 def test_whatever_claims_something_at_the_door_makes_an_outside_algorithm_train_blind():
     class Own(FedAvg):
         name: ClassVar[str] = "own"

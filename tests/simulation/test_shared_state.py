@@ -254,6 +254,22 @@ def test_a_randomised_report_covers_one_client_too_and_each_has_copies_of_fields
     assert SHARED_STATE in words(run)  # for the list that this test reads
 
 
+class Silent(Reporting):
+    """Reports nothing where it went far."""
+
+    def finish(self, local, received, training):
+        report = super().finish(local, received, training)
+        return {} if float(report["moved"]) > 0.1 else report
+
+
+def test_who_reports_nothing_is_not_missed_and_nobody_else_learns_of_it():
+    run = ran(Silent("uniform"), pf.Privacy())
+    assert [line["clients"] for line in run.metrics] == [3, 3]
+    assert "6 of 6 uploads counted as zeros: 6 sent no 'moved'." in run.warnings
+    assert "sent no" not in str(run.summary) + str(run.metrics)
+    assert max(claims(run).values()) <= 2.0
+
+
 class Logging(pf.FedAvg):
     """Keeps a diary of what the server knows, and a field that each client has of its own."""
 

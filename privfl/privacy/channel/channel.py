@@ -154,6 +154,12 @@ class ChannelSpec:
         return bool(self.statistics) or any(field.epsilon is not None for field in self.fields)
 
     @property
+    def hides_failures(self) -> bool:
+        """Whether nobody who reads what is published may learn how many uploads could not be used: noise on updates, on
+        sums or on reports covers what a client sends, and not that it sends nothing."""
+        return self.covers_clients or self.noise_at_server
+
+    @property
     def zero_fills_failures(self) -> bool:
         """Whether a broken upload counts as zeros: its absence would be a signal that the noise does not cover."""
         return self.noise is not None and (self.noise.adds_at != "server" or self.secure is not None)
