@@ -163,7 +163,7 @@ def test_what_is_drawn_from_a_generator_of_the_process_tells_how_much_others_dre
 
 
 class ByItself(pf.FedAvg):
-    """Leaves what it learns of its own, noiseless gradients to whoever comes next."""
+    """May take gradients for the client alone, and counts its trainings in its class."""
 
     name: ClassVar[str] = "by-itself"
     local_only: ClassVar[bool] = True
@@ -172,9 +172,6 @@ class ByItself(pf.FedAvg):
 
     def begin(self, received, client_state, training):
         return {**super().begin(received, client_state, training), "own": torch.zeros(1)}
-
-    def step(self, local, received, batch, client, training):
-        super().step(local, received, batch, client, training)
 
     def finish(self, local, received, training):
         ByItself.left += 1.0
@@ -190,7 +187,6 @@ class Reporting(pf.FedAvg):
 
     name: ClassVar[str] = "reporting"
     before: ClassVar[Any] = None
-    heard: ClassVar[list[float]] = []
 
     def fields(self):
         return (pf.Field("moved", combine="sum", shape=(), weighted=False, epsilon=1.0, value_range=(0.0, 1.0)),)
