@@ -45,6 +45,8 @@ RIVALS: dict[str, Any] = {
 }
 """The other rows of Table I, with the settings of the paper's code; FedBABU is judged by its shared model there."""
 EVERY = METHODS | RIVALS
+AS_CODED: dict[str, Any] = {"FedDyn clipped": pf.FedDyn(alpha=1e-4, max_gradient_norm=10.0)}
+"""Rivals with what only their authors' code does; no row of Table I, so they are run where ``--group`` names them."""
 TRAINING = pf.LocalTraining(learning_rate=0.01, batch_size=50, epochs=5, momentum=0.5, weight_decay=5e-4)
 TAIL = 10
 """Rounds at the end of a curve over which accuracy is averaged."""
@@ -102,7 +104,7 @@ def advance(group: Group, method: str, seed: int, until: int, options: argparse.
     with suppress(Paused):
         pf.simulate(
             task,
-            EVERY[method],
+            (EVERY | AS_CODED)[method],
             rounds=group.rounds,
             training=TRAINING,
             availability=pf.Bernoulli(group.probability),
@@ -149,7 +151,7 @@ def by_group(rows: list[dict[str, Any]]) -> Iterator[tuple[tuple[int, float], di
     """(clients, p) → method → curves over the seeds, cut to the rounds that all seeds of the method have."""
     for clients, probability in sorted({key(row)[:2] for row in rows}, key=lambda pair: (pair[0], -pair[1])):
         mine = [row for row in rows if key(row)[:2] == (clients, probability)]
-        found = {name: [row["accuracy"] for row in mine if row["method"] == name] for name in EVERY}
+        found = {name: [row["accuracy"] for row in mine if row["method"] == name] for name in (*EVERY, *AS_CODED)}
         yield (
             (clients, probability),
             {name: [curve[: min(map(len, curves))] for curve in curves] for name, curves in found.items() if curves},

@@ -32,8 +32,9 @@ class FedDyn(Algorithm):
     minimises Σ_k n_k·F_k by the adaptive α_k = α·(n/N)/n_k of the authors' code. Momentum and weight decay of the
     training settings act on the whole local gradient; momentum starts anew in every round.
 
-    Differs from the authors' code: it clips the mean gradient to norm 10, which is not done here, and its α is adapted
-    to unequal sizes, here only with ``mean_size``.
+    Differs from the authors' code: it scales the local gradient, before weight decay and momentum, to norm 10 where it
+    is longer, here only with ``max_gradient_norm=10``, and its α is adapted to unequal sizes, here only with
+    ``mean_size``.
 
     Under DP-SGD v and u_k are functions of the noisy gradients and of public values alone: by post-processing a round
     costs exactly what FedAvg's noisy gradients cost. u_k is fed by data and reaches later uploads, so it is no private
@@ -55,6 +56,8 @@ class FedDyn(Algorithm):
         evaluate: which model is tested: ``"average"``, the mean of the cohort's v_k that the paper's code reports, or
             ``"server"``, the corrected w that clients receive.
         mean_size: n/N, the public mean number of samples of a client, for α_k; ``None`` is the same α for all.
+        max_gradient_norm: > 0; how long the local gradient of a step may be, all terms but weight decay together. It
+            acts after DP-SGD's own clipping and noise, so no claim rests on it. ``None`` is no bound, as in the paper.
     """
 
     name: ClassVar[str] = "feddyn"
@@ -62,11 +65,14 @@ class FedDyn(Algorithm):
     alpha: float = 0.01
     evaluate: Literal["average", "server"] = "average"
     mean_size: float | None = None
+    max_gradient_norm: float | None = None
 
     def __post_init__(self) -> None:
         check_number("feddyn's alpha", self.alpha, 0, above=True)
         if self.mean_size is not None:
             check_number("feddyn's mean_size", self.mean_size, 0, above=True)
+        if self.max_gradient_norm is not None:
+            check_number("feddyn's max_gradient_norm", self.max_gradient_norm, 0, above=True)
 
     def fields(self) -> tuple[Field, ...]:
         return (Field("update", weighted=False),)
@@ -93,6 +99,8 @@ class FedDyn(Algorithm):
             local["alpha"].copy_(self.alpha * self.mean_size / client.size())
         gradient = client.gradient(client.loss, local["parameters"], batch)
         self.add_data_independent_gradient(gradient, local, received)
+        if self.max_gradient_norm is not None:
+            gradient.mul_(self.max_gradient_norm / gradient.norm().clamp(min=self.max_gradient_norm))
         descend(local, gradient, training)
 
     def add_data_independent_gradient(self, gradient: Tensor, local: Tensors, received: Tensors) -> None:

@@ -100,6 +100,40 @@ def test_with_a_mean_size_every_client_has_the_authors_alpha(task):
         torch.testing.assert_close(run.parameters, w, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("bound", [0.05, 1e6], ids=["nearly every step is shortened", "none is"])
+@pytest.mark.parametrize("engine", ["loop", "vectorised"])
+def test_a_bounded_gradient_steps_as_the_authors_code_does(task, engine, bound):
+    """Their order: PyTorch's clipping of the gradient of the loss and both terms, then SGD's decay and momentum."""
+    alpha, w, own = 0.3, initial(task), {client: torch.zeros_like(initial(task)) for client in range(4)}
+    shortened = 0
+    for round in range(2):
+        found = {}
+        for k in two_of_four(round):
+            v = torch.nn.Parameter(w.clone())
+            sgd = torch.optim.SGD([v], HEAVY.learning_rate, HEAVY.momentum, weight_decay=HEAVY.weight_decay)
+            for group in sgd.param_groups:
+                group["lr"] *= HEAVY.learning_rate_decay**round
+            for rows in batches(task, k, HEAVY, round):
+                v.grad = mean_gradient(task, v.detach(), rows) + alpha * (v.detach() - w + own[k])
+                shortened += int(torch.nn.utils.clip_grad_norm_([v], bound) > bound)
+                sgd.step()
+            found[k] = v.detach()
+        for k, v in found.items():
+            own[k] = own[k] + v - w
+        w = sum(found.values()) / len(found) + sum(own.values()) / 4
+    assert (shortened > 10) == (bound < 1)
+    run = pf.simulate(
+        task,
+        pf.FedDyn(alpha, "server", max_gradient_norm=bound),
+        rounds=2,
+        training=HEAVY,
+        cohort=pf.FixedCohort(2),
+        evaluate_every=2,
+        execution=pf.Execution(engine=engine),
+    )
+    torch.testing.assert_close(run.parameters, w, rtol=0, atol=1e-6)  # PyTorch adds 1e-6 to the norm
+
+
 @pytest.mark.parametrize(
     ("clients", "cohort", "rounds"), [(4, None, 40), (8, pf.FixedCohort(4), 105)], ids=["everyone", "4 of 8"]
 )
@@ -326,7 +360,7 @@ def test_dp_sgd_refuses_what_would_tell_sizes(task):
 
 
 def test_defaults_are_the_papers():
-    assert pf.FedDyn() == pf.FedDyn(alpha=0.01, evaluate="average", mean_size=None)
+    assert pf.FedDyn() == pf.FedDyn(alpha=0.01, evaluate="average", mean_size=None, max_gradient_norm=None)
     assert pf.Scaffold() == pf.Scaffold(option="II", weighting=None, server_learning_rate=1.0)
     assert pf.Scaffold().weighs == "uniform"
 
@@ -338,6 +372,7 @@ def test_defaults_are_the_papers():
         ({"alpha": float("inf")}, "feddyn's alpha is inf"),
         ({"evaluate": "mean"}, "feddyn's evaluate"),
         ({"mean_size": 0}, "feddyn's mean_size is 0"),
+        ({"max_gradient_norm": 0.0}, "feddyn's max_gradient_norm is 0"),
     ],
 )
 def test_impossible_settings_are_one_sentence(settings, message):
