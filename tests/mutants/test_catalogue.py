@@ -2,6 +2,7 @@
 
 import ast
 from collections import Counter
+from functools import cache
 
 import pytest
 
@@ -19,11 +20,16 @@ def test_there_are_mutants_of_every_room_and_no_two_are_one():
     assert [key for key, times in Counter(one.key for one in LISTED).items() if times > 1] == []
 
 
+@cache
+def read_and_parsed(path):
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return text, ast.dump(ast.parse(text))
+
+
 @pytest.mark.parametrize("mutant", LISTED, ids=lambda one: f"{one.room}-{one.key}")
 def test_a_mutant_has_one_place_and_compiles(mutant):
-    text = (ROOT / mutant.path).read_text(encoding="utf-8")
-    broken = mutant.applied(text)
-    assert ast.dump(ast.parse(broken)) != ast.dump(ast.parse(text)), "it changes nothing"
+    text, tree = read_and_parsed(mutant.path)
+    assert ast.dump(ast.parse(mutant.applied(text))) != tree, "it changes nothing"
 
 
 def test_the_tests_that_mutants_name_exist():
