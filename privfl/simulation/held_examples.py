@@ -21,7 +21,7 @@ from privfl.errors import ConfigError
 from privfl.federation.task import Task
 from privfl.models import OwnModel
 from privfl.references import called
-from privfl.simulation.identity import Identity
+from privfl.simulation.every_state import EveryState
 
 LOOKED_FOR = 256
 """Training examples that are looked for, drawn by a fixed seed: whoever holds a twentieth of all, picked without it,
@@ -41,7 +41,7 @@ Parts = Sequence[tuple[str, Any]]
 """What a user may have written besides the model: what it is, and the thing itself."""
 
 
-class _Built(Identity):
+class _Built(EveryState):
     """Of a network that was built, since what builds one may well ask an example for its shape."""
 
     def _body(self, kind: type) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def check_held_examples(task: Task, parts: Parts) -> tuple[str, ...]:
     Raises:
         ConfigError: a part holds training examples.
     """
-    met = [(name, part, Identity(part)) for name, part in parts]
+    met = [(name, part, EveryState(part)) for name, part in parts]
     model = [("model", one, _Built(one)) for one in ([task.model(0)] if isinstance(task.model, OwnModel) else [])]
     for name, part, identity in met + model:
         arrays = [*identity.arrays, *(np.array(one, dtype=np.float64) for one in identity.lists)]
@@ -83,7 +83,7 @@ def check_held_examples(task: Task, parts: Parts) -> tuple[str, ...]:
     )
 
 
-def _numbers(identity: Identity, task: Task) -> int:
+def _numbers(identity: EveryState, task: Task) -> int:
     """How many numbers the arrays hold that ``identity`` met, those aside that hold examples of ``task``."""
     return sum(math.prod(one.shape) for one in identity.arrays if not _found(task, [one])[0])
 

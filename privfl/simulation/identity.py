@@ -47,6 +47,7 @@ _BOOKKEEPING = re.compile(
     r"|__(annotat\w+|abstractmethods|slots|slotnames|qualname|classcell|type_params)__|_abc_impl"
 )
 """What Python writes into a class beside what stands in it."""
+OF_EVERY_MODULE = {f"__{one}__" for one in ("name", "doc", "package", "loader", "spec", "file", "cached", "builtins")}
 _GENERATED = re.compile(r"__(init|repr|eq|hash|setattr|delattr|lt|le|gt|ge|replace|getstate|setstate)__")
 """Methods that ``dataclass`` writes."""
 
@@ -66,20 +67,26 @@ class Identity:
         self.unknown: set[str] = set()
         self._done: dict[tuple[int, bool], bytes] = {}
         self._open: dict[int, int] = {}
+        self._dead: set[int] = set()
         self._kept: list[Any] = []  # a number of id() names one object only while that lives
         self.digest = self._of(thing, loose=True).hex()
 
     @property
     def arrays(self) -> list[Tensor | NDArray[Any]]:
         """The tensors and arrays of numbers among what was met, each once."""
-        met = (one for one in self._kept if isinstance(one, Tensor | np.ndarray))
-        return [one for one in met if isinstance(one, Tensor) or one.dtype.kind in "buif"]
+        return [one for one in self._met(Tensor | np.ndarray) if isinstance(one, Tensor) or one.dtype.kind in "buif"]
 
     @property
-    def lists(self) -> list[list[float] | tuple[float, ...]]:
-        """The lists and tuples of numbers alone among what was met, each once."""
-        met = (one for one in self._kept if isinstance(one, list | tuple) and one)
-        return [one for one in met if all(type(n) is float or (type(n) is int and abs(n) < 1 << 53) for n in one)]
+    def lists(self) -> list[list[Any]]:
+        """The lists of numbers alone among what was met, the values of tables of such among them, each once."""
+        met = (one for one in self._met(list | tuple | deque | Mapping) if one)
+        lists = (list(one.values() if isinstance(one, Mapping) else one) for one in met)
+        return [one for one in lists if all(_is_number(number) and id(number) not in self._dead for number in one)]
+
+    def _met(self, kinds: Any) -> list[Any]:
+        return list(
+            {id(one): one for one in self._kept if isinstance(one, kinds) and id(one) not in self._dead}.values()
+        )
 
     def _of(self, thing: Any, *, loose: bool) -> bytes:
         """The hash of ``thing``; ``loose`` where it is a setting, whose 1 and 1.0, lists and tuples are the same."""
@@ -108,6 +115,7 @@ class Identity:
                 return _tensor(thing)
             except RuntimeError:  # somebody kept a tensor of a vmap that is over, and nobody can say what it holds
                 self.unknown.add("torch:Tensor")
+                self._dead.add(id(thing))
                 return secrets.token_bytes(32)
         if isinstance(thing, np.ndarray) and thing.dtype != object:
             return _hash("array", thing.dtype.str, thing.shape, *_array_pieces(thing))
@@ -153,10 +161,10 @@ class Identity:
     def _object(self, thing: Any, loose: bool) -> bytes:
         kind = type(thing)
         settings = is_dataclass(thing)
-        if settings and _package(kind):
+        if settings and package_of(kind):
             own = {item.name: getattr(thing, item.name) for item in fields(thing) if item.init}
         elif hasattr(thing, "__dict__"):
-            lazy = {name for base in kind.__mro__ for name, part in vars(base).items() if _is_lazy(part)}
+            lazy = {name for base in kind.__mro__ for name, part in vars(base).items() if is_lazy(part)}
             own = {name: value for name, value in vars(thing).items() if name not in lazy}
             if isinstance(thing, nn.Module):  # hooks are numbered through the whole process
                 own = {name: list(value.values()) if "_hooks" in name else value for name, value in own.items()}
@@ -165,18 +173,22 @@ class Identity:
                 reduce = copyreg.dispatch_table.get(kind)
                 reduced = thing.__reduce_ex__(2) if reduce is None else reduce(thing)
             except Exception:  # whatever a type of others raises that cannot be taken apart
-                self.unknown.add(f"{kind.__module__}:{kind.__qualname__}")
-                return _hash("unknown", kind.__module__, kind.__qualname__)
+                return self._unknown(kind)
             if isinstance(reduced, str):
                 return _hash("global", reduced)
             parts = [list(part) if isinstance(part, Iterator) else part for part in reduced]
             return self._each("object", (kind, *parts))
         return _hash("object", self._of(kind, loose=False), self._items("state", own, loose and settings))
 
+    def _unknown(self, kind: type) -> bytes:
+        self.unknown.add(f"{kind.__module__}:{kind.__qualname__}")
+        return _hash("unknown", kind.__module__, kind.__qualname__)
+
     def _class(self, kind: type) -> bytes:
-        if package := _package(kind):
+        if package := package_of(kind):
             return _hash(package, kind.__module__, kind.__qualname__)
-        return _hash("class", self._each("bases", kind.__bases__), self._items("body", self._body(kind)))
+        made_by = () if type(kind) is type else (self._of(type(kind), loose=False),)
+        return _hash("class", self._each("bases", kind.__bases__), self._items("body", self._body(kind)), *made_by)
 
     def _body(self, kind: type) -> dict[str, Any]:
         return {
@@ -188,30 +200,30 @@ class Identity:
         }
 
     def _module(self, module: types.ModuleType) -> bytes:
-        if package := _package(module):
+        if package := package_of(module):
             return _hash(package, module.__name__)
-        own = {name: part for name, part in sorted(vars(module).items()) if not name.startswith("__")}
+        own = {name: part for name, part in sorted(vars(module).items()) if name not in OF_EVERY_MODULE}
         return self._items("module", own)
 
     def _function(self, function: types.FunctionType) -> bytes:
         cells = [_content(cell) for cell in function.__closure__ or ()]
         given = (function.__defaults__, function.__kwdefaults__, cells)
-        if package := _package(function):
+        if package := package_of(function):
             return self._each(package, (function.__module__, function.__qualname__, *given))
-        used = {
-            name: function.__globals__[name]
-            for name in sorted(_global_names(function.__code__))
-            if name in function.__globals__ and not name.startswith("__")
-        }
         imports = sorted(_own_sources(function.__code__, function.__globals__.get("__package__")))
         return _hash(
             "function",
             self._code(function.__code__),
             self._each("given", given),
-            self._items("globals", used),
+            self._items("globals", self._used(function)),
             self._items("attributes", vars(function)),
             *imports,
         )
+
+    def _used(self, function: types.FunctionType) -> dict[str, Any]:
+        """The globals that ``function`` reads, by name."""
+        names = global_names(function.__code__) - OF_EVERY_MODULE
+        return {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
 
     def _code(self, code: types.CodeType) -> bytes:
         constants = [self._code(one) if isinstance(one, types.CodeType) else one for one in code.co_consts]
@@ -240,6 +252,12 @@ def _atom(thing: Any, loose: bool) -> bytes | None:
     return None
 
 
+def _is_number(thing: Any) -> bool:
+    if isinstance(thing, Tensor):
+        return thing.ndim == 0 and not thing.is_meta and not thing.is_complex()
+    return isinstance(thing, float | np.floating | np.integer) or (type(thing) is int and abs(thing) < 1 << 53)
+
+
 def _tensor(tensor: Tensor) -> bytes:
     tensor = tensor.detach()
     told = (str(tensor.dtype), tuple(tensor.shape), str(tensor.layout))
@@ -265,7 +283,7 @@ def _content(cell: types.CellType) -> Any:
         return None
 
 
-def _is_lazy(part: Any) -> bool:
+def is_lazy(part: Any) -> bool:
     return isinstance(part, cached_property)
 
 
@@ -275,7 +293,7 @@ def _is_generated(part: Any) -> bool:
     return isinstance(inner, types.FunctionType) and inner.__code__.co_filename == "<string>"
 
 
-def _package(thing: Any) -> str:
+def package_of(thing: Any) -> str:
     """What tells the code of the package that ``thing`` comes from, empty if it is the user's own."""
     name = thing.__name__ if isinstance(thing, types.ModuleType) else getattr(thing, "__module__", None)
     return _told(name.partition(".")[0]) if isinstance(name, str) else ""
@@ -313,23 +331,28 @@ def _installed(package: str) -> str:
     return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest() if found else ""
 
 
-def _global_names(code: types.CodeType) -> set[str]:
+def global_names(code: types.CodeType) -> set[str]:
     """The global names that ``code`` reads, nested functions and classes included."""
     found = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    return found.union(*(_global_names(one) for one in code.co_consts if isinstance(one, types.CodeType)))
+    return found.union(*(global_names(one) for one in code.co_consts if isinstance(one, types.CodeType)))
 
 
 def _own_sources(code: types.CodeType, package: str | None) -> Iterator[bytes]:
     """Hashes of the files of one's own modules that ``code`` imports where it runs."""
+    for name in own_imports(code, package):
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            continue
+        if spec is not None and spec.origin is not None and Path(spec.origin).is_file():
+            yield hashlib.sha256(Path(spec.origin).read_bytes()).digest()
+
+
+def own_imports(code: types.CodeType, package: str | None) -> Iterator[str]:
+    """What modules of one's own that ``code`` of ``package`` imports where it runs may be called."""
     for one in dis.get_instructions(code):
         if one.opname == "IMPORT_NAME" and not _told(str(one.argval).partition(".")[0]):
-            for name in (one.argval, f"{package}.{one.argval}".rstrip(".")):
-                try:
-                    spec = importlib.util.find_spec(name)
-                except (ImportError, ValueError):
-                    continue
-                if spec is not None and spec.origin is not None and Path(spec.origin).is_file():
-                    yield hashlib.sha256(Path(spec.origin).read_bytes()).digest()
+            yield from (one.argval, f"{package}.{one.argval}".rstrip("."))
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            yield from _own_sources(inner, package)
+            yield from own_imports(inner, package)

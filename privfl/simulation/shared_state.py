@@ -20,7 +20,7 @@ from privfl.federation.task import Task
 from privfl.models import OwnModel
 from privfl.privacy.accounting.release import Release, everywhere, unprotected
 from privfl.references import called
-from privfl.simulation.identity import Identity
+from privfl.simulation.every_state import EveryState
 
 SHARED_STATE = "state that clients share"
 REASON = (
@@ -50,10 +50,11 @@ class SharedState:
         self._before = self._now()
 
     def changed(self) -> list[str]:
-        """What has changed since, in words."""
-        return [name for name, now in self._now().items() if now != self._before[name]]
+        """What has changed since, or may have, in words."""
+        pairs = ((name, self._before[name], now) for name, now in self._now().items())
+        return [name + _opaque(now) for name, before, now in pairs if now.digest != before.digest]
 
-    def _now(self) -> dict[str, str]:
+    def _now(self) -> dict[str, EveryState]:
         if not self._parts:
             return {}
         generators = {
@@ -63,7 +64,13 @@ class SharedState:
             "Python's": random.getstate(),
         }
         looked_at = {**self._parts, **{f"{name} global random generator": one for name, one in generators.items()}}
-        return {name: Identity(one).digest for name, one in looked_at.items()}
+        return {name: EveryState(one) for name, one in looked_at.items()}
+
+
+def _opaque(state: EveryState) -> str:
+    """What of it nothing can look into, which counts as changed, in words."""
+    kinds = ", ".join(sorted(one.replace(":", ".") for one in state.unknown))
+    return f" (which reaches {kinds}, whose content cannot be told)" if kinds else ""
 
 
 def shared_state(parts: Sequence[str]) -> Release:

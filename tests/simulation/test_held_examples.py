@@ -1,6 +1,7 @@
 """A part of one's own that holds training examples is refused where a mechanism would claim something about them."""
 
 import copy
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -55,6 +56,10 @@ CARRIERS = {
     "in another shape": X.reshape(ROWS, 3, 3),
     "in columns": X.T,
     "as lists": X.tolist(),
+    "as lists of NumPy's numbers": [list(row) for row in X[:300]],
+    "as tables of numbers": [dict(enumerate(row.tolist())) for row in X[:300]],
+    "in double-ended queues": [deque(row.tolist()) for row in X[:300]],
+    "as lists of single tensors": [list(torch.from_numpy(row)) for row in X[:300]],
     "as rows": tuple(torch.from_numpy(row) for row in X[:40]),
     "in a dictionary": {"rows": {"these": X[:100]}},
     "read-only": np.broadcast_to(X, (2, *X.shape)),

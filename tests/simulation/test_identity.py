@@ -309,7 +309,7 @@ def test_it_says_which_arrays_and_lists_of_numbers_it_met():
     inner = {"weights": weights, "more": [image, ["a", 1], (3, 4.0), [10**400, 1]], "words": np.array(["b"])}
     met = Identity(loss)
     assert {id(one) for one in met.arrays} == {id(table), id(weights), id(image)}
-    assert (3, 4.0) in met.lists
+    assert [3, 4.0] in met.lists
     assert ["a", 1] not in met.lists
     assert [10**400, 1] not in met.lists
 
