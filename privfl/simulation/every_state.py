@@ -10,25 +10,22 @@ import functools
 import gc
 import logging
 import secrets
-import sys
 import threading
 import types
 import weakref
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor, nn
+import numpy as np
+from torch import Tensor
 
-from privfl.simulation.identity import OF_EVERY_MODULE, Identity, global_names, is_lazy, own_imports, package_of
+from privfl.simulation.identity import OF_EVERY_MODULE, Identity, is_lazy, package_of, reads_by_string
 
 _CACHE = type(functools.cache(len))
 _LOCK = type(threading.Lock())
 _FRAMES = {types.GeneratorType: "gi_frame", types.CoroutineType: "cr_frame", types.AsyncGeneratorType: "ag_frame"}
 _OF_ALL_LOGGERS = {"manager", "parent", "root", "_cache"}
 """What loggers share, and what each remembers of the levels that it was asked for."""
-_TOLD_WHOLE = (Tensor, nn.Module)
-"""Kinds whose content is looked at without taking them apart as pickling does."""
 
 
 class EveryState(Identity):
@@ -40,8 +37,8 @@ class EveryState(Identity):
     """
 
     def _inside(self, thing: Any, loose: bool) -> bytes:
-        beside = list(_beside(thing))
-        return super()._inside(thing, loose) + (self._each("beside", beside) if beside else b"")
+        found, beside = super()._inside(thing, loose), list(_beside(thing))
+        return self._each("beside", [found, *beside]) if beside else found
 
     def _object(self, thing: Any, loose: bool) -> bytes:
         kind = type(thing)
@@ -50,33 +47,21 @@ class EveryState(Identity):
             return self._each("frame", () if frame is None else (frame.f_code, frame.f_lasti, dict(frame.f_locals)))
         if _is_link(thing):
             return self._each("link", [one for one in gc.get_referents(thing) if not _is_link(one)])
-        found = super()._object(thing, loose)
-        if not hasattr(thing, "__dict__") or isinstance(thing, _TOLD_WHOLE) or _is_privfls(kind):
-            return found
-        try:
-            reduced = thing.__reduce_ex__(2)
-        except Exception:  # whatever a type of others raises that cannot be taken apart
-            return self._unknown(kind)
-        parts = [reduced] if isinstance(reduced, str) else reduced
-        return found + self._each("reduced", [list(one) if isinstance(one, Iterator) else one for one in parts])
+        return super()._object(thing, loose)
 
     def _unknown(self, kind: type) -> bytes:
         super()._unknown(kind)
         return secrets.token_bytes(32)
 
     def _used(self, function: types.FunctionType) -> dict[str, Any]:
-        given, code = function.__globals__, function.__code__
-        imported = own_imports(code, given.get("__package__"))
-        modules = {f"import {name}": sys.modules[name] for name in imported if name in sys.modules}
-        names = global_names(code)
-        by_string = names & {"globals", "eval", "exec"} or ("sys" in names and "modules" in _names(code))
-        found = {name: given[name] for name in given.keys() - OF_EVERY_MODULE} if by_string else super()._used(function)
-        return {**modules, **found}
+        given = function.__globals__
+        if reads_by_string(function.__code__):
+            return {name: given[name] for name in given.keys() - OF_EVERY_MODULE}
+        return super()._used(function)
 
 
 def _beside(thing: Any) -> Iterator[Any]:
     """What is written onto ``thing``, or into it where only its own code looks."""
-    kind = type(thing)
     if isinstance(thing, types.ModuleType) or (isinstance(thing, type | types.FunctionType) and package_of(thing)):
         return
     if isinstance(thing, type | types.FunctionType):
@@ -88,33 +73,15 @@ def _beside(thing: Any) -> Iterator[Any]:
         yield thing()
     if isinstance(thing, _LOCK):
         yield thing.locked()
-    if isinstance(thing, defaultdict):
-        yield thing.default_factory
     if isinstance(thing, _CACHE) and not package_of(thing):
         yield [one for one in gc.get_referents(thing) if isinstance(one, dict) and one is not vars(thing)]
-    slots = [name for base in kind.__mro__ if not package_of(base) for name in _slots(base)]
-    own = {name: getattr(thing, name) for name in slots if hasattr(thing, name)}
-    if hasattr(thing, "__dict__"):
-        lazy = {name for base in kind.__mro__ if package_of(base) for name, one in vars(base).items() if is_lazy(one)}
+    if hasattr(thing, "__dict__") and not isinstance(thing, np.memmap):  # whose file is no state of a part
+        bases = [base for base in type(thing).__mro__ if package_of(base)]
+        lazy = {name for base in bases for name, one in vars(base).items() if is_lazy(one)}
         left_out = lazy | (_OF_ALL_LOGGERS if isinstance(thing, logging.Logger) else set())
-        own |= {name: value for name, value in vars(thing).items() if name not in left_out}
-    if own:
-        yield own
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    return tuple(name for name, one in vars(kind).items() if isinstance(one, types.MemberDescriptorType))
+        yield {name: value for name, value in vars(thing).items() if name not in left_out}
 
 
 def _is_link(thing: Any) -> bool:
     """Whether ``thing`` is an entry of a cache of limited size, which refers to its neighbours too."""
     return type(thing).__qualname__ == "_lru_list_elem"
-
-
-def _is_privfls(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "privfl"
-
-
-def _names(code: types.CodeType) -> set[str]:
-    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
-    return {*code.co_names, *(name for one in inner for name in _names(one))}

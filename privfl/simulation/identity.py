@@ -22,7 +22,7 @@ import sysconfig
 import threading
 import types
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -41,6 +41,9 @@ _PIECE = 1 << 24
 _WATCHING = (logging.Logger, logging.Handler, io.IOBase, weakref.ref, type(threading.Lock()), type(threading.RLock()))
 """What watches or guards a computation, and takes no part in its result."""
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType)
+_SLOT = types.MemberDescriptorType
+_CONTAINERS = (list, tuple, deque, Set, Mapping, np.ndarray, partial, Enum, io.BytesIO, io.StringIO)
+_REDUCING = ("__reduce_ex__", "__reduce__", "__getstate__")
 _NAMED = (*_DESCRIPTORS, types.MethodDescriptorType, types.ClassMethodDescriptorType, torch.dtype, torch.device)
 _BOOKKEEPING = re.compile(
     r"__(module|dict|weakref|doc|firstlineno|static_attributes|dataclass_\w+|match_args|orig_bases|parameters)__"
@@ -99,7 +102,8 @@ class Identity:
         if (place, loose) not in self._done:
             self._open[place] = len(self._open)
             self._kept.append(thing)
-            self._done[place, loose] = self._inside(thing, loose)
+            found, written_on = self._inside(thing, loose), self._written_on(thing)
+            self._done[place, loose] = self._each("on", [found, written_on]) if written_on else found
             del self._open[place]
         return self._done[place, loose]
 
@@ -138,6 +142,17 @@ class Identity:
             return self._class(thing)
         return self._code_or_object(thing, loose)
 
+    def _written_on(self, thing: Any) -> dict[str, Any]:
+        """What stands in slots of ``thing``, and on a container or member beside its content."""
+        bases = [base for base in type(thing).__mro__ if not package_of(base)]
+        slots = [name for base in bases for name, one in vars(base).items() if isinstance(one, _SLOT)]
+        found = {name: getattr(thing, name) for name in slots if hasattr(thing, name)}
+        if isinstance(thing, _CONTAINERS) and hasattr(thing, "__dict__") and not isinstance(thing, np.memmap):
+            found |= vars(thing)
+        if isinstance(thing, defaultdict):
+            found["default_factory"] = thing.default_factory
+        return found
+
     def _code_or_object(self, thing: Any, loose: bool) -> bytes:
         if isinstance(thing, types.FunctionType):
             return self._function(thing)
@@ -153,7 +168,7 @@ class Identity:
             owner = thing.__self__
             return self._each("builtin", (thing.__qualname__, None if isinstance(owner, types.ModuleType) else owner))
         if isinstance(thing, Enum):
-            return self._each("member", (type(thing).__qualname__, thing.name, thing.value), loose)
+            return self._each("member", (type(thing), thing.name, thing.value), loose)
         if callable(wrapped := getattr(thing, "__wrapped__", None)):  # such as functools.cache around a function
             return self._each("wrapped", (type(thing), wrapped))
         return self._object(thing, loose)
@@ -178,7 +193,17 @@ class Identity:
                 return _hash("global", reduced)
             parts = [list(part) if isinstance(part, Iterator) else part for part in reduced]
             return self._each("object", (kind, *parts))
-        return _hash("object", self._of(kind, loose=False), self._items("state", own, loose and settings))
+        state = self._items("state", own, loose and settings)
+        if isinstance(thing, nn.Module) or kind.__module__.partition(".")[0] == "privfl":
+            return _hash("object", self._of(kind, loose=False), state)
+        try:  # what it holds beside, as a random generator, an error or a kind of text does
+            reduced = thing.__reduce_ex__(2)
+        except Exception:
+            return self._unknown(kind)
+        usual = all(getattr(kind, name) is getattr(object, name) for name in _REDUCING)
+        given: tuple[Any, ...] = (reduced,) if isinstance(reduced, str) else reduced[: 2 if usual else None]
+        beside = [list(part) if isinstance(part, Iterator) else part for part in given]
+        return _hash("object", self._of(kind, loose=False), state, self._each("beside", beside))
 
     def _unknown(self, kind: type) -> bytes:
         self.unknown.add(f"{kind.__module__}:{kind.__qualname__}")
@@ -210,7 +235,7 @@ class Identity:
         given = (function.__defaults__, function.__kwdefaults__, cells)
         if package := package_of(function):
             return self._each(package, (function.__module__, function.__qualname__, *given))
-        imports = sorted(_own_sources(function.__code__, function.__globals__.get("__package__")))
+        imports = sorted(self._imported(function.__code__, function.__globals__.get("__package__")))
         return _hash(
             "function",
             self._code(function.__code__),
@@ -222,8 +247,21 @@ class Identity:
 
     def _used(self, function: types.FunctionType) -> dict[str, Any]:
         """The globals that ``function`` reads, by name."""
+        if reads_by_string(function.__code__):
+            self.unknown.add("builtins:globals")
         names = global_names(function.__code__) - OF_EVERY_MODULE
         return {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
+
+    def _imported(self, code: types.CodeType, package: str | None) -> Iterator[bytes]:
+        """Hashes of the modules of one's own that ``code`` imports where it runs."""
+        for name in own_imports(code, package):
+            try:
+                found = importlib.import_module(name)
+            except Exception:  # whatever a module of the user's own raises; it may well never be asked for
+                continue
+            if not package_of(found):
+                file = Path(getattr(found, "__file__", None) or "")
+                yield _hash("import", file.read_bytes() if file.is_file() else "", self._of(found, loose=False))
 
     def _code(self, code: types.CodeType) -> bytes:
         constants = [self._code(one) if isinstance(one, types.CodeType) else one for one in code.co_consts]
@@ -337,15 +375,14 @@ def global_names(code: types.CodeType) -> set[str]:
     return found.union(*(global_names(one) for one in code.co_consts if isinstance(one, types.CodeType)))
 
 
-def _own_sources(code: types.CodeType, package: str | None) -> Iterator[bytes]:
-    """Hashes of the files of one's own modules that ``code`` imports where it runs."""
-    for name in own_imports(code, package):
-        try:
-            spec = importlib.util.find_spec(name)
-        except (ImportError, ValueError):
-            continue
-        if spec is not None and spec.origin is not None and Path(spec.origin).is_file():
-            yield hashlib.sha256(Path(spec.origin).read_bytes()).digest()
+def reads_by_string(code: types.CodeType) -> bool:
+    """Whether ``code`` may read globals that it does not name."""
+    names = global_names(code)
+    return bool(names & {"globals", "eval", "exec"}) or ("sys" in names and "modules" in _names(code))
+
+
+def _names(code: types.CodeType) -> set[str]:
+    return {*code.co_names}.union(*(_names(one) for one in code.co_consts if isinstance(one, types.CodeType)))
 
 
 def own_imports(code: types.CodeType, package: str | None) -> Iterator[str]:

@@ -3,11 +3,12 @@
 import copy
 import functools
 import logging
+import random
 import subprocess
 import sys
 import threading
 import types
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, partial
@@ -191,7 +192,62 @@ class Colour(Enum):
     BLUE = 2
 
 
+class Slotted:
+    """Keeps a number in a slot."""
+
+    __slots__ = ("note",)
+
+
+class WithBoth(Slotted):
+    """Has a dictionary beside the slot."""
+
+
+class Numbers(list):
+    """A list with a note."""
+
+
+class Words(dict):
+    """A dictionary with one."""
+
+
+class Text(str):
+    """A text with one."""
+
+
+def noted(thing, note):
+    thing.note = note
+    return thing
+
+
+def member(factor):
+    class Kind(Enum):
+        ONE = 1
+
+        def scaled(self, x):
+            return x * factor
+
+    return Kind.ONE
+
+
+def made_by(factor):
+    class Meta(type):
+        def scaled(cls, x):
+            return x * factor
+
+    return Meta("Made", (), {"__module__": __name__})
+
+
 DIFFERENT = [
+    (noted(WithBoth(), 1), noted(WithBoth(), 2)),
+    (noted(Numbers([1]), 1), noted(Numbers([1]), 2)),
+    (noted(Words(a=1), 1), noted(Words(a=1), 2)),
+    (Text("a"), Text("b")),
+    (noted(functools.partial(len), 1), noted(functools.partial(len), 2)),
+    (random.Random(1), random.Random(2)),
+    (ValueError(1), ValueError(2)),
+    (defaultdict(int), defaultdict(float)),
+    (member(1), member(2)),
+    (made_by(1), made_by(2)),
     (torch.zeros(3), torch.ones(3)),
     (torch.zeros(3), torch.zeros(3, dtype=torch.float64)),
     (torch.zeros(2, 3), torch.zeros(3, 2)),
@@ -258,6 +314,7 @@ def test_loggers_and_locks_take_no_part_and_what_nobody_can_take_apart_is_named(
         assert not Identity({"log": thing}).unknown
     made = Identity([(one for one in ())])
     assert made.unknown == {"builtins:generator"}
+    assert Identity(lambda: globals()["a name"]).unknown == {"builtins:globals"}
 
 
 def test_a_hook_of_ones_own_counts_and_its_number_does_not():
@@ -297,7 +354,9 @@ def test_a_module_that_is_imported_where_code_runs_counts(tmp_path, monkeypatch)
 
     before = Identity(late).digest
     (tmp_path / "imported_late.py").write_text("A = 2\n", encoding="utf-8")
-    assert Identity(late).digest != before
+    edited = Identity(late).digest
+    monkeypatch.setattr("imported_late.A", 3)
+    assert len({before, edited, Identity(late).digest}) == 3
 
 
 def test_it_says_which_arrays_and_lists_of_numbers_it_met():
