@@ -322,6 +322,7 @@ def _content(cell: types.CellType) -> Any:
 
 
 def is_lazy(part: Any) -> bool:
+    """Whether ``part`` of a class is a property that is worked out once."""
     return isinstance(part, cached_property)
 
 
