@@ -268,7 +268,9 @@ def all_images_beside_others() -> str:
             for figure, own in zip(BOTH_FIGURES, (last, change), strict=True)
         )
         fifty = interval(of_fifty("ReBaFL", *FIFTIES[-1]), of_fifty(method, *FIFTIES[-1]))
-        made.append([method, TABLE_ONE[method.partition(" ")[0]], _with_seeds(last), more, fifty, spread(change, 1), less])
+        made.append(
+            [method, TABLE_ONE[method.partition(" ")[0]], _with_seeds(last), more, fifty, spread(change, 1), less]
+        )
     head = ["rival", "the paper", "last ten", "ReBaFL − it", "last fifty", "change", "ReBaFL − it"]
     return table(head, made)
 
