@@ -87,6 +87,11 @@ def shipped(thing: Callable[..., Any]) -> bool:
     return defined_in(thing, PACKAGE)
 
 
+def of_privfl(part: Any) -> bool:
+    """Whether ``part`` is a class or function of privfl's own, or an object of such a class."""
+    return shipped(part if isinstance(part, type) or hasattr(part, "__qualname__") else type(part))
+
+
 def defined_in(thing: Callable[..., Any], folder: Path) -> bool:
     """Whether a class or function is what a module in ``folder`` has under its very name."""
     found: Any = sys.modules.get(thing.__module__)

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from privfl.simulation.identity import OF_EVERY_MODULE, Identity, is_lazy, package_of, reads_by_string
+from privfl.simulation.identity import OF_EVERY_MODULE, Identity, is_lazy
+from privfl.simulation.origins import package_of, reads_by_string
 
 _CACHE = type(functools.cache(len))
 _LOCK = type(threading.Lock())
@@ -73,7 +74,7 @@ def _beside(thing: Any) -> Iterator[Any]:
         yield thing()
     if isinstance(thing, _LOCK):
         yield thing.locked()
-    if isinstance(thing, _CACHE) and not package_of(thing):
+    if isinstance(thing, _CACHE) and not package_of(thing.__wrapped__):
         yield [one for one in gc.get_referents(thing) if isinstance(one, dict) and one is not vars(thing)]
     if hasattr(thing, "__dict__") and not isinstance(thing, np.memmap):  # whose file is no state of a part
         bases = [base for base in type(thing).__mro__ if package_of(base)]

@@ -21,7 +21,7 @@ import torch
 
 from privfl.models import OwnModel
 from privfl.privacy.settings import Privacy
-from privfl.references import called
+from privfl.references import called, of_privfl
 from privfl.simulation.identity import Identity
 from privfl.simulation.plan import Plan, RunSettings
 
@@ -169,6 +169,6 @@ def _called(thing: Any) -> str:
     """What a part is called where its code was changed."""
     if isinstance(thing, Privacy):
         mechanisms = [one for one in (thing.training, *thing.update, *thing.statistics, thing.size) if one is not None]
-        own = [_called(one) for one in mechanisms if not type(one).__module__.startswith("privfl.")]
+        own = [_called(one) for one in mechanisms if not of_privfl(one)]
         return " or ".join(own) or "privacy"
     return called(thing.build if isinstance(thing, OwnModel) else thing)

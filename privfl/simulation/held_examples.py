@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from privfl.errors import ConfigError
 from privfl.federation.task import Task
 from privfl.models import OwnModel
-from privfl.references import called
+from privfl.references import called, of_privfl
 from privfl.simulation.every_state import EveryState
 
 LOOKED_FOR = 256
@@ -79,7 +79,7 @@ def check_held_examples(task: Task, parts: Parts) -> tuple[str, ...]:
     return tuple(
         f"the {name} {called(part)} ({count:,} number{'s' * (count > 1)})"
         for name, part, count in numbers
-        if count and not called(part).startswith("privfl.")
+        if count and not of_privfl(part)
     )
 
 

@@ -9,7 +9,6 @@ the list of hashes that it was installed with.
 from __future__ import annotations
 
 import copyreg
-import dis
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -17,8 +16,6 @@ import io
 import logging
 import re
 import secrets
-import sys
-import sysconfig
 import threading
 import types
 import weakref
@@ -26,7 +23,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +32,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-LIBRARIES = ("torch", "numpy", "scipy", "opacus", "cryptography", "dp_accounting", "sklearn", "pydantic", "privfl")
-"""Packages whose code is told by their version."""
+from privfl.simulation.origins import global_names, own_imports, package_of, reads_by_string
+
 _PIECE = 1 << 24
 _WATCHING = (logging.Logger, logging.Handler, io.IOBase, weakref.ref, type(threading.Lock()), type(threading.RLock()))
 """What watches or guards a computation, and takes no part in its result."""
@@ -134,7 +131,7 @@ class Identity:
             return self._each("partial", (thing.func, thing.args, thing.keywords), loose)
         if isinstance(thing, io.BytesIO | io.StringIO):
             return self._each("buffer", (thing.getvalue(), thing.tell()))
-        if isinstance(thing, (*_NAMED, *_WATCHING)):
+        if isinstance(thing, _NAMED) or (isinstance(thing, _WATCHING) and package_of(type(thing))):
             return _hash("named", type(thing).__qualname__, repr(thing) if isinstance(thing, _NAMED) else "")
         if isinstance(thing, types.ModuleType):
             return self._module(thing)
@@ -169,7 +166,8 @@ class Identity:
             return self._each("builtin", (thing.__qualname__, None if isinstance(owner, types.ModuleType) else owner))
         if isinstance(thing, Enum):
             return self._each("member", (type(thing), thing.name, thing.value), loose)
-        if callable(wrapped := getattr(thing, "__wrapped__", None)):  # such as functools.cache around a function
+        wrapped = getattr(thing, "__wrapped__", None)
+        if callable(wrapped) and package_of(type(thing)):  # such as functools.cache around a function
             return self._each("wrapped", (type(thing), wrapped))
         return self._object(thing, loose)
 
@@ -330,67 +328,3 @@ def _is_generated(part: Any) -> bool:
     """Whether ``dataclass`` wrote ``part`` of a class from the fields, whose values are looked at themselves."""
     inner = getattr(part, "__wrapped__", part)
     return isinstance(inner, types.FunctionType) and inner.__code__.co_filename == "<string>"
-
-
-def package_of(thing: Any) -> str:
-    """What tells the code of the package that ``thing`` comes from, empty if it is the user's own."""
-    name = thing.__name__ if isinstance(thing, types.ModuleType) else getattr(thing, "__module__", None)
-    return _told(name.partition(".")[0]) if isinstance(name, str) else ""
-
-
-@cache
-def _told(package: str) -> str:
-    if package in LIBRARIES or package == "builtins":
-        return "library"
-    if package == "__main__":
-        return ""
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return ""
-    origin = None if spec is None else spec.origin
-    if package in sys.stdlib_module_names and origin in (None, "built-in", "frozen"):
-        return "library"
-    if origin is None:
-        return ""
-    paths, file = {name: Path(path) for name, path in sysconfig.get_paths().items()}, Path(origin)
-    if any(file.is_relative_to(paths[one]) for one in ("purelib", "platlib")):
-        return _installed(package)
-    # A file of the user's own may bear the name of a module of Python.
-    return "library" if any(file.is_relative_to(paths[one]) for one in ("stdlib", "platstdlib")) else ""
-
-
-def _installed(package: str) -> str:
-    """The hashes of the files of an installed ``package``, as its installer wrote them down."""
-    found = []
-    for name in set(importlib.metadata.packages_distributions().get(package, ())):
-        for file in importlib.metadata.distribution(name).files or ():
-            if file.hash is not None and file.parts[0] != "..":
-                found.append(f"{file.as_posix()} {file.hash.value}")
-    return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest() if found else ""
-
-
-def global_names(code: types.CodeType) -> set[str]:
-    """The global names that ``code`` reads, nested functions and classes included."""
-    found = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    return found.union(*(global_names(one) for one in code.co_consts if isinstance(one, types.CodeType)))
-
-
-def reads_by_string(code: types.CodeType) -> bool:
-    """Whether ``code`` may read globals that it does not name."""
-    names = global_names(code)
-    return bool(names & {"globals", "eval", "exec"}) or ("sys" in names and "modules" in _names(code))
-
-
-def _names(code: types.CodeType) -> set[str]:
-    return {*code.co_names}.union(*(_names(one) for one in code.co_consts if isinstance(one, types.CodeType)))
-
-
-def own_imports(code: types.CodeType, package: str | None) -> Iterator[str]:
-    """What modules of one's own that ``code`` of ``package`` imports where it runs may be called."""
-    for one in dis.get_instructions(code):
-        if one.opname == "IMPORT_NAME" and not _told(str(one.argval).partition(".")[0]):
-            yield from (one.argval, f"{package}.{one.argval}".rstrip("."))
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from own_imports(inner, package)

@@ -19,7 +19,7 @@ from privfl.engine.workspace import Phase
 from privfl.federation.task import Task
 from privfl.models import OwnModel
 from privfl.privacy.accounting.release import Release, everywhere, unprotected
-from privfl.references import called
+from privfl.references import called, of_privfl
 from privfl.simulation.every_state import EveryState
 
 SHARED_STATE = "state that clients share"
@@ -45,7 +45,7 @@ class SharedState:
             parts.append(("loss", task.loss))
             if isinstance(task.model, OwnModel):
                 parts.append(("model", task.model.build))
-        own = [(name, part) for name, part in parts if not called(part).startswith("privfl.")]
+        own = [(name, part) for name, part in parts if not of_privfl(part)]
         self._parts = {f"the {name} {called(part)}": part for name, part in own}
         self._before = self._now()
 

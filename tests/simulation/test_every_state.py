@@ -98,6 +98,7 @@ class Referred:
 
 
 TAKEN: list[float] = []
+WRAPPED: list[float] = []
 TENSOR, SPENT = torch.zeros(2), torch.zeros(2, requires_grad=True)
 BOTH, NUMBERS, WORDS, PLACES = WithBoth(), Numbers(), Words(), np.zeros(2).view(Places)
 HANDLER, LOGGER = Handler(), logging.getLogger("a user's")
@@ -227,6 +228,13 @@ def left_in_bytes(value):
     return before
 
 
+@functools.wraps(torch.norm)
+def left_by_a_wrapper(value):
+    before = sum(WRAPPED)
+    WRAPPED[:] = [value]
+    return before
+
+
 def left_in_an_error(value):
     before, ERROR.args = ERROR.args[0], (value,)
     return before
@@ -261,6 +269,7 @@ HIDING = {
     "a lock": left_in_a_lock,
     "bytes": left_in_bytes,
     "an error": left_in_an_error,
+    "what a function reads that is wrapped like a library's": left_by_a_wrapper,
     "a name with underscores": left_in_a_dunder,
     "globals()": "by_globals",
     "a module that is imported in a function": left_in_an_imported_module,
@@ -381,6 +390,8 @@ def holding(place):
 
         a_users_notes.table = X
         return from_module
+    if place == "wrapper":
+        return functools.wraps(torch.norm)(lambda value: 0.0 * float(X[0, 0]))
     if place == "globals()":
         return from_globals
     if place == "cache":
@@ -407,7 +418,7 @@ TAKEN_FOR_GOOD: list[Any] = []
 KEEPING = ("object", "slot", "list", "dictionary", "tensor", "module", "globals()", "cache", "cached property")
 
 
-@pytest.mark.parametrize("place", [*KEEPING, "generator", "weak reference"])
+@pytest.mark.parametrize("place", [*KEEPING, "generator", "weak reference", "wrapper"])
 def test_examples_are_found_wherever_they_are_kept(place, notes):
     with pytest.raises(ConfigError, match="Leaving holds training examples"):
         ran(Leaving("uniform", exchange=holding(place)))

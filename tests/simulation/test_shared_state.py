@@ -1,5 +1,6 @@
 """What one client's training leaves where the next client finds it takes the claims away, and nothing else does."""
 
+import functools
 import random
 import re
 from typing import Any, ClassVar
@@ -326,3 +327,29 @@ def test_a_budget_ends_the_run_after_the_round_in_which_it_was_seen():
     run = ran(InClass("uniform"), budget, rounds=5)
     assert len(run.metrics) == 1
     assert claims(run)["client"] == np.inf
+
+
+def scaled_loss(scale, network, inputs, targets):
+    return F.cross_entropy(network(inputs), targets, reduction="none") * scale()
+
+
+def remembered():
+    SEEN["calls"] = SEEN.get("calls", 0.0) + 1.0
+    return SEEN["calls"]
+
+
+class Borrowed(pf.FedAvg):
+    """An algorithm that says it is privfl's."""
+
+    name: ClassVar[str] = "borrowed"
+    __module__ = "privfl.algorithms.fedavg"
+    before: ClassVar[float] = 0.0
+
+    def finish(self, local, received, training):
+        Borrowed.before += 1.0
+        return {"update": super().finish(local, received, training)["update"] + Borrowed.before}
+
+
+def test_parts_are_ones_own_whatever_their_module_is_called():
+    assert set(claims(ran(Borrowed("uniform"))).values()) == {np.inf}
+    assert set(claims(ran(loss=functools.partial(scaled_loss, remembered))).values()) == {np.inf}
