@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 from tests.test_house import PACKAGES, ROOT, imports, relative
 
-MADE_BY_TESTS = {"imported_late"}
+MADE_BY_TESTS = {"imported_late", "a_users_notes"}
 """Modules that a test writes before it imports them."""
 
 

@@ -188,14 +188,17 @@ def _code(experiment: Experiment, federation: Federation) -> dict[str, str]:
         "DP-SGD": type(privacy.training),
         **{f"mechanism {place}": type(one) for place, one in enumerate((*privacy.update, *privacy.statistics))},
     }
+    modules = {name: {part.__module__} for name, part in parts.items()}
     for name, named in (("model", task.model), ("loss", task.loss)):
         if named is not None and ":" in named.name:
-            parts[name] = imported(named.name, f"task.{name}.name")
+            part = imported(named.name, f"task.{name}.name")
+            modules[name] = {named.name.partition(":")[0], part.__module__}
     found = {}
-    for name, part in parts.items():
-        file = getattr(sys.modules.get(part.__module__), "__file__", None)
-        if file is not None and not Path(file).resolve().is_relative_to(PACKAGE):
-            found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    for name, homes in modules.items():
+        files = (getattr(sys.modules.get(home), "__file__", None) for home in sorted(homes))
+        own = [Path(file) for file in files if file is not None and not Path(file).resolve().is_relative_to(PACKAGE)]
+        if own:
+            found[name] = hashlib.sha256(b"".join(file.read_bytes() for file in own)).hexdigest()
     return found
 
 

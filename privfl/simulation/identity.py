@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import copyreg
 import hashlib
-import importlib.metadata
-import importlib.util
+import importlib
 import io
 import logging
 import re

@@ -83,6 +83,20 @@ def test_the_code_of_a_part_of_one_s_own_is_part_of_the_policy(tmp_path, monkeyp
         policy.check(own, FEDERATION)
 
 
+def test_so_is_that_of_a_loss_which_is_wrapped_like_a_library_s(tmp_path, monkeypatch):
+    text = "import functools\nimport torch.nn.functional as F\n"
+    text += "@functools.wraps(F.cross_entropy)\ndef wrapped(*given):\n"
+    file = tmp_path / "a_wrapped_loss.py"
+    file.write_text(text + "    return F.cross_entropy(*given)\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    federation = replace(FEDERATION, task=replace(TASK, loss=Named("a_wrapped_loss:wrapped")))
+    policy = Policy.of(bytes(32), experiment(), federation)
+    policy.check(experiment(), federation)
+    file.write_text(text + "    return 2 * F.cross_entropy(*given)\n", encoding="utf-8")
+    with pytest.raises(PolicyDiffers, match="loss has the same settings and other code than here"):
+        policy.check(experiment(), federation)
+
+
 def test_what_is_dealt_out_can_be_read_by_its_owner_alone(tmp_path):
     folders = Rehearsal(tmp_path / "federation", experiment()).folders
     assert {(folder / "data.npz").stat().st_mode & 0o777 for folder in folders.values()} == {0o600}

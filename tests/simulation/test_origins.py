@@ -65,12 +65,12 @@ def test_code_tells_what_it_reads_by_a_text_and_what_it_imports():
     def imports():
         import json
 
-        import a_users_module
+        import imported_late
 
-        return json, a_users_module, self_modules
+        return json, imported_late, self_modules
 
     self_modules = nn.Linear(1, 1).modules
     assert reads_by_string(by_text.__code__)
     assert reads_by_string(by_module.__code__)
     assert not reads_by_string(imports.__code__)
-    assert list(own_imports(imports.__code__, "tests")) == ["a_users_module", "tests.a_users_module"]
+    assert list(own_imports(imports.__code__, "tests")) == ["imported_late", "tests.imported_late"]
