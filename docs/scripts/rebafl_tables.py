@@ -275,6 +275,28 @@ def all_images_beside_others() -> str:
     return table(head, made)
 
 
+def fifty_with_all_images() -> str:
+    """Fifty clients with all images, one seed, as far as each method has come."""
+    rows, made = {row["method"]: row for row in raw("rebafl-fifty-all-images")["rows"]}, []
+    for rounds in STATIONS:
+        there = {name: row for name, row in rows.items() if len(row["accuracy"]) >= rounds}
+        found = {
+            figure: {name: of_curve([row], rounds, name, figure)[row["seed"]] for name, row in there.items()}
+            for figure in BOTH_FIGURES
+        }
+        less = [
+            f"{found['last']['ReBaFL'] - found['last'][other]:+.1f}".replace("-", "−") if other in there else "–"
+            for other in LONG[:2]
+        ]
+        cells = {
+            figure: [f"{values[name]:.1f}" if name in values else "–" for name in LONG]
+            for figure, values in found.items()
+        }
+        made.append([str(rounds), *cells["last"], *less, *cells["change"]])
+    head = ["rounds", *LONG, *(f"ReBaFL − {other}" for other in LONG[:2]), *(f"change, {name}" for name in LONG)]
+    return table(head, made)
+
+
 FIFTIES = ((0, 50), (50, 100), (100, 150), (150, 200))
 
 
@@ -380,5 +402,6 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "Table I, twenty": partial(table_one, TABLE_ONE, ("rebafl-rounds",)),
         "over rounds, fifty": partial(over_rounds, "rebafl-fifty"),
         "Table I, fifty": partial(table_one, FIFTY, ("rebafl-fifty",)),
+        "fifty, all images": fifty_with_all_images,
     },
 }
