@@ -276,23 +276,12 @@ def all_images_beside_others() -> str:
 
 
 def fifty_with_all_images() -> str:
-    """Fifty clients with all images, one seed, as far as each method has come."""
-    rows, made = {row["method"]: row for row in raw("rebafl-fifty-all-images")["rows"]}, []
+    """Fifty clients with all images, one seed."""
+    rows, made = raw("rebafl-fifty-all-images")["rows"], []
     for rounds in STATIONS:
-        there = {name: row for name, row in rows.items() if len(row["accuracy"]) >= rounds}
-        found = {
-            figure: {name: of_curve([row], rounds, name, figure)[row["seed"]] for name, row in there.items()}
-            for figure in BOTH_FIGURES
-        }
-        less = [
-            f"{found['last']['ReBaFL'] - found['last'][other]:+.1f}".replace("-", "−") if other in there else "–"
-            for other in LONG[:2]
-        ]
-        cells = {
-            figure: [f"{values[name]:.1f}" if name in values else "–" for name in LONG]
-            for figure, values in found.items()
-        }
-        made.append([str(rounds), *cells["last"], *less, *cells["change"]])
+        last, change = ([of_curve(rows, rounds, name, figure)[0] for name in LONG] for figure in BOTH_FIGURES)
+        less = [f"{last[2] - other:+.1f}".replace("-", "−") for other in last[:2]]
+        made.append([str(rounds), *(f"{one:.1f}" for one in last), *less, *(f"{one:.1f}" for one in change)])
     head = ["rounds", *LONG, *(f"ReBaFL − {other}" for other in LONG[:2]), *(f"change, {name}" for name in LONG)]
     return table(head, made)
 
