@@ -33,8 +33,9 @@ class EveryState(Identity):
     """The hash of one thing with all that it carries; a new one each time where that cannot be told.
 
     Two hashes of one thing in one process differ if anything changed in between that its code can reach by fields,
-    slots, caches, closures, globals or modules of one's own. What nothing can look into (what a thread or a context has
-    of its own, an object of other packages that cannot be pickled) has another hash each time.
+    slots, caches, closures, globals or modules of one's own; installed packages and their classes aside. What nothing
+    can look into (what a thread or a context has of its own, an object of other packages that cannot be pickled) has
+    another hash each time.
     """
 
     def _inside(self, thing: Any, loose: bool) -> bytes:
@@ -46,8 +47,8 @@ class EveryState(Identity):
         if kind in _FRAMES:
             frame = getattr(thing, _FRAMES[kind])
             return self._each("frame", () if frame is None else (frame.f_code, frame.f_lasti, dict(frame.f_locals)))
-        if _is_link(thing):
-            return self._each("link", [one for one in gc.get_referents(thing) if not _is_link(one)])
+        if kind.__qualname__ == "_lru_list_elem":  # of a cache of limited size, which refers to all it holds
+            return self._each("link", ())
         return super()._object(thing, loose)
 
     def _unknown(self, kind: type) -> bytes:
@@ -75,14 +76,9 @@ def _beside(thing: Any) -> Iterator[Any]:
     if isinstance(thing, _LOCK):
         yield thing.locked()
     if isinstance(thing, _CACHE) and not package_of(thing.__wrapped__):
-        yield [one for one in gc.get_referents(thing) if isinstance(one, dict) and one is not vars(thing)]
+        yield [one for one in gc.get_referents(thing) if one is not vars(thing)]
     if hasattr(thing, "__dict__") and not isinstance(thing, np.memmap):  # whose file is no state of a part
         bases = [base for base in type(thing).__mro__ if package_of(base)]
         lazy = {name for base in bases for name, one in vars(base).items() if is_lazy(one)}
         left_out = lazy | (_OF_ALL_LOGGERS if isinstance(thing, logging.Logger) else set())
         yield {name: value for name, value in vars(thing).items() if name not in left_out}
-
-
-def _is_link(thing: Any) -> bool:
-    """Whether ``thing`` is an entry of a cache of limited size, which refers to its neighbours too."""
-    return type(thing).__qualname__ == "_lru_list_elem"
