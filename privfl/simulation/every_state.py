@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from privfl.simulation.identity import OF_EVERY_MODULE, Identity, is_lazy
+from privfl.simulation.identity import OF_EVERY_MODULE, Identity, lazy_names
 from privfl.simulation.origins import package_of, reads_by_string
 
 _CACHE = type(functools.cache(len))
@@ -79,6 +79,6 @@ def _beside(thing: Any) -> Iterator[Any]:
         yield [one for one in gc.get_referents(thing) if one is not vars(thing)]
     if hasattr(thing, "__dict__") and not isinstance(thing, np.memmap):  # whose file is no state of a part
         bases = [base for base in type(thing).__mro__ if package_of(base)]
-        lazy = {name for base in bases for name, one in vars(base).items() if is_lazy(one)}
+        lazy = {name for base in bases for name in lazy_names(base)}
         left_out = lazy | (_OF_ALL_LOGGERS if isinstance(thing, logging.Logger) else set())
         yield {name: value for name, value in vars(thing).items() if name not in left_out}

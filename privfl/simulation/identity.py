@@ -22,7 +22,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +176,7 @@ class Identity:
         if settings and package_of(kind):
             own = {item.name: getattr(thing, item.name) for item in fields(thing) if item.init}
         elif hasattr(thing, "__dict__"):
-            lazy = {name for base in kind.__mro__ for name, part in vars(base).items() if is_lazy(part)}
+            lazy = {name for base in kind.__mro__ for name in lazy_names(base)}
             own = {name: value for name, value in vars(thing).items() if name not in lazy}
             if isinstance(thing, nn.Module):  # hooks are numbered through the whole process
                 own = {name: list(value.values()) if "_hooks" in name else value for name, value in own.items()}
@@ -318,9 +318,16 @@ def _content(cell: types.CellType) -> Any:
         return None
 
 
-def is_lazy(part: Any) -> bool:
-    """Whether ``part`` of a class is a property that is worked out once."""
-    return isinstance(part, cached_property)
+def lazy_names(kind: type) -> frozenset[str]:
+    """The properties that stand in ``kind``, not in its bases, and are worked out once."""
+    return _lazy_names_of_package(kind) if package_of(kind) else _find_lazy_names(kind)
+
+
+def _find_lazy_names(kind: type) -> frozenset[str]:
+    return frozenset(name for name, part in vars(kind).items() if isinstance(part, cached_property))
+
+
+_lazy_names_of_package = cache(_find_lazy_names)  # a tensor's class alone has six hundred names, and none changes
 
 
 def _is_generated(part: Any) -> bool:

@@ -10,12 +10,14 @@ import sys
 import sysconfig
 import types
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 LIBRARIES = ("torch", "numpy", "scipy", "opacus", "cryptography", "dp_accounting", "sklearn", "pydantic", "privfl")
 """Packages whose code is told by their version."""
+_CODES = 4096
+"""Codes whose instructions are remembered; they never change, and are asked for in every round."""
 
 
 def package_of(thing: Any) -> str:
@@ -69,12 +71,14 @@ def _installed(package: str) -> str:
     return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest() if found else ""
 
 
-def global_names(code: types.CodeType) -> set[str]:
+@lru_cache(_CODES)
+def global_names(code: types.CodeType) -> frozenset[str]:
     """The global names that ``code`` reads, nested functions and classes included."""
     found = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    return found.union(*(global_names(one) for one in code.co_consts if isinstance(one, types.CodeType)))
+    return frozenset(found.union(*(global_names(one) for one in code.co_consts if isinstance(one, types.CodeType))))
 
 
+@lru_cache(_CODES)
 def reads_by_string(code: types.CodeType) -> bool:
     """Whether ``code`` may read globals that it does not name."""
     names = global_names(code)
@@ -87,9 +91,15 @@ def _names(code: types.CodeType) -> set[str]:
 
 def own_imports(code: types.CodeType, package: str | None) -> Iterator[str]:
     """What modules of one's own that ``code`` of ``package`` imports where it runs may be called."""
-    for one in dis.get_instructions(code):
-        if one.opname == "IMPORT_NAME" and not told(str(one.argval).partition(".")[0]):
-            yield from (one.argval, f"{package}.{one.argval}".rstrip("."))
+    for name in _imports(code):
+        if not told(name.partition(".")[0]):
+            yield from (name, f"{package}.{name}".rstrip("."))
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             yield from own_imports(inner, package)
+
+
+@lru_cache(_CODES)
+def _imports(code: types.CodeType) -> tuple[str, ...]:
+    """The names of the modules that ``code`` imports, nested functions and classes not included."""
+    return tuple(str(one.argval) for one in dis.get_instructions(code) if one.opname == "IMPORT_NAME")

@@ -58,10 +58,10 @@ class SharedState:
         if not self._parts:
             return {}
         generators = {
-            "PyTorch's": torch.get_rng_state(),
+            "PyTorch's": torch.get_rng_state().numpy(),
             "CUDA's": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
             "NumPy's": np.random.get_state(),  # noqa: NPY002 - the one that everybody shares
-            "Python's": random.getstate(),
+            "Python's": repr(random.getstate()),  # one text, not six hundred numbers to be hashed one by one
         }
         looked_at = {**self._parts, **{f"{name} global random generator": one for name, one in generators.items()}}
         return {name: EveryState(one) for name, one in looked_at.items()}
