@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from privfl.data.mapped import Rows
+from privfl.engine.activations import Activated, activated
 from privfl.engine.dropout import StreamDropout
 from privfl.engine.pooled_convolution import PooledConvolution, joined
 from privfl.engine.sequence_blocks import Averaged, Fork, Join, Normalised, parts_of
@@ -43,7 +44,8 @@ from privfl.privacy.loss import Loss, asks_for_logits, gradient_at_logits
 from privfl.products import WIDE
 
 WITH_PARAMETERS = (Linear, Convolution, Normalised, PooledConvolution)
-ACTIVATIONS = (Rectified, Leaking, Tanh)
+OVERWRITING = (Rectified, Leaking, Tanh)
+"""Activations that need only what they gave, and may put it in the place of what they were given."""
 
 
 class Sequence:
@@ -201,7 +203,7 @@ def _steps(parts: list[Any], *, steady: bool, narrow: bool) -> list[Step] | None
         elif type(part) is not nn.Identity:
             steps.append(step)
     for place, step in enumerate(steps):
-        if isinstance(step, ACTIVATIONS):
+        if isinstance(step, OVERWRITING):
             step.fresh = place > 0 and isinstance(steps[place - 1], (*WITH_PARAMETERS, Pooled, Join))
     return steps
 
@@ -222,7 +224,8 @@ def _joined(steps: list[Step], *, apart: bool) -> list[Step]:
 def _commute(one: Step, other: Step) -> bool:
     if isinstance(one, Dropped):
         return isinstance(other, Flattened) and one.layer.noise_dims is None
-    return isinstance(one, ACTIVATIONS) and isinstance(other, Pooled)
+    rises = one.rises if isinstance(one, Activated) else isinstance(one, OVERWRITING)
+    return rises and isinstance(other, Pooled)
 
 
 def _step(part: Any, *, steady: bool, narrow: bool) -> Step | None:
@@ -253,4 +256,4 @@ def _step(part: Any, *, steady: bool, narrow: bool) -> Step | None:
         return Dropped(part)
     if kind is nn.Flatten and (part.start_dim, part.end_dim) == (1, -1):
         return Flattened()
-    return None
+    return activated(part)

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from privfl.engine.activations import Activated
 from privfl.engine.dropout import StreamDropout
 from privfl.engine.sequence_blocks import Averaged, Fork, Join, Normalised
 from privfl.engine.sequence_checks import TOLERANCE
@@ -161,7 +162,7 @@ class StackedSequence:
             case Rectified():
                 values = values.clamp_min_(0) if step.fresh else values.clamp_min(0)
                 return values, lambda back, _: _kept(back, values)
-            case Leaking() | Tanh():
+            case Leaking() | Tanh() | Activated():
                 values, kept = step.forward(values)
                 return values, lambda back, _: step.backward(back, kept)
             case Pooled():

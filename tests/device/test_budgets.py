@@ -32,9 +32,11 @@ MOST = 60
 LAUNCHES = {
     "plain": 45,
     "plain, tanh": 45,
+    "plain, gelu": 45,
     "plain, no sequence": 68,
     "dp-sgd": 55,
     "dp-sgd, tanh": 55,
+    "dp-sgd, gelu": 55,
     "dp-sgd, no sequence": 79,
     "dp-sgd, too large": 110,
 }
@@ -51,8 +53,9 @@ def cnn(seed, last=nn.ReLU):
     return nn.Sequential(*layers)
 
 
-NETWORKS = {"tanh": partial(cnn, last=nn.Tanh), "no sequence": partial(cnn, last=nn.ELU)}
-"""As many layers; the last activation of the second has no way of its own."""
+LAST = {"tanh": nn.Tanh, "gelu": nn.GELU, "no sequence": nn.Hardshrink}
+NETWORKS = {name: partial(cnn, last=last) for name, last in LAST.items()}
+"""As many layers; the last activation of the third has no way of its own."""
 
 
 def a_round(counts, clients, dpsgd, steps, network=cnn):

@@ -59,6 +59,10 @@ NETWORKS = {
         nn.Conv2d(2, 16, 2), nn.Tanh(), nn.Conv2d(16, 16, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(192, 7), nn.Tanh(), nn.Linear(7, 4),
     ),
+    "other activations": lambda: nn.Sequential(
+        nn.Conv2d(2, 16, 2), nn.ELU(), nn.Conv2d(16, 16, 3, padding=1), nn.SiLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(192, 7), nn.GELU(), nn.Linear(7, 4),
+    ),
     "wide": lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 500, bias=False), nn.ReLU(), nn.Linear(500, 4)),
 }  # fmt: skip
 

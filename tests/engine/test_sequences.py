@@ -50,6 +50,10 @@ NETWORKS = {
         nn.Conv2d(3, 16, 3), nn.Tanh(), nn.MaxPool2d(2), nn.Tanh(), nn.Conv2d(16, 16, 3, padding=1), nn.Tanh(),
         nn.Flatten(), nn.Linear(144, 9), nn.Tanh(), nn.Linear(9, 4),
     ),
+    "other activations": lambda: nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.ELU(0.5), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3, padding=1), nn.SiLU(),
+        nn.MaxPool2d(2, 1), nn.Flatten(), nn.Linear(64, 9), nn.GELU(), nn.Dropout(0.2), nn.Sigmoid(), nn.Linear(9, 4),
+    ),
     "body and head": lambda: Network(nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(243, 9)), nn.Linear(9, 4)),
 }  # fmt: skip
 

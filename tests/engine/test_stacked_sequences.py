@@ -40,6 +40,10 @@ NETWORKS = {
     "tanh": lambda: nn.Sequential(
         nn.Conv2d(2, 4, 3), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 5), nn.Tanh(), nn.Linear(5, 4)
     ),
+    "other activations": lambda: nn.Sequential(
+        *(nn.Conv2d(2, 4, 3), nn.Hardtanh(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 2), nn.SiLU(), nn.Flatten()),
+        *(nn.Linear(16, 5), nn.GELU(), nn.Dropout(0.3), nn.Linear(5, 4)),
+    ),
     "dense": lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 6, bias=False), nn.ReLU(), nn.Linear(6, 4)),
 }
 
