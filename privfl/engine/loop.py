@@ -24,9 +24,11 @@ from privfl.engine.sequences import sequence_of
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, Trained, Workspace, cores, send
 from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
+from privfl.models.layouts import lay_channels_innermost
 from privfl.privacy.channel.channel import RoundChannel
+from privfl.privacy.clipping.known import known_ranks
 from privfl.privacy.clipping.lengths import Lengths, PublicRows, distinct_rows, identity
-from privfl.privacy.clipping.per_sample import GradSampleMode, sums_directly
+from privfl.privacy.clipping.per_sample import BY_RULES, GradSampleMode, evaluating, sums_directly
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.client_door import ClientDoor
 from privfl.privacy.door.precision import Precision, matrix_products, same_bits
@@ -75,8 +77,8 @@ class LoopEngine:
         self.lengths = self.steady_lengths() if channel.dpsgd is not None or channel.statistics else None
         if way is None and self._sums_directly():
             way = "layers"
-        innermost = self.device.type == "cpu"
-        if not innermost and (channel.dpsgd is not None or channel.has_client_level_noise):
+        innermost = self.device.type == "cpu" and self._takes_channels_innermost()
+        if self.device.type != "cpu" and (channel.dpsgd is not None or channel.has_client_level_noise):
             self.notes += filter(None, [fused.why_not(self.device)])
         spaces = [Workspace.build(task.model(0), self.device, way, innermost=innermost) for _ in range(self.workers)]
         for space in self._without_autograd(spaces):
@@ -96,7 +98,7 @@ class LoopEngine:
         Under DP-SGD their clippers take from the layers what they clip, in float32 alone.
         """
         private, narrow = self.channel.dpsgd is not None, self.precision == "bfloat16"
-        if private and (narrow or self.way != "layers"):
+        if private and (narrow or self.way not in BY_RULES):
             return spaces
         if self.precision == "tf32" or (narrow and not has_bfloat16_units()):
             return spaces
@@ -122,6 +124,19 @@ class LoopEngine:
             assert space.clipper is not None
             space.clipper.unaided = sequence
         return spaces
+
+    def _takes_channels_innermost(self) -> bool:
+        """Whether the model runs on images laid out so; ``view`` in a model of one's own may ask for the usual way."""
+        network = self.task.model(0)
+        if known_ranks(network):
+            return True
+        lay_channels_innermost(network)
+        try:
+            with evaluating(network), torch.no_grad(), matrix_products("float32"):
+                network(self.task.probe(4)[0])
+        except Exception:  # whatever else ails it shows where it is run as it is
+            return False
+        return True
 
     def _sums_directly(self) -> bool:
         """Whether layers should write large weight gradients where they belong, so that nothing is copied."""

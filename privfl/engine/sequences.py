@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from privfl.data.mapped import Rows
 from privfl.engine.activations import Activated, activated
 from privfl.engine.dropout import StreamDropout
+from privfl.engine.own_forward import ROWS, own_sequence
 from privfl.engine.pooled_convolution import PooledConvolution, joined
 from privfl.engine.sequence_blocks import Averaged, Fork, Join, Normalised, parts_of
 from privfl.engine.sequence_steps import (
@@ -151,17 +152,16 @@ def sequence_of(
     in float32.
     Its steps are for a CPU; ``anywhere``: only which they are is asked.
     """
-    ranks = known_ranks(own.module)
     here = anywhere or own.flat.device.type == "cpu"
     if own.flat.dtype != torch.float32 or not here or not asks_for_logits(loss):
         return None
-    if (
-        inputs.dtype != torch.float32
-        or inputs.ndim not in ranks
-        or not all(one.requires_grad for one in own.parameters)
-    ):
+    if inputs.dtype != torch.float32 or not all(one.requires_grad for one in own.parameters):
         return None
-    parts = _parts(own.module)
+    zeros = own.flat.new_zeros(ROWS, *inputs.shape[1:])
+    module = own_sequence(own.module, zeros, innermost=not anywhere) or own.module
+    if inputs.ndim not in known_ranks(module):
+        return None
+    parts = _parts(module)
     steps = [] if parts is None else _steps(parts, steady=steady, narrow=narrow)
     layers = [step.layer for step in steps or [] if isinstance(step, WITH_PARAMETERS)]
     if not steps or len(layers) != len(set(map(id, layers))) or not isinstance(steps[-1], Linear):

@@ -26,6 +26,7 @@ from privfl.federation.losses import cross_entropy
 from privfl.models.flat_network import Layout
 from privfl.privacy.clipping.formed_rules import FormedRule, WindowsRule
 from privfl.privacy.clipping.layer_rules import LinearRule
+from privfl.privacy.clipping.per_sample import BY_RULES
 from privfl.privacy.clipping.rule import Places
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients, Told
 from privfl.privacy.loss import Loss
@@ -328,7 +329,7 @@ def stacked_sequence_of(
     masks_begin_anew()
     with torch.no_grad():
         differs = differ(found.plain_sum(parameters, batch), expected)
-    if stacked.way == "layers" and not differs:
+    if stacked.way in BY_RULES and not differs:
         masks_begin_anew()
         bound = 0.7 * float(stacked.norms(cross_entropy, parameters, batch).median()) + 1e-12  # some rows are clipped
         sums = []

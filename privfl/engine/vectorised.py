@@ -30,7 +30,7 @@ from privfl.errors import ConfigError
 from privfl.federation.losses import cross_entropy
 from privfl.models.module_state import ModuleState
 from privfl.privacy.clipping.lengths import padded
-from privfl.privacy.clipping.per_sample import GradSampleMode
+from privfl.privacy.clipping.per_sample import BY_RULES, GradSampleMode
 from privfl.privacy.clipping.placement import alike_up_to_the_end, calls_of, nothing_is_left_over
 from privfl.privacy.clipping.row_wise import out_of_memory
 from privfl.privacy.clipping.stacked import StackedGradients
@@ -101,7 +101,7 @@ class VectorisedEngine:
         loop, private = self.loop, self.loop.channel.dpsgd is not None
         on_cpu = loop.device.type == "cpu"
         wide = loop.precision == "float32" or (loop.precision == "tf32" and not private and not on_cpu)
-        if not wide or (private and self.way != "layers") or loop.task.loss is not cross_entropy:
+        if not wide or (private and self.way not in BY_RULES) or loop.task.loss is not cross_entropy:
             return None
         single = sequence_of(space.own, loop.task.loss, loop.task.inputs, anywhere=True)
         if single is None:

@@ -25,8 +25,12 @@ def lay_channels_innermost(network: nn.Module) -> None:
             if child in pools:
                 setattr(parent, name, InnermostPool(child))
     body = getattr(network, "body", None)  # algorithms that take a network apart call its body, not the whole
-    entrance = body if isinstance(body, nn.Module) else network
-    entrance.register_forward_pre_hook(_relaid)
+    lay_images_anew(body if isinstance(body, nn.Module) else network)
+
+
+def lay_images_anew(network: nn.Module) -> None:
+    """Make ``network`` lay its images out that way before all else."""
+    network.register_forward_pre_hook(_relaid)
 
 
 def _relaid(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import privfl as pf
@@ -33,10 +34,12 @@ LAUNCHES = {
     "plain": 45,
     "plain, tanh": 45,
     "plain, gelu": 45,
+    "plain, own class": 45,
     "plain, no sequence": 68,
     "dp-sgd": 55,
     "dp-sgd, tanh": 55,
     "dp-sgd, gelu": 55,
+    "dp-sgd, own class": 55,
     "dp-sgd, no sequence": 79,
     "dp-sgd, too large": 110,
 }
@@ -53,9 +56,28 @@ def cnn(seed, last=nn.ReLU):
     return nn.Sequential(*layers)
 
 
+class OwnClass(nn.Module):
+    """The same layers, by a forward pass of one's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.pool = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 8, 3), nn.MaxPool2d(2)
+        self.little, self.much = nn.Dropout(0.25), nn.Dropout(0.5)
+        self.hidden, self.last = nn.Linear(8 * 4 * 4, 16), nn.Linear(16, 5)
+
+    def forward(self, x):
+        x = self.little(self.pool(F.relu(self.second(F.relu(self.first(x))))))
+        return self.last(self.much(F.relu(self.hidden(x.view(x.size(0), -1)))))
+
+
+def own_class(seed):
+    torch.manual_seed(seed)
+    return OwnClass()
+
+
 LAST = {"tanh": nn.Tanh, "gelu": nn.GELU, "no sequence": nn.Hardshrink}
-NETWORKS = {name: partial(cnn, last=last) for name, last in LAST.items()}
-"""As many layers; the last activation of the third has no way of its own."""
+NETWORKS = {"own class": own_class, **{name: partial(cnn, last=last) for name, last in LAST.items()}}
+"""As many layers; the last activation of the last one has no way of its own."""
 
 
 def a_round(counts, clients, dpsgd, steps, network=cnn):

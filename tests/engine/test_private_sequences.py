@@ -290,7 +290,7 @@ def own_loss(network, inputs, targets):
     [
         ("layers", "float32", True),
         ("vmap", "float32", False),
-        ("rows", "float32", False),
+        ("rows", "float32", True),
         ("layers", "bfloat16", False),
     ],
 )

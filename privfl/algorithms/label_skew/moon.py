@@ -18,6 +18,7 @@ from privfl.algorithms.label_skew.calibrated_logits import rewritten
 from privfl.federation.context import RunContext
 from privfl.models.flat_network import flatten
 from privfl.models.layouts import lay_channels_innermost
+from privfl.privacy.clipping.known import known_ranks
 from privfl.privacy.clipping.placement import wherever_it_stands
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
@@ -142,7 +143,7 @@ class FrozenFeatures(threading.local):
         """This thread's network. Inside a stack of clients none can be built, so ask for it before."""
         if self._extractor is None:
             network = self._setting.network()
-            if self._setting.device.type == "cpu":
+            if self._setting.device.type == "cpu" and known_ranks(network):
                 lay_channels_innermost(network)
             self._extractor = _Extractor(network)
         return self._extractor

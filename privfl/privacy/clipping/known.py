@@ -136,7 +136,7 @@ def _is_known(module: nn.Module) -> bool:
     ours = shipped(kind)
     if _layer(kind) is None and kind not in (*_HOLDERS, *if_loaded("DPLSTM", "DPLSTMCell")) and not ours:
         return False
-    if any(not _in_package(hook) for name in _HOOKS for hook in own[name].values()):
+    if has_own_hooks(module):
         return False
     for name, value in own.items():
         if name in _HOOKS or (name.startswith("_") and isinstance(value, dict)):
@@ -145,6 +145,11 @@ def _is_known(module: nn.Module) -> bool:
             return False
     tensors = [value for held in (own["_parameters"], own["_buffers"]) for value in held.values() if value is not None]
     return all(type(value) in _TENSORS for value in tensors)
+
+
+def has_own_hooks(module: nn.Module) -> bool:
+    """Whether anybody but privfl looks into the passes of ``module``; its inner modules are not looked at."""
+    return any(not _in_package(hook) for name in _HOOKS for hook in vars(module)[name].values())
 
 
 def _layer(kind: type[nn.Module]) -> Kept | None:

@@ -38,6 +38,8 @@ from privfl.privacy.clipping.rule import Arrivals, Calls, Formed, Places, Rule, 
 from privfl.privacy.loss import Loss
 
 GradSampleMode = Literal["layers", "rows", "vmap", "opacus"]
+BY_RULES: tuple[GradSampleMode, ...] = ("layers", "rows")
+"""The ways by which layers' rules clip what the layers received and what arrived at their outputs."""
 
 
 class PerSampleGradients:
@@ -56,10 +58,10 @@ class PerSampleGradients:
         self._seen: Seen = {}
         self._watch = Watch()
         self.unaided: Arrivals | None = None
-        """Says without autograd what the layers' rules need, where it serves; only ``layers`` asks it."""
+        """Says without autograd what the layers' rules need, where it serves; only ways ``BY_RULES`` ask it."""
         if self.way == "opacus":
             self._opacus = OpacusHooks(network)
-        if self.way in ("layers", "rows"):
+        if self.way in BY_RULES:
             views = dict(zip(map(id, network.parameters), network.gradient_views, strict=True))
             self._rules: dict[nn.Module, Rule] = {}
             self._places: dict[nn.Module, Places] = {}
@@ -119,7 +121,7 @@ class PerSampleGradients:
             if not known:
                 raise ConfigError(hooks_refusal(said_of(loss) if inputs.dim() in self._known else "the model"))
             return self._opacus.clipped_sum(loss, inputs, targets, max_grad_norm, mask, together)
-        return self._by_layers(loss, inputs, targets, clip, apart=not known)
+        return self._by_layers(loss, inputs, targets, clip, apart=not (known or self.goes_unaided(loss)))
 
     def serves_batches(self, function: Loss, inputs: Tensor) -> bool:
         """Whether ``function`` may see ``inputs`` [B, ...] as one batch, because each row is known to stay alone."""
@@ -127,7 +129,7 @@ class PerSampleGradients:
 
     def goes_unaided(self, loss: Loss) -> bool:
         """Whether per-sample gradients of ``loss`` are formed without autograd."""
-        return self.way == "layers" and self.unaided is not None and self.unaided.serves(loss)
+        return self.way in BY_RULES and self.unaided is not None and self.unaided.serves(loss)
 
     def plain_sum(self, loss: Loss, inputs: Tensor, targets: Tensor, divisor: float) -> None:
         """Write the gradient of the sum of ``loss`` over ``divisor`` into ``network.gradient``, without clipping.
@@ -189,7 +191,7 @@ class PerSampleGradients:
         self, loss: Loss, inputs: Tensor, targets: Tensor, *, apart: bool
     ) -> Iterable[tuple[nn.Module, Calls | Formed]]:
         """Every layer that the sum of ``loss`` depends on, with what it received and what arrived at its output."""
-        if self.unaided is not None and self.goes_unaided(loss) and not apart:
+        if self.unaided is not None and self.goes_unaided(loss):
             return self.unaided.arrivals(loss, inputs, targets)
         with torch.enable_grad():
             seen, losses = (self._forward_apart if apart else self._forward)(loss, inputs, targets)

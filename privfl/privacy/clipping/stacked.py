@@ -24,7 +24,14 @@ from privfl.privacy.clipping.factors import Clipping, norms_along, zero_like, ze
 from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.layer_rules import rule_for
 from privfl.privacy.clipping.lengths import padded
-from privfl.privacy.clipping.per_sample import GradSampleMode, LossModule, evaluating, trained_parameters, widened
+from privfl.privacy.clipping.per_sample import (
+    BY_RULES,
+    GradSampleMode,
+    LossModule,
+    evaluating,
+    trained_parameters,
+    widened,
+)
 from privfl.privacy.clipping.row_wise import Made, Watch, each_row
 from privfl.privacy.clipping.rule import Places, Rule
 from privfl.privacy.clipping.whole_rows import clipped_rows
@@ -104,12 +111,12 @@ class StackedGradients:
         self._known = frozenset() if way == "rows" else known_ranks(network.module)
         self._watch = Watch()
         self.unaided: UnaidedRules | None = None
-        """Hands the rules of layers what they clip, where it serves; only ``layers`` asks it."""
+        """Hands the rules of layers what they clip, where it serves; only ways ``BY_RULES`` ask it."""
         self.whole_rows = False
         """Whether every row's gradient is formed whole, where all rules can."""
         self._rules: dict[nn.Module, Rule] = {}
         self._names: dict[nn.Module, dict[str, str]] = {}
-        if way in ("layers", "rows"):
+        if way in BY_RULES:
             for prefix, module in self.module.named_modules():
                 own = [name for name, _ in trained_parameters(module)]
                 rule = rule_for(module)
@@ -143,7 +150,7 @@ class StackedGradients:
 
     def goes_unaided(self, loss: Loss, loss_kwargs: Given) -> bool:
         """Whether per-sample gradients of ``loss`` are formed without autograd."""
-        return self.way == "layers" and self.unaided is not None and not loss_kwargs and self.unaided.serves(loss)
+        return self.way in BY_RULES and self.unaided is not None and not loss_kwargs and self.unaided.serves(loss)
 
     def _unaided(
         self, unaided: UnaidedRules, parameters: Tensor, batch: StackedBatch, max_grad_norm: float
