@@ -223,7 +223,7 @@ def over_rounds(name: str = "rebafl-rounds") -> str:
     return table(head, made)
 
 
-ALL_IMAGES, PARTS = "rebafl-all-images", "rebafl-parts"
+ALL_IMAGES, FIFTY_ALL, PARTS = "rebafl-all-images", "rebafl-fifty-all-images", "rebafl-parts"
 TWO = ("FedDyn", "ReBaFL")
 CLIPPED = "FedDyn clipped"
 """FedDyn as its authors' code has it, which bounds the gradient of a step."""
@@ -275,23 +275,12 @@ def all_images_beside_others() -> str:
     return table(head, made)
 
 
-def fifty_with_all_images() -> str:
-    """Fifty clients with all images, one seed."""
-    rows, made = raw("rebafl-fifty-all-images")["rows"], []
-    for rounds in STATIONS:
-        last, change = ([of_curve(rows, rounds, name, figure)[0] for name in LONG] for figure in BOTH_FIGURES)
-        less = [f"{last[2] - other:+.1f}".replace("-", "−") for other in last[:2]]
-        made.append([str(rounds), *(f"{one:.1f}" for one in last), *less, *(f"{one:.1f}" for one in change)])
-    head = ["rounds", *LONG, *(f"ReBaFL − {other}" for other in LONG[:2]), *(f"change, {name}" for name in LONG)]
-    return table(head, made)
-
-
 FIFTIES = ((0, 50), (50, 100), (100, 150), (150, 200))
 
 
-def of_fifty(method: str, first: int, last: int) -> BySeed:
+def of_fifty(method: str, first: int, last: int, name: str = ALL_IMAGES) -> BySeed:
     """Mean accuracy of a method with all images over rounds ``first`` + 1 to ``last`` by seed, in points."""
-    rows = [row for row in raw(ALL_IMAGES)["rows"] if row["method"] == method]
+    rows = [row for row in raw(name)["rows"] if row["method"] == method]
     return {row["seed"]: 100 * statistics.mean(row["accuracy"][first:last]) for row in rows}
 
 
@@ -303,6 +292,16 @@ def fifties() -> str:
         each = list(map(_with_seeds, found))
         made.append([f"{first + 1} to {last}", *each, interval(found[1], found[0])])
     return table(["rounds", "FedDyn", "ReBaFL", "ReBaFL − FedDyn"], made)
+
+
+def fifties_of_fifty() -> str:
+    """Means over fifty rounds, 50 clients with all images."""
+    made = []
+    for first, last in FIFTIES:
+        found = {method: of_fifty(method, first, last, FIFTY_ALL) for method in LONG}
+        less = [interval(found["ReBaFL"], found[other]) for other in LONG[:2]]
+        made.append([f"{first + 1} to {last}", *map(_with_seeds, found.values()), *less])
+    return table(["rounds", *LONG, *(f"ReBaFL − {other}" for other in LONG[:2])], made)
 
 
 def _rows_of_parts() -> list[Any]:
@@ -358,6 +357,14 @@ def whole_runs() -> Iterator[tuple[str, str]]:
         yield f"all images, {figure}, {reached} rounds: {CLIPPED} − FedDyn", interval(*pair)
     fifty = (of_fifty(method, *FIFTIES[-1]) for method in (CLIPPED, "FedDyn"))
     yield f"all images, the last fifty rounds: {CLIPPED} − FedDyn", interval(*fifty)
+    fifty_rows = raw(FIFTY_ALL)["rows"]
+    for other in LONG[:2]:
+        for rounds, figure in product((50, 100, 200), BOTH_FIGURES):
+            pair = (of_curve(fifty_rows, rounds, one, figure) for one in ("ReBaFL", other))
+            yield f"50 clients, {figure}, {rounds} rounds: ReBaFL − {other}", interval(*pair)
+        for first, last in FIFTIES:
+            pair = (of_fifty(one, first, last, FIFTY_ALL) for one in ("ReBaFL", other))
+            yield f"50 clients, rounds {first + 1} to {last}: ReBaFL − {other}", interval(*pair)
     for (one, other), figure in product(OF_PARTS, BOTH_FIGURES):
         yield f"parts, {figure}: {one} − {other}", interval(of_part(one, figure), of_part(other, figure))
     for one, other in ((BALANCED, REFERENCE), ("F-Aug only", REFERENCE), (BOTH, BALANCED), (BOTH, REFERENCE)):
@@ -391,6 +398,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "Table I, twenty": partial(table_one, TABLE_ONE, ("rebafl-rounds",)),
         "over rounds, fifty": partial(over_rounds, "rebafl-fifty"),
         "Table I, fifty": partial(table_one, FIFTY, ("rebafl-fifty",)),
-        "fifty, all images": fifty_with_all_images,
+        "fifty, all images": partial(over_rounds, FIFTY_ALL),
+        "fifty, all images, by fifty rounds": fifties_of_fifty,
     },
 }
