@@ -203,6 +203,29 @@ class Residual(Layers):
         return self.last(x + F.relu(x))
 
 
+class Forked(Layers):
+    def forward(self, x):
+        x = self.hidden(self.images(x).flatten(1))
+        F.relu(x)
+        return self.last(torch.tanh(x))
+
+
+class Earlier(Layers):
+    def forward(self, x):
+        x = self.last(self.hidden(self.images(x).flatten(1)))
+        F.relu(x)
+        return x
+
+
+class Reshaped(Layers):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.last = nn.Linear(9, 9), nn.Linear(18, 4)
+
+    def forward(self, x):
+        return self.last(self.hidden(self.images(x).view(x.size(0), 2, 9)).flatten(1))
+
+
 class Twice(Layers):
     def forward(self, x):
         self.last(F.relu(self.hidden(self.images(x).flatten(1))))
@@ -289,7 +312,22 @@ def patched():
 
 
 LEFT = [Branching, InTraining, Counting, Writing, Collecting, Popping, ReadingAList, Helped, OfItsParent, Residual]
-LEFT += [Twice, Scaled, Random, Mixed, OverRows, WithWeights, Lazy, Calling, OfDouble, WithOwnLayer, Normalised]
+LEFT += [
+    Forked,
+    Earlier,
+    Reshaped,
+    Twice,
+    Scaled,
+    Random,
+    Mixed,
+    OverRows,
+    WithWeights,
+    Lazy,
+    Calling,
+    OfDouble,
+    WithOwnLayer,
+    Normalised,
+]
 
 
 @pytest.mark.parametrize("make", [*LEFT, hooked, layer_hooked, patched])
