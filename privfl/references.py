@@ -94,7 +94,7 @@ def of_privfl(part: Any) -> bool:
 
 def defined_in(thing: Callable[..., Any], folder: Path) -> bool:
     """Whether a class or function is what a module in ``folder`` has under its very name."""
-    found: Any = sys.modules.get(thing.__module__)
+    found: Any = sys.modules.get(getattr(thing, "__module__", ""))
     file = getattr(found, "__file__", None)
     if not isinstance(file, str) or not is_inside(file, folder):
         return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from queue import SimpleQueue
 from types import TracebackType
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Algorithm, Tensors, descends_plainly, overrides
+from privfl.engine.client_randomness import randomness_of
 from privfl.engine.sequence_checks import clips_otherwise, differs_from_autocast, differs_from_autograd
 from privfl.engine.sequences import sequence_of
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, Trained, Workspace, cores, send
@@ -35,6 +36,7 @@ from privfl.privacy.door.precision import Precision, matrix_products, same_bits
 from privfl.privacy.loss import is_coupled
 from privfl.privacy.noise import fused
 from privfl.products import FEW, has_bfloat16_units
+from privfl.references import shipped
 
 ROWS_PER_EVALUATION = 1000
 """Rows of a worker's turn; on a GPU they are passed through the network at once."""
@@ -80,7 +82,14 @@ class LoopEngine:
         innermost = self.device.type == "cpu" and self._takes_channels_innermost()
         if self.device.type != "cpu" and (channel.dpsgd is not None or channel.has_client_level_noise):
             self.notes += filter(None, [fused.why_not(self.device)])
-        spaces = [Workspace.build(task.model(0), self.device, way, innermost=innermost) for _ in range(self.workers)]
+        asked, notes = randomness_of(task.model(0), task)
+        self.draws = asked or not shipped(type(algorithm))
+        """Whether a model, a loss or an algorithm from outside may call random functions."""
+        self.notes += notes
+        spaces = [
+            Workspace.build(task.model(0), self.device, way, innermost=innermost, draws=self.draws)
+            for _ in range(self.workers)
+        ]
         for space in self._without_autograd(spaces):
             self._spaces.put(space)
 
@@ -250,7 +259,7 @@ class LoopEngine:
         plain = (space.sequence is not None or channel.dpsgd is not None) and descends_plainly(algorithm, training)
         space.start(phase.dropout(client, context))
         door = keeper.door()
-        with torch.no_grad():
+        with torch.no_grad(), space.randomness or nullcontext():
             local = algorithm.begin(received, phase.client_state(client, context.client_state, blind=blind), training)
             space.own.load(local["parameters"])
             local["parameters"] = space.own.flat

@@ -8,6 +8,7 @@ draws its batches, drop-out masks, sampling coins and noise from the same stream
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Lock
@@ -19,6 +20,7 @@ from torch.func import vmap
 
 from privfl.algorithms.base import Algorithm, Tensors, descends_plainly, overrides
 from privfl.devices import to_device
+from privfl.engine.client_randomness import ClientRandomness
 from privfl.engine.device_sequences import DeviceSequence
 from privfl.engine.dropout import StreamDropout
 from privfl.engine.loop import LoopEngine
@@ -57,6 +59,7 @@ class Stack:
     dropout: list[StreamDropout]
     state: ModuleState | None
     unaided: StackedSequence | None = None
+    randomness: ClientRandomness | None = None
 
 
 class PlacesShow(Exception):
@@ -90,10 +93,11 @@ class VectorisedEngine:
         self._placed: set[tuple[str, int]] = set()
         self._values = 0
         for _ in range(loop.workers):
-            space = Workspace.build(loop.task.model(0), loop.device, None)
+            space = Workspace.build(loop.task.model(0), loop.device, None, draws=loop.draws)
             gradients = StackedGradients(space.own, way)
             gradients.whole_rows = in_whole_rows(loop.device, loop.training.batch_size, space.own.layout.size)
-            self._stacks.put(Stack(gradients, space.dropout, space.state, self._without_autograd(space, gradients)))
+            unaided = self._without_autograd(space, gradients)
+            self._stacks.put(Stack(gradients, space.dropout, space.state, unaided, space.randomness))
             self.templates.append(space.own.module)
 
     def _without_autograd(self, space: Workspace, gradients: StackedGradients) -> StackedSequence | None:
@@ -244,11 +248,15 @@ class VectorisedEngine:
             plain = False  # the step itself is looked at
         if stack.state is not None:
             stack.state.restore()
-        with torch.no_grad():
-            begun = [
-                algorithm.begin(received, phase.client_state(one.client, context.client_state, blind=blind), training)
-                for one in slots
-            ]
+
+        def begin(slot: ClientSlot, place: int) -> Tensors:
+            if stack.randomness is not None:
+                stack.randomness.draw_alone(streams[place])
+            state = phase.client_state(slot.client, context.client_state, blind=blind)
+            return algorithm.begin(received, state, training)
+
+        with torch.no_grad(), stack.randomness or nullcontext():
+            begun = [begin(slot, place) for place, slot in enumerate(slots)]
             local = {name: _stacked([tensors[name] for tensors in begun]) for name in begun[0]}
             del begun
             self._train(keeper, local, received, algorithm, training, streams, plain=plain)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from privfl.algorithms.base import Algorithm, Tensors, overrides
+from privfl.engine.client_randomness import ClientRandomness
 from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.engine.measures import NOTHING, Measured
 from privfl.engine.sequences import Sequence
@@ -47,7 +48,8 @@ class Workspace:
 
     Without DP-SGD ``clipper`` is there if it sums plain gradients faster than autograd does. ``state`` is what a
     network from outside may remember from one pass to the next, and ``sequence`` computes plain gradients without
-    autograd where that serves.
+    autograd where that serves. ``randomness`` is to be entered while a client trains whose parts may call random
+    functions; the layer that draws for them is one of ``dropout``.
     """
 
     own: FlatNetwork
@@ -55,22 +57,32 @@ class Workspace:
     dropout: list[StreamDropout]
     state: ModuleState | None
     sequence: Sequence | None = None
+    randomness: ClientRandomness | None = None
 
     @classmethod
     def build(
-        cls, module: nn.Module, device: torch.device, way: GradSampleMode | None, *, innermost: bool = False
+        cls,
+        module: nn.Module,
+        device: torch.device,
+        way: GradSampleMode | None,
+        *,
+        innermost: bool = False,
+        draws: bool = False,
     ) -> Workspace:
         """A workspace around ``module``.
 
-        ``way`` forms per-sample gradients, or plain sums; ``innermost`` lays the channels of images out innermost.
+        ``way`` forms per-sample gradients, or plain sums; ``innermost`` lays the channels of images out innermost;
+        ``draws`` says that random functions may be called.
         """
-        dropout = give_dropout_streams(module)
+        dropout, randomness = give_dropout_streams(module), ClientRandomness() if draws else None
+        if randomness is not None:
+            dropout.append(randomness.layer)
         if innermost:
             lay_channels_innermost(module)
         own = FlatNetwork(module, device)
         own.module.train()
         clipper = None if way is None else PerSampleGradients(own, way)
-        return cls(own, clipper, dropout, ModuleState.of(own.module))
+        return cls(own, clipper, dropout, ModuleState.of(own.module), randomness=randomness)
 
     @property
     def outputs(self) -> Callable[[Tensor], Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from privfl.data.dataset import Dataset
 from privfl.data.label_noise import LabelNoise
@@ -58,10 +59,23 @@ def check_builder(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     for one in (first, second):
         if not isinstance(one, nn.Module):
             raise ConfigError(f"model is {said(build)}, which returned {said(one)}; let it return a torch.nn.Module")
+        _refuse_opaque(one, build)
     Layout.of(first)
     if not set(first.parameters()).isdisjoint(second.parameters()):
         raise ConfigError(f"model is {said(build)}, which returned the same parameters twice; let it build new ones")
     return build
+
+
+def _refuse_opaque(network: nn.Module, build: Callable[[], nn.Module]) -> None:
+    """Refuse layers that nobody can look into, or that have no size yet."""
+    for name, layer in network.named_modules():
+        where = f"model is {said(build)}, " + (f"whose layer '{name}'" if name else "which")
+        if isinstance(layer, torch.jit.ScriptModule):
+            raise ConfigError(f"{where} is compiled by torch.jit; give the torch.nn.Module that it was made from")
+        if any(isinstance(one, UninitializedParameter) for one in layer.parameters(recurse=False)):
+            raise ConfigError(
+                f"{where} is a {type(layer).__name__}, which has no size before it sees data; say its size"
+            )
 
 
 _MODELS: dict[TaskKind, dict[str, str]] = {

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from privfl.algorithms import ALGORITHMS
 from privfl.algorithms.base import Algorithm, check_contract, overrides
+from privfl.engine.client_randomness import ClientRandomness
 from privfl.errors import ConfigError, brief
 from privfl.federation.cohorts import Cohort, earned_rate
 from privfl.federation.task import Task
@@ -21,6 +22,7 @@ from privfl.privacy.clipping.probe import check_per_sample
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.dpsgd import PerSample
 from privfl.privacy.loss import refuse_coupled
+from privfl.privacy.noise.source import NoiseStream
 from privfl.privacy.settings import Privacy
 
 
@@ -161,7 +163,9 @@ def _way(wanted: PerSample, network: FlatNetwork, task: Task) -> GradSampleMode:
     """How per-sample gradients of ``network`` are formed if ``wanted`` is asked for; refused if that cannot be."""
     refuse_coupled(task.loss)
     probe = task.probe(4)
-    fastest = check_per_sample(network, task.loss, *probe)
+    with ClientRandomness() as randomness:  # drop-out that is no layer is as engines have it
+        randomness.layer.generator = NoiseStream(bytes(32))
+        fastest = check_per_sample(network, task.loss, *probe)
     if wanted == "auto":
         return fastest
     if wanted == "layers" and fastest == "vmap":

@@ -42,6 +42,8 @@ def centred(network, inputs, targets, *, present):
         (lambda: nn.Sequential(SHARED), "which returned the same parameters twice"),
         (lambda: 3, "which returned 3; let it return a torch.nn.Module"),
         (lambda: nn.ReLU(), "has no parameters"),
+        (lambda: nn.Sequential(nn.LazyLinear(3)), "whose layer '0' is a LazyLinear, which has no size before it sees"),
+        (lambda: torch.jit.script(nn.Linear(5, 3)), r"which is compiled by torch\.jit; give the torch\.nn\.Module"),
         (3, "model is 3; give text in quotes, a function or None"),
         ("logistik", "unknown model 'logistik': did you mean 'logistic'"),
         ("two-cnn", r"model 'two-cnn' takes inputs of kind image \(C, H, W\), not of shape \(5,\)"),

@@ -238,7 +238,7 @@ class PerSampleGradients:
             )
             made.refuse_kept(loss)
             trained = [parameter.requires_grad for parameter in self.network.parameters]
-            rows = [gradients[f"network.{name}"].flatten(1) for name in layout.names]
+            rows = [gradients[f"network.{name}"].reshape(len(inputs), -1) for name in layout.names]
             rows = [row if wanted else torch.zeros_like(row) for row, wanted in zip(rows, trained, strict=True)]
             squares = torch.stack([row_norms(row).square() for row in rows]).sum(0)
             clipping = clip(squares)

@@ -45,7 +45,13 @@ def check_per_sample(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: 
     known = inputs.dim() in known_ranks(module) and known_function(loss)
     with evaluating(module):
         with torch.no_grad():
-            together = loss(module, inputs, targets)
+            together, again = (loss(module, inputs, targets) for _ in range(2))
+            if not torch.allclose(together, again, rtol=1e-3, atol=1e-5, equal_nan=True):
+                raise ConfigError(
+                    "in evaluation mode the model or its loss gives other numbers each time it sees the same rows, so "
+                    "nobody can tell whether each sample stays alone; draw in training mode only, as in "
+                    "F.dropout(x, training=self.training), or train without DP-SGD"
+                )
             apart = torch.stack([loss(module, inputs[i : i + 1], targets[i : i + 1]).sum() for i in range(len(inputs))])
         if together.shape != (len(inputs),) or not torch.allclose(together, apart, rtol=1e-3, atol=1e-5):
             raise ConfigError(

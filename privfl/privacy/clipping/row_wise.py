@@ -235,7 +235,7 @@ def each_row(
         raise ConfigError(
             f"{said_of(function)} sees one row at a time, by torch.func.vmap, because privacy rests on it, and fails "
             f"there ({failure(error, network)}); write it without .item(), without branches on values, without "
-            "changing tensors that it did not make, and with nn.Dropout as the only randomness"
+            "changing tensors that it did not make, and with drop-out as the only randomness"
         ) from error
     return answers
 

@@ -332,11 +332,12 @@ class StackedGradients:
                 self._weights(parameters), batch.inputs, batch.targets, values
             )
             made.refuse_kept(loss)
-            named = zip(self.layout.names, formed.values(), self._trained, strict=True)
+            rows_of = [part.reshape(*part.shape[:2], -1) for part in formed.values()]  # some may be single numbers
+            named = zip(self.layout.names, rows_of, self._trained, strict=True)
             if self.whole_rows:
-                kept = {name: part.flatten(2) for name, part, trained in named if trained}
+                kept = {name: part for name, part, trained in named if trained}
                 return self._of_rows(kept, parameters, batch, max_grad_norm)
-            parts = [(part if trained else torch.zeros_like(part)).flatten(2) for _, part, trained in named]
+            parts = [part if trained else torch.zeros_like(part) for _, part, trained in named]
             squares = torch.stack([norms_along(part).square() for part in parts]).sum(0)
             clipping = Clipping.of(squares, max_grad_norm, parameters.dtype, batch.together, batch.mask)
             return torch.cat([clipping.sums_of(part) for part in parts], dim=1), clipping

@@ -8,6 +8,7 @@ client's own stream, notes each client's release, and hands the stacked answer b
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from torch.overrides import _get_current_function_mode_stack
 
 from privfl.data.mapped import MappedRows, Rows
 from privfl.devices import in_one_copy, to_device
@@ -123,13 +125,17 @@ class CohortDoor(DoorKeeper):
         self, work: Callable[[Tensor, Given], Tensor], parameters: Tensor, loss_kwargs: dict[str, Tensor] | None
     ) -> Tensor:
         named = loss_kwargs or {}
+        modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
 
         def stacked(parameters: Tensor, *values: Any) -> Tensor:
             active, stack = len(self._active), len(parameters)
             given = dict(zip(named, values, strict=True))
-            if active == stack:
-                return work(parameters, given)
-            return padded(work(parameters[:active], given_to(given, slice(0, active), active)), stack)
+            with ExitStack() as entered:
+                for mode in modes:  # which PyTorch leaves on the way out of the stack
+                    entered.enter_context(mode)
+                if active == stack:
+                    return work(parameters, given)
+                return padded(work(parameters[:active], given_to(given, slice(0, active), active)), stack)
 
         answer: Tensor = _Outside.apply(stacked, self._count, parameters, *named.values())  # type: ignore[no-untyped-call]
         return answer
