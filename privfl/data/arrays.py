@@ -11,6 +11,8 @@ from torch import Tensor
 
 from privfl.errors import DataError
 
+_NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
+
 
 def _array(name: str, label: str, values: Any) -> np.ndarray[Any, Any]:
     if np.ma.is_masked(values):
@@ -25,6 +27,8 @@ def _array(name: str, label: str, values: Any) -> np.ndarray[Any, Any]:
         array = np.asarray(values)
     except (TypeError, ValueError) as error:
         raise DataError(f"{name}: {label} do not form an array ({error}); every row needs the same shape.") from None
+    if array.ndim == 0 and hasattr(values, "toarray"):
+        raise DataError(f"{name}: {label} are sparse ({type(values).__name__}); give the values of all, .toarray().")
     if array.ndim == 0:
         raise DataError(
             f"{name}: {label} are a single value of type {type(values).__name__}; give one row per example."
@@ -46,8 +50,13 @@ def _of_tensor(name: str, label: str, values: Tensor) -> np.ndarray[Any, Any]:
 
 
 def as_numbers(name: str, label: str, values: Any) -> np.ndarray[Any, Any]:
-    """``values`` as an array of numbers; a memory map stays one."""
+    """``values`` as an array of numbers; a memory map stays one.
+
+    Tables whose columns have several types, numbers and truth values say, come as Python objects; these become float64.
+    """
     array = _array(name, label, values)
+    if array.dtype.kind == "O" and all(issubclass(kind, _NUMBERS) for kind in set(map(type, array.flat))):
+        array = array.astype(np.float64)
     if array.dtype.kind not in "fbiu":
         raise DataError(f"{name}: {label} have dtype {array.dtype}; encode them as numbers first.")
     return array

@@ -39,6 +39,8 @@ NOT_STEADY = (
     "in evaluation mode the model or its loss gives other numbers each time it sees the same rows, and so do the "
     "metrics; where that is drop-out, write F.dropout(x, training=self.training)"
 )
+SELU_FLOOR = -1.7580993408473766
+"""−λα of the SELU (Klambauer et al., "Self-Normalizing Neural Networks", NeurIPS 2017, section 2)."""
 
 
 class ClientRandomness(TorchFunctionMode):
@@ -121,6 +123,20 @@ def _dropout(
 
 def _torch_dropout(own: ClientRandomness, function: Any, input: Tensor, p: float, train: bool) -> Tensor:
     return _dropout(own, F.dropout, input, p, train, function is torch.dropout_)
+
+
+def _alpha_dropout(
+    own: ClientRandomness, function: Any, input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False
+) -> Tensor:
+    """Drop-out to the value that SELU has far below zero, scaled and shifted to keep mean and variance."""
+    each = None if function in (F.alpha_dropout, torch.alpha_dropout) else 2
+    if not training or not 0 < p < 1 or (each and input.dim() <= each):
+        found: Tensor = function(input, p, training)
+        return input.copy_(found) if inplace else found
+    kept = own.dropped(torch.ones_like(input), p, each) * (1 - p)
+    scale = ((1 - p) * (1 + p * SELU_FLOOR**2)) ** -0.5
+    dropped = scale * (input * kept + SELU_FLOOR * (1 - kept) - SELU_FLOOR * p)
+    return input.copy_(dropped) if inplace else dropped
 
 
 def _attention(
@@ -229,6 +245,8 @@ _GIVEN_A_GENERATOR = (
 _SERVED: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.dropout3d), _dropout),
     **dict.fromkeys((torch.dropout, torch.dropout_), _torch_dropout),
+    **dict.fromkeys((F.alpha_dropout, F.feature_alpha_dropout), _alpha_dropout),
+    **dict.fromkeys((torch.alpha_dropout, torch.feature_alpha_dropout), _alpha_dropout),
     F.scaled_dot_product_attention: _attention,
     F.multi_head_attention_forward: _heads,
     F.gumbel_softmax: _inside,

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 
 from privfl.data import Dataset
@@ -172,6 +173,13 @@ def test_later_changes_of_the_users_arrays_do_not_reach_the_dataset():
     assert data.targets.sum() == 2
 
 
+def test_columns_of_several_types_of_numbers_are_numbers():
+    """A table with a column of truth values beside others comes as Python objects."""
+    mixed = np.array([[0.5, True, np.int64(3)], [1.5, False, np.float32(4)]], object)
+    data = Dataset.from_arrays(mixed, [0, 1], test=(mixed, [0, 1]), clients=["a", "b"])
+    assert torch.equal(data.inputs, torch.tensor([[0.5, 1, 3], [1.5, 0, 4]]))
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -181,6 +189,12 @@ def test_later_changes_of_the_users_arrays_do_not_reach_the_dataset():
         ({"inputs": np.zeros((4, 1)), "targets": ["a", "b", "a", "b"]}, "return_inverse=True"),
         ({"inputs": np.zeros((4, 1)), "targets": [[0], [1], [0], [1]]}, r"ravel\(\)"),
         ({"inputs": [["a"], ["b"]], "targets": [0, 1]}, "encode them as numbers"),
+        ({"inputs": np.array([[1.0, "2"], [3.0, "4"]], object), "targets": [0, 1]}, "encode them as numbers"),
+        ({"inputs": np.array([[1.0, None], [3.0, 4]], object), "targets": [0, 1]}, "encode them as numbers"),
+        (
+            {"inputs": scipy.sparse.eye(2).tocsr(), "targets": [0, 1]},
+            r"are sparse \(csr_matrix\); give .*toarray",
+        ),
         ({"inputs": [[1.0], [2.0, 3.0]], "targets": [0, 1]}, "do not form an array"),
         ({"inputs": 3.0, "targets": [0, 1]}, "single value of type float"),
         ({"inputs": np.zeros((0, 3)), "targets": np.zeros(0, int)}, "inputs are empty"),

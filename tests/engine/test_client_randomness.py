@@ -125,6 +125,22 @@ def test_what_a_client_draws_costs_no_claim_about_clients():
     assert run.statement.cell("client", "public").epsilon < 10
 
 
+@pytest.mark.parametrize("feature", [False, True])
+def test_alpha_drop_out_gives_the_two_values_of_pytorch(feature):
+    """Of one and the same input each output is one of two values, kept or dropped."""
+    kind = nn.FeatureAlphaDropout if feature else nn.AlphaDropout
+    dropping, inputs, draws = kind(0.3), torch.full((20, 30, 2), 0.7), []
+    with entered():
+        draws.append(dropping(inputs))
+    torch.manual_seed(0)
+    draws.append(dropping(inputs))
+    ours, theirs = (draw.unique() for draw in draws)
+    assert torch.allclose(ours, theirs, atol=1e-6)
+    assert len(ours) == 2
+    assert bool((draws[0][..., 0] == draws[0][..., 1]).all()) == feature
+    assert 0.05 < float((draws[0] == ours[0]).double().mean()) < 0.6  # of 600: 13 deviations to either side
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("heads_of_keys", [4, 2])
 def test_attention_drops_its_weights_with_the_masks_of_a_layer(causal, heads_of_keys):

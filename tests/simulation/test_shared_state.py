@@ -155,7 +155,7 @@ class Drawing(nn.Module):
         return self.layer(inputs) * float(self.draw())
 
 
-DRAWS = {"PyTorch": lambda: torch.rand(()), "NumPy": np.random.random, "Python": random.random}
+DRAWS = {"PyTorch": lambda: F.rrelu(-torch.ones(()), training=True), "NumPy": np.random.random, "Python": random.random}
 
 
 @pytest.mark.parametrize("whose", DRAWS)
@@ -163,6 +163,10 @@ def test_what_is_drawn_from_a_generator_of_the_process_tells_how_much_others_dre
     drawing = ran(model=lambda: Drawing(DRAWS[whose]))
     assert set(claims(drawing).values()) == {np.inf}
     assert f"{whose}'s global random generator" in words(drawing)
+
+
+def test_what_pytorch_draws_by_a_client_s_own_stream_tells_nothing_of_others():
+    assert np.inf not in claims(ran(model=lambda: Drawing(lambda: torch.rand(())))).values()
 
 
 class ByItself(pf.FedAvg):
