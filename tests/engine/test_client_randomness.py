@@ -170,6 +170,27 @@ def test_heads_drop_the_same_weights_whether_these_are_returned_or_not():
     assert not torch.allclose(found[0], attention(inputs, inputs, inputs)[0], atol=1e-2)
 
 
+class Attending(nn.Module):
+    """Attention whose weights are asked for, and so lie head by head, before an encoder's layer as it comes."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.4, batch_first=True)
+        self.encoder, self.out = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Linear(4, 4)
+
+    def forward(self, inputs):
+        inputs = inputs.flatten(1, 2)
+        return self.out(self.encoder(self.attention(inputs, inputs, inputs)[0]).mean(1))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("privacy", [NONE, DPSGD], ids=["plain", "DP-SGD"])
+def test_both_engines_drop_the_same_weights_of_attention(privacy):
+    loop, stacked = (trained(task(Attending), privacy, engine=engine) for engine in ("loop", "vectorised"))
+    assert torch.allclose(loop.parameters, stacked.parameters, rtol=0, atol=1e-5)
+    assert stacked.warnings == ()
+
+
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("both_ways", [False, True])
