@@ -5,7 +5,8 @@ draw from generators that a whole process shares. Then no seed repeats a run tha
 more or one example more moves what all others draw. While a client trains, these functions draw from its own stream,
 drop-out as layers do (:mod:`privfl.engine.dropout`), so that it is the same in either engine, and secret under DP-SGD.
 
-Where ``torch.func.vmap`` stands for many rows or clients, only drop-out is served; other random functions fail there.
+Under ``torch.func.vmap`` drop-out is served, and for single rows what :mod:`privfl.engine.row_numbers` draws; other
+random functions fail there.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._C._functorch import maybe_current_level
+from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor, maybe_current_level
 from torch.overrides import TorchFunctionMode
 
 from privfl.engine.dropout import StreamDropout, give_dropout_streams
+from privfl.engine.row_numbers import numbers_of, uniform
 from privfl.federation.task import Task
 from privfl.privacy.clipping.known import known_function, known_ranks
+from privfl.privacy.clipping.row_wise import row_in_turn
 from privfl.privacy.door.precision import matrix_products
 from privfl.privacy.loss import is_coupled
 from privfl.privacy.noise.source import NoiseStream
@@ -37,7 +40,7 @@ NOT_REPEATED = (
 )
 NOT_STEADY = (
     "in evaluation mode the model or its loss gives other numbers each time it sees the same rows, and so do the "
-    "metrics; where that is drop-out, write F.dropout(x, training=self.training)"
+    "metrics; draw in training mode only (if network.training, F.dropout(x, training=self.training))"
 )
 SELU_FLOOR = -1.7580993408473766
 """−λα of the SELU (Klambauer et al., "Self-Normalizing Neural Networks", NeurIPS 2017, section 2)."""
@@ -79,8 +82,28 @@ class ClientRandomness(TorchFunctionMode):
         if self._heads > 1 and inputs.dim() == 3 and len(inputs) % self._heads == 0:  # [B · heads, L, S]
             apart: Tensor = self.layer(inputs.reshape(-1, self._heads, *inputs.shape[1:]))
             return apart.flatten(0, 1)
+        row = row_in_turn()
+        if row is not None and not _of_rows(inputs):  # the same for all rows, but dropped for each
+            return inputs * self._factors_of_row(row, inputs)
         found: Tensor = self.layer(inputs)
         return found
+
+    def _factors_of_row(self, row: Tensor, inputs: Tensor) -> Tensor:
+        """What ``inputs``, in which no row is, are multiplied with for the ``row`` in turn."""
+        layer = self.layer
+        dims = inputs.dim() if layer.noise_dims is None else layer.noise_dims
+        shape = (*inputs.shape[:dims], *(1 for _ in inputs.shape[dims:]))
+        kept = uniform(row, shape, layer) >= layer.probability
+        return kept.to(inputs.dtype) * (layer.scale if layer.probability < 1 else 0.0)
+
+    def of_row(self, function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor | None:
+        """What ``function`` draws for the one row that is seen under ``vmap``; ``None`` if that is not served."""
+        row = row_in_turn()
+        if row is None or maybe_current_level() is None:
+            return None
+        self.asked = True
+        others = {name: value for name, value in named.items() if name != "generator"}
+        return numbers_of(row, self.layer, function, args, others)
 
     def generator(self, device: torch.device | str | None) -> torch.Generator | None:
         """The client's generator for ``device``; ``None`` where numbers are drawn for many at once, or for nobody."""
@@ -108,6 +131,22 @@ def _asking_no_mode(function: FunctionType) -> FunctionType:
 
 def _never(*_: Any) -> bool:
     return False
+
+
+def _of_rows(values: Tensor) -> bool:
+    """Whether ``values`` stand for one of many."""
+    while is_functorch_wrapped_tensor(values):
+        if is_batchedtensor(values):
+            return True
+        values = get_unwrapped(values)
+    return False
+
+
+def _emptied(own: ClientRandomness, function: Any, *args: Any, **named: Any) -> Any:
+    """An empty tensor, of every row where there are rows; no random number is asked for yet."""
+    row = row_in_turn()
+    found = None if row is None or "out" in named else numbers_of(row, own.layer, function, args, named)
+    return function(*args, **named) if found is None else found
 
 
 def _dropout(
@@ -213,6 +252,9 @@ def _recurrent(own: ClientRandomness, function: Any, *args: Any) -> Any:
 def _numbers(own: ClientRandomness, function: Any, *args: Any, **named: Any) -> Any:
     """A function that takes a generator."""
     if named.get("generator") is None:
+        found = own.of_row(function, args, named)
+        if found is not None:
+            return found
         first = args[0] if args else named.get("input")
         device = first.device if isinstance(first, Tensor) else named.get("device")
         generator = own.generator(device)
@@ -223,6 +265,9 @@ def _numbers(own: ClientRandomness, function: Any, *args: Any, **named: Any) -> 
 
 def _numbers_like(own: ClientRandomness, function: Any, input: Tensor, *args: Any, **named: Any) -> Any:
     """A function that takes a generator in no version, or in some: the same numbers, written to an empty tensor."""
+    found = None if named.get("generator") is not None else own.of_row(function, (input, *args), named)
+    if found is not None:
+        return found
     generator = None if named.get("generator") is not None else own.generator(named.get("device") or input.device)
     if generator is None:
         return function(input, *args, **named)
@@ -243,6 +288,7 @@ _GIVEN_A_GENERATOR = (
     *(Tensor.random_, Tensor.exponential_, Tensor.geometric_, Tensor.cauchy_, Tensor.log_normal_, Tensor.multinomial),
 )
 _SERVED: dict[Any, Callable[..., Any]] = {
+    torch.empty: _emptied,
     **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.dropout3d), _dropout),
     **dict.fromkeys((torch.dropout, torch.dropout_), _torch_dropout),
     **dict.fromkeys((F.alpha_dropout, F.feature_alpha_dropout), _alpha_dropout),

@@ -346,7 +346,7 @@ def test_a_loss_that_remembers_is_tried_on_a_copy():
 
 
 def test_under_dp_sgd_what_draws_in_evaluation_is_refused():
-    with pytest.raises(ConfigError, match=r"F\.dropout\(x, training=self\.training\)"):
+    with pytest.raises(ConfigError, match=r"if network\.training, F\.dropout\(x, training=self\.training\)"):
         trained(task(AlwaysDropping), DPSGD)
 
 

@@ -226,7 +226,7 @@ class PerSampleGradients:
         whole, made = LossModule(network, loss), Made(1)
 
         def one(parameters: dict[str, Tensor], row: Tensor, target: Tensor) -> Tensor:
-            with made:
+            with made.of(row):
                 term: Tensor = functional_call(whole, parameters, (row[None], target[None]))[0]
                 return term
 

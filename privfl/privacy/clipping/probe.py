@@ -49,8 +49,8 @@ def check_per_sample(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: 
             if not torch.allclose(together, again, rtol=1e-3, atol=1e-5, equal_nan=True):
                 raise ConfigError(
                     "in evaluation mode the model or its loss gives other numbers each time it sees the same rows, so "
-                    "nobody can tell whether each sample stays alone; draw in training mode only, as in "
-                    "F.dropout(x, training=self.training), or train without DP-SGD"
+                    "nobody can tell whether each sample stays alone; draw in training mode only (if "
+                    "network.training, F.dropout(x, training=self.training)), or train without DP-SGD"
                 )
             apart = torch.stack([loss(module, inputs[i : i + 1], targets[i : i + 1]).sum() for i in range(len(inputs))])
         if together.shape != (len(inputs),) or not torch.allclose(together, apart, rtol=1e-3, atol=1e-5):
@@ -66,9 +66,15 @@ def check_per_sample(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: 
             if not problem:
                 break
         else:
+            if unknown:
+                raise ConfigError(
+                    f"per-sample gradients of {unknown[0]} cannot be formed ({problem}); replace it, for instance by "
+                    "its counterpart in opacus.layers (DPLSTM, DPGRU, DPMultiheadAttention)"
+                )
             raise ConfigError(
-                f"per-sample gradients of {unknown[0] if unknown else 'the model'} cannot be formed ({problem}); "
-                "replace it, for instance by its counterpart in opacus.layers (DPLSTM, DPGRU, DPMultiheadAttention)"
+                f"per-sample gradients cannot be formed, because the model or its loss fails ({problem}) where it sees "
+                "one row at a time, by torch.func.vmap; write it without .item(), without branches on values and "
+                "without selecting rows, or train without DP-SGD"
             )
     if not known:
         _check_alone(network, loss, inputs, targets, way)

@@ -2,14 +2,16 @@
 
 A function under ``vmap`` runs once, on tensors that stand for one row each; nothing that it does lets the values of
 one row meet another's. What it keeps could meet rows of a later batch, so keeping is refused (:class:`Made`), and so
-are random numbers: one example more would shift those of all after it, and PyTorch's generators are no secret. Every
-row is a batch of one to it. The backward pass is ordinary autograd outside of ``vmap``, and :class:`Watch` notes what a
-layer received and gave for every row, so that the rules for layers apply (:mod:`privfl.privacy.clipping.rule`).
+are random numbers that no engine draws from a secret stream: one example more would shift those of all after it, and
+PyTorch's generators are no secret. Every row is a batch of one to it. The backward pass is ordinary autograd outside of
+``vmap``, and :class:`Watch` notes what a layer received and gave for every row, so that the rules for layers apply
+(:mod:`privfl.privacy.clipping.rule`).
 """
 
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -163,6 +165,15 @@ class Watch:
         return shown
 
 
+_TURN = threading.local()
+
+
+def row_in_turn() -> Tensor | None:
+    """A tensor of the row that code in this thread sees under ``vmap`` right now; ``None`` outside of it."""
+    row: Tensor | None = getattr(_TURN, "row", None)
+    return row
+
+
 class Made(TorchFunctionMode):
     """Knows every tensor that the block made of rows, to tell whether one outlives it.
 
@@ -174,6 +185,21 @@ class Made(TorchFunctionMode):
         super().__init__()
         self._refs: list[ref[Tensor]] = []
         self._level = level
+        self._row: Tensor | None = None
+
+    def of(self, row: Tensor) -> Made:
+        """Itself, to be entered while ``row``, a tensor of one row, is seen."""
+        self._row = row
+        return self
+
+    def __enter__(self) -> Made:
+        _TURN.row, self._row = self._row, None
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _TURN.row = None
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None
@@ -221,7 +247,7 @@ def each_row(
     def one(row: Tensor, target: Tensor) -> Tensor:
         if watch is not None:
             watch.enter_row(target, depth)
-        with made:
+        with made.of(row):
             return function(network, row[None], target[None], **loss_kwargs)[0]
 
     try:
@@ -235,7 +261,7 @@ def each_row(
         raise ConfigError(
             f"{said_of(function)} sees one row at a time, by torch.func.vmap, because privacy rests on it, and fails "
             f"there ({failure(error, network)}); write it without .item(), without branches on values, without "
-            "changing tensors that it did not make, and with drop-out as the only randomness"
+            "changing tensors that it did not make, and draw by drop-out, torch.rand and torch.randn alone"
         ) from error
     return answers
 

@@ -321,7 +321,7 @@ class StackedGradients:
         whole, made = LossModule(self.module, loss), Made(2)
 
         def one(views: dict[str, Tensor], row: Tensor, target: Tensor, loss_kwargs: dict[str, Tensor]) -> Tensor:
-            with made:
+            with made.of(row):
                 term: Tensor = functional_call(whole, views, (row[None], target[None]), loss_kwargs)[0]
                 return term
 

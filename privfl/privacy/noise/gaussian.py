@@ -86,6 +86,8 @@ def add_rows_(streams: Sequence[PairStream], rows: Tensor, deviations: Sequence[
 
 def normal(stream: PairStream, n: int) -> NDArray[np.float64]:
     """``n`` standard normal numbers: all cosines, then the sines."""
+    if n == 0:
+        return np.empty(0)
     half = (n + 1) // 2
     out = np.empty((2, half))
     work = _Work([stream], half, [1.0], [1.0])
