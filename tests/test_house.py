@@ -88,7 +88,6 @@ COMMAND_LINE = {"privfl.cli", "privfl.commands", "privfl.__main__"}
 TESTED_ELSEWHERE = {
     "privfl/algorithms": "base fedavg fedprox references",
     "privfl/algorithms/fair": "aaggff_sums loss_survey",
-    "privfl/algorithms/generative": "server_training",
     "privfl/algorithms/label_skew": "bsm_fedavg",
     "privfl": "cli devices errors opacus_parts randomness",
     "privfl/commands": "account data demo_sentences deploy examine interrupts listing printing progress",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise, product
@@ -252,24 +253,24 @@ def all_images(rival: str = "FedDyn") -> str:
     return table(head, made)
 
 
-def others_with_all_images() -> list[str]:
-    """The rivals besides FedAvg and FedDyn that were run with all images, in the order of Table I."""
-    there = {row["method"] for row in raw(ALL_IMAGES)["rows"]}
-    return [method for method in (*TABLE_ONE, CLIPPED) if method in there and method not in (REFERENCE, *TWO)]
+def others_with_all_images(name: str = ALL_IMAGES) -> list[str]:
+    """The rivals besides FedAvg and FedDyn of which several seeds were run, in the order of Table I."""
+    seeds = Counter(row["method"] for row in raw(name)["rows"])
+    return [one for one in (*TABLE_ONE, CLIPPED) if seeds[one] > 1 and one not in (REFERENCE, *TWO)]
 
 
-def all_images_beside_others() -> str:
-    """The other rivals with all images after all rounds, beside the paper."""
-    rows, made = raw(ALL_IMAGES)["rows"], []
-    for method in others_with_all_images():
+def all_images_beside_others(name: str = ALL_IMAGES, printed: Mapping[str, str] = TABLE_ONE) -> str:
+    """The other rivals with all images after all rounds, beside what the paper has ``printed``."""
+    rows, made = raw(name)["rows"], []
+    for method in others_with_all_images(name):
         last, change = (of_curve(rows, FIFTIES[-1][1], method, figure) for figure in BOTH_FIGURES)
         more, less = (
             interval(of_curve(rows, FIFTIES[-1][1], "ReBaFL", figure), own)
             for figure, own in zip(BOTH_FIGURES, (last, change), strict=True)
         )
-        fifty = interval(of_fifty("ReBaFL", *FIFTIES[-1]), of_fifty(method, *FIFTIES[-1]))
+        fifty = interval(of_fifty("ReBaFL", *FIFTIES[-1], name), of_fifty(method, *FIFTIES[-1], name))
         made.append(
-            [method, TABLE_ONE[method.partition(" ")[0]], _with_seeds(last), more, fifty, spread(change, 1), less]
+            [method, printed[method.partition(" ")[0]], _with_seeds(last), more, fifty, spread(change, 1), less]
         )
     head = ["rival", "the paper", "last ten", "ReBaFL − it", "last fifty", "change", "ReBaFL − it"]
     return table(head, made)
@@ -284,24 +285,14 @@ def of_fifty(method: str, first: int, last: int, name: str = ALL_IMAGES) -> BySe
     return {row["seed"]: 100 * statistics.mean(row["accuracy"][first:last]) for row in rows}
 
 
-def fifties() -> str:
-    """The same as means over fifty rounds."""
+def fifties(name: str = ALL_IMAGES, methods: Sequence[str] = TWO) -> str:
+    """The same as means over fifty rounds; ReBaFL comes last of the ``methods``."""
     made = []
     for first, last in FIFTIES:
-        found = [of_fifty(method, first, last) for method in TWO]
-        each = list(map(_with_seeds, found))
-        made.append([f"{first + 1} to {last}", *each, interval(found[1], found[0])])
-    return table(["rounds", "FedDyn", "ReBaFL", "ReBaFL − FedDyn"], made)
-
-
-def fifties_of_fifty() -> str:
-    """Means over fifty rounds, 50 clients with all images."""
-    made = []
-    for first, last in FIFTIES:
-        found = {method: of_fifty(method, first, last, FIFTY_ALL) for method in LONG}
-        less = [interval(found["ReBaFL"], found[other]) for other in LONG[:2]]
-        made.append([f"{first + 1} to {last}", *map(_with_seeds, found.values()), *less])
-    return table(["rounds", *LONG, *(f"ReBaFL − {other}" for other in LONG[:2])], made)
+        *others, own = (of_fifty(method, first, last, name) for method in methods)
+        less = [interval(own, other) for other in others]
+        made.append([f"{first + 1} to {last}", *map(_with_seeds, (*others, own)), *less])
+    return table(["rounds", *methods, *(f"ReBaFL − {other}" for other in methods[:-1])], made)
 
 
 def _rows_of_parts() -> list[Any]:
@@ -358,7 +349,7 @@ def whole_runs() -> Iterator[tuple[str, str]]:
     fifty = (of_fifty(method, *FIFTIES[-1]) for method in (CLIPPED, "FedDyn"))
     yield f"all images, the last fifty rounds: {CLIPPED} − FedDyn", interval(*fifty)
     fifty_rows = raw(FIFTY_ALL)["rows"]
-    for other in LONG[:2]:
+    for other in (*LONG[:2], *others_with_all_images(FIFTY_ALL)):
         for rounds, figure in product((50, 100, 200), BOTH_FIGURES):
             pair = (of_curve(fifty_rows, rounds, one, figure) for one in ("ReBaFL", other))
             yield f"50 clients, {figure}, {rounds} rounds: ReBaFL − {other}", interval(*pair)
@@ -399,6 +390,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "over rounds, fifty": partial(over_rounds, "rebafl-fifty"),
         "Table I, fifty": partial(table_one, FIFTY, ("rebafl-fifty",)),
         "fifty, all images": partial(over_rounds, FIFTY_ALL),
-        "fifty, all images, by fifty rounds": fifties_of_fifty,
+        "fifty, all images, by fifty rounds": partial(fifties, FIFTY_ALL, LONG),
+        "fifty, all images, other rivals": partial(all_images_beside_others, FIFTY_ALL, FIFTY),
     },
 }

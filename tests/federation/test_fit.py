@@ -27,6 +27,7 @@ def centred(network, inputs, targets, *, present):
     return F.cross_entropy(network(inputs) - network(inputs)[present].mean(0), targets, reduction="none")
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from privfl.models.flat_network import flatten
-from privfl.randomness import torch_stream
+from privfl.randomness import stream_seed, torch_stream
 
 SHIFT = 1
 """Pixels by which a batch of images is moved at most, in each direction."""
@@ -36,7 +36,9 @@ def train_classifier(
     optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate)
     generator = torch_stream(seed, "server-classifier")
     network.train()
-    with torch.enable_grad():
+    devices = [parameters.device] if parameters.is_cuda else []
+    with torch.random.fork_rng(devices=devices), torch.enable_grad():
+        torch.manual_seed(stream_seed(seed, "server-drop-out") % 2**63)  # no engine draws the masks here
         for _ in range(epochs):
             order = torch.randperm(len(labels), generator=generator).to(labels.device)
             for rows in torch.split(order, batch_size):
