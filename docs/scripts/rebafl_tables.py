@@ -356,6 +356,9 @@ def whole_runs() -> Iterator[tuple[str, str]]:
         for first, last in FIFTIES:
             pair = (of_fifty(one, first, last, FIFTY_ALL) for one in ("ReBaFL", other))
             yield f"50 clients, rounds {first + 1} to {last}: ReBaFL − {other}", interval(*pair)
+    for figure in BOTH_FIGURES:
+        pair = (of_curve(fifty_rows, 200, method, figure) for method in (CLIPPED, "FedDyn"))
+        yield f"50 clients, {figure}, 200 rounds: {CLIPPED} − FedDyn", interval(*pair)
     for (one, other), figure in product(OF_PARTS, BOTH_FIGURES):
         yield f"parts, {figure}: {one} − {other}", interval(of_part(one, figure), of_part(other, figure))
     for one, other in ((BALANCED, REFERENCE), ("F-Aug only", REFERENCE), (BOTH, BALANCED), (BOTH, REFERENCE)):
