@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from privfl.algorithms.base import Algorithm, Tensors, descends_plainly, overrides
 from privfl.engine.client_randomness import randomness_of
@@ -79,10 +79,11 @@ class LoopEngine:
         self.lengths = self.steady_lengths() if channel.dpsgd is not None or channel.statistics else None
         if way is None and self._sums_directly():
             way = "layers"
-        innermost = self.device.type == "cpu" and self._takes_channels_innermost()
+        network = task.model(0)
+        innermost = self.device.type == "cpu" and self._takes_channels_innermost(network)
         if self.device.type != "cpu" and (channel.dpsgd is not None or channel.has_client_level_noise):
             self.notes += filter(None, [fused.why_not(self.device)])
-        asked, notes = randomness_of(task.model(0), task)
+        asked, notes = randomness_of(network if known_ranks(network) else task.model(0), task)
         self.draws = asked or not shipped(type(algorithm))
         """Whether a model, a loss or an algorithm from outside may call random functions."""
         self.notes += notes
@@ -134,9 +135,11 @@ class LoopEngine:
             space.clipper.unaided = sequence
         return spaces
 
-    def _takes_channels_innermost(self) -> bool:
-        """Whether the model runs on images laid out so; ``view`` in a model of one's own may ask for the usual way."""
-        network = self.task.model(0)
+    def _takes_channels_innermost(self, network: nn.Module) -> bool:
+        """Whether the model runs on images laid out so; ``view`` in a model of one's own may ask for the usual way.
+
+        ``network``, the model, is laid out so if it is not known.
+        """
         if known_ranks(network):
             return True
         lay_channels_innermost(network)
