@@ -7,7 +7,8 @@ numbers, and which are the same on every device. A GPU makes them itself; where 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -172,4 +173,20 @@ def give_dropout_streams(network: nn.Module) -> list[StreamDropout]:
                 layer.train(child.training)
                 setattr(parent, name, layer)
                 streams.append(layer)
+    apart = outside_of_graphs(network)
+    if apart is not None:
+        for layer in streams:
+            layer.forward = apart(layer.forward)  # type: ignore[method-assign]
     return streams
+
+
+def outside_of_graphs(network: nn.Module) -> Callable[[Any], Any] | None:
+    """What keeps a function out of the graphs that ``torch.compile`` makes of ``network``; ``None`` if it makes none.
+
+    It cannot follow how masks are made, and would fail.
+    """
+    dynamo: Any = sys.modules.get("torch._dynamo")  # which nobody has loaded who compiles nothing
+    if dynamo is None or not any(isinstance(one, dynamo.OptimizedModule) for one in network.modules()):
+        return None
+    disable: Callable[[Any], Any] = dynamo.disable
+    return disable

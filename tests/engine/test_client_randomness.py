@@ -112,6 +112,17 @@ def test_drop_out_as_a_function_trains_as_drop_out_as_a_layer(monkeypatch, engin
     assert functions.statement.to_json() == layers.statement.to_json()
 
 
+@pytest.mark.filterwarnings("ignore:.*")  # of torch.compile, about transforms that it does not follow
+@pytest.mark.parametrize("model", [Layers, Functions])
+@pytest.mark.parametrize("privacy", [NONE, DPSGD], ids=["plain", "DP-SGD"])
+def test_a_compiled_model_with_drop_out_trains_as_the_model_itself(monkeypatch, model, privacy):
+    monkeypatch.setattr(NoiseSource, "for_run", lambda self, _: self)
+    expected = trained(task(model), privacy)
+    for engine in ("loop", "vectorised"):
+        compiled = trained(task(lambda: torch.compile(model(), backend="eager")), privacy, engine=engine)
+        assert torch.allclose(compiled.parameters, expected.parameters, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("model", [Functions, Noisy])
 @pytest.mark.parametrize("algorithm", [pf.FedAvg(weighting="uniform"), Drawing()], ids=lambda one: one.name)
 def test_the_seed_repeats_a_run_whatever_others_draw_and_for_any_number_of_workers(model, algorithm):
