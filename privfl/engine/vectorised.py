@@ -257,6 +257,7 @@ class VectorisedEngine:
 
         with torch.no_grad(), stack.randomness or nullcontext():
             begun = [begin(slot, place) for place, slot in enumerate(slots)]
+            announce([], 0)
             local = {name: _stacked([tensors[name] for tensors in begun]) for name in begun[0]}
             del begun
             self._train(keeper, local, received, algorithm, training, streams, plain=plain)

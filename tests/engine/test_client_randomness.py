@@ -82,6 +82,18 @@ class Drawing(pf.FedAvg):
         local["parameters"].sub_(training.learning_rate * gradient * torch.rand(()))
 
 
+@dataclass(frozen=True)
+class Dropping(pf.FedAvg):
+    """An algorithm that drops values of its step."""
+
+    name: ClassVar[str] = "dropping"
+    weighting: str = "uniform"
+
+    def step(self, local, received, batch, client, training):
+        before = F.dropout(local["parameters"], 0.5) * 0.01
+        local["parameters"].sub_(F.dropout(client.gradient(client.loss, local["parameters"], batch)) + before)
+
+
 def task(model=Functions, loss=None, size=4):
     generator = np.random.default_rng(0)
     inputs, targets = generator.normal(size=(48, 1, size, size)), np.arange(48) % 4
@@ -128,6 +140,16 @@ def test_a_compiled_model_with_drop_out_trains_as_the_model_itself(monkeypatch, 
 def test_the_seed_repeats_a_run_whatever_others_draw_and_for_any_number_of_workers(model, algorithm):
     one, other = (trained(task(model), algorithm=algorithm, workers=workers, global_seed=workers) for workers in (1, 2))
     assert torch.equal(one.parameters, other.parameters)
+
+
+@pytest.mark.parametrize("algorithm", [Drawing(), Dropping()], ids=lambda one: one.name)
+@pytest.mark.parametrize("privacy", [NONE, ON_UPDATES], ids=["plain", "noise on updates"])
+def test_a_step_that_draws_is_not_stacked(algorithm, privacy):
+    """Its masks would depend on who else is in the stack."""
+    loop, stacked = (trained(task(), privacy, algorithm, engine=engine) for engine in ("loop", "vectorised"))
+    (warning,) = stacked.warnings
+    assert warning.startswith("clients are trained one by one because")
+    assert torch.equal(loop.parameters, stacked.parameters)
 
 
 def test_what_a_client_draws_costs_no_claim_about_clients():

@@ -234,6 +234,7 @@ class CohortDoor(DoorKeeper):
             if self._lengths is not None:
                 self._forget()
             part = sums(padded(parameters[clients], len(piece.inputs)), piece)[:count]
+            self._announce([], 0)  # what a step drops by itself is no row's, and must not depend on who is stacked
             if count == len(parameters):
                 total = part if total is None else _wide(total).add_(part)
             else:
