@@ -51,6 +51,11 @@ class _Built(EveryState):
         return body
 
 
+def _listed(numbers: list[Any]) -> NDArray[np.float64]:
+    """A list of ``numbers`` as an array; one may be a parameter, or lie on a device."""
+    return np.array([one.item() if isinstance(one, Tensor) else one for one in numbers], dtype=np.float64)
+
+
 def check_held_examples(task: Task, parts: Parts) -> tuple[str, ...]:
     """Refuse parts, and a model of one's own, that hold examples of ``task``.
 
@@ -64,7 +69,7 @@ def check_held_examples(task: Task, parts: Parts) -> tuple[str, ...]:
     met = [(name, part, EveryState(part)) for name, part in parts]
     model = [("model", one, _Built(one)) for one in ([task.model(0)] if isinstance(task.model, OwnModel) else [])]
     for name, part, identity in met + model:
-        arrays = [*identity.arrays, *(np.array(one, dtype=np.float64) for one in identity.lists)]
+        arrays = [*identity.arrays, *map(_listed, identity.lists)]
         found, looked = _found(task, arrays)
         if found:
             raise ConfigError(

@@ -232,6 +232,14 @@ class Raw(nn.Module):
         return self.scale * self.layer(inputs)
 
 
+class Tempered(Raw):
+    """A parameter that is a single number."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+
 class Functional(nn.Module):
     """A layer whose weight is also used behind its back."""
 
@@ -243,12 +251,21 @@ class Functional(nn.Module):
         return self.layer(inputs) + F.linear(inputs.sin(), self.layer.weight)
 
 
-@pytest.mark.parametrize("kind", [Tied, Raw, Functional])
+@pytest.mark.parametrize("kind", [Tied, Raw, Tempered, Functional])
 def test_what_the_layer_rules_cannot_see_goes_by_vmap(kind):
     torch.manual_seed(0)
     module, inputs, targets = kind(), torch.randn(4, 4 if kind is Tied else 5), torch.tensor([0, 1, 2, 3])
     assert check_per_sample(FlatNetwork(module), cross_entropy, inputs, targets) == "vmap"
     agree(kind(), inputs, targets, ways=("vmap",))
+
+
+def test_a_loss_that_branches_on_values_is_to_blame_itself():
+    def branching(network, inputs, targets):
+        losses = cross_entropy(network, inputs, targets)
+        return losses * (2 if losses.mean().item() > 0 else 1)
+
+    with pytest.raises(ConfigError, match=r"the model or its loss fails .* write it without \.item\(\)"):
+        check_per_sample(FlatNetwork(nn.Linear(5, 4)), branching, torch.randn(4, 5), torch.tensor([0, 1, 2, 3]))
 
 
 def test_a_loss_may_use_features_and_head():

@@ -9,6 +9,7 @@ import hmac
 import json
 import math
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -191,6 +192,11 @@ def test_uniform_numbers_are_53_bit_and_uniform():
     assert np.array_equal(values * 2**53, np.floor(values * 2**53))
     assert stats.kstest(values, "uniform").pvalue > FALSE_ALARM
     assert (values * 2**53 % 2).mean() == pytest.approx(0.5, abs=5 * 0.5 / math.sqrt(values.size))  # last bit
+
+
+def test_no_normal_numbers_are_none_also_in_a_thread_that_drew_none_yet():
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(stream("nothing").normal, 0).result().shape == (0,)
 
 
 def test_normal_numbers_are_normal_by_kolmogorov_smirnov_moments_and_tail():
