@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -70,6 +71,15 @@ class ClientRandomness(TorchFunctionMode):
         if serve is None:
             return function(*args, **(kwargs or {}))
         return serve(self, function, *args, **(kwargs or {}))
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """While entered, for steps that are known to call no random function, these are not looked for."""
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            self.__enter__()  # type: ignore[no-untyped-call]
 
     def draw_alone(self, stream: NoiseStream) -> None:
         """Let what is drawn before a stack is trained come from the ``stream`` of the client whose turn it is."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from privfl.algorithms.base import Algorithm, Tensors, descends_plainly, overrides
 from privfl.engine.client_randomness import randomness_of
 from privfl.engine.sequence_checks import clips_otherwise, differs_from_autocast, differs_from_autograd
-from privfl.engine.sequences import sequence_of
+from privfl.engine.sequences import Sequence, sequence_of
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, Trained, Workspace, cores, send
 from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
@@ -116,15 +116,11 @@ class LoopEngine:
         sequences = [sequence_of(space.own, task.loss, task.inputs, steady=private, narrow=narrow) for space in spaces]
         if sequences[0] is None:
             return spaces
-        first, probe = spaces[0], task.probe(4)
-        if narrow:  # what has few rows is computed otherwise than what has many
-            tries = (task.probe(rows) for rows in (FEW, FEW + 4))
-            differs = any(differs_from_autocast(sequences[0], task.loss, first.dropout, *tried) for tried in tries)
-        else:
-            differs = differs_from_autograd(sequences[0], task.loss, first.dropout, *probe)
-        if private and not differs:
-            assert first.clipper is not None
-            differs = clips_otherwise(sequences[0], task.loss, first.clipper, first.dropout, *probe)
+        for space, sequence in zip(spaces, sequences, strict=True):
+            assert sequence is not None  # the model is the same for all workers
+            space.dropout.extend(sequence.functional_dropout)
+        with spaces[0].randomness or nullcontext():
+            differs = self._differs(sequences[0], spaces[0], narrow=narrow, private=private)
         if differs:
             self.notes.append("steps use autograd, because the layers' own gradients came out different")
             return spaces
@@ -134,6 +130,19 @@ class LoopEngine:
             assert space.clipper is not None
             space.clipper.unaided = sequence
         return spaces
+
+    def _differs(self, sequence: Sequence, space: Workspace, *, narrow: bool, private: bool) -> bool:
+        """Whether the gradients of ``sequence`` are not those that autograd finds in ``space``."""
+        loss, probe = self.task.loss, self.task.probe(4)
+        if narrow:  # what has few rows is computed otherwise than what has many
+            tries = (self.task.probe(rows) for rows in (FEW, FEW + 4))
+            differs = any(differs_from_autocast(sequence, loss, space.dropout, *tried) for tried in tries)
+        else:
+            differs = differs_from_autograd(sequence, loss, space.dropout, *probe)
+        if private and not differs:
+            assert space.clipper is not None
+            differs = clips_otherwise(sequence, loss, space.clipper, space.dropout, *probe)
+        return differs
 
     def _takes_channels_innermost(self, network: nn.Module) -> bool:
         """Whether the model runs on images laid out so; ``view`` in a model of one's own may ask for the usual way.
@@ -268,11 +277,12 @@ class LoopEngine:
             local["parameters"] = space.own.flat
             if overrides(algorithm, "prepare"):
                 algorithm.prepare(local, received, keeper.hand(keeper.everything().numbers), door, training)
-            for batch in keeper.batches():
-                if plain:
-                    keeper.descend(training.learning_rate)
-                else:
-                    algorithm.step(local, received, keeper.hand(batch.numbers), door, training)
+            with space.randomness.at_rest() if space.randomness and plain and space.unaided else nullcontext():
+                for batch in keeper.batches():
+                    if plain:
+                        keeper.descend(training.learning_rate)
+                    else:
+                        algorithm.step(local, received, keeper.hand(batch.numbers), door, training)
             if overrides(algorithm, "conclude"):
                 algorithm.conclude(local, received, keeper.hand(keeper.everything().numbers), door, training)
             if slot.personal_plan is not None:

@@ -1,9 +1,10 @@
 """What a model of one's own does, if that is known layers one after another: the same layers as ``nn.Sequential``.
 
-Most models are classes whose ``forward`` is such a sequence: ``self.pool(F.relu(self.conv(x)))``. It is run once, on
-zeros, while the layers and functions that it calls are noted, each with what it was given. That it does the same in
-every later pass follows from its code, in which nothing branches, nothing is written down and nothing is read but
-layers, numbers and PyTorch; what else there is keeps autograd.
+Most models are classes whose ``forward`` is such a sequence: ``self.pool(F.relu(self.conv(x)))``. It is run on zeros,
+in evaluation and in training mode, while the layers and functions that it calls are noted, each with what it was given.
+That it does the same in every later pass in that mode follows from its code, in which nothing branches, nothing is
+written down and nothing is read but layers, numbers and PyTorch; what else there is keeps autograd. The two modes may
+differ in functional drop-out alone, ``F.dropout(x, 0.5, self.training)``, which becomes a layer of its own.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from privfl.engine.dropout import StreamDropout
 from privfl.models.layouts import InnermostPool, lay_images_anew
 from privfl.privacy.clipping.known import has_own_hooks, known_ranks
-from privfl.privacy.clipping.per_sample import evaluating
 
 ROWS = 3
 """Rows of zeros that a model is tried with: no size of one, and none that a layer is likely to have."""
@@ -66,8 +67,14 @@ _LAYERS: dict[Any, Callable[..., nn.Module]] = {
 """Functions and the layers that do the same, from what the functions take besides their input."""
 
 
+_DROPS: dict[Any, int | None] = {F.dropout: None, **dict.fromkeys((F.dropout1d, F.dropout2d, F.dropout3d), 2)}
+"""Functions that drop values, and how many leading dimensions get masks of their own: all, or samples and channels."""
+
+
 def own_sequence(module: nn.Module, inputs: Tensor, *, innermost: bool = False) -> nn.Sequential | None:
     """The layers, with its very parameters, that ``module`` passes its input through, or ``None``.
+
+    Functional drop-out is a :class:`StreamDropout` that is no part of ``module``, in the mode that this is in.
 
     Args:
         module: a model of one's own; known ones, whose layers are known to be in order, give ``None`` too.
@@ -75,55 +82,99 @@ def own_sequence(module: nn.Module, inputs: Tensor, *, innermost: bool = False) 
         innermost: whether the layers lay out images with their channels innermost where they pool; ``module`` itself
             need not bear that.
     """
-    leaves = _leaves(module)
+    by_mode = not any(True for _ in module.buffers())  # a pass in training mode would change what they hold
+    leaves = _leaves(module, by_mode=by_mode)
     if not leaves or module in leaves:
         return None
-    notes = _Notes(inputs)
-    with ExitStack() as watching:
-        for leaf in leaves:
-            for handle in notes.watch(leaf):
-                watching.callback(handle.remove)
-        watching.enter_context(evaluating(module))  # in which drop-out hands on what it is given
-        watching.enter_context(torch.no_grad())
-        try:
-            with notes:
-                result = module.forward(inputs)  # privfl may lay images out anew before that
-        except Exception:  # whatever a model raises that is not made for zeros
-            return None
-    if notes.parts is None or result is not notes.current:
+    parts = _noted(module, leaves, inputs, training=False)
+    if parts is not None and by_mode:
+        parts = _in_both_modes(parts, _noted(module, leaves, inputs, training=True))
+    if parts is None or any(type(one) is _Drop for one in parts):
         return None
-    found = nn.Sequential(*notes.parts)
+    found = nn.Sequential(*parts)
     if innermost and any(isinstance(one, nn.MaxPool2d | InnermostPool) for one in found.modules()):
         lay_images_anew(found)
     return found.train(module.training)
 
 
-def _leaves(module: nn.Module) -> list[nn.Module] | None:
-    """The known layers that the forward passes of ``module``, and of its parts of one's own, may call."""
+def _noted(module: nn.Module, leaves: list[nn.Module], inputs: Tensor, *, training: bool) -> list[nn.Module] | None:
+    """What ``module`` passes ``inputs`` through in one mode, or ``None``; functional drop-out as :class:`_Drop`."""
+    notes, before = _Notes(inputs), module.training
+    with ExitStack() as watching:
+        for leaf in leaves:
+            for handle in notes.watch(leaf):
+                watching.callback(handle.remove)
+        watching.callback(module.train, before)
+        watching.enter_context(torch.no_grad())
+        module.train(training)
+        try:
+            with notes:
+                result = module.forward(inputs)  # privfl may lay images out anew before that
+        except Exception:  # whatever a model raises that is not made for zeros
+            return None
+    return notes.parts if result is notes.current else None
+
+
+class _Drop(nn.Module):
+    """A call of functional drop-out that drops."""
+
+    def __init__(self, probability: float, noise_dims: int | None) -> None:
+        super().__init__()
+        self.probability, self.noise_dims = probability, noise_dims
+
+
+def _in_both_modes(evaluated: list[nn.Module], trained: list[nn.Module] | None) -> list[nn.Module] | None:
+    """The layers that give ``evaluated`` in evaluation mode and ``trained`` in training mode, or ``None``."""
+    if trained is None or len(evaluated) != len(trained):
+        return None
+    found: list[nn.Module] = []
+    for still, part in zip(evaluated, trained, strict=True):
+        if type(still) is nn.Identity and type(part) is _Drop:
+            found.append(StreamDropout(part.probability, part.noise_dims))
+        elif still is part or (type(still) is type(part) and _settings(still) == _settings(part)):
+            found.append(part)
+        else:
+            return None
+    return found
+
+
+def _settings(layer: nn.Module) -> dict[str, Any]:
+    """What tells apart layers without parameters that are made for a function."""
+    return {name: value for name, value in vars(layer).items() if name == "_modules" or not name.startswith("_")}
+
+
+def _leaves(module: nn.Module, *, by_mode: bool) -> list[nn.Module] | None:
+    """The known layers that the forward passes of ``module``, and of its parts of one's own, may call.
+
+    ``by_mode``: whether these may ask which mode they are in.
+    """
     if type(module) not in _HOLDERS:
         if known_ranks(module):
             return [module]
-        if not _is_plain(module):
+        if not _is_plain(module, by_mode=by_mode):
             return None
     found: list[nn.Module] = []
     for child in module.children():
-        inner = _leaves(child)
+        inner = _leaves(child, by_mode=by_mode)
         if inner is None:
             return None
         found += inner
     return list(dict.fromkeys(found))
 
 
-def _is_plain(module: nn.Module) -> bool:
+def _is_plain(module: nn.Module, *, by_mode: bool) -> bool:
     """Whether ``module`` computes what its class's ``forward`` says, which is the same in every pass."""
     kind = type(module)
     usual = all(getattr(kind, name) is getattr(nn.Module, name) for name in ("__call__", "__getattr__", "_call_impl"))
     as_written = usual and "forward" not in vars(module) and kind.__getattribute__ is object.__getattribute__
-    return as_written and not has_own_hooks(module) and _does_the_same("forward", module, set())
+    return as_written and not has_own_hooks(module) and _does_the_same("forward", module, set(), by_mode=by_mode)
 
 
-def _does_the_same(name: str, module: nn.Module, asked: set[str]) -> bool:
-    """Whether the method ``name`` of the class of ``module`` does the same in every pass, and those that it calls."""
+def _does_the_same(name: str, module: nn.Module, asked: set[str], *, by_mode: bool) -> bool:
+    """Whether the method ``name`` of the class of ``module`` does the same in every pass, and those that it calls.
+
+    ``by_mode``: in every pass in one mode.
+    """
     if name in asked:
         return True
     asked.add(name)
@@ -138,10 +189,10 @@ def _does_the_same(name: str, module: nn.Module, asked: set[str]) -> bool:
             return False
         if one.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             called.add(one.argval)
-    if "training" in called or not all(_stays(attribute, module) for attribute in called):
+    if ("training" in called and not by_mode) or not all(_stays(attribute, module) for attribute in called):
         return False
     own = {attribute for attribute in called if _is_of_class(attribute, type(module))}
-    return all(_does_the_same(attribute, module, asked) for attribute in own)
+    return all(_does_the_same(attribute, module, asked, by_mode=by_mode) for attribute in own)
 
 
 def _stays(name: str, module: nn.Module) -> bool:
@@ -212,7 +263,8 @@ class _Notes(TorchFunctionMode):
     ) -> Any:
         """Run ``function``, and note it."""
         named = kwargs or {}
-        result = function(*args, **named)
+        drops = self._inside == 0 and function in _DROPS and isinstance(args[0], Tensor)
+        result = args[0].clone() if drops else function(*args, **named)  # no random number is to be spent
         if self._inside == 0 and self.parts is not None and function not in _ASKS_FOR_SIZES:
             self._goes_on(self._layer(function, args, named, result), result)
         return result
@@ -223,8 +275,19 @@ class _Notes(TorchFunctionMode):
         rest = [*args[1:], *(value for name, value in named.items() if name != "input")]
         if given is not self.current or any(isinstance(one, Tensor) for one in rest):
             return None
+        options = {name: value for name, value in named.items() if name != "input"}
         if function in _FLATTENS:
             return nn.Flatten() if isinstance(result, Tensor) and result.shape == given.flatten(1).shape else None
+        if function in _DROPS:
+            return _dropping(given, _DROPS[function], *args[1:], **options)
         make = _LAYERS.get(function)
-        options = {name: value for name, value in named.items() if name != "input"}
         return None if make is None else make(*args[1:], **options)
+
+
+def _dropping(
+    given: Tensor, noise_dims: int | None, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> nn.Module | None:
+    """What functional drop-out is with these arguments, ``None`` where it does something of its own."""
+    if not 0 <= p <= 1 or (noise_dims is not None and given.dim() <= noise_dims):
+        return None
+    return _Drop(p, noise_dims) if training and p > 0 else nn.Identity()

@@ -62,6 +62,17 @@ class Sequence:
             else {}
             for step in steps
         ]
+        parts = set(own.module.modules())
+        self.functional_dropout = [
+            step.layer for step in steps if isinstance(step, Dropped) and step.layer not in parts
+        ]
+        """Layers in the place of functional drop-out, whose streams are to be set as those of the network's own."""
+
+    def _in_mode(self) -> list[Step]:
+        """The steps, in the mode that the network is in."""
+        for layer in self.functional_dropout:
+            layer.training = self.own.module.training
+        return self.steps
 
     def serves(self, loss: Loss) -> bool:
         """Whether the gradient of ``loss`` is what this computes."""
@@ -69,7 +80,7 @@ class Sequence:
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """The logits [B, classes] for ``inputs`` [B, ...], in the mode that the network is in."""
-        for step in self.steps:
+        for step in self._in_mode():
             inputs, _ = step.forward(inputs)
         return inputs
 
@@ -118,7 +129,7 @@ class Sequence:
         """Every layer from the last, with the gradient at its output; the one at its input is already taken."""
         kept: list[Any] = []
         values = inputs
-        for step in self.steps:
+        for step in self._in_mode():
             values, needed = step.forward(values)
             kept.append(needed)
         if loss is cross_entropy:

@@ -8,7 +8,7 @@ draws its batches, drop-out masks, sampling coins and noise from the same stream
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Lock
@@ -110,9 +110,13 @@ class VectorisedEngine:
         single = sequence_of(space.own, loop.task.loss, loop.task.inputs, anywhere=True)
         if single is None:
             return None
+        space.dropout.extend(single.functional_dropout)
         steady = self.lengths is not None
         kind = StackedSequence if on_cpu else DeviceSequence
-        with matrix_products("float32"):  # TF32 rounds more coarsely than what is looked for
+        with (
+            space.randomness or nullcontext(),
+            matrix_products("float32"),
+        ):  # TF32 rounds more coarsely than what is looked for
             found = stacked_sequence_of(single, gradients, space.dropout, *loop.task.probe(4), steady=steady, kind=kind)
         if isinstance(found, StackedSequence):
             if private:
@@ -260,7 +264,9 @@ class VectorisedEngine:
             announce([], 0)
             local = {name: _stacked([tensors[name] for tensors in begun]) for name in begun[0]}
             del begun
-            self._train(keeper, local, received, algorithm, training, streams, plain=plain)
+            without_calls = plain and (stack.unaided or stack.gradients.unaided) is not None
+            rests = stack.randomness.at_rest if stack.randomness and without_calls else nullcontext
+            self._train(keeper, local, received, algorithm, training, streams, plain=plain, rests=rests)
             local = {name: padded(value, self._height(len(slots))) for name, value in local.items()}
             finish = vmap(lambda local: algorithm.finish(local, received, training))  # which may write into it
             uploads = self._wherever_clients_stand("finish", algorithm, len(slots), finish, local)
@@ -319,10 +325,11 @@ class VectorisedEngine:
         streams: list[NoiseStream],
         *,
         plain: bool,
+        rests: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """All steps of all clients, in place; those with fewer steps leave the stack from its end.
 
-        ``plain`` steps are a gradient and an update, which need no stack around them.
+        ``plain`` steps are a gradient and an update, which need no stack around them; ``rests`` is entered for steps.
         """
 
         outside = keeper.door()
@@ -353,11 +360,12 @@ class VectorisedEngine:
 
         if overrides(algorithm, "prepare"):
             together(algorithm.prepare, keeper.everything())
-        for batch in keeper.batches():
-            if plain:
-                keeper.descend(local["parameters"][: len(batch.counts)], training.learning_rate)
-            else:
-                together(algorithm.step, batch)
+        with rests():
+            for batch in keeper.batches():
+                if plain:
+                    keeper.descend(local["parameters"][: len(batch.counts)], training.learning_rate)
+                else:
+                    together(algorithm.step, batch)
         if overrides(algorithm, "conclude"):
             together(algorithm.conclude, keeper.everything())
         if keeper.slots[0].personal_plan is not None:

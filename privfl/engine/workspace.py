@@ -90,8 +90,13 @@ class Workspace:
     @property
     def outputs(self) -> Callable[[Tensor], Tensor]:
         """What computes the network's outputs [B, ...] from inputs [B, ...]: its known steps, or itself."""
-        known = self.sequence or (self.clipper and self.clipper.unaided)
+        known = self.unaided
         return known.outputs if isinstance(known, Sequence) else self.own.module
+
+    @property
+    def unaided(self) -> Any:
+        """What computes gradients of the task's own loss without autograd, plain or clipped, or ``None``."""
+        return self.sequence or (self.clipper and self.clipper.unaided)
 
     def announce(self, present: int | None, length: int = 1) -> None:
         """Say that the next pass holds ``present`` rows and padding up to ``length``; ``None``: no padding."""

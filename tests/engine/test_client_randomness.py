@@ -55,6 +55,17 @@ class Functions(Layers):
         return self.out(F.dropout(hidden.flatten(1), 0.5, self.training, inplace=True))
 
 
+class Unknown(Layers):
+    """The same where nobody can tell from the code which layers are passed."""
+
+    def forward(self, inputs):
+        hidden = F.relu(self.conv(inputs))
+        if self.training:
+            hidden = F.dropout2d(hidden, 0.25)
+        hidden = hidden.flatten(1)
+        return self.out(F.dropout(hidden, 0.5, self.training, inplace=True))
+
+
 class Noisy(nn.Module):
     """Noise in training, of every kind of function."""
 
@@ -116,16 +127,17 @@ def trained(of, privacy=NONE, algorithm=None, *, engine="loop", workers=1, globa
 
 @pytest.mark.parametrize("privacy", [NONE, DPSGD, ON_UPDATES], ids=["plain", "DP-SGD", "noise on updates"])
 @pytest.mark.parametrize("engine", ["loop", "vectorised"])
-def test_drop_out_as_a_function_trains_as_drop_out_as_a_layer(monkeypatch, engine, privacy):
+@pytest.mark.parametrize("model", [Functions, Unknown])
+def test_drop_out_as_a_function_trains_as_drop_out_as_a_layer(monkeypatch, engine, privacy, model):
     monkeypatch.setattr(NoiseSource, "for_run", lambda self, _: self)  # which is another one for every model
-    layers, functions = (trained(task(kind), privacy, engine=engine) for kind in (Layers, Functions))
+    layers, functions = (trained(task(kind), privacy, engine=engine) for kind in (Layers, model))
     assert torch.allclose(functions.parameters, layers.parameters, rtol=0, atol=1e-5)
     assert functions.warnings == ()
     assert functions.statement.to_json() == layers.statement.to_json()
 
 
 @pytest.mark.filterwarnings("ignore:.*")  # of torch.compile, about transforms that it does not follow
-@pytest.mark.parametrize("model", [Layers, Functions])
+@pytest.mark.parametrize("model", [Layers, Unknown])
 @pytest.mark.parametrize("privacy", [NONE, DPSGD], ids=["plain", "DP-SGD"])
 def test_a_compiled_model_with_drop_out_trains_as_the_model_itself(monkeypatch, model, privacy):
     monkeypatch.setattr(NoiseSource, "for_run", lambda self, _: self)
@@ -135,7 +147,7 @@ def test_a_compiled_model_with_drop_out_trains_as_the_model_itself(monkeypatch, 
         assert torch.allclose(compiled.parameters, expected.parameters, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("model", [Functions, Noisy])
+@pytest.mark.parametrize("model", [Functions, Unknown, Noisy])
 @pytest.mark.parametrize("algorithm", [pf.FedAvg(weighting="uniform"), Drawing()], ids=lambda one: one.name)
 def test_the_seed_repeats_a_run_whatever_others_draw_and_for_any_number_of_workers(model, algorithm):
     one, other = (trained(task(model), algorithm=algorithm, workers=workers, global_seed=workers) for workers in (1, 2))
@@ -333,6 +345,24 @@ def test_for_many_rows_at_once_nothing_but_drop_out_is_drawn():
         with pytest.raises(RuntimeError, match="random operation"):
             vmap(torch.rand_like)(torch.ones(5, 64))
     assert torch.equal(dropped, layer(0.5)(torch.ones(5, 64)))
+
+
+def test_at_rest_it_looks_at_no_function_and_then_at_all_again():
+    first = entered()
+    with first:
+        expected = F.dropout(torch.ones(64))
+    again = entered()
+    with again:
+        with again.at_rest():
+            torch.manual_seed(0)
+            one = F.dropout(torch.ones(64))
+            torch.manual_seed(0)
+            assert torch.equal(F.dropout(torch.ones(64)), one)
+            assert not again.asked
+        assert torch.equal(F.dropout(torch.ones(64)), expected)
+        with pytest.raises(ZeroDivisionError), again.at_rest():
+            raise ZeroDivisionError
+        assert not torch.equal(F.dropout(torch.ones(64)), expected)  # the stream goes on
 
 
 def test_drop_out_that_drops_nothing_asks_for_nothing():

@@ -15,7 +15,7 @@ from privfl.engine.workspace import Workspace
 from privfl.federation.losses import cross_entropy
 from privfl.models.base import Network
 from privfl.privacy.clipping.known import known_ranks
-from privfl.privacy.noise.source import NoiseStream
+from privfl.privacy.noise.source import NoiseSource, NoiseStream
 
 IMAGES = torch.randn(8, 1, 12, 12, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(8) % 4
@@ -88,6 +88,33 @@ class Inner(nn.Module):
         return self.body(x)
 
 
+class DropsByFunctions(Layers):
+    """The layers of :class:`DropsByLayers`, and nothing that is a layer of its own drops anything."""
+
+    rate = 0.3
+
+    def forward(self, x):
+        x = F.dropout2d(self.images(x), 0.4, training=self.training).flatten(1)
+        x = F.dropout(F.relu(self.hidden(F.dropout(x, 0.0, self.training))), self.rate, self.training)
+        return self.last(F.dropout(x, 0.7, False))
+
+
+class DropsByLayers(Layers):
+    def __init__(self):
+        super().__init__()
+        self.channels = nn.Dropout2d(0.4)
+
+    def forward(self, x):
+        return self.last(self.drop(F.relu(self.hidden(self.channels(self.images(x)).flatten(1)))))
+
+
+class DropsByRate(Layers):
+    """Drop-out that is always on, at a rate that is 0 in evaluation."""
+
+    def forward(self, x):
+        return self.last(F.dropout(self.activation(self.hidden(self.images(x).flatten(1))), 0.3 * self.training))
+
+
 TAKEN = [Layers, ByFunctions, BySize, InALoop, Nested]
 
 
@@ -135,7 +162,41 @@ class Branching(Layers):
         return self.last(self.hidden(x) if x.shape[0] > 2 else 2 * self.hidden(x))
 
 
-class InTraining(Layers):
+class OtherwiseInTraining(Layers):
+    def forward(self, x):
+        return self.last(F.leaky_relu(self.hidden(self.images(x).flatten(1)), 0.1 + 0.1 * self.training))
+
+
+class DroppingInEvaluation(Layers):
+    def forward(self, x):
+        return self.last(F.dropout(self.hidden(self.images(x).flatten(1)), 0.5, not self.training))
+
+
+class MoreInEvaluation(Layers):
+    def forward(self, x):
+        return self.last(F.dropout(self.hidden(self.images(x).flatten(1)), 0.5 - 0.2 * self.training))
+
+
+class Longer(Layers):
+    def forward(self, x):
+        x = self.hidden(self.images(x).flatten(1))
+        for _ in range(int(self.training)):
+            x = F.relu(x)
+        return self.last(x)
+
+
+class DroppingChannelsOfNone(Layers):
+    def forward(self, x):
+        return self.last(F.dropout1d(self.hidden(self.images(x).flatten(1)), 0.5, self.training))
+
+
+class NextToStatistics(Layers):
+    """A pass in training mode would move what the unused layer remembers."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.BatchNorm1d(9)
+
     def forward(self, x):
         return self.last(F.dropout(self.hidden(self.images(x).flatten(1)), 0.5, self.training))
 
@@ -311,7 +372,8 @@ def patched():
     return module
 
 
-LEFT = [Branching, InTraining, Counting, Writing, Collecting, Popping, ReadingAList, Helped, OfItsParent, Residual]
+LEFT = [OtherwiseInTraining, DroppingInEvaluation, MoreInEvaluation, Longer, DroppingChannelsOfNone, NextToStatistics]
+LEFT += [Branching, Counting, Writing, Collecting, Popping, ReadingAList, Helped, OfItsParent, Residual]
 LEFT += [
     Forked,
     Earlier,
@@ -328,6 +390,74 @@ LEFT += [
     WithOwnLayer,
     Normalised,
 ]
+
+
+def steps_of(kind, way=None):
+    """A workspace of such a model, and its steps."""
+    torch.manual_seed(0)
+    space = Workspace.build(kind(), torch.device("cpu"), way, draws=True)
+    found = sequence_of(space.own, cross_entropy, IMAGES, steady=way is not None)
+    space.dropout.extend(found.functional_dropout)
+    return space, found
+
+
+@pytest.mark.parametrize("kind", [DropsByFunctions, DropsByRate])
+def test_functional_drop_out_is_a_layer_of_the_steps_with_the_masks_of_the_function(kind):
+    space, found = steps_of(kind)
+    assert len(found.functional_dropout) == (2 if kind is DropsByFunctions else 1)
+    with space.randomness:
+        assert not differs_from_autograd(found, cross_entropy, space.dropout, IMAGES, LABELS)
+    space, found = steps_of(kind, "rows")
+    with space.randomness:
+        assert not clips_otherwise(found, cross_entropy, space.clipper, space.dropout, IMAGES, LABELS)
+
+
+def test_functional_drop_out_follows_the_mode_of_the_network():
+    space, found = steps_of(DropsByFunctions)
+    space.start(NoiseStream(bytes([1] * 32)))
+    with torch.no_grad():
+        dropped = found.outputs(IMAGES)
+        space.own.module.eval()
+        torch.testing.assert_close(found.outputs(IMAGES), space.own.module(IMAGES), rtol=1e-5, atol=1e-6)
+        assert not torch.allclose(found.outputs(IMAGES), dropped, atol=1e-3)
+
+
+def test_to_find_out_draws_nothing_from_a_generator_that_others_share():
+    before = torch.get_rng_state()
+    with torch.random.fork_rng():
+        module = DropsByFunctions()
+        made = torch.get_rng_state()
+        assert own_sequence(module, torch.zeros(ROWS, 1, 12, 12)) is not None
+        assert torch.equal(torch.get_rng_state(), made)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("engine", ["loop", "vectorised"])
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("kinds", [(DropsByLayers, DropsByFunctions), (Layers, DropsByRate)])
+def test_runs_with_drop_out_as_a_function_and_as_a_layer_have_the_same_bits(monkeypatch, engine, private, kinds):
+    monkeypatch.setattr(NoiseSource, "for_run", lambda self, _: self)  # which is another one for every model
+    dpsgd = pf.DPSGD(noise_multiplier=1.0, sample_rate=0.5, max_grad_norm=0.5) if private else None
+    inputs, targets = torch.randn(60, 1, 12, 12, generator=torch.Generator().manual_seed(1)), torch.arange(60) % 4
+    runs = []
+    for kind in kinds:
+        task = pf.Task.from_arrays(
+            *(inputs[:40], targets[:40]), test=(inputs[40:], targets[40:]), classes=4, partition=pf.IID(clients=4),
+            model=kind,
+        )  # fmt: skip
+        runs.append(
+            pf.simulate(
+                task,
+                pf.FedAvg(weighting="uniform"),
+                rounds=2,
+                training=pf.LocalTraining(learning_rate=0.1, batch_size=5),
+                privacy=pf.Privacy(training=dpsgd, noise_key=3),
+                execution=pf.Execution(device="cpu", engine=engine),
+            )
+        )
+    assert torch.equal(runs[0].parameters, runs[1].parameters)
+    assert runs[0].metrics[-1] == runs[1].metrics[-1]
+    assert runs[1].warnings == ()
 
 
 @pytest.mark.parametrize("make", [*LEFT, hooked, layer_hooked, patched])
