@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from privfl.engine.dropout import StreamDropout
 from privfl.models.layouts import InnermostPool, lay_images_anew
+from privfl.models.residual import GlobalAverage
 from privfl.privacy.clipping.known import has_own_hooks, known_ranks
 
 ROWS = 3
@@ -44,6 +45,7 @@ _BUILTIN = ("len", "range", "zip", "enumerate", "int", "float", "min", "max", "r
 _NUMBERS = (int, float, str, bool, type(None))
 _ASKS_FOR_SIZES = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__}
 _ASKS_FOR_SIZES |= {vars(torch._C.TensorBase)[name].__get__ for name in ("shape", "ndim", "dtype", "device")}
+_MEANS = {torch.mean, Tensor.mean}
 _FLATTENS = {torch.flatten, Tensor.flatten, Tensor.view, Tensor.reshape, torch.reshape}
 
 _LAYERS: dict[Any, Callable[..., nn.Module]] = {
@@ -63,6 +65,8 @@ _LAYERS: dict[Any, Callable[..., nn.Module]] = {
     F.hardtanh: lambda min_val=-1.0, max_val=1.0, inplace=False: nn.Hardtanh(min_val, max_val),
     F.relu6: lambda inplace=False: nn.ReLU6(),
     **dict.fromkeys((F.max_pool2d, torch.max_pool2d), nn.MaxPool2d),
+    F.avg_pool2d: nn.AvgPool2d,
+    F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
 }
 """Functions and the layers that do the same, from what the functions take besides their input."""
 
@@ -278,6 +282,8 @@ class _Notes(TorchFunctionMode):
         options = {name: value for name, value in named.items() if name != "input"}
         if function in _FLATTENS:
             return nn.Flatten() if isinstance(result, Tensor) and result.shape == given.flatten(1).shape else None
+        if function in _MEANS:
+            return _average(given, *args[1:], **options)
         if function in _DROPS:
             return _dropping(given, _DROPS[function], *args[1:], **options)
         make = _LAYERS.get(function)
@@ -291,3 +297,11 @@ def _dropping(
     if not 0 <= p <= 1 or (noise_dims is not None and given.dim() <= noise_dims):
         return None
     return _Drop(p, noise_dims) if training and p > 0 else nn.Identity()
+
+
+def _average(given: Tensor, dim: Any = None, keepdim: bool = False, **others: Any) -> nn.Module | None:
+    """The mean over all positions of images, ``None`` where it is one of something else."""
+    dims = {one % given.dim() for one in dim} if isinstance(dim, tuple | list) else set()
+    if given.dim() != 4 or dims != {2, 3} or others:
+        return None
+    return nn.AdaptiveAvgPool2d(1) if keepdim else GlobalAverage()

@@ -1,4 +1,4 @@
-"""Steps of residual networks: group normalisation, a mean over positions, and branches that meet again in a sum.
+"""Steps of residual networks: group normalisation, and branches that meet again in a sum.
 
 A branch is two steps of one sequence. :class:`Fork` keeps what it passes on, and :class:`Join` adds it, by the block's
 shortcut, to what the steps between them made of it; on the way back :class:`Join` keeps what arrived at the sum, and
@@ -53,17 +53,6 @@ class Normalised:
         _, weight, bias = self._backward(back, kept, [True, True, True])
         self.layer.weight.sub_(weight, alpha=rate)
         self.layer.bias.sub_(bias, alpha=rate)
-
-
-class Averaged:
-    """The mean over positions [B, C, ...] -> [B, C]."""
-
-    def forward(self, given: Tensor) -> tuple[Tensor, Tensor]:
-        return given.flatten(2).mean(2), given
-
-    def backward(self, back: Tensor, kept: Tensor) -> Tensor:
-        positions = kept[0, 0].numel()
-        return torch.empty_like(kept).copy_((back / positions).view(*back.shape, *[1] * (kept.dim() - 2)))
 
 
 class Fork:

@@ -199,7 +199,7 @@ class Pooled:
         if self.rectified:
             back = torch.ops.aten.threshold_backward(back, pooled, 0)
         found: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
-            _laid_as(back, given), given, *self.settings, places
+            laid_as(back, given), given, *self.settings, places
         )
         return found
 
@@ -214,14 +214,14 @@ class Dropped:
         if not self.layer.training or self.layer.probability == 0:
             return given, None
         wide = given.float()
-        factors = _laid_as(self.layer.factors(wide), given)
+        factors = laid_as(self.layer.factors(wide), given)
         return wide * factors, (factors, given.dtype)
 
     def backward(self, back: Tensor, kept: tuple[Tensor, torch.dtype] | None) -> Tensor:
         if kept is None:
             return back
         factors, dtype = kept
-        return back.float().mul_(_laid_as(factors, back)).to(dtype)
+        return back.float().mul_(laid_as(factors, back)).to(dtype)
 
 
 class Flattened:
@@ -231,7 +231,7 @@ class Flattened:
         return given.flatten(1), given
 
     def backward(self, back: Tensor, kept: Tensor) -> Tensor:
-        return _laid_as(back.reshape(kept.shape), kept)
+        return laid_as(back.reshape(kept.shape), kept)
 
 
 class Relaid:
@@ -244,7 +244,7 @@ class Relaid:
         return back
 
 
-def _laid_as(values: Tensor, like: Tensor) -> Tensor:
+def laid_as(values: Tensor, like: Tensor) -> Tensor:
     """``values`` in the memory format of ``like``, both [B, C, H, W] or both anything else."""
     innermost = like.dim() == 4 and like.is_contiguous(memory_format=INNERMOST)
     return values.contiguous(memory_format=INNERMOST) if innermost else values.contiguous()

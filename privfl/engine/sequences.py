@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from privfl.data.mapped import Rows
 from privfl.engine.activations import Activated, activated
+from privfl.engine.averaging import Averaged, averaging
 from privfl.engine.dropout import StreamDropout
 from privfl.engine.own_forward import ROWS, own_sequence
 from privfl.engine.pooled_convolution import PooledConvolution, joined
-from privfl.engine.sequence_blocks import Averaged, Fork, Join, Normalised, parts_of
+from privfl.engine.sequence_blocks import Fork, Join, Normalised, parts_of
 from privfl.engine.sequence_steps import (
     Convolution,
     Dropped,
@@ -267,4 +268,4 @@ def _step(part: Any, *, steady: bool, narrow: bool) -> Step | None:
         return Dropped(part)
     if kind is nn.Flatten and (part.start_dim, part.end_dim) == (1, -1):
         return Flattened()
-    return activated(part)
+    return averaging(part) or activated(part)

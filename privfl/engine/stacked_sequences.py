@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from privfl.engine.activations import Activated
+from privfl.engine.averaging import Averaged, AveragePooled
 from privfl.engine.dropout import StreamDropout
-from privfl.engine.sequence_blocks import Averaged, Fork, Join, Normalised
+from privfl.engine.sequence_blocks import Fork, Join, Normalised
 from privfl.engine.sequence_checks import TOLERANCE
-from privfl.engine.sequence_steps import Convolution, Dropped, Flattened, Leaking, Linear, Pooled, Rectified, Tanh
+from privfl.engine.sequence_steps import Convolution, Dropped, Flattened, Leaking, Linear, Pooled, Rectified, Step, Tanh
 from privfl.engine.sequences import Sequence
 from privfl.federation.losses import cross_entropy
 from privfl.models.flat_network import Layout
@@ -166,7 +167,7 @@ class StackedSequence:
             case Leaking() | Tanh() | Activated():
                 values, kept = step.forward(values)
                 return values, lambda back, _: step.backward(back, kept)
-            case Pooled():
+            case Pooled() | Averaged() | AveragePooled():
                 return _pooled(step, values)
             case Dropped():
                 return _dropped(step.layer, values)
@@ -257,15 +258,19 @@ def _added(values: Tensor) -> Tensor:
     return sums.sum(1)
 
 
-def _pooled(step: Pooled, values: Tensor) -> tuple[Tensor, Back]:
+def _pooled(step: Step, values: Tensor) -> tuple[Tensor, Back]:
     images = values.flatten(0, 1).permute(0, 3, 1, 2)
     pooled, kept = step.forward(images)
+    shape = pooled.shape
+    if pooled.dim() == 4:  # else no position is left
+        pooled = pooled.permute(0, 2, 3, 1)
 
     def backward(back: Tensor, take: Take) -> Tensor:
-        found = step.backward(back.flatten(0, 1).permute(0, 3, 1, 2), kept)
+        back = back.flatten(0, 1)
+        found = step.backward(back.permute(0, 3, 1, 2) if len(shape) == 4 else back, kept)
         return found.permute(0, 2, 3, 1).reshape(values.shape)
 
-    return pooled.permute(0, 2, 3, 1).reshape(*values.shape[:2], *pooled.shape[2:], -1), backward
+    return pooled.reshape(*values.shape[:2], *pooled.shape[1:]), backward
 
 
 def _dropped(layer: StreamDropout, values: Tensor) -> tuple[Tensor, Back]:
@@ -307,7 +312,7 @@ def stacked_sequence_of(
         plain = not isinstance(step, Convolution) or (step.layer.groups, step.layer.dilation) == (1, (1, 1))
         if not plain or (isinstance(step, Dropped) and step.layer.noise_dims is not None):
             return ""
-        if isinstance(step, Normalised | Averaged | Fork | Join):
+        if isinstance(step, Normalised | Fork | Join):
             return ""
     found = kind(single, stacked.layout, steady=steady)
     batch = StackedBatch(inputs.view(2, 2, *inputs.shape[1:]), targets.view(2, 2), None, {})

@@ -115,7 +115,30 @@ class DropsByRate(Layers):
         return self.last(F.dropout(self.activation(self.hidden(self.images(x).flatten(1))), 0.3 * self.training))
 
 
-TAKEN = [Layers, ByFunctions, BySize, InALoop, Nested]
+class Averaging(Layers):
+    def forward(self, x):
+        x = F.avg_pool2d(torch.tanh(self.first(x)), 3, stride=2, padding=1, count_include_pad=False)
+        x = F.adaptive_avg_pool2d(F.relu(self.second(x)), (2, None))
+        return self.last(self.hidden(F.adaptive_avg_pool2d(x, (3, 3)).flatten(1)))
+
+
+class ByMeans(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.pool = nn.Conv2d(1, 5, 3), nn.AvgPool2d(2, ceil_mode=True, divisor_override=3)
+        self.last = nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.last(self.pool(F.relu(self.convolution(x))).mean((-2, -1)))
+
+
+class ByKeptMeans(ByMeans):
+    def forward(self, x):
+        x = torch.mean(self.pool(F.relu(self.convolution(x))), dim=[2, 3], keepdim=True)
+        return self.last(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
+
+
+TAKEN = [Averaging, ByMeans, ByKeptMeans, Layers, ByFunctions, BySize, InALoop, Nested]
 
 
 def workspace(kind, way=None):
@@ -264,6 +287,21 @@ class Residual(Layers):
         return self.last(x + F.relu(x))
 
 
+class OverChannels(ByMeans):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(10, 4)
+
+    def forward(self, x):
+        return self.last(self.convolution(x).mean((1, 2)))
+
+
+class OverAll(ByMeans):
+    def forward(self, x):
+        x = self.convolution(x)
+        return self.last(x.mean((2, 3), dtype=torch.float32))
+
+
 class Forked(Layers):
     def forward(self, x):
         x = self.hidden(self.images(x).flatten(1))
@@ -373,7 +411,19 @@ def patched():
 
 
 LEFT = [OtherwiseInTraining, DroppingInEvaluation, MoreInEvaluation, Longer, DroppingChannelsOfNone, NextToStatistics]
-LEFT += [Branching, Counting, Writing, Collecting, Popping, ReadingAList, Helped, OfItsParent, Residual]
+LEFT += [
+    OverChannels,
+    OverAll,
+    Branching,
+    Counting,
+    Writing,
+    Collecting,
+    Popping,
+    ReadingAList,
+    Helped,
+    OfItsParent,
+    Residual,
+]
 LEFT += [
     Forked,
     Earlier,

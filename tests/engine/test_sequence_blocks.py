@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import privfl as pf
-from privfl.engine.sequence_blocks import Averaged, Fork, Join, Normalised
+from privfl.engine.averaging import Averaged
+from privfl.engine.sequence_blocks import Fork, Join, Normalised
 from privfl.engine.sequence_checks import clips_otherwise, differs_from_autograd
 from privfl.engine.sequences import sequence_of
 from privfl.engine.stacked_sequences import stacked_sequence_of
