@@ -86,14 +86,13 @@ def own_sequence(module: nn.Module, inputs: Tensor, *, innermost: bool = False) 
         innermost: whether the layers lay out images with their channels innermost where they pool; ``module`` itself
             need not bear that.
     """
-    by_mode = not any(True for _ in module.buffers())  # a pass in training mode would change what they hold
-    leaves = _leaves(module, by_mode=by_mode)
+    leaves = _leaves(module)
     if not leaves or module in leaves:
         return None
-    parts = _noted(module, leaves, inputs, training=False)
-    if parts is not None and by_mode:
-        parts = _in_both_modes(parts, _noted(module, leaves, inputs, training=True))
-    if parts is None or any(type(one) is _Drop for one in parts):
+    evaluated = _noted(module, leaves, inputs, training=False)
+    trained = None if evaluated is None else _noted(module, leaves, inputs, training=True)
+    parts = _in_both_modes(evaluated, trained)
+    if parts is None:
         return None
     found = nn.Sequential(*parts)
     if innermost and any(isinstance(one, nn.MaxPool2d | InnermostPool) for one in found.modules()):
@@ -127,15 +126,15 @@ class _Drop(nn.Module):
         self.probability, self.noise_dims = probability, noise_dims
 
 
-def _in_both_modes(evaluated: list[nn.Module], trained: list[nn.Module] | None) -> list[nn.Module] | None:
-    """The layers that give ``evaluated`` in evaluation mode and ``trained`` in training mode, or ``None``."""
-    if trained is None or len(evaluated) != len(trained):
+def _in_both_modes(evaluated: list[nn.Module] | None, trained: list[nn.Module] | None) -> list[nn.Module] | None:
+    """The layers that are ``evaluated`` in evaluation mode and ``trained`` in training mode, or ``None``."""
+    if evaluated is None or trained is None or len(evaluated) != len(trained):
         return None
     found: list[nn.Module] = []
     for still, part in zip(evaluated, trained, strict=True):
         if type(still) is nn.Identity and type(part) is _Drop:
             found.append(StreamDropout(part.probability, part.noise_dims))
-        elif still is part or (type(still) is type(part) and _settings(still) == _settings(part)):
+        elif still is part or (type(still) is type(part) is not _Drop and _settings(still) == _settings(part)):
             found.append(part)
         else:
             return None
@@ -147,38 +146,35 @@ def _settings(layer: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(layer).items() if name == "_modules" or not name.startswith("_")}
 
 
-def _leaves(module: nn.Module, *, by_mode: bool) -> list[nn.Module] | None:
+def _leaves(module: nn.Module) -> list[nn.Module] | None:
     """The known layers that the forward passes of ``module``, and of its parts of one's own, may call.
 
-    ``by_mode``: whether these may ask which mode they are in.
+    A pass in either mode changes none of these.
     """
     if type(module) not in _HOLDERS:
         if known_ranks(module):
             return [module]
-        if not _is_plain(module, by_mode=by_mode):
+        if not _is_plain(module):
             return None
     found: list[nn.Module] = []
     for child in module.children():
-        inner = _leaves(child, by_mode=by_mode)
+        inner = _leaves(child)
         if inner is None:
             return None
         found += inner
     return list(dict.fromkeys(found))
 
 
-def _is_plain(module: nn.Module, *, by_mode: bool) -> bool:
+def _is_plain(module: nn.Module) -> bool:
     """Whether ``module`` computes what its class's ``forward`` says, which is the same in every pass."""
     kind = type(module)
     usual = all(getattr(kind, name) is getattr(nn.Module, name) for name in ("__call__", "__getattr__", "_call_impl"))
     as_written = usual and "forward" not in vars(module) and kind.__getattribute__ is object.__getattribute__
-    return as_written and not has_own_hooks(module) and _does_the_same("forward", module, set(), by_mode=by_mode)
+    return as_written and not has_own_hooks(module) and _does_the_same("forward", module, set())
 
 
-def _does_the_same(name: str, module: nn.Module, asked: set[str], *, by_mode: bool) -> bool:
-    """Whether the method ``name`` of the class of ``module`` does the same in every pass, and those that it calls.
-
-    ``by_mode``: in every pass in one mode.
-    """
+def _does_the_same(name: str, module: nn.Module, asked: set[str]) -> bool:
+    """Whether the method ``name`` of the class of ``module``, with those that it calls, goes by nothing but the mode."""
     if name in asked:
         return True
     asked.add(name)
@@ -193,10 +189,10 @@ def _does_the_same(name: str, module: nn.Module, asked: set[str], *, by_mode: bo
             return False
         if one.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             called.add(one.argval)
-    if ("training" in called and not by_mode) or not all(_stays(attribute, module) for attribute in called):
+    if not all(_stays(attribute, module) for attribute in called):
         return False
     own = {attribute for attribute in called if _is_of_class(attribute, type(module))}
-    return all(_does_the_same(attribute, module, asked, by_mode=by_mode) for attribute in own)
+    return all(_does_the_same(attribute, module, asked) for attribute in own)
 
 
 def _stays(name: str, module: nn.Module) -> bool:
