@@ -142,8 +142,9 @@ def _in_both_modes(evaluated: list[nn.Module] | None, trained: list[nn.Module] |
 
 
 def _settings(layer: nn.Module) -> dict[str, Any]:
-    """What tells apart layers without parameters that are made for a function."""
-    return {name: value for name, value in vars(layer).items() if name == "_modules" or not name.startswith("_")}
+    """What tells apart two layers of one type; each has parameters of its own, if any."""
+    options = {name: value for name, value in vars(layer).items() if not name.startswith("_")}
+    return {**options, "its own": [id(one) for one in layer.parameters()]}
 
 
 def _leaves(module: nn.Module) -> list[nn.Module] | None:
@@ -174,7 +175,7 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 def _does_the_same(name: str, module: nn.Module, asked: set[str]) -> bool:
-    """Whether the method ``name`` of the class of ``module``, with those that it calls, goes by nothing but the mode."""
+    """Whether the method ``name`` of the class of ``module`` goes by nothing but the mode, and those that it calls."""
     if name in asked:
         return True
     asked.add(name)

@@ -200,6 +200,15 @@ class MoreInEvaluation(Layers):
         return self.last(F.dropout(self.hidden(self.images(x).flatten(1)), 0.5 - 0.2 * self.training))
 
 
+class OtherWeights(Layers):
+    def __init__(self):
+        super().__init__()
+        self.either = nn.ModuleList([nn.Linear(9, 4), nn.Linear(9, 4)])
+
+    def forward(self, x):
+        return self.either[int(self.training)](self.hidden(self.images(x).flatten(1)))
+
+
 class Longer(Layers):
     def forward(self, x):
         x = self.hidden(self.images(x).flatten(1))
@@ -410,7 +419,8 @@ def patched():
     return module
 
 
-LEFT = [OtherwiseInTraining, DroppingInEvaluation, MoreInEvaluation, Longer, DroppingChannelsOfNone, NextToStatistics]
+LEFT = [OtherWeights]
+LEFT += [OtherwiseInTraining, DroppingInEvaluation, MoreInEvaluation, Longer, DroppingChannelsOfNone, NextToStatistics]
 LEFT += [
     OverChannels,
     OverAll,
