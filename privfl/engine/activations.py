@@ -39,6 +39,17 @@ class Activated:
         return self.gradient(back, kept)
 
 
+def _log_softmax_gradient(back: Tensor, given: Tensor) -> Tensor:
+    found: Tensor = torch.ops.aten._log_softmax_backward_data(back, given, -1, torch.float32)
+    return found
+
+
+LOG_PROBABILITIES = Activated(
+    lambda given: torch.log_softmax(given.float(), -1), _log_softmax_gradient, of_output=True, rises=False
+)
+"""``nn.LogSoftmax`` over the classes, [..., classes], in which many a model ends."""
+
+
 def activated(layer: nn.Module) -> Activated | None:
     """The step that ``layer`` is, ``None`` for others than these; an activation in place is taken for the usual one."""
     make = _KNOWN.get(type(layer))

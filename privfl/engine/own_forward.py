@@ -48,7 +48,12 @@ _ASKS_FOR_SIZES |= {vars(torch._C.TensorBase)[name].__get__ for name in ("shape"
 _MEANS = {torch.mean, Tensor.mean}
 _FLATTENS = {torch.flatten, Tensor.flatten, Tensor.view, Tensor.reshape, torch.reshape}
 
-_LAYERS: dict[Any, Callable[..., nn.Module]] = {
+
+def _log_softmax(dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> nn.Module | None:
+    return None if dtype is not None else nn.LogSoftmax(dim)
+
+
+_LAYERS: dict[Any, Callable[..., nn.Module | None]] = {
     **dict.fromkeys((F.relu, torch.relu, Tensor.relu, torch.relu_, Tensor.relu_), lambda inplace=False: nn.ReLU()),
     **dict.fromkeys((F.tanh, torch.tanh, Tensor.tanh), nn.Tanh),
     **dict.fromkeys((F.sigmoid, torch.sigmoid, Tensor.sigmoid), nn.Sigmoid),
@@ -65,6 +70,7 @@ _LAYERS: dict[Any, Callable[..., nn.Module]] = {
     F.hardtanh: lambda min_val=-1.0, max_val=1.0, inplace=False: nn.Hardtanh(min_val, max_val),
     F.relu6: lambda inplace=False: nn.ReLU6(),
     **dict.fromkeys((F.max_pool2d, torch.max_pool2d), nn.MaxPool2d),
+    **dict.fromkeys((F.log_softmax, torch.log_softmax, Tensor.log_softmax), _log_softmax),
     F.avg_pool2d: nn.AvgPool2d,
     F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
 }

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from privfl.compiling import installed
 from privfl.engine import winograd
-from privfl.engine.sequence_steps import Convolution, Pooled, Step
+from privfl.engine.sequence_steps import Convolution, Pooled, Step, padding_of
 from privfl.models.layouts import INNERMOST
 
 FEWEST = 16
@@ -46,8 +46,9 @@ class PooledConvolution:
     def __init__(self, layer: nn.Conv2d, *, apart: bool = False) -> None:
         """``apart``: gradients are formed for each sample."""
         self.layer, self.apart = layer, apart
-        assert not isinstance(layer.padding, str)
-        self.down, self.across = layer.padding
+        padding = padding_of(layer)
+        assert padding is not None
+        self.down, self.across = padding
         self.transform = winograd.filter_transform()
         self.zeros = torch.zeros(layer.out_channels)
         self._spaces: dict[str, Tensor] = {}

@@ -65,6 +65,16 @@ class Linear:
             self.layer.bias.sub_(back.sum(0), alpha=rate)
 
 
+def padding_of(layer: nn.Conv2d) -> list[int] | None:
+    """Rows above and below, and columns beside, that ``layer`` pads with; ``None`` where the sides differ."""
+    if not isinstance(layer.padding, str):
+        return list(layer.padding)
+    if layer.padding == "valid":
+        return [0, 0]
+    both = [apart * (size - 1) for apart, size in zip(layer.dilation, layer.kernel_size, strict=True)]
+    return None if any(one % 2 for one in both) else [one // 2 for one in both]
+
+
 class Convolution:
     """``nn.Conv2d`` whose padding is of zeros."""
 
@@ -72,8 +82,9 @@ class Convolution:
         """``narrow``: in bfloat16."""
         self.layer, self.narrow = layer, narrow
         self.dtype = torch.bfloat16 if narrow else torch.float32
-        assert not isinstance(layer.padding, str)
-        self.window = (list(layer.stride), list(layer.padding), list(layer.dilation))
+        padding = padding_of(layer)
+        assert padding is not None
+        self.window = (list(layer.stride), padding, list(layer.dilation))
         self.bias = None if layer.bias is None else [layer.out_channels]
 
     def forward(self, given: Tensor) -> tuple[Tensor, Received]:

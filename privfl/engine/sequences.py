@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from privfl.data.mapped import Rows
-from privfl.engine.activations import Activated, activated
+from privfl.engine.activations import LOG_PROBABILITIES, Activated, activated
 from privfl.engine.averaging import Averaged, averaging
 from privfl.engine.dropout import StreamDropout
 from privfl.engine.own_forward import ROWS, own_sequence
@@ -34,6 +34,7 @@ from privfl.engine.sequence_steps import (
     Relaid,
     Step,
     Tanh,
+    padding_of,
 )
 from privfl.federation.losses import cross_entropy
 from privfl.models.base import Network
@@ -176,11 +177,17 @@ def sequence_of(
     parts = _parts(module)
     steps = [] if parts is None else _steps(parts, steady=steady, narrow=narrow)
     layers = [step.layer for step in steps or [] if isinstance(step, WITH_PARAMETERS)]
-    if not steps or len(layers) != len(set(map(id, layers))) or not isinstance(steps[-1], Linear):
+    if not steps or len(layers) != len(set(map(id, layers))) or not _ends_in_classes(steps):
         return None
     if sum(1 for layer in layers for _ in layer.parameters()) != len(own.parameters):  # one is shared
         return None
     return Sequence(own, steps if anywhere else _joined(steps, apart=steady))
+
+
+def _ends_in_classes(steps: list[Step]) -> bool:
+    """Whether ``steps`` end in a dense layer, or in the logarithms of probabilities behind one and nowhere else."""
+    before = steps[:-1] if steps[-1] is LOG_PROBABILITIES else steps
+    return bool(before) and isinstance(before[-1], Linear) and LOG_PROBABILITIES not in before
 
 
 def _parts(module: nn.Module) -> list[Any] | None:
@@ -248,7 +255,7 @@ def _step(part: Any, *, steady: bool, narrow: bool) -> Step | None:
         return part
     if kind is nn.Linear:
         return Linear(part, steady=steady, narrow=narrow)
-    if kind is nn.Conv2d and part.padding_mode == "zeros" and not isinstance(part.padding, str):
+    if kind is nn.Conv2d and part.padding_mode == "zeros" and padding_of(part) is not None:
         return Convolution(part, narrow=narrow)
     if kind is nn.GroupNorm and part.affine and steady:  # a plain gradient gains nothing
         return Normalised(part)
@@ -266,6 +273,8 @@ def _step(part: Any, *, steady: bool, narrow: bool) -> Step | None:
         return Pooled(part.layer)
     if kind is StreamDropout:
         return Dropped(part)
+    if kind is nn.LogSoftmax and part.dim in (1, -1):
+        return LOG_PROBABILITIES
     if kind is nn.Flatten and (part.start_dim, part.end_dim) == (1, -1):
         return Flattened()
     return averaging(part) or activated(part)

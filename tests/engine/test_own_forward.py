@@ -138,7 +138,23 @@ class ByKeptMeans(ByMeans):
         return self.last(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
 
 
-TAKEN = [Averaging, ByMeans, ByKeptMeans, Layers, ByFunctions, BySize, InALoop, Nested]
+class LogProbabilities(Layers):
+    """How many a tutorial's network ends."""
+
+    def forward(self, x):
+        return F.log_softmax(self.last(F.relu(self.hidden(self.images(x).flatten(1)))), dim=1)
+
+
+class ByALayer(Layers):
+    def __init__(self):
+        super().__init__()
+        self.logarithms = nn.LogSoftmax(dim=-1)
+
+    def forward(self, x):
+        return self.logarithms(self.last(F.relu(self.hidden(self.images(x).flatten(1)))))
+
+
+TAKEN = [LogProbabilities, ByALayer, Averaging, ByMeans, ByKeptMeans, Layers, ByFunctions, BySize, InALoop, Nested]
 
 
 def workspace(kind, way=None):
@@ -207,6 +223,11 @@ class OtherWeights(Layers):
 
     def forward(self, x):
         return self.either[int(self.training)](self.hidden(self.images(x).flatten(1)))
+
+
+class InDouble(Layers):
+    def forward(self, x):
+        return F.log_softmax(self.last(self.hidden(self.images(x).flatten(1))), 1, dtype=torch.float64).float()
 
 
 class Longer(Layers):
@@ -419,7 +440,7 @@ def patched():
     return module
 
 
-LEFT = [OtherWeights]
+LEFT = [OtherWeights, InDouble]
 LEFT += [OtherwiseInTraining, DroppingInEvaluation, MoreInEvaluation, Longer, DroppingChannelsOfNone, NextToStatistics]
 LEFT += [
     OverChannels,

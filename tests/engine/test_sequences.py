@@ -54,6 +54,11 @@ NETWORKS = {
         nn.Conv2d(3, 16, 3), nn.ELU(0.5), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3, padding=1), nn.SiLU(),
         nn.MaxPool2d(2, 1), nn.Flatten(), nn.Linear(64, 9), nn.GELU(), nn.Dropout(0.2), nn.Sigmoid(), nn.Linear(9, 4),
     ),
+    "padding by name, logarithms": lambda: nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding="same"), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 8, (1, 3), padding="valid"),
+        nn.Conv2d(8, 8, 3, padding="same", dilation=2), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16, 4),
+        nn.LogSoftmax(1),
+    ),
     "body and head": lambda: Network(nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(243, 9)), nn.Linear(9, 4)),
 }  # fmt: skip
 
@@ -194,7 +199,11 @@ class Skipping(nn.Sequential):
         replaced(lambda layer: Doubled(243, 300)), replaced(hooked), replaced(patched), replaced(frozen),
         replaced(parametrizations.weight_norm), shared(), tied(),
         Skipping(OrderedDict(NETWORKS["wide"]().named_children())),
-        nn.Sequential(nn.Conv2d(3, 4, 3, padding="same"), nn.Flatten(), nn.Linear(324, 4)),
+        nn.Sequential(nn.Conv2d(3, 4, 2, padding="same"), nn.Flatten(), nn.Linear(324, 4)),
+        nn.Sequential(nn.Flatten(), nn.Linear(243, 9), nn.LogSoftmax(1), nn.Linear(9, 4)),
+        nn.Sequential(nn.Flatten(), nn.Linear(243, 4), nn.LogSoftmax(1), nn.LogSoftmax(1)),
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.LogSoftmax(1), nn.Flatten(), nn.Linear(196, 4)),
+        nn.Sequential(nn.Flatten(), nn.Linear(243, 4), nn.Softmax(1)),
         nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), nn.Flatten(), nn.Linear(324, 4)),
         nn.Sequential(nn.Flatten(), nn.Softsign(), nn.Linear(243, 4)),
         nn.Sequential(nn.Flatten(), nn.LeakyReLU(0.0), nn.Linear(243, 4)),
@@ -203,7 +212,8 @@ class Skipping(nn.Sequential):
         NETWORKS["wide"]().double(),
     ],
     ids=["subclass", "hook", "forward replaced", "frozen", "parametrised", "layer twice", "shared weight",
-         "subclass of Sequential", "padding by name", "reflected", "unknown layer", "slope of 0",
+         "subclass of Sequential", "uneven padding", "logarithms inside", "logarithms twice", "logarithms of channels",
+         "ends in probabilities", "reflected", "unknown layer", "slope of 0",
          "slope below 0", "ends in ReLU", "float64"],
 )  # fmt: skip
 def test_what_is_not_exactly_a_known_sequence_keeps_autograd(network):

@@ -44,6 +44,10 @@ NETWORKS = {
         *(nn.Conv2d(2, 4, 3), nn.Hardtanh(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 2), nn.SiLU(), nn.Flatten()),
         *(nn.Linear(16, 5), nn.GELU(), nn.Dropout(0.3), nn.Linear(5, 4)),
     ),
+    "logarithms": lambda: nn.Sequential(
+        *(nn.Conv2d(2, 3, 3, padding="same"), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Dropout(0.3)),
+        *(nn.Linear(48, 4), nn.LogSoftmax(-1)),
+    ),
     "dense": lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 6, bias=False), nn.ReLU(), nn.Linear(6, 4)),
 }
 
