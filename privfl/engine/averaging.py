@@ -36,7 +36,7 @@ class AveragePooled:
             self.settings = (*(_pair(one) for one in window), *ends)
 
     def forward(self, given: Tensor) -> tuple[Tensor, Tensor]:
-        return self.layer(given), given
+        return self.layer.forward(given), given
 
     def backward(self, back: Tensor, kept: Tensor) -> Tensor:
         back = laid_as(back, kept)

@@ -259,17 +259,17 @@ def _added(values: Tensor) -> Tensor:
 
 
 def _pooled(step: Step, values: Tensor) -> tuple[Tensor, Back]:
-    images = values.flatten(0, 1).permute(0, 3, 1, 2)
-    pooled, kept = step.forward(images)
-    shape = pooled.shape
-    if pooled.dim() == 4:  # else no position is left
-        pooled = pooled.permute(0, 2, 3, 1)
+    rows = values.flatten(0, 1)
+    given = rows.permute(0, 3, 1, 2) if rows.dim() == 4 else rows
+    pooled, kept = step.forward(given)
+    images = pooled.dim() == 4
 
     def backward(back: Tensor, take: Take) -> Tensor:
         back = back.flatten(0, 1)
-        found = step.backward(back.permute(0, 3, 1, 2) if len(shape) == 4 else back, kept)
-        return found.permute(0, 2, 3, 1).reshape(values.shape)
+        found = step.backward(back.permute(0, 3, 1, 2) if images else back, kept)
+        return (found.permute(0, 2, 3, 1) if rows.dim() == 4 else found).reshape(values.shape)
 
+    pooled = pooled.permute(0, 2, 3, 1) if images else pooled
     return pooled.reshape(*values.shape[:2], *pooled.shape[1:]), backward
 
 

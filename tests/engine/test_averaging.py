@@ -76,6 +76,17 @@ def test_stacks_take_it_without_autograd(name, steady):
     assert isinstance(found, StackedSequence)
 
 
+@pytest.mark.parametrize("shape", [(3, 7), (3, 4, 2, 5), (3, 4, 5)])
+def test_stacks_take_the_mean_of_what_they_are_given_whatever_its_dimensions(shape):
+    torch.manual_seed(0)
+    space = Workspace.build(nn.Sequential(GlobalAverage(), nn.Linear(3, 4)), torch.device("cpu"), None)
+    inputs, targets = torch.randn(8, *shape), torch.arange(8) % 4
+    single = sequence_of(space.own, cross_entropy, inputs, anywhere=True)
+    gradients = StackedGradients(space.own, None)
+    found = stacked_sequence_of(single, gradients, space.dropout, inputs[:4], targets[:4], steady=False)
+    assert isinstance(found, StackedSequence)
+
+
 @pytest.mark.parametrize("kind", [Averaged, AveragePooled])
 def test_a_wrong_step_is_found_out(kind, monkeypatch):
     torch.manual_seed(0)
