@@ -143,11 +143,11 @@ class Other(BasicBlock):
     [
         with_block(activation=F.silu), with_block(linear_sum=True), with_block(project=True, stride=2),
         with_block(replaced("norm2", nn.Identity())), with_block(replaced("norm2", nn.GroupNorm(2, 6, affine=False))),
-        with_block(replaced("conv1", nn.Conv2d(6, 6, 3, padding="same"))), with_block(replaced("shortcut", nn.ReLU())),
+        with_block(replaced("conv1", nn.Conv2d(6, 6, 2, padding="same"))), with_block(replaced("shortcut", nn.ReLU())),
         Network(nn.Sequential(Other((3, 6)), GlobalAverage()), nn.Linear(6, 4)),
     ],
     ids=["activation", "linear sum", "projection", "no normalisation", "normalisation without parameters",
-         "padding by name", "shortcut", "subclass"],
+         "uneven padding", "shortcut", "subclass"],
 )  # fmt: skip
 def test_what_is_not_exactly_a_known_block_keeps_autograd(network):
     space = Workspace.build(network, torch.device("cpu"), "layers", innermost=True)
