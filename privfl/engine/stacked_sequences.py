@@ -319,8 +319,9 @@ def stacked_sequence_of(
     parameters = torch.stack([single.own.flat, single.own.flat * 0.9]).detach()
 
     def masks_begin_anew() -> None:
-        for layer in dropout:
-            layer.stack, layer.counts = [NoiseStream(bytes([client]) * 32) for client in (0, 1)], [2, 2]
+        streams = [NoiseStream(bytes([client]) * 32) for client in (0, 1)]
+        for layer in dropout:  # all draw from the same, so that one may stand for another
+            layer.stack, layer.counts = streams, [2, 2]
 
     def differ(one: Tensor, other: Tensor) -> bool:
         parts = zip(found.views(one).values(), found.views(other).values(), strict=True)

@@ -11,10 +11,12 @@ import privfl as pf
 from privfl.engine.own_forward import ROWS, own_sequence
 from privfl.engine.sequence_checks import clips_otherwise, differs_from_autograd
 from privfl.engine.sequences import sequence_of
+from privfl.engine.stacked_sequences import StackedSequence, stacked_sequence_of
 from privfl.engine.workspace import Workspace
 from privfl.federation.losses import cross_entropy
 from privfl.models.base import Network
 from privfl.privacy.clipping.known import known_ranks
+from privfl.privacy.clipping.stacked import StackedGradients
 from privfl.privacy.noise.source import NoiseSource, NoiseStream
 
 IMAGES = torch.randn(8, 1, 12, 12, generator=torch.Generator().manual_seed(0))
@@ -491,6 +493,24 @@ def test_functional_drop_out_is_a_layer_of_the_steps_with_the_masks_of_the_funct
     space, found = steps_of(kind, "rows")
     with space.randomness:
         assert not clips_otherwise(found, cross_entropy, space.clipper, space.dropout, IMAGES, LABELS)
+
+
+class DropsTwice(Layers):
+    def forward(self, x):
+        x = F.dropout(self.images(x).flatten(1), 0.4, self.training)
+        return self.last(F.dropout(self.drop(torch.tanh(self.hidden(x))), 0.2, self.training))
+
+
+def test_a_stack_has_the_masks_of_functions_among_layers():
+    torch.manual_seed(0)
+    space = Workspace.build(DropsTwice(), torch.device("cpu"), None, draws=True)
+    single = sequence_of(space.own, cross_entropy, IMAGES, anywhere=True)
+    assert len(single.functional_dropout) == 2
+    space.dropout.extend(single.functional_dropout)
+    gradients = StackedGradients(space.own, "rows")
+    with space.randomness:
+        found = stacked_sequence_of(single, gradients, space.dropout, IMAGES[:4], LABELS[:4], steady=True)
+    assert isinstance(found, StackedSequence)
 
 
 def test_functional_drop_out_follows_the_mode_of_the_network():
