@@ -26,9 +26,9 @@ LAYERS = {
 }
 
 
-def images(layout, dtype=torch.float32):
+def images(layout):
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(5, 3, 7, 6, generator=generator).to(dtype).contiguous(memory_format=layout)
+    return torch.randn(5, 3, 7, 6, generator=generator).contiguous(memory_format=layout)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, INNERMOST])
