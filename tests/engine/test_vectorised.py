@@ -182,10 +182,12 @@ def test_they_agree_under_dp_sgd_with_the_same_noise_and_the_same_log(task, name
     algorithm = ALGORITHMS[name]
     training = replace(TRAINING, epochs=1, steps=None if name.partition(",")[0] in BY_PASS else HALF)
     given = {"dpsgd": NOISY, "way": way, "training": training}
-    one, two = (trained(task, algorithm, **given, workers=workers) for workers in (1, 2))
-    for client, result in one.items():
-        assert all(torch.equal(value, two[client].upload[field]) for field, value in result.upload.items())
-        assert all(torch.equal(value, two[client].client_state[field]) for field, value in result.client_state.items())
+    one = trained(task, algorithm, **given, workers=1)
+    if name in OF_EACH_KIND and way == "layers":  # by the other way the batches, streams and threads are the same
+        two = trained(task, algorithm, **given, workers=2)
+        for client, result in one.items():
+            for own, other in ((result.upload, two[client].upload), (result.client_state, two[client].client_state)):
+                assert all(torch.equal(value, other[field]) for field, value in own.items())
     found = trained(task, algorithm, **given, chunk=3)
     assert_same(one, found, absolute=STEP_OF_THE_GRID)
     assert any(sum(result.log.noisy.values()) for result in found.values())
