@@ -9,12 +9,13 @@ small that float32 would round them coarsely.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, wraps
 from typing import ParamSpec, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Given = ParamSpec("Given")
@@ -27,6 +28,8 @@ LEAST = 1e-6
 """Smallest norm, relative to the sizes, that a row is taken to have: float64 cannot tell much smaller ones from 0."""
 ROWS_IN_FLOAT32 = 96
 """Rows whose sum may be formed in the rows' own dtype; longer sums are formed in float64."""
+BLOCK = 16
+"""Rows of each client whose sum in float64 is one product, so that it does not depend on how many others have."""
 MARGIN = 1e-5
 """What the bound is shrunk by for the rounding of norms, factors and products of one row, at most 1e-6 in float32."""
 
@@ -71,11 +74,23 @@ def norms_along(values: Tensor) -> Tensor:
 
 
 def exact_sums(factors: Tensor, rows: Tensor) -> Tensor:
-    """Σ factors·rows [clients, n] in float64, of ``factors`` [clients, B] and ``rows`` [clients, B, n], in blocks."""
-    blocks = zip(*(torch.split(values, ROWS_IN_FLOAT32, 1) for values in (factors, rows)), strict=True)
-    total = torch.zeros(len(rows), rows.shape[-1], dtype=torch.float64, device=rows.device)
-    for some, block in blocks:
-        total += torch.bmm(some.double()[:, None], block.double())[:, 0]
+    """Σ factors·rows [clients, n] in float64, of ``factors`` [clients, B] and ``rows`` [clients, B, n]."""
+    return exact_products(factors.double()[..., None], rows, 1)[:, 0]
+
+
+def exact_products(left: Tensor, right: Tensor, steps: int) -> Tensor:
+    """Σ left⊗right [clients, m, n] in float64, of [clients, B·steps, m] and [clients, B·steps, n], in blocks of rows.
+
+    In a stack the blocks are equally long, whatever B is, so that a client's sum has the same bits in all stacks.
+    """
+    clients, alone = len(left), len(left) == 1
+    size = steps * (ROWS_IN_FLOAT32 if alone else BLOCK)
+    total = torch.zeros(clients, left.shape[2], right.shape[2], dtype=torch.float64, device=left.device)
+    for one, other in zip(torch.split(left, size, 1), torch.split(right, size, 1), strict=True):
+        missing = 0 if alone else size - one.shape[1]
+        if missing:
+            one, other = (F.pad(part, (0, 0, 0, missing)) for part in (one, other))
+        total += torch.bmm(one.double().mT, other.double())
     return total
 
 
@@ -101,7 +116,7 @@ class Clipping:
         factors: 0 for rows that are not finite, float64; likewise.
         finite: which rows are finite, ``None`` if all are; likewise.
         max_grad_norm: the bound of each row, may be ``inf``.
-        exact: sums need float64 whatever is added up.
+        exact: whether sums need float64 whatever is added up; [clients] if those of some clients do.
         narrow: the factors in the rows' own dtype.
     """
 
@@ -109,7 +124,7 @@ class Clipping:
     factors: Tensor
     finite: Tensor | None
     max_grad_norm: float
-    exact: bool
+    exact: bool | Tensor
     narrow: Tensor
 
     @classmethod
@@ -118,7 +133,7 @@ class Clipping:
         squares: Tensor,
         max_grad_norm: float,
         dtype: torch.dtype,
-        together: int | None = None,
+        together: int | Sequence[int] | None = None,
         mask: Tensor | None = None,
     ) -> Clipping:
         """From squared norms in float64, at least one, of rows in ``dtype``; see :meth:`of_norms`."""
@@ -130,14 +145,14 @@ class Clipping:
         norms: Tensor,
         max_grad_norm: float,
         dtype: torch.dtype,
-        together: int | None = None,
+        together: int | Sequence[int] | None = None,
         mask: Tensor | None = None,
     ) -> Clipping:
         """From norms in float64, at least one, of rows in ``dtype``.
 
         A row whose norm is not finite or beyond the range of ``dtype`` counts as not finite; on CUDA also one that
-        is 10¹⁸ times as long as the bound. ``together`` rows are added up, if there are passes besides this one.
-        Factors are 0 where ``mask``, shaped as the norms are, is false.
+        is 10¹⁸ times as long as the bound. ``together`` rows are added up, of each client if it says so of each, also
+        in passes besides this one. Factors are 0 where ``mask``, shaped as the norms are, is false.
         """
         limit, finite, usable, largest = torch.finfo(dtype).max, None, norms, 0.0
         if norms.is_cuda:  # the host does not ask, and no row is so long that its factor would need float64
@@ -153,7 +168,9 @@ class Clipping:
             factors = quotient(bound, usable.clamp_min(bound))
         for wanted in (finite, mask):
             factors = factors if wanted is None else zero_unless(wanted, factors)
-        exact = largest * SMALL_FACTOR > max_grad_norm or (together or norms.shape[-1]) > ROWS_IN_FLOAT32
+        exact = _many(norms.shape[-1] if together is None else together, norms.device)
+        if largest * SMALL_FACTOR > max_grad_norm:
+            exact = _settled((usable.amax(-1) * SMALL_FACTOR > max_grad_norm) | exact)
         return cls(norms, factors, finite, max_grad_norm, exact, factors.to(dtype))
 
     def kept(self, values: Tensor) -> Tensor:
@@ -169,11 +186,30 @@ class Clipping:
         kept = self.kept(values)
         return (kept.double() if exact else kept) * _wide(self.factors if exact else self.narrow, kept)
 
-    def needs_float64(self, sizes: Tensor) -> bool:
-        """Whether the sum of rows whose steps have norms that add up to ``sizes`` [B] needs float64."""
-        if self.exact or math.isinf(self.max_grad_norm) or sizes.is_cuda:  # whose answer the host would wait for
-            return self.exact or (sizes.is_cuda and not math.isinf(self.max_grad_norm))
-        return bool((self.factors * sizes > CANCELLING * self.max_grad_norm).any())
+    def regimes(self, places: Mapping[str, Tensor], sizes: Tensor | None = None) -> Iterator[bool]:
+        """Whether sums are to be formed in float64: one answer for all clients, or first yes and then no.
+
+        A row whose steps have norms that add up to ``sizes`` [clients·B] may ask for it. What a client gets is up to
+        its own rows: after two answers, for each of which sums were written to ``places`` [clients, ...], every client
+        keeps its own.
+        """
+        wide = self._wide(sizes, len(next(iter(places.values()))))
+        if isinstance(wide, bool):
+            yield wide
+            return
+        yield True
+        kept = {name: place.clone() for name, place in places.items()}
+        yield False
+        for name, place in places.items():
+            place[wide] = kept[name][wide]
+
+    def _wide(self, sizes: Tensor | None, clients: int) -> bool | Tensor:
+        if sizes is None or self.exact is True or math.isinf(self.max_grad_norm):
+            return self.exact
+        if sizes.is_cuda:  # whose answer the host would wait for
+            return True
+        asks = self.factors * sizes > CANCELLING * self.max_grad_norm
+        return _settled(asks.view(clients, -1).any(1) | self.exact) if bool(asks.any()) else self.exact
 
     def sum_of(self, rows: Tensor) -> Tensor:
         """The sum [n] of clipped ``rows`` [B, n], in their dtype."""
@@ -183,9 +219,11 @@ class Clipping:
     def sums_of(self, rows: Tensor) -> Tensor:
         """Each client's sum [clients, n] of clipped ``rows`` [clients, B, n], in their dtype."""
         kept = rows if self.finite is None else self.mapped(Tensor.flatten).kept(rows.flatten(0, 1)).view_as(rows)
-        if self.exact:
-            return exact_sums(self.factors, kept).to(rows.dtype)
-        return torch.bmm(self.narrow[:, None], kept)[:, 0]
+        sums = {"rows": rows.new_empty(len(rows), rows.shape[2])}
+        for exact in self.regimes(sums):
+            found = exact_sums(self.factors, kept) if exact else torch.bmm(self.narrow[:, None], kept)[:, 0]
+            sums["rows"].copy_(found)
+        return sums["rows"]
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Clipping:
         """The same with the rows in another order or shape."""
@@ -197,6 +235,20 @@ class Clipping:
             finite=finite,
             narrow=change(self.narrow),
         )
+
+
+def _many(rows: int | Sequence[int], device: torch.device) -> bool | Tensor:
+    """Whether more than :data:`ROWS_IN_FLOAT32` ``rows`` are added up, of all clients or of each."""
+    if isinstance(rows, int):
+        return rows > ROWS_IN_FLOAT32
+    many = [count > ROWS_IN_FLOAT32 for count in rows]
+    return many[0] if len(set(many)) == 1 else torch.tensor(many, device=device)
+
+
+def _settled(flags: Tensor) -> bool | Tensor:
+    """One answer if all ``flags`` [] or [clients] agree."""
+    some, every = bool(flags.any()), bool(flags.all())
+    return every if some == every else flags
 
 
 def quotient(number: float, values: Tensor) -> Tensor:

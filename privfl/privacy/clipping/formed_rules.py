@@ -60,18 +60,19 @@ class FormedRule:
     @full_products
     def write_clipped_sum(self, clipping: Clipping, places: Places, *, by_rows: bool = False) -> None:
         clients = len(next(iter(places.values())))
-        for name, gradient in self.formed.items():
-            place = places[name]
-            if clients == 1 and not clipping.exact and place.is_contiguous():
-                torch.mv(clipping.kept(gradient).T, clipping.narrow, out=place.view(-1))
-                continue
-            rows, factors = clipping.kept(gradient), clipping.factors if clipping.exact else clipping.narrow
-            if by_rows:
-                rows, factors = rows.view(-1, clients, rows.shape[-1]).transpose(0, 1), factors.view(-1, clients).T
-            else:
-                rows, factors = rows.view(clients, -1, rows.shape[-1]), factors.view(clients, -1)
-            sums = exact_sums(factors, rows) if clipping.exact else torch.bmm(factors[:, None], rows)
-            place.copy_(sums.view(place.shape))
+        for exact in clipping.regimes(places):
+            for name, gradient in self.formed.items():
+                place = places[name]
+                if clients == 1 and not exact and place.is_contiguous():
+                    torch.mv(clipping.kept(gradient).T, clipping.narrow, out=place.view(-1))
+                    continue
+                rows, factors = clipping.kept(gradient), clipping.factors if exact else clipping.narrow
+                if by_rows:
+                    rows, factors = rows.view(-1, clients, rows.shape[-1]).transpose(0, 1), factors.view(-1, clients).T
+                else:
+                    rows, factors = rows.view(clients, -1, rows.shape[-1]), factors.view(clients, -1)
+                sums = exact_sums(factors, rows) if exact else torch.bmm(factors[:, None], rows)
+                place.copy_(sums.view(place.shape))
         self.formed = {}
 
 

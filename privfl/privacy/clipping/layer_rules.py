@@ -8,7 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from privfl.privacy.clipping.factors import Clipping, bounded_norms, full_products, norms_along, row_norms
+from privfl.privacy.clipping.factors import (
+    Clipping,
+    bounded_norms,
+    exact_products,
+    full_products,
+    norms_along,
+    row_norms,
+)
 from privfl.privacy.clipping.formed_rules import ConvolutionRule, FormedRule, GroupNormRule, LayerNormRule
 from privfl.privacy.clipping.rule import Calls, Formed, Places, SumRule
 from privfl.products import write_weight_gradient
@@ -100,20 +107,21 @@ class LinearRule(SumRule):
 
     @full_products
     def write_clipped_sum(self, clipping: Clipping, places: Places, *, by_rows: bool = False) -> None:
-        clients = len(next(iter(places.values())))
-        exact = clipping.exact if self.sizes is None else clipping.needs_float64(self.sizes)
-        a = clipping.kept(self.inputs).flatten(0, -2)
-        g = clipping.scaled(self.backs, exact=exact).flatten(0, -2)
-        if exact:
-            a = a.double()
-        if "weight" in places and clients == 1 and not exact:
-            write_weight_gradient(g, a, places["weight"][0])
-        elif "weight" in places:
-            places["weight"].copy_(torch.bmm(g.view(clients, -1, g.shape[-1]).mT, a.reshape(clients, -1, a.shape[-1])))
-        if "bias" in places and exact:
-            places["bias"].copy_(g.view(clients, -1, g.shape[-1]).sum(1))
-        elif "bias" in places:
-            torch.sum(g.view(clients, -1, g.shape[-1]), 1, out=places["bias"])
+        clients, steps = len(next(iter(places.values()))), self.inputs.shape[1] if self.inputs.dim() == 3 else 1
+        for exact in clipping.regimes(places, self.sizes):
+            a = clipping.kept(self.inputs).flatten(0, -2)
+            g = clipping.scaled(self.backs, exact=exact).flatten(0, -2)
+            if "weight" in places and clients == 1 and not exact:
+                write_weight_gradient(g, a, places["weight"][0])
+            elif "weight" in places:
+                parts = g.view(clients, -1, g.shape[-1]), a.reshape(clients, -1, a.shape[-1])
+                found = exact_products(*parts, steps) if exact else torch.bmm(parts[0].mT, parts[1])
+                places["weight"].copy_(found)
+            if "bias" in places and exact:
+                backs = g.view(clients, -1, g.shape[-1])
+                places["bias"].copy_(exact_products(torch.ones_like(backs[..., :1]), backs, steps)[:, 0])
+            elif "bias" in places:
+                torch.sum(g.view(clients, -1, g.shape[-1]), 1, out=places["bias"])
         self.shared.forget()
         del self.inputs, self.backs
 
@@ -169,12 +177,13 @@ class EmbeddingRule:
 
     def write_clipped_sum(self, clipping: Clipping, places: Places, *, by_rows: bool = False) -> None:
         place = places["weight"]
-        rows = clipping.scaled(self.backs, exact=clipping.needs_float64(self.sizes))
         ids = self.ids.view(len(place), -1)
-        sums = place.zero_() if rows.dtype == place.dtype else torch.zeros_like(place, dtype=rows.dtype)
-        sums.scatter_add_(1, ids[..., None].expand(-1, -1, rows.shape[-1]), rows.reshape(*ids.shape, -1))
-        if sums is not place:
-            place.copy_(sums)
+        for exact in clipping.regimes(places, self.sizes):
+            rows = clipping.scaled(self.backs, exact=exact)
+            sums = place.zero_() if rows.dtype == place.dtype else torch.zeros_like(place, dtype=rows.dtype)
+            sums.scatter_add_(1, ids[..., None].expand(-1, -1, rows.shape[-1]), rows.reshape(*ids.shape, -1))
+            if sums is not place:
+                place.copy_(sums)
         del self.ids, self.backs
 
     def gradients(self) -> dict[str, Tensor]:

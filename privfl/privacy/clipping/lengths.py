@@ -163,19 +163,40 @@ class Lengths:
         these [B, ...]; ``key`` says what is run. Where it takes the rows of ``stack`` clients, [stack, B, ...] instead,
         each of them gets other public rows, and ``alone(length)`` runs a pass of that many rows of a single one.
         """
-        length = self._chosen.get((key, rows))
-        if length is None:
-            length = self._chosen[key, rows] = self._choose(key, run, rows, alone, stack)
-        return length
 
-    def _choose(
+        def once(length: int) -> object:
+            return run(*self.public.batch(length)) if alone is None else alone(length)
+
+        def choose() -> int:
+            reference = self.reference_of(key, once)
+
+            def same(length: int) -> bool:
+                return self.rows_alike(key, run, length, reference, alone, stack)
+
+            return padded_length(rows, reference, same, MORE)
+
+        return self.chosen((key, rows), choose)
+
+    def chosen(self, key: Hashable, choose: Callable[[], int]) -> int:
+        """What ``choose()`` gave when ``key`` was first asked for."""
+        if key not in self._chosen:
+            self._chosen[key] = choose()
+        return self._chosen[key]
+
+    def rows_alike(
         self,
         key: Hashable,
         run: Callable[[Tensor, Tensor], Tensor],
-        rows: int,
-        alone: Callable[[int], object] | None,
-        stack: int | None,
-    ) -> int:
+        length: int,
+        other: int,
+        alone: Callable[[int], object] | None = None,
+        stack: int | None = None,
+    ) -> bool:
+        """Whether passes of ``length`` round every row as those of an ``other`` length do; given what :meth:`of` is."""
+
+        def once(length: int) -> object:
+            return run(*self.public.batch(length)) if alone is None else alone(length)
+
         def passed(length: int) -> Tensor:
             firsts = range(0, max(len(self.public.targets), length), length)
             batches = [self.public.batch(length, first) for first in firsts]
@@ -183,17 +204,9 @@ class Lengths:
                 return torch.cat([run(*batch) for batch in batches])
             return torch.cat([run(*given).flatten(0, 1) for given in _stacked(batches, stack)])[: len(batches) * length]
 
-        def once(length: int) -> object:
-            return run(*self.public.batch(length)) if alone is None else alone(length)
-
-        reference = self.reference_of(key, once)
-
-        def same(length: int) -> bool:
-            return self.placed_alike(key, length, once) and self.same(
-                (key, length), (key, reference), partial(passed, length), partial(passed, reference)
-            )
-
-        return padded_length(rows, reference, same, MORE)
+        return self.placed_alike(key, length, once) and self.same(
+            (key, length, other), (key, other), partial(passed, length), partial(passed, other)
+        )
 
     def reference_of(self, key: Hashable, once: Callable[[int], object]) -> int:
         """The length that passes of what ``key`` says are compared with: one in which no row's place shows.

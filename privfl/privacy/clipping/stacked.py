@@ -11,7 +11,7 @@ Padding never changes a result: padded rows repeat a row of their own client's b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,15 +45,15 @@ Given = dict[str, tuple[Tensor, int | None]]
 class StackedBatch:
     """Rows of every client: ``inputs`` and ``targets`` [clients, B, ...], and what the loss takes besides.
 
-    ``mask`` [clients, B] tells rows from padding; ``None`` if there is no padding. ``together`` columns are added up
-    if there are passes besides this one.
+    ``mask`` [clients, B] tells rows from padding; ``None`` if there is no padding. ``together`` rows of each client are
+    added up, in all passes; ``None`` says that all columns of this one are.
     """
 
     inputs: Tensor
     targets: Tensor
     mask: Tensor | None
     loss_kwargs: Given
-    together: int | None = None
+    together: Sequence[int] | None = None
 
     def part(self, *, clients: slice, stack: int, rows: slice, length: int) -> StackedBatch:
         """Some ``rows`` of some ``clients``, padded to the ``length`` of a pass and to a ``stack`` of clients."""
@@ -68,7 +68,10 @@ class StackedBatch:
         inputs, targets = padded(inputs, stack), padded(targets, stack)
         given = given_to(self.loss_kwargs, clients, stack)
         mask = None if mask is None else padded(mask, stack)
-        return StackedBatch(inputs, targets, mask, given, together=self.targets.shape[1])
+        together = self.together
+        if together is not None:
+            together = [*together[clients], *together[clients][:1] * (stack - (clients.stop - clients.start))]
+        return StackedBatch(inputs, targets, mask, given, together)
 
     def rows_only(self, values: Tensor) -> Tensor:
         """``values`` [clients, B, ...], zero where there is padding."""

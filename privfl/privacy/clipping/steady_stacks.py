@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from privfl.privacy.clipping.lengths import Lengths, padded_length, public_values
+from privfl.privacy.clipping.lengths import LARGE, Lengths, padded_length, public_values
 from privfl.privacy.clipping.placement import Call, placed_alike
 from privfl.privacy.clipping.stacked import Given, StackedBatch, given_to
 
@@ -24,7 +24,12 @@ LEAST = 2
 TRIED = 8
 """Rows of each client, at least, that a number of clients is tried with; half the public rows if these are few."""
 SHIFTS = (0, 5, 11)
-"""Where the public rows begin in the batches that sums are tried with."""
+"""Where the public rows begin in the batches that sums are tried with; of a large network, whose sums are many numbers,
+the first is enough."""
+LONGEST = 1024
+"""Rows of the longest pass that is tried."""
+FOUR = 4
+"""Lengths of passes are multiples of it where many occur, since products take that many rows at a time."""
 
 
 @dataclass(frozen=True)
@@ -47,22 +52,36 @@ class SteadyStacks:
         self._lengths, self._quiet, self._rounding, self._given = lengths, quiet, rounding, given
 
     def length(self, rows: int) -> int:
-        """The length of a pass over at most ``rows`` rows of each client."""
+        """The length of a pass over at most ``rows`` rows of each client.
+
+        Its sums, and each row of it that is shown, are rounded as in passes of the reference length, and these as in
+        longer ones; where they are not, a batch is cut at the same rows whatever else is in the stack.
+        """
+        key, shown = self._rounding.key, self._rounding.shown
+
+        def choose() -> int:
+            longest = self._lengths.reference_of(key, partial(self._pass, shown or self._rounding.sums, 1))
+            while longest < min(rows, LONGEST // 2) and self._alike(longest, longest, 2 * longest):
+                longest *= 2
+            if rows > longest:
+                return longest
+            if shown is None:  # most batches of a run have one length
+                return padded_length(rows, longest, lambda length: self._alike(rows, length, longest))
+            fours = -(-rows // FOUR) * FOUR  # of any length, so that few are tried
+            return padded_length(fours, longest, lambda length: self._alike(min(length, fours), length, longest))
+
+        return self._lengths.chosen((*key, "pass", rows), choose)
+
+    def _alike(self, rows: int, length: int, longer: int) -> bool:
+        """Whether ``rows`` rows are rounded and added up alike in passes of ``length`` and in ``longer`` ones."""
         lengths, key, shown = self._lengths, self._rounding.key, self._rounding.shown
         alone = partial(self._pass, shown or self._rounding.sums, 1)
-        if shown is not None:
-            return lengths.of(key, partial(self._run, shown), rows, alone, LEAST)
-        reference = lengths.reference_of(key, alone)
-        if rows > reference:  # cut at the same rows whatever else is in the stack
-            return reference
-
-        def same(length: int) -> bool:
-            named = (*key, rows, length)
-            return lengths.placed_alike(key, length, alone) and lengths.same(
-                named, None, lambda: self._sums(rows, length), lambda: self._sums(rows, reference)
-            )
-
-        return padded_length(rows, reference, same)
+        if not lengths.placed_alike(key, length, alone) or not lengths.placed_alike(key, longer, alone):
+            return False
+        if shown is not None and not lengths.rows_alike(key, partial(self._run, shown), length, longer, alone, LEAST):
+            return False
+        named = (*key, rows, length, longer)
+        return lengths.same(named, None, lambda: self._sums(rows, length), lambda: self._sums(rows, longer))
 
     def groups(self, clients: int, length: int) -> list[tuple[slice, int]]:
         """Which of ``clients`` clients go into one pass of ``length``, and how many it is padded to."""
@@ -71,17 +90,25 @@ class SteadyStacks:
         def calls(stack: int) -> list[Call]:
             return self._lengths.calls((*key, stack), length, partial(self._pass, shown, stack))
 
-        noted = calls(clients) if clients > 1 else []
+        alone = [(slice(place, place + 1), LEAST) for place in range(clients)]
+        if clients == 1:
+            return alone
+        noted = calls(clients)
         if noted and not placed_alike(noted, calls(1)):  # all are to stand in the first place
-            return [(slice(place, place + 1), LEAST) for place in range(clients)]
-        if clients <= LEAST:
-            return [(slice(0, clients), LEAST)]
+            return alone
 
         def run(stack: int) -> Tensor:
             tried = min(TRIED, len(self._lengths.public.targets) // 2)
             firsts = range(0, max(tried, length), length)
             batches = (self._lengths.public.batch(length, first) for first in firsts)
-            return torch.cat([self._run_alike(shown, stack, *batch).flatten(1) for batch in batches], dim=1)
+            works = dict.fromkeys((shown, self._rounding.sums))
+            found = (self._run_alike(work, stack, *batch).reshape(stack, -1) for batch in batches for work in works)
+            return torch.cat(list(found), dim=1)
+
+        if not self._lengths.same((*key, "places", length), None, lambda: run(LEAST)[1:], lambda: run(LEAST)[:1]):
+            return alone
+        if clients == LEAST:
+            return [(slice(0, clients), LEAST)]
 
         smaller = (1 << power for power in range((clients - 1).bit_length() - 1, 1, -1))
         for stack in (clients, *smaller):
@@ -95,7 +122,7 @@ class SteadyStacks:
     def _sums(self, rows: int, length: int) -> Tensor:
         """Sums over ``rows`` rows in passes of ``length``, [passes, values]."""
         found = []
-        for first in SHIFTS:
+        for first in SHIFTS if len(self._lengths.public.parameters) <= LARGE else SHIFTS[:1]:
             inputs, targets = self._lengths.public.batch(length, first)
             mask = torch.arange(length, device=targets.device) < rows
             found.append(self._run_alike(self._rounding.sums, LEAST, inputs, targets, mask)[0].flatten())

@@ -7,7 +7,7 @@ serve all layers, and the very numbers whose norm was taken are the ones that ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -37,7 +37,7 @@ def clipped_rows(
     rows: torch.Size,
     max_grad_norm: float,
     like: Tensor,
-    together: int | None,
+    together: Sequence[int] | None,
     mask: Tensor | None,
 ) -> tuple[Tensor, Clipping]:
     """Each client's sum [clients, size] of clipped gradients, in the ``layout``, and what they were multiplied with.

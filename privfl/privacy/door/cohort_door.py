@@ -267,7 +267,7 @@ class CohortDoor(DoorKeeper):
             for group, stack in groups:
                 counts = [min(max(count - rows.start, 0), rows.stop - rows.start) for count in batch.counts[group]]
                 self._announce(counts, group.start)
-                piece = StackedBatch(batch.inputs, batch.targets, batch.mask, loss_kwargs)
+                piece = StackedBatch(batch.inputs, batch.targets, batch.mask, loss_kwargs, batch.counts)
                 piece = piece.part(clients=group, stack=stack, rows=rows, length=length)
                 if whole:
                     rows_of = torch.ones(piece.targets.shape[:2], dtype=torch.bool, device=piece.targets.device)

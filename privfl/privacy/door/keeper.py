@@ -195,8 +195,7 @@ class DoorKeeper(ABC):
         release = self._release(loss, drawn, dpsgd)
 
         def private(parameters: Tensor, loss_kwargs: Given) -> Tensor:
-            total, divisors = release(parameters, loss_kwargs)
-            return divided_(total, divisors).to(parameters.dtype)
+            return divided_(*release(parameters, loss_kwargs))
 
         return self._protected(private, parameters, loss_kwargs)
 
@@ -220,7 +219,8 @@ class DoorKeeper(ABC):
                 _add_noise_(total, [slot.noise for slot in active], deviations)
             for slot, (rate, _) in zip(active, public, strict=True):
                 slot.log.note_private(dpsgd, slot.client, rate)
-            return total, [divisor for _, divisor in public]
+            # Rounded before it is divided, or bits would tell whether other clients' sums took several passes.
+            return total.to(parameters.dtype), [divisor for _, divisor in public]
 
         return release
 

@@ -10,7 +10,15 @@ import privfl as pf
 from privfl.algorithms.fedavg import FedAvg
 from privfl.federation.task import cross_entropy
 from privfl.models.flat_network import FlatNetwork
-from privfl.privacy.clipping.factors import MARGIN, ROWS_IN_FLOAT32, Clipping, row_norms, shrunk
+from privfl.privacy.clipping.factors import (
+    BLOCK,
+    MARGIN,
+    ROWS_IN_FLOAT32,
+    Clipping,
+    exact_products,
+    row_norms,
+    shrunk,
+)
 from privfl.privacy.clipping.layer_rules import EmbeddingRule, LinearRule
 from privfl.privacy.clipping.per_sample import PerSampleGradients
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients
@@ -212,6 +220,48 @@ def test_sums_of_many_rows_are_formed_in_float64_in_however_many_passes():
     assert not Clipping.of(squares, 1.0, torch.float32).exact
     assert Clipping.of(squares, 1.0, torch.float32, ROWS_IN_FLOAT32 + 1).exact
     assert Clipping.of(squares.repeat(2), 1.0, torch.float32).exact
+
+
+def test_of_a_stack_every_client_says_by_its_own_rows_whether_its_sum_needs_float64():
+    norms = torch.ones(3, 2, dtype=torch.float64)
+    few, many = 2, ROWS_IN_FLOAT32 + 1
+    assert Clipping.of_norms(norms, 1.0, torch.float32, [few, few, few]).exact is False
+    assert Clipping.of_norms(norms, 1.0, torch.float32, [many, many, many]).exact is True
+    assert Clipping.of_norms(norms, 1.0, torch.float32, [few, many, few]).exact.tolist() == [False, True, False]
+    norms[2, 1] = 1e20
+    assert Clipping.of_norms(norms, 1.0, torch.float32, [few, many, few]).exact.tolist() == [False, True, True]
+    assert Clipping.of_norms(norms[2:], 1.0, torch.float32, [few]).exact is True
+    sizes = torch.tensor([1.0, 1.0, 1.0, 1.0, 1e3, 1.0], dtype=torch.float64)
+    clipping = Clipping.of_norms(torch.ones(3, 2, dtype=torch.float64), 1.0, torch.float32, [many, few, few])
+    places = {"weight": torch.zeros(3, 1)}
+    for exact in clipping.mapped(torch.flatten).regimes(places, sizes):
+        places["weight"].fill_(64.0 if exact else 32.0)
+    assert places["weight"].flatten().tolist() == [64.0, 32.0, 64.0]
+
+
+def test_each_client_of_a_stack_gets_the_sum_that_its_rows_ask_for():
+    rows = torch.randn(2, 40, 300, generator=torch.Generator().manual_seed(0))
+    norms = row_norms(rows.flatten(0, 1)).view(2, 40)
+    sums = {
+        many: Clipping.of_norms(norms, 1.0, torch.float32, [40, ROWS_IN_FLOAT32 + 1 if many else 40]).sums_of(rows)
+        for many in (False, True)
+    }
+    assert torch.equal(sums[True][0], sums[False][0])
+    assert not torch.equal(sums[True][1], sums[False][1])
+    torch.testing.assert_close(sums[True][1], sums[False][1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 7])
+def test_sums_in_float64_have_the_same_bits_however_many_rows_of_others_follow(steps):
+    draws = torch.Generator().manual_seed(0)
+    for rows in range(1, 2 * BLOCK + 2, 3):
+        left, right = (torch.randn(2, rows * steps, n, generator=draws, dtype=torch.float64) for n in (5, 33))
+        expected = exact_products(left, right, steps)
+        torch.testing.assert_close(expected, left.mT @ right, rtol=0, atol=1e-9)
+        for more in (1, 2, 3, 5, BLOCK, 61):
+            missing = more * steps
+            padded = (torch.cat([part, torch.zeros(2, missing, part.shape[2]).double()], 1) for part in (left, right))
+            assert torch.equal(exact_products(*padded, steps), expected)
 
 
 @pytest.mark.parametrize("name", ["dense", "steps", "convolution"])

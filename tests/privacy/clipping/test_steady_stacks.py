@@ -20,6 +20,7 @@ from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.clipping.lengths import Lengths, PublicRows
 from privfl.privacy.clipping.steady_stacks import LEAST, Rounding, SteadyStacks
 from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.noise.source import NoiseSource
 
 
@@ -71,7 +72,7 @@ def test_without_lengths_it_moves_with_the_others():
     assert max(float((one - updates[0]).norm()) for one in updates) > 0
 
 
-def stacks(*, sums=None, shown=None, name):
+def stacks(*, sums, shown=None, name):
     public = PublicRows(torch.ones(4), torch.randn(32, 3, generator=torch.Generator().manual_seed(0)), torch.ones(32))
     return SteadyStacks(Lengths(public), lambda: None, Rounding((name,), sums, shown), {})
 
@@ -102,10 +103,37 @@ def test_it_is_cut_into_the_largest_power_of_two_that_does_not():
     assert groups == [(slice(0, 4), 4), (slice(4, 8), 4), (slice(8, 9), 4)]
 
 
-def test_sums_over_long_batches_are_cut_at_the_same_rows_for_everybody():
-    found = stacks(sums=added_up, name="long")
-    assert found.length(500) == found.length(65) == 64
+def one_after_another(parameters, batch):
+    return batch.rows_only(batch.inputs.double()).cumsum(1)[:, -1]
+
+
+def by_length_from(longest):
+    def sums(parameters, batch):
+        return one_after_another(parameters, batch) * (1 + 1e-9 * max(batch.inputs.shape[1] - longest, 0))
+
+    return sums
+
+
+def test_sums_over_long_batches_are_whole_where_long_passes_add_up_alike():
+    found = stacks(sums=one_after_another, name="whole")
+    assert [found.length(rows) for rows in (20, 64, 65, 500)] == [20, 64, 65, 500]
+
+
+@pytest.mark.parametrize("longest", [64, 128])
+def test_where_they_do_not_they_are_cut_at_the_same_rows_for_everybody(longest):
+    found = stacks(sums=by_length_from(longest), name=f"cut at {longest}")
+    assert found.length(500) == found.length(longest + 1) == longest
     assert found.length(20) == 20
+
+
+def test_clients_whose_sums_depend_on_their_place_stand_in_the_first_one_by_one():
+    def by_place(parameters, batch):
+        return added_up(parameters, batch) * (1 + 1e-9 * torch.arange(len(parameters)).double()[:, None])
+
+    groups = stacks(sums=by_place, name="places").groups(3, 8)
+    assert groups == [(slice(place, place + 1), LEAST) for place in range(3)]
+    norms = lambda parameters, batch: batch.inputs.double().norm(dim=2)  # noqa: E731
+    assert stacks(sums=by_place, shown=norms, name="places of sums").groups(2, 8) == groups[:2]
 
 
 def test_a_sum_that_depends_on_the_padding_is_formed_in_passes_of_the_reference():
@@ -119,4 +147,95 @@ def test_rows_that_are_shown_decide_the_length_of_what_is_clipped():
     def shown(parameters, batch):
         return batch.inputs.double().norm(dim=2) * (1 + 1e-9 * (batch.inputs.shape[1] < 16))
 
-    assert [stacks(sums=added_up, shown=shown, name="rows").length(rows) for rows in (3, 16, 40)] == [16, 16, 40]
+    found = stacks(sums=one_after_another, shown=shown, name="rows")
+    assert [found.length(rows) for rows in (3, 16, 40, 41)] == [16, 16, 40, 44]
+
+
+def test_sums_of_clipped_rows_decide_it_too():
+    """The rows are rounded alike in all passes, but what they add up to is not."""
+
+    def shown(parameters, batch):
+        return batch.inputs.double().norm(dim=2)
+
+    def by_eights(parameters, batch):
+        return one_after_another(parameters, batch) * (1 + 1e-9 * (batch.inputs.shape[1] % 8))
+
+    found = stacks(sums=by_eights, shown=shown, name="sums of rows")
+    assert [found.length(rows) for rows in (3, 8, 12, 17, 30)] == [8, 8, 16, 32, 32]
+
+
+BOUND = 0.7
+OTHERS = {
+    "nobody moves": (lambda rows: rows, (6, 4)),
+    "shorter": (lambda rows: rows, (1, 1)),
+    "longer": (lambda rows: rows, (90, 4)),
+    "so long that float32 does not do": (lambda rows: rows, (300, 4)),
+    "in several passes": (lambda rows: rows, (1200, 4)),
+    "too large for float32": (lambda rows: rows * 1e28, (6, 4)),
+    "not finite": (lambda rows: rows / 0, (6, 4)),
+    "cancelling": (lambda rows: rows * 1e-3 + 1e4, (6, 4)),
+}
+"""What the other two clients of a stack hold, who are to move no bit of what the first one sends."""
+LONG_AND_SHORT = "in several passes", "shorter"
+
+
+class Steps(nn.Module):
+    """A linear layer at many positions of a row, whose shares of a row's gradient may cancel."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(3, 6), nn.Linear(6, 3)
+
+    def forward(self, inputs):
+        return self.outer(torch.tanh(self.inner(inputs[:, 0])).mean(1))
+
+
+NETWORKS = {
+    "dense": lambda: nn.Sequential(nn.Flatten(), nn.Linear(9, 20), nn.ReLU(), nn.Linear(20, 3)),
+    "convolution": lambda: nn.Sequential(nn.Conv2d(1, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)),
+    "normalised": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 2), nn.GroupNorm(2, 4), nn.GELU(), nn.Flatten(), nn.Linear(16, 3)
+    ),
+    "steps": Steps,
+}
+
+
+def private_update_of_the_first(network, way, others, noise_multiplier=0.0):
+    change, sizes = others
+    sizes = (5, *sizes)
+    generator = torch.Generator().manual_seed(1)
+    own, theirs = (torch.randn(count, 1, 3, 3, generator=generator) for count in (48, 2048))
+    inputs = torch.cat([own[: sizes[0]], change(theirs[: sum(sizes[1:])])])
+    clients = ClientIndex.of([np.arange(*ends) for ends in pairwise(np.cumsum([0, *sizes]))])
+
+    def build(seed):
+        torch.manual_seed(seed)
+        return NETWORKS[network]()
+
+    task = Task(
+        "t", inputs, torch.arange(sum(sizes)) % 3, clients, inputs[:2] * 0, torch.zeros(2).long(), 3, build, "m"
+    )
+    algorithm = FedAvg(weighting="uniform")
+    channel = RoundChannel.bare(algorithm.fields(), DPSGD(noise_multiplier, max_grad_norm=BOUND, sample_rate=0.9))
+    training = LocalTraining(batch_size=4, learning_rate=0.5, steps=3)
+    with LoopEngine(task, algorithm, training, channel, way=way, workers=1) as loop:
+        engine = VectorisedEngine(loop, 8, way)
+        context = RoundContext(0, 0, NoiseSource.from_key(0), {})
+        results = engine.train(range(3), {"parameters": flatten(build(0))}, context)
+        return next(one.upload["update"] for one in results if one.client == 0)
+
+
+@pytest.mark.parametrize("way", ["layers", "vmap"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_under_dp_sgd_too_no_row_of_the_others_moves_a_bit_of_what_a_client_sends(network, way):
+    """Not their sizes, nor that they make sums ask for float64: a client may have less noise than the others."""
+    sent = {name: private_update_of_the_first(network, way, others) for name, others in OTHERS.items()}
+    moved = [name for name, update in sent.items() if not torch.equal(update, sent["nobody moves"])]
+    assert moved == []
+
+
+def test_with_noise_neither_whether_others_take_several_passes():
+    sent = [
+        private_update_of_the_first("dense", "layers", OTHERS[name], 1.0) for name in ("in several passes", "shorter")
+    ]
+    assert torch.equal(*sent)
