@@ -227,9 +227,9 @@ class VectorisedEngine:
         if stack.dropout:
             streams = [phase.dropout(slot.client, context) for slot in slots]
 
-        def announce(counts: Sequence[int], first: int) -> None:
+        def announce(counts: Sequence[int], clients: Sequence[int]) -> None:
             for layer in stack.dropout:
-                layer.stack, layer.counts = streams[first : first + len(counts)], counts
+                layer.stack, layer.counts = [streams[place] for place in clients], counts
 
         keeper = CohortDoor(
             slots,
@@ -261,7 +261,7 @@ class VectorisedEngine:
 
         with torch.no_grad(), stack.randomness or nullcontext():
             begun = [begin(slot, place) for place, slot in enumerate(slots)]
-            announce([], 0)
+            announce([], [])
             local = {name: _stacked([tensors[name] for tensors in begun]) for name in begun[0]}
             del begun
             without_calls = plain and (stack.unaided or stack.gradients.unaided) is not None

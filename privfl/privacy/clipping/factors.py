@@ -219,11 +219,11 @@ class Clipping:
     def sums_of(self, rows: Tensor) -> Tensor:
         """Each client's sum [clients, n] of clipped ``rows`` [clients, B, n], in their dtype."""
         kept = rows if self.finite is None else self.mapped(Tensor.flatten).kept(rows.flatten(0, 1)).view_as(rows)
-        sums = {"rows": rows.new_empty(len(rows), rows.shape[2])}
-        for exact in self.regimes(sums):
-            found = exact_sums(self.factors, kept) if exact else torch.bmm(self.narrow[:, None], kept)[:, 0]
-            sums["rows"].copy_(found)
-        return sums["rows"]
+        exact = self.exact
+        if exact is True:
+            return exact_sums(self.factors, kept).to(rows.dtype)
+        sums = torch.bmm(self.narrow[:, None], kept)[:, 0]
+        return sums if exact is False else exact_sums(self.factors, kept).to(rows.dtype).where(exact[:, None], sums)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Clipping:
         """The same with the rows in another order or shape."""

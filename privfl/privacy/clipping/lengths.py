@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from privfl.privacy.clipping.placement import Call, calls_of, nothing_is_left_over, placed_alike
+
+Choice = TypeVar("Choice")
 
 LONGEST_REFERENCE = 64
 SHORTEST_REFERENCE = 16
@@ -147,7 +149,7 @@ class Lengths:
         self._found = _FOUND.setdefault(kind, {})
         self._calls, self._references = _PLACES.setdefault(kind, ({}, {}))
         self._expected: dict[Hashable, Tensor] = {}
-        self._chosen: dict[Hashable, int] = {}
+        self._chosen: dict[Hashable, Any] = {}
 
     def of(
         self,
@@ -177,11 +179,12 @@ class Lengths:
 
         return self.chosen((key, rows), choose)
 
-    def chosen(self, key: Hashable, choose: Callable[[], int]) -> int:
+    def chosen(self, key: Hashable, choose: Callable[[], Choice]) -> Choice:
         """What ``choose()`` gave when ``key`` was first asked for."""
-        if key not in self._chosen:
-            self._chosen[key] = choose()
-        return self._chosen[key]
+        found: Choice | None = self._chosen.get(key)
+        if found is None:
+            found = self._chosen[key] = choose()
+        return found
 
     def rows_alike(
         self,

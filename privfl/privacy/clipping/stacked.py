@@ -55,6 +55,16 @@ class StackedBatch:
     loss_kwargs: Given
     together: Sequence[int] | None = None
 
+    def of(self, clients: Sequence[int]) -> StackedBatch:
+        """The rows of some ``clients``, in that order, without columns that are padding for all of them."""
+        assert self.together is not None
+        assert not self.loss_kwargs
+        index, counts = torch.tensor(clients, device=self.targets.device), [self.together[place] for place in clients]
+        columns = max(*counts, 1)
+        inputs, targets = (part[:, :columns].index_select(0, index) for part in (self.inputs, self.targets))
+        mask = None if self.mask is None else self.mask[:, :columns].index_select(0, index)
+        return StackedBatch(inputs, targets, mask, {}, counts)
+
     def part(self, *, clients: slice, stack: int, rows: slice, length: int) -> StackedBatch:
         """Some ``rows`` of some ``clients``, padded to the ``length`` of a pass and to a ``stack`` of clients."""
         inputs, targets = (padded(part[clients, rows], length, 1) for part in (self.inputs, self.targets))
@@ -96,6 +106,10 @@ class Told:
 
 class UnaidedRules(Protocol):
     """What layers receive and what arrives at their outputs in stacked copies of a network, without autograd."""
+
+    @property
+    def values(self) -> int:
+        """How many numbers a row is given to the layers as."""
 
     def serves(self, loss: Loss) -> bool:
         """Whether it is the gradient of ``loss`` that arrives."""

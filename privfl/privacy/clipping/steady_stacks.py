@@ -45,11 +45,15 @@ class Rounding:
 
 
 class SteadyStacks:
-    """How long passes must be, and how many clients they may hold, for one ``rounding`` to be the same in all."""
+    """How long passes must be, and how many clients they may hold, for one ``rounding`` to be the same in all.
+
+    Of what is shown row by row a device is asked no more than that; how it adds rows up has not been looked at.
+    """
 
     def __init__(self, lengths: Lengths, quiet: Callable[[], None], rounding: Rounding, given: Given) -> None:
         """``quiet`` makes drop-out draw nothing; ``given`` is what the loss takes of one client."""
         self._lengths, self._quiet, self._rounding, self._given = lengths, quiet, rounding, given
+        self._on_cpu = lengths.public.targets.device.type == "cpu"
 
     def length(self, rows: int) -> int:
         """The length of a pass over at most ``rows`` rows of each client.
@@ -58,6 +62,9 @@ class SteadyStacks:
         longer ones; where they are not, a batch is cut at the same rows whatever else is in the stack.
         """
         key, shown = self._rounding.key, self._rounding.shown
+        if shown is not None and not self._on_cpu:
+            alone = partial(self._pass, shown, 1)
+            return self._lengths.of(key, partial(self._run, shown), rows, alone, LEAST)
 
         def choose() -> int:
             longest = self._lengths.reference_of(key, partial(self._pass, shown or self._rounding.sums, 1))
@@ -85,6 +92,10 @@ class SteadyStacks:
 
     def groups(self, clients: int, length: int) -> list[tuple[slice, int]]:
         """Which of ``clients`` clients go into one pass of ``length``, and how many it is padded to."""
+        key = (*self._rounding.key, "groups", clients, length)
+        return self._lengths.chosen(key, lambda: self._grouped(clients, length))
+
+    def _grouped(self, clients: int, length: int) -> list[tuple[slice, int]]:
         shown, key = self._rounding.shown or self._rounding.sums, (*self._rounding.key, "clients")
 
         def calls(stack: int) -> list[Call]:
@@ -101,12 +112,14 @@ class SteadyStacks:
             tried = min(TRIED, len(self._lengths.public.targets) // 2)
             firsts = range(0, max(tried, length), length)
             batches = (self._lengths.public.batch(length, first) for first in firsts)
-            works = dict.fromkeys((shown, self._rounding.sums))
+            works = dict.fromkeys((shown, self._rounding.sums) if self._on_cpu else (shown,))
             found = (self._run_alike(work, stack, *batch).reshape(stack, -1) for batch in batches for work in works)
             return torch.cat(list(found), dim=1)
 
-        if not self._lengths.same((*key, "places", length), None, lambda: run(LEAST)[1:], lambda: run(LEAST)[:1]):
-            return alone
+        if self._on_cpu:  # a device's kernel is one program, whatever the place
+            places = (*key, "places", length)
+            if not self._lengths.same(places, None, lambda: run(LEAST)[1:], lambda: run(LEAST)[:1]):
+                return alone
         if clients == LEAST:
             return [(slice(0, clients), LEAST)]
 

@@ -21,6 +21,7 @@ from torch.overrides import _get_current_function_mode_stack
 from privfl.data.mapped import MappedRows, Rows
 from privfl.devices import in_one_copy, to_device
 from privfl.models.module_state import ModuleState
+from privfl.privacy.clipping.by_length import by_length
 from privfl.privacy.clipping.lengths import Lengths, identity, padded, passes
 from privfl.privacy.clipping.placement import unnoted
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients, given_to
@@ -55,8 +56,8 @@ class UnaidedStack(Protocol):
         """Gradient [clients, size] of each client's sum of the loss over its rows."""
 
 
-Announce = Callable[[Sequence[int], int], None]
-"""Told how many rows the next pass holds of each client from which one on, so that drop-out draws for these alone."""
+Announce = Callable[[Sequence[int], Sequence[int]], None]
+"""Told how many rows the next pass holds of which clients, so that drop-out draws for these alone."""
 
 
 class CohortDoor(DoorKeeper):
@@ -187,12 +188,14 @@ class CohortDoor(DoorKeeper):
     ) -> Tensor:
         key: tuple[Hashable, ...] = "clipped", identity(loss), identity(loss_kwargs)
         loss = in_precision(loss, self._precision, parameters.device)
-        key = (*key, self._stacked.goes_unaided(loss, loss_kwargs))  # other kernels
+        unaided = self._stacked.unaided if self._stacked.goes_unaided(loss, loss_kwargs) else None
+        key = (*key, unaided is not None)  # other kernels
 
         def sums(parameters: Tensor, piece: StackedBatch) -> Tensor:
             return self._stacked.clipped_sum(loss, parameters, piece, max_grad_norm)
 
-        return self._sum(key, sums, partial(self._stacked.norms, loss), batch, parameters, loss_kwargs)
+        shown, values = partial(self._stacked.norms, loss), unaided.values if unaided is not None else 0
+        return self._sum(key, sums, shown, batch, parameters, loss_kwargs, values=values)
 
     def _total(
         self,
@@ -222,27 +225,52 @@ class CohortDoor(DoorKeeper):
         loss_kwargs: Given,
         *,
         whole: bool = False,
+        values: int = 0,
     ) -> Tensor:
         """Every client's sum [clients, ...] of the ``sums`` of its pieces; zero where the batch is empty.
 
         ``shown`` [clients, B, ...] shows how each row is rounded, ``None`` if only sums leave the piece; ``key`` says
-        what is asked.
+        what is asked. A row is ``values`` numbers, 0 if that is not known.
         """
+        rounding, parts = Rounding(key, sums, shown), [list(range(len(batch.counts)))]
+        stacked = StackedBatch(batch.inputs, batch.targets, batch.mask, loss_kwargs, batch.counts)
+        if values and self._lengths is not None and batch.mask is not None and not parameters.is_cuda:
+            parts = by_length(batch.counts, values)
+        if len(parts) == 1:
+            return self._sum_of(stacked, parts[0], rounding, parameters, whole=whole)
+        indices = [torch.tensor(part) for part in parts]
+        found = [
+            self._sum_of(stacked.of(part), part, rounding, parameters.index_select(0, index))
+            for part, index in zip(parts, indices, strict=True)
+        ]
+        together = torch.cat(found)
+        return torch.empty_like(together).index_copy_(0, torch.cat(indices), together)
+
+    def _sum_of(
+        self,
+        batch: StackedBatch,
+        clients: Sequence[int],
+        rounding: Rounding,
+        parameters: Tensor,
+        *,
+        whole: bool = False,
+    ) -> Tensor:
+        """:meth:`_sum` of some ``clients``, whose ``batch`` and ``parameters`` these are."""
         total: Tensor | None = None
-        for clients, piece in self._pieces(batch, loss_kwargs, Rounding(key, sums, shown), whole=whole):
-            count = clients.stop - clients.start
+        for group, piece in self._pieces(batch, clients, rounding, whole=whole):
+            count = group.stop - group.start
             if self._lengths is not None:
                 self._forget()
-            part = sums(padded(parameters[clients], len(piece.inputs)), piece)[:count]
-            self._announce([], 0)  # what a step drops by itself is no row's, and must not depend on who is stacked
+            part = rounding.sums(padded(parameters[group], len(piece.inputs)), piece)[:count]
+            self._announce([], [])  # what a step drops by itself is no row's, and must not depend on who is stacked
             if count == len(parameters):
                 total = part if total is None else _wide(total).add_(part)
             else:
                 total = part.new_zeros(len(parameters), *part.shape[1:]) if total is None else total
                 total = _wide(total)
-                total[clients] += part
+                total[group] += part
         assert total is not None
-        return _without_empty(total, batch)
+        return _without_empty(total, batch.together or ())
 
     def _value(
         self, function: Callable[..., Tensor], parameters: Tensor, loss_kwargs: Given, wrt: str | None = None
@@ -250,25 +278,24 @@ class CohortDoor(DoorKeeper):
         return self._stacked.value(function, parameters, loss_kwargs, wrt)
 
     def _pieces(
-        self, batch: DrawnBatch, loss_kwargs: Given, rounding: Rounding, *, whole: bool = False
+        self, batch: StackedBatch, clients: Sequence[int], rounding: Rounding, *, whole: bool
     ) -> Iterator[tuple[slice, StackedBatch]]:
-        """Clients, and columns of ``batch``: at most ``ROWS_AT_ONCE``, as the loop engine cuts a client's rows.
+        """Some of ``clients``, and columns of ``batch``: at most ``ROWS_AT_ONCE``, as the loop engine cuts a client's.
 
         A loss that couples samples gets its ``whole`` batch, and is told which rows are present.
         """
-        clients, columns = batch.targets.shape[:2]
-        steady = None
+        (stack, columns), own, steady = batch.targets.shape[:2], batch.together, None
+        assert own is not None
         if self._lengths is not None and not whole:
-            one = given_to(loss_kwargs, slice(0, 1), 1)
-            steady = SteadyStacks(self._lengths, partial(self._announce, [], 0), rounding, one)
+            one = given_to(batch.loss_kwargs, slice(0, 1), 1)
+            steady = SteadyStacks(self._lengths, partial(self._announce, [], []), rounding, one)
         length_of = int if steady is None else steady.length
         for rows, length in passes(columns, columns if whole else ROWS_AT_ONCE, length_of):
-            groups = [(slice(0, clients), clients)] if steady is None else steady.groups(clients, length)
-            for group, stack in groups:
-                counts = [min(max(count - rows.start, 0), rows.stop - rows.start) for count in batch.counts[group]]
-                self._announce(counts, group.start)
-                piece = StackedBatch(batch.inputs, batch.targets, batch.mask, loss_kwargs, batch.counts)
-                piece = piece.part(clients=group, stack=stack, rows=rows, length=length)
+            groups = [(slice(0, stack), stack)] if steady is None else steady.groups(stack, length)
+            for group, height in groups:
+                counts = [min(max(count - rows.start, 0), rows.stop - rows.start) for count in own[group]]
+                self._announce(counts, clients[group])
+                piece = batch.part(clients=group, stack=height, rows=rows, length=length)
                 if whole:
                     rows_of = torch.ones(piece.targets.shape[:2], dtype=torch.bool, device=piece.targets.device)
                     present = rows_of if piece.mask is None else piece.mask
@@ -281,9 +308,9 @@ def _wide(total: Tensor) -> Tensor:
     return total.double() if total.is_floating_point() else total
 
 
-def _without_empty(total: Tensor, batch: DrawnBatch) -> Tensor:
+def _without_empty(total: Tensor, counts: Sequence[int]) -> Tensor:
     """Padding enters no sum, but a value that is not finite would survive a product with 0."""
-    empty = [place for place, count in enumerate(batch.counts) if count == 0]
+    empty = [place for place, count in enumerate(counts) if count == 0]
     return total.index_fill_(0, to_device(torch.tensor(empty), total.device), 0) if empty else total
 
 
