@@ -58,12 +58,15 @@ class StackedBatch:
     def of(self, clients: Sequence[int]) -> StackedBatch:
         """The rows of some ``clients``, in that order, without columns that are padding for all of them."""
         assert self.together is not None
-        assert not self.loss_kwargs
         index, counts = torch.tensor(clients, device=self.targets.device), [self.together[place] for place in clients]
         columns = max(*counts, 1)
         inputs, targets = (part[:, :columns].index_select(0, index) for part in (self.inputs, self.targets))
         mask = None if self.mask is None else self.mask[:, :columns].index_select(0, index)
-        return StackedBatch(inputs, targets, mask, {}, counts)
+        given = {
+            name: (value if dim is None else value.index_select(dim, index), dim)
+            for name, (value, dim) in self.loss_kwargs.items()
+        }
+        return StackedBatch(inputs, targets, mask, given, counts)
 
     def part(self, *, clients: slice, stack: int, rows: slice, length: int) -> StackedBatch:
         """Some ``rows`` of some ``clients``, padded to the ``length`` of a pass and to a ``stack`` of clients."""

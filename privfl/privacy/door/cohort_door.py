@@ -65,7 +65,7 @@ class CohortDoor(DoorKeeper):
 
     A batch is padded with the first row of the client's own batch (of its data if the batch is empty), so nobody's
     values meet another client's. With ``lengths`` a pass is as long, and a stack as high, as it takes for every row and
-    every client to be rounded as in any other; a batch whose rows are coupled is left whole. Plain gradients come from
+    every client to be rounded as in any other; a batch whose rows are coupled passes alone. Plain gradients come from
     ``unaided`` where that serves.
     """
 
@@ -234,13 +234,16 @@ class CohortDoor(DoorKeeper):
         """
         rounding, parts = Rounding(key, sums, shown), [list(range(len(batch.counts)))]
         stacked = StackedBatch(batch.inputs, batch.targets, batch.mask, loss_kwargs, batch.counts)
-        if values and self._lengths is not None and batch.mask is not None and not parameters.is_cuda:
+        alone = whole and self._lengths is not None
+        if alone:  # a batch is as long as it is, and no length serves all
+            parts = [[place] for place in parts[0]]
+        elif values and self._lengths is not None and batch.mask is not None and not parameters.is_cuda:
             parts = by_length(batch.counts, values)
-        if len(parts) == 1:
+        if len(parts) == 1 and not alone:
             return self._sum_of(stacked, parts[0], rounding, parameters, whole=whole)
-        indices = [torch.tensor(part) for part in parts]
+        indices = [to_device(torch.tensor(part), parameters.device) for part in parts]
         found = [
-            self._sum_of(stacked.of(part), part, rounding, parameters.index_select(0, index))
+            self._sum_of(stacked.of(part), part, rounding, parameters.index_select(0, index), whole=whole)
             for part, index in zip(parts, indices, strict=True)
         ]
         together = torch.cat(found)

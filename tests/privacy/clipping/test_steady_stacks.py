@@ -14,6 +14,7 @@ from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
 from privfl.engine.workspace import RoundContext
 from privfl.federation.client_index import ClientIndex
+from privfl.federation.losses import cross_entropy
 from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import RoundChannel
@@ -21,6 +22,7 @@ from privfl.privacy.clipping.lengths import Lengths, PublicRows
 from privfl.privacy.clipping.steady_stacks import LEAST, Rounding, SteadyStacks
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.dpsgd import DPSGD
+from privfl.privacy.loss import coupled
 from privfl.privacy.noise.source import NoiseSource
 
 
@@ -36,7 +38,15 @@ CHAOS = LocalTraining(batch_size=50, learning_rate=86.0, epochs=3)
 """At this learning rate training diverges, and a last bit grows to any size."""
 
 
-def update_of_the_first(name, others, *, steady):
+@coupled
+def apart_from_the_mean(network, inputs, targets, present):
+    """Cross-entropy of outputs less their mean over the batch."""
+    outputs, there = network(inputs), present.to(inputs.dtype)
+    mean = (outputs * there[:, None]).sum(0) / there.sum().clamp_min(1)
+    return nn.functional.cross_entropy(outputs - mean, targets, reduction="none") * there
+
+
+def update_of_the_first(name, others, *, steady, loss=cross_entropy):
     """What client 0 uploads when it is trained in one stack with ``others``."""
     model = {**MODELS, "plain sequence": PLAIN}[name]
     inputs = torch.randn((sum(SIZES), *model.shape), generator=torch.Generator().manual_seed(1)) * 1e3 + 1e6
@@ -47,7 +57,7 @@ def update_of_the_first(name, others, *, steady):
         torch.manual_seed(seed)
         return model.build()
 
-    task = Task("t", inputs, targets, clients, inputs[:2] * 0, targets[:2], 3, build, name)
+    task = Task("t", inputs, targets, clients, inputs[:2] * 0, targets[:2], 3, build, name, loss=loss)
     algorithm = FedAvg(weighting="uniform")
     with LoopEngine(task, algorithm, CHAOS, RoundChannel.bare(algorithm.fields()), workers=1) as loop:
         loop.lengths = loop.steady_lengths() if steady else None
@@ -65,6 +75,15 @@ def test_the_update_of_a_client_has_the_same_bits_whoever_is_stacked_with_it(nam
     alone = update_of_the_first(name, (), steady=True)
     for others in COHORTS:
         assert torch.equal(update_of_the_first(name, others, steady=True), alone)
+
+
+@pytest.mark.parametrize("name", ["convolution", "plain sequence"])
+def test_nor_does_it_move_where_a_loss_couples_the_rows_of_a_batch(name):
+    alone = update_of_the_first(name, (), steady=True, loss=apart_from_the_mean)
+    for others in COHORTS:
+        assert torch.equal(update_of_the_first(name, others, steady=True, loss=apart_from_the_mean), alone)
+    moved = update_of_the_first(name, (2,), steady=False, loss=apart_from_the_mean)
+    assert not torch.equal(moved, update_of_the_first(name, (), steady=False, loss=apart_from_the_mean))
 
 
 def test_without_lengths_it_moves_with_the_others():
