@@ -278,7 +278,20 @@ class CohortDoor(DoorKeeper):
     def _value(
         self, function: Callable[..., Tensor], parameters: Tensor, loss_kwargs: Given, wrt: str | None = None
     ) -> Tensor:
-        return self._stacked.value(function, parameters, loss_kwargs, wrt)
+        if self._lengths is None:
+            return self._stacked.value(function, parameters, loss_kwargs, wrt)
+
+        def values(parameters: Tensor, piece: StackedBatch) -> Tensor:
+            return self._stacked.value(function, parameters, piece.loss_kwargs, wrt)
+
+        rounding = Rounding(("value", wrt, identity(function), identity(loss_kwargs)), values, None)
+        one, found = given_to(loss_kwargs, slice(0, 1), 1), []
+        steady = SteadyStacks(self._lengths, partial(self._announce, [], []), rounding, one)
+        for group, height in steady.groups(len(parameters), 1):
+            given = given_to(loss_kwargs, group, height)
+            answers = self._stacked.value(function, padded(parameters[group], height), given, wrt)
+            found.append(answers[: group.stop - group.start])
+        return torch.cat(found)
 
     def _pieces(
         self, batch: StackedBatch, clients: Sequence[int], rounding: Rounding, *, whole: bool

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -46,7 +47,23 @@ def apart_from_the_mean(network, inputs, targets, present):
     return nn.functional.cross_entropy(outputs - mean, targets, reduction="none") * there
 
 
-def update_of_the_first(name, others, *, steady, loss=cross_entropy):
+def squares_of_outputs(network, points):
+    return network(points).square().sum()
+
+
+class Pulled(FedAvg):
+    """Each step goes along a gradient too that no data is in."""
+
+    name: ClassVar[str] = "pulled"
+
+    def step(self, local, received, batch, client, training):
+        super().step(local, received, batch, client, training)
+        own = {"points": torch.linspace(-1, 1, 5 * 81).view(5, 1, 9, 9) + 0 * local["parameters"][0]}
+        local["parameters"].sub_(0.05 * client.data_free_gradient(squares_of_outputs, local["parameters"], own))
+        local["parameters"].add_(1e-4 * client.data_free_value(squares_of_outputs, local["parameters"], own))
+
+
+def update_of_the_first(name, others, *, steady, loss=cross_entropy, algorithm=None, training=CHAOS):
     """What client 0 uploads when it is trained in one stack with ``others``."""
     model = {**MODELS, "plain sequence": PLAIN}[name]
     inputs = torch.randn((sum(SIZES), *model.shape), generator=torch.Generator().manual_seed(1)) * 1e3 + 1e6
@@ -58,8 +75,8 @@ def update_of_the_first(name, others, *, steady, loss=cross_entropy):
         return model.build()
 
     task = Task("t", inputs, targets, clients, inputs[:2] * 0, targets[:2], 3, build, name, loss=loss)
-    algorithm = FedAvg(weighting="uniform")
-    with LoopEngine(task, algorithm, CHAOS, RoundChannel.bare(algorithm.fields()), workers=1) as loop:
+    algorithm = algorithm or FedAvg(weighting="uniform")
+    with LoopEngine(task, algorithm, training, RoundChannel.bare(algorithm.fields()), workers=1) as loop:
         loop.lengths = loop.steady_lengths() if steady else None
         engine = VectorisedEngine(loop, 8)
         received = {"parameters": flatten(build(0))}
@@ -84,6 +101,15 @@ def test_nor_does_it_move_where_a_loss_couples_the_rows_of_a_batch(name):
         assert torch.equal(update_of_the_first(name, others, steady=True, loss=apart_from_the_mean), alone)
     moved = update_of_the_first(name, (2,), steady=False, loss=apart_from_the_mean)
     assert not torch.equal(moved, update_of_the_first(name, (), steady=False, loss=apart_from_the_mean))
+
+
+def test_nor_where_a_step_asks_for_gradients_that_no_data_is_in():
+    given = {"algorithm": Pulled(weighting="uniform"), "training": LocalTraining(batch_size=50, learning_rate=1e-8)}
+    alone = update_of_the_first("plain sequence", (), steady=True, **given)
+    for others in COHORTS:
+        assert torch.equal(update_of_the_first("plain sequence", others, steady=True, **given), alone)
+    moved = [update_of_the_first("plain sequence", others, steady=False, **given) for others in COHORTS]
+    assert max(float((one - moved[0]).norm()) for one in moved) > 0
 
 
 def test_without_lengths_it_moves_with_the_others():
