@@ -27,6 +27,14 @@ with interruptible("repeat it"):
 """
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_interrupts():
+    """What a shell starts in the background has the signal ignored, and so has what that starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def ended(*arguments):
     return subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=120)
 
