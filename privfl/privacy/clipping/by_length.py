@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from privfl.privacy.clipping.steady_stacks import FOUR
+from privfl.privacy.clipping.steady_stacks import in_fours
 
 A_PASS = 200_000
 """What a pass takes besides its rows, in numbers that rows are given to a network's layers as; measured on an AMD EPYC,
@@ -36,4 +36,4 @@ def by_length(counts: Sequence[int], values: int) -> list[list[int]]:
 
 
 def _length(rows: int) -> int:
-    return -(-max(rows, 1) // FOUR) * FOUR
+    return in_fours(max(rows, 1))

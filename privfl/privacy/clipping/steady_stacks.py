@@ -74,7 +74,7 @@ class SteadyStacks:
                 return longest
             if shown is None:  # most batches of a run have one length
                 return padded_length(rows, longest, lambda length: self._alike(rows, length, longest))
-            fours = -(-rows // FOUR) * FOUR  # of any length, so that few are tried
+            fours = in_fours(rows)  # others have any length, and so few are tried
             return padded_length(fours, longest, lambda length: self._alike(min(length, fours), length, longest))
 
         return self._lengths.chosen((*key, "pass", rows), choose)
@@ -156,6 +156,11 @@ class SteadyStacks:
         given = given_to({name: (values[name], dim) for name, (_, dim) in self._given.items()}, slice(0, 1), stack)
         parameters = public.expand(stack, -1).clone()
         return work(parameters, StackedBatch(inputs, targets, mask, given)).double()
+
+
+def in_fours(rows: int) -> int:
+    """``rows``, and as many more as make a multiple of :data:`FOUR`."""
+    return -(-rows // FOUR) * FOUR
 
 
 def _groups_of(stack: int, clients: int) -> list[tuple[slice, int]]:

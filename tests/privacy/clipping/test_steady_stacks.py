@@ -221,7 +221,6 @@ OTHERS = {
     "cancelling": (lambda rows: rows * 1e-3 + 1e4, (6, 4)),
 }
 """What the other two clients of a stack hold, who are to move no bit of what the first one sends."""
-LONG_AND_SHORT = "in several passes", "shorter"
 
 
 class Steps(nn.Module):
