@@ -20,9 +20,6 @@ from privfl.privacy.accounting.release import Observer, Unit
 
 SLACK = 1e-6
 """Relative slack for sums in float32, an order below what clipping keeps free for their rounding."""
-ROUNDING = 1e-5
-"""What moves by less than this share of a charge moves by the rounding of float32: padding changes how sums are formed
-and the last bits of clients that the worlds do not differ in. It adds 1e-10 of a charge to the sum of squares."""
 
 
 def compare_charges(
@@ -42,8 +39,7 @@ def compare_charges(
     """
     cell = f"{unit}/{observer}"
     gaussian, others = charges(one, unit, observer, experiment.data.client)
-    least = ROUNDING * min((distance for _, distance in gaussian), default=0.0)
-    used = list(_used(experiment, one, other, unit, observer, forced, cell, found, least))
+    used = list(_used(experiment, one, other, unit, observer, forced, cell, found))
     if same_past:
         _charged(experiment, one, gaussian, others, used, cell, found)
 
@@ -66,12 +62,8 @@ def _used(
     forced: frozenset[str],
     cell: str,
     found: Found,
-    least: float,
 ) -> Iterator[_Use]:
-    """The releases that concern the client, as the worlds show them; what is not Gaussian is checked on the way.
-
-    Distances below ``least`` are rounding and count as none.
-    """
+    """The releases that concern the client, as the worlds show them; what is not Gaussian is checked on the way."""
     client = experiment.data.client
     last = experiment.data.rows[client] - 1
     together: dict[tuple[object, ...], list[tuple[Noised, float]]] = defaultdict(list)
@@ -98,8 +90,10 @@ def _used(
         if math.isnan(moved):
             found.violations.append(Violation("sensitivity", cell, f"{place}: not finite before the noise"))
             continue
-        if mine.deviation and moved <= least * mine.deviation:
-            moved = 0.0
+        if moved and not _concerns(mine, client, one):
+            what = f"{place}: what another client releases moves by {moved:.3g}"
+            found.violations.append(Violation("another client", cell, what))
+            continue
         found.moved += moved > 0
         if mine.kind == "share":
             _share(mine, moved, unit, cell, found)

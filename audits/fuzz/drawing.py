@@ -73,6 +73,8 @@ SIZED: tuple[Named, ...] = (
     {"name": "fedprox", "weighting": "size"},
     {"name": "ditto", "weighting": "size"},
 )
+LONGER = 0.08
+"""Share of the experiments in which a client has tens of rows, or more than a hundred."""
 SIZES = ("grr", "laplace", "duchi", "piecewise", "hybrid")
 TRANSFORMS: tuple[Named, ...] = (
     {"name": OWN + "TopK", "k": 2},
@@ -83,8 +85,8 @@ TRANSFORMS: tuple[Named, ...] = (
 class Draw:
     """Choices out of one stream."""
 
-    def __init__(self, seed: int, number: int) -> None:
-        self.rng: np.random.Generator = numpy_stream(seed, "fuzz", number)
+    def __init__(self, seed: int, number: int, stream: str = "fuzz") -> None:
+        self.rng: np.random.Generator = numpy_stream(seed, stream, number)
 
     def one(self, items: Sequence[Item]) -> Item:
         """One of ``items``, each as likely."""
@@ -115,7 +117,18 @@ def draw(seed: int, number: int) -> Experiment:
             rounds=max(2, experiment.rounds),
             resume=Resume(1, die.maybe(0.5), die.one(("", "", "lost key"))),
         )
-    return experiment
+    return _longer(Draw(seed, number, "fuzz: longer"), experiment)
+
+
+def _longer(die: Draw, experiment: Experiment) -> Experiment:
+    """In a few the client in which the worlds differ has many rows: its passes are longer, or several."""
+    data = experiment.data
+    if not die.maybe(LONGER):
+        return experiment
+    rows = list(data.rows)
+    rows[data.client] = die.whole(20, 150)
+    training = {**experiment.training, "batch_size": die.one((4, 16, 128))}
+    return replace(experiment, data=replace(data, rows=tuple(rows)), training=training)
 
 
 def _about(die: Draw, experiment: Experiment) -> Experiment:

@@ -25,7 +25,7 @@ from privfl.privacy.noise import source
 from privfl.privacy.noise.source import NoiseSource, NoiseStream
 from privfl.privacy.sizes import responses
 from privfl.privacy.sizes.mechanism import SizeMechanism
-from privfl.simulation import simulation
+from privfl.simulation import plan, simulation
 
 Change = tuple[Any, str, Any]
 
@@ -41,8 +41,23 @@ def watching(tape: Tape, fixed_key: bytes, *, price: bool = False, combination: 
     ``combination`` names what decides whether clients can be stacked: the library tries that once for each.
     """
     changes = [*_noise(tape, fixed_key), *_mechanisms(tape), *_messages(tape), *_statement(tape, price=price)]
-    with replaced([*changes, *_shortcuts(combination)]):
+    with replaced([*changes, *_out_of_sight(tape), *_shortcuts(combination)]):
         yield
+
+
+def _out_of_sight(tape: Tape) -> list[Change]:
+    """Mechanisms hold the tape now, and its gradients could be taken for training examples that they hold."""
+    look = vars(plan)["check_held_examples"]
+
+    def check(*given: Any) -> Any:
+        noted = dict(vars(tape))
+        vars(tape).update(vars(Tape()))
+        try:
+            return look(*given)
+        finally:
+            vars(tape).update(noted)
+
+    return [(plan, "check_held_examples", check)]
 
 
 def _shortcuts(combination: object) -> list[Change]:

@@ -12,6 +12,7 @@ from tests.claims.planted.inside import changed
 ALONE = {
     "leak": "a divisor from the private batch",
     "sensitivity": "clipping factors × 1.0003",
+    "another client": "float64 for all, if one client asks",
     "uncharged": "a ledger that counts one release less",
     "deviation": "noise sized by the update",
     "noise used twice": "the same noise in every step",

@@ -24,6 +24,11 @@ def stacked(experiment: Experiment) -> bool:
     return private(experiment) and experiment.engine == "vectorised"
 
 
+def stacked_with_a_huge_row(experiment: Experiment) -> bool:
+    """The same, where the worlds differ in a row that is far larger than the others."""
+    return stacked(experiment) and experiment.data.extra in ("huge", "enormous")
+
+
 def several_steps(experiment: Experiment) -> bool:
     """DP-SGD at a rate below 1, so that a round has several steps."""
     dpsgd = experiment.dpsgd
@@ -121,6 +126,7 @@ INSIDE: dict[str, tuple[Callable[[], list], Like]] = {
     "fixed keys that nobody is told of": (inside.fixed_keys_unsaid, private),
     "a refusal that depends on data": (inside.refused_by_the_data, private),
     "half the noise on a sum of gradients": (inside.rounding_of_gradients_not_covered, noised_at_the_server),
+    "float64 for all, if one client asks": (inside.float64_for_all_clients, stacked_with_a_huge_row),
 }
 """Defects of privfl by name: the change, and which drawn experiments may show it."""
 OUT = "tests.claims.planted.outside:"

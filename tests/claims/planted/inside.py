@@ -403,3 +403,14 @@ def rounding_of_gradients_not_covered():
         return at_server(weaker, total, source, label, reachable)
 
     return [(channel.RoundChannel, "at_server", less)]
+
+
+def float64_for_all_clients():
+    """One client's rows decide for the whole stack whether sums are formed in float64."""
+    ask = factors.Clipping._wide
+
+    def wide(self, sizes, clients):
+        asked = ask(self, sizes, clients)
+        return asked if isinstance(asked, bool) else bool(asked.any())
+
+    return [(factors.Clipping, "_wide", wide)]
