@@ -99,8 +99,9 @@ class LoopEngine:
         network = self.task.model(0)
         parameters = flatten(network).to(self.device)
         public = PublicRows(parameters, *self.task.probe(distinct_rows(len(parameters))))
-        settings = identity((self.algorithm, self.task.loss), exact=True)  # not those of a run before, in this process
-        return Lengths(public, identity(network), settings, self.way, self.precision)
+        plain = identity(self.task.loss, exact=True)
+        own = identity((self.algorithm, self.task.loss), exact=True)
+        return Lengths(public, identity(network), self.way, self.precision, own=own, plain=plain)
 
     def _without_autograd(self, spaces: list[Workspace]) -> list[Workspace]:
         """``spaces`` whose gradients come from the layers themselves, if the network is known and they agree.

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache, wraps
 from typing import ParamSpec, TypeVar
@@ -32,6 +34,21 @@ BLOCK = 16
 """Rows of each client whose sum in float64 is one product, so that it does not depend on how many others have."""
 MARGIN = 1e-5
 """What the bound is shrunk by for the rounding of norms, factors and products of one row, at most 1e-6 in float32."""
+
+_NARROW = ContextVar("whether sums stay in float32", default=False)
+
+
+@contextmanager
+def narrow_sums() -> Iterator[None]:
+    """In this thread no row asks for float64: what is found out of sums is to hold for those in float32.
+
+    Public rows may all ask where a client's rows do not, and sums in float64 show no kernel's rounding.
+    """
+    token = _NARROW.set(True)
+    try:
+        yield
+    finally:
+        _NARROW.reset(token)
 
 
 def full_products(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
@@ -169,7 +186,7 @@ class Clipping:
         for wanted in (finite, mask):
             factors = factors if wanted is None else zero_unless(wanted, factors)
         exact = _many(norms.shape[-1] if together is None else together, norms.device)
-        if largest * SMALL_FACTOR > max_grad_norm:
+        if largest * SMALL_FACTOR > max_grad_norm and not _NARROW.get():
             exact = _settled((usable.amax(-1) * SMALL_FACTOR > max_grad_norm) | exact)
         return cls(norms, factors, finite, max_grad_norm, exact, factors.to(dtype))
 
@@ -204,7 +221,7 @@ class Clipping:
             place[wide] = kept[name][wide]
 
     def _wide(self, sizes: Tensor | None, clients: int) -> bool | Tensor:
-        if sizes is None or self.exact is True or math.isinf(self.max_grad_norm):
+        if sizes is None or self.exact is True or math.isinf(self.max_grad_norm) or _NARROW.get():
             return self.exact
         if sizes.is_cuda:  # whose answer the host would wait for
             return True

@@ -141,15 +141,27 @@ _PLACES: dict[Hashable, tuple[dict[Hashable, list[Call]], dict[Hashable, int]]] 
 class Lengths:
     """The lengths of one engine's passes; its workers share what is known of them."""
 
-    def __init__(self, public: PublicRows, *kind: Hashable) -> None:
-        """``kind`` tells apart the networks and the ways to run them for which other kernels may be used."""
-        self.public = public
+    def __init__(self, public: PublicRows, *kind: Hashable, own: Hashable = None, plain: Hashable = None) -> None:
+        """``kind`` tells apart the networks and the ways to run them for which other kernels may be used.
+
+        So do the settings of a run, of which the task's loss depends on those called ``plain`` alone and any other
+        function on its ``own``: what was found out under others, in the same process, does not count.
+        """
+        self.public, self._own, self._plain = public, own, plain
         self.reference = reference_length(len(public.parameters))
         kind = (*kind, public.inputs.shape, public.inputs.dtype, public.inputs.device, torch.get_num_threads())
         self._found = _FOUND.setdefault(kind, {})
         self._calls, self._references = _PLACES.setdefault(kind, ({}, {}))
         self._expected: dict[Hashable, Tensor] = {}
         self._chosen: dict[Hashable, Any] = {}
+
+    def key(self, question: Hashable, function: Any, given: Any, *, plain: bool) -> tuple[Hashable, ...]:
+        """What is asked of ``function`` with what is ``given`` by name, as far as kernels may differ by it.
+
+        ``plain``: it is the task's loss.
+        """
+        settings = self._plain if plain and not given else self._own
+        return question, identity(function), identity(given), settings
 
     def of(
         self,

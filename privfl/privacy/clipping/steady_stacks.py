@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from privfl.privacy.clipping.factors import narrow_sums
 from privfl.privacy.clipping.lengths import LARGE, Lengths, padded_length, public_values
 from privfl.privacy.clipping.placement import Call, placed_alike
 from privfl.privacy.clipping.stacked import Given, StackedBatch, given_to
@@ -155,7 +156,8 @@ class SteadyStacks:
         values = public_values({name: value for name, (value, _) in self._given.items()}, public)
         given = given_to({name: (values[name], dim) for name, (_, dim) in self._given.items()}, slice(0, 1), stack)
         parameters = public.expand(stack, -1).clone()
-        return work(parameters, StackedBatch(inputs, targets, mask, given)).double()
+        with narrow_sums():
+            return work(parameters, StackedBatch(inputs, targets, mask, given)).double()
 
 
 def in_fours(rows: int) -> int:

@@ -14,7 +14,7 @@ from privfl.devices import in_one_copy
 from privfl.models.flat_network import FlatNetwork
 from privfl.models.module_state import ModuleState
 from privfl.privacy.clipping.known import known_function, known_ranks
-from privfl.privacy.clipping.lengths import Lengths, identity, padded, passes, public_values
+from privfl.privacy.clipping.lengths import Lengths, padded, passes, public_values
 from privfl.privacy.clipping.per_sample import PerSampleGradients, evaluating
 from privfl.privacy.clipping.row_wise import each_row
 from privfl.privacy.door.batch_plans import Plan
@@ -143,8 +143,9 @@ class ClientDoor(DoorKeeper):
     def _clipped_sum(
         self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, max_grad_norm: float
     ) -> Tensor:
-        clipper, network, key = self._clipper, self._network, _key("gradient of one", loss, loss_kwargs)
+        clipper, network = self._clipper, self._network
         assert clipper is not None
+        key = self._key("gradient of one", loss, loss_kwargs)
         given, loss = loss, self._prepared(loss, batch, loss_kwargs)
         key = (key, clipper.goes_unaided(loss))  # other kernels
 
@@ -181,7 +182,7 @@ class ClientDoor(DoorKeeper):
 
         pieces: Iterable[Piece] = ((*piece, None) for piece in _pieces(batch))
         if clip is not None and len(batch.rows) > 0:
-            pieces = self._steady(batch, _key("total of one", statistic, loss_kwargs), shown)
+            pieces = self._steady(batch, self._key("total of one", statistic, loss_kwargs), shown)
         with evaluating(module), self._network.at(parameters), torch.no_grad():
             for inputs, targets, mask in pieces:
                 values = whole(statistic, module, inputs, targets, loss_kwargs)
@@ -214,6 +215,11 @@ class ClientDoor(DoorKeeper):
                 mask = torch.arange(length, device=targets.device) < len(inputs)
                 yield padded(inputs, length), padded(targets, length), mask
         self._announce(None, 1)
+
+    def _key(self, question: str, function: Loss, loss_kwargs: Given) -> Hashable:
+        """What is asked for, as far as kernels may differ by it."""
+        lengths = self._lengths
+        return None if lengths is None else lengths.key(question, function, loss_kwargs, plain=function is self.loss)
 
     def _tried(self, loss_kwargs: Given) -> Given:
         """What stands for ``loss_kwargs`` where lengths of passes are tried."""
@@ -262,11 +268,6 @@ class ClientDoor(DoorKeeper):
                 write(inputs, targets)
                 total += gradient
         return gradient.copy_(total)
-
-
-def _key(question: str, function: Loss, loss_kwargs: Given) -> Hashable:
-    """What is asked for, as far as kernels may differ by it."""
-    return question, identity(function), identity(loss_kwargs)
 
 
 def _as_it_is(function: Loss, network: nn.Module, inputs: Tensor, targets: Tensor, loss_kwargs: Given) -> Tensor:

@@ -22,7 +22,7 @@ from privfl.data.mapped import MappedRows, Rows
 from privfl.devices import in_one_copy, to_device
 from privfl.models.module_state import ModuleState
 from privfl.privacy.clipping.by_length import by_length
-from privfl.privacy.clipping.lengths import Lengths, identity, padded, passes
+from privfl.privacy.clipping.lengths import Lengths, padded, passes
 from privfl.privacy.clipping.placement import unnoted
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients, given_to
 from privfl.privacy.clipping.steady_stacks import OfPiece, Rounding, SteadyStacks
@@ -173,7 +173,7 @@ class CohortDoor(DoorKeeper):
     ) -> Tensor:
         """What :meth:`_mean` divides."""
         unaided = None if wrt is not None or loss_kwargs else self._unaided
-        key, whole = ("mean", wrt, unaided is None, identity(loss), identity(loss_kwargs)), is_coupled(loss)
+        key, whole = self._key(("mean", wrt, unaided is None), loss, loss_kwargs), is_coupled(loss)
         loss = in_precision(loss, self._precision, parameters.device)
 
         def sums(parameters: Tensor, piece: StackedBatch) -> Tensor:
@@ -186,7 +186,7 @@ class CohortDoor(DoorKeeper):
     def _clipped_sum(
         self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, max_grad_norm: float
     ) -> Tensor:
-        key: tuple[Hashable, ...] = "clipped", identity(loss), identity(loss_kwargs)
+        key = self._key("clipped", loss, loss_kwargs)
         loss = in_precision(loss, self._precision, parameters.device)
         unaided = self._stacked.unaided if self._stacked.goes_unaided(loss, loss_kwargs) else None
         key = (*key, unaided is not None)  # other kernels
@@ -205,7 +205,7 @@ class CohortDoor(DoorKeeper):
         loss_kwargs: Given,
         clip: Callable[[Tensor], Tensor] | None,
     ) -> tuple[Tensor, torch.dtype]:
-        key, dtypes = ("total", identity(statistic), identity(loss_kwargs)), []
+        key, dtypes = self._key("total", statistic, loss_kwargs), []
 
         def sums(parameters: Tensor, piece: StackedBatch) -> Tensor:
             total, dtype = self._stacked.total(statistic, parameters, piece, clip)
@@ -275,6 +275,11 @@ class CohortDoor(DoorKeeper):
         assert total is not None
         return _without_empty(total, batch.together or ())
 
+    def _key(self, question: Hashable, function: Callable[..., Tensor], loss_kwargs: Given) -> tuple[Hashable, ...]:
+        """What is asked for, as far as kernels may differ by it."""
+        lengths = self._lengths
+        return () if lengths is None else lengths.key(question, function, loss_kwargs, plain=function is self.loss)
+
     def _value(
         self, function: Callable[..., Tensor], parameters: Tensor, loss_kwargs: Given, wrt: str | None = None
     ) -> Tensor:
@@ -284,7 +289,7 @@ class CohortDoor(DoorKeeper):
         def values(parameters: Tensor, piece: StackedBatch) -> Tensor:
             return self._stacked.value(function, parameters, piece.loss_kwargs, wrt)
 
-        rounding = Rounding(("value", wrt, identity(function), identity(loss_kwargs)), values, None)
+        rounding = Rounding(self._key(("value", wrt), function, loss_kwargs), values, None)
         one, found = given_to(loss_kwargs, slice(0, 1), 1), []
         steady = SteadyStacks(self._lengths, partial(self._announce, [], []), rounding, one)
         for group, height in steady.groups(len(parameters), 1):

@@ -16,6 +16,7 @@ from privfl.privacy.clipping.factors import (
     ROWS_IN_FLOAT32,
     Clipping,
     exact_products,
+    narrow_sums,
     row_norms,
     shrunk,
 )
@@ -237,6 +238,22 @@ def test_of_a_stack_every_client_says_by_its_own_rows_whether_its_sum_needs_floa
     for exact in clipping.mapped(torch.flatten).regimes(places, sizes):
         places["weight"].fill_(64.0 if exact else 32.0)
     assert places["weight"].flatten().tolist() == [64.0, 32.0, 64.0]
+
+
+def test_where_sums_are_tried_no_row_asks_for_float64_and_many_rows_still_get_it():
+    norms, sizes = torch.ones(3, 2, dtype=torch.float64), torch.full((6,), 1e3, dtype=torch.float64)
+    places = {"weight": torch.zeros(3, 1)}
+
+    def regimes(together):
+        clipping = Clipping.of_norms(norms, 1.0, torch.float32, together)
+        return list(clipping.mapped(torch.flatten).regimes(places, sizes))
+
+    assert regimes(2) == [True]
+    with narrow_sums():
+        assert regimes(2) == [False]
+        assert regimes(ROWS_IN_FLOAT32 + 1) == [True]
+        assert not Clipping.of_norms(norms * 1e20, 1.0, torch.float32, 2).exact
+    assert regimes(2) == [True]
 
 
 def test_each_client_of_a_stack_gets_the_sum_that_its_rows_ask_for():

@@ -19,6 +19,7 @@ from privfl.federation.losses import cross_entropy
 from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import RoundChannel
+from privfl.privacy.clipping.factors import Clipping
 from privfl.privacy.clipping.lengths import Lengths, PublicRows
 from privfl.privacy.clipping.steady_stacks import LEAST, Rounding, SteadyStacks
 from privfl.privacy.door.batch_plans import LocalTraining
@@ -124,6 +125,21 @@ def stacks(*, sums, shown=None, name):
 
 def added_up(parameters, batch):
     return batch.rows_only(batch.inputs.double()).sum(1)
+
+
+def test_sums_are_tried_in_float32_though_all_public_rows_may_ask_for_float64():
+    found = []
+
+    def clipped(parameters, batch):
+        sizes = torch.full((batch.targets.numel(),), 1e3, dtype=torch.float64)
+        clipping = Clipping.of_norms(torch.ones_like(batch.targets, dtype=torch.float64), 1.0, torch.float32, 4)
+        found.extend(clipping.mapped(torch.flatten).regimes({"sum": parameters}, sizes))
+        return added_up(parameters, batch)
+
+    steady = stacks(sums=clipped, shown=lambda parameters, batch: batch.inputs, name="float32")
+    assert (steady.length(3), steady.groups(2, 4)) == (4, [(slice(0, 2), LEAST)])
+    assert found
+    assert not any(found)
 
 
 def test_stacks_that_round_alike_stay_whole_and_a_client_alone_gets_a_companion():
