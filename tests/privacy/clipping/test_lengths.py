@@ -283,3 +283,27 @@ def test_functions_are_told_apart_by_their_code_and_what_they_hold():
     assert identity(nn.Linear(3, 2)) != identity(nn.Linear(3, 4))
     assert identity(nn.GroupNorm(2, 4)) != identity(nn.GroupNorm(4, 4))
     assert isinstance(hash(identity(nn.Sequential(nn.Linear(3, 2), nn.ReLU()))), int)
+
+
+def test_what_is_known_of_the_tasks_loss_serves_every_algorithm_and_of_another_function_its_own_settings():
+    tried = []
+
+    def twice(network, inputs, targets):
+        return 2 * inputs.sum(1)
+
+    def length(own, *, plain, given=None):
+        public = PublicRows(torch.zeros(3), torch.randn(32, 3), torch.zeros(32).long())
+        lengths = Lengths(public, "settings", own=own, plain="the task")
+
+        def run(inputs, targets):
+            tried.append(own)
+            return inputs.double().sum(1, keepdim=True)
+
+        return lengths.of(lengths.key("a sum", twice, given or {}, plain=plain), run, 5)
+
+    assert [length(own, plain=True) for own in ("fedavg", "fedprox")] == [5, 5]
+    assert set(tried) == {"fedavg"}
+    assert [length(own, plain=False) for own in ("fedavg", "fedprox")] == [5, 5]
+    assert tried[-1] == "fedprox"
+    assert length("ditto", plain=True, given={"rate": 0.5}) == 5
+    assert tried[-1] == "ditto"
