@@ -24,15 +24,26 @@ def stacked(experiment: Experiment) -> bool:
     return private(experiment) and experiment.engine == "vectorised"
 
 
+def stacked_with_a_wide_bound(experiment: Experiment) -> bool:
+    """The same, clipped to more than 1."""
+    return stacked(experiment) and experiment.dpsgd is not None and experiment.dpsgd["max_grad_norm"] > 1
+
+
 def stacked_with_a_huge_row(experiment: Experiment) -> bool:
-    """The same, where the worlds differ in a row that is far larger than the others."""
-    return stacked(experiment) and experiment.data.extra in ("huge", "enormous")
+    """The same, where the worlds differ in a row that is far larger than the others, and features are differences."""
+    huge = experiment.data.extra in ("huge", "enormous")
+    return stacked(experiment) and huge and experiment.model in ("pooled", "contrast")
 
 
 def several_steps(experiment: Experiment) -> bool:
     """DP-SGD at a rate below 1, so that a round has several steps."""
     dpsgd = experiment.dpsgd
     return private(experiment) and dpsgd is not None and dpsgd["sample_rate"] < 1
+
+
+def two_rows(experiment: Experiment) -> bool:
+    """The same of a client of two rows or one, so that batches are empty in one world only."""
+    return several_steps(experiment) and experiment.data.rows[experiment.data.client] == 2
 
 
 def counts(experiment: Experiment) -> bool:
@@ -83,7 +94,7 @@ def several_rounds(experiment: Experiment) -> bool:
 
 
 INSIDE: dict[str, tuple[Callable[[], list], Like]] = {
-    "noise without C in the stacked engine": (inside.noise_without_bound, stacked),
+    "noise without C in the stacked engine": (inside.noise_without_bound, stacked_with_a_wide_bound),
     "one noise vector for all clients": (inside.one_noise_for_all, stacked),
     "half the noise": (inside.half_the_noise, private),
     "coarse noise": (inside.noise_of_whole_numbers, private),
@@ -121,7 +132,7 @@ INSIDE: dict[str, tuple[Callable[[], list], Like]] = {
     "failures dropped": (inside.failures_are_dropped, linked("clip", "gaussian-noise", at="client")),
     "a divisor of who came": (inside.weight_of_who_came, linked("clip", "gaussian-noise", at="server")),
     "an upload with its client's size": (inside.bare_rows_in_the_upload, one_by_one),
-    "no noise on empty batches": (inside.quiet_when_empty, several_steps),
+    "no noise on empty batches": (inside.quiet_when_empty, two_rows),
     "caveats that tell sizes": (inside.caveats_about_sizes, private),
     "fixed keys that nobody is told of": (inside.fixed_keys_unsaid, private),
     "a refusal that depends on data": (inside.refused_by_the_data, private),
