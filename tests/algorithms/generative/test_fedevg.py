@@ -317,9 +317,9 @@ def test_check_12_the_images_come_to_look_like_the_classes_and_teach_a_classifie
         "training": training,
         "callbacks": [gallery],
         "execution": pf.Execution(engine="loop"),
-        "evaluate_every": 40,
+        "evaluate_every": 25,
     }
-    run = pf.simulate(task, algorithm, rounds=40, **arguments)
+    run = pf.simulate(task, algorithm, rounds=25, **arguments)
     assert run.summary["test_accuracy"] > 0.9
     for label in (0, 1):
         found = gallery.last.images[gallery.last.labels == label].mean(0).flatten()

@@ -110,7 +110,7 @@ def test_sixteen_rounds_show_the_image_at_a_noise_at_which_one_shows_the_class_m
 @pytest.mark.parametrize("noise", [0.03, 0.3, 3.0])
 def test_pooled_rounds_are_never_below_the_best_null(noise):
     own, nulls = [], {"class": [], "mean": []}
-    for row in range(20):
+    for row in range(12):
         found, label = KNOWN.image(messages(row, [noise] * 4), SHAPE, noise)
         own.append(psnr(found, row))
         nulls["class"].append(psnr(PRIOR.means[label].float(), row))
