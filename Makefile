@@ -4,7 +4,7 @@
 # pip's own, such as PIP_INDEX_URL or PIP_EXTRA_INDEX_URL (for instance a CPU-only build of torch), pass through.
 
 PYTHON ?=
-WORKERS ?= 4
+WORKERS ?= 3
 OUT ?= demo
 MATRIX ?=
 BIN := .venv/bin

@@ -12,8 +12,8 @@ def without_time(lines):
 
 
 def test_a_campaign_goes_on_where_it_was_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(campaign_module, "BLOCK", 10)
-    campaign, log = Campaign(15, seed=1, engine="loop"), tmp_path / "lines.jsonl"
+    monkeypatch.setattr(campaign_module, "BLOCK", 6)
+    campaign, log = Campaign(9, seed=1, engine="loop"), tmp_path / "lines.jsonl"
     whole = without_time(campaign.run())
     begun = campaign.run(log)
     next(begun)

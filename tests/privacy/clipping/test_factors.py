@@ -50,7 +50,7 @@ def linear_rows(generator, rows, steps, wide, cancelling):
 
 
 @pytest.mark.parametrize("cancelling", [1.0, 1e-3, 1e-6, 0.0])
-@pytest.mark.parametrize("steps", [1, 2, 7, 50, 200])
+@pytest.mark.parametrize("steps", [1, 7, 200])
 @pytest.mark.parametrize("wide", [4, 64])
 def test_a_linear_layer_adds_no_more_than_the_bound_for_a_row(steps, wide, cancelling):
     generator = torch.Generator().manual_seed(steps)

@@ -46,7 +46,7 @@ def released(samples, dpsgd, draws=2000):
     return torch.stack([handle.gradient(cross_entropy, network.flat, batch).clone() for batch in handle.batches()])
 
 
-@pytest.mark.parametrize(("one", "other"), [(64, 65), (3, 4), (7, 8)])
+@pytest.mark.parametrize(("one", "other"), [(64, 65), (3, 4)])
 def test_the_noise_of_a_released_gradient_does_not_tell_the_clients_size(one, other):
     dpsgd = pf.DPSGD(noise_multiplier=4.0, max_grad_norm=0.5, sample_rate=1.0)
     for samples in (one, other):
