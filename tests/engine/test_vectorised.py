@@ -216,7 +216,7 @@ LEAST = {"mobilenet": (3, 33, 33), "leaf-cnn": (3, 50, 50), "m5": (1, 1772)}
 DEEP = {"resnet8", "resnet9", "resnet10", "fedevg-resnet10", "resnet10-energy", "resnet32", "resnet20", "vgg9", *LEAST}
 NARROW: dict[str, dict[str, object]] = {name: {"width": 4} for name in DEEP if "res" in name or "vgg" in name}
 LARGE = {"efficientnet-b0", "distilbert", "next-token-lstm", "leaf-cnn", "resnet32"}
-"""Many layers, large inputs, or a task of its own; tests of these take a round of DP-SGD. The last is resnet20, longer."""
+"""Many layers, large inputs or a task of its own; a round of DP-SGD is tried elsewhere, and resnet20 is shorter."""
 
 
 @pytest.mark.slow
