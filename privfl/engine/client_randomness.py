@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor, maybe_current_level
 from torch.overrides import TorchFunctionMode
 
-from privfl.engine.dropout import StreamDropout, give_dropout_streams
+from privfl.engine.dropout import StreamDropout, give_dropout_streams, outside_of_graphs
 from privfl.engine.row_numbers import numbers_of, uniform
 from privfl.federation.task import Task
 from privfl.privacy.clipping.known import known_function, known_ranks
@@ -54,8 +54,12 @@ class ClientRandomness(TorchFunctionMode):
     which one is made for each client and device.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, network: nn.Module | None = None) -> None:
+        """``network`` is what draws: where ``torch.compile`` makes graphs of it, masks are made outside of them."""
         super().__init__()
+        apart = None if network is None else outside_of_graphs(network)
+        if apart is not None:
+            self.dropped = apart(self.dropped)  # type: ignore[method-assign]
         self.layer = StreamDropout(0.0, None)
         """Draws the masks; whoever sets the streams of drop-out layers sets this one's too."""
         self.asked = False
@@ -321,7 +325,7 @@ def randomness_of(network: nn.Module, task: Task) -> tuple[bool, list[str]]:
     inputs, targets = task.probe(3)
     if inputs.dim() in known_ranks(network) and known_function(task.loss):
         return False, []
-    own, notes = ClientRandomness(), []
+    own, notes = ClientRandomness(network), []
     own.layer.generator = NoiseStream(bytes(32))
     given = {"present": torch.ones(3, dtype=torch.bool, device=inputs.device)} if is_coupled(task.loss) else {}
     for layer in give_dropout_streams(network.to(inputs.device)):  # which draw by themselves

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from privfl.algorithms.base import Algorithm, Tensors, overrides
 from privfl.engine.client_randomness import ClientRandomness
-from privfl.engine.dropout import StreamDropout, give_dropout_streams, outside_of_graphs
+from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.engine.measures import NOTHING, Measured
 from privfl.engine.sequences import Sequence
 from privfl.errors import ConfigError, unknown
@@ -74,12 +74,9 @@ class Workspace:
         ``way`` forms per-sample gradients, or plain sums; ``innermost`` lays the channels of images out innermost;
         ``draws`` says that random functions may be called.
         """
-        dropout, randomness = give_dropout_streams(module), ClientRandomness() if draws else None
+        dropout, randomness = give_dropout_streams(module), ClientRandomness(module) if draws else None
         if randomness is not None:
             dropout.append(randomness.layer)
-            apart = outside_of_graphs(module)
-            if apart is not None:
-                randomness.dropped = apart(randomness.dropped)  # type: ignore[method-assign]
         if innermost:
             lay_channels_innermost(module)
         own = FlatNetwork(module, device)

@@ -163,7 +163,7 @@ def _way(wanted: PerSample, network: FlatNetwork, task: Task) -> GradSampleMode:
     """How per-sample gradients of ``network`` are formed if ``wanted`` is asked for; refused if that cannot be."""
     refuse_coupled(task.loss)
     probe = task.probe(4)
-    with ClientRandomness() as randomness:  # drop-out that is no layer is as engines have it
+    with ClientRandomness(network.module) as randomness:  # drop-out that is no layer is as engines have it
         randomness.layer.generator = NoiseStream(bytes(32))
         fastest = check_per_sample(network, task.loss, *probe)
     if wanted == "auto":
