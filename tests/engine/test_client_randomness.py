@@ -147,6 +147,21 @@ def test_a_compiled_model_with_drop_out_trains_as_the_model_itself(monkeypatch, 
         assert torch.allclose(compiled.parameters, expected.parameters, rtol=0, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*")
+def test_masks_of_a_compiled_model_are_made_outside_of_its_graphs_wherever_it_is_tried(monkeypatch):
+    """Whether a graph that holds them fails depends on what the process compiled before."""
+    made, begin = [], ClientRandomness.__init__
+
+    def noted(self, *given):
+        begin(self, *given)
+        made.append(self)
+
+    monkeypatch.setattr(ClientRandomness, "__init__", noted)
+    trained(task(lambda: torch.compile(Unknown(), backend="eager")), DPSGD)
+    assert len(made) > 1
+    assert all("dropped" in vars(one) for one in made)
+
+
 @pytest.mark.parametrize("model", [Functions, Unknown, Noisy])
 @pytest.mark.parametrize("algorithm", [pf.FedAvg(weighting="uniform"), Drawing()], ids=lambda one: one.name)
 def test_the_seed_repeats_a_run_whatever_others_draw_and_for_any_number_of_workers(model, algorithm):
