@@ -220,11 +220,18 @@ def test_what_came_out_the_same_up_to_the_end_does_so_in_few_numbers(name, dtype
 
 
 def test_what_has_two_ways_is_found_to_differ(monkeypatch):
-    if not depends_on_the_place(nn.Sigmoid()):
-        pytest.skip("this processor rounds numbers alike wherever they stand")
+    """Which functions have two ways depends on the processor and on PyTorch: 2.15 has one for ``sinh``, 2.13 two."""
+    numbers = torch.rand(2000, generator=torch.Generator().manual_seed(8)).mul_(3).add_(0.1)
+    found = 0
     for name in ("sigmoid", "exp2", "sinh"):
-        monkeypatch.setitem(placement._ALIKE, name, lambda one, _, name=name: getattr(torch, name)(one))
+        function = getattr(torch, name)
+        if torch.equal(torch.cat([function(one) for one in numbers.split(1)]), function(numbers)):
+            continue
+        found += 1
+        monkeypatch.setitem(placement._ALIKE, name, lambda one, _, function=function: function(one))
         assert not placement.alike_up_to_the_end(name, torch.float32)
+    if not found:
+        pytest.skip("this processor rounds numbers alike wherever they stand")
 
 
 def test_the_innermost_loop_is_as_long_as_what_lies_together_in_all_tensors():
