@@ -112,13 +112,15 @@ def surrogate(loss: Tensor, base: float, margin: float, tail: Tail) -> Tensor:
         margin: ε in (0, M].
         tail: what follows the logarithm.
     """
-    near = -torch.log1p(-loss.clamp(max=base - margin) / base)  # cut off, so that autograd meets no infinity
+    inside = loss <= base - margin
+    # Cut off, so that autograd meets no infinity; not by clamp, whose slope at its end depends on PyTorch's version.
+    near = -torch.log1p(-torch.where(inside, loss, 0) / base)
     far = {
         "linear": loss / base,
         "huber": loss / margin,
         "continuous": math.log(base / margin) + (loss - base + margin) / margin,
     }[tail]
-    return torch.where(loss <= base - margin, near, far)
+    return torch.where(inside, near, far)
 
 
 def slope(loss: Tensor, base: float, margin: float, tail: Tail) -> Tensor:
