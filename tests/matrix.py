@@ -38,10 +38,15 @@ SELECTION = (
     "tests/commands/test_cli.py::test_the_accounts_agree_with_published_and_cross_computed_values",
     "tests/data/test_download.py",
     "tests/data/test_questions.py",
+    "tests/engine/test_client_randomness.py",
+    "tests/engine/test_own_forward.py",
+    "tests/engine/test_placed_clients.py",
+    "tests/engine/test_private_sequences.py",
+    "tests/engine/test_stacked_sequences.py",
     "tests/metrics/test_ranking.py",
     "tests/models",
     "tests/privacy/accounting/test_accountant.py",
-    "tests/privacy/clipping/test_opacus_hooks.py",
+    "tests/privacy/clipping",
     "tests/privacy/secagg/test_primitives.py",
     "tests/simulation/test_simulation.py::"
     "test_progress_marks_what_is_an_upper_bound_and_ends_with_the_statements_epsilon",
@@ -51,7 +56,7 @@ SELECTION = (
     "tests/test_plain_text.py",
     "tests/test_schema.py",
 )
-"""Tests that between them use every dependency, every command and Opacus' private corners, in a few minutes."""
+"""Tests that between them use every dependency, every command and the private corners of Opacus and PyTorch."""
 
 BUILT = ("privfl", "attacks", "audits", "pyproject.toml", "README.md", "LICENSE")
 TESTED = ("tests", "examples", "pyproject.toml")
