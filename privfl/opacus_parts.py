@@ -1,4 +1,4 @@
-"""What privfl takes from Opacus: imported late, and without its side effect.
+"""What privfl takes from Opacus: imported late, for the host, and without its side effect.
 
 Opacus takes a second and more to import, so it waits until a part of it is asked for: ``from privfl.opacus_parts import
 DPLSTM`` stands inside the function that needs it. And Opacus 1.6 configures logging when it is imported: it puts a
@@ -67,7 +67,10 @@ def __getattr__(name: str) -> Any:
     """The part of Opacus of this ``name``; the first one imports it."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with _root_logger_untouched():
+    import torch  # not before somebody needs it: accounting does without
+
+    # Under the device "meta" PyTorch 2.6 cannot load the compiler that Opacus asks for, and is left with half of it.
+    with _root_logger_untouched(), torch.device("cpu"):
         part = getattr(import_module(f"opacus.{_HOMES[name]}"), name)
     globals()[name] = part
     return part

@@ -198,9 +198,9 @@ def copy(source: Path, target: Path) -> None:
 
 
 def counted(said: str, outcome: str) -> int:
-    """The number before ``outcome`` in pytest's last line."""
-    lines = said.strip().splitlines() or [""]
-    found = re.search(rf"(\d+) {outcome}", next((line for line in reversed(lines) if " in " in line), ""))
+    """The number before ``outcome`` in pytest's last line; libraries may have their say after it."""
+    lines = [line for line in said.splitlines() if re.search(r" in [\d.]+s\b", line)]
+    found = re.search(rf"(\d+) {outcome}", lines[-1] if lines else "")
     return int(found[1]) if found else 0
 
 

@@ -89,7 +89,7 @@ TESTED_ELSEWHERE = {
     "privfl/algorithms": "base fedavg fedprox references",
     "privfl/algorithms/fair": "aaggff_sums loss_survey",
     "privfl/algorithms/label_skew": "bsm_fedavg",
-    "privfl": "cli devices errors opacus_parts randomness",
+    "privfl": "cli devices errors randomness",
     "privfl/commands": "account data demo_sentences deploy examine listing printing progress",
     "privfl/data": "berka berka_tables checksums entries entry files further_entries heart holdout tabular wfdb",
     "privfl/data/partitions": "base given pathological report simple skewed",

@@ -1,0 +1,24 @@
+"""Opacus is imported late, and as if nobody had asked for another device or set up logging."""
+
+import logging
+
+import torch
+
+from privfl import opacus_parts
+
+
+def test_opacus_is_imported_for_the_host_whatever_device_is_asked_for(monkeypatch):
+    seen = []
+    imported = opacus_parts.import_module
+
+    def watched(name):
+        seen.append((name, torch.empty(0).device.type, list(logging.root.handlers) != []))
+        return imported(name)
+
+    monkeypatch.setattr(opacus_parts, "import_module", watched)
+    monkeypatch.delitem(vars(opacus_parts), "DPLSTM", raising=False)
+    with torch.device("meta"):
+        part = opacus_parts.DPLSTM
+        assert torch.empty(0).device.type == "meta"
+    assert seen == [("opacus.layers.dp_rnn", "cpu", True)]
+    assert part.__name__ == "DPLSTM"
