@@ -129,8 +129,8 @@ def legend(axes: Axes, title: str = "") -> None:
     if not names:
         return
     columns = max(1, min(4, len(names), int(56 / (max(map(len, names)) + 7))))
-    chart = axes.get_figure(root=True)
-    assert chart is not None
+    chart = axes.get_figure()  # "root" came with Matplotlib 3.10
+    assert isinstance(chart, Figure)
     wrapped = textwrap.fill(title, TITLE_WIDTH)
     chart.set_figheight(chart.get_figheight() + 0.2 * (math.ceil(len(names) / columns) + wrapped.count("\n")))
     axes.legend(

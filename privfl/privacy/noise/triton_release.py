@@ -13,7 +13,6 @@ itself have to be ``constexpr``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor
@@ -30,11 +29,14 @@ from privfl.privacy.noise.box_muller import (
 )
 from privfl.privacy.noise.chacha import CONSTANTS, LANES, WORDS
 
-THERE = find_spec("triton") is not None
-"""Whether Triton is installed; where it is not, this module only says what the kernel is."""
-if THERE:
+try:
     import triton
     import triton.language as tl
+except ImportError:  # Triton 3.2, which PyTorch 2.6 brings, is there and asks for setuptools
+    THERE = False
+else:
+    THERE = True
+"""Whether Triton can be imported; where it cannot, this module only says what the kernel is."""
 
 ROUNDED = {"enable_fp_fusion": False}
 """What the compiler is told: every product and every sum is rounded by itself."""
