@@ -34,6 +34,11 @@ SAME = 1e-4
 """By how much of a value, or of its deviation over the examples, two examples differ that are the same."""
 ROUNDED = 1e-6
 """By how much of its largest value an example in float32 may be off at another one, such as 0."""
+NEAR = 1e-3
+"""By how much of an example's own length the row that is the same may miss it: deviations may be those of outliers."""
+FAINT, ENOUGH = 20, 4
+"""Known at another factor and offset is an example by at least :data:`ENOUGH` values whose deviation over the examples
+is :data:`FAINT` times what rounding leaves open: not beside a date in seconds."""
 _AT_ONCE = 1 << 24
 
 Array = Tensor | NDArray[Any]
@@ -139,14 +144,26 @@ def _alike(examples: Tensor, rows: Tensor) -> Tensor:
     """Which of ``examples`` [E, width] are among ``rows`` [R, width].
 
     With many values the row of the nearest direction is brought to the example's factor and offset, and must then come
-    near in every value: where one is large in all examples (an income beside shares), all directions are near.
+    near in every value: where one is large in all examples (an income beside shares), all directions are near. By the
+    example's own length too: beside examples a million times as large, every row is near to a small one.
     """
+    equal = torch.isin(_hashes(examples), _hashes(rows))
     if examples.shape[1] < WIDE:
-        return (examples.float()[:, None] == rows.float()).all(2).any(1)
+        return equal
     first, second = (one - one.mean(1, keepdim=True) for one in (examples, rows))
     cosines: Tensor = first @ second.mT / (first.norm(dim=1, keepdim=True) * second.norm(dim=1))
     nearest = second[cosines.nan_to_num(-1).argmax(1)]
     factor = (first * nearest).sum(1, keepdim=True) / nearest.square().sum(1, keepdim=True)
+    missed, deviation = first - factor * nearest, examples.std(0, correction=0)
     least = ROUNDED * examples.abs().amax(1, keepdim=True)
-    near = (first - factor * nearest).abs() <= SAME * (examples.std(0, correction=0) + examples.abs()) + least
-    return near.all(1) & (factor > 0)[:, 0]
+    near = (missed.abs() <= SAME * (deviation + examples.abs()) + least).all(1)
+    near &= missed.norm(dim=1) <= NEAR * first.norm(dim=1) + least[:, 0] * math.sqrt(examples.shape[1])
+    telling = (FAINT * least <= deviation).sum(1) >= ENOUGH
+    return equal | (telling & near & (factor > 0)[:, 0])
+
+
+def _hashes(rows: Tensor) -> Tensor:
+    """Numbers [R] that are the same where ``rows`` [R, width] are in float32, and else most likely not."""
+    bits = (rows.float() + 0.0).contiguous().view(torch.int32).long()  # zeros have one sign
+    odd = np.random.default_rng(0).integers(-(1 << 62), 1 << 62, rows.shape[1]) * 2 + 1
+    return (bits * torch.from_numpy(odd)).sum(1)

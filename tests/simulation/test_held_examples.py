@@ -2,7 +2,7 @@
 
 import copy
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -274,6 +274,32 @@ def test_where_one_value_is_large_in_all_examples_others_decide():
     ran(WithTable("uniform", table=with_income(OTHERS["other rows"])), **settings)
     with pytest.raises(ConfigError, match=HELD):
         ran(WithTable("uniform", table=with_income(X)), **settings)
+
+
+SETTINGS = len(fields(pf.LocalTraining))
+"""As many numbers as examples have values: what settings are, examples must not be taken for."""
+UNEVEN = {
+    "outliers": lambda rows: rows * np.where(np.arange(len(rows)) % 2, -1e6, 1)[:, None],
+    "far from 0": lambda rows: rows + 1e6,
+    "dates in seconds": lambda rows: (
+        rows * np.array([1e7] + [1.0] * (SETTINGS - 1)) + np.array([1.7e9] + [0.0] * (SETTINGS - 1))
+    ),
+    "far from 0 in some values": lambda rows: rows + np.array([1e4] * 3 + [0.0] * (SETTINGS - 3)),
+}
+
+
+@pytest.mark.parametrize("tested", [2, 40])
+@pytest.mark.parametrize("how", UNEVEN)
+def test_where_examples_are_large_settings_are_none_and_examples_still_are(how, tested):
+    """Beside one a million times as large every row is near to a small example, and where rounding is, to each: so
+    settings were taken for examples, and examples for held-out ones, which are public."""
+    draws = np.random.default_rng(4)
+    inputs, held_out = (UNEVEN[how](draws.normal(size=(rows, SETTINGS))).astype(np.float32) for rows in (ROWS, tested))
+    own = {"inputs": inputs, "test": (held_out, np.arange(tested) % 2)}
+    ran(**own)
+    ran(WithTable("uniform", table=UNEVEN[how](draws.normal(size=(ROWS, SETTINGS)))), **own)
+    with pytest.raises(ConfigError, match=HELD):
+        ran(WithTable("uniform", table=inputs), **own)
 
 
 @pytest.mark.parametrize("inputs", [np.ones((40, WIDTH)), np.concatenate([TEST[0]] * 2)], ids=["blank", "all held out"])
