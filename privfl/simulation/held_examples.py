@@ -37,8 +37,8 @@ ROUNDED = 1e-6
 NEAR = 1e-3
 """By how much of an example's own length the row that is the same may miss it: deviations may be those of outliers."""
 FAINT, ENOUGH = 20, 4
-"""Known at another factor and offset is an example by at least :data:`ENOUGH` values whose deviation over the examples
-is :data:`FAINT` times what rounding leaves open: not beside a date in seconds."""
+"""Known at another factor and offset is an example by at least :data:`ENOUGH` values whose usual deviation over the
+examples is :data:`FAINT` times what rounding leaves open: not beside a date in seconds."""
 _AT_ONCE = 1 << 24
 
 Array = Tensor | NDArray[Any]
@@ -158,7 +158,9 @@ def _alike(examples: Tensor, rows: Tensor) -> Tensor:
     least = ROUNDED * examples.abs().amax(1, keepdim=True)
     near = (missed.abs() <= SAME * (deviation + examples.abs()) + least).all(1)
     near &= missed.norm(dim=1) <= NEAR * first.norm(dim=1) + least[:, 0] * math.sqrt(examples.shape[1])
-    telling = (FAINT * least <= deviation).sum(1) >= ENOUGH
+    usual = (examples - examples.median(0).values).abs().quantile(0.9, 0, interpolation="lower")  # not that of outliers
+    usual = torch.where(usual > 0, usual, torch.minimum(deviation, first.abs()))
+    telling = (FAINT * least <= usual).sum(1) >= ENOUGH
     return equal | (telling & near & (factor > 0)[:, 0])
 
 

@@ -281,6 +281,7 @@ SETTINGS = len(fields(pf.LocalTraining))
 UNEVEN = {
     "outliers": lambda rows: rows * np.where(np.arange(len(rows)) % 2, -1e6, 1)[:, None],
     "far from 0": lambda rows: rows + 1e6,
+    "far from 0, one far from all": lambda rows: rows * np.where(np.arange(len(rows)), 1, 1e7)[:, None] + 1e6,
     "dates in seconds": lambda rows: (
         rows * np.array([1e7] + [1.0] * (SETTINGS - 1)) + np.array([1.7e9] + [0.0] * (SETTINGS - 1))
     ),
