@@ -161,7 +161,7 @@ def test_settings_that_are_no_plain_data_are_written_as_far_as_toml_can_hold_the
     experiment = replace(Experiment.from_dict({}), algorithm=Odd(steps=(3,), table={"a": 1.0}))
     section = experiment.to_dict()["algorithm"]
     assert section["prior"] == [0.5, 0.5]
-    assert section["schedule"].endswith(":sqrt") or "ufunc" in str(section["schedule"])
+    assert any(name in str(section["schedule"]) for name in (":sqrt", "ufunc"))  # NumPy 2.0 gives it no name
     assert (section["steps"], section["table"]) == ([3], {"a": 1.0})
     with pytest.raises(ConfigError, match=r"algorithm\.prior is .*; give an instance of Tensor"):
         Experiment.from_dict({"algorithm": section})
