@@ -158,7 +158,8 @@ def _alike(examples: Tensor, rows: Tensor) -> Tensor:
     least = ROUNDED * examples.abs().amax(1, keepdim=True)
     near = (missed.abs() <= SAME * (deviation + examples.abs()) + least).all(1)
     near &= missed.norm(dim=1) <= NEAR * first.norm(dim=1) + least[:, 0] * math.sqrt(examples.shape[1])
-    usual = (examples - examples.median(0).values).abs().quantile(0.9, 0, interpolation="lower")  # not that of outliers
+    apart = (examples - examples.median(0).values).abs()
+    usual = apart.kthvalue(1 + int(0.9 * (len(apart) - 1)), 0).values  # not that of outliers
     usual = torch.where(usual > 0, usual, torch.minimum(deviation, first.abs()))
     telling = (FAINT * least <= usual).sum(1) >= ENOUGH
     return equal | (telling & near & (factor > 0)[:, 0])
