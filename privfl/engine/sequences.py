@@ -43,7 +43,14 @@ from privfl.models.layouts import InnermostPool, relays
 from privfl.models.residual import BasicBlock, GlobalAverage
 from privfl.privacy.clipping.known import known_ranks
 from privfl.privacy.clipping.rule import Calls, Formed
-from privfl.privacy.loss import Loss, asks_for_logits, gradient_at_logits
+from privfl.privacy.loss import (
+    BodyAndHead,
+    Loss,
+    asks_for_features,
+    asks_for_logits,
+    gradient_at_logits,
+    gradients_at_features,
+)
 from privfl.products import WIDE
 
 WITH_PARAMETERS = (Linear, Convolution, Normalised, PooledConvolution)
@@ -64,6 +71,7 @@ class Sequence:
             else {}
             for step in steps
         ]
+        self._head = _head(own.module, steps)
         parts = set(own.module.modules())
         self.functional_dropout = [
             step.layer for step in steps if isinstance(step, Dropped) and step.layer not in parts
@@ -77,8 +85,12 @@ class Sequence:
         return self.steps
 
     def serves(self, loss: Loss) -> bool:
-        """Whether the gradient of ``loss`` is what this computes."""
+        """Whether the gradient of ``loss`` is what this computes, plain or clipped."""
         return asks_for_logits(loss)
+
+    def writes(self, loss: Loss) -> bool:
+        """Whether :meth:`write_gradient` takes ``loss``."""
+        return self.serves(loss) or (self._head is not None and asks_for_features(loss))
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """The logits [B, classes] for ``inputs`` [B, ...], in the mode that the network is in."""
@@ -86,16 +98,22 @@ class Sequence:
             inputs, _ = step.forward(inputs)
         return inputs
 
+    def taken_apart(self) -> BodyAndHead:
+        """The network's features, in the mode that it is in, and its head, if this writes losses of features."""
+        assert self._head is not None
+        return BodyAndHead(lambda inputs: self._forward(inputs, self._in_mode()[:-1])[0], self._head)
+
     def write_gradient(self, loss: Loss, inputs: Tensor, targets: Tensor, divisor: float) -> None:
         """Write the gradient of the sum of ``loss`` over ``divisor`` into the network's gradient buffer.
 
         Args:
-            loss: one that this serves.
+            loss: one that this writes; what a loss of features does behind them is autograd's.
             inputs: [B, ...], B ≥ 1.
             targets: [B, ...], of the task's kind.
             divisor: > 0.
         """
-        for place, back, kept in self._backward(loss, inputs, targets, divisor):
+        way = self._backward if self.serves(loss) else self._from_features
+        for place, back, kept in way(loss, inputs, targets, divisor):
             step = self.steps[place]
             assert isinstance(step, WITH_PARAMETERS)
             step.write(back, kept, self._places[place])
@@ -129,11 +147,7 @@ class Sequence:
         self, loss: Loss, inputs: Tensor, targets: Tensor, divisor: float
     ) -> Iterator[tuple[int, Tensor, Any]]:
         """Every layer from the last, with the gradient at its output; the one at its input is already taken."""
-        kept: list[Any] = []
-        values = inputs
-        for step in self._in_mode():
-            values, needed = step.forward(values)
-            kept.append(needed)
+        values, kept = self._forward(inputs, self._in_mode())
         if loss is cross_entropy:
             back = torch.softmax(values.float(), 1)
             back.scatter_add_(1, targets.view(-1, 1), back.new_full((len(back), 1), -1.0))
@@ -141,7 +155,31 @@ class Sequence:
             back = gradient_at_logits(loss, values.float(), inputs, targets)
         if divisor != 1:
             back.div_(divisor)
-        for place in range(len(self.steps) - 1, self.first - 1, -1):
+        yield from self._back(back, kept)
+
+    def _from_features(
+        self, loss: Loss, inputs: Tensor, targets: Tensor, divisor: float
+    ) -> Iterator[tuple[int, Tensor, Any]]:
+        """The same of a loss of features for the layers of the body; the head's gradient is written here."""
+        assert self._head is not None
+        features, kept = self._forward(inputs, self._in_mode()[:-1])
+        found = gradients_at_features(loss, features.float(), self._head, inputs, targets)
+        for (name, _), gradient in zip(self._head.named_parameters(), found[1:], strict=True):
+            torch.div(gradient, divisor, out=self._places[-1][name])
+        yield from self._back(found[0] / divisor, kept)
+
+    @staticmethod
+    def _forward(values: Tensor, steps: list[Step]) -> tuple[Tensor, list[Any]]:
+        """What ``steps`` make of ``values``, and what each of them leaves for the way back."""
+        kept: list[Any] = []
+        for step in steps:
+            values, needed = step.forward(values)
+            kept.append(needed)
+        return values, kept
+
+    def _back(self, back: Tensor, kept: list[Any]) -> Iterator[tuple[int, Tensor, Any]]:
+        """From ``back``, the gradient at the output of the last step that left something, see :meth:`_backward`."""
+        for place in range(len(kept) - 1, self.first - 1, -1):
             step, arrived = self.steps[place], back
             if place > self.first:
                 back = step.backward(arrived, kept[place])
@@ -188,6 +226,14 @@ def _ends_in_classes(steps: list[Step]) -> bool:
     """Whether ``steps`` end in a dense layer, or in the logarithms of probabilities behind one and nowhere else."""
     before = steps[:-1] if steps[-1] is LOG_PROBABILITIES else steps
     return bool(before) and isinstance(before[-1], Linear) and LOG_PROBABILITIES not in before
+
+
+def _head(module: nn.Module, steps: list[Step]) -> nn.Linear | None:
+    """The head of ``module``, if it is the last of ``steps``, so that those before it compute the features."""
+    last = steps[-1]
+    if type(module) is not Network or not isinstance(last, Linear) or last.layer is not module.head:
+        return None
+    return last.layer
 
 
 def _parts(module: nn.Module) -> list[Any] | None:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import privfl as pf
+from privfl.algorithms.fair.discriminator import personal_terms
 from privfl.algorithms.label_skew.balanced_softmax import balanced_loss
 from privfl.algorithms.label_skew.calibrated_logits import calibrated_loss
 from privfl.engine import loop, sequence_checks
@@ -151,6 +152,68 @@ def test_other_losses_of_logits_have_their_gradients_without_autograd_too(name):
     assert not differs_from_autograd(found, loss, space.dropout, IMAGES, targets)
 
 
+def convolved():
+    body = [nn.Conv2d(3, 16, 3), nn.LeakyReLU(0.1), nn.MaxPool2d(2), nn.Dropout(0.2), nn.Flatten(), nn.Linear(144, 9)]
+    return Network(nn.Sequential(*body, nn.LeakyReLU(0.1)), nn.Linear(9, 4))
+
+
+def augmented(width=9):
+    prototypes = torch.randn(4, width, generator=torch.Generator().manual_seed(1))
+    given = {"log_prior": torch.tensor([0.1, 0.2, 0.3, 0.4]).log(), "known": torch.tensor([True, True, False, True])}
+    part = pf.ReBaFL().bind(task_of(convolved).context(1, 0))
+    return partial(part.loss, prototypes=prototypes, weight=torch.tensor(0.3), **given)
+
+
+def judged(width=9):
+    discriminator = torch.randn(5 * width + 11, generator=torch.Generator().manual_seed(2))
+    return partial(personal_terms, cross_entropy, discriminator=discriminator, hidden=5, kind="bce", beta=0.6)
+
+
+FEATURE_LOSSES = {"augmented": augmented, "judged by another network": judged}
+
+
+@pytest.mark.parametrize("name", FEATURE_LOSSES)
+@pytest.mark.parametrize("network", [NETWORKS["body and head"], convolved], ids=["dense", "convolved"])
+@pytest.mark.parametrize("rows", [1, 12])
+def test_losses_of_features_have_the_body_s_gradient_without_autograd(name, network, rows):
+    torch.manual_seed(3)
+    space, loss = workspace(network()), FEATURE_LOSSES[name]()
+    own, found = space.own, sequence_of(space.own, cross_entropy, IMAGES)
+    inputs, targets = IMAGES[:rows], LABELS[:rows]
+    if name == "augmented":
+        loss = partial(loss, present=torch.ones(rows, dtype=torch.bool))
+    assert found.writes(loss)
+    assert not found.serves(loss)  # nobody clips what is not of logits by it
+    space.start(NoiseStream(bytes([5] * 32)))
+    with torch.enable_grad():
+        wanted = torch.cat([one.flatten() for one in own.gradient_of(loss(own.module, inputs, targets).sum() / 3)])
+    space.start(NoiseStream(bytes([5] * 32)))
+    with torch.no_grad():
+        found.write_gradient(loss, inputs, targets, 3.0)
+    torch.testing.assert_close(own.gradient, wanted, rtol=1e-4, atol=1e-6)
+    own.module.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            found.taken_apart().features(inputs), own.module.features(inputs), rtol=1e-4, atol=1e-6
+        )
+
+
+class Wrapped(Network):
+    def features(self, inputs):
+        return 2 * super().features(inputs)
+
+
+def test_features_of_a_network_that_is_not_exactly_body_and_head_keep_autograd():
+    dense = [nn.Flatten(), nn.Linear(243, 9), nn.ReLU()]
+    several = nn.Sequential(nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 4))
+    for network in (Network(nn.Sequential(*dense), several, 9), nn.Sequential(*dense, nn.Linear(9, 4))):
+        found = sequence(network)
+        assert found.writes(cross_entropy)
+        assert not found.writes(judged())
+    assert sequence(Network(nn.Sequential(*dense), nn.Linear(9, 4))).writes(judged())
+    assert sequence(Wrapped(nn.Sequential(*dense), nn.Linear(9, 4))) is None
+
+
 class Doubled(nn.Linear):
     def forward(self, inputs):
         return 2 * super().forward(inputs)
@@ -247,6 +310,15 @@ def task_of(network):
     ids=["plain descent", "another term", "momentum", "restricted", "calibrated", "balanced"],
 )
 def test_a_run_is_that_of_autograd_and_a_difference_is_said(monkeypatch, algorithm, training):
+    runs, told = with_and_without_a_sequence(monkeypatch, pooled, algorithm, **training)
+    torch.testing.assert_close(runs[0].parameters, runs[1].parameters, rtol=1e-3, atol=1e-5)
+    assert (runs[0].parameters != runs[1].parameters).any()  # other sums, other last places
+    assert told[0] == []
+    assert told[-1] == ["steps use autograd, because the layers' own gradients came out different"]
+    assert runs[0].statement.to_json() == runs[1].statement.to_json()
+
+
+def with_and_without_a_sequence(monkeypatch, network, algorithm, **training):
     told, runs = [], []
     for tolerance in (sequence_checks.TOLERANCE, -1.0):
         monkeypatch.setattr(sequence_checks, "TOLERANCE", tolerance)
@@ -256,11 +328,20 @@ def test_a_run_is_that_of_autograd_and_a_difference_is_said(monkeypatch, algorit
             "execution": pf.Execution(engine="loop", device="cpu", workers=2),
             "callbacks": [lambda simulation, line: told.append(list(simulation.engine.notes))],
         }
-        runs.append(pf.simulate(task_of(pooled), copy.copy(algorithm), **given))
+        runs.append(pf.simulate(task_of(network), copy.copy(algorithm), **given))
+    return runs, told
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [pf.ReBaFL(), pf.ReBaFL(per_sample=True), pf.MOON(first="initial"), pf.GRPFed(beta=0.5)],
+    ids=["coupled", "sample by sample", "with frozen features", "with totals of features"],
+)
+def test_a_run_with_a_loss_of_features_is_that_of_autograd(monkeypatch, algorithm):
+    runs, told = with_and_without_a_sequence(monkeypatch, convolved, algorithm)
     torch.testing.assert_close(runs[0].parameters, runs[1].parameters, rtol=1e-3, atol=1e-5)
-    assert (runs[0].parameters != runs[1].parameters).any()  # other sums, other last places
+    assert (runs[0].parameters != runs[1].parameters).any()
     assert told[0] == []
-    assert told[-1] == ["steps use autograd, because the layers' own gradients came out different"]
     assert runs[0].statement.to_json() == runs[1].statement.to_json()
 
 

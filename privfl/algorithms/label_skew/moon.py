@@ -22,7 +22,7 @@ from privfl.privacy.clipping.known import known_ranks
 from privfl.privacy.clipping.placement import wherever_it_stands
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
-from privfl.privacy.loss import Loss
+from privfl.privacy.loss import Loss, of_features
 from privfl.validation import check_number
 
 
@@ -91,6 +91,7 @@ class MOON(FedAvg):
         loss = rewritten(self.contrasted, client.loss)
         descend(local, client.gradient(loss, local["parameters"], batch, given), training)
 
+    @of_features
     def contrasted(
         self,
         loss: Loss,

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from privfl.algorithms.label_skew.balanced_softmax import smoothed_prior
+from privfl.privacy.loss import of_features
 
 Missing = Literal["keep", "drop", "cycle_available"]
 """What becomes of a feature whose target class (or whose own class) has no prototype; see :func:`augment`."""
@@ -23,6 +24,7 @@ Memory = Literal["none", "last"]
 """Whether the server forgets the prototype of a class that no upload of a round covers, or keeps the last one."""
 
 
+@of_features
 def class_features(
     network: nn.Module, inputs: Tensor, targets: Tensor, *, classes: int, feature_norm: float = math.inf
 ) -> Tensor:

@@ -34,7 +34,7 @@ from privfl.errors import ConfigError
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.contract import Batch, Door
-from privfl.privacy.loss import Loss, coupled
+from privfl.privacy.loss import Loss, coupled, of_features
 from privfl.validation import check_count, check_number
 
 Source = Literal["paper", "code", "global_only"]
@@ -225,6 +225,7 @@ class ReBaFL(FedAvg):
     def server_metrics(self, server: Tensors) -> dict[str, float]:
         return {"known_prototypes": float(server["known"].sum())} if self.augments else {}
 
+    @of_features
     @coupled
     def loss(
         self,
@@ -249,6 +250,7 @@ class ReBaFL(FedAvg):
         extra = torch.where(augmented.used, terms, 0) * share
         return balanced_cross_entropy(own, targets, log_prior) + weight * extra
 
+    @of_features
     def separable_loss(
         self,
         network: nn.Module,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from privfl.privacy.door.log import BARE_GRADIENT
 from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.door.precision import Precision, in_precision
 from privfl.privacy.door.step_draws import Draws
-from privfl.privacy.loss import Loss, is_coupled
+from privfl.privacy.loss import BodyAndHead, Loss, asks_for_features, is_coupled
 
 
 class Unaided(Protocol):
@@ -32,6 +32,12 @@ class Unaided(Protocol):
 
     def serves(self, loss: Loss) -> bool:
         """Whether this computes the gradient of ``loss``."""
+
+    def writes(self, loss: Loss) -> bool:
+        """Whether :meth:`write_gradient` takes ``loss``: one that this serves, or another."""
+
+    def taken_apart(self) -> BodyAndHead:
+        """The network's features, and its head, if this takes losses of features."""
 
     def write_gradient(self, loss: Loss, inputs: Tensor, targets: Tensor, divisor: float) -> None:
         """Write the gradient of the sum of ``loss`` over ``divisor`` into the network's gradient buffer."""
@@ -110,8 +116,8 @@ class ClientDoor(DoorKeeper):
     ) -> Tensor:
         network, (divisor,) = self._network, batch.divisors()
         loss_kwargs, leaf = _with_leaf(loss_kwargs, wrt)
-        unaided = self._unaided if self._serves(loss, loss_kwargs, wrt) else None
-        whole, bare = is_coupled(loss), _bound(loss, loss_kwargs)
+        whole, bare = is_coupled(loss), _bound(loss, _with_presence(loss, batch, loss_kwargs))
+        unaided = self._unaided if wrt is None and self._writes(bare) else None
         loss = self._prepared(loss, batch, loss_kwargs)
 
         def mean(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -134,11 +140,9 @@ class ClientDoor(DoorKeeper):
                 return torch.zeros_like(leaf)
             return torch.autograd.grad(mean(batch.inputs, batch.targets), leaf)[0]
 
-    def _serves(self, loss: Loss, loss_kwargs: Given, wrt: str | None) -> bool:
-        """Whether this gradient of ``loss`` is taken without autograd."""
-        if self._unaided is None or wrt is not None or is_coupled(loss) or not self._network.module.training:
-            return False
-        return self._unaided.serves(_bound(loss, loss_kwargs))
+    def _writes(self, loss: Loss) -> bool:
+        """Whether the gradient of ``loss``, with all that it takes by name, is formed without the network."""
+        return self._unaided is not None and self._network.module.training and self._unaided.writes(loss)
 
     def _clipped_sum(
         self, loss: Loss, batch: DrawnBatch, parameters: Tensor, loss_kwargs: Given, max_grad_norm: float
@@ -176,6 +180,10 @@ class ClientDoor(DoorKeeper):
         apart = clip is not None and len(batch.rows) > 0
         apart = apart and not (batch.inputs.dim() in known_ranks(module) and known_function(statistic))
         whole = each_row if apart else _as_it_is
+        unaided = self._unaided if clip is None and self._precision == "float32" else None
+        asked: Any = module
+        if unaided is not None and unaided.writes(statistic) and asks_for_features(statistic):
+            asked = unaided.taken_apart()
 
         def shown(inputs: Tensor, targets: Tensor) -> Tensor:
             return whole(statistic, module, inputs, targets, self._tried(loss_kwargs)).double()
@@ -185,7 +193,7 @@ class ClientDoor(DoorKeeper):
             pieces = self._steady(batch, self._key("total of one", statistic, loss_kwargs), shown)
         with evaluating(module), self._network.at(parameters), torch.no_grad():
             for inputs, targets, mask in pieces:
-                values = whole(statistic, module, inputs, targets, loss_kwargs)
+                values = whole(statistic, asked, inputs, targets, loss_kwargs)
                 values = values if mask is None else values[mask]
                 sums.append((values if clip is None else clip(values)).sum(0))
         return torch.stack(sums).sum(0), values.dtype
@@ -245,12 +253,8 @@ class ClientDoor(DoorKeeper):
 
     def _prepared(self, loss: Loss, batch: DrawnBatch, loss_kwargs: Given) -> Loss:
         """``loss`` with what it takes by name, in the run's precision."""
-        if is_coupled(loss):
-            loss_kwargs = {
-                **loss_kwargs,
-                "present": torch.ones(len(batch.rows), dtype=torch.bool, device=batch.rows.device),
-            }
-        return in_precision(_bound(loss, loss_kwargs), self._precision, self._network.flat.device)
+        bound = _bound(loss, _with_presence(loss, batch, loss_kwargs))
+        return in_precision(bound, self._precision, self._network.flat.device)
 
     def _flat_gradient(self, value: Tensor, out: Tensor | None = None) -> Tensor:
         """Gradient [size] of the scalar ``value`` for the parameters."""
@@ -272,6 +276,13 @@ class ClientDoor(DoorKeeper):
 
 def _as_it_is(function: Loss, network: nn.Module, inputs: Tensor, targets: Tensor, loss_kwargs: Given) -> Tensor:
     return function(network, inputs, targets, **loss_kwargs)
+
+
+def _with_presence(loss: Loss, batch: DrawnBatch, loss_kwargs: Given) -> Given:
+    """``loss_kwargs``, and to a coupled loss that all rows of ``batch`` are present."""
+    if not is_coupled(loss):
+        return loss_kwargs
+    return {**loss_kwargs, "present": torch.ones(len(batch.rows), dtype=torch.bool, device=batch.rows.device)}
 
 
 def _bound(loss: Loss, loss_kwargs: Given) -> Loss:
