@@ -18,14 +18,18 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, pairwise, product
 from pathlib import Path
 from typing import Any
 
 import full
+import numpy as np
+import torch
 
 import privfl as pf
+from privfl.federation.client_index import ClientIndex
+from privfl.randomness import numpy_stream
 
 METHODS: dict[str, Any] = {
     "FedAvg": pf.FedAvg(),
@@ -47,6 +51,10 @@ RIVALS: dict[str, Any] = {
 EVERY = METHODS | RIVALS
 AS_CODED: dict[str, Any] = {"FedDyn clipped": pf.FedDyn(alpha=1e-4, max_gradient_norm=10.0)}
 """Rivals with what only their authors' code does; no row of Table I, so they are run where ``--group`` names them."""
+TUNED = "FedAvg-FT"
+"""The rival of §3.3, whose server tunes the head on images of its own; no row of Table I either."""
+OWN_IMAGES = 30
+"""Images of every class that this server has."""
 TRAINING = pf.LocalTraining(learning_rate=0.01, batch_size=50, epochs=5, momentum=0.5, weight_decay=5e-4)
 TAIL = 10
 """Rounds at the end of a curve over which accuracy is averaged."""
@@ -91,11 +99,30 @@ class Paused(Exception):
     """A curve has come as far as it should for now."""
 
 
+def with_images_of_the_server(task: pf.Task, file: Path, seed: int) -> pf.Task:
+    """``task`` without some training images of every class, which are written to the server's ``file``.
+
+    Classes, drop-outs, initial model and nearly all images of a client are those that the other methods meet; where the
+    dataset is divided after images were set aside, as :mod:`rebafl_tuned_head` does for all its methods, they are not.
+    """
+    labels, stream = task.targets.numpy(), numpy_stream(seed, "set-aside")
+    drawn = [stream.choice(np.flatnonzero(labels == one), OWN_IMAGES, replace=False) for one in range(task.classes)]
+    own = np.sort(np.concatenate(drawn))
+    np.savez_compressed(file, images=task.inputs[torch.from_numpy(own)].numpy(), labels=labels[own])
+    held = (task.clients[client].numpy() for client in range(len(task.clients)))
+    return replace(task, clients=ClientIndex.of([rows[~np.isin(rows, own)] for rows in held]), report=None)
+
+
 def advance(group: Group, method: str, seed: int, until: int, options: argparse.Namespace) -> dict[str, Any]:
     """One run up to round ``until``, from where it stands; its test accuracy after every round so far."""
     folder = options.out / "runs" / f"{group.clients}-{group.probability}-{method.replace(' ', '-')}-{seed}"
     partition = pf.Pathological(group.clients, classes_per_client=2, samples_per_client=options.samples)
     task = pf.load(options.dataset, partition=partition, model=options.model, seed=seed)
+    file = options.out / f"server-{group.clients}-{seed}.npz"
+    if method == TUNED:
+        task, algorithm = with_images_of_the_server(task, file, seed), pf.algorithms.FedAvgFT(images=str(file))
+    else:
+        algorithm = (EVERY | AS_CODED)[method]
 
     def pause(simulation: Any, line: dict[str, Any]) -> None:
         if until <= line["round"] + 1 < group.rounds:
@@ -104,7 +131,7 @@ def advance(group: Group, method: str, seed: int, until: int, options: argparse.
     with suppress(Paused):
         pf.simulate(
             task,
-            (EVERY | AS_CODED)[method],
+            algorithm,
             rounds=group.rounds,
             training=TRAINING,
             availability=pf.Bernoulli(group.probability),
@@ -151,7 +178,9 @@ def by_group(rows: list[dict[str, Any]]) -> Iterator[tuple[tuple[int, float], di
     """(clients, p) → method → curves over the seeds, cut to the rounds that all seeds of the method have."""
     for clients, probability in sorted({key(row)[:2] for row in rows}, key=lambda pair: (pair[0], -pair[1])):
         mine = [row for row in rows if key(row)[:2] == (clients, probability)]
-        found = {name: [row["accuracy"] for row in mine if row["method"] == name] for name in (*EVERY, *AS_CODED)}
+        found = {
+            name: [row["accuracy"] for row in mine if row["method"] == name] for name in (*EVERY, *AS_CODED, TUNED)
+        }
         yield (
             (clients, probability),
             {name: [curve[: min(map(len, curves))] for curve in curves] for name, curves in found.items() if curves},

@@ -80,6 +80,33 @@ def test_a_paused_curve_goes_on_as_if_it_had_not_been(study, tmp_path, monkeypat
     assert halves == [whole[:2], whole]
 
 
+def test_fedavg_ft_tunes_on_images_of_no_client_and_meets_what_the_others_meet(study, tmp_path, monkeypatch):
+    tasks, simulate = [], pf.simulate
+    monkeypatch.setattr(
+        pf, "simulate", lambda task, *given, **named: (tasks.append(task), simulate(task, *given, **named))[1]
+    )
+    monkeypatch.setattr(study, "TRAINING", pf.LocalTraining(learning_rate=0.05, batch_size=50))
+    options = Namespace(out=tmp_path, dataset="digits", model="two-nn", samples=100)
+    group = study.Group(10, 0.5, 4, ("FedAvg", study.TUNED))
+    rows = [study.advance(group, method, 0, until, options) for method, until in (("FedAvg", 4), *TWO_TURNS)]
+    assert rows[2]["accuracy"][:2] == rows[1]["accuracy"]
+    assert rows[2]["answered"] == rows[0]["answered"]
+    assert rows[2]["accuracy"] != rows[0]["accuracy"]
+    whole, tuned = tasks[0], tasks[2]
+    own = np.load(tmp_path / "server-10-0.npz")
+    assert np.bincount(own["labels"]).tolist() == [study.OWN_IMAGES] * 10
+    held = {row.tobytes() for row in own["images"]}
+    for client in range(10):
+        kept = set(tuned.clients[client].tolist())
+        taken = set(whole.clients[client].tolist()) - kept
+        assert kept <= set(whole.clients[client].tolist())
+        assert all(whole.inputs[row].numpy().tobytes() in held for row in taken)
+        assert not any(whole.inputs[row].numpy().tobytes() in held for row in kept)
+
+
+TWO_TURNS = (("FedAvg-FT", 2), ("FedAvg-FT", 4))
+
+
 def test_curves_of_one_method_are_cut_to_the_rounds_that_all_its_seeds_have(study):
     rows = [
         {"clients": 20, "probability": 0.5, "method": name, "seed": seed, "accuracy": [0.1] * rounds}
