@@ -22,25 +22,17 @@ from privfl.federation.task import Task
 from privfl.models import OwnModel
 from privfl.references import called, of_privfl
 from privfl.simulation.every_state import EveryState
+from privfl.simulation.same_rows import WIDE, Columns, alike, alike_by_columns
 
 LOOKED_FOR = 256
 """Training examples that are looked for, drawn by a fixed seed: whoever holds a twentieth of all, picked without it,
 holds fewer than two of them with a probability of 3e-5."""
-WIDE = 8
-"""Values of an example from which on it is known again whatever public factor and offset it was given."""
 FEW, SEVERAL = 2, 8
 """Examples that must be found, of many values and of few: a mask of zeros and ones may happen to equal one."""
-SAME = 1e-4
-"""By how much of a value, or of its deviation over the examples, two examples differ that are the same."""
-ROUNDED = 1e-6
-"""By how much of its largest value an example in float32 may be off at another one, such as 0."""
-NEAR = 1e-3
-"""By how much of an example's own length the row that is the same may miss it: deviations may be those of outliers."""
-FAINT, ENOUGH = 20, 4
-"""Known at another factor and offset is an example by at least :data:`ENOUGH` values whose usual deviation over the
-examples is :data:`FAINT` times what rounding leaves open: not beside a date in seconds."""
-MANY = 2048
-"""Values of an example of which this is asked, spread over all."""
+ALL_BUT = 0.1
+"""Share of the examples looked for that may be missing where a part holds all of them, each column at its own scale."""
+ALIKE = 8
+"""Clients, among those with as many examples as a table has rows, who are asked whether it is theirs."""
 _AT_ONCE = 1 << 24
 
 Array = Tensor | NDArray[Any]
@@ -106,13 +98,45 @@ def _found(task: Task, arrays: Sequence[Array]) -> tuple[int, int]:
     tables = [table for array in arrays for table in _tables(array, width)]
     if not tables or not total:
         return 0, 0
-    drawn = np.random.default_rng(0).choice(total, min(total, LOOKED_FOR), replace=False)
-    places = torch.from_numpy(np.sort(drawn).astype(np.int64))
-    examples = torch.unique(task.inputs[places.to(task.targets.device)].reshape(-1, width).cpu().double(), dim=0)
-    examples = examples[(examples != examples[:, :1]).any(1)]  # of a blank one nobody can say whose it is
-    examples = examples[~_among(examples, list(_tables(task.test_inputs, width)))]  # held-out ones are public
+    held_out = list(_tables(task.test_inputs, width))
+    examples = _looked_for(task, torch.arange(total), held_out)
     found = int(_among(examples, tables).sum())
-    return (found if found >= (FEW if width >= WIDE else SEVERAL) else 0), len(examples)
+    if found >= (FEW if width >= WIDE else SEVERAL):
+        return found, len(examples)
+    return max(_by_columns(task, table, held_out) for table in tables)
+
+
+def _looked_for(task: Task, rows: Tensor, held_out: Sequence[Array]) -> Tensor:
+    """Examples [E, width] that are looked for of these ``rows`` of the task, all different."""
+    drawn = np.random.default_rng(0).choice(len(rows), min(len(rows), LOOKED_FOR), replace=False)
+    places = rows[torch.from_numpy(np.sort(drawn).astype(np.int64))]
+    examples = torch.unique(_values(task, places), dim=0)
+    examples = examples[(examples != examples[:, :1]).any(1)]  # of a blank one nobody can say whose it is
+    left: Tensor = examples[~_among(examples, held_out)]  # held-out ones are public
+    return left
+
+
+def _values(task: Task, rows: Tensor) -> Tensor:
+    """The examples of these ``rows`` as float64 [R, width]."""
+    values: Tensor = task.inputs[rows.to(task.targets.device)].reshape(len(rows), -1).cpu().double()
+    return values
+
+
+def _by_columns(task: Task, table: Array, held_out: Sequence[Array]) -> tuple[int, int]:
+    """The same of a ``table`` that may hold all of the examples, or all of a client's, each column at its own scale."""
+    owners = np.flatnonzero(task.clients.sizes == len(table))[:ALIKE].tolist()
+    groups = [task.clients[client].cpu() for client in owners]
+    if len(table) == len(task.inputs):
+        groups.append(torch.arange(len(table)))
+    other = Columns.of(_pieces(table)) if groups else None
+    for rows in groups:
+        assert other is not None
+        examples = _looked_for(task, rows, held_out)
+        own = Columns.of(_values(task, some) for some in torch.split(rows, _length(examples.shape[1])))
+        found = int(alike_by_columns(examples, own, _pieces(table), other).sum())
+        if found >= max(SEVERAL, (1 - ALL_BUT) * len(examples)):
+            return found, len(examples)
+    return 0, 0
 
 
 def _among(examples: Tensor, tables: Sequence[Array]) -> Tensor:
@@ -120,13 +144,23 @@ def _among(examples: Tensor, tables: Sequence[Array]) -> Tensor:
     seen = torch.zeros(len(examples), dtype=torch.bool)
     if not len(examples):
         return seen
-    length = max(1, _AT_ONCE // max(examples.shape[1], LOOKED_FOR))
     for table in tables:
-        for first in range(0, len(table), length):
-            rows = table[first : first + length]
-            values = rows.cpu().double() if isinstance(rows, Tensor) else torch.from_numpy(np.array(rows, np.float64))
-            seen |= _alike(examples, values)
+        for piece in _pieces(table):
+            seen |= alike(examples, piece)
     return seen
+
+
+def _length(width: int) -> int:
+    """Rows of so many values that are looked at at once."""
+    return max(1, _AT_ONCE // max(width, LOOKED_FOR))
+
+
+def _pieces(table: Array) -> Iterator[Tensor]:
+    """``table`` [R, width] as float64 on the host, some rows at a time."""
+    length = _length(table.shape[1])
+    for first in range(0, len(table), length):
+        rows = table[first : first + length]
+        yield rows.cpu().double() if isinstance(rows, Tensor) else torch.from_numpy(np.array(rows, np.float64))
 
 
 def _tables(array: Array, width: int) -> Iterator[Array]:
@@ -140,37 +174,3 @@ def _tables(array: Array, width: int) -> Iterator[Array]:
         yield array.reshape(-1, width)
     if width > 1 and len(shape) == 2 and shape[0] == width:  # as a table of pandas lies in memory
         yield array.T
-
-
-def _alike(examples: Tensor, rows: Tensor) -> Tensor:
-    """Which of ``examples`` [E, width] are among ``rows`` [R, width].
-
-    With many values the row of the nearest direction is brought to the example's factor and offset, and must then come
-    near in every value: where one is large in all examples (an income beside shares), all directions are near. By the
-    example's own length too: beside examples a million times as large, every row is near to a small one.
-    """
-    equal = torch.isin(_hashes(examples), _hashes(rows))
-    if examples.shape[1] < WIDE:
-        return equal
-    first, second = (one - one.mean(1, keepdim=True) for one in (examples, rows))
-    cosines: Tensor = first @ second.mT / (first.norm(dim=1, keepdim=True) * second.norm(dim=1))
-    nearest = second[cosines.nan_to_num(-1).argmax(1)]
-    factor = (first * nearest).sum(1, keepdim=True) / nearest.square().sum(1, keepdim=True)
-    missed, deviation = first - factor * nearest, examples.std(0, correction=0)
-    least = ROUNDED * examples.abs().amax(1, keepdim=True)
-    near = (missed.abs() <= SAME * (deviation + examples.abs()) + least).all(1)
-    near &= missed.norm(dim=1) <= NEAR * first.norm(dim=1) + least[:, 0] * math.sqrt(examples.shape[1])
-    some = slice(None, None, 1 + examples.shape[1] // MANY)
-    columns = examples[:, some].T.contiguous()
-    apart = (columns - columns.median(1, keepdim=True).values).abs()
-    usual = apart.kthvalue(1 + int(0.9 * (len(examples) - 1)), 1).values  # not that of outliers
-    usual = torch.where(usual > 0, usual, torch.minimum(deviation, first.abs())[:, some])
-    telling = (FAINT * least <= usual).sum(1) >= ENOUGH
-    return equal | (telling & near & (factor > 0)[:, 0])
-
-
-def _hashes(rows: Tensor) -> Tensor:
-    """Numbers [R] that are the same where ``rows`` [R, width] are in float32, and else most likely not."""
-    bits = (rows.float() + 0.0).contiguous().view(torch.int32).long()  # zeros have one sign
-    odd = np.random.default_rng(0).integers(-(1 << 62), 1 << 62, rows.shape[1]) * 2 + 1
-    return (bits * torch.from_numpy(odd)).sum(1)

@@ -303,6 +303,43 @@ def test_where_examples_are_large_settings_are_none_and_examples_still_are(how, 
         ran(WithTable("uniform", table=inputs), **own)
 
 
+def with_date(rows):
+    return np.concatenate([1.7e9 + 1e7 * rows[:, :1], rows], axis=1)
+
+
+@pytest.mark.parametrize("factor", [0.001, 255])
+def test_beside_a_date_examples_are_known_at_another_scale_too(factor):
+    settings = {"inputs": with_date(X).astype(np.float32), "test": (with_date(TEST[0]).astype(np.float32), TEST[1])}
+    ran(WithTable("uniform", table=(factor * with_date(OTHERS["other rows"])).astype(np.float32)), **settings)
+    with pytest.raises(ConfigError, match=HELD):
+        ran(WithTable("uniform", table=(factor * settings["inputs"][::7]).astype(np.float32)), **settings)
+
+
+BY_COLUMNS = {
+    "standardised": lambda rows: (rows - rows.mean(0)) / rows.std(0),
+    "between 0 and 1, one turned around": lambda rows: (
+        (rows - rows.min(0)) / np.ptp(rows, axis=0) * ([-1] + [1] * (rows.shape[1] - 1))
+    ),
+    "in other units": lambda rows: rows * 10.0 ** (np.arange(rows.shape[1]) - 2),
+}
+
+
+@pytest.mark.parametrize("width", [3, WIDTH])
+@pytest.mark.parametrize("how", BY_COLUMNS)
+def test_all_examples_and_all_of_a_client_are_known_with_a_scale_for_each_column(how, width):
+    settings = {"inputs": 10 + X[:, :width], "test": (10 + TEST[0][:, :width], TEST[1])}
+    mixed = np.random.default_rng(8).permutation(ROWS)
+    ran(WithTable("uniform", table=BY_COLUMNS[how](OTHERS["other rows"][:, :width])), **settings)
+    for held in (settings["inputs"][mixed], settings["inputs"][CLIENTS == 1]):
+        with pytest.raises(ConfigError, match=f"{HELD} \\(\\d+ of"):
+            ran(WithTable("uniform", table=BY_COLUMNS[how](held).astype(np.float32)), **settings)
+
+
+def test_with_a_scale_for_each_column_two_columns_are_too_few():
+    settings = {"inputs": X[:, :2], "test": (TEST[0][:, :2], TEST[1])}
+    ran(WithTable("uniform", table=BY_COLUMNS["standardised"](X[:, :2])), **settings)
+
+
 @pytest.mark.parametrize("inputs", [np.ones((40, WIDTH)), np.concatenate([TEST[0]] * 2)], ids=["blank", "all held out"])
 def test_where_all_examples_are_blank_or_public_none_is_looked_for(inputs):
     ran(
