@@ -51,3 +51,8 @@ def _compiled(function: Callable[..., Any]) -> Any:
         return numba.njit(cache=True, **settings)(function)
     except RuntimeError:  # no folder to keep it in
         return numba.njit(**settings)(function)
+
+
+def compiled_so_far() -> int:
+    """How many functions this process has compiled, or tried to: that takes seconds, once."""
+    return _compiled.cache_info().misses

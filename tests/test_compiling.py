@@ -37,6 +37,13 @@ def test_all_loops_of_a_process_count_together(monkeypatch):
     assert compiling.once_it_pays(one_less, 0.75) is not None
 
 
+def test_each_function_counts_once_when_it_is_compiled():
+    assert compiling.compiled_so_far() == 0
+    for function, count in ((one_more, 1), (one_more, 1), (one_less, 2)):
+        compiling.compiled(function)
+        assert compiling.compiled_so_far() == count
+
+
 def test_a_folder_that_cannot_be_written_costs_the_cache_alone(monkeypatch):
     import numba
 

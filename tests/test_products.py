@@ -17,6 +17,7 @@ FORMS = {
     "updates by inputs": Forms(by_inputs=True),
     "narrow first": Forms(narrow_first=True),
 }
+INTEL = Forms(weight_first=True, transformed=1 << 22)
 AMD = Forms(by_inputs=True, narrow_first=True, divided=3 << 18)
 SHAPES = {"narrow": (10, 7), "wide": (300, 257), "huge": (2100, 512)}
 
@@ -89,8 +90,8 @@ def test_an_update_is_written_where_the_weight_lies(monkeypatch):
 @pytest.mark.parametrize(
     ("maker", "expected"),
     [
-        ("GenuineIntel", Forms(weight_first=True)),
-        ("Intel64 Family 6 Model 143 Stepping 8, GenuineIntel", Forms(weight_first=True)),
+        ("GenuineIntel", INTEL),
+        ("Intel64 Family 6 Model 143 Stepping 8, GenuineIntel", INTEL),
         ("arm", Forms()),
         ("", Forms()),
     ],

@@ -321,6 +321,26 @@ def parts() -> str:
     return table(head, made)
 
 
+def parts_with_fifty() -> str:
+    """ReBaFL's parts and FedAvg-FT, 50 clients with all images over all rounds; no interval of a single seed."""
+    rows = raw(FIFTY_ALL)["rows"]
+    rounds = FIFTIES[-1][1]
+
+    def of(method: str) -> list[BySeed]:
+        ends = [of_curve(rows, rounds, method, figure) for figure in BOTH_FIGURES]
+        return [*ends, of_fifty(method, *FIFTIES[-1], FIFTY_ALL)]
+
+    made, reference = [], of("FedAvg")
+    for method in ("FedAvg", "F-Aug only", "R-BSM only", "FedAvg-FT", "ReBaFL"):
+        if not any(row["method"] == method for row in rows):
+            continue
+        last, change, _ = found = of(method)
+        alone = method == "FedAvg" or len(last) < 2
+        less = ["–" if alone else interval(*pair) for pair in zip(found, reference, strict=True)]
+        made.append([method, _with_seeds(last), less[0], less[2], _with_seeds(change), less[1]])
+    return table(["", "last ten", "− FedAvg", "last fifty, − FedAvg", "change", "− FedAvg"], made)
+
+
 def whole_runs() -> Iterator[tuple[str, str]]:
     """All images, and the parts over all rounds."""
     rows = raw(ALL_IMAGES)["rows"]
@@ -395,5 +415,6 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "fifty, all images": partial(over_rounds, FIFTY_ALL),
         "fifty, all images, by fifty rounds": partial(fifties, FIFTY_ALL, LONG),
         "fifty, all images, other rivals": partial(all_images_beside_others, FIFTY_ALL, FIFTY),
+        "fifty, all images, its parts": parts_with_fifty,
     },
 }

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from privfl.algorithms.base import Tensors
+from privfl.compiling import compiled_so_far
 from privfl.engine.loop import LoopEngine
 from privfl.engine.memory import largest_chunk
 from privfl.engine.vectorised import VectorisedEngine
@@ -237,20 +238,24 @@ def _seconds(
 ) -> float:
     """Least seconds of one client's step, of the clients ``ids`` who take two steps each, in three times.
 
-    On CUDA a first time, when kernels are chosen and memory is taken, does not count. Once ``most`` seconds are over,
-    or a step was seen to take less than ``short``, there are no more; but a first time in which a step took less than
-    ``hopeful`` is not the last, as what is loaded or compiled then is so once.
+    On CUDA a first time, when kernels are chosen and memory is taken, does not count, and no time does in which a loop
+    was compiled. Once ``most`` seconds are over, or a step was seen to take less than ``short``, there are no more; but
+    a first time in which a step took less than ``hopeful`` is not the last, as what is loaded then is so once.
     """
-    device, began, found = received["parameters"].device, time.perf_counter(), [math.inf]
-    for attempt in range(1 + TIMES):
-        start = time.perf_counter()
+    device, began, found, tried = received["parameters"].device, time.perf_counter(), [math.inf], 0
+    while tried <= TIMES:
+        known, start = compiled_so_far(), time.perf_counter()
         _train(engine, received, ids)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         spent = time.perf_counter() - start
-        if attempt > 0 or device.type == "cpu":
+        if compiled_so_far() > known:
+            began += spent
+            continue
+        tried += 1
+        if tried > 1 or device.type == "cpu":
             found.append(spent)
-        again = attempt == 0 and spent < 2 * len(ids) * hopeful
+        again = tried == 1 and spent < 2 * len(ids) * hopeful
         if len(found) > 1 and not again and time.perf_counter() - began + spent > most:
             break
         if min(found) / (2 * len(ids)) < short:

@@ -16,11 +16,10 @@ from privfl.compiling import installed
 from privfl.engine import winograd
 from privfl.engine.sequence_steps import Convolution, Pooled, Step, padding_of
 from privfl.models.layouts import INNERMOST
+from privfl.products import forms
 
 FEWEST = 16
 """Channels on either side from which on fewer multiplications are worth the transforms."""
-AT_ONCE = 1 << 18
-"""Numbers of the largest work space, 1 MiB, so that it stays near a core; images beyond have their turns."""
 
 
 @dataclass
@@ -46,6 +45,7 @@ class PooledConvolution:
     def __init__(self, layer: nn.Conv2d, *, apart: bool = False) -> None:
         """``apart``: gradients are formed for each sample."""
         self.layer, self.apart = layer, apart
+        self.at_once = forms().transformed
         padding = padding_of(layer)
         assert padding is not None
         self.down, self.across = padding
@@ -138,7 +138,7 @@ class PooledConvolution:
         down, across = winograd.tile_counts(*images.shape[1:3])
         of_one = down * across
         widest = max(self.layer.in_channels, self.layer.out_channels)
-        turns = -(-len(images) * winograd.POINTS * of_one * widest // AT_ONCE)
+        turns = -(-len(images) * winograd.POINTS * of_one * widest // self.at_once)
         size = -(-len(images) // turns)
         begins = range(0, len(images), size)
         pairs = [(begin, min(begin + size, len(images))) for begin in begins]

@@ -161,6 +161,16 @@ def test_an_engine_is_timed_three_times_after_a_first_or_as_often_as_the_budget_
     assert choice._seconds(None, received, [0], 5.0) == 7.0 / 2
 
 
+def test_times_in_which_something_was_compiled_do_not_count(monkeypatch):
+    """The loop of a CNN took six seconds the first time on a machine, so the stack was taken, which is half as fast."""
+    times, trained = iter([60.0, 50.0, 3.0, 1.0, 2.0, 4.0, 9.0]), []
+    monkeypatch.setattr(choice, "_train", lambda *_: trained.append(next(times)))
+    monkeypatch.setattr(choice.time, "perf_counter", lambda: sum(trained))
+    monkeypatch.setattr(choice, "compiled_so_far", lambda: min(len(trained), 2))
+    assert choice._seconds(None, {"parameters": torch.zeros(1)}, [0], 11.0) == 1.0 / 2
+    assert trained == [60.0, 50.0, 3.0, 1.0, 2.0, 4.0]
+
+
 @pytest.mark.parametrize(("hopeful", "least"), [(5.0, 1.0), (4.0, 9.0)])
 def test_a_first_time_that_is_not_hopelessly_slow_is_not_the_last_one(monkeypatch, hopeful, least):
     """What is compiled in it is compiled once."""

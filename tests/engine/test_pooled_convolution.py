@@ -10,6 +10,7 @@ from privfl.engine.sequence_steps import Convolution, Pooled
 from privfl.engine.sequences import sequence_of
 from privfl.engine.workspace import Workspace
 from privfl.federation.losses import cross_entropy
+from privfl.products import Forms
 
 IMAGES = torch.randn(7, 16, 11, 9, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(7) % 4
@@ -39,7 +40,7 @@ def kinds(sequence):
 def test_gradients_and_steps_are_autograds_however_many_images_are_taken_at_once(
     padding, bias, space, first, monkeypatch
 ):
-    monkeypatch.setattr(pooled_convolution, "AT_ONCE", space)
+    monkeypatch.setattr(pooled_convolution, "forms", lambda: Forms(transformed=space))
     module = network(padding, bias)
     if not first:
         module = nn.Sequential(nn.Conv2d(16, 16, 1), *module)
@@ -63,7 +64,7 @@ def test_gradients_and_steps_are_autograds_however_many_images_are_taken_at_once
 @pytest.mark.parametrize("space", [1, 1 << 20])
 @pytest.mark.parametrize("first", [True, False])
 def test_under_dp_sgd_each_samples_gradient_is_that_of_the_sample_alone(padding, bias, space, first, monkeypatch):
-    monkeypatch.setattr(pooled_convolution, "AT_ONCE", space)
+    monkeypatch.setattr(pooled_convolution, "forms", lambda: Forms(transformed=space))
     module = network(padding, bias)
     if not first:
         module = nn.Sequential(nn.Conv2d(16, 16, 1), *module)
