@@ -9,7 +9,7 @@ cannot be told from public numbers, so the statement says which parts hold array
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from privfl.federation.task import Task
 from privfl.models import OwnModel
 from privfl.references import called, of_privfl
 from privfl.simulation.every_state import EveryState
-from privfl.simulation.same_rows import WIDE, Columns, alike, alike_by_columns
+from privfl.simulation.same_rows import WIDE, Columns, alike, alike_by_columns, equals
 
 LOOKED_FOR = 256
 """Training examples that are looked for, drawn by a fixed seed: whoever holds a twentieth of all, picked without it,
@@ -100,19 +100,23 @@ def _found(task: Task, arrays: Sequence[Array]) -> tuple[int, int]:
         return 0, 0
     held_out = list(_tables(task.test_inputs, width))
     examples = _looked_for(task, torch.arange(total), held_out)
-    found = int(_among(examples, tables).sum())
+    like = _seen(alike, examples, held_out)  # those at another scale could be held-out ones
+    found = int(_seen(equals, examples[like], tables).sum() + _seen(alike, examples[~like], tables).sum())
     if found >= (FEW if width >= WIDE else SEVERAL):
         return found, len(examples)
     return max(_by_columns(task, table, held_out) for table in tables)
 
 
 def _looked_for(task: Task, rows: Tensor, held_out: Sequence[Array]) -> Tensor:
-    """Examples [E, width] that are looked for of these ``rows`` of the task, all different."""
+    """Examples [E, width] that are looked for of these ``rows`` of the task: all different, and none that is public.
+
+    Public are held-out ones, which lie there at the same scale: what is merely like one of them may be another's.
+    """
     drawn = np.random.default_rng(0).choice(len(rows), min(len(rows), LOOKED_FOR), replace=False)
     places = rows[torch.from_numpy(np.sort(drawn).astype(np.int64))]
     examples = torch.unique(_values(task, places), dim=0)
     examples = examples[(examples != examples[:, :1]).any(1)]  # of a blank one nobody can say whose it is
-    left: Tensor = examples[~_among(examples, held_out)]  # held-out ones are public
+    left: Tensor = examples[~_seen(equals, examples, held_out)]
     return left
 
 
@@ -139,14 +143,13 @@ def _by_columns(task: Task, table: Array, held_out: Sequence[Array]) -> tuple[in
     return 0, 0
 
 
-def _among(examples: Tensor, tables: Sequence[Array]) -> Tensor:
-    """Which of ``examples`` [E, width] are among the rows of ``tables``, each [n, width]: [E]."""
+def _seen(known: Callable[[Tensor, Tensor], Tensor], examples: Tensor, tables: Sequence[Array]) -> Tensor:
+    """Which of ``examples`` [E, width] are ``known`` among the rows of ``tables``, each [n, width]: [E]."""
     seen = torch.zeros(len(examples), dtype=torch.bool)
-    if not len(examples):
-        return seen
-    for table in tables:
-        for piece in _pieces(table):
-            seen |= alike(examples, piece)
+    if len(examples):
+        for table in tables:
+            for piece in _pieces(table):
+                seen |= known(examples, piece)
     return seen
 
 

@@ -34,7 +34,7 @@ def alike(examples: Tensor, rows: Tensor) -> Tensor:
     near in every value: where one is large in all examples (an income beside shares), all directions are near. By the
     example's own length too: beside examples a million times as large, every row is near to a small one.
     """
-    equal = torch.isin(_hashes(examples), _hashes(rows))
+    equal = equals(examples, rows)
     if examples.shape[1] < WIDE:
         return equal
     first, second = (one - one.mean(1, keepdim=True) for one in (examples, rows))
@@ -55,6 +55,11 @@ def alike(examples: Tensor, rows: Tensor) -> Tensor:
     return found
 
 
+def equals(examples: Tensor, rows: Tensor) -> Tensor:
+    """Which of ``examples`` [E, width] are in float32 just like one of ``rows`` [R, width]."""
+    return torch.isin(_hashes(examples), _hashes(rows))
+
+
 def _alike_by_middles(examples: Tensor, rows: Tensor) -> Tensor:
     """The same by what a huge value, such as a date in seconds, does not blur.
 
@@ -72,7 +77,7 @@ def _alike_by_middles(examples: Tensor, rows: Tensor) -> Tensor:
     centre = first.median(0).values
     nearest = second[_nearest(*(((one - centre) / usual).clamp(-FAR, FAR) for one in (first, second)))]
     off = open_still + ROUNDED * first.abs()
-    near = ((first - nearest).abs() <= SAME * (first.abs() + usual) + off).all(1)
+    near = ((first - nearest).abs() <= SAME * usual.clamp(max=1) + off).all(1)  # of a huge value too
     telling = (FAINT * off <= usual).sum(1) >= ENOUGH
     seen[able] = near & telling
     return seen

@@ -315,6 +315,21 @@ def test_beside_a_date_examples_are_known_at_another_scale_too(factor):
         ran(WithTable("uniform", table=(factor * settings["inputs"][::7]).astype(np.float32)), **settings)
 
 
+@pytest.mark.parametrize("seconds", [600, 3600])
+def test_examples_are_told_from_held_out_ones_that_are_like_them(seconds):
+    """Few answers to a questionnaire and a date: somebody gave the same answers a little later."""
+    answers = np.random.default_rng(9).integers(0, 3, (20, 9)).astype(np.float64)
+
+    def asked(rows, later):
+        dates = 1.7e9 + 1e6 * np.arange(rows)[:, None] + later
+        return np.concatenate([dates, answers[np.arange(rows) % 20]], axis=1).astype(np.float32)
+
+    settings = {"inputs": asked(ROWS, 0), "test": (asked(ROWS - 1, seconds), Y[1:])}
+    ran(WithTable("uniform", table=settings["test"][0]), **settings)
+    with pytest.raises(ConfigError, match=f"{HELD} \\({LOOKED_FOR} of {LOOKED_FOR}"):
+        ran(WithTable("uniform", table=settings["inputs"]), **settings)
+
+
 BY_COLUMNS = {
     "standardised": lambda rows: (rows - rows.mean(0)) / rows.std(0),
     "between 0 and 1, one turned around": lambda rows: (
