@@ -97,16 +97,19 @@ def noisy(measure: str, paper: dict[str, tuple[str, ...]]) -> str:
 
 
 def noisy_differences() -> str:
-    """SuPerFed's two modes beside the rivals of three seeds, in accuracy and calibration."""
+    """SuPerFed's two modes beside the most accurate and the best calibrated rivals, and beside training alone."""
     rows = []
     for mode, choice in product(("MM", "LM"), ("λ best on the test", "λ by validation")):
         mine = f"SuPerFed-{mode}, {choice}"
         for other, measure in (
             ("FedAvg", "accuracy"),
             ("SCAFFOLD", "accuracy"),
+            ("Ditto", "accuracy"),
             ("Local", "accuracy"),
             ("FedAvg", "ece_of_clients"),
             ("FedPer", "ece_of_clients"),
+            ("APFL", "ece_of_clients"),
+            ("pFedMe", "ece_of_clients"),
         ):
             found = of_noisy(measure)
             cells = [interval(found[mine][noise], found[other][noise]) for noise in NOISES]
