@@ -244,10 +244,15 @@ def all_images(rival: str = "FedDyn") -> str:
         last, change = (
             [of_curve(rows, rounds, method, figure) for method in (rival, "ReBaFL")] for figure in BOTH_FIGURES
         )
-        each = list(map(_with_seeds, last))
         less = interval(last[1], last[0])
         made.append(
-            [str(rounds), *each, less, *(spread(values, 1) for values in change), interval(change[1], change[0])]
+            [
+                str(rounds),
+                *map(_with_seeds, last),
+                less,
+                *(spread(values, 1) for values in change),
+                interval(change[1], change[0]),
+            ]
         )
     head = ["rounds", rival, "ReBaFL", f"ReBaFL − {rival}", f"change, {rival}", "change, ReBaFL", "difference"]
     return table(head, made)
@@ -272,8 +277,7 @@ def all_images_beside_others(name: str = ALL_IMAGES, printed: Mapping[str, str] 
         made.append(
             [method, printed[method.partition(" ")[0]], _with_seeds(last), more, fifty, spread(change, 1), less]
         )
-    head = ["rival", "the paper", "last ten", "ReBaFL − it", "last fifty", "change", "ReBaFL − it"]
-    return table(head, made)
+    return table(["rival", "the paper", "last ten", "ReBaFL − it", "last fifty", "change", "ReBaFL − it"], made)
 
 
 FIFTIES = ((0, 50), (50, 100), (100, 150), (150, 200))
@@ -306,39 +310,21 @@ def of_part(method: str, figure: str) -> BySeed:
     return of_curve(rows, min(len(row["accuracy"]) for row in rows), method, figure)
 
 
-def parts() -> str:
-    """ReBaFL's parts over all rounds."""
+WITH_FIFTY = partial(of_curve, raw(FIFTY_ALL)["rows"], FIFTIES[-1][1])  # the same with 50 clients, all images
+
+
+def parts(of: Callable[[str, str], BySeed] = of_part) -> str:
+    """ReBaFL's parts over all rounds; no interval of a single seed."""
     made = []
     for method in ("FedAvg", "F-Aug only", "R-BSM only", "ReBaFL"):
-        found = [of_part(method, figure) for figure in BOTH_FIGURES]
+        found = [of(method, figure) for figure in BOTH_FIGURES]
         less = [
-            "–" if method == other else interval(own, of_part(other, figure))
+            "–" if method == other or len(set(own) & set(of(other, figure))) < 2 else interval(own, of(other, figure))
             for other in ("FedAvg", "R-BSM only")
             for figure, own in zip(BOTH_FIGURES, found, strict=True)
         ]
         made.append([method, *(spread(own, 1) for own in found), *less])
-    head = ["", "last ten rounds", "change", "− FedAvg", "change", "− R-BSM only", "change"]
-    return table(head, made)
-
-
-def parts_with_fifty() -> str:
-    """ReBaFL's parts and FedAvg-FT, 50 clients with all images over all rounds; no interval of a single seed."""
-    rows = raw(FIFTY_ALL)["rows"]
-    rounds = FIFTIES[-1][1]
-
-    def of(method: str) -> list[BySeed]:
-        ends = [of_curve(rows, rounds, method, figure) for figure in BOTH_FIGURES]
-        return [*ends, of_fifty(method, *FIFTIES[-1], FIFTY_ALL)]
-
-    made, reference = [], of("FedAvg")
-    for method in ("FedAvg", "F-Aug only", "R-BSM only", "FedAvg-FT", "ReBaFL"):
-        if not any(row["method"] == method for row in rows):
-            continue
-        last, change, _ = found = of(method)
-        alone = method == "FedAvg" or len(last) < 2
-        less = ["–" if alone else interval(*pair) for pair in zip(found, reference, strict=True)]
-        made.append([method, _with_seeds(last), less[0], less[2], _with_seeds(change), less[1]])
-    return table(["", "last ten", "− FedAvg", "last fifty, − FedAvg", "change", "− FedAvg"], made)
+    return table(["", "last ten rounds", "change", "− FedAvg", "change", "− R-BSM only", "change"], made)
 
 
 def whole_runs() -> Iterator[tuple[str, str]]:
@@ -415,6 +401,6 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "fifty, all images": partial(over_rounds, FIFTY_ALL),
         "fifty, all images, by fifty rounds": partial(fifties, FIFTY_ALL, LONG),
         "fifty, all images, other rivals": partial(all_images_beside_others, FIFTY_ALL, FIFTY),
-        "fifty, all images, its parts": parts_with_fifty,
+        "fifty, all images, its parts": partial(parts, WITH_FIFTY),
     },
 }
