@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise, product
-from typing import Any
 
+from rebafl_parts import BOTH_FIGURES, FIFTY_ALL, PARTS, WITH_FIFTY, of_part, parts
 from tables import spread, table
 from verdict_intervals import BESIDE, LONG, BySeed, interval, of_condition, of_curve, raw
 
@@ -224,12 +224,11 @@ def over_rounds(name: str = "rebafl-rounds") -> str:
     return table(head, made)
 
 
-ALL_IMAGES, FIFTY_ALL, PARTS = "rebafl-all-images", "rebafl-fifty-all-images", "rebafl-parts"
+ALL_IMAGES = "rebafl-all-images"
 TWO = ("FedDyn", "ReBaFL")
 CLIPPED = "FedDyn clipped"
 """FedDyn as its authors' code has it, which bounds the gradient of a step."""
 OF_PARTS = (("R-BSM only", "FedAvg"), ("F-Aug only", "FedAvg"), ("ReBaFL", "R-BSM only"), ("ReBaFL", "F-Aug only"))
-BOTH_FIGURES = ("last", "change")
 
 
 def _with_seeds(values: BySeed) -> str:
@@ -297,34 +296,6 @@ def fifties(name: str = ALL_IMAGES, methods: Sequence[str] = TWO) -> str:
         less = [interval(own, other) for other in others]
         made.append([f"{first + 1} to {last}", *map(_with_seeds, (*others, own)), *less])
     return table(["rounds", *methods, *(f"ReBaFL − {other}" for other in methods[:-1])], made)
-
-
-def _rows_of_parts() -> list[Any]:
-    """Curves of FedAvg, ReBaFL and its two parts, 20 clients of 250 images, all 200 rounds."""
-    return [{**row, "method": row["variant"].partition(",")[0]} for row in raw(PARTS)["rows"]]
-
-
-def of_part(method: str, figure: str) -> BySeed:
-    """*last* or *change* of a method over all rounds by seed, in points."""
-    rows = _rows_of_parts()
-    return of_curve(rows, min(len(row["accuracy"]) for row in rows), method, figure)
-
-
-WITH_FIFTY = partial(of_curve, raw(FIFTY_ALL)["rows"], FIFTIES[-1][1])  # the same with 50 clients, all images
-
-
-def parts(of: Callable[[str, str], BySeed] = of_part) -> str:
-    """ReBaFL's parts over all rounds; no interval of a single seed."""
-    made = []
-    for method in ("FedAvg", "F-Aug only", "R-BSM only", "ReBaFL"):
-        found = [of(method, figure) for figure in BOTH_FIGURES]
-        less = [
-            "–" if method == other or len(set(own) & set(of(other, figure))) < 2 else interval(own, of(other, figure))
-            for other in ("FedAvg", "R-BSM only")
-            for figure, own in zip(BOTH_FIGURES, found, strict=True)
-        ]
-        made.append([method, *(spread(own, 1) for own in found), *less])
-    return table(["", "last ten rounds", "change", "− FedAvg", "change", "− R-BSM only", "change"], made)
 
 
 def whole_runs() -> Iterator[tuple[str, str]]:
