@@ -31,8 +31,6 @@ FEW, SEVERAL = 2, 8
 """Examples that must be found, of many values and of few: a mask of zeros and ones may happen to equal one."""
 ALL_BUT = 0.1
 """Share of the examples looked for that may be missing where a part holds all of them, each column at its own scale."""
-ALIKE = 8
-"""Clients, among those with as many examples as a table has rows, who are asked whether it is theirs."""
 _AT_ONCE = 1 << 24
 
 Array = Tensor | NDArray[Any]
@@ -112,12 +110,18 @@ def _looked_for(task: Task, rows: Tensor, held_out: Sequence[Array]) -> Tensor:
 
     Public are held-out ones, which lie there at the same scale: what is merely like one of them may be another's.
     """
+    examples = _drawn(task, rows)
+    left: Tensor = examples[~_seen(equals, examples, held_out)]
+    return left
+
+
+def _drawn(task: Task, rows: Tensor) -> Tensor:
+    """Some examples [E, width] of these ``rows`` of the task, all different."""
     drawn = np.random.default_rng(0).choice(len(rows), min(len(rows), LOOKED_FOR), replace=False)
     places = rows[torch.from_numpy(np.sort(drawn).astype(np.int64))]
     examples = torch.unique(_values(task, places), dim=0)
-    examples = examples[(examples != examples[:, :1]).any(1)]  # of a blank one nobody can say whose it is
-    left: Tensor = examples[~_seen(equals, examples, held_out)]
-    return left
+    distinct: Tensor = examples[(examples != examples[:, :1]).any(1)]  # of a blank one nobody can say whose it is
+    return distinct
 
 
 def _values(task: Task, rows: Tensor) -> Tensor:
@@ -128,18 +132,21 @@ def _values(task: Task, rows: Tensor) -> Tensor:
 
 def _by_columns(task: Task, table: Array, held_out: Sequence[Array]) -> tuple[int, int]:
     """The same of a ``table`` that may hold all of the examples, or all of a client's, each column at its own scale."""
-    owners = np.flatnonzero(task.clients.sizes == len(table))[:ALIKE].tolist()
+    owners = np.flatnonzero(task.clients.sizes == len(table)).tolist()
     groups = [task.clients[client].cpu() for client in owners]
     if len(table) == len(task.inputs):
         groups.append(torch.arange(len(table)))
     other = Columns.of(_pieces(table)) if groups else None
     for rows in groups:
         assert other is not None
-        examples = _looked_for(task, rows, held_out)
+        examples = _drawn(task, rows)
         own = Columns.of(_values(task, some) for some in torch.split(rows, _length(examples.shape[1])))
-        found = int(alike_by_columns(examples, own, _pieces(table), other).sum())
-        if found >= max(SEVERAL, (1 - ALL_BUT) * len(examples)):
-            return found, len(examples)
+        known = alike_by_columns(examples, own, _pieces(table), other)
+        if int(known.sum()) < SEVERAL:  # of most clients, and held-out ones are many
+            continue
+        known = known[~_seen(equals, examples, held_out)]
+        if int(known.sum()) >= max(SEVERAL, (1 - ALL_BUT) * len(known)):
+            return int(known.sum()), len(known)
     return 0, 0
 
 

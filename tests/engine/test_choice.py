@@ -162,7 +162,7 @@ def test_an_engine_is_timed_three_times_after_a_first_or_as_often_as_the_budget_
 
 
 def test_times_in_which_something_was_compiled_do_not_count(monkeypatch):
-    """The loop of a CNN took six seconds the first time on a machine, so the stack was taken, which is half as fast."""
+    """A CNN was timed at 13 ms a step by the loop instead of 4, and stacked, which is half as fast."""
     times, trained = iter([60.0, 50.0, 3.0, 1.0, 2.0, 4.0, 9.0]), []
     monkeypatch.setattr(choice, "_train", lambda *_: trained.append(next(times)))
     monkeypatch.setattr(choice.time, "perf_counter", lambda: sum(trained))

@@ -350,6 +350,13 @@ def test_all_examples_and_all_of_a_client_are_known_with_a_scale_for_each_column
             ran(WithTable("uniform", table=BY_COLUMNS[how](held).astype(np.float32)), **settings)
 
 
+def test_the_last_of_many_clients_of_one_size_is_known_by_columns_too():
+    settings = {"inputs": 10 + X, "clients": np.repeat(np.arange(30), ROWS // 30)}
+    held = BY_COLUMNS["standardised"](settings["inputs"][-ROWS // 30 :]).astype(np.float32)
+    with pytest.raises(ConfigError, match=f"{HELD} \\(20 of 20"):
+        ran(WithTable("uniform", table=held), **settings)
+
+
 def test_with_a_scale_for_each_column_two_columns_are_too_few():
     settings = {"inputs": X[:, :2], "test": (TEST[0][:, :2], TEST[1])}
     ran(WithTable("uniform", table=BY_COLUMNS["standardised"](X[:, :2])), **settings)
