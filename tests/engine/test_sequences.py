@@ -23,7 +23,6 @@ from privfl.engine.workspace import Workspace
 from privfl.federation.losses import Huber, binary_cross_entropy, cross_entropy, mean_squared_error
 from privfl.models.base import Network
 from privfl.models.flat_network import flatten
-from privfl.privacy.loss import of_features
 from privfl.privacy.noise.source import NoiseStream
 
 IMAGES = torch.randn(12, 3, 9, 9, generator=torch.Generator().manual_seed(0))
@@ -165,14 +164,9 @@ def augmented(width=9):
     return partial(part.loss, prototypes=prototypes, weight=torch.tensor(0.3), **given)
 
 
-@of_features
-def marked(loss, network, inputs, targets, **given):
-    return personal_terms(loss, network, inputs, targets, **given)
-
-
 def judged(width=9):
     discriminator = torch.randn(5 * width + 11, generator=torch.Generator().manual_seed(2))
-    return partial(marked, cross_entropy, discriminator=discriminator, hidden=5, kind="bce", beta=0.6)
+    return partial(personal_terms, cross_entropy, discriminator=discriminator, hidden=5, kind="bce", beta=0.6)
 
 
 FEATURE_LOSSES = {"augmented": augmented, "judged by another network": judged}
@@ -340,8 +334,8 @@ def with_and_without_a_sequence(monkeypatch, network, algorithm, **training):
 
 @pytest.mark.parametrize(
     "algorithm",
-    [pf.ReBaFL(), pf.ReBaFL(per_sample=True), pf.MOON(first="initial")],
-    ids=["coupled", "sample by sample", "with frozen features"],
+    [pf.ReBaFL(), pf.ReBaFL(per_sample=True), pf.MOON(first="initial"), pf.GRPFed()],
+    ids=["coupled", "sample by sample", "with frozen features", "of a model of one's own"],
 )
 def test_a_run_with_a_loss_of_features_is_that_of_autograd(monkeypatch, algorithm):
     taken, way = [], Sequence._from_features
@@ -352,6 +346,17 @@ def test_a_run_with_a_loss_of_features_is_that_of_autograd(monkeypatch, algorith
     assert (runs[0].parameters != runs[1].parameters).any()
     assert told[0] == []
     assert runs[0].statement.to_json() == runs[1].statement.to_json()
+
+
+@pytest.mark.parametrize("algorithm", [pf.Ditto(), pf.APFL(), pf.FedBABU(finetune_epochs=1)])
+def test_gradients_that_stay_with_the_client_take_no_autograd_either(monkeypatch, algorithm):
+    taken, way = [], Sequence.write_gradient
+    monkeypatch.setattr(Sequence, "write_gradient", lambda *given: taken.append(1) or way(*given))
+    runs, _ = with_and_without_a_sequence(monkeypatch, convolved, algorithm)
+    assert len(taken) == 2 * 5 * 3 * 2 + 2  # rounds, clients, batches, models; and both runs' checks
+    kept = [[run.client_state[one]["personal"] for one in range(5)] for run in runs]
+    torch.testing.assert_close(torch.stack(kept[0]), torch.stack(kept[1]), rtol=1e-3, atol=1e-5)
+    assert (kept[0][0] != kept[1][0]).any()
 
 
 def sequence_in_a_run(precision, **settings):

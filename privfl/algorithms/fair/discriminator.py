@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from privfl.privacy.clipping.placement import wherever_it_stands
+from privfl.privacy.loss import of_features
 
 DiscriminatorLoss = Literal["bce", "paper", "saturating"]
 """How discriminator and local extractor oppose each other; see :func:`discriminator_terms`."""
@@ -85,6 +86,7 @@ def judged_terms(
     return discriminator_terms(discriminator_logits(discriminator, features, hidden), kind, is_global=is_global)
 
 
+@of_features
 def personal_terms(
     loss: Callable[..., Tensor],
     network: nn.Module,

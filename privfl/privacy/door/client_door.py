@@ -117,7 +117,7 @@ class ClientDoor(DoorKeeper):
         network, (divisor,) = self._network, batch.divisors()
         loss_kwargs, leaf = _with_leaf(loss_kwargs, wrt)
         whole, bare = is_coupled(loss), _bound(loss, _with_presence(loss, batch, loss_kwargs))
-        unaided = self._unaided if wrt is None and self._writes(bare) else None
+        unaided = self._unaided if leaf is None and self._writes(bare) else None
         loss = self._prepared(loss, batch, loss_kwargs)
 
         def mean(inputs: Tensor, targets: Tensor) -> Tensor:
