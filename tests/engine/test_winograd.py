@@ -1,4 +1,4 @@
-"""Winograd's transforms make convolutions of matrix products; compiled loops have the tensor operations' bits."""
+"""Winograd's transforms make convolutions of matrix products, and back again."""
 
 import pytest
 import torch
@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from privfl import compiling
 from privfl.engine import winograd
 
-SIZES = [(2, 6, 8, 16, 24), (3, 7, 11, 17, 16), (1, 4, 4, 16, 16)]
-"""Images, height, width, channels in and out; what is odd has a line that no tile reaches."""
+SIZES = [(2, 6, 10, 16, 24), (3, 7, 11, 17, 16), (1, 4, 4, 16, 16), (2, 13, 8, 16, 16)]
+"""Images, height, width, channels in and out; what is odd has a line that is left out, and tiles may reach beyond."""
 
 
 def drawn(*shape):
@@ -23,30 +23,10 @@ def compiled(monkeypatch):
     monkeypatch.setattr(winograd, "once_it_pays", lambda function, saved: compiling.compiled(function))
 
 
-def every_transform(images, out):
-    """Everything that the five transforms write for these images and ``out`` channels of products."""
-    rows, height, width, channels = images.shape
-    down, across = winograd.tile_counts(height, width)
-    tiles = rows * down * across
-    patches, spread = torch.empty(16, tiles, channels), torch.empty(16, tiles, out)
-    pooled, places = torch.empty(tiles, out), torch.empty(tiles, out, dtype=torch.uint8)
-    found = torch.full_like(images, 7)
-    winograd.patches(images, patches)
-    winograd.largest(drawn(16, tiles, out), drawn(out), pooled, places)
-    winograd.spread(drawn(tiles, out), places, spread)
-    winograd.images(drawn(16, tiles, channels), found)
-    narrow = torch.empty(channels * out, 9)
-    winograd.filters(drawn(16, channels * out), narrow)
-    return patches, pooled, places, spread, found, narrow
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_the_compiled_loops_have_the_bits_of_the_tensor_operations(size, monkeypatch):
-    images = drawn(*size[:4])
-    slowly(monkeypatch)
-    expected = every_transform(images, size[4])
-    compiled(monkeypatch)
-    assert all(torch.equal(one, other) for one, other in zip(every_transform(images, size[4]), expected, strict=True))
+def filled(images):
+    """``images`` with zeros at the lower and right edge, so that all of their tiles lie inside."""
+    tall, wide = winograd.sides(*images.shape[1:3])
+    return F.pad(images, (0, 0, 0, wide - images.shape[2], 0, tall - images.shape[1]))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -55,34 +35,43 @@ def test_the_products_of_what_is_transformed_are_the_convolution_pooled(size, wa
     way(monkeypatch)
     rows, height, width, channels, out = size
     images, weight, bias = drawn(*size[:4]), drawn(out, channels, 3, 3), drawn(out)
-    down, across = winograd.tile_counts(height, width)
-    patches = torch.empty(16, rows * down * across, channels)
-    winograd.patches(images, patches)
-    filters = (winograd.filter_transform() @ weight.view(-1, 9).T).view(16, out, channels)
-    pooled = torch.empty(rows * down * across, out)
+    (down, across), tiles = winograd.pooled_size(height, width), winograd.tile_counts(height, width)
+    patches = torch.empty(36, rows * tiles[0] * tiles[1], channels)
+    winograd.patches(filled(images), patches)
+    filters = (winograd.filter_transform() @ weight.view(-1, 9).T).view(36, out, channels)
+    pooled = torch.empty(rows, down, across, out)
     places = torch.empty(pooled.shape, dtype=torch.uint8)
     winograd.largest(torch.bmm(patches, filters.mT), bias, pooled, places)
     convolved = F.conv2d(images.permute(0, 3, 1, 2).double(), weight.double(), bias.double())
     expected, flat = F.max_pool2d(convolved, 2, return_indices=True)
-    torch.testing.assert_close(
-        pooled.view(rows, down, across, out).permute(0, 3, 1, 2).double(), expected, rtol=1e-5, atol=1e-4
-    )
+    torch.testing.assert_close(pooled.permute(0, 3, 1, 2).double(), expected, rtol=1e-5, atol=1e-4)
     line, column = flat // convolved.shape[3] % 2, flat % convolved.shape[3] % 2
-    assert torch.equal(places.view(rows, down, across, out).permute(0, 3, 1, 2).long(), 2 * line + column)
+    assert torch.equal(places.permute(0, 3, 1, 2).long(), 2 * line + column)
 
 
 @pytest.mark.parametrize("way", [slowly, compiled])
-def test_the_transforms_of_the_way_back_are_the_adjoints_of_those_there(way, monkeypatch):
+def test_what_goes_back_to_images_is_the_adjoint_of_what_came_of_them(way, monkeypatch):
     way(monkeypatch)
     down, across = winograd.tile_counts(7, 8)
-    there = drawn(16, 2 * down * across, 16)
-    found = torch.empty(2, 7, 8, 16)
+    there, moved = drawn(36, 2 * down * across, 16), torch.empty(36, 2 * down * across, 16)
+    other = filled(drawn(2, 7, 8, 16))
+    found = torch.empty_like(other)
     winograd.images(there, found)
-    moved = torch.empty(16, 2 * down * across, 16)
-    other = drawn(2, 7, 8, 16)
     winograd.patches(other, moved)
     assert float((moved.double() * there.double()).sum()) == pytest.approx(
         float((other.double() * found.double()).sum()), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("way", [slowly, compiled])
+def test_what_goes_back_to_products_is_the_adjoint_of_taking_the_same_places(way, monkeypatch):
+    way(monkeypatch)
+    products, back = drawn(36, 2 * 3 * 2, 16), drawn(2, 5, 3, 16)
+    pooled, places, found = torch.empty(back.shape), torch.empty(back.shape, dtype=torch.uint8), torch.empty(36, 12, 16)
+    winograd.largest(products, torch.zeros(16), pooled, places)
+    winograd.spread(back, places, found)
+    assert float((found.double() * products.double()).sum()) == pytest.approx(
+        float((back.double() * pooled.double()).sum()), rel=1e-5
     )
 
 
@@ -90,19 +79,24 @@ def test_the_transforms_of_the_way_back_are_the_adjoints_of_those_there(way, mon
 @pytest.mark.parametrize("way", [slowly, compiled])
 def test_points_become_the_gradient_of_their_filter(way, filters, monkeypatch):
     way(monkeypatch)
-    points, found = drawn(16, filters), torch.full((filters, 9), 7.0)
+    points, found = drawn(36, filters), torch.full((filters, 9), 7.0)
     winograd.filters(points, found)
     expected = points.T.double() @ winograd.filter_transform().double()
-    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("way", [slowly, compiled])
 def test_what_is_not_a_number_stays_none_and_the_first_of_equals_is_taken(way, monkeypatch):
     way(monkeypatch)
-    products = torch.zeros(16, 3, 16)
+    products = torch.zeros(36, 3, 16)
     products[5, 1, 2] = float("nan")
-    pooled, places = torch.empty(3, 16), torch.full((3, 16), 9, dtype=torch.uint8)
+    pooled, places = torch.empty(1, 2, 6, 16), torch.full((1, 2, 6, 16), 9, dtype=torch.uint8)
     winograd.largest(products, torch.zeros(16), pooled, places)
-    assert pooled.isnan().nonzero().tolist() == [[1, 2]]
-    places[1, 2] = 0
-    assert not places.any()
+    assert pooled.isnan().nonzero().tolist() == [[0, 0, 3, 2]]
+    assert places.nonzero().tolist() == [[0, 0, 3, 2]]
+
+
+def test_images_are_filled_up_to_whole_tiles_and_no_further():
+    assert [winograd.sides(side, 4) for side in range(4, 16)] == [
+        (side, 6) for side in (6, 6, 6, 7, 10, 10, 10, 11, 14, 14, 14, 15)
+    ]
