@@ -1,7 +1,7 @@
 """A convolution of 3 × 3 windows and the max pooling behind it as one step, by Winograd's transforms.
 
-With 10 images of 26 × 26, 32 to 64 channels, a step of a CNN takes 4.7 ms of an Intel Xeon where oneDNN's convolution, its
-two gradients and a compiled pooling take 5.9 to 6.3. What is pooled away is never written.
+With 10 images of 26 × 26, 32 to 64 channels, a step of a CNN takes 4.7 ms of an Intel Xeon where oneDNN's
+convolution, its two gradients and a compiled pooling take 5.9 to 6.3. What is pooled away is never written.
 """
 
 from __future__ import annotations
