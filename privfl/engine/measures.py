@@ -1,31 +1,38 @@
-"""What the host asks of an upload before it counts, of a whole stack at once.
+"""What the host asks of an upload before it counts, once, and of a whole stack at once.
 
-A number of a tensor on a device makes the host wait for it. Whether an upload is finite, how long it is and in which
-range it lies take four such numbers a client; for a stack they come together, and the host waits once.
+Whether an upload is finite, whether it can be too long and in which range it lies all follow from its least and its
+largest number. A number of a tensor on a device makes the host wait for it; for a stack all of them come together.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
+from torch import Tensor
 
 from privfl.algorithms.base import Tensors
 
 
 @dataclass(frozen=True)
 class Measures:
-    """Of one tensor: the sum of its numbers, its L2 norm, each in the tensor's type, and its least and largest number.
+    """Of one tensor: its least and its largest number; both are not a number if any is not, and 0 if there are none."""
 
-    They are not finite where a number is not, and may be so where all are.
-    """
-
-    total: float
-    norm: float
     lowest: float
     highest: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether all numbers are."""
+        return math.isfinite(self.lowest) and math.isfinite(self.highest)
+
+    @property
+    def largest(self) -> float:
+        """The largest absolute value."""
+        return max(-self.lowest, self.highest)
 
 
 Measured = Mapping[str, Measures]
@@ -34,7 +41,18 @@ Measured = Mapping[str, Measures]
 NOTHING: Measured = MappingProxyType({})
 
 
-def measures_of(uploads: Tensors, clients: int) -> list[Measured]:
+def measures_of(value: Tensor) -> Measures:
+    """The measures of ``value``, of floating point and any shape; the host waits for them."""
+    if value.numel() == 0:
+        return Measures(0.0, 0.0)
+    if value.numel() == 1:
+        number = float(value)
+        return Measures(number, number)
+    lowest, highest = torch.stack(torch.aminmax(value.detach())).tolist()
+    return Measures(lowest, highest)
+
+
+def measures_of_stack(uploads: Tensors, clients: int) -> list[Measured]:
     """Of each of ``clients``, the measures of its ``uploads``, which hold [clients, ...] each; the host waits once."""
     taken = {
         name: value[:clients].detach().flatten(1)
@@ -43,9 +61,6 @@ def measures_of(uploads: Tensors, clients: int) -> list[Measured]:
     }
     if not taken:
         return [NOTHING] * clients
-    numbers = [
-        torch.stack([rows.sum(1), torch.linalg.vector_norm(rows, dim=1), *torch.aminmax(rows, dim=1)], 1)
-        for rows in taken.values()
-    ]
+    numbers = [torch.stack([*torch.aminmax(rows, dim=1)], 1) for rows in taken.values()]
     told = torch.stack([one.double() for one in numbers], 1).tolist()
-    return [{name: Measures(*four) for name, four in zip(taken, client, strict=True)} for client in told]
+    return [{name: Measures(*two) for name, two in zip(taken, client, strict=True)} for client in told]

@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privfl.compiling import once_it_pays
-from privfl.engine.measures import Measures
+from privfl.compiling import compiled, once_it_pays
+from privfl.engine.measures import Measures, measures_of
 
 WIDTH = 8
 """Binary places of a range of magnitudes whose summands share a grid."""
@@ -30,6 +30,10 @@ DEPTH = 44
 """Binary places from the top of a range down to its grid."""
 AT_ONCE = 1 << (53 - DEPTH - 1)
 """Summands after which a sum is split, so that no sum of two such parts leaves the 53 bits of a float64."""
+TOGETHER = 4
+"""Summands of many numbers that are added at once, since memory takes longer to reach than they to be added."""
+MANY = 1 << 17
+"""Numbers of which a sum in float64 leaves a core's caches."""
 STEP = 5 * WIDTH
 """Binary places between the grids of a summand in float64 and of its remainder, which is below 2⁻⁴⁴ of the top."""
 LARGEST, SMALLEST = 960, -800
@@ -57,13 +61,18 @@ class OrderFreeSum:
     Args:
         parts: what came together so far, by the exponent of its range.
         dtype: float64 if any summand was, else float32.
+        waiting: large summands with their factors, which are yet to be added to the part of that exponent.
     """
 
     parts: dict[int, Part] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
+    waiting: dict[int, list[tuple[Tensor, float]]] = field(default_factory=dict)
 
     def add(self, value: Tensor, factor: float, top: int) -> None:
-        """Add ``value`` (float32 or float64, finite) times ``factor``, whose :func:`range_of` is ``top``."""
+        """Add ``value`` (float32 or float64, finite) times ``factor``, whose :func:`range_of` is ``top``.
+
+        A large one may be kept until others of its range have come; it must not be written into afterwards.
+        """
         if value.dtype == torch.float64:
             self.dtype = torch.float64
             value, factor = value.detach() * factor, 1.0
@@ -75,11 +84,37 @@ class OrderFreeSum:
 
     def _add(self, value: Tensor, factor: float, top: int) -> None:
         part = self.parts.get(top) or Part(_zeros(value), None, 0)
+        if _may_wait(value) and once_it_pays(_add_four_rounded, value.numel() * SAVED) is not None:
+            self.parts[top] = part
+            waiting = self.waiting.setdefault(top, [])
+            waiting.append((value.detach().view(-1), factor))
+            if len(waiting) == TOGETHER:
+                self._add_waiting(top)
+            return
         _add_on_grid(part.low, value, factor, top)
         self.parts[top] = _within(Part(part.low, part.high, part.count + 1), top)
 
+    def _add_waiting(self, top: int) -> None:
+        summands, part = self.waiting.pop(top), self.parts[top]
+        if part.count + len(summands) > AT_ONCE:
+            part = _split(part, top)
+        loop = compiled(_add_four_rounded)
+        assert loop is not None  # else nothing would have waited
+        nothing = summands[0][0], 0.0
+        (a, of_a), (b, of_b), (c, of_c), (d, of_d) = summands + [nothing] * (TOGETHER - len(summands))
+        arrays = a.numpy(), b.numpy(), c.numpy(), d.numpy()
+        loop(part.low.view(-1).numpy(), arrays, (of_a, of_b, of_c, of_d), _shift(top))
+        self.parts[top] = _within(Part(part.low, part.high, part.count + len(summands)), top)
+
+    def settle(self) -> None:
+        """Add what is waiting to the parts."""
+        for top in list(self.waiting):
+            self._add_waiting(top)
+
     def merge(self, other: OrderFreeSum) -> None:
         """Add all that ``other`` has added; ``other`` may not be used afterwards."""
+        self.settle()
+        other.settle()
         for top, part in other.parts.items():
             own = self.parts.get(top)
             self.parts[top] = part if own is None else _within(_joined(own, part), top)
@@ -91,6 +126,7 @@ class OrderFreeSum:
         Raises:
             ValueError: nothing was added.
         """
+        self.settle()
         if not self.parts:
             raise ValueError("a sum of nothing has no shape")
         sums = [self.parts[top] for top in sorted(self.parts)]
@@ -98,6 +134,14 @@ class OrderFreeSum:
         for one in others:
             total = total + one
         return total.to(dtype, copy=True)
+
+
+def _may_wait(value: Tensor) -> bool:
+    """Whether ``value`` is large, in float32, and not a part of more, which would be kept too."""
+    plain = type(value.data) is Tensor and value.device.type == "cpu" and value.dtype == torch.float32
+    return (
+        plain and value.numel() >= MANY and value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes
+    )
 
 
 def _zeros(like: Tensor) -> Tensor:
@@ -109,10 +153,7 @@ def range_of(value: Tensor, factor: float, known: Measures | None = None) -> int
 
     It depends on the summand alone. ``None``: it is too large, or not a number.
     """
-    if value.numel() == 0:
-        return SMALLEST
-    lowest, highest = torch.aminmax(value.detach()) if known is None else (known.lowest, known.highest)
-    largest = max(-float(lowest), float(highest)) * abs(factor)
+    largest = (measures_of(value) if known is None else known).largest * abs(factor)
     if not largest < 2.0**LARGEST:
         return None
     if largest == 0:
@@ -150,6 +191,16 @@ def _add_rounded(total: Numbers, value: Numbers, factor: float, shift: float) ->
         total[i] += (float(value[i]) * factor + shift) - shift
 
 
+def _add_four_rounded(total: Numbers, values: tuple[Numbers, ...], factors: tuple[float, ...], shift: float) -> None:
+    """The same of four arrays at once; compiled. Multiples of one grid add up alike in any order."""
+    a, b, c, d = values
+    of_a, of_b, of_c, of_d = factors
+    for i in range(len(total)):
+        one = ((float(a[i]) * of_a + shift) - shift) + ((float(b[i]) * of_b + shift) - shift)
+        other = ((float(c[i]) * of_c + shift) - shift) + ((float(d[i]) * of_d + shift) - shift)
+        total[i] += one + other
+
+
 def _shift(top: int) -> float:
     return math.ldexp(1.5, 52 + top - DEPTH)
 
@@ -160,9 +211,12 @@ def _joined(own: Part, other: Part) -> Part:
 
 
 def _within(part: Part, top: int) -> Part:
-    """``part`` with what its lower half may no longer hold in the upper one; their sum is the same number."""
-    if part.count < AT_ONCE:
-        return part
+    """``part``, split where its lower half may hold no more."""
+    return part if part.count < AT_ONCE else _split(part, top)
+
+
+def _split(part: Part, top: int) -> Part:
+    """``part`` with the upper places of its lower half in the upper one; their sum is the same number."""
     shift = math.ldexp(1.5, 52 + top)
     coarse = (part.low + shift).sub_(shift)
     low = part.low.sub_(coarse)

@@ -24,7 +24,7 @@ from privfl.engine.client_randomness import ClientRandomness
 from privfl.engine.device_sequences import DeviceSequence
 from privfl.engine.dropout import StreamDropout
 from privfl.engine.loop import LoopEngine
-from privfl.engine.measures import NOTHING, measures_of
+from privfl.engine.measures import NOTHING, measures_of_stack
 from privfl.engine.sequences import sequence_of
 from privfl.engine.stacked_sequences import StackedSequence, stacked_sequence_of
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, Trained, Workspace, send
@@ -270,7 +270,7 @@ class VectorisedEngine:
             local = {name: padded(value, self._height(len(slots))) for name, value in local.items()}
             finish = vmap(lambda local: algorithm.finish(local, received, training))  # which may write into it
             uploads = self._wherever_clients_stand("finish", algorithm, len(slots), finish, local)
-        known = measures_of(uploads, len(slots)) if loop.device.type == "cuda" else [NOTHING] * len(slots)
+        known = measures_of_stack(uploads, len(slots)) if loop.device.type == "cuda" else [NOTHING] * len(slots)
         return [
             Trained(
                 {name: value[place] for name, value in uploads.items()},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from privfl.algorithms.base import Algorithm, Tensors, overrides
 from privfl.engine.client_randomness import ClientRandomness
 from privfl.engine.dropout import StreamDropout, give_dropout_streams
-from privfl.engine.measures import NOTHING, Measured
+from privfl.engine.measures import NOTHING, Measured, measures_of
 from privfl.engine.sequences import Sequence
 from privfl.errors import ConfigError, unknown
 from privfl.models.flat_network import FlatNetwork
@@ -23,6 +23,7 @@ from privfl.models.layouts import lay_channels_innermost
 from privfl.models.module_state import ModuleState
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.channel.client_side import BrokenUpload
+from privfl.privacy.channel.field import Field
 from privfl.privacy.clipping.known import known_function
 from privfl.privacy.clipping.per_sample import GradSampleMode, PerSampleGradients
 from privfl.privacy.door.batch_plans import LocalTraining, private_plan
@@ -273,12 +274,12 @@ def send(channel: RoundChannel, client: int, trained: Trained, noise: NoiseStrea
     """
     upload, unreported = _with_reports(channel, trained.upload, like)
     log = trained.log
-    problem = _problem(channel, upload, like, trained.known)
-    sent, known = None, NOTHING
+    problem, known = _problem(channel, upload, like, trained.known)
+    sent = None
     if not problem:
         try:
             sent = channel.at_client(upload, noise, like=like, broken=False)
-            known = trained.known if sent is upload else NOTHING  # a mechanism may have written into a tensor
+            known = _measured(channel.measured, sent, known if sent is upload else NOTHING)
             problem = _too_long(channel, sent, known)
         except BrokenUpload as error:
             problem = str(error)
@@ -313,19 +314,25 @@ def _report_problem(name: str, value: Any) -> str:
 def _too_long(channel: RoundChannel, sent: Tensors, known: Measured) -> str:
     """Why what is ``sent`` is longer than any honest upload, in a few words; empty if it is not."""
     for kind in channel.measured:
-        value = sent[kind.name]
-        # In float32 the norm of a long vector is rounded, and of a huge one infinite. Near the bound and above it the
-        # norm in float64 counts, of numbers that cannot overflow when they are squared.
-        norm = known[kind.name].norm if kind.name in known else float(torch.linalg.vector_norm(value))
-        if not norm <= 0.99 * channel.max_upload_norm:
-            largest = float(value.abs().max()) or 1.0
-            if float(torch.linalg.vector_norm(value.double() / largest)) * largest > channel.max_upload_norm:
+        value, largest = sent[kind.name], known[kind.name].largest
+        # No vector is longer than so many of its largest numbers. In float32 the norm of a long one is rounded, and of
+        # a huge one infinite. Near the bound and above it the norm in float64 counts, of numbers that cannot overflow
+        # when they are squared.
+        enough = 0.99 * channel.max_upload_norm
+        if not largest * math.sqrt(value.numel()) <= enough and not float(torch.linalg.vector_norm(value)) <= enough:
+            scale = largest or 1.0
+            if float(torch.linalg.vector_norm(value.double() / scale)) * scale > channel.max_upload_norm:
                 return f"sent '{kind.name}' longer than max_upload_norm = {channel.max_upload_norm:g}"
     return ""
 
 
-def _problem(channel: RoundChannel, upload: Any, like: Tensor, known: Measured) -> str:
-    """Why this upload cannot be used, in a few words; empty if it can.
+def _measured(fields: Iterable[Field], upload: Tensors, known: Measured) -> Measured:
+    """The measures of these ``fields`` of ``upload``, with those that are ``known``."""
+    return {**known, **{one.name: measures_of(upload[one.name]) for one in fields if one.name not in known}}
+
+
+def _problem(channel: RoundChannel, upload: Any, like: Tensor, known: Measured) -> tuple[str, Measured]:
+    """Why this upload cannot be used, in a few words, empty if it can, and its measures as far as they are taken.
 
     Raises:
         ConfigError: it is named otherwise than declared, which no client would get right.
@@ -342,15 +349,14 @@ def _problem(channel: RoundChannel, upload: Any, like: Tensor, known: Measured) 
     for kind in channel.fields:
         value = upload.get(kind.name) if isinstance(upload, dict) else None
         if not isinstance(value, Tensor):
-            return f"sent no '{kind.name}'"
+            return f"sent no '{kind.name}'", known
         if tuple(value.shape) != (tuple(like.shape) if kind.shape is None else kind.shape):
-            return f"sent '{kind.name}' of shape {tuple(value.shape)}"
+            return f"sent '{kind.name}' of shape {tuple(value.shape)}", known
         if value.dtype not in (torch.float32, torch.float64):
-            return f"sent '{kind.name}' as {value.dtype}"
+            return f"sent '{kind.name}' as {value.dtype}", known
         if kind.epsilon is not None:
             continue  # see _with_reports
-        # One pass: a sum is finite only if all its terms are. It may overflow without reason, so only then look closer.
-        total = known[kind.name].total if kind.name in known else float(value.sum())
-        if not math.isfinite(total) and not bool(torch.isfinite(value).all()):
-            return f"sent a non-finite '{kind.name}'"
-    return ""
+        known = _measured([kind], upload, known)
+        if not known[kind.name].finite:
+            return f"sent a non-finite '{kind.name}'", known
+    return "", known

@@ -141,6 +141,8 @@ class _PartialAggregator(PlainAggregator):
     """Adds a share up and leaves it to the driver to close the sums."""
 
     def close(self, sums: CohortSums) -> None:
+        for one in self.sums.values():
+            one.settle()
         sums.members = sorted(self.weights)
 
 

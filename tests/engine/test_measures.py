@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from privfl.engine.aggregation import CohortSums, PlainAggregator
-from privfl.engine.measures import NOTHING, measures_of
+from privfl.engine.measures import NOTHING, Measures, measures_of, measures_of_stack
 from privfl.engine.workspace import Trained, send
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.channel.field import Field
@@ -25,45 +25,63 @@ def uploads():
     return {"update": update, "size": torch.arange(5.0), "table": torch.randn(5, 2, 3, generator=numbers).double()}
 
 
-def test_measures_are_those_of_each_upload():
+def same(one, other):
+    return [repr(number) for number in (one.lowest, one.highest)] == [
+        repr(number) for number in (other.lowest, other.highest)
+    ]
+
+
+def test_measures_of_a_stack_are_those_of_each_upload():
     given = uploads()
-    for client, known in enumerate(measures_of(given, 5)):
+    for client, known in enumerate(measures_of_stack(given, 5)):
         assert set(known) == {"update", "table"}  # a number alone is quickly asked for
         for name, found in known.items():
-            own = given[name][client]
-            for number, expected in (
-                (found.total, own.sum()),
-                (found.norm, torch.linalg.vector_norm(own)),
-                (found.lowest, own.min()),
-                (found.highest, own.max()),
-            ):
-                assert number == pytest.approx(float(expected), rel=1e-5, nan_ok=True)
+            assert same(found, measures_of(given[name][client]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 2, 7, 33, 70_001])
+def test_measures_say_what_is_not_finite_wherever_it_stands_and_what_is_largest(size, dtype):
+    value = torch.randn(size, generator=torch.Generator().manual_seed(size), dtype=dtype)
+    found = measures_of(value)
+    assert (found.lowest, found.highest, found.largest) == (value.min(), value.max(), value.abs().max())
+    assert found.finite
+    for wrong in (math.nan, math.inf, -math.inf):
+        for place in {0, size // 2, size - 1}:
+            broken = value.clone()
+            broken[place] = wrong
+            assert not measures_of(broken).finite
+            assert not measures_of(broken).largest < math.inf
+    assert measures_of(value[:0]) == Measures(0.0, 0.0)
 
 
 def test_the_host_waits_once_for_all_of_them():
     with stand_in_cuda() as counts:
         given = {name: value.to(CUDA) for name, value in uploads().items()}
-        counts.reset()
-        measures_of(given, 5)
-        assert counts.waits.total() == 1
+        for ask in (lambda: measures_of_stack(given, 5), lambda: measures_of(given["update"])):
+            counts.reset()
+            ask()
+            assert counts.waits.total() == 1
 
 
 def test_clients_who_send_nothing_or_fill_a_stack_up_have_none():
-    assert measures_of({}, 3) == [{}, {}, {}]
-    assert len(measures_of(uploads(), 2)) == 2
+    assert measures_of_stack({}, 3) == [{}, {}, {}]
+    assert len(measures_of_stack(uploads(), 2)) == 2
 
 
 def test_what_is_known_decides_what_is_dropped_and_how_the_rest_is_added_up_as_the_upload_itself():
     channel = RoundChannel.bare(FIELDS)
     given, found = uploads(), []
-    for known in (measures_of(given, 5), [NOTHING] * 5):
+    for known in (measures_of_stack(given, 5), [NOTHING] * 5):
         aggregator, dropped = PlainAggregator(channel.fields), []
         for client in range(5):
             upload = {name: value[client] for name, value in given.items()}
             trained = Trained(upload, {}, DoorLog(), known[client])
             sent = send(channel, client, trained, NoiseStream(bytes(32)), torch.zeros(SIZE))
             dropped.append(sent.dropped)
-            assert sent.known == ({} if sent.dropped else known[client])
+            names = set() if sent.dropped else {"update", "size", "table"}
+            assert set(sent.known) == names
+            assert all(sent.known[name] == measures_of(upload[name]) for name in names)
             if sent.upload is not None:
                 assert aggregator.add(client, sent.upload, 0.3, sent.known) == ""
         sums = CohortSums()
@@ -82,7 +100,7 @@ def test_what_a_mechanism_may_have_written_into_is_measured_anew(monkeypatch):
         return {**upload}
 
     upload = {"update": torch.ones(SIZE)}
-    (known,) = measures_of({"update": upload["update"][None]}, 1)
+    known = {"update": measures_of(upload["update"])}
     monkeypatch.setattr(RoundChannel, "at_client", doubled)
     sent = send(channel, 0, Trained(upload, {}, DoorLog(), known), NoiseStream(bytes(32)), torch.zeros(SIZE))
     assert sent.known == {}

@@ -54,12 +54,66 @@ def test_the_compiled_loop_has_the_same_bits(length, factor, dtype, monkeypatch)
     assert torch.equal(sum_of(values, factor).total(), expected)
 
 
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 2 * AT_ONCE + 3])
+def test_large_summands_wait_for_each_other_and_the_bits_stay(count, monkeypatch):
+    several = random_summands(7, 12)
+    values = [several[place % 7] for place in range(count)]
+    expected = sum_of(values, 1 / 3)
+    monkeypatch.setattr(order_free_sum, "MANY", 12)
+    monkeypatch.setattr(compiling, "ENOUGH", 0.0)
+    found, half = sum_of(values, 1 / 3), sum_of(values[: count // 2], 1 / 3)
+    assert any(found.waiting.values())
+    assert all(len(waiting) < order_free_sum.TOGETHER for waiting in found.waiting.values())
+    half.merge(sum_of(values[count // 2 :], 1 / 3))
+    assert torch.equal(half.total(), expected.total())
+    found.settle()
+    assert not found.waiting
+    assert {top: part.count for top, part in found.parts.items()}.keys() == expected.parts.keys()
+    assert torch.equal(found.total(), expected.total())
+    found.add(values[0], 1 / 3, range_of(values[0], 1 / 3))
+    expected.add(values[0], 1 / 3, range_of(values[0], 1 / 3))
+    assert torch.equal(found.total(), expected.total())
+
+
+def test_sums_of_four_stay_exact_beyond_what_one_float64_holds(monkeypatch):
+    monkeypatch.setattr(order_free_sum, "MANY", 3)
+    monkeypatch.setattr(compiling, "ENOUGH", 0.0)
+    for count in (AT_ONCE - 2, AT_ONCE - 1, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE + 5):
+        large, small = torch.tensor([2.0**WIDTH - 2.0**-16]), torch.tensor([2.0 ** (WIDTH - DEPTH)])
+        mixed = torch.cat([large, -large, small])
+        whole = sum_of([mixed.clone() for _ in range(count)])
+        whole.settle()
+        part = whole.parts[WIDTH]
+        high = torch.zeros(3, dtype=torch.float64) if part.high is None else part.high
+        assert part.count <= AT_ONCE
+        assert [Fraction(a) + Fraction(b) for a, b in zip(part.low.tolist(), high.tolist(), strict=True)] == [
+            Fraction(float(value)) * count for value in mixed
+        ]
+
+
+def test_a_part_of_a_stack_and_what_is_small_never_waits(monkeypatch):
+    monkeypatch.setattr(order_free_sum, "MANY", 12)
+    monkeypatch.setattr(compiling, "ENOUGH", 0.0)
+    stack = torch.randn(3, 12, generator=torch.Generator().manual_seed(0))
+    assert not sum_of(stack).waiting
+    assert not sum_of([stack[0, :11].clone()]).waiting
+    assert not sum_of([stack.t()]).waiting
+    assert sum_of([stack[0].clone()]).waiting
+
+
 def test_the_compiled_loop_rounds_the_product_and_each_sum():
     """Fused, a product of 53 bits and the shift would be rounded once."""
     import numba
 
-    fresh = numba.njit(error_model="numpy")(order_free_sum._add_rounded)
-    fresh(np.zeros(64), np.ones(64, dtype=np.float32), 1 / 3, 1.5)
+    one = numba.njit(error_model="numpy")(order_free_sum._add_rounded)
+    one(np.zeros(64), np.ones(64, dtype=np.float32), 1 / 3, 1.5)
+    four = numba.njit(error_model="numpy")(order_free_sum._add_four_rounded)
+    four(np.zeros(64), (np.ones(64, dtype=np.float32),) * 4, (1 / 3,) * 4, 1.5)
+    for fresh in (one, four):
+        rounds_each(fresh)
+
+
+def rounds_each(fresh):
     assert not fresh.targetoptions.get("fastmath")
     (text,) = fresh.inspect_asm().values()
     assert "mul" in text
