@@ -29,7 +29,7 @@ WIDTH = 8
 DEPTH = 44
 """Binary places from the top of a range down to its grid."""
 AT_ONCE = 1 << (53 - DEPTH - 1)
-"""Summands after which a sum is split, so that no sum of two such parts leaves the 53 bits of a float64."""
+"""Summands after which a sum is split, so that no sum of two such parts, or of four more, leaves a float64's 53 bits."""
 TOGETHER = 4
 """Summands of many numbers that are added at once, since memory takes longer to reach than they to be added."""
 MANY = 1 << 17
@@ -96,8 +96,6 @@ class OrderFreeSum:
 
     def _add_waiting(self, top: int) -> None:
         summands, part = self.waiting.pop(top), self.parts[top]
-        if part.count + len(summands) > AT_ONCE:
-            part = _split(part, top)
         loop = compiled(_add_four_rounded)
         assert loop is not None  # else nothing would have waited
         nothing = summands[0][0], 0.0
@@ -211,12 +209,9 @@ def _joined(own: Part, other: Part) -> Part:
 
 
 def _within(part: Part, top: int) -> Part:
-    """``part``, split where its lower half may hold no more."""
-    return part if part.count < AT_ONCE else _split(part, top)
-
-
-def _split(part: Part, top: int) -> Part:
-    """``part`` with the upper places of its lower half in the upper one; their sum is the same number."""
+    """``part`` with what its lower half may no longer hold in the upper one; their sum is the same number."""
+    if part.count < AT_ONCE:
+        return part
     shift = math.ldexp(1.5, 52 + top)
     coarse = (part.low + shift).sub_(shift)
     low = part.low.sub_(coarse)
