@@ -29,7 +29,7 @@ WIDTH = 8
 DEPTH = 44
 """Binary places from the top of a range down to its grid."""
 AT_ONCE = 1 << (53 - DEPTH - 1)
-"""Summands after which a sum is split, so that no sum of two such parts, or of four more, leaves a float64's 53 bits."""
+"""Summands after which a sum is split, so that no sum of two such parts, or of four more, leaves 53 bits."""
 TOGETHER = 4
 """Summands of many numbers that are added at once, since memory takes longer to reach than they to be added."""
 MANY = 1 << 17
