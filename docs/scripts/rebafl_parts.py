@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from verdict_intervals import BySeed, interval, of_curve, raw
 
 FIFTY_ALL, PARTS = "rebafl-fifty-all-images", "rebafl-parts"
 BOTH_FIGURES = ("last", "change")
+METHODS = ("FedAvg", "F-Aug only", "R-BSM only", "ReBaFL")
 
 
 def _rows_of_parts() -> list[Any]:
@@ -27,10 +28,10 @@ def of_part(method: str, figure: str) -> BySeed:
 WITH_FIFTY = partial(of_curve, raw(FIFTY_ALL)["rows"], 200)  # the same with 50 clients, all images
 
 
-def parts(of: Callable[[str, str], BySeed] = of_part) -> str:
+def parts(of: Callable[[str, str], BySeed] = of_part, methods: Sequence[str] = METHODS) -> str:
     """ReBaFL's parts over all rounds; no interval of a single seed."""
     made = []
-    for method in ("FedAvg", "F-Aug only", "R-BSM only", "ReBaFL"):
+    for method in methods:
         found = [of(method, figure) for figure in BOTH_FIGURES]
         less = [
             "–" if method == other or len(set(own) & set(of(other, figure))) < 2 else interval(own, of(other, figure))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise, product
 
-from rebafl_parts import BOTH_FIGURES, FIFTY_ALL, PARTS, WITH_FIFTY, of_part, parts
+from rebafl_parts import BOTH_FIGURES, FIFTY_ALL, METHODS, PARTS, WITH_FIFTY, of_part, parts
 from tables import spread, table
 from verdict_intervals import BESIDE, LONG, BySeed, interval, of_condition, of_curve, raw
 
@@ -372,6 +372,6 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "fifty, all images": partial(over_rounds, FIFTY_ALL),
         "fifty, all images, by fifty rounds": partial(fifties, FIFTY_ALL, LONG),
         "fifty, all images, other rivals": partial(all_images_beside_others, FIFTY_ALL, FIFTY),
-        "fifty, all images, its parts": partial(parts, WITH_FIFTY),
+        "fifty, all images, its parts": partial(parts, WITH_FIFTY, ("FedAvg", "FedAvg-FT", *METHODS[1:])),
     },
 }
