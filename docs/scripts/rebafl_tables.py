@@ -338,6 +338,11 @@ def whole_runs() -> Iterator[tuple[str, str]]:
         yield f"50 clients, {figure}, 200 rounds: {CLIPPED} − FedDyn", interval(*pair)
     for (one, other), figure in product(OF_PARTS, BOTH_FIGURES):
         yield f"parts, {figure}: {one} − {other}", interval(of_part(one, figure), of_part(other, figure))
+        with_fifty = (WITH_FIFTY(method, figure) for method in (one, other))
+        yield f"50 clients, parts, {figure}: {one} − {other}", interval(*with_fifty)
+    for other, figure in product(("FedAvg", "ReBaFL"), BOTH_FIGURES):
+        with_fifty = (WITH_FIFTY(method, figure) for method in ("FedAvg-FT", other))
+        yield f"50 clients, {figure}: FedAvg-FT − {other}", interval(*with_fifty)
     for one, other in ((BALANCED, REFERENCE), ("F-Aug only", REFERENCE), (BOTH, BALANCED), (BOTH, REFERENCE)):
         own = [of_variant(variant, "diversity", PARTS) for variant in (one, other)]
         yield f"diversity, 200 rounds: {one} − {other}", interval(*own, 3)
