@@ -44,8 +44,8 @@ class Forms:
         divided: numbers in the windows of a stacked step from which on two workers are quicker than one (AMD, two
             cores: 9.9 against 10.7 ms a round with 10 clients of a small CNN, 12.4 against 11.7 with 14).
         transformed: numbers of transformed images that a convolution takes at once. With few they stay near a core;
-            with all of a batch two workers wait less for the interpreter's lock (Intel: 260 ms a round of 10 clients of
-            a CNN instead of 318; one worker alone gains a twentieth).
+            with all of a batch two workers wait less for the interpreter's lock (Intel: 189 ms a round of 10 clients of
+            a CNN instead of 220).
     """
 
     weight_first: bool = False

@@ -344,6 +344,9 @@ def test_a_run_with_a_loss_of_features_is_that_of_autograd(monkeypatch, algorith
     assert len(taken) == 2 * 5 * 3  # rounds, clients, batches of the run with a sequence
     torch.testing.assert_close(runs[0].parameters, runs[1].parameters, rtol=1e-3, atol=1e-5)
     assert (runs[0].parameters != runs[1].parameters).any()
+    assert runs[0].client_state.keys() == runs[1].client_state.keys()
+    for client, kept in runs[0].client_state.items():
+        torch.testing.assert_close(kept, runs[1].client_state[client], rtol=1e-3, atol=1e-5)
     assert told[0] == []
     assert runs[0].statement.to_json() == runs[1].statement.to_json()
 
