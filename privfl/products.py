@@ -46,6 +46,9 @@ class Forms:
         transformed: numbers of transformed images that a convolution takes at once. With few they stay near a core;
             with all of a batch two workers wait less for the interpreter's lock (Intel: 189 ms a round of 10 clients of
             a CNN instead of 220).
+        fewest: rows that a product is filled up to where each of them must be rounded alike in all batches. With fewer
+            MKL takes kernels that add up in another order (Intel: from 16 rows on it does not), and a whole pass of
+            the network would be as long.
     """
 
     weight_first: bool = False
@@ -54,6 +57,7 @@ class Forms:
     narrow_first: bool = False
     divided: int = 5 << 18
     transformed: int = 1 << 18
+    fewest: int = 1
 
 
 @cache
@@ -76,7 +80,7 @@ def forms() -> Forms:
 def forms_of(maker: str) -> Forms:
     """The forms for processors of ``maker``, as far as this build of PyTorch has them."""
     if "GenuineIntel" in maker:
-        return Forms(weight_first=True, transformed=1 << 22)
+        return Forms(weight_first=True, transformed=1 << 22, fewest=16)
     if "AuthenticAMD" in maker:
         return Forms(onednn=_onednn_agrees(), by_inputs=True, narrow_first=True, divided=3 << 18)
     return Forms()
@@ -92,22 +96,36 @@ def has_bfloat16_units() -> bool:
 def outputs(given: Tensor, weight: Tensor, bias: Tensor | None, *, steady: bool = False) -> Tensor:
     """``given`` [B, in] times ``weight`` [out, in] transposed, plus ``bias`` [out]; nothing is recorded for autograd.
 
-    ``steady``: the form is one for all numbers of rows.
+    ``steady``: the form is one for all numbers of rows, so that each is rounded alike.
     """
     taken = forms()
     if taken.onednn and _suits_onednn(given, weight):
         return _by_onednn(given, weight, bias)
-    if taken.weight_first and not steady and len(given) <= FEW and weight.numel() >= WIDE:
-        product = torch.mm(weight, given.T).T.contiguous()
+    if taken.weight_first and weight.numel() >= WIDE and (steady or len(given) <= FEW):
+        product = _by_turns(given, weight, taken.fewest) if steady else torch.mm(weight, given.T).T.contiguous()
         return product if bias is None else product.add_(bias)
-    return F.linear(given, weight, bias)
+    return F.linear(filled(given), weight, bias)[: len(given)] if steady else F.linear(given, weight, bias)
 
 
-def input_gradient(back: Tensor, weight: Tensor) -> Tensor:
-    """``back`` [B, out] times ``weight`` [out, in]; the form is one for all numbers of rows."""
+def _by_turns(given: Tensor, weight: Tensor, rows: int) -> Tensor:
+    """``W xᵀ`` transposed, of ``rows`` at a time."""
+    product = given.new_empty(len(given), len(weight))
+    for some, place in zip(torch.split(given, rows), torch.split(product, rows), strict=True):
+        place.copy_(torch.mm(weight, filled(some).T).T[: len(some)])
+    return product
+
+
+def input_gradient(back: Tensor, weight: Tensor, *, steady: bool = False) -> Tensor:
+    """``back`` [B, out] times ``weight`` [out, in]; ``steady`` as in :func:`outputs`."""
     if forms().onednn and _suits_onednn(back, weight):
         return _by_onednn(back, weight.T, None)
-    return torch.mm(back, weight)
+    return torch.mm(filled(back), weight)[: len(back)] if steady else torch.mm(back, weight)
+
+
+def filled(rows: Tensor) -> Tensor:
+    """``rows`` [B, n], and rows of zeros behind them until there are as many as products on this processor need."""
+    missing = forms().fewest - len(rows) if rows.device.type == "cpu" else 0
+    return F.pad(rows, (0, 0, 0, missing)) if missing > 0 else rows
 
 
 def write_weight_gradient(back: Tensor, given: Tensor, into: Tensor) -> None:

@@ -8,16 +8,26 @@ import torch
 import torch.nn.functional as F
 
 from privfl import products
-from privfl.products import Forms, batched, descend_, forms_of, input_gradient, outputs, write_weight_gradient
+from privfl.products import (
+    Forms,
+    batched,
+    descend_,
+    filled,
+    forms_of,
+    input_gradient,
+    outputs,
+    write_weight_gradient,
+)
 
 FORMS = {
     "plain": Forms(),
     "weight first": Forms(weight_first=True),
+    "weight first, filled up": Forms(weight_first=True, fewest=16),
     "oneDNN": Forms(onednn=True),
     "updates by inputs": Forms(by_inputs=True),
     "narrow first": Forms(narrow_first=True),
 }
-INTEL = Forms(weight_first=True, transformed=1 << 22)
+INTEL = Forms(weight_first=True, transformed=1 << 22, fewest=16)
 AMD = Forms(by_inputs=True, narrow_first=True, divided=3 << 18)
 SHAPES = {"narrow": (10, 7), "wide": (300, 257), "huge": (2100, 512)}
 
@@ -50,7 +60,7 @@ def test_products_are_those_of_float64(shape, rows, steady):
     for found, wanted in (
         (outputs(narrow[0], narrow[1], narrow[2], steady=steady), F.linear(given, weight, bias)),
         (outputs(narrow[0], narrow[1], None, steady=steady), F.linear(given, weight)),
-        (input_gradient(narrow[3], narrow[1]), back @ weight),
+        (input_gradient(narrow[3], narrow[1], steady=steady), back @ weight),
         (gradient, back.T @ given),
         (descend_(narrow[1].clone(), narrow[3], narrow[0], 0.5), weight - 0.5 * back.T @ given),
     ):
@@ -77,6 +87,32 @@ def test_only_narrow_batched_products_are_turned(monkeypatch):
     assert batched(left, torch.randn(3, 20, 16)).is_contiguous()
     monkeypatch.setattr(products, "forms", Forms)
     assert batched(left, torch.randn(3, 20, 15)).is_contiguous()
+
+
+def test_few_rows_are_filled_up_with_zeros(monkeypatch):
+    monkeypatch.setattr(products, "forms", lambda: Forms(fewest=4))
+    few, enough = torch.ones(3, 2), torch.ones(4, 2)
+    assert filled(few).tolist() == [[1, 1]] * 3 + [[0, 0]]
+    assert filled(enough) is enough
+    on_another_device = few.to("meta")
+    assert filled(on_another_device) is on_another_device
+    monkeypatch.setattr(products, "forms", Forms)
+    assert filled(few) is few
+
+
+@pytest.mark.parametrize("shape", ["narrow", "wide"])
+def test_a_steady_product_rounds_a_row_alike_in_every_batch(shape, monkeypatch):
+    monkeypatch.setattr(products, "forms", lambda: Forms(weight_first=True, fewest=16))
+    inputs, outs = SHAPES[shape]
+    draws = torch.Generator().manual_seed(0)
+    given, weight, back = (torch.randn(size, generator=draws) for size in ((16, inputs), (outs, inputs), (16, outs)))
+    for rows in range(1, 16):
+        assert torch.equal(
+            outputs(given[:rows], weight, None, steady=True), outputs(given, weight, None, steady=True)[:rows]
+        )
+        assert torch.equal(
+            input_gradient(back[:rows], weight, steady=True), input_gradient(back, weight, steady=True)[:rows]
+        )
 
 
 def test_an_update_is_written_where_the_weight_lies(monkeypatch):

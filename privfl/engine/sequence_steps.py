@@ -50,7 +50,7 @@ class Linear:
         return outputs(kept.given, kept.weight, bias, steady=self.steady), kept
 
     def backward(self, back: Tensor, kept: Received) -> Tensor:
-        return input_gradient(back.to(kept.weight.dtype), kept.weight).to(kept.dtype)
+        return input_gradient(back.to(kept.weight.dtype), kept.weight, steady=self.steady).to(kept.dtype)
 
     def write(self, back: Tensor, kept: Received, places: dict[str, Tensor]) -> None:
         back = back.float()

@@ -36,6 +36,7 @@ from privfl.privacy.clipping.opacus_hooks import OpacusHooks
 from privfl.privacy.clipping.row_wise import Made, Seen, Shown, Watch, each_row, said_of
 from privfl.privacy.clipping.rule import Arrivals, Calls, Formed, Places, Rule, SumRule
 from privfl.privacy.loss import Loss
+from privfl.products import filled
 
 GradSampleMode = Literal["layers", "rows", "vmap", "opacus"]
 BY_RULES: tuple[GradSampleMode, ...] = ("layers", "rows")
@@ -54,8 +55,9 @@ class PerSampleGradients:
         self.network = network
         self.way: GradSampleMode = way or ("layers" if unknown_layers(network.module) == [] else "vmap")
         self._known = frozenset() if way == "rows" else known_ranks(network.module)
-        self._recording = False
+        self._recording = self._steady = False
         self._seen: Seen = {}
+        self._unfilled: Tensor | None = None
         self._watch = Watch()
         self.unaided: Arrivals | None = None
         """Says without autograd what the layers' rules need, where it serves; only ways ``BY_RULES`` ask it."""
@@ -75,6 +77,8 @@ class PerSampleGradients:
                     if isinstance(made, LinearRule):
                         made.shared = inputs
                     self._places[module] = own
+                    if isinstance(module, nn.Linear):
+                        module.register_forward_pre_hook(self._fill)
                     module.register_forward_hook(self._record)
 
     def clipped_sum(
@@ -151,13 +155,16 @@ class PerSampleGradients:
                 for place in places.values():
                     place.zero_()
 
-    def _forward(self, loss: Loss, inputs: Tensor, targets: Tensor) -> tuple[Seen, Tensor]:
-        """What every layer received and gave in one forward pass, and the losses [B]."""
-        self._seen, self._recording = {}, True
+    def _forward(self, loss: Loss, inputs: Tensor, targets: Tensor, *, steady: bool = False) -> tuple[Seen, Tensor]:
+        """What every layer received and gave in one forward pass, and the losses [B].
+
+        ``steady``: linear layers get as many rows as it takes to round each alike, so that others need not.
+        """
+        self._seen, self._recording, self._steady, self._unfilled = {}, True, steady, None
         try:
             losses = loss(self.network.module, inputs, targets)
         finally:
-            self._recording = False
+            self._recording = self._steady = False
         seen, self._seen = self._seen, {}
         return seen, losses
 
@@ -182,10 +189,22 @@ class PerSampleGradients:
                 reached[module] = pairs
         return reached
 
+    def _fill(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        """Give the linear layer ``module`` more rows, where a steady pass has too few; :meth:`_record` drops them."""
+        self._unfilled = None
+        if not self._steady or inputs[0].dim() != 2 or (more := filled(inputs[0])) is inputs[0]:
+            return None
+        self._unfilled = inputs[0]
+        return more
+
     def _record(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-        if self._recording:
-            self._seen.setdefault(module, []).append(Shown(inputs[0].detach(), 0, output, 0))
-        return self._watch.show(module, inputs, output)
+        if not self._recording:
+            return self._watch.show(module, inputs, output)
+        given, self._unfilled = self._unfilled, None
+        if given is not None:
+            output = output[: len(given)]
+        self._seen.setdefault(module, []).append(Shown((inputs[0] if given is None else given).detach(), 0, output, 0))
+        return output
 
     def _reached(
         self, loss: Loss, inputs: Tensor, targets: Tensor, *, apart: bool
@@ -194,7 +213,10 @@ class PerSampleGradients:
         if self.unaided is not None and self.goes_unaided(loss):
             return self.unaided.arrivals(loss, inputs, targets)
         with torch.enable_grad():
-            seen, losses = (self._forward_apart if apart else self._forward)(loss, inputs, targets)
+            if apart:
+                seen, losses = self._forward_apart(loss, inputs, targets)
+            else:
+                seen, losses = self._forward(loss, inputs, targets, steady=True)
             total = losses.sum()
         return self._arrived(seen, total).items()
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from privfl import products
 from privfl.errors import ConfigError
 from privfl.federation.task import cross_entropy
 from privfl.models import build, models
@@ -406,3 +407,21 @@ def test_batch_norm_is_refused_by_its_name():
     module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
     with pytest.raises(ConfigError, match=r"layer '1' is BatchNorm2d.*use GroupNorm"):
         FlatNetwork(module)
+
+
+def test_a_linear_layer_is_given_as_many_rows_as_products_need(monkeypatch):
+    monkeypatch.setattr(products, "forms", lambda: products.Forms(fewest=16))
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 3))
+    draws = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(5, 1, 5, 5, generator=draws), torch.tensor([0, 1, 2, 0, 1])
+    agree(module, inputs, targets)
+    taken = []
+    for layer in (module[0], module[2], module[4]):
+        forward = layer.forward
+        monkeypatch.setattr(layer, "forward", lambda x, forward=forward: taken.append(len(x)) or forward(x))
+    clipper = PerSampleGradients(FlatNetwork(module), "layers")
+    monkeypatch.setattr(clipper, "serves_batches", lambda *_: True)
+    clipper.clipped_sum(cross_entropy, inputs.double(), targets, 1.0)
+    with torch.no_grad():
+        clipper.plain_sum(cross_entropy, inputs.double(), targets, 5.0)
+    assert taken == [5, 16, 16, 5, 5, 5]
