@@ -7,6 +7,7 @@ shortcut, to what the steps between them made of it; on the way back :class:`Joi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,23 @@ from torch import Tensor, nn
 
 from privfl.models.layouts import INNERMOST
 from privfl.models.residual import BasicBlock, Subsample
+
+
+@dataclass
+class Standardised:
+    """What normalising leaves.
+
+    Args:
+        given: [B, C, ...], laid out without gaps.
+        mean: of each group, [B, groups].
+        inverse: one over the deviation of each group, likewise.
+        formed: what each sample gives the parameters, by name, once it is known; see :meth:`Normalised.backward`.
+    """
+
+    given: Tensor
+    mean: Tensor
+    inverse: Tensor
+    formed: dict[str, Tensor] | None = None
 
 
 class Normalised:
@@ -27,29 +45,48 @@ class Normalised:
         rows, channels = given.shape[:2]
         return rows, channels, given[0, 0].numel(), self.layer.num_groups
 
-    def forward(self, given: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    def forward(self, given: Tensor) -> tuple[Tensor, Standardised]:
         layer, given = self.layer, _dense(given, given)
         output, mean, inverse = torch.native_group_norm(given, layer.weight, layer.bias, *self._sizes(given), layer.eps)
-        return output, (given, mean, inverse)
+        return output, Standardised(given, mean, inverse)
 
-    def _backward(
-        self, back: Tensor, kept: tuple[Tensor, Tensor, Tensor], wanted: list[bool]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        given, mean, inverse = kept
+    def _backward(self, back: Tensor, kept: Standardised, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+        given = kept.given
         found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_group_norm_backward(
-            _dense(back, given), given, mean, inverse, self.layer.weight, *self._sizes(given), wanted
+            _dense(back, given), given, kept.mean, kept.inverse, self.layer.weight, *self._sizes(given), wanted
         )
         return found
 
-    def backward(self, back: Tensor, kept: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        return self._backward(back, kept, [True, False, False])[0]
+    def backward(self, back: Tensor, kept: Standardised) -> Tensor:
+        """The gradient at the input; on the way, where it costs nothing, what each sample gives the parameters.
 
-    def write(self, back: Tensor, kept: tuple[Tensor, Tensor, Tensor], places: dict[str, Tensor]) -> None:
+        To the kernel the channels of all samples are those of one, whose parameters it keeps apart.
+        """
+        given, (rows, channels, values, groups) = kept.given, self._sizes(kept.given)
+        if not given.is_contiguous():
+            return self._backward(back, kept, [True, False, False])[0]
+        found, weight, bias = torch.ops.aten.native_group_norm_backward(
+            back.reshape(1, -1, values),
+            given.view(1, -1, values),
+            kept.mean.view(1, -1),
+            kept.inverse.view(1, -1),
+            self.layer.weight.repeat(rows),
+            1,
+            rows * channels,
+            values,
+            rows * groups,
+            [True, True, True],
+        )
+        kept.formed = {"weight": weight.view(rows, channels), "bias": bias.view(rows, channels)}
+        gradient: Tensor = found.view(given.shape)
+        return gradient
+
+    def write(self, back: Tensor, kept: Standardised, places: dict[str, Tensor]) -> None:
         _, weight, bias = self._backward(back, kept, [True, True, True])
         places["weight"].copy_(weight)
         places["bias"].copy_(bias)
 
-    def descend(self, back: Tensor, kept: tuple[Tensor, Tensor, Tensor], rate: float) -> None:
+    def descend(self, back: Tensor, kept: Standardised, rate: float) -> None:
         _, weight, bias = self._backward(back, kept, [True, True, True])
         self.layer.weight.sub_(weight, alpha=rate)
         self.layer.bias.sub_(bias, alpha=rate)

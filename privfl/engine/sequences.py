@@ -122,15 +122,18 @@ class Sequence:
         """Every layer with parameters, from the last: its input, and the gradient of the sum of ``loss`` there.
 
         That gradient, at the layer's output, has the samples of ``inputs`` [B, ...] along its first dimension too. Of a
-        convolution that is one step with its pooling come its gradients for each sample, by parameter name.
+        convolution that is one step with its pooling, and of normalisation, come the gradients for each sample, by
+        parameter name.
         """
         for place, back, kept in self._backward(loss, inputs, targets, 1.0):
             step = self.steps[place]
             if isinstance(step, PooledConvolution):
                 yield step.layer, step.formed(back, kept)
+            elif isinstance(step, Normalised) and kept.formed is not None:
+                yield step.layer, kept.formed
             else:
                 assert isinstance(step, Linear | Convolution | Normalised)
-                yield step.layer, [(kept[0] if isinstance(step, Normalised) else kept.given, back)]
+                yield step.layer, [(kept.given, back)]
 
     def descend(self, loss: Loss, inputs: Tensor, targets: Tensor, divisor: float, rate: float) -> None:
         """Subtract ``rate`` times that gradient from the network's parameters, of large ones without writing it."""

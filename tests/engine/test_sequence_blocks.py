@@ -185,6 +185,25 @@ def test_normalisation_reads_its_values_where_they_are(innermost):
             torch.testing.assert_close(one, other)
 
 
+def test_normalisation_says_what_each_sample_gives_its_parameters_where_samples_lie_one_after_the_other():
+    layer = group_norm(16)
+    nn.init.normal_(layer.weight)
+    given, back = torch.randn(4, 16, 5, 6), torch.randn(4, 16, 5, 6)
+    alone = [
+        torch.autograd.grad(layer(row[None]), list(layer.parameters()), of[None])
+        for row, of in zip(given, back, strict=True)
+    ]
+    with torch.no_grad():
+        for arriving in (back, back.contiguous(memory_format=torch.channels_last)):
+            _, kept = Normalised(layer).forward(given)
+            Normalised(layer).backward(arriving, kept)
+            for name, rows in zip(("weight", "bias"), zip(*alone, strict=True), strict=True):
+                torch.testing.assert_close(kept.formed[name], torch.stack(rows))
+        _, kept = Normalised(layer).forward(given.contiguous(memory_format=torch.channels_last))
+        Normalised(layer).backward(back, kept)
+    assert kept.formed is None
+
+
 def test_a_shortcut_without_parameters_takes_every_second_position():
     fork = Fork()
     join = Join(fork, Subsample(2, 3))
