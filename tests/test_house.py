@@ -42,6 +42,7 @@ FLOORS: tuple[set[str], ...] = (
         "privfl.privacy.accounting",
         "privfl.privacy.loss",
         "privfl.privacy.noise",
+        "privfl.privacy.norms",
     },
     {"privfl.data.partitions", "privfl.privacy.sizes", "privfl.privacy.secagg"},
     {"privfl.privacy.clipping", "privfl.privacy.mechanisms"},

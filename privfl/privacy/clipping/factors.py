@@ -20,6 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from privfl.compiling import installed
+from privfl.privacy.norms import norms, suits
+
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
@@ -86,8 +89,10 @@ def norms_along(values: Tensor) -> Tensor:
         largest = values.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
         relative: Tensor = torch.linalg.vector_norm(values / largest, dim=-1)
         return relative * largest[..., 0]
-    norms: Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
-    return norms
+    if installed() and suits(values):
+        return norms(values)
+    found: Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
+    return found
 
 
 def exact_sums(factors: Tensor, rows: Tensor) -> Tensor:

@@ -6,22 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from privfl.compiling import once_it_pays
 from privfl.errors import ConfigError
 from privfl.privacy.mechanisms.mechanism import ChannelRound, Kind, Mechanism, Tensors
 from privfl.privacy.noise.source import NoiseStream
-
-LANES = 512
-"""Sums that a norm is added up in."""
-BLOCK = 32 * LANES
-"""Numbers that are squared at once where nothing is compiled: 128 KiB."""
-SAVED = 4e-10
-"""Seconds that a number takes less by the compiled loop (AMD EPYC)."""
+from privfl.privacy.norms import norms, suits
 
 
 @dataclass(frozen=True)
@@ -53,38 +44,10 @@ class Clip(Mechanism):
 
 
 def norm(update: Tensor) -> float:
-    """The L2 norm of ``update`` (float32 or float64), added up in float64.
-
-    On a CPU the squares of float32 are added up in :data:`LANES` sums side by side, the same with and without Numba: a
-    factor that clips may not depend on what is installed.
-    """
-    if type(update.data) is not Tensor or update.device.type != "cpu" or update.dtype != torch.float32:
-        return float(torch.linalg.vector_norm(update, dtype=torch.float64))
-    values, sums = update.detach().reshape(-1).numpy(), np.zeros(LANES)
-    (once_it_pays(_add_squares, len(values) * SAVED) or _add_squares_in_blocks)(values, sums)
-    return math.sqrt(math.fsum(sums.tolist()))
-
-
-def _add_squares(values: NDArray[np.float32], sums: NDArray[np.float64]) -> None:
-    """Add the square of number i of ``values`` [size] to ``sums`` [LANES] at i mod LANES; compiled."""
-    lanes = len(sums)
-    for begin in range(0, len(values), lanes):
-        line = values[begin : begin + lanes]
-        for i in range(len(line)):
-            value = np.float64(line[i])  # the square of a large float32 overflows
-            sums[i] += value * value
-
-
-def _add_squares_in_blocks(values: NDArray[np.float32], sums: NDArray[np.float64]) -> None:
-    """The same in NumPy, which adds the lines of a block up one after the other."""
-    whole = len(values) // LANES * LANES
-    for begin in range(0, whole, BLOCK):
-        squares = values[begin : min(begin + BLOCK, whole)].reshape(-1, LANES).astype(np.float64)
-        np.multiply(squares, squares, out=squares)
-        squares[0] += sums
-        np.add.reduce(squares, axis=0, out=sums)
-    rest = values[whole:].astype(np.float64)
-    sums[: len(rest)] += rest * rest
+    """The L2 norm of ``update`` (float32 or float64), added up in float64, the same with and without Numba."""
+    flat = update.reshape(-1)
+    found = norms(flat) if suits(flat) else torch.linalg.vector_norm(flat, dtype=torch.float64)
+    return float(found)
 
 
 def scale_to_norm(update: Tensor, max_norm: float) -> Tensor:
