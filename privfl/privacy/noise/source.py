@@ -37,8 +37,7 @@ if TYPE_CHECKING:  # secure aggregation draws its graph here, and a client of it
 
 KEY_BYTES = 32
 GRID_BITS = 20
-_CHUNK = 1 << 15  # values per pass: the work space of one pass (about 0.7 MiB) stays in a core's second-level cache
-_ZEROS = memoryview(bytes(8 * _CHUNK))  # the key stream is the encryption of zeros
+_ZEROS = memoryview(bytes(1 << 19))  # the key stream is the encryption of zeros: as many as a compiled pass draws words
 _UNIT = 2.0**-53
 _REFINE_BELOW = 1 << 33  # a 53-bit word below this is a uniform number below 2⁻²⁰, which gets 53 more bits
 _SMALLEST_SCALE = 2.0**-1000
