@@ -19,7 +19,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from privfl.compiling import once_it_pays
 
 LONG = 8192
-"""Numbers of a row from which on this is quicker."""
+"""Numbers of a row from which on this is quicker, if there are several."""
 LANES = 64
 """Sums side by side that a norm is added up in."""
 BLOCK = 1 << 15

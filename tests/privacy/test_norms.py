@@ -33,7 +33,7 @@ def test_the_norms_have_the_same_bits_with_numba_and_without_however_many_rows(m
     assert found.dtype == torch.float64
     assert [float(found[0]), float(found[-1])] == expected
     torch.testing.assert_close(found, torch.linalg.vector_norm(values.double(), dim=1), rtol=1e-13, atol=0)
-    assert torch.equal(norms(values[1:2]), found[1:2]) or rows == 1
+    assert torch.equal(norms(values[-1:]), found[-1:])
 
 
 @pytest.mark.parametrize("enough", [math.inf, 0.0])

@@ -89,7 +89,7 @@ def norms_along(values: Tensor) -> Tensor:
         largest = values.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
         relative: Tensor = torch.linalg.vector_norm(values / largest, dim=-1)
         return relative * largest[..., 0]
-    if installed() and suits(values):
+    if installed() and suits(values):  # what stands in for Numba is slower than PyTorch
         return norms(values)
     found: Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
     return found
