@@ -40,12 +40,40 @@ def compiled(function: Function) -> Function | None:
     return cast("Function | None", _compiled(function))
 
 
+def wide_vectors() -> None:
+    """Ask, first thing in a function that is compiled, for vectors of 512 bits where those pay; else nothing.
+
+    LLVM keeps to 256 bits on Intel's processors, whose clock fell with wider ones. Since Ice Lake it hardly does.
+    """
+
+
+@cache
+def _register_wide_vectors() -> None:
+    """Tell Numba what :func:`wide_vectors` is: an attribute of the function in which it stands."""
+    from llvmlite import binding
+    from numba import types
+    from numba.extending import lower_builtin, type_callable
+
+    pays = binding.get_host_cpu_features().get("avx512vbmi2", False)  # which Ice Lake was the first to have
+
+    @type_callable(wide_vectors)
+    def _typed(_context: Any) -> Any:
+        return lambda: types.none
+
+    @lower_builtin(wide_vectors)
+    def _lowered(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+        if pays:  # a set that knows only the attributes which have no value
+            set.add(builder.function.attributes, '"prefer-vector-width"="512"')
+        return context.get_dummy_value()
+
+
 @cache
 def _compiled(function: Callable[..., Any]) -> Any:
     try:
         import numba
     except ImportError:
         return None
+    _register_wide_vectors()
     settings: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
         return numba.njit(cache=True, **settings)(function)

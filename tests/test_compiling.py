@@ -69,3 +69,31 @@ def test_without_numba_and_with_one_that_fails_to_load_nothing_is_compiled(there
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str("None" not in there), "None"]
+
+
+def doubled(values):
+    compiling.wide_vectors()
+    for i in range(len(values)):
+        values[i] = 2.0 * values[i]
+
+
+def test_wide_vectors_are_taken_where_the_processor_has_them_and_change_no_number():
+    import numba
+    import numpy as np
+    from llvmlite import binding
+
+    values = np.arange(1000.0)
+    compiling._register_wide_vectors()
+    loop = numba.njit(doubled)
+    loop(values)
+    assert np.array_equal(values, 2 * np.arange(1000.0))
+    assembly = "".join(loop.inspect_asm().values())
+    assert ("zmm" in assembly) == binding.get_host_cpu_features().get("avx512vbmi2", False)
+
+
+def test_a_function_that_asks_for_wide_vectors_runs_uncompiled_too():
+    import numpy as np
+
+    values = np.ones(3)
+    doubled(values)
+    assert values.tolist() == [2.0, 2.0, 2.0]

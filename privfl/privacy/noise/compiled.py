@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privfl.compiling import compiled, once_it_pays
+from privfl.compiling import compiled, once_it_pays, wide_vectors
 from privfl.privacy.noise.box_muller import (
     COSINE_SERIES,
     LN2_HIGH,
@@ -123,6 +123,7 @@ def _release(
     A block that has a radius word below ``refine_below`` is left as it is, and where it begins is written to ``left``;
     how many there are is returned. Words are compared as they are: below 2⁵³ float64 has them exactly.
     """
+    wide_vectors()
     found = 0
     lengths, powers, cosines, sines = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
     for start in range(0, len(radius), BLOCK):
@@ -156,15 +157,14 @@ def _release(
             odd = ((((_S13 * z + _S11) * z + _S9) * z + _S7) * z + _S5) * z + _S3
             even = ((((_C12 * z + _C10) * z + _C8) * z + _C6) * z + _C4) * z + _C2
             sine[i], cosine[i] = t + t * (z * odd), 1.0 + z * even
-        for i in range(len(length)):  # the logarithm of mantissa and exponent
+        for i in range(len(words)):  # the root of the logarithm, turned by whole eighths
             s = length[i]
             z = s * s
             series = (((_L19 * z + _L17) * z + _L15) * z + _L13) * z + _L11
             series = (((series * z + _L9) * z + _L7) * z + _L5) * z + _L3
             double = s + s
-            length[i] = -2.0 * (power[i] * LN2_HIGH + (double + (double * (z * series) + power[i] * LN2_LOW)))
-        for i in range(len(words)):
-            root, eighth = math.sqrt(length[i]), ((words[i] >> 60) + 1) >> 1
+            root = math.sqrt(-2.0 * (power[i] * LN2_HIGH + (double + (double * (z * series) + power[i] * LN2_LOW))))
+            eighth = ((words[i] >> 60) + 1) >> 1
             odd, even = sine[i], cosine[i]
             apart, both = ROOT_HALF * even - ROOT_HALF * odd, ROOT_HALF * even + ROOT_HALF * odd
             one, quarter, half = (eighth & 1) != 0, (eighth & 2) != 0, (eighth & 4) != 0
