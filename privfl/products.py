@@ -101,17 +101,21 @@ def outputs(given: Tensor, weight: Tensor, bias: Tensor | None, *, steady: bool 
     taken = forms()
     if taken.onednn and _suits_onednn(given, weight):
         return _by_onednn(given, weight, bias)
-    if taken.weight_first and weight.numel() >= WIDE and (steady or len(given) <= FEW):
+    if taken.weight_first and weight.numel() >= WIDE and (steady or given.shape[0] <= FEW):
         product = _by_turns(given, weight, taken.fewest) if steady else torch.mm(weight, given.T).T.contiguous()
         return product if bias is None else product.add_(bias)
-    return F.linear(filled(given), weight, bias)[: len(given)] if steady else F.linear(given, weight, bias)
+    return F.linear(filled(given), weight, bias)[: given.shape[0]] if steady else F.linear(given, weight, bias)
 
 
 def _by_turns(given: Tensor, weight: Tensor, rows: int) -> Tensor:
     """``W xᵀ`` transposed, of ``rows`` at a time."""
-    product = given.new_empty(len(given), len(weight))
-    for some, place in zip(torch.split(given, rows), torch.split(product, rows), strict=True):
-        place.copy_(torch.mm(weight, filled(some).T).T[: len(some)])
+    count = given.shape[0]
+    if count <= rows:
+        return torch.mm(weight, filled(given).T).T[:count].contiguous()
+    product = given.new_empty(count, weight.shape[0])
+    for begin in range(0, count, rows):
+        some = given[begin : begin + rows]
+        product[begin : begin + rows] = torch.mm(weight, filled(some).T).T[: some.shape[0]]
     return product
 
 
@@ -119,13 +123,13 @@ def input_gradient(back: Tensor, weight: Tensor, *, steady: bool = False) -> Ten
     """``back`` [B, out] times ``weight`` [out, in]; ``steady`` as in :func:`outputs`."""
     if forms().onednn and _suits_onednn(back, weight):
         return _by_onednn(back, weight.T, None)
-    return torch.mm(filled(back), weight)[: len(back)] if steady else torch.mm(back, weight)
+    return torch.mm(filled(back), weight)[: back.shape[0]] if steady else torch.mm(back, weight)
 
 
 def filled(rows: Tensor) -> Tensor:
     """``rows`` [B, n], and rows of zeros behind them until there are as many as products on this processor need."""
-    missing = forms().fewest - len(rows) if rows.device.type == "cpu" else 0
-    return F.pad(rows, (0, 0, 0, missing)) if missing > 0 else rows
+    missing = forms().fewest - rows.shape[0]
+    return torch.constant_pad_nd(rows, (0, 0, 0, missing)) if missing > 0 and rows.device.type == "cpu" else rows
 
 
 def write_weight_gradient(back: Tensor, given: Tensor, into: Tensor) -> None:

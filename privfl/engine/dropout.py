@@ -81,7 +81,7 @@ class StreamDropout(nn.Module):
         stream = self.generator or NoiseStream(bytes(32))  # what is tried on public rows has no stream yet
         rows, length = self.present or (1, 1)
         if (like.device.type, like.dtype) == ("cpu", torch.float32):  # the same in fewer calls
-            drawn = len(like) * rows // length * math.prod(like.shape[1:])
+            drawn = like.shape[0] * rows // length * math.prod(like.shape[1:])
             least, coin_bytes = self._side
             factors = torch.from_numpy(_factors(coins(stream, drawn, coin_bytes), least, self.scale))
             if drawn < like.numel():  # padding, or public rows, is kept

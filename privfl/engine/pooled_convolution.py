@@ -65,7 +65,7 @@ class PooledConvolution:
         margins = (self.across, self.across + wide - width, self.down, self.down + tall - height)
         images = (F.pad(given, margins) if any(margins) else given).permute(0, 2, 3, 1).contiguous()
         filters = torch.mm(self.transform, layer.weight.reshape(-1, 9).T).view(winograd.POINTS, *layer.weight.shape[:2])
-        pooled = given.new_empty(len(given), *winograd.pooled_size(height, width), layer.out_channels)
+        pooled = given.new_empty(given.shape[0], *winograd.pooled_size(height, width), layer.out_channels)
         size = given.shape[2], given.shape[3]
         kept = Kept(images, size, filters, torch.empty(pooled.shape, dtype=torch.uint8))
         bias = self.zeros if layer.bias is None else layer.bias.detach()
@@ -114,14 +114,14 @@ class PooledConvolution:
         back = back.contiguous(memory_format=INNERMOST).permute(0, 2, 3, 1).contiguous()
         size = self.layer.weight.numel()
         sums = torch.zeros(0 if self.apart else kept.filters.shape)
-        each = torch.empty(len(kept.images), size) if self.apart else sums
+        each = torch.empty(kept.images.shape[0], size) if self.apart else sums
         for rows, tiles in self._turns(kept.images):
             images = kept.images[rows]
             spread = self._space("products", tiles, back.shape[3])
             winograd.spread(back[rows], kept.places[rows], spread)
             patches = self._patches(images, tiles)
             if self.apart:  # products of one shape, however many samples there are
-                pair = (one.view(winograd.POINTS * len(images), -1, one.shape[2]) for one in (spread, patches))
+                pair = (one.view(winograd.POINTS * images.shape[0], -1, one.shape[2]) for one in (spread, patches))
                 of_spread, of_patches = pair
                 points = torch.bmm(of_spread.mT, of_patches).view(winograd.POINTS, -1)
                 winograd.filters(points, each[rows].view(-1, 9))
@@ -140,10 +140,10 @@ class PooledConvolution:
         down, across = winograd.tile_counts(*images.shape[1:3])
         of_one = down * across
         widest = max(self.layer.in_channels, self.layer.out_channels)
-        turns = -(-len(images) * winograd.POINTS * of_one * widest // self.at_once)
-        size = -(-len(images) // turns)
-        begins = range(0, len(images), size)
-        pairs = [(begin, min(begin + size, len(images))) for begin in begins]
+        count = images.shape[0]
+        turns = -(-count * winograd.POINTS * of_one * widest // self.at_once)
+        size = -(-count // turns)
+        pairs = [(begin, min(begin + size, count)) for begin in range(0, count, size)]
         return [(slice(begin, end), (end - begin) * of_one) for begin, end in pairs]
 
     def _patches(self, images: Tensor, tiles: int) -> Tensor:
@@ -158,7 +158,7 @@ class PooledConvolution:
         if view is None:
             size = winograd.POINTS * tiles * channels
             found = self._spaces.get(name)
-            if found is None or len(found) < size:
+            if found is None or found.shape[0] < size:
                 found = self._spaces[name] = torch.empty(size)
                 self._views = {key: kept for key, kept in self._views.items() if key[0] != name}
             view = self._views[name, tiles] = found[:size].view(winograd.POINTS, tiles, channels)

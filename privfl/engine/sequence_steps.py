@@ -32,6 +32,11 @@ class Received(NamedTuple):
     dtype: torch.dtype
 
 
+def cast_to(dtype: torch.dtype, values: Tensor) -> Tensor:
+    """``values`` in ``dtype``; where they are in it PyTorch is not called, for whose calls workers queue up."""
+    return values if values.dtype == dtype else values.to(dtype)
+
+
 class Linear:
     """``nn.Linear`` on [B, in]."""
 
@@ -44,23 +49,24 @@ class Linear:
         self.layer, self.steady, self.narrow = layer, steady, narrow
 
     def forward(self, given: Tensor) -> tuple[Tensor, Received]:
-        taken = torch.bfloat16 if self.narrow and len(given) > FEW else torch.float32
-        kept = Received(given.to(taken), self.layer.weight.to(taken), given.dtype)
-        bias = None if self.layer.bias is None else self.layer.bias.to(taken)
+        taken = torch.bfloat16 if self.narrow and given.shape[0] > FEW else torch.float32
+        kept = Received(cast_to(taken, given), cast_to(taken, self.layer.weight), given.dtype)
+        bias = None if self.layer.bias is None else cast_to(taken, self.layer.bias)
         return outputs(kept.given, kept.weight, bias, steady=self.steady), kept
 
     def backward(self, back: Tensor, kept: Received) -> Tensor:
-        return input_gradient(back.to(kept.weight.dtype), kept.weight, steady=self.steady).to(kept.dtype)
+        found = input_gradient(cast_to(kept.weight.dtype, back), kept.weight, steady=self.steady)
+        return cast_to(kept.dtype, found)
 
     def write(self, back: Tensor, kept: Received, places: dict[str, Tensor]) -> None:
-        back = back.float()
-        write_weight_gradient(back, kept.given.float(), places["weight"])
+        back = cast_to(torch.float32, back)
+        write_weight_gradient(back, cast_to(torch.float32, kept.given), places["weight"])
         if "bias" in places:
             torch.sum(back, 0, out=places["bias"])
 
     def descend(self, back: Tensor, kept: Received, rate: float) -> None:
-        back = back.float()
-        descend_(self.layer.weight, back, kept.given.float(), rate)
+        back = cast_to(torch.float32, back)
+        descend_(self.layer.weight, back, cast_to(torch.float32, kept.given), rate)
         if self.layer.bias is not None:
             self.layer.bias.sub_(back.sum(0), alpha=rate)
 
@@ -89,14 +95,14 @@ class Convolution:
 
     def forward(self, given: Tensor) -> tuple[Tensor, Received]:
         layer = self.layer
-        kept = Received(given.to(self.dtype), layer.weight.to(self.dtype), given.dtype)
-        bias = None if layer.bias is None else layer.bias.to(self.dtype)
+        kept = Received(cast_to(self.dtype, given), cast_to(self.dtype, layer.weight), given.dtype)
+        bias = None if layer.bias is None else cast_to(self.dtype, layer.bias)
         return torch.conv2d(kept.given, kept.weight, bias, *self.window, layer.groups), kept
 
     def _backward(self, back: Tensor, kept: Received, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
         stride, padding, dilation = self.window
         found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
-            back.to(self.dtype),
+            cast_to(self.dtype, back),
             kept.given,
             kept.weight,
             self.bias,
@@ -111,7 +117,7 @@ class Convolution:
         return found
 
     def backward(self, back: Tensor, kept: Received) -> Tensor:
-        return self._backward(back, kept, [True, False, False])[0].to(kept.dtype)
+        return cast_to(kept.dtype, self._backward(back, kept, [True, False, False])[0])
 
     def _sums(self, back: Tensor, kept: Received) -> tuple[Tensor, Tensor | None]:
         """What the weight and the bias get."""
@@ -224,7 +230,7 @@ class Dropped:
     def forward(self, given: Tensor) -> tuple[Tensor, tuple[Tensor, torch.dtype] | None]:
         if not self.layer.training or self.layer.probability == 0:
             return given, None
-        wide = given.float()
+        wide = cast_to(torch.float32, given)
         factors = laid_as(self.layer.factors(wide), given)
         return wide * factors, (factors, given.dtype)
 
@@ -232,7 +238,7 @@ class Dropped:
         if kept is None:
             return back
         factors, dtype = kept
-        return back.float().mul_(laid_as(factors, back)).to(dtype)
+        return cast_to(dtype, cast_to(torch.float32, back).mul_(laid_as(factors, back)))
 
 
 class Flattened:

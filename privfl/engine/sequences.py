@@ -34,6 +34,7 @@ from privfl.engine.sequence_steps import (
     Relaid,
     Step,
     Tanh,
+    cast_to,
     padding_of,
 )
 from privfl.federation.losses import cross_entropy
@@ -152,10 +153,10 @@ class Sequence:
         """Every layer from the last, with the gradient at its output; the one at its input is already taken."""
         values, kept = self._forward(inputs, self._in_mode())
         if loss is cross_entropy:
-            back = torch.softmax(values.float(), 1)
-            back.scatter_add_(1, targets.view(-1, 1), back.new_full((len(back), 1), -1.0))
+            back = torch.softmax(cast_to(torch.float32, values), 1)
+            back.scatter_add_(1, targets.view(-1, 1), back.new_full((back.shape[0], 1), -1.0))
         else:
-            back = gradient_at_logits(loss, values.float(), inputs, targets)
+            back = gradient_at_logits(loss, cast_to(torch.float32, values), inputs, targets)
         if divisor != 1:
             back.div_(divisor)
         yield from self._back(back, kept)

@@ -118,7 +118,7 @@ def exact_products(left: Tensor, right: Tensor, steps: int) -> Tensor:
 
 def row_norms(values: Tensor) -> Tensor:
     """L2 norm [B] in float64 of every row of ``values`` [B, ...]."""
-    return norms_along(values.reshape(len(values), math.prod(values.shape[1:])))
+    return norms_along(values if values.dim() == 2 else values.reshape(values.shape[0], math.prod(values.shape[1:])))
 
 
 def bounded_norms(norms: Tensor, sizes: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
@@ -215,7 +215,7 @@ class Clipping:
         its own rows: after two answers, for each of which sums were written to ``places`` [clients, ...], every client
         keeps its own.
         """
-        wide = self._wide(sizes, len(next(iter(places.values()))))
+        wide = self._wide(sizes, next(iter(places.values())).shape[0])
         if isinstance(wide, bool):
             yield wide
             return

@@ -55,11 +55,14 @@ class FormedRule:
         return formed
 
     def squared_norms(self) -> Tensor:
-        return torch.stack([row_norms(gradient).square() for gradient in self.formed.values()]).sum(0)
+        first, *others = (row_norms(gradient).square() for gradient in self.formed.values())
+        for other in others:
+            first += other
+        return first
 
     @full_products
     def write_clipped_sum(self, clipping: Clipping, places: Places, *, by_rows: bool = False) -> None:
-        clients = len(next(iter(places.values())))
+        clients = next(iter(places.values())).shape[0]
         for exact in clipping.regimes(places):
             for name, gradient in self.formed.items():
                 place = places[name]

@@ -107,7 +107,7 @@ class LinearRule(SumRule):
 
     @full_products
     def write_clipped_sum(self, clipping: Clipping, places: Places, *, by_rows: bool = False) -> None:
-        clients, steps = len(next(iter(places.values()))), self.inputs.shape[1] if self.inputs.dim() == 3 else 1
+        clients, steps = next(iter(places.values())).shape[0], self.inputs.shape[1] if self.inputs.dim() == 3 else 1
         for exact in clipping.regimes(places, self.sizes):
             a = clipping.kept(self.inputs).flatten(0, -2)
             g = clipping.scaled(self.backs, exact=exact).flatten(0, -2)

@@ -63,7 +63,7 @@ class PairWords(Protocol):
 
 
 Release = Callable[
-    [NDArray[np.int64], NDArray[np.int64], Numbers, Numbers, float, float, float, int, NDArray[np.int64]], int
+    [NDArray[np.int64], NDArray[np.int64], Numbers, int, float, float, float, int, NDArray[np.int64]], int
 ]
 
 
@@ -84,41 +84,39 @@ def add_rows_(
 
     Rows are float32 or float64, on the CPU, each contiguous.
     """
-    half = (rows.shape[1] + 1) // 2
+    half, limit = (rows.shape[1] + 1) // 2, int(REFINE_BELOW)
     radius, angle = np.empty((2, min(CHUNK, math.ceil(half / WORDS) * WORDS)), dtype=np.int64)
     left = np.empty(math.ceil(len(radius) / BLOCK), dtype=np.int64)
     for stream, row, deviation, grid in zip(streams, rows.detach().numpy(), deviations, grids, strict=True):
         inverse, scale = 1.0 / grid, deviation / grid
-        for start in range(0, half, CHUNK):
-            number = min(CHUNK, half - start)
-            whole = math.ceil(number / WORDS) * WORDS
-            block = stream.pair_words(radius[:whole], angle[:whole])
-            parts = row[start : start + number], row[half + start : half + start + number]
-            words = radius[:number], angle[:number]
-            found = release(*words, *parts, inverse, scale, grid, int(REFINE_BELOW), left)
-            for begin in left[:found].tolist():
-                places = np.arange(begin, min(begin + BLOCK, number))
+        for start in range(0, half, CHUNK):  # few steps of Python: after each pass its code is out of the cache
+            whole = len(radius) if half - start >= CHUNK else math.ceil((half - start) / WORDS) * WORDS
+            words = radius[:whole], angle[:whole]
+            block = stream.pair_words(*words)
+            found = release(*words, row, start, inverse, scale, grid, limit, left)
+            for begin in left[:found].tolist() if found else ():
+                places = np.arange(begin, min(begin + BLOCK, half - start, whole))
                 fine = np.zeros(len(places), dtype=np.int64)
                 small = np.flatnonzero(np.abs(radius[places].astype(np.float64)) < REFINE_BELOW)
                 fine[small] = stream.fine_words(block, places[small])
                 triple = [torch.from_numpy(one) for one in (radius[places], angle[places], fine)]
-                for part, noise in zip(parts, pairs(*triple), strict=True):
-                    some = part[begin : begin + BLOCK]
+                for first, noise in zip((start, half + start), pairs(*triple), strict=True):
+                    some = row[first + begin : first + begin + len(places)]
                     some[:] = np.rint(some * np.float64(inverse) + noise.numpy()[: len(some)] * scale) * grid
 
 
 def _release(
     radius: NDArray[np.int64],
     angle: NDArray[np.int64],
-    first: Numbers,
-    second: Numbers,
+    row: Numbers,
+    begin: int,
     inverse: float,
     scale: float,
     grid: float,
     refine_below: int,
     left: NDArray[np.int64],
 ) -> int:
-    """Release ``first`` [n] and ``second`` [n or n - 1] with the noise of n pairs of words; see :func:`add_rows_`.
+    """Release numbers of ``row``, from ``begin`` and from half its length plus ``begin`` on, by pairs of words.
 
     A block that has a radius word below ``refine_below`` is left as it is, and where it begins is written to ``left``;
     how many there are is returned. Words are compared as they are: below 2⁵³ float64 has them exactly.
@@ -126,8 +124,11 @@ def _release(
     wide_vectors()
     found = 0
     lengths, powers, cosines, sines = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
-    for start in range(0, len(radius), BLOCK):
-        stop = min(start + BLOCK, len(radius))
+    half = (len(row) + 1) // 2
+    number = min(len(radius), half - begin)
+    first, second = row[begin : begin + number], row[half + begin : half + begin + number]
+    for start in range(0, number, BLOCK):
+        stop = min(start + BLOCK, number)
         length, power = lengths[: stop - start], powers[: stop - start]
         cosine, sine = cosines[: stop - start], sines[: stop - start]
 

@@ -142,8 +142,12 @@ def _cipher(key: bytes, block: int, nonce: int) -> CipherContext:
     return Cipher(ChaCha20(key, start), mode=None).encryptor()
 
 
-def _overwrite(target: memoryview, cipher: CipherContext) -> None:
-    """Fill ``target`` with the next bytes of the key stream."""
+def _overwrite(words: NDArray[Any], cipher: CipherContext) -> None:
+    """Fill ``words`` [n], which lie in one piece, with the next bytes of the key stream."""
+    target = words.view(np.uint8).data
+    if len(target) == len(_ZEROS):
+        cipher.update_into(_ZEROS, target)
+        return
     for start in range(0, len(target), len(_ZEROS)):
         part = target[start : start + len(_ZEROS)]
         cipher.update_into(_ZEROS[: len(part)], part)
@@ -183,7 +187,7 @@ class NoiseStream:
         if n < 0:
             raise ConfigError(f"the number of random values is {n}: it must not be negative.")
         out = np.empty(n, dtype="<u8")
-        _overwrite(out.view(np.uint8).data, self._cipher)
+        _overwrite(out, self._cipher)
         self._word += n
         return out
 
@@ -210,9 +214,10 @@ class NoiseStream:
         first = self.skip_pairs(len(radius) // 8)
         if self._pair_ciphers is None or self._pair_ciphers[0] != first:
             self._pair_ciphers = first, _cipher(self.key, first, 1), _cipher(self.key, first, 2)
-        for cipher, words in zip(self._pair_ciphers[1:], (radius, angle), strict=True):
-            _overwrite(words.view(np.uint8).data, cipher)
-        self._pair_ciphers = (self._pair_block, *self._pair_ciphers[1:])
+        _, of_radius, of_angle = self._pair_ciphers
+        _overwrite(radius, of_radius)
+        _overwrite(angle, of_angle)
+        self._pair_ciphers = self._pair_block, of_radius, of_angle
         return first
 
     def fine_words(self, block: int, places: NDArray[np.int64]) -> NDArray[np.int64]:

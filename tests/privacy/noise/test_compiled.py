@@ -162,8 +162,8 @@ def test_nothing_is_fused_or_reordered():
 
     assert not compiled.release().targetoptions.get("fastmath")
     fresh = numba.njit(error_model="numpy")(compiled._release)  # of what comes from disk nothing can be read
-    words, values = np.full((2, 8), 1 << 50), np.zeros((2, 8), dtype=np.float32)
-    assert fresh(*words, *values, 1.0, 1.0, 1.0, int(compiled.REFINE_BELOW), np.zeros(1, dtype=np.int64)) == 0
+    words, row = np.full((2, 8), 1 << 50), np.zeros(16, dtype=np.float32)
+    assert fresh(*words, row, 0, 1.0, 1.0, 1.0, int(compiled.REFINE_BELOW), np.zeros(1, dtype=np.int64)) == 0
     (text,) = fresh.inspect_asm().values()
     assert "mul" in text
     assert "fmadd" not in text
