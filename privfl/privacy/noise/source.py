@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # secure aggregation draws its graph here, and a client of it
 
 KEY_BYTES = 32
 GRID_BITS = 20
-_ZEROS = memoryview(bytes(1 << 19))  # the key stream is the encryption of zeros: as many as a compiled pass draws words
+_ZEROS = memoryview(bytes(1 << 21))  # the key stream is the encryption of zeros: as many as a compiled pass draws words
 _UNIT = 2.0**-53
 _REFINE_BELOW = 1 << 33  # a 53-bit word below this is a uniform number below 2⁻²⁰, which gets 53 more bits
 _SMALLEST_SCALE = 2.0**-1000
