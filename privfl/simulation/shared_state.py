@@ -51,20 +51,24 @@ class SharedState:
 
     def changed(self) -> list[str]:
         """What has changed since, or may have, in words."""
-        pairs = ((name, self._before[name], now) for name, now in self._now().items())
-        return [name + _opaque(now) for name, before, now in pairs if now.digest != before.digest]
+        (parts, generators), (parts_before, generators_before) = self._now(), self._before
+        own = [name + _opaque(now) for name, now in parts.items() if now.digest != parts_before[name].digest]
+        drawn_from = [name for name, now in generators.items() if now != generators_before[name]]
+        return own + [f"{name} global random generator" for name in drawn_from]
 
-    def _now(self) -> dict[str, EveryState]:
+    def _now(self) -> tuple[dict[str, EveryState], dict[str, Any]]:
+        """The parts, and the process's random generators, each as what is equal as long as nobody draws."""
         if not self._parts:
-            return {}
+            return {}, {}
+        on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        of_numpy: Any = np.random.get_state()  # noqa: NPY002 - the one that everybody shares
         generators = {
-            "PyTorch's": torch.get_rng_state().numpy(),
-            "CUDA's": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-            "NumPy's": np.random.get_state(),  # noqa: NPY002 - the one that everybody shares
-            "Python's": repr(random.getstate()),  # one text, not six hundred numbers to be hashed one by one
+            "PyTorch's": torch.get_rng_state().numpy().tobytes(),
+            "CUDA's": [one.numpy().tobytes() for one in on_cuda],
+            "NumPy's": [one.tobytes() if isinstance(one, np.ndarray) else one for one in of_numpy],
+            "Python's": random.getstate(),
         }
-        looked_at = {**self._parts, **{f"{name} global random generator": one for name, one in generators.items()}}
-        return {name: EveryState(one) for name, one in looked_at.items()}
+        return {name: EveryState(one) for name, one in self._parts.items()}, generators
 
 
 def _opaque(state: EveryState) -> str:
