@@ -56,15 +56,16 @@ def _register_wide_vectors() -> None:
 
     pays = binding.get_host_cpu_features().get("avx512vbmi2", False)  # which Ice Lake was the first to have
 
-    @type_callable(wide_vectors)
-    def _typed(_context: Any) -> Any:
+    def typed(_context: Any) -> Any:
         return lambda: types.none
 
-    @lower_builtin(wide_vectors)
-    def _lowered(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+    def lowered(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         if pays:  # a set that knows only the attributes which have no value
             set.add(builder.function.attributes, '"prefer-vector-width"="512"')
         return context.get_dummy_value()
+
+    type_callable(wide_vectors)(typed)
+    lower_builtin(wide_vectors)(lowered)
 
 
 @cache

@@ -12,13 +12,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from privfl.compiling import once_it_pays
 from privfl.engine.activations import Activated
 from privfl.engine.averaging import Averaged, AveragePooled
 from privfl.engine.dropout import StreamDropout
@@ -43,9 +40,6 @@ LARGEST = 1 << 15
 ALIKE = 16
 """Rows from which on products round each row alike; with fewer, kernels differ, and clients' uploads could tell how
 many rows the largest batch of their stack has, so that with noise on updates all would be padded to more rows."""
-
-SAVED = 1.4e-10
-"""Seconds that each number takes less where rows are added up by the compiled loop (Intel Xeon)."""
 
 Views = dict[int, Tensor]
 """Parameters [clients, ...] by their identity in the network that is copied."""
@@ -253,10 +247,6 @@ def _added(values: Tensor) -> Tensor:
 
     Every fourth row is added to the same of four sums, one after another, and then these four, whatever B is.
     """
-    if values.device.type == "cpu" and (loop := once_it_pays(_add_rows, SAVED * values.numel())) is not None:
-        found = values.new_empty(values.shape[0], values.shape[2])
-        loop(values.contiguous().numpy(), found.numpy())
-        return found
     rows = values.shape[1]
     if rows <= 4:
         return (F.pad(values, (0, 0, 0, 4 - rows)) if rows < 4 else values).sum(1)
@@ -266,25 +256,6 @@ def _added(values: Tensor) -> Tensor:
         part = values[:, start : start + 4]
         sums[:, : part.shape[1]] += part
     return sums.sum(1)
-
-
-def _add_rows(values: NDArray[Any], found: NDArray[Any]) -> None:
-    """The same for Numba to compile, into ``found``."""
-    clients, rows, size = values.shape
-    sums = np.empty((4, size), values.dtype)
-    for client in range(clients):
-        for row in range(max(rows, 4)):
-            total, added = sums[row % 4], values[client, min(row, rows - 1)]
-            if row >= rows:
-                total[:] = 0
-            elif row < 4:
-                total[:] = added
-            else:
-                for i in range(size):
-                    total[i] += added[i]
-        first, second, third, fourth, place = sums[0], sums[1], sums[2], sums[3], found[client]
-        for i in range(size):
-            place[i] = first[i] + second[i] + third[i] + fourth[i]
 
 
 def _pooled(step: Step, values: Tensor) -> tuple[Tensor, Back]:
