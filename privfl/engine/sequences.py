@@ -20,6 +20,7 @@ from privfl.data.mapped import Rows
 from privfl.engine.activations import LOG_PROBABILITIES, Activated, activated
 from privfl.engine.averaging import Averaged, averaging
 from privfl.engine.dropout import StreamDropout
+from privfl.engine.flat_images import FlatImages, flat_images
 from privfl.engine.own_forward import ROWS, own_sequence
 from privfl.engine.pooled_convolution import PooledConvolution, joined
 from privfl.engine.sequence_blocks import Fork, Join, Normalised, parts_of
@@ -74,9 +75,8 @@ class Sequence:
         ]
         self._head = _head(own.module, steps)
         parts = set(own.module.modules())
-        self.functional_dropout = [
-            step.layer for step in steps if isinstance(step, Dropped) and step.layer not in parts
-        ]
+        apart = [one for step in steps for one in (step.steps if isinstance(step, FlatImages) else [step])]
+        self.functional_dropout = [one.layer for one in apart if isinstance(one, Dropped) and one.layer not in parts]
         """Layers in the place of functional drop-out, whose streams are to be set as those of the network's own."""
 
     def _in_mode(self) -> list[Step]:
@@ -223,7 +223,7 @@ def sequence_of(
         return None
     if sum(1 for layer in layers for _ in layer.parameters()) != len(own.parameters):  # one is shared
         return None
-    return Sequence(own, steps if anywhere else _joined(steps, apart=steady))
+    return Sequence(own, steps if anywhere else flat_images(_joined(steps, apart=steady)))
 
 
 def _ends_in_classes(steps: list[Step]) -> bool:

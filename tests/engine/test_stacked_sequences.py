@@ -56,7 +56,7 @@ def stacked(network, *, steady=False):
     torch.manual_seed(0)
     space = Workspace.build(network, torch.device("cpu"), None)
     gradients = StackedGradients(space.own, None)
-    single = sequence_of(space.own, cross_entropy, IMAGES[0])
+    single = sequence_of(space.own, cross_entropy, IMAGES[0], anywhere=True)
     found = stacked_sequence_of(single, gradients, space.dropout, IMAGES[0, :4], LABELS[0, :4], steady=steady)
     return found, gradients, space
 

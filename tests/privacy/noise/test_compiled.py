@@ -22,6 +22,7 @@ SIZES = [1, 2, 15, 17, 1023, 1025, 5386, 65_537, 131_075]
 def there(monkeypatch):
     assert compiled.release() is not None, "the development tools bring Numba"
     monkeypatch.setattr(compiling, "ENOUGH", 0.0)
+    monkeypatch.setattr(compiled, "CHUNK", 1 << 16)  # so that the longest of SIZES takes several passes
 
 
 def streams(n):
