@@ -43,7 +43,7 @@ LAUNCHES = {
     "dp-sgd, own class": 55,
     "dp-sgd, by functions": 56,
     "dp-sgd, no sequence": 79,
-    "dp-sgd, too large": 110,
+    "dp-sgd, too large": 108,
 }
 """Of a step without its noise: where the layers give their gradients, where ``vmap`` and autograd do, and where rows do
 not fit into the memory that they may take."""
