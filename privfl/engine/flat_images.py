@@ -23,7 +23,7 @@ SAVED = 1.4e-9
 """Seconds that a number takes less by the compiled loops, forward and backward (Intel Xeon)."""
 AS_INTEGERS = {torch.bfloat16: torch.int16, torch.float32: torch.float32}
 """What the loops take each type for: Numba has no bfloat16."""
-_ALL_KEPT = np.ones((1, 1), dtype=np.float32)
+_NO_FACTORS = np.empty((1, 0), dtype=np.float32)
 Numbers = NDArray[Any]
 
 
@@ -55,7 +55,7 @@ class FlatImages:
             return given, kept
         found = torch.empty(given.shape[0], given[0].numel())
         factors = self.dropped.layer.factors(found).contiguous() if drops and self.dropped is not None else None
-        loop(_array(given), self.rectified, _ALL_KEPT if factors is None else factors.numpy(), found.numpy())
+        loop(_array(given), self.rectified, _NO_FACTORS if factors is None else factors.numpy(), found.numpy())
         return found, Kept(given, factors)
 
     def _loop(self, given: Tensor, *, drops: bool) -> Any:
@@ -75,7 +75,7 @@ class FlatImages:
         found = torch.empty_like(kept.images, memory_format=INNERMOST)
         loop = once_it_pays(_lay if found.dtype == torch.float32 else _lay_narrow, 0.0)
         assert loop is not None  # its twin flattened the images
-        factors = _ALL_KEPT if kept.factors is None else kept.factors.numpy()
+        factors = _NO_FACTORS if kept.factors is None else kept.factors.numpy()
         loop(back.contiguous().numpy(), factors, _array(kept.images), self.rectified, _array(found))
         return found
 
@@ -99,7 +99,7 @@ def _array(images: Tensor) -> Numbers:
 
 def _flatten(images: Numbers, rectified: bool, factors: Numbers, found: Numbers) -> None:
     rows, places, channels = images.shape
-    zero, some = images.dtype.type(0), factors.shape[1] > 1
+    zero, some = images.dtype.type(0), factors.shape[1] > 0
     for row in range(rows):
         for channel in range(channels):
             into = found[row, channel * places : (channel + 1) * places]
@@ -130,7 +130,7 @@ def _flatten_narrow(images: Numbers, rectified: bool, factors: Numbers, found: N
 
 def _lay(back: Numbers, factors: Numbers, images: Numbers, rectified: bool, found: Numbers) -> None:
     rows, places, channels = images.shape
-    zero, some, scaled = images.dtype.type(0), factors.shape[1] > 1, np.empty(places * channels, back.dtype)
+    zero, some, scaled = images.dtype.type(0), factors.shape[1] > 0, np.empty(places * channels, back.dtype)
     for row in range(rows):
         given, factor = back[row], factors[row % len(factors)]
         for i in range(len(given)):
