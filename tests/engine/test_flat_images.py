@@ -42,7 +42,9 @@ def one_by_one(steps, given, back):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(3, 16, 5, 4), (1, 64, 12, 12), (2, 3, 1, 1), (2, 1, 3, 3), (2, 1, 1, 1), (10, 7, 2, 9)])
+@pytest.mark.parametrize(
+    "shape", [(3, 16, 5, 4), (1, 64, 12, 12), (2, 3, 1, 1), (2, 1, 3, 3), (2, 1, 1, 1), (10, 7, 2, 9)]
+)
 @pytest.mark.parametrize("rectifies", [False, True])
 @pytest.mark.parametrize("probability", [None, 0.0, 0.25, 0.3, 1.0])
 def test_it_has_the_bits_of_the_steps_forward_and_back(dtype, shape, rectifies, probability):
