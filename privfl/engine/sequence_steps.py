@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from privfl.engine import pooling
+from privfl.engine import narrow_relu, pooling
 from privfl.engine.dropout import StreamDropout
 from privfl.models.layouts import INNERMOST, images_relaid
 from privfl.products import FEW, descend_, input_gradient, outputs, write_weight_gradient
@@ -148,10 +148,14 @@ class Rectified:
     """Whether nobody else holds what this layer is given, so that it may be overwritten."""
 
     def forward(self, given: Tensor) -> tuple[Tensor, Tensor]:
+        if self.fresh and narrow_relu.rectify_(given):
+            return given, given
         output = given.clamp_min_(0) if self.fresh else given.clamp_min(0)
         return output, output
 
     def backward(self, back: Tensor, kept: Tensor) -> Tensor:
+        if narrow_relu.stop_(back, kept):
+            return back
         found: Tensor = torch.ops.aten.threshold_backward.grad_input(back, kept, 0, grad_input=back)
         return found
 
