@@ -53,7 +53,7 @@ class FlatImages:
                 given, needed = step.forward(given)
                 kept.append(needed)
             return given, kept
-        found = torch.empty(given.shape[0], given[0].numel())
+        found = torch.empty(given.shape[0], given.shape[1:].numel())
         factors = self.dropped.layer.factors(found).contiguous() if drops and self.dropped is not None else None
         loop(_array(given), self.rectified, _NO_FACTORS if factors is None else factors.numpy(), found.numpy())
         return found, Kept(given, factors)
@@ -92,9 +92,9 @@ def flat_images(steps: list[Step]) -> list[Step]:
 
 def _array(images: Tensor) -> Numbers:
     """``images`` as [B, H·W, C]."""
-    rows, channels = images.shape[:2]
+    rows, channels, height, width = images.shape
     found: Numbers = images.permute(0, 2, 3, 1).view(AS_INTEGERS[images.dtype]).numpy()
-    return found.reshape(rows, -1, channels)
+    return found.reshape(rows, height * width, channels)
 
 
 def _flatten(images: Numbers, rectified: bool, factors: Numbers, found: Numbers) -> None:

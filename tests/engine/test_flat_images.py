@@ -100,6 +100,13 @@ def test_only_what_stands_beside_flattening_is_taken():
     assert [type(step) for step in flat_images([linear, between, first])] == [Linear, FlatImages, Rectified]
 
 
+def test_an_empty_batch_stays_empty():
+    out, _ = FlatImages([Rectified(), Flattened(), dropped()]).forward(
+        torch.empty(0, 8, 3, 3).contiguous(memory_format=INNERMOST)
+    )
+    assert out.shape == (0, 72)
+
+
 def test_in_evaluation_nothing_is_dropped():
     given, drop = images((2, 8, 3, 3), torch.float32), dropped()
     drop.layer.eval()
