@@ -110,7 +110,7 @@ def outputs(given: Tensor, weight: Tensor, bias: Tensor | None, *, steady: bool 
 def _by_turns(given: Tensor, weight: Tensor, rows: int) -> Tensor:
     """``W xᵀ`` transposed, of ``rows`` at a time."""
     count = given.shape[0]
-    if count <= rows:
+    if count <= rows:  # nearly always, and in fewer calls
         return torch.mm(weight, filled(given).T).T[:count].contiguous()
     product = given.new_empty(count, weight.shape[0])
     for begin in range(0, count, rows):

@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privfl.compiling import once_it_pays
+from privfl.engine.pooling import AS_INTEGERS
 from privfl.engine.sequence_steps import Dropped, Flattened, Rectified, Step
 from privfl.models.layouts import INNERMOST
 
 SAVED = 1.4e-9
 """Seconds that a number takes less by the compiled loops, forward and backward (Intel Xeon)."""
-AS_INTEGERS = {torch.bfloat16: torch.int16, torch.float32: torch.float32}
-"""What the loops take each type for: Numba has no bfloat16."""
 _NO_FACTORS = np.empty((1, 0), dtype=np.float32)
 Numbers = NDArray[Any]
 

@@ -61,11 +61,10 @@ class SharedState:
         if not self._parts:
             return {}, {}
         on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-        of_numpy: Any = np.random.get_state()  # noqa: NPY002 - the one that everybody shares
         generators = {
             "PyTorch's": torch.get_rng_state().numpy().tobytes(),
             "CUDA's": [one.numpy().tobytes() for one in on_cuda],
-            "NumPy's": [one.tobytes() if isinstance(one, np.ndarray) else one for one in of_numpy],
+            "NumPy's": EveryState(np.random.get_state(legacy=False)).digest,  # noqa: NPY002 - of any kind, each with another state
             "Python's": random.getstate(),
         }
         return {name: EveryState(one) for name, one in self._parts.items()}, generators

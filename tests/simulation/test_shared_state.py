@@ -3,6 +3,7 @@
 import functools
 import random
 import re
+import types
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import privfl as pf
-from privfl.simulation.shared_state import SHARED_STATE
+from privfl.simulation.shared_state import SHARED_STATE, SharedState
 
 WIDTH, ROWS = 9, 120
 X = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
@@ -163,6 +164,19 @@ def test_what_is_drawn_from_a_generator_of_the_process_tells_how_much_others_dre
     drawing = ran(model=lambda: Drawing(DRAWS[whose]))
     assert set(claims(drawing).values()) == {np.inf}
     assert f"{whose}'s global random generator" in words(drawing)
+
+
+def test_a_draw_from_numpy_s_generator_of_another_kind_is_seen_too():
+    covering = types.SimpleNamespace(apart=False, channel=types.SimpleNamespace(covers_clients=True))
+    own = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(0))
+    try:
+        before = SharedState(types.SimpleNamespace(loss=lambda: None, model=None), covering)
+        assert before.changed() == []
+        DRAWS["NumPy"]()
+        assert before.changed() == ["NumPy's global random generator"]
+    finally:
+        np.random.set_bit_generator(own)
 
 
 def test_what_pytorch_draws_by_a_client_s_own_stream_tells_nothing_of_others():

@@ -145,9 +145,6 @@ def _cipher(key: bytes, block: int, nonce: int) -> CipherContext:
 def _overwrite(words: NDArray[Any], cipher: CipherContext) -> None:
     """Fill ``words`` [n], which lie in one piece, with the next bytes of the key stream."""
     target = words.view(np.uint8).data
-    if len(target) == len(_ZEROS):
-        cipher.update_into(_ZEROS, target)
-        return
     for start in range(0, len(target), len(_ZEROS)):
         part = target[start : start + len(_ZEROS)]
         cipher.update_into(_ZEROS[: len(part)], part)
