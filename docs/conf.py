@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "scripts")]
 
 from generated import filled  # noqa: E402  (its folder is on the path by now)
 
+logging.disable(logging.DEBUG)  # nobody reads what a build says at that level, and saying it takes a twentieth of it
 gc.disable()  # a build keeps nearly all it makes, and a quarter of its time went into looking through it again
 project = "privfl"
 copyright = "the authors of privfl, Apache-2.0"

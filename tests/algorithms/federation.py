@@ -50,7 +50,7 @@ def layered_task(sizes: Sequence[int], *, seed: int = 0, dtype: torch.dtype = to
     """Digits as vectors, and a small network with a body and a head."""
 
     def model(seed: int) -> nn.Module:
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # without the stacks that PyTorch formats for devices not there
         return Network(nn.Sequential(nn.Linear(64, 12), nn.Tanh()), nn.Linear(12, 10)).to(dtype)
 
     return replace(digits_task(sizes, seed=seed, dtype=dtype), model=model, model_name="layered")
