@@ -125,7 +125,7 @@ class Identity:
             kind = "sequence" if loose else type(thing).__name__
             return self._each(kind, thing.tolist() if isinstance(thing, np.ndarray) else thing, loose)
         if isinstance(thing, Mapping):
-            return self._items("mapping", dict(sorted(thing.items(), key=repr)) if loose else thing, loose)
+            return self._items("mapping", _in_order(thing) if loose else thing, loose)
         if isinstance(thing, partial):
             return self._each("partial", (thing.func, thing.args, thing.keywords), loose)
         if isinstance(thing, io.BytesIO | io.StringIO):
@@ -265,6 +265,12 @@ class Identity:
         names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
         counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
         return _hash("code", code.co_code, code.co_exceptiontable, repr(names), counts, self._each("", constants))
+
+
+def _in_order(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The entries of ``mapping`` as they are written, without writing values, which may be long, where words decide."""
+    words = all(type(key) is str for key in mapping)
+    return dict(sorted(mapping.items(), key=(lambda entry: repr(entry[0])) if words else repr))
 
 
 def _hash(kind: str, *parts: Any) -> bytes:

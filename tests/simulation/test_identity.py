@@ -312,6 +312,15 @@ def test_two_that_differ_have_two_hashes(pair):
     assert hashes[0].digest == hashes[2].digest != hashes[1].digest == hashes[3].digest
 
 
+def test_entries_count_in_whatever_order_they_are_given_and_values_are_not_written_out():
+    class Unwritten:
+        def __repr__(self):
+            raise AssertionError("a value may be an array of many numbers")
+
+    for given in ({"b": Unwritten(), "a": 1, "a b": 2}, {"b": 2, 1: "one", 1.5: "more", (1,): "sequence"}):
+        assert Identity(given).digest == Identity(dict(reversed(given.items()))).digest
+
+
 def test_an_array_is_read_piece_by_piece(tmp_path, monkeypatch):
     values = np.arange(60, dtype=np.int16).reshape(20, 3)
     np.save(tmp_path / "x.npy", values)
