@@ -14,14 +14,17 @@ a stream does not know in advance.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privfl.compiling import compiled, once_it_pays
+from privfl.compiling import Function, compiled, once_it_pays
 from privfl.engine.measures import Measures, measures_of
 
 WIDTH = 8
@@ -41,6 +44,7 @@ LARGEST, SMALLEST = 960, -800
 SAVED = 1.2e-9
 """Seconds that a number takes less by the compiled loop (AMD EPYC)."""
 Numbers = NDArray[Any]
+_NONE: Numbers = np.empty(0)
 _CHUNK = 1 << 15
 """Numbers of one pass on a CPU, whose work space stays in a core's cache."""
 
@@ -83,25 +87,27 @@ class OrderFreeSum:
         self._add(value, factor, top)
 
     def _add(self, value: Tensor, factor: float, top: int) -> None:
-        part = self.parts.get(top) or Part(_zeros(value), None, 0)
         if _may_wait(value) and once_it_pays(_add_four_rounded, value.numel() * SAVED) is not None:
-            self.parts[top] = part
+            if top not in self.parts:  # the first that are added are written into it
+                self.parts[top] = Part(torch.empty(value.shape, dtype=torch.float64), None, 0)
             waiting = self.waiting.setdefault(top, [])
             waiting.append((value.detach().view(-1), factor))
             if len(waiting) == TOGETHER:
                 self._add_waiting(top)
             return
+        part = self.parts.get(top)
+        if part is None or part.count == 0:  # nothing is written into it yet
+            part = Part(_zeros(value), None, 0)
         _add_on_grid(part.low, value, factor, top)
         self.parts[top] = _within(Part(part.low, part.high, part.count + 1), top)
 
     def _add_waiting(self, top: int) -> None:
         summands, part = self.waiting.pop(top), self.parts[top]
-        loop = compiled(_add_four_rounded)
-        assert loop is not None  # else nothing would have waited
-        nothing = summands[0][0], 0.0
-        (a, of_a), (b, of_b), (c, of_c), (d, of_d) = summands + [nothing] * (TOGETHER - len(summands))
-        arrays = a.numpy(), b.numpy(), c.numpy(), d.numpy()
-        loop(part.low.view(-1).numpy(), arrays, (of_a, of_b, of_c, of_d), _shift(top))
+        low, four = part.low.view(-1).numpy(), _four(summands)
+        if part.count == 0:
+            _loop(_write_four_rounded)(low, _NONE, _NONE, *four, _shift(top))
+        else:
+            _loop(_add_four_rounded)(low, *four, _shift(top))
         self.parts[top] = _within(Part(part.low, part.high, part.count + len(summands)), top)
 
     def settle(self) -> None:
@@ -124,14 +130,24 @@ class OrderFreeSum:
         Raises:
             ValueError: nothing was added.
         """
-        self.settle()
         if not self.parts:
             raise ValueError("a sum of nothing has no shape")
-        sums = [self.parts[top] for top in sorted(self.parts)]
-        total, *others = (part.low if part.high is None else part.low + part.high for part in sums)
-        for one in others:
-            total = total + one
-        return total.to(dtype, copy=True)
+        *lower, last = sorted(self.parts)
+        for top in lower:
+            if top in self.waiting:
+                self._add_waiting(top)
+        sums = [_whole(self.parts[top]) for top in lower]
+        before = reduce(torch.add, sums) if sums else None
+        part, summands = self.parts[last], self.waiting.get(last)
+        if summands and part.count and part.high is None:  # the last pass, which need not be written and read again
+            total = torch.empty(part.low.shape, dtype=dtype)
+            out, low, less = (_NONE if one is None else one.view(-1).numpy() for one in (total, part.low, before))
+            _loop(_write_four_rounded)(out, low, less, *_four(summands), _shift(last))
+            return total
+        if summands:
+            self._add_waiting(last)
+        total = _whole(self.parts[last])
+        return (total if before is None else before + total).to(dtype, copy=True)
 
 
 def _may_wait(value: Tensor) -> bool:
@@ -140,6 +156,23 @@ def _may_wait(value: Tensor) -> bool:
     return (
         plain and value.numel() >= MANY and value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes
     )
+
+
+def _four(summands: Sequence[tuple[Tensor, float]]) -> tuple[tuple[Numbers, ...], tuple[float, ...]]:
+    """Up to four summands as arrays, and their factors; what is missing is one of them times 0."""
+    given = [*summands, *[(summands[0][0], 0.0)] * (TOGETHER - len(summands))]
+    return tuple(value.numpy() for value, _ in given), tuple(factor for _, factor in given)
+
+
+def _loop(function: Function) -> Function:
+    """``function``, compiled: nothing waits where it cannot be."""
+    loop = compiled(function)
+    assert loop is not None
+    return loop
+
+
+def _whole(part: Part) -> Tensor:
+    return part.low if part.high is None else part.low + part.high
 
 
 def _zeros(like: Tensor) -> Tensor:
@@ -197,6 +230,24 @@ def _add_four_rounded(total: Numbers, values: tuple[Numbers, ...], factors: tupl
         one = ((float(a[i]) * of_a + shift) - shift) + ((float(b[i]) * of_b + shift) - shift)
         other = ((float(c[i]) * of_c + shift) - shift) + ((float(d[i]) * of_d + shift) - shift)
         total[i] += one + other
+
+
+def _write_four_rounded(
+    out: Numbers, low: Numbers, before: Numbers, values: tuple[Numbers, ...], factors: tuple[float, ...], shift: float
+) -> None:
+    """Write to ``out`` what ``low`` becomes by the same, on top of what comes ``before``; either may be empty."""
+    a, b, c, d = values
+    of_a, of_b, of_c, of_d = factors
+    with_low, with_before = len(low) > 0, len(before) > 0
+    for i in range(len(out)):
+        one = ((float(a[i]) * of_a + shift) - shift) + ((float(b[i]) * of_b + shift) - shift)
+        other = ((float(c[i]) * of_c + shift) - shift) + ((float(d[i]) * of_d + shift) - shift)
+        total = one + other
+        if with_low:
+            total = low[i] + total
+        if with_before:
+            total = before[i] + total
+        out[i] = total
 
 
 def _shift(top: int) -> float:

@@ -54,8 +54,16 @@ def test_the_compiled_loop_has_the_same_bits(length, factor, dtype, monkeypatch)
     assert torch.equal(sum_of(values, factor).total(), expected)
 
 
+@pytest.fixture
+def filled():
+    """What nobody has written to is not a number."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 2 * AT_ONCE + 3])
-def test_large_summands_wait_for_each_other_and_the_bits_stay(count, monkeypatch):
+def test_large_summands_wait_for_each_other_and_the_bits_stay(count, monkeypatch, filled):
     several = random_summands(7, 12)
     values = [several[place % 7] for place in range(count)]
     expected, more = sum_of(values, 1 / 3).total(), sum_of([*values, values[0]], 1 / 3).total()
@@ -69,9 +77,26 @@ def test_large_summands_wait_for_each_other_and_the_bits_stay(count, monkeypatch
     half.merge(sum_of(values[count // 2 :], 1 / 3))
     assert torch.equal(half.total(), expected)
     found.add(values[0], 1 / 3, range_of(values[0], 1 / 3))
+    for dtype in (torch.float64, torch.float32):
+        assert torch.equal(found.total(dtype), more.to(dtype))
+    found.settle()
     assert torch.equal(found.total(), more)
     assert not found.waiting
     assert found.parts.keys() == parts.keys()
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_what_waits_and_what_does_not_come_to_one_sum(first, monkeypatch, filled):
+    one, two = random_summands(1, 12)[0], random_summands(1, 24)[0]
+    values = [one, two[::2], one.double()]  # those with gaps between their numbers, and wide ones, do not wait
+    values = values[first:] + values[:first]
+    expected = sum_of(values, 1 / 3).total()
+    monkeypatch.setattr(order_free_sum, "MANY", 12)
+    monkeypatch.setattr(compiling, "ENOUGH", 0.0)
+    found = sum_of(values, 1 / 3)
+    assert any(found.waiting.values())
+    assert torch.equal(found.total(), expected)
+    assert expected.isfinite().all()
 
 
 def test_sums_of_four_stay_exact_beyond_what_one_float64_holds(monkeypatch):
@@ -81,6 +106,8 @@ def test_sums_of_four_stay_exact_beyond_what_one_float64_holds(monkeypatch):
         large, small = torch.tensor([2.0**WIDTH - 2.0**-16]), torch.tensor([2.0 ** (WIDTH - DEPTH)])
         mixed = torch.cat([large, -large, small])
         whole = sum_of([mixed.clone() for _ in range(count)])
+        total = whole.total()
+        assert total.tolist() == [float(Fraction(float(value)) * count) for value in mixed]
         whole.settle()
         part = whole.parts[WIDTH]
         high = torch.zeros(3, dtype=torch.float64) if part.high is None else part.high
