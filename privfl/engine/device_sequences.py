@@ -78,7 +78,7 @@ class DeviceSequence(StackedSequence):
         if values.dim() == 5:
             values = values.permute(0, 1, 3, 4, 2)
         for place, step in enumerate(self._steps):
-            values, way_back = self._forward(step, values, own, wanted=place > self._first)
+            values, way_back = self._forward(step, values, own, wanted=place > self._first, short=False)
             ways_back.append(way_back)
         back = torch.softmax(values, 2)
         back.add_(batch.targets[:, :, None] == _classes(back.shape[2], back.device), alpha=-1)
@@ -93,12 +93,14 @@ class DeviceSequence(StackedSequence):
     def _weight_of(self, layer: nn.Linear | nn.Conv2d, views: Views) -> Tensor:
         return views[id(layer.weight)]
 
-    def _forward(self, step: Any, values: Tensor, own: Views, *, wanted: bool) -> tuple[Tensor, Back]:
+    def _forward(self, step: Any, values: Tensor, own: Views, *, wanted: bool, short: bool) -> tuple[Tensor, Back]:
         if isinstance(step, Dropped):
             return _dropped(step.layer, values)
-        return super()._forward(step, values, own, wanted=wanted)
+        return super()._forward(step, values, own, wanted=wanted, short=short)
 
-    def _linear(self, layer: nn.Linear, values: Tensor, own: Views, *, wanted: bool) -> tuple[Tensor, Back]:
+    def _linear(
+        self, layer: nn.Linear, values: Tensor, own: Views, *, wanted: bool, short: bool
+    ) -> tuple[Tensor, Back]:
         weight = own[id(layer.weight)]
         output = torch.bmm(values, weight.mT)
         if layer.bias is not None:

@@ -82,11 +82,11 @@ class StackedSequence:
 
     def plain_sum(self, parameters: Tensor, batch: StackedBatch) -> Tensor:
         """Gradient [clients, size] of each client's sum of cross-entropy over its rows."""
-        gradient = torch.empty_like(parameters)
+        gradient, steady = torch.empty_like(parameters), self._steady and not batch.fixed
         places = self.views(gradient)
 
         def write(layer: nn.Linear | nn.Conv2d, given: Tensor, back: Tensor) -> None:
-            found, sums = self._sums(given, back, biased=layer.bias is not None)
+            found, sums = self._sums(given, back, biased=layer.bias is not None, steady=steady)
             place = self._weight_of(layer, places)
             place.copy_(found.view(place.shape))
             if layer.bias is not None:
@@ -124,13 +124,13 @@ class StackedSequence:
         weight = views[id(layer.weight)]
         return weight if weight.dim() == 3 else weight.permute(0, 3, 4, 2, 1)
 
-    def _sums(self, given: Tensor, back: Tensor, *, biased: bool) -> tuple[Tensor, Tensor]:
+    def _sums(self, given: Tensor, back: Tensor, *, biased: bool, steady: bool) -> tuple[Tensor, Tensor]:
         """What a layer's weight and bias get from all rows of each client."""
         if given.dim() == 3:
-            sums = _added(back) if self._steady and biased else back.sum(1)
+            sums = _added(back) if steady and biased else back.sum(1)
             return torch.bmm(back.mT, given), sums
         clients, rows = given.shape[:2]
-        if self._steady:  # row by row first: a product over all rows is rounded by how many there are
+        if steady:  # row by row first: a product over all rows is rounded by how many there are
             apart = given.flatten(0, 1), back.flatten(0, 1)
             found = batched(apart[0].mT, apart[1])
             laid = found if found.is_contiguous() else found.mT
@@ -146,7 +146,8 @@ class StackedSequence:
         if values.dim() == 5:
             values = values.permute(0, 1, 3, 4, 2).contiguous()
         for place, step in enumerate(self._steps):
-            values, way_back = self._forward(step, values, own, wanted=place > self._first)
+            short = self._steady and not batch.fixed and values.shape[1] < ALIKE
+            values, way_back = self._forward(step, values, own, wanted=place > self._first, short=short)
             ways_back.append(way_back)
         back = torch.softmax(values, 2)
         targets = batch.targets[:, :, None]
@@ -154,11 +155,14 @@ class StackedSequence:
         for way_back in reversed(ways_back[self._first :]):
             back = way_back(back, take)
 
-    def _forward(self, step: Any, values: Tensor, own: Views, *, wanted: bool) -> tuple[Tensor, Back]:
-        """What ``step`` makes of ``values`` [clients, B, ...], and its way back; its input's gradient if ``wanted``."""
+    def _forward(self, step: Any, values: Tensor, own: Views, *, wanted: bool, short: bool) -> tuple[Tensor, Back]:
+        """What ``step`` makes of ``values`` [clients, B, ...], and its way back; its input's gradient if ``wanted``.
+
+        ``short``: there are fewer rows than round alike.
+        """
         match step:
             case Linear():
-                return self._linear(step.layer, values, own, wanted=wanted)
+                return self._linear(step.layer, values, own, wanted=wanted, short=short)
             case Convolution():
                 return self._convolution(step, values, own, wanted=wanted)
             case Rectified():
@@ -175,10 +179,11 @@ class StackedSequence:
                 return _flattened(values)
         return values, lambda back, _: back
 
-    def _linear(self, layer: nn.Linear, values: Tensor, own: Views, *, wanted: bool) -> tuple[Tensor, Back]:
+    def _linear(
+        self, layer: nn.Linear, values: Tensor, own: Views, *, wanted: bool, short: bool
+    ) -> tuple[Tensor, Back]:
         weight = own[id(layer.weight)]
         rows = values.shape[1]
-        short = self._steady and rows < ALIKE
         enough = F.pad(values, (0, 0, 0, ALIKE - rows)) if short else values
         output = batched(enough, weight.mT)[:, :rows]
         if layer.bias is not None:

@@ -26,7 +26,7 @@ from privfl.engine.dropout import StreamDropout
 from privfl.engine.loop import LoopEngine
 from privfl.engine.measures import NOTHING, measures_of_stack
 from privfl.engine.sequences import sequence_of
-from privfl.engine.stacked_sequences import StackedSequence, stacked_sequence_of
+from privfl.engine.stacked_sequences import ALIKE, StackedSequence, stacked_sequence_of
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, Trained, Workspace, send
 from privfl.errors import ConfigError
 from privfl.federation.losses import cross_entropy
@@ -135,10 +135,7 @@ class VectorisedEngine:
     def train(
         self, cohort: Iterable[int], received: Tensors, context: RoundContext, phase: Phase | None = None
     ) -> Iterator[ClientResult]:
-        """The results of ``cohort``, clients with more work first, so that chunks hold clients alike.
-
-        ``phase`` is the algorithm itself unless a survey is given.
-        """
+        """The results of ``cohort``, of training unless ``phase`` is a survey's."""
         does = phase or self.loop.phase
 
         def slot(client: int) -> ClientSlot:
@@ -147,7 +144,7 @@ class VectorisedEngine:
         def work(chunk: Sequence[ClientSlot]) -> list[ClientResult]:
             return self._in_memory(chunk, slot, does, received, context)
 
-        ordered = sorted(map(slot, cohort), key=lambda one: (-one.steps, -len(one.rows)))
+        ordered = sorted(map(slot, cohort), key=lambda one: (-one.steps, -len(one.rows)))  # chunks hold clients alike
         for results in self.loop.in_order(work, self._chunks(ordered)):
             yield from results
 
@@ -227,6 +224,8 @@ class VectorisedEngine:
         if stack.dropout:
             streams = [phase.dropout(slot.client, context) for slot in slots]
 
+        private = phase.channel.dpsgd is not None
+
         def announce(counts: Sequence[int], clients: Sequence[int]) -> None:
             for layer in stack.dropout:
                 layer.stack, layer.counts = [streams[place] for place in clients], counts
@@ -245,11 +244,11 @@ class VectorisedEngine:
             phase.local_only(blind=blind),
             self.lengths,
             stack.unaided,
+            None if private else self._fixed_rows(algorithm, training),
         )
-        private = phase.channel.dpsgd is not None
         plain = (stack.unaided is not None or private) and descends_plainly(algorithm, training)
-        if self.lengths is not None and not alike_up_to_the_end("sub", received["parameters"].dtype):
-            plain = False  # the step itself is looked at
+        if self.lengths is not None:  # else the step itself is looked at
+            plain = plain and alike_up_to_the_end("sub", received["parameters"].dtype)
         if stack.state is not None:
             stack.state.restore()
 
@@ -310,6 +309,14 @@ class VectorisedEngine:
             raise PlacesShow(f"'{kernel}' in {name} of {algorithm.name} rounds numbers by where in a stack they are")
         self._placed.add((name, clients))
         return made[0]
+
+    def _fixed_rows(self, algorithm: Algorithm, training: LocalTraining) -> int | None:
+        """How many rows all batches are padded to where a claim rests on a client's bits, if that is a public number.
+
+        ``None`` for large batches, where a pass would be wasted on clients of few rows.
+        """
+        small = self.lengths is not None and training.batch_size <= ALIKE
+        return training.batch_size if small and not overrides(algorithm, "plan") else None
 
     def _height(self, clients: int) -> int:
         """How many clients a step is stacked for: two at least where claims rest on it, or bits show who is alone."""

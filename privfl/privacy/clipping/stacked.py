@@ -46,7 +46,8 @@ class StackedBatch:
     """Rows of every client: ``inputs`` and ``targets`` [clients, B, ...], and what the loss takes besides.
 
     ``mask`` [clients, B] tells rows from padding; ``None`` if there is no padding. ``together`` rows of each client are
-    added up, in all passes; ``None`` says that all columns of this one are.
+    added up, in all passes; ``None`` says that all columns of this one are. ``fixed``: B is a public number, the same
+    whoever is stacked, so that rows may be added up in whatever way is quickest for it.
     """
 
     inputs: Tensor
@@ -54,6 +55,7 @@ class StackedBatch:
     mask: Tensor | None
     loss_kwargs: Given
     together: Sequence[int] | None = None
+    fixed: bool = False
 
     def of(self, clients: Sequence[int]) -> StackedBatch:
         """The rows of some ``clients``, in that order, without columns that are padding for all of them."""
@@ -84,7 +86,7 @@ class StackedBatch:
         together = self.together
         if together is not None:
             together = [*together[clients], *together[clients][:1] * (stack - (clients.stop - clients.start))]
-        return StackedBatch(inputs, targets, mask, given, together)
+        return StackedBatch(inputs, targets, mask, given, together, self.fixed)
 
     def rows_only(self, values: Tensor) -> Tensor:
         """``values`` [clients, B, ...], zero where there is padding."""

@@ -37,12 +37,13 @@ FOUR = 4
 class Rounding:
     """What is asked of a stack, by ``key``: its ``sums`` [clients, ...] and, of each row, what is ``shown``.
 
-    ``shown`` [clients, B, ...] is ``None`` if rows leave the pass in sums alone.
+    ``shown`` [clients, B, ...] is ``None`` if rows leave the pass in sums alone. ``fixed``: all passes are as long.
     """
 
     key: tuple[Hashable, ...]
     sums: OfPiece
     shown: OfPiece | None
+    fixed: bool = False
 
 
 class SteadyStacks:
@@ -157,7 +158,7 @@ class SteadyStacks:
         given = given_to({name: (values[name], dim) for name, (_, dim) in self._given.items()}, slice(0, 1), stack)
         parameters = public.expand(stack, -1).clone()
         with narrow_sums():
-            return work(parameters, StackedBatch(inputs, targets, mask, given)).double()
+            return work(parameters, StackedBatch(inputs, targets, mask, given, fixed=self._rounding.fixed)).double()
 
 
 def in_fours(rows: int) -> int:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import _get_current_function_mode_stack
@@ -26,7 +27,7 @@ from privfl.privacy.clipping.lengths import Lengths, padded, passes
 from privfl.privacy.clipping.placement import unnoted
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients, given_to
 from privfl.privacy.clipping.steady_stacks import OfPiece, Rounding, SteadyStacks
-from privfl.privacy.door.batch_plans import Plan
+from privfl.privacy.door.batch_plans import Epochs, Plan
 from privfl.privacy.door.contract import Batch
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.door.keeper import (
@@ -65,8 +66,9 @@ class CohortDoor(DoorKeeper):
 
     A batch is padded with the first row of the client's own batch (of its data if the batch is empty), so nobody's
     values meet another client's. With ``lengths`` a pass is as long, and a stack as high, as it takes for every row and
-    every client to be rounded as in any other; a batch whose rows are coupled passes alone. Plain gradients come from
-    ``unaided`` where that serves.
+    every client to be rounded as in any other; a batch whose rows are coupled passes alone. Where a batch of a plan has
+    at most ``fixed_rows``, a public number, it is padded to as many, and no other length need be looked for. Plain
+    gradients come from ``unaided`` where that serves.
     """
 
     def __init__(
@@ -84,9 +86,10 @@ class CohortDoor(DoorKeeper):
         local_only: LocalOnly = "undeclared",
         lengths: Lengths | None = None,
         unaided: UnaidedStack | None = None,
+        fixed_rows: int | None = None,
     ) -> None:
         super().__init__(slots, inputs, targets, loss, dpsgd, totals, precision, state, local_only)
-        self._lengths, self._unaided = lengths, unaided
+        self._lengths, self._unaided, self._fixed_rows = lengths, unaided, fixed_rows
         self._stacked, self._announce = stacked, announce
         self._like = next(stacked.module.parameters())
         self._none = torch.empty(len(slots), 0, dtype=self._like.dtype)
@@ -100,12 +103,16 @@ class CohortDoor(DoorKeeper):
         self, plans: Sequence[Plan], rows: Sequence[Tensor], last: Sequence[bool], draws: Sequence[Draws]
     ) -> DrawnBatch:
         counts, mask = [own.shape[0] for own in rows], []  # asking a tensor for its length takes ten times as long
-        if min(counts) == max(counts) > 0:
+        fixed = self._fixed_rows is not None and self._as_planned(plans)
+        columns = self._fixed_rows if fixed else None
+        if min(counts) == max(counts) == (columns or max(counts)) > 0:
             index = torch.stack(list(rows))
         else:
             firsts = [(own if len(own) else slot.rows)[:1] for own, slot in zip(rows, self._active, strict=True)]
             filled = [own if len(own) else first for own, first in zip(rows, firsts, strict=True)]
             index = pad_sequence(filled, batch_first=True, padding_value=-1)
+            if columns:
+                index = F.pad(index, (0, columns - index.shape[1]), value=-1)
             index = index.where(index >= 0, torch.stack(firsts))
             mask = [torch.arange(index.shape[1]) < torch.tensor(counts)[:, None]]
         uniform = normal = self._none[: len(draws)]
@@ -120,7 +127,15 @@ class CohortDoor(DoorKeeper):
             inputs = self._inputs.index_select(0, places.flatten()).view(*places.shape, *self._inputs.shape[1:])
         else:
             inputs = self._inputs[index if isinstance(self._inputs, MappedRows) else places]
-        return DrawnBatch(numbers, plans, counts, places, inputs, self._targets[places], mask[0] if mask else None)
+        mask_of = mask[0] if mask else None
+        return DrawnBatch(numbers, plans, counts, places, inputs, self._targets[places], mask_of, fixed)
+
+    def _as_planned(self, plans: Sequence[Plan]) -> bool:
+        """Whether ``plans`` are the clients' own, with batches of the fixed size; all data as one batch is neither."""
+        return all(
+            type(plan) is Epochs and plan is slot.plan and plan.batch_size == self._fixed_rows
+            for plan, slot in zip(plans, self._active, strict=True)
+        )
 
     def _outside(
         self, work: Callable[[Tensor, Given], Tensor], parameters: Tensor, loss_kwargs: dict[str, Tensor] | None
@@ -232,8 +247,9 @@ class CohortDoor(DoorKeeper):
         ``shown`` [clients, B, ...] shows how each row is rounded, ``None`` if only sums leave the piece; ``key`` says
         what is asked. A row is ``values`` numbers, 0 if that is not known.
         """
-        rounding, parts = Rounding(key, sums, shown), [list(range(len(batch.counts)))]
-        stacked = StackedBatch(batch.inputs, batch.targets, batch.mask, loss_kwargs, batch.counts)
+        fixed = batch.fixed and shown is None and not whole
+        rounding, parts = Rounding((*key, fixed), sums, shown, fixed), [list(range(len(batch.counts)))]
+        stacked = StackedBatch(batch.inputs, batch.targets, batch.mask, loss_kwargs, batch.counts, fixed)
         alone = whole and self._lengths is not None
         if alone:  # a batch is as long as it is, and no length serves all
             parts = [[place] for place in parts[0]]
@@ -310,7 +326,7 @@ class CohortDoor(DoorKeeper):
         if self._lengths is not None and not whole:
             one = given_to(batch.loss_kwargs, slice(0, 1), 1)
             steady = SteadyStacks(self._lengths, partial(self._announce, [], []), rounding, one)
-        length_of = int if steady is None else steady.length
+        length_of = int if steady is None or batch.fixed else steady.length
         for rows, length in passes(columns, columns if whole else ROWS_AT_ONCE, length_of):
             groups = [(slice(0, stack), stack)] if steady is None else steady.groups(stack, length)
             for group, height in groups:

@@ -1,9 +1,8 @@
 """Behind the door: whoever keeps the data of a client, or of a stacked cohort, and answers what a step asks.
 
-:class:`DoorKeeper` decides what is refused, noised and noted; how gradients are computed, for one client or for a
-stacked cohort, is its subclasses' matter (:mod:`privfl.privacy.door.client_door`,
-:mod:`privfl.privacy.door.cohort_door`). Nothing here is handed to an algorithm but :class:`~.contract.Door` and
-:class:`~.contract.Batch`, which hold no more than what a step may have.
+:class:`DoorKeeper` decides what is refused, noised and noted; how gradients are computed is its subclasses' matter
+(:mod:`privfl.privacy.door.client_door`, :mod:`privfl.privacy.door.cohort_door`). Nothing here is handed to an algorithm
+but :class:`~.contract.Door` and :class:`~.contract.Batch`, which hold no more than what a step may have.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class DrawnBatch:
     """A batch as it is drawn: ``inputs`` [B, ...] and ``targets`` [B] of rows ``rows`` [B].
 
     Stacked batches hold [clients, B, ...], and ``mask`` [clients, B] tells rows from padding. ``plans`` and ``counts``
-    say of each client which plan drew its rows, and how many there are.
+    say of each client which plan drew its rows, and how many there are. ``fixed``: B is a public number.
     """
 
     numbers: StepNumbers
@@ -68,6 +67,7 @@ class DrawnBatch:
     inputs: Tensor
     targets: Tensor
     mask: Tensor | None = None
+    fixed: bool = False
 
     def divisors(self) -> list[float]:
         """What every client's sum of gradients is divided by without DP-SGD."""

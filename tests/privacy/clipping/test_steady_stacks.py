@@ -1,5 +1,6 @@
 """A client in a stack is rounded alike, whoever is stacked with it and however long their batches are."""
 
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import ClassVar
@@ -23,6 +24,7 @@ from privfl.privacy.clipping.factors import Clipping
 from privfl.privacy.clipping.lengths import Lengths, PublicRows
 from privfl.privacy.clipping.steady_stacks import LEAST, Rounding, SteadyStacks
 from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.door.cohort_door import CohortDoor
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.loss import coupled
 from privfl.privacy.noise.source import NoiseSource
@@ -34,10 +36,21 @@ def plain_sequence():
     return nn.Sequential(*layers, nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 3))
 
 
-PLAIN = SimpleNamespace(shape=(1, 9, 9), build=plain_sequence)
+def many_windows():
+    """Likewise, with so many windows that the sum over those of a few rows is not formed in one go."""
+    layers = [nn.Conv2d(1, 8, 5, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(400, 3))
+
+
+OWN = {
+    "plain sequence": SimpleNamespace(shape=(1, 9, 9), build=plain_sequence),
+    "many windows": SimpleNamespace(shape=(1, 28, 28), build=many_windows),
+}
 SIZES = (4, 3, 60, 5, 1)
 CHAOS = LocalTraining(batch_size=50, learning_rate=86.0, epochs=3)
 """At this learning rate training diverges, and a last bit grows to any size."""
+SMALL = replace(CHAOS, batch_size=10)
+"""Batches that are all padded to as many rows."""
 
 
 @coupled
@@ -64,9 +77,19 @@ class Pulled(FedAvg):
         local["parameters"].add_(1e-4 * client.data_free_value(squares_of_outputs, local["parameters"], own))
 
 
+class Looking(FedAvg):
+    """Steps along the gradient of all rows at once follow the others."""
+
+    name: ClassVar[str] = "looking"
+
+    def conclude(self, local, received, batch, client, training):
+        for _ in range(3):
+            self.step(local, received, batch, client, training)
+
+
 def update_of_the_first(name, others, *, steady, loss=cross_entropy, algorithm=None, training=CHAOS):
     """What client 0 uploads when it is trained in one stack with ``others``."""
-    model = {**MODELS, "plain sequence": PLAIN}[name]
+    model = {**MODELS, **OWN}[name]
     inputs = torch.randn((sum(SIZES), *model.shape), generator=torch.Generator().manual_seed(1)) * 1e3 + 1e6
     targets = torch.arange(sum(SIZES)) % 3
     clients = ClientIndex.of([np.arange(*ends) for ends in pairwise(np.cumsum([0, *SIZES]))])
@@ -88,11 +111,35 @@ def update_of_the_first(name, others, *, steady, loss=cross_entropy, algorithm=N
 COHORTS = ((), (1,), (2,), (1, 4), (1, 2, 3, 4))
 
 
-@pytest.mark.parametrize("name", ["convolution", "contrast", "layer-norm", "plain sequence"])
-def test_the_update_of_a_client_has_the_same_bits_whoever_is_stacked_with_it(name):
-    alone = update_of_the_first(name, (), steady=True)
+@pytest.mark.parametrize("training", [CHAOS, SMALL], ids=["large batches", "small batches"])
+@pytest.mark.parametrize("name", ["convolution", "contrast", "layer-norm", *OWN])
+def test_the_update_of_a_client_has_the_same_bits_whoever_is_stacked_with_it(name, training):
+    alone = update_of_the_first(name, (), steady=True, training=training)
     for others in COHORTS:
-        assert torch.equal(update_of_the_first(name, others, steady=True), alone)
+        assert torch.equal(update_of_the_first(name, others, steady=True, training=training), alone)
+
+
+@pytest.mark.parametrize("name", ["convolution", *OWN])
+def test_nor_does_it_move_where_small_batches_are_followed_by_one_of_all_rows(name):
+    given = {"algorithm": Looking(weighting="uniform"), "training": SMALL}
+    alone = update_of_the_first(name, (), steady=True, **given)
+    for others in COHORTS:
+        assert torch.equal(update_of_the_first(name, others, steady=True, **given), alone)
+
+
+def test_were_small_batches_as_long_as_the_longest_of_a_stack_it_would_move(monkeypatch):
+    gather = CohortDoor._gather
+
+    def without_padding(self, plans, rows, *rest):
+        fixed, self._fixed_rows = self._fixed_rows, None
+        drawn = gather(self, plans, rows, *rest)
+        self._fixed_rows = fixed
+        return replace(drawn, fixed=True)
+
+    monkeypatch.setattr(CohortDoor, "_gather", without_padding)
+    updates = [update_of_the_first("many windows", others, steady=True, training=SMALL) for others in COHORTS]
+    if all(torch.equal(one, updates[0]) for one in updates):
+        pytest.skip("this processor adds up the windows of few rows alike, however many rows follow")
 
 
 @pytest.mark.parametrize("name", ["convolution", "plain sequence"])
