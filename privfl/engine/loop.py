@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from privfl.algorithms.base import Algorithm, Tensors, descends_plainly, overrides
+from privfl.engine.broadcast import check_unchanged, unshared, versions_of
 from privfl.engine.client_randomness import randomness_of
 from privfl.engine.sequence_checks import clips_otherwise, differs_from_autocast, differs_from_autograd
 from privfl.engine.sequences import Sequence, sequence_of
@@ -27,7 +28,7 @@ from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
 from privfl.models.layouts import lay_channels_innermost
 from privfl.privacy.channel.channel import RoundChannel
-from privfl.privacy.clipping.known import known_ranks
+from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.lengths import Lengths, PublicRows, distinct_rows, identity
 from privfl.privacy.clipping.per_sample import BY_RULES, GradSampleMode, evaluating, sums_directly
 from privfl.privacy.door.batch_plans import LocalTraining
@@ -87,10 +88,13 @@ class LoopEngine:
         self.draws = asked or not shipped(type(algorithm))
         """Whether a model, a loss or an algorithm from outside may call random functions."""
         self.notes += notes
+        self.handed_out = not known_function(task.loss) or not shipped(type(algorithm))
+        """Whether a loss or an algorithm from outside gets hold of the network."""
+        given: dict[str, Any] = {"draws": self.draws, "handed_out": self.handed_out}
         spaces = [
-            Workspace.build(task.model(0), self.device, way, innermost=innermost, draws=self.draws)
-            for _ in range(self.workers)
+            Workspace.build(task.model(0), self.device, way, innermost=innermost, **given) for _ in range(self.workers)
         ]
+        self.states = [space.state for space in spaces if space.state is not None]
         for space in self._without_autograd(spaces):
             self._spaces.put(space)
 
@@ -271,9 +275,10 @@ class LoopEngine:
         )
         plain = (space.sequence is not None or channel.dpsgd is not None) and descends_plainly(algorithm, training)
         space.start(phase.dropout(client, context))
-        door = keeper.door()
+        door, versions = keeper.door(), versions_of(received)
         with torch.no_grad(), space.randomness or nullcontext():
             local = algorithm.begin(received, phase.client_state(client, context.client_state, blind=blind), training)
+            local = local if shipped(type(algorithm)) else unshared(local, received)
             space.own.load(local["parameters"])
             local["parameters"] = space.own.flat
             if overrides(algorithm, "prepare"):
@@ -291,6 +296,7 @@ class LoopEngine:
                 for batch in keeper.batches():
                     algorithm.personalise(local, received, keeper.hand(batch.numbers), door, training)
             upload = _apart(algorithm.finish(local, received, training), space.own.flat)
+        check_unchanged(algorithm, received, versions)
         return Trained(upload, {name: local[name].clone() for name in algorithm.keeps}, slot.log)
 
 

@@ -20,6 +20,7 @@ from torch.func import vmap
 
 from privfl.algorithms.base import Algorithm, Tensors, descends_plainly, overrides
 from privfl.devices import to_device
+from privfl.engine.broadcast import check_unchanged, versions_of
 from privfl.engine.client_randomness import ClientRandomness
 from privfl.engine.device_sequences import DeviceSequence
 from privfl.engine.dropout import StreamDropout
@@ -84,7 +85,7 @@ class VectorisedEngine:
         """``way`` forms per-sample gradients, ``None`` without DP-SGD."""
         self.loop, self.chunk, self.way = loop, chunk, way
         self.notes: list[str] = []
-        self.lengths = loop.lengths
+        self.states, self.lengths = list(loop.states), loop.lengths
         if self.lengths is None and loop.channel.covers_clients:
             self.lengths = loop.steady_lengths()
         self._stacks: SimpleQueue[Stack] = SimpleQueue()
@@ -93,11 +94,12 @@ class VectorisedEngine:
         self._placed: set[tuple[str, int]] = set()
         self._values = 0
         for _ in range(loop.workers):
-            space = Workspace.build(loop.task.model(0), loop.device, None, draws=loop.draws)
+            space = Workspace.build(loop.task.model(0), loop.device, None, draws=loop.draws, handed_out=loop.handed_out)
             gradients = StackedGradients(space.own, way)
             gradients.whole_rows = in_whole_rows(loop.device, loop.training.batch_size, space.own.layout.size)
             unaided = self._without_autograd(space, gradients)
             self._stacks.put(Stack(gradients, space.dropout, space.state, unaided, space.randomness))
+            self.states += filter(None, [space.state])
             self.templates.append(space.own.module)
 
     def _without_autograd(self, space: Workspace, gradients: StackedGradients) -> StackedSequence | None:
@@ -251,6 +253,7 @@ class VectorisedEngine:
             plain = plain and alike_up_to_the_end("sub", received["parameters"].dtype)
         if stack.state is not None:
             stack.state.restore()
+        versions = versions_of(received)
 
         def begin(slot: ClientSlot, place: int) -> Tensors:
             if stack.randomness is not None:
@@ -269,6 +272,7 @@ class VectorisedEngine:
             local = {name: padded(value, self._height(len(slots))) for name, value in local.items()}
             finish = vmap(lambda local: algorithm.finish(local, received, training))  # which may write into it
             uploads = self._wherever_clients_stand("finish", algorithm, len(slots), finish, local)
+        check_unchanged(algorithm, received, versions)
         known = measures_of_stack(uploads, len(slots)) if loop.device.type == "cuda" else [NOTHING] * len(slots)
         return [
             Trained(
@@ -311,11 +315,8 @@ class VectorisedEngine:
         return made[0]
 
     def _fixed_rows(self, algorithm: Algorithm, training: LocalTraining) -> int | None:
-        """How many rows all batches are padded to where a claim rests on a client's bits, if that is a public number.
-
-        ``None`` for large batches, where a pass would be wasted on clients of few rows.
-        """
-        small = self.lengths is not None and training.batch_size <= ALIKE
+        """How many rows all batches are padded to where a claim rests on bits, if that is a public number."""
+        small = self.lengths is not None and training.batch_size <= ALIKE  # large ones waste a pass on few rows
         return training.batch_size if small and not overrides(algorithm, "plan") else None
 
     def _height(self, clients: int) -> int:

@@ -69,11 +69,12 @@ class Workspace:
         *,
         innermost: bool = False,
         draws: bool = False,
+        handed_out: bool = False,
     ) -> Workspace:
         """A workspace around ``module``.
 
         ``way`` forms per-sample gradients, or plain sums; ``innermost`` lays the channels of images out innermost;
-        ``draws`` says that random functions may be called.
+        ``draws`` says that random functions may be called, and ``handed_out`` that code from outside gets the network.
         """
         dropout, randomness = give_dropout_streams(module), ClientRandomness(module) if draws else None
         if randomness is not None:
@@ -83,7 +84,8 @@ class Workspace:
         own = FlatNetwork(module, device)
         own.module.train()
         clipper = None if way is None else PerSampleGradients(own, way)
-        return cls(own, clipper, dropout, ModuleState.of(own.module), randomness=randomness)
+        state = ModuleState.of(own.module, handed_out=handed_out)
+        return cls(own, clipper, dropout, state, randomness=randomness)
 
     @property
     def outputs(self) -> Callable[[Tensor], Tensor]:
@@ -159,13 +161,23 @@ class Phase:
         any other algorithm trains every client twice, with these gradients for what the client keeps and with zeros in
         their place for what it sends ("secure multi-execution", Devriese and Piessens 2010).
         """
+        return self._withholds and not shipped(type(self.algorithm))
+
+    @property
+    def _withholds(self) -> bool:
+        """Whether a mechanism at the door claims that uploads do not depend on gradients that stay with the client."""
         protected = self.channel.dpsgd is not None or bool(self.channel.statistics)
-        return protected and self.algorithm.local_only and not shipped(type(self.algorithm))
+        return protected and self.algorithm.local_only
 
     @property
     def apart(self) -> bool:
         """Whether a claim rests on nothing that the algorithm's own code leaves behind in one training for another."""
         return self.blind or (self.channel.covers_clients and not shipped(type(self.algorithm)))
+
+    @property
+    def forgets(self) -> bool:
+        """Whether a claim rests on nothing that the loss or the model leaves behind in one training for another."""
+        return self._withholds or self.channel.covers_clients
 
     def dropout(self, client: int, context: RoundContext) -> NoiseStream:
         """What ``client``'s drop-out masks are drawn from in this round: secret coins under DP-SGD."""
@@ -174,8 +186,12 @@ class Phase:
         return NoiseStream(stream_key(context.seed, "dropout", context.number, client))
 
     def for_client(self, loss: Loss) -> Loss:
-        """``loss`` as one client uses it: from outside a copy, where noise covers what one client sends."""
-        return copy.deepcopy(loss) if self.channel.covers_clients and not known_function(loss) else loss
+        """``loss`` as one client uses it: from outside a copy, where noise covers what one client sends.
+
+        Not where gradients that stay with the client may leave something in it for those that are sent.
+        """
+        alone = self.channel.covers_clients and not self._withholds
+        return copy.deepcopy(loss) if alone and not known_function(loss) else loss
 
     def local_only(self, *, blind: bool) -> LocalOnly:
         """What a door makes of a gradient that is to stay with the client."""

@@ -7,6 +7,7 @@ row's into the gradients of all rows after it, past every clipping.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +24,43 @@ _NOT_STATE = {*vars(nn.Module()), "training", "generator", "stack", "counts"}
 class ModuleState:
     """The buffers and attributes of ``network`` as they are now; :meth:`restore` makes them so again.
 
-    Containers are restored one level deep. The values of parameters are the run's, and left alone.
+    Tensors are restored, and containers one level deep; what is not is in :attr:`remembered`. The values of parameters
+    are the run's, and left alone.
     """
 
     def __init__(self, network: nn.Module) -> None:
+        self._network = network
         self._attributes = [(module, _attributes(module)) for module in network.modules()]
-        named = [(module, name, buffer) for module in network.modules() for name, buffer in module._buffers.items()]
+        tensors = [
+            (vars(module), name, value)
+            for module, attributes in self._attributes
+            for name, value in attributes.items()
+            if isinstance(value, Tensor)
+        ]
+        buffers = [
+            (module._buffers, name, buffer) for module in network.modules() for name, buffer in module._buffers.items()
+        ]
         self._parameters = [(module, dict(module._parameters)) for module in network.modules()]
-        self._buffers = [(*one, None if one[2] is None else one[2].clone(), _version(one[2])) for one in named]
+        self._tensors = [(*one, _copy(one[2]), _version(one[2])) for one in (*tensors, *buffers)]
+
+    @property
+    def remembered(self) -> list[Any]:
+        """All that the network holds beside its parameters, hooks of one's own included; see :meth:`restore`."""
+        return [
+            (name, _attributes(module), dict(module._buffers), list(_own_hooks(module)))
+            for name, module in self._network.named_modules()
+        ]
 
     @classmethod
-    def of(cls, network: nn.Module) -> ModuleState | None:
-        """The state of ``network``; ``None`` if its layers, all PyTorch's or privfl's own, remember nothing."""
+    def of(cls, network: nn.Module, *, handed_out: bool = False) -> ModuleState | None:
+        """The state of ``network``; ``None`` if its layers, all PyTorch's or privfl's own, remember nothing.
+
+        ``handed_out``: code from outside gets hold of it, and may write anything onto it.
+        """
         kinds = {type(module) for module in network.modules()}
         own = [kind for kind in kinds if not shipped(kind) and not defined_in(kind, _LAYERS)]
         has_buffers = next(network.buffers(), None) is not None
-        return cls(network) if own or has_buffers else None
+        return cls(network) if own or has_buffers or handed_out else None
 
     def restore(self) -> None:
         """Put back what was written since the beginning."""
@@ -55,12 +77,13 @@ class ModuleState:
             for name, parameter in parameters.items():
                 if module._parameters.get(name) is not parameter:
                     module._parameters[name] = parameter
-        for position, (module, name, buffer, content, version) in enumerate(self._buffers):
-            module._buffers[name] = buffer
-            if buffer is not None and content is not None and buffer._version != version:
+        for position, (place, name, tensor, content, version) in enumerate(self._tensors):
+            if place.get(name, self) is not tensor:
+                place[name] = tensor
+            if tensor is not None and content is not None and tensor._version != version:
                 with torch.no_grad():
-                    buffer.copy_(content)
-                self._buffers[position] = (module, name, buffer, content, buffer._version)
+                    tensor.copy_(content)
+                self._tensors[position] = (place, name, tensor, content, tensor._version)
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
@@ -72,5 +95,18 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def _version(buffer: Tensor | None) -> int:
-    return -1 if buffer is None else buffer._version
+def _own_hooks(module: nn.Module) -> Iterator[Any]:
+    """The hooks of ``module`` that none of these packages has put there."""
+    for name, hooks in vars(module).items():
+        if name.endswith("_hooks"):
+            for hook in hooks.values():
+                if str(getattr(hook, "__module__", "")).partition(".")[0] not in ("privfl", "opacus", "torch"):
+                    yield hook
+
+
+def _copy(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach().clone()
+
+
+def _version(tensor: Tensor | None) -> int:
+    return -1 if tensor is None else tensor._version

@@ -91,12 +91,20 @@ def _names(code: types.CodeType) -> set[str]:
 
 def own_imports(code: types.CodeType, package: str | None) -> Iterator[str]:
     """What modules of one's own that ``code`` of ``package`` imports where it runs may be called."""
-    for name in _imports(code):
+    for name in (*_imports(code), *_imported_by_string(code)):
         if not told(name.partition(".")[0]):
             yield from (name, f"{package}.{name}".rstrip("."))
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             yield from own_imports(inner, package)
+
+
+@lru_cache(_CODES)
+def _imported_by_string(code: types.CodeType) -> tuple[str, ...]:
+    """The texts in ``code`` that may name modules for a function that imports them."""
+    if not {"import_module", "__import__", "modules"} & {*code.co_names}:
+        return ()
+    return tuple(one for one in code.co_consts if isinstance(one, str) and all(map(str.isidentifier, one.split("."))))
 
 
 @lru_cache(_CODES)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from privfl.algorithms.base import Algorithm, Tensors
 from privfl.engine.aggregation import CohortSums, PlainAggregator, aggregate_uploads
+from privfl.engine.choice import Engine
 from privfl.engine.loop import LoopEngine
 from privfl.engine.order_free_sum import OrderFreeSum, Part
 from privfl.engine.vectorised import VectorisedEngine
@@ -217,8 +218,9 @@ class Worker:
         )
         phase = Phase(self._algorithms[orders.label], orders.channel, orders.label)
         aggregator, logs = _PartialAggregator(phase.channel.sent), _Logs()
-        before = SharedState(self._engine.task, phase)
-        results = self._results(orders, self._on_device(as_tensors(received)), context, phase)
+        told, states = self._on_device(as_tensors(received)), self._engine_for(orders).states
+        before = SharedState(self._engine.task, phase, self._engine.training, told, states)
+        results = self._results(orders, told, context, phase)
         sums = aggregate_uploads(results, aggregator, orders.weights, kept, logs.note)
         changed = kept.maps[0]
         self._client_state |= changed
@@ -245,13 +247,18 @@ class Worker:
         self, orders: Orders, received: Tensors, context: RoundContext, phase: Phase
     ) -> Iterator[ClientResult]:
         """What clients send, chunk by chunk."""
-        if orders.chunks is None:
-            yield from self._engine.train(list(orders.weights), received, context, phase)
-            return
-        for chunk in orders.chunks:
-            if self._stacked is None or self._stacked.chunk < len(chunk):
-                self._stacked = VectorisedEngine(self._engine, len(chunk), self._way)
-            yield from self._stacked.train(chunk, received, context, phase)
+        engine = self._engine_for(orders)
+        for chunk in [list(orders.weights)] if orders.chunks is None else orders.chunks:
+            yield from engine.train(chunk, received, context, phase)
+
+    def _engine_for(self, orders: Orders) -> Engine:
+        """What trains those whom ``orders`` name: one by one, or a stack that is large enough."""
+        if not orders.chunks:
+            return self._engine
+        height = max(map(len, orders.chunks))
+        if self._stacked is None or self._stacked.chunk < height:
+            self._stacked = VectorisedEngine(self._engine, height, self._way)
+        return self._stacked
 
     def _on_device(self, tensors: Tensors) -> Tensors:
         return {name: value.to(self._engine.device) for name, value in tensors.items()}

@@ -54,7 +54,8 @@ def collect(costs: RoundCosts, selection: Selection, server: Tensors, context: S
     weights = _weights(phase.algorithm, selection, server, context.sizes, hidden=hidden)
     factors = dict(zip(clients, weights.tolist(), strict=True))
     aggregator = _aggregator(phase, selection, received["parameters"], context)
-    before = SharedState(context.task, phase)
+    states = () if isinstance(context.engine, RayEngine) else context.engine.states
+    before = SharedState(context.task, phase, costs.training, received, states)
     if isinstance(aggregator, str):
         sums = CohortSums(problems=Counter({aggregator: len(clients)}), aborted=True)
     elif isinstance(context.engine, RayEngine):

@@ -8,17 +8,22 @@ network need no such look: each client has copies, or they are put back.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from privfl.algorithms.base import Tensors
 from privfl.engine.workspace import Phase
 from privfl.federation.task import Task
 from privfl.models import OwnModel
+from privfl.models.module_state import ModuleState
 from privfl.privacy.accounting.release import Release, everywhere, unprotected
+from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.references import called, of_privfl
 from privfl.simulation.every_state import EveryState
 
@@ -34,40 +39,65 @@ class SharedState:
     """What the parts of one's own that train the clients of ``phase`` reach outside of a client, as it is now.
 
     Nothing where no claim rests on it: a gradient under DP-SGD is noisy before anybody can leave it anywhere, and a
-    loss and a model see one example at a time there.
+    loss and a model see one example at a time there. ``received`` is what clients share, and ``states`` are those of
+    the networks that train, of which is looked at what remains when they have been restored.
     """
 
-    def __init__(self, task: Task, phase: Phase) -> None:
+    def __init__(
+        self, task: Task, phase: Phase, training: LocalTraining, received: Tensors, states: Sequence[ModuleState]
+    ) -> None:
         parts: list[tuple[str, Any]] = []
         if phase.apart:
-            parts.append(("algorithm", phase.algorithm))
-        if phase.channel.covers_clients:
+            parts += [("algorithm", phase.algorithm), ("training", training)]
+        if phase.forgets:
             parts.append(("loss", task.loss))
             if isinstance(task.model, OwnModel):
                 parts.append(("model", task.model.build))
         own = [(name, part) for name, part in parts if not of_privfl(part)]
         self._parts = {f"the {name} {called(part)}": part for name, part in own}
+        self._states = states if phase.apart or phase.forgets else ()
+        self._received = received if phase.apart else {}
         self._before = self._now()
+        self._sent = {name: value.clone() for name, value in self._received.items()}
 
     def changed(self) -> list[str]:
         """What has changed since, or may have, in words."""
-        (parts, generators), (parts_before, generators_before) = self._now(), self._before
+        (parts, process), (parts_before, process_before) = self._now(), self._before
         own = [name + _opaque(now) for name, now in parts.items() if now.digest != parts_before[name].digest]
-        drawn_from = [name for name, now in generators.items() if now != generators_before[name]]
-        return own + [f"{name} global random generator" for name in drawn_from]
+        own += [f"what clients receive ('{name}')" for name, sent in self._sent.items() if self._differs(name, sent)]
+        return own + [name for name, now in process.items() if now != process_before[name]]
+
+    def _differs(self, name: str, sent: Tensor) -> bool:
+        """Whether ``name`` of what clients receive has other bits now than when it was ``sent``."""
+        now = self._received.get(name)
+        return now is None or now.shape != sent.shape or not torch.equal(_bits(now), _bits(sent))
 
     def _now(self) -> tuple[dict[str, EveryState], dict[str, Any]]:
-        """The parts, and the process's random generators, each as what is equal as long as nobody draws."""
+        """The parts and networks, and what the whole process has, each as what is equal while nobody changes it."""
+        for state in self._states:
+            state.restore()
         if not self._parts:
             return {}, {}
         on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-        generators = {
-            "PyTorch's": torch.get_rng_state().numpy().tobytes(),
-            "CUDA's": [one.numpy().tobytes() for one in on_cuda],
-            "NumPy's": EveryState(np.random.get_state(legacy=False)).digest,  # noqa: NPY002 - of any kind, each with another state
-            "Python's": random.getstate(),
+        process = {
+            "PyTorch's global random generator": torch.get_rng_state().numpy().tobytes(),
+            "CUDA's global random generator": [one.numpy().tobytes() for one in on_cuda],
+            "NumPy's global random generator": EveryState(np.random.get_state(legacy=False)).digest,  # noqa: NPY002 - of any kind
+            "Python's global random generator": random.getstate(),
+            "a variable of the environment": dict(os.environ),
         }
-        return {name: EveryState(one) for name, one in self._parts.items()}, generators
+        parts = {
+            **self._parts,
+            **({"the network that trains": [one.remembered for one in self._states]} if self._states else {}),
+        }
+        return {name: EveryState(one) for name, one in parts.items()}, process
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """``tensor`` as bytes, so that what is not a number equals itself."""
+    return (
+        tensor.detach().contiguous().view(torch.uint8) if tensor.dim() else tensor.detach().reshape(1).view(torch.uint8)
+    )
 
 
 def _opaque(state: EveryState) -> str:

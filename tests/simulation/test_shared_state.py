@@ -167,11 +167,11 @@ def test_what_is_drawn_from_a_generator_of_the_process_tells_how_much_others_dre
 
 
 def test_a_draw_from_numpy_s_generator_of_another_kind_is_seen_too():
-    covering = types.SimpleNamespace(apart=False, channel=types.SimpleNamespace(covers_clients=True))
+    covering = types.SimpleNamespace(apart=False, forgets=True)
     own = np.random.get_bit_generator()
     np.random.set_bit_generator(np.random.PCG64(0))
     try:
-        before = SharedState(types.SimpleNamespace(loss=lambda: None, model=None), covering)
+        before = SharedState(types.SimpleNamespace(loss=lambda: None, model=None), covering, pf.LocalTraining(), {}, ())
         assert before.changed() == []
         DRAWS["NumPy"]()
         assert before.changed() == ["NumPy's global random generator"]
