@@ -8,7 +8,8 @@ archives carry digests, and ``summary.json`` those of the statement and the metr
 the checkpoint, or behind it after a power cut; a resumed run writes it anew from the checkpoint.
 While a run is in flight ``noise.key`` holds the key of its privacy noise, so that a resumed run repeats the noise of a
 round instead of spending it twice; it is erased when the run ends, or by whoever opens the folder next. What differs
-from the run that began (``fingerprint.json``) is refused: it would send other messages under the same noise.
+from the run that began (``fingerprint.json``) is refused: it would send other messages under the same noise. Whether
+a repeated round sent the same is seen from ``rounds.jsonl``, which is there as long as the key.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ Metrics = dict[str, Any]
 EXTENSION = "extension.json"
 """For how many rounds a run goes on that was planned for fewer, and under which key."""
 CHECKPOINT = "checkpoints/latest.npz"
+ROUNDS = "rounds.jsonl"
+"""A hash of what every round came to (:mod:`privfl.simulation.repeated_rounds`)."""
 ENDED = ("metrics.jsonl", "statement.json")
 """What a finished run is read from, beside its summary, which holds their digests."""
 
@@ -168,6 +171,7 @@ class RunDirectory:
             )
         self.make_folder(self.checkpoint_file.parent.name)
         self._cut_metrics(None)
+        (self.path / ROUNDS).unlink(missing_ok=True)
         self.key_file.store(source)
         text = tomli_w.dumps(config).encode()
         self.write("config.toml", text)
@@ -249,7 +253,11 @@ class RunDirectory:
 
     def metrics(self) -> list[Metrics]:
         """All complete lines of ``metrics.jsonl``."""
-        return read_lines(self.path / "metrics.jsonl")
+        return self.lines("metrics.jsonl")
+
+    def lines(self, name: str) -> list[Metrics]:
+        """All complete lines of the file ``name``; none if it is missing."""
+        return read_lines(self.path / name)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint; raises what :meth:`write` raises."""
@@ -270,6 +278,7 @@ class RunDirectory:
         self.write("statement.json", statement.to_json().encode())
         files = {name: sha256(self.path / name) for name in (CHECKPOINT, *ENDED)}
         self.write_json("summary.json", {**summary, "sha256": files})
+        (self.path / ROUNDS).unlink(missing_ok=True)
         self.key_file.erase()
 
     def ending(self) -> tuple[Metrics, Statement, list[Metrics]]:

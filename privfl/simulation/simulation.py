@@ -37,6 +37,7 @@ from privfl.simulation.health import broken_clients, conclusions, kept_warning, 
 from privfl.simulation.plan import Plan, RunSettings, calibrate_noise, prepare, with_training
 from privfl.simulation.ray_engine import RayEngine, RayWorkers, ray_workers
 from privfl.simulation.recorder import Recorder, public_facts, recorded_observers
+from privfl.simulation.repeated_rounds import RepeatedRounds, repeated_noise
 from privfl.simulation.result import Run
 from privfl.simulation.round_costs import RoundCosts, exceeds
 from privfl.simulation.rounds import ServerContext, aggregate, collect
@@ -221,7 +222,7 @@ def run(
     recorder = Recorder(plan.record, public_facts(plan), directory, state.round, plan.task)
     tracker = EpsilonTracker(state.ledger, plan.privacy.target_delta, plan.units)
     budget, sizes, everyone = plan.privacy.budget, state.sizes, np.arange(len(plan.task.clients))
-    saved = time.monotonic()
+    saved, repeated = time.monotonic(), RepeatedRounds(directory, noisy=plan.noisy)
     statement: Statement | None = None
     ended = directory is not None and directory.finished
     while state.round < plan.schedule.rounds and not ended:
@@ -264,6 +265,8 @@ def run(
             state.ledger.record(release, clients, count)
         if shared := [part for sums in arrived for part in sums.shared]:
             state.ledger.record(shared_state(shared), None)
+        if repeated.differs(round, server):
+            state.ledger.record(repeated_noise(), None)
         watch(plan, state, asked, arrived, server, path)
         state.server, state.round = server, round + 1
         state.dropped.update(problems)

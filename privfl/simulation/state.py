@@ -13,6 +13,7 @@ from privfl.privacy.sizes.responses import SizeResponses
 from privfl.simulation.checkpoint import MEND, Checkpoint
 from privfl.simulation.health import Health
 from privfl.simulation.plan import Plan
+from privfl.simulation.repeated_rounds import REPEATED_NOISE
 from privfl.simulation.run_directory import Metrics
 from privfl.simulation.shared_state import SHARED_STATE
 
@@ -48,7 +49,7 @@ class State:
     @classmethod
     def start(cls, plan: Plan) -> State:
         """Before round 0."""
-        ledger = Ledger(len(plan.task.clients), ("update", SIZE, SIZE_RESPONSE, SHARED_STATE))
+        ledger = Ledger(len(plan.task.clients), ("update", SIZE, SIZE_RESPONSE, SHARED_STATE, REPEATED_NOISE))
         server = plan.algorithm.start(plan.initial)
         return cls(0, server, {}, ledger, _sizes(plan, ledger, SizeResponses()), [], Counter(), Health())
 

@@ -1,0 +1,103 @@
+"""A round that is computed again comes out as before, or nothing is claimed of what one noise covered twice."""
+
+import json
+
+import numpy as np
+import pytest
+import torch.nn.functional as F
+
+import privfl as pf
+from privfl.simulation.repeated_rounds import REPEATED_NOISE, RepeatedRounds
+from privfl.simulation.run_directory import ROUNDS, RunDirectory
+
+X = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64)
+PRIVACY = {
+    "dp-sgd": pf.Privacy(training=pf.DPSGD(noise_multiplier=4.0, sample_rate=1.0)),
+    "at clients": pf.Privacy(update=(pf.Clip(1.0), pf.GaussianNoise(4.0, at="client"))),
+    "at the server": pf.Privacy(update=(pf.Clip(1.0), pf.GaussianNoise(4.0))),
+}
+
+
+def plain(network, inputs, targets):
+    return F.cross_entropy(network(inputs), targets, reduction="none")
+
+
+def shaken(network, inputs, targets):
+    shift = 0.5 * np.random.default_rng().normal() if network.training else 0.0
+    return plain(network, inputs + shift, targets)
+
+
+def ran(out, loss, privacy, *, stop_after=None, resume=False, rounds=3, checkpoint_seconds=600.0):
+    task = pf.Task.from_arrays(X, Y, test=(X, Y), clients=np.arange(60) // 20, classes=2, model="logistic", loss=loss)
+
+    def stop(simulation, line):
+        if line["round"] == stop_after:
+            raise KeyboardInterrupt
+
+    return pf.simulate(
+        task,
+        pf.FedAvg("uniform"),
+        rounds=rounds,
+        training=pf.LocalTraining(learning_rate=0.5, batch_size=20),
+        privacy=privacy,
+        out=out,
+        resume=resume,
+        callbacks=[stop],
+        execution=pf.Execution(engine="loop", workers=1, checkpoint_seconds=checkpoint_seconds),
+    )
+
+
+def interrupted(out, *given, **more):
+    with pytest.raises(KeyboardInterrupt):
+        ran(out, *given, stop_after=1, **more)
+    return (out / ROUNDS).read_text(encoding="utf-8").splitlines()
+
+
+def epsilon(run):
+    return run.statement.cell("sample", "public").epsilon
+
+
+@pytest.mark.parametrize("kind", PRIVACY)
+def test_what_comes_out_otherwise_under_the_same_noise_takes_the_claims_away(kind, tmp_path):
+    assert len(interrupted(tmp_path, shaken, PRIVACY[kind])) == 2
+    run = ran(tmp_path, shaken, PRIVACY[kind], resume=True)
+    assert epsilon(run) == np.inf
+    text = " ".join(str(run.statement).split())
+    assert REPEATED_NOISE in text
+    assert "computed again after an interruption came out otherwise" in text
+    assert not (tmp_path / ROUNDS).exists()  # gone with the key
+
+
+def test_what_comes_out_the_same_costs_nothing_more_and_nothing_is_kept_where_there_is_no_noise(tmp_path):
+    whole = ran(tmp_path / "whole", plain, PRIVACY["dp-sgd"])
+    before = interrupted(tmp_path / "cut", plain, PRIVACY["dp-sgd"])
+    assert [json.loads(line)["round"] for line in before] == [0, 1]
+    assert epsilon(ran(tmp_path / "cut", plain, PRIVACY["dp-sgd"], resume=True)) == epsilon(whole) < np.inf
+    with pytest.raises(KeyboardInterrupt):
+        ran(tmp_path / "bare", plain, pf.Privacy(), stop_after=1)
+    assert not (tmp_path / "bare" / ROUNDS).exists()
+
+
+def test_with_a_checkpoint_of_every_round_none_is_repeated(tmp_path):
+    given = {"checkpoint_seconds": 0.0}
+    interrupted(tmp_path, shaken, PRIVACY["dp-sgd"], **given)
+    assert epsilon(ran(tmp_path, shaken, PRIVACY["dp-sgd"], resume=True, **given)) < np.inf
+
+
+def test_it_is_remembered_though_the_run_is_interrupted_once_more(tmp_path):
+    interrupted(tmp_path, shaken, PRIVACY["dp-sgd"])
+    with pytest.raises(KeyboardInterrupt):
+        ran(tmp_path, shaken, PRIVACY["dp-sgd"], resume=True, stop_after=0)
+    first = [json.loads(line) for line in (tmp_path / ROUNDS).read_text(encoding="utf-8").splitlines()]
+    assert [line["round"] for line in first] == [0, 1, 0]
+    rounds = RepeatedRounds(RunDirectory(tmp_path), noisy=True)
+    assert rounds._known[0] == {first[0]["sha256"], first[2]["sha256"]}
+    assert epsilon(ran(tmp_path, shaken, PRIVACY["dp-sgd"], resume=True)) == np.inf
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    interrupted(tmp_path, plain, PRIVACY["dp-sgd"])
+    (tmp_path / ROUNDS).write_text("[]\n", encoding="utf-8")
+    with pytest.raises(pf.DataError, match=r"rounds\.jsonl in the run directory is damaged; restore it"):
+        ran(tmp_path, plain, PRIVACY["dp-sgd"], resume=True)
