@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from privfl.errors import ConfigError
@@ -22,6 +21,7 @@ from privfl.federation.task import Task
 from privfl.models import OwnModel
 from privfl.references import called, of_privfl
 from privfl.simulation.every_state import EveryState
+from privfl.simulation.held_tables import Array, arrays_of, lists_of, tables_in
 from privfl.simulation.same_rows import WIDE, Columns, alike, alike_by_columns, equals
 
 LOOKED_FOR = 256
@@ -33,7 +33,6 @@ ALL_BUT = 0.1
 """Share of the examples looked for that may be missing where a part holds all of them, each column at its own scale."""
 _AT_ONCE = 1 << 24
 
-Array = Tensor | NDArray[Any]
 Parts = Sequence[tuple[str, Any]]
 """What a user may have written besides the model: what it is, and the thing itself."""
 
@@ -46,11 +45,6 @@ class _Built(EveryState):
         if issubclass(kind, nn.Module):
             body.pop("__init__", None)
         return body
-
-
-def _listed(numbers: list[Any]) -> NDArray[np.float64]:
-    """A list of ``numbers`` as an array; one may be a parameter, or lie on a device."""
-    return np.array([one.item() if isinstance(one, Tensor) else one for one in numbers], dtype=np.float64)
 
 
 def check_held_examples(task: Task, parts: Parts) -> tuple[str, ...]:
@@ -66,8 +60,7 @@ def check_held_examples(task: Task, parts: Parts) -> tuple[str, ...]:
     met = [(name, part, EveryState(part)) for name, part in parts]
     model = [("model", one, _Built(one)) for one in ([task.model(0)] if isinstance(task.model, OwnModel) else [])]
     for name, part, identity in met + model:
-        arrays = [*identity.arrays, *map(_listed, identity.lists)]
-        found, looked = _found(task, arrays)
+        found, looked = _found(task, [*arrays_of(identity), *lists_of(identity)])
         if found:
             raise ConfigError(
                 f"the {name} {called(part)} holds training examples ({found} of {looked} that were looked for), and "
@@ -85,18 +78,26 @@ def check_held_examples(task: Task, parts: Parts) -> tuple[str, ...]:
     )
 
 
+def _has_fractions(task: Task) -> bool:
+    """Whether examples hold other numbers than whole ones, which many lists hold."""
+    values = _values(task, torch.arange(min(len(task.inputs), LOOKED_FOR)))
+    return bool((values != values.round()).any())
+
+
 def _numbers(identity: EveryState, task: Task) -> int:
     """How many numbers the arrays hold that ``identity`` met, those aside that hold examples of ``task``."""
-    return sum(math.prod(one.shape) for one in identity.arrays if not _found(task, [one])[0])
+    return sum(math.prod(one.shape) for one in arrays_of(identity) if not _found(task, [one])[0])
 
 
 def _found(task: Task, arrays: Sequence[Array]) -> tuple[int, int]:
     """How many of the training examples looked for ``arrays`` hold, none if too few; and how many were looked for."""
-    width, total = math.prod(task.inputs.shape[1:]), len(task.inputs)
-    tables = [table for array in arrays for table in _tables(array, width)]
+    shape, total = tuple(task.inputs.shape[1:]), len(task.inputs)
+    width = math.prod(shape)
+    telling = width >= WIDE or (total > 0 and _has_fractions(task))
+    tables = [table for array in arrays for table in tables_in(array, shape, telling=telling)]
     if not tables or not total:
         return 0, 0
-    held_out = list(_tables(task.test_inputs, width))
+    held_out = list(tables_in(task.test_inputs, shape, telling=False))
     examples = _looked_for(task, torch.arange(total), held_out)
     like = _seen(alike, examples, held_out)  # those at another scale could be held-out ones
     found = int(_seen(equals, examples[like], tables).sum() + _seen(alike, examples[~like], tables).sum())
@@ -171,16 +172,3 @@ def _pieces(table: Array) -> Iterator[Tensor]:
     for first in range(0, len(table), length):
         rows = table[first : first + length]
         yield rows.cpu().double() if isinstance(rows, Tensor) else torch.from_numpy(np.array(rows, np.float64))
-
-
-def _tables(array: Array, width: int) -> Iterator[Array]:
-    """``array`` as rows of ``width`` values, where its last dimensions hold so many; columns may be such rows too."""
-    if isinstance(array, Tensor):
-        if array.is_meta or array.is_complex():
-            return
-        array = array.detach() if array.layout == torch.strided else array.detach().to_dense()
-    shape = tuple(array.shape)
-    if width > 1 and any(math.prod(shape[place:]) == width for place in range(len(shape))):
-        yield array.reshape(-1, width)
-    if width > 1 and len(shape) == 2 and shape[0] == width:  # as a table of pandas lies in memory
-        yield array.T

@@ -73,16 +73,17 @@ class Identity:
     @property
     def arrays(self) -> list[Tensor | NDArray[Any]]:
         """The tensors and arrays of numbers among what was met, each once."""
-        return [one for one in self._met(Tensor | np.ndarray) if isinstance(one, Tensor) or one.dtype.kind in "buif"]
+        return [one for one in self.met(Tensor | np.ndarray) if isinstance(one, Tensor) or one.dtype.kind in "buif"]
 
     @property
     def lists(self) -> list[list[Any]]:
         """The lists of numbers alone among what was met, the values of tables of such among them, each once."""
-        met = (one for one in self._met(list | tuple | deque | Mapping) if one)
+        met = (one for one in self.met(list | tuple | deque | Mapping) if one)
         lists = (list(one.values() if isinstance(one, Mapping) else one) for one in met)
         return [one for one in lists if all(_is_number(number) and id(number) not in self._dead for number in one)]
 
-    def _met(self, kinds: Any) -> list[Any]:
+    def met(self, kinds: Any) -> list[Any]:
+        """What was met of these ``kinds``, each once."""
         return list(
             {id(one): one for one in self._kept if isinstance(one, kinds) and id(one) not in self._dead}.values()
         )
