@@ -56,18 +56,23 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o644, folders: bool 
         raise cannot_write(path, error) from error
 
 
-def append(path: Path, text: str) -> None:
-    """Append ``text`` to ``path`` in one piece, without waiting for the disk.
+def append(path: Path, text: str, *, durable: bool = False) -> None:
+    """Append ``text`` to ``path`` in one piece; ``durable`` waits for the disk.
 
     Raises:
         PrivflError: the disk is full or refuses.
     """
+    new = durable and not path.exists()
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _PLAIN, 0o644)
         try:
             _write_all(descriptor, text.encode())
+            if durable:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        if new:
+            sync_folder(path.parent)
     except OSError as error:
         raise cannot_write(path, error) from error
 

@@ -26,8 +26,7 @@ OWN_ROWS = (
     "them is one more release."
 )
 OWN_MODELS = (
-    "The test figures are those of the clients' own models, which noise on updates does not cover; publishing them is "
-    "one more release."
+    "The test figures are those of the clients' own models, which no claim covers; publishing them is one more release."
 )
 TRUSTED_SUM = (
     "Secure sums were computed by a trusted party (mode 'ideal'); the column 'server' holds for a run of the protocol, "
@@ -84,7 +83,8 @@ def caveats(task: Task, algorithm: Algorithm, server: Tensors, privacy: Privacy,
         found.append(ADAPTED)
     if task.local_tests is not None:
         found.append(OWN_ROWS)
-    if algorithm.ensemble and channel.noise is not None:
+    covered = privacy.training is not None and channel.noise is None and not algorithm.local_only
+    if algorithm.ensemble and not covered:
         found.append(OWN_MODELS)
     if channel.amplified:
         found.append(SECRET_DRAW)

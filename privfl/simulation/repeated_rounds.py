@@ -3,12 +3,14 @@
 A resumed run repeats the rounds since its last checkpoint under the noise that they had, which costs nothing as long as
 the same is sent. What draws from a generator of its own, reads the time or depends on the machine sends something else:
 then one noise covers two messages, whoever saw both subtracts it, and nothing is claimed any more. So a run writes down
-a hash of what every round came to, before anybody is shown anything of it.
+a hash of what every round came to, on the disk before anybody is shown anything of the round.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+from typing import Any
 
 from privfl.algorithms.base import Tensors
 from privfl.errors import DataError
@@ -27,13 +29,18 @@ class RepeatedRounds:
     """What the rounds of the run in ``directory`` came to so far; nothing is kept of a run that adds no noise."""
 
     def __init__(self, directory: RunDirectory | None, *, noisy: bool) -> None:
-        """Raises DataError if the file cannot be read."""
+        """Raises DataError if the file was damaged; a last line that was cut short tells of nothing that was shown."""
         self._directory = directory if noisy else None
         self._known: dict[int, set[str]] = {}
-        for line in directory.lines(ROUNDS) if directory is not None and noisy else []:
-            if not isinstance(line, dict) or not {"round", "sha256"} <= line.keys():
-                raise DataError(f"{ROUNDS} in the run directory is damaged; restore it, or choose another --out")
-            self._known.setdefault(line["round"], set()).add(line["sha256"])
+        if directory is None or not noisy or not (directory.path / ROUNDS).exists():
+            return
+        content = (directory.path / ROUNDS).read_bytes()
+        whole, _, rest = content.rpartition(b"\n")
+        lines = [_read(line) for line in whole.splitlines()]
+        for line in lines:
+            self._known.setdefault(line["round"], set()).add(line["came_to"])
+        if rest:
+            directory.write_lines(ROUNDS, lines)
 
     def differs(self, round: int, server: Tensors) -> bool:
         """Whether ``round``, after which the server has ``server``, came out otherwise once; written down first."""
@@ -41,7 +48,8 @@ class RepeatedRounds:
             return False
         found, known = _hash(server), self._known.setdefault(round, set())
         if found not in known:
-            self._directory.append(ROUNDS, {"round": round, "sha256": found})
+            told = {"round": round, "came_to": found}
+            self._directory.append(ROUNDS, {**told, **_check(told)}, durable=True)
             known.add(found)
         return len(known) > 1
 
@@ -49,6 +57,22 @@ class RepeatedRounds:
 def repeated_noise() -> Release:
     """What it costs that a round came out twice: every claim."""
     return everywhere(REPEATED_NOISE, unprotected(REASON))
+
+
+def _read(text: bytes) -> dict[str, Any]:
+    try:
+        line = json.loads(text)
+        told = {name: line[name] for name in ("round", "came_to")}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        line = told = {}
+    if not told or line != {**told, **_check(told)}:
+        raise DataError(f"{ROUNDS} in the run directory is damaged; restore it, or choose another --out")
+    return dict(line)
+
+
+def _check(told: dict[str, Any]) -> dict[str, str]:
+    """By which damage to a line is noticed."""
+    return {"digest": hashlib.sha256(json.dumps(told).encode()).hexdigest()}
 
 
 def _hash(tensors: Tensors) -> str:

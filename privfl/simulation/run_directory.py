@@ -246,18 +246,14 @@ class RunDirectory:
         """
         return read_json(self.path / name) if (self.path / name).exists() else None
 
-    def append(self, name: str, line: Mapping[str, Any]) -> None:
-        """Append one JSON line to the file ``name``; raises what :meth:`write` raises."""
+    def append(self, name: str, line: Mapping[str, Any], *, durable: bool = False) -> None:
+        """Append a JSON line to the file ``name``; ``durable`` waits for the disk. Raises what :meth:`write` raises."""
         self._lock.check()
-        append(self.path / name, json.dumps(line, allow_nan=False) + "\n")
+        append(self.path / name, json.dumps(line, allow_nan=False) + "\n", durable=durable)
 
     def metrics(self) -> list[Metrics]:
         """All complete lines of ``metrics.jsonl``."""
-        return self.lines("metrics.jsonl")
-
-    def lines(self, name: str) -> list[Metrics]:
-        """All complete lines of the file ``name``; none if it is missing."""
-        return read_lines(self.path / name)
+        return read_lines(self.path / "metrics.jsonl")
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint; raises what :meth:`write` raises."""
@@ -277,8 +273,8 @@ class RunDirectory:
         self.write_lines("metrics.jsonl", metrics)
         self.write("statement.json", statement.to_json().encode())
         files = {name: sha256(self.path / name) for name in (CHECKPOINT, *ENDED)}
+        (self.path / ROUNDS).unlink(missing_ok=True)  # no round is left that could be repeated
         self.write_json("summary.json", {**summary, "sha256": files})
-        (self.path / ROUNDS).unlink(missing_ok=True)
         self.key_file.erase()
 
     def ending(self) -> tuple[Metrics, Statement, list[Metrics]]:

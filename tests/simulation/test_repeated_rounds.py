@@ -92,12 +92,31 @@ def test_it_is_remembered_though_the_run_is_interrupted_once_more(tmp_path):
     first = [json.loads(line) for line in (tmp_path / ROUNDS).read_text(encoding="utf-8").splitlines()]
     assert [line["round"] for line in first] == [0, 1, 0]
     rounds = RepeatedRounds(RunDirectory(tmp_path), noisy=True)
-    assert rounds._known[0] == {first[0]["sha256"], first[2]["sha256"]}
+    assert rounds._known[0] == {first[0]["came_to"], first[2]["came_to"]}
     assert epsilon(ran(tmp_path, shaken, PRIVACY["dp-sgd"], resume=True)) == np.inf
 
 
-def test_a_damaged_file_is_named(tmp_path):
+DAMAGE = {
+    "another thing": lambda lines: b"[]\n",
+    "a hash that was changed": lambda lines: lines.replace(b'"came_to": "', b'"came_to": "0', 1),
+    "a round that was changed": lambda lines: lines.replace(b'"round": 0', b'"round": 7', 1),
+    "a line cut in two": lambda lines: lines.replace(b", ", b"\n", 1),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_damaged_file_is_named(how, tmp_path):
     interrupted(tmp_path, plain, PRIVACY["dp-sgd"])
-    (tmp_path / ROUNDS).write_text("[]\n", encoding="utf-8")
+    (tmp_path / ROUNDS).write_bytes(DAMAGE[how]((tmp_path / ROUNDS).read_bytes()))
     with pytest.raises(pf.DataError, match=r"rounds\.jsonl in the run directory is damaged; restore it"):
         ran(tmp_path, plain, PRIVACY["dp-sgd"], resume=True)
+
+
+def test_a_last_line_that_was_cut_short_is_left_out(tmp_path):
+    interrupted(tmp_path, plain, PRIVACY["dp-sgd"])
+    lines = (tmp_path / ROUNDS).read_bytes()
+    (tmp_path / ROUNDS).write_bytes(lines[:-20])
+    with pytest.raises(KeyboardInterrupt):
+        ran(tmp_path, plain, PRIVACY["dp-sgd"], resume=True, stop_after=1)
+    assert (tmp_path / ROUNDS).read_bytes() == lines
+    assert epsilon(ran(tmp_path, plain, PRIVACY["dp-sgd"], resume=True)) < np.inf

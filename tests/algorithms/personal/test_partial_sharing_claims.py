@@ -195,4 +195,4 @@ def test_noise_on_a_secure_sum_of_the_shared_part_is_as_long_as_that_part(task, 
     assert min(epsilons[0]) < math.inf
     assert [line["clients"] for line in part.metrics] == [3, 3]
     assert part.summary["dropped"] == {}
-    assert any("own models, which noise on updates does not cover" in one for one in part.statement.caveats)
+    assert any("own models, which no claim covers" in one for one in part.statement.caveats)
