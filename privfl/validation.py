@@ -92,6 +92,20 @@ def check_number(
         raise ConfigError(f"{name} is {value!r}; give a finite number {bound}{limit}")
 
 
+def check_bound(name: str, value: float, least: float = 1e-25, most: float = 1e25) -> None:
+    """Raise :class:`ConfigError` unless float32 holds what has the norm ``value``, and noise for it, exactly enough."""
+    if not least <= value <= most:
+        raise ConfigError(
+            f"{name} is {value!r}; give a number between {least:g} and {most:g}, which float32 computes with"
+        )
+
+
+def check_noise(name: str, value: float) -> None:
+    """Raise :class:`ConfigError` unless ``value`` is a noise multiplier: 0, or one that can be squared."""
+    if value != 0 and not 1e-15 <= value <= 1e9:
+        raise ConfigError(f"{name} is {value!r}; give 0, or a number between 1e-15 and 1e+09")
+
+
 def check_choice(name: str, value: str, valid: Collection[str]) -> None:
     """Raise :class:`ConfigError`, with the nearest valid name, unless ``value`` is one of ``valid``."""
     if value not in valid:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import privfl as pf
 from privfl.errors import ConfigError
 from privfl.validation import Settings, check_choice, check_count, check_number, checked
 
@@ -132,3 +133,37 @@ def test_ranges_are_one_sentence():
             check_number("rate", refused, 0, 1, above=True)
     with pytest.raises(ConfigError, match=r"unknown colour 'gren': did you mean 'green'\?"):
         check_choice("colour", "gren", ("red", "green"))
+
+
+BOUNDS = {
+    "Clip's max_norm": pf.Clip,
+    "DPSGD's max_grad_norm": lambda value: pf.DPSGD(noise_multiplier=1.0, max_grad_norm=value),
+    "AdaptiveClip's initial_norm": pf.AdaptiveClip,
+    "NoisyTotal's max_norm": lambda value: pf.NoisyTotal("sums", max_norm=value, noise_multiplier=1.0),
+}
+MULTIPLIERS = {
+    "GaussianNoise's noise_multiplier": pf.GaussianNoise,
+    "SkellamNoise's noise_multiplier": pf.SkellamNoise,
+    "BandedNoise's noise_multiplier": lambda value: pf.BandedNoise(value, bands=2),
+    "TreeNoise's noise_multiplier": pf.TreeNoise,
+    "DPSGD's noise_multiplier": lambda value: pf.DPSGD(noise_multiplier=(1.0, value)),
+    "NoisyTotal's noise_multiplier": lambda value: pf.NoisyTotal("sums", max_norm=1.0, noise_multiplier=value),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_bound_is_one_that_float32_keeps_to(name):
+    """What is clipped to 1e-43 can be longer by two hundredths, because denormal numbers are so coarse."""
+    BOUNDS[name](1e-19)
+    for value in (0.0, -1.0, 1e-43, 1e38, math.inf):
+        with pytest.raises(pf.ConfigError, match=rf"^{name} is .*; give a number between 1e-\d\d and 1e\+\d\d$"):
+            BOUNDS[name](value)
+
+
+@pytest.mark.parametrize("name", MULTIPLIERS)
+def test_a_noise_multiplier_is_one_that_can_be_squared(name):
+    for value in (0.0, 1e-12, 1e6):
+        MULTIPLIERS[name](value)
+    for value in (-1.0, 1e-300, 1e30, math.inf):
+        with pytest.raises(pf.ConfigError, match=rf"^{name} is .*; give 0, or a number between 1e-15 and 1e\+09$"):
+            MULTIPLIERS[name](value)

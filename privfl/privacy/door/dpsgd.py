@@ -12,7 +12,7 @@ from typing import Literal
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 
 from privfl.errors import ConfigError, PrivacyError
-from privfl.validation import Settings
+from privfl.validation import Settings, check_bound, check_noise
 
 PerClient = float | tuple[float, ...]
 PerSample = Literal["auto", "layers", "vmap", "opacus"]
@@ -64,9 +64,10 @@ class DPSGD(Settings):
     def __post_init__(self) -> None:
         if (self.noise_multiplier is None) == (self.target_epsilon is None):
             raise ConfigError("DPSGD needs exactly one of noise_multiplier and target_epsilon; give one of them")
-        _check("noise_multiplier", self.noise_multiplier, 0.0, math.inf, low_included=True)
+        for multiplier in _each(self.noise_multiplier):
+            check_noise("DPSGD's noise_multiplier", multiplier)
         _check("target_epsilon", self.target_epsilon, 0.0, math.inf)
-        _check("max_grad_norm", self.max_grad_norm, 0.0, math.inf)
+        check_bound("DPSGD's max_grad_norm", self.max_grad_norm)
         _check("sample_rate", self.sample_rate, 0.0, 1.0, high_included=True)
         if self.noise_at == "server" and isinstance(self.noise_multiplier or self.target_epsilon, tuple):
             raise ConfigError(
@@ -100,18 +101,19 @@ def _pick(value: PerClient, client: int) -> float:
     return float(value[client] if isinstance(value, tuple) else value)
 
 
+def _each(value: PerClient | None) -> tuple[float, ...]:
+    return value if isinstance(value, tuple) else () if value is None else (value,)
+
+
 def _check(
     name: str,
     value: PerClient | None,
     low: float,
     high: float,
     *,
-    low_included: bool = False,
     high_included: bool = False,
 ) -> None:
-    for item in value if isinstance(value, tuple) else () if value is None else (value,):
-        above = item >= low if low_included else item > low
-        below = item <= high if high_included else item < high
-        if not (above and below):
-            bounds = f"{'[' if low_included else '('}{low:g}, {high:g}{']' if high_included else ')'}"
+    for item in _each(value):
+        if not (item > low and (item <= high if high_included else item < high)):
+            bounds = f"({low:g}, {high:g}{']' if high_included else ')'}"
             raise ConfigError(f"DPSGD's {name} is {item!r}; give a number in {bounds}")

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from privfl.errors import ConfigError
-from privfl.validation import Settings
+from privfl.validation import Settings, check_bound, check_noise
 
 
 @dataclass(frozen=True)
@@ -38,10 +37,8 @@ class NoisyTotal(Settings):
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.max_norm < math.inf:
-            raise ConfigError(f"NoisyTotal's max_norm is {self.max_norm!r}; give a positive number")
-        if not 0 <= self.noise_multiplier < math.inf:
-            raise ConfigError(f"NoisyTotal's noise_multiplier is {self.noise_multiplier!r}; give a number ≥ 0")
+        check_bound("NoisyTotal's max_norm", self.max_norm)
+        check_noise("NoisyTotal's noise_multiplier", self.noise_multiplier)
 
     def clip(self, values: Tensor) -> Tensor:
         """``values`` [B, ...] in float64, every row scaled to norm at most ``max_norm``, 0 where it is not finite.

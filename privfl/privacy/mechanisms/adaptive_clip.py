@@ -14,7 +14,7 @@ from privfl.errors import ConfigError
 from privfl.privacy.mechanisms.clip import norm, scale_to_norm
 from privfl.privacy.mechanisms.mechanism import ChannelRound, Kind, Mechanism, ServerNoise, Tensors
 from privfl.privacy.noise.source import NoiseStream
-from privfl.validation import check_number
+from privfl.validation import check_bound, check_number
 
 CLIP_NORM = "clip_norm"
 """Where the server keeps the bound that it has come to."""
@@ -70,7 +70,7 @@ class AdaptiveClip(Mechanism):
     count_noise: float | None = None
 
     def __post_init__(self) -> None:
-        check_number("AdaptiveClip's initial_norm", self.initial_norm, 0, above=True)
+        check_bound("AdaptiveClip's initial_norm", self.initial_norm, 1e-19, 1e19)  # it moves by up to 10⁶
         check_number("AdaptiveClip's target_quantile", self.target_quantile, 0, 1)
         check_number("AdaptiveClip's learning_rate", self.learning_rate, 0, above=True)
         if self.count_noise is not None:

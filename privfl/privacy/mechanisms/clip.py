@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from privfl.errors import ConfigError
 from privfl.privacy.mechanisms.mechanism import ChannelRound, Kind, Mechanism, Tensors
 from privfl.privacy.noise.source import NoiseStream
 from privfl.privacy.norms import norms, suits
+from privfl.validation import check_bound
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,7 @@ class Clip(Mechanism):
     max_norm: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.max_norm < math.inf:
-            raise ConfigError(f"Clip's max_norm is {self.max_norm!r}; give a positive number")
+        check_bound("Clip's max_norm", self.max_norm)
 
     def norm_bound(self, server: Tensors) -> float:
         """``max_norm``, whatever the server has learnt."""

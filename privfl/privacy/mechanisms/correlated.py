@@ -25,6 +25,7 @@ from privfl.errors import ConfigError
 from privfl.privacy.mechanisms.mechanism import AddsAt, ChannelRound, Cover, Kind, Mechanism, ServerNoise, Tensors
 from privfl.privacy.mechanisms.participation import Array, ParticipationPattern
 from privfl.privacy.noise.source import NoiseSource, release_grid
+from privfl.validation import check_noise
 
 
 class CorrelatedNoiseState(ABC):
@@ -171,6 +172,5 @@ class PlannedNoise(Mechanism):
 
 
 def check_multiplier(name: str, noise_multiplier: float) -> None:
-    """Raise :class:`ConfigError` unless ``noise_multiplier`` is a finite number ≥ 0."""
-    if not 0 <= noise_multiplier < math.inf:
-        raise ConfigError(f"{name}'s noise_multiplier is {noise_multiplier!r}; give a number ≥ 0")
+    """Raise :class:`ConfigError` unless ``noise_multiplier`` is one."""
+    check_noise(f"{name}'s noise_multiplier", noise_multiplier)

@@ -38,6 +38,7 @@ from privfl.privacy.noise.discrete import (
     skellam,
 )
 from privfl.privacy.noise.source import NoiseStream
+from privfl.validation import check_noise
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,7 @@ class DistributedNoise(Mechanism):
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.noise_multiplier < math.inf:
-            raise ConfigError(
-                f"{type(self).__name__}'s noise_multiplier is {self.noise_multiplier!r}; give a number ≥ 0"
-            )
+        check_noise(f"{type(self).__name__}'s noise_multiplier", self.noise_multiplier)
 
     @property
     def adds_at(self) -> AddsAt:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from dp_accounting import GaussianDpEvent
 from torch import Tensor
 
-from privfl.errors import ConfigError
 from privfl.privacy.mechanisms.mechanism import (
     AddsAt,
     ChannelRound,
@@ -21,6 +19,7 @@ from privfl.privacy.mechanisms.mechanism import (
     Tensors,
 )
 from privfl.privacy.noise.source import NoiseStream
+from privfl.validation import check_noise
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,7 @@ class GaussianNoise(Mechanism):
     at: Literal["client", "server"] = "server"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.noise_multiplier < math.inf:
-            raise ConfigError(f"GaussianNoise's noise_multiplier is {self.noise_multiplier!r}; give a number ≥ 0")
+        check_noise("GaussianNoise's noise_multiplier", self.noise_multiplier)
 
     @property
     def adds_at(self) -> AddsAt:
