@@ -95,9 +95,7 @@ def check_number(
 def check_bound(name: str, value: float, least: float = 1e-25, most: float = 1e25) -> None:
     """Raise :class:`ConfigError` unless float32 holds what has the norm ``value``, and noise for it, exactly enough."""
     if not least <= value <= most:
-        raise ConfigError(
-            f"{name} is {value!r}; give a number between {least:g} and {most:g}, which float32 computes with"
-        )
+        raise ConfigError(f"{name} is {value!r}; give a number between {least:g} and {most:g}")
 
 
 def check_noise(name: str, value: float) -> None:
