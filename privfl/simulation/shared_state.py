@@ -95,9 +95,7 @@ class SharedState:
 
 def _bits(tensor: Tensor) -> Tensor:
     """``tensor`` as bytes, so that what is not a number equals itself."""
-    return (
-        tensor.detach().contiguous().view(torch.uint8) if tensor.dim() else tensor.detach().reshape(1).view(torch.uint8)
-    )
+    return tensor.detach().reshape(-1).view(torch.uint8)
 
 
 def _opaque(state: EveryState) -> str:
