@@ -134,3 +134,41 @@ def release(parameter: str, epsilon: float | None, picks: int) -> Release:
             ("client", "public"): unprotected(CLIENT),
         },
     )
+
+
+@dataclass(frozen=True)
+class OtherPick:
+    """A pick that is filed in the store and was made for an earlier form of a study: its trials and what it cost."""
+
+    trials: tuple[str, ...]
+    cost: Release
+
+
+def other_picks(store: Path, own: Sequence[tuple[Sequence[Sequence[str]], float | None]]) -> list[OtherPick]:
+    """The picks filed in ``store`` that were made from trials of ``own``, or from trials of such picks, beside its own.
+
+    Args:
+        store: folder of the store.
+        own: of every tuning its trials, in groups, and the ε of its picks.
+
+    Raises:
+        DataError: the file of a pick is damaged.
+    """
+    groups = [({tuple(group) for group in trials}, epsilon) for trials, epsilon in own]
+    reached = {name for trials, _ in groups for group in trials for name in group}
+    left = [read_json(path, MEND) for path in sorted((store / FOLDER).glob("*.json"))]
+    found: list[OtherPick] = []
+    counted: set[tuple[Any, ...]] = set()
+    while near := [one for one in left if reached & {name for group in one["trials"] for name in group}]:
+        for one in near:
+            left.remove(one)
+            made_from = tuple(tuple(group) for group in one["trials"])
+            reached |= {name for group in made_from for name in group}
+            key = made_from, one["epsilon"]
+            planned = any(one["epsilon"] == epsilon and trials.issuperset(made_from) for trials, epsilon in groups)
+            if planned and key not in counted:
+                counted.add(key)
+                continue
+            cost = release(f"an earlier form of the study, {len(found) + 1}", one["epsilon"], one["picked"])
+            found.append(OtherPick(tuple(name for group in made_from for name in group), cost))
+    return found

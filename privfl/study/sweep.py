@@ -15,6 +15,7 @@ from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import OBSERVERS, UNITS, Observer, Release, Unit, unprotected
 from privfl.privacy.accounting.statement import Statement
 from privfl.simulation.run_directory import RunDirectory
+from privfl.study.choice import other_picks
 from privfl.study.choice import release as picked
 from privfl.study.summary import Result
 from privfl.study.trials import FILE as TRIAL
@@ -72,7 +73,8 @@ def together(runs: Path, names: Sequence[str], tuning: Sequence[Spent] = ()) -> 
     claimed. δ is the largest that any of the runs claims.
 
     Trials count as runs do: an example that is for validation is in none of them, so to count all of it is an upper
-    bound. Runs whose mechanisms depend on the value that was picked are not composed: nothing is claimed then.
+    bound. So do the picks that were made from any of these trials before a study was edited, with their trials. Runs
+    whose mechanisms depend on the value that was picked are not composed: nothing is claimed then.
 
     Raises:
         DataError: a run's statement, settings or ledger is missing or damaged.
@@ -93,9 +95,12 @@ def compose(runs: Path, names: Sequence[str], tuning: Sequence[Spent] = ()) -> t
     """The ledger that :func:`together` prices, of one client who fared worst in every run; and the runs' statements."""
     spent = list(dict.fromkeys(tuning))  # what two groups of runs were tuned by was spent once
     trials = list(dict.fromkeys(name for one in spent for group in one.trials for name in group))
+    others = other_picks(runs.parent, [(one.trials, one.epsilon) for one in spent])
+    trials += [name for name in dict.fromkeys(name for one in others for name in one.trials) if name not in trials]
     ended = [name for name in trials if RunDirectory(runs / name).finished]
     ledgers, statements, settings = _read(runs, [*names, *ended])
-    total = Ledger.merged([*map(worst_case, ledgers), *(_picks(one) for one in spent)])
+    picks = [*(picked(one.parameter, one.epsilon, one.picks) for one in spent), *(one.cost for one in others)]
+    total = Ledger.merged([*map(worst_case, ledgers), *map(_once, picks)])
     if not _same_clients(ledgers, settings):
         seen = [observer for observer in OBSERVERS if total.histories("client", observer).releases]
         _claim_nothing(total, "division of the data", OTHER_CLIENTS, [("client", observer) for observer in seen])
@@ -128,9 +133,8 @@ def _read(runs: Path, names: Sequence[str]) -> tuple[list[Ledger], list[Statemen
     return ledgers, statements, settings
 
 
-def _picks(one: Spent) -> Ledger:
-    """The picks of one tuning, as a ledger of one client."""
-    cost = picked(one.parameter, one.epsilon, one.picks)
+def _once(cost: Release) -> Ledger:
+    """What picks cost, as a ledger of one client."""
     ledger = Ledger(1, [cost.name])
     ledger.record(cost, None)
     return ledger
@@ -173,6 +177,7 @@ def _division(settings: Mapping[str, Any]) -> str:
     """What decides which client holds which rows: a hash of them, or the dataset, the partition and the seed."""
     if "data" in settings:
         return json.dumps([settings["data"]["inputs"], settings["data"]["rows"]])
-    seed = settings["dataset"].get("seed", settings["seed"])
-    dataset = {name: value for name, value in settings["dataset"].items() if name != "seed"}
+    given = settings.get("dataset") or settings.get("arrays") or settings.get("task")
+    seed = given.get("seed", settings["seed"]) if isinstance(given, Mapping) else settings["seed"]
+    dataset = {name: value for name, value in given.items() if name != "seed"} if isinstance(given, Mapping) else given
     return json.dumps([dataset, _partition(settings), settings.get("local_tests"), seed], sort_keys=True)

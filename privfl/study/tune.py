@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+from privfl.errors import ConfigError
 from privfl.privacy.accounting.claims import make_statement
 from privfl.study.axes import Point
 from privfl.study.choice import Score, filed
@@ -74,7 +75,15 @@ class Tuner:
 
     def first(self, points: Sequence[Point]) -> list[Resolved]:
         """All trials of the first rung, each checked up to its first round."""
-        return self._resolved(points, {kind: self.tuning.candidates for kind in _kinds(points)}, 0, prepare=True)
+        found = self._resolved(points, {kind: self.tuning.candidates for kind in _kinds(points)}, 0, prepare=True)
+        for one in found if self.tuning.choice_epsilon is not None else ():
+            if one.experiment is not None and one.experiment.algorithm.ensemble:
+                raise ConfigError(
+                    f"study.tuning.choice_epsilon counts rows that the released model gets right, and "
+                    f"{one.experiment.algorithm.name} releases none: its figures are those of clients' own models; "
+                    "leave choice_epsilon out"
+                )
+        return found
 
     def tune(self, points: Sequence[Point], execute: Execute) -> dict[Kind, Tuned]:
         """Have the trials for ``points``, one for each method and level, and pick a value for each."""
@@ -185,9 +194,14 @@ class Tuner:
         """How good ``value`` was on validation rows; a trial without a figure makes it NaN, and counts no row."""
         results = Results("", list(ended.values()), self.metric, self.better)
         trials = [ended.get(by_value[value]) for by_value in runs.values()]
-        figures = [results.judge(one)[1] if one is not None and one.state == "done" else math.nan for one in trials]
+        noisy = self.tuning.choice_epsilon is not None
+
+        def figure_of(one: Member) -> float:
+            return self.tuning.counted(one.metrics, self.metric) if noisy else results.judge(one)[1]
+
+        figures = [figure_of(one) if one is not None and one.state == "done" else math.nan for one in trials]
         mean = math.fsum(figures) / len(figures) if all(map(math.isfinite, figures)) else math.nan
-        if self.tuning.choice_epsilon is None:
+        if not noisy:
             return Score(mean)
         count = 0
         for one, figure in zip(trials, figures, strict=True):

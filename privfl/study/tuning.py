@@ -31,8 +31,9 @@ BELONGS_TO = {
     "what is spent": ("privacy", "cohort", "availability", "max_upload_norm"),
 }
 """Settings that are not tuned, by what they decide."""
-COUNTED = ("accuracy", "test_accuracy", "local_accuracy", "personal_accuracy")
-"""Metrics that are shares of validation rows: one row changes the count behind them by one at most."""
+COUNTED = ("accuracy", "test_accuracy", "local_accuracy")
+"""Metrics that are shares of the validation rows that the released model gets right: one row changes the count behind
+them by one at most. A row that trains may change a client's own model, which noise need not cover, by any number."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Tuning(Settings):
         seed: decides which values are drawn, and which rows are for validation.
         metric: which one chooses; by default the study's.
         choice_epsilon: ε of every pick of a value for one validation row, ≥ 1e-4: picks are then made by noisy counts
-            of rows that the model gets right. ``None`` picks the best outright, and claims nothing.
+            of rows that the released model gets right. ``None`` picks the best outright, and claims nothing.
     """
 
     parameter: str
@@ -201,5 +202,21 @@ class Tuning(Settings):
         if self.choice_epsilon is not None and chosen not in COUNTED:
             raise ConfigError(
                 f"study.tuning.choice_epsilon is {self.choice_epsilon:g} and the metric '{chosen}'; noisy picks count "
-                f"rows, so choose by one of {', '.join(COUNTED)}, or leave choice_epsilon out"
+                f"rows that the released model gets right, so choose by one of {', '.join(COUNTED)}, or leave "
+                "choice_epsilon out"
             )
+
+    def counted(self, metrics: Mapping[str, float], metric: str) -> float:
+        """The share of validation rows in a trial's ``metrics`` that noisy picks count, NaN where it has none.
+
+        Raises:
+            ConfigError: accuracy is no share of rows there (of tokens, for instance).
+        """
+        names = (metric,) if metric != "accuracy" else ("local_accuracy", "test_accuracy")
+        name = next((one for one in names if one in metrics), None)
+        if name is not None and name.replace("accuracy", "macro_f1") not in metrics:  # which only classes have
+            raise ConfigError(
+                f"study.tuning.choice_epsilon is {self.choice_epsilon:g}, and '{name}' is no share of rows for this "
+                "kind of task; leave choice_epsilon out"
+            )
+        return math.nan if name is None else metrics[name]

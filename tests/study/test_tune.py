@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 import privfl as pf
 from privfl.study.store import Store
 from privfl.study.tuning import FIRST_SEED, Tuning
@@ -58,3 +60,39 @@ def test_what_tuning_spent_counts_with_every_run(tmp_path):
     spent = row.epsilons["sample/public"]
     assert alone.epsilons["sample/public"] + 0.25 < spent <= 3 * 2 + 0.25 + 1e-6  # two trials, a run and a pick
     assert row.epsilons["sample/server"] == row.epsilons["client/public"] == math.inf
+
+
+def test_picks_of_an_earlier_form_of_the_study_count_with_their_trials(tmp_path):
+    base = {**BASE, "dataset": {"name": "digits", "seed": 0}, "privacy": {"training": {"sample_rate": 0.1}}}
+
+    def spent(values, epsilon):
+        tuning = Tuning(RATE, values, choice_epsilon=epsilon)
+        (row,) = (
+            pf.Study(base, title="edited", seeds=1, epsilon=(2.0,), tuning=tuning).run(tmp_path, processes=1).rows()
+        )
+        return row.epsilons["sample/public"]
+
+    first = spent((0.5, 1.0), 3.0)
+    edited = spent((0.5, 1.0), 0.25)
+    assert edited > first + 0.2  # both picks, from the same trials
+    assert spent((0.5, 1.0), 0.25) == edited  # the same pick is not made again
+    assert spent((0.5, 0.7), 0.25) > edited + 0.05  # a third, and the trial that is in it no more
+
+
+def test_noisy_picks_count_rows_that_the_released_model_gets_right_and_nothing_else():
+    with pytest.raises(pf.ConfigError, match="noisy picks count rows that the released model gets right"):
+        study(Tuning(RATE, (0.5, 1.0), choice_epsilon=0.25), metric="personal_accuracy")
+    tuning = Tuning(RATE, (0.5, 1.0), choice_epsilon=0.25)
+    both = {"personal_accuracy": 0.9, "local_accuracy": 0.5, "local_macro_f1": 0.4}
+    assert tuning.counted(both, "accuracy") == 0.5
+    assert tuning.counted({"test_accuracy": 0.7, "test_macro_f1": 0.6}, "test_accuracy") == 0.7
+    assert math.isnan(tuning.counted({"personal_accuracy": 0.9}, "accuracy"))
+    with pytest.raises(pf.ConfigError, match="'test_accuracy' is no share of rows for this kind of task"):
+        tuning.counted({"test_accuracy": 0.7, "test_perplexity": 3.0}, "accuracy")
+
+
+def test_clients_own_models_are_not_counted_in_a_noisy_pick(tmp_path):
+    tuned = study(Tuning(RATE, (0.5, 1.0), choice_epsilon=0.25))
+    own = pf.Study({**BASE, "algorithm": {"name": "local"}}, title="own", seeds=1, tuning=tuned.tuning)
+    with pytest.raises(pf.ConfigError, match="local releases none: its figures are those of clients' own models"):
+        own.run(tmp_path, processes=1)
