@@ -93,7 +93,7 @@ def check_number(
 
 
 def check_bound(name: str, value: float, least: float = 1e-25, most: float = 1e25) -> None:
-    """Raise :class:`ConfigError` unless float32 holds what has the norm ``value``, and noise for it, exactly enough."""
+    """Raise :class:`ConfigError` unless what has the norm ``value`` is far from float32's denormals and from ∞."""
     if not least <= value <= most:
         raise ConfigError(f"{name} is {value!r}; give a number between {least:g} and {most:g}")
 

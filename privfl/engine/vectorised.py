@@ -249,7 +249,7 @@ class VectorisedEngine:
             None if private else self._fixed_rows(algorithm, training),
         )
         plain = (stack.unaided is not None or private) and descends_plainly(algorithm, training)
-        if self.lengths is not None:  # else the step itself is looked at
+        if self.lengths is not None:  # the step itself is looked at where "sub" rounds by places
             plain = plain and alike_up_to_the_end("sub", received["parameters"].dtype)
         if stack.state is not None:
             stack.state.restore()

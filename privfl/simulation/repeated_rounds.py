@@ -3,7 +3,10 @@
 A resumed run repeats the rounds since its last checkpoint under the noise that they had, which costs nothing as long as
 the same is sent. What draws from a generator of its own, reads the time or depends on the machine sends something else:
 then one noise covers two messages, whoever saw both subtracts it, and nothing is claimed any more. So a run writes down
-a hash of what every round came to, on the disk before anybody is shown anything of the round.
+a hash of the server's state after every round, on the disk before metrics, transcript or callbacks tell of the round.
+
+Not seen are uploads that differ and add up to the same, and what a server's own code had seen of a round that was cut
+off in the middle.
 """
 
 from __future__ import annotations

@@ -156,7 +156,8 @@ def other_picks(store: Path, own: Sequence[tuple[Sequence[Sequence[str]], float 
     """
     groups = [({tuple(group) for group in trials}, epsilon) for trials, epsilon in own]
     reached = {name for trials, _ in groups for group in trials for name in group}
-    left = [read_json(path, MEND) for path in sorted((store / FOLDER).glob("*.json"))]
+    filed_there = [read_json(path, MEND) for path in sorted((store / FOLDER).glob("*.json"))]
+    left = sorted(filed_there, key=lambda one: int(one["picked"]))  # what is planned counts as the least of equals
     found: list[OtherPick] = []
     counted: set[tuple[Any, ...]] = set()
     while near := [one for one in left if reached & {name for group in one["trials"] for name in group}]:

@@ -16,7 +16,7 @@ from tests.claims.planted.inside import changed
 
 ONCE_BROKEN = Path(__file__).parent / "once_broken"
 SEED = 12
-BLOCKS, BLOCK = 2, 25
+BLOCKS, BLOCK = 2, 40
 """Experiments of this many blocks; 20,000 are a campaign, whose report is docs/results/claim-fuzzer.md."""
 MOST_TRIED = 60
 """Of drawn experiments that might show a planted defect; the harmless ones among them are many."""

@@ -95,7 +95,7 @@ def test_label_chances_multiply_over_rounds_and_the_shares_count_once():
 
 def test_sixteen_rounds_show_the_image_at_a_noise_at_which_one_shows_the_class_mean():
     one, many, null = [], [], []
-    for row in range(12):
+    for row in range(20):
         seen = messages(row, [0.1] * 16)
         one.append(psnr(KNOWN.image(seen[:1], SHAPE, 0.1)[0], row))
         found, label = KNOWN.image(seen, SHAPE, 0.1)
@@ -110,7 +110,7 @@ def test_sixteen_rounds_show_the_image_at_a_noise_at_which_one_shows_the_class_m
 @pytest.mark.parametrize("noise", [0.03, 0.3, 3.0])
 def test_pooled_rounds_are_never_below_the_best_null(noise):
     own, nulls = [], {"class": [], "mean": []}
-    for row in range(8):
+    for row in range(12):
         found, label = KNOWN.image(messages(row, [noise] * 4), SHAPE, noise)
         own.append(psnr(found, row))
         nulls["class"].append(psnr(PRIOR.means[label].float(), row))
