@@ -76,13 +76,9 @@ class Tuner:
     def first(self, points: Sequence[Point]) -> list[Resolved]:
         """All trials of the first rung, each checked up to its first round."""
         found = self._resolved(points, {kind: self.tuning.candidates for kind in _kinds(points)}, 0, prepare=True)
-        for one in found if self.tuning.choice_epsilon is not None else ():
-            if one.experiment is not None and one.experiment.algorithm.ensemble:
-                raise ConfigError(
-                    f"study.tuning.choice_epsilon counts rows that the released model gets right, and "
-                    f"{one.experiment.algorithm.name} releases none: its figures are those of clients' own models; "
-                    "leave choice_epsilon out"
-                )
+        if self.tuning.choice_epsilon is not None:
+            for one in found[:: len(self.tuning.candidates) * len(self.tuning.trial_seeds)]:  # of each kind the first
+                _check_countable(one)
         return found
 
     def tune(self, points: Sequence[Point], execute: Execute) -> dict[Kind, Tuned]:
@@ -228,6 +224,22 @@ class Tuner:
             epsilon=self.tuning.choice_epsilon,
             seeds=len(names),
             noise_key=None if experiment is None else experiment.privacy.noise_key,
+        )
+
+
+def _check_countable(one: Resolved) -> None:
+    """Refuse a trial whose accuracy is not the share of rows that a released model gets right."""
+    if one.experiment is None or one.problem:
+        return
+    algorithm, why = one.experiment.algorithm, ""
+    if algorithm.ensemble:
+        why = f"{algorithm.name} releases none: its figures are those of clients' own models"
+    elif (kind := one.experiment.task().kind) != "classification":
+        why = f"an accuracy in {kind} is no share of rows"
+    if why:
+        raise ConfigError(
+            f"study.tuning.choice_epsilon counts rows that the released model gets right, and {why}; leave "
+            "choice_epsilon out"
         )
 
 

@@ -207,16 +207,6 @@ class Tuning(Settings):
             )
 
     def counted(self, metrics: Mapping[str, float], metric: str) -> float:
-        """The share of validation rows in a trial's ``metrics`` that noisy picks count, NaN where it has none.
-
-        Raises:
-            ConfigError: accuracy is no share of rows there (of tokens, for instance).
-        """
+        """The share of validation rows in a trial's ``metrics`` that noisy picks count, NaN where it has none."""
         names = (metric,) if metric != "accuracy" else ("local_accuracy", "test_accuracy")
-        name = next((one for one in names if one in metrics), None)
-        if name is not None and name.replace("accuracy", "macro_f1") not in metrics:  # which only classes have
-            raise ConfigError(
-                f"study.tuning.choice_epsilon is {self.choice_epsilon:g}, and '{name}' is no share of rows for this "
-                "kind of task; leave choice_epsilon out"
-            )
-        return math.nan if name is None else metrics[name]
+        return next((metrics[name] for name in names if name in metrics), math.nan)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import privfl as pf
+from privfl.algorithms import ALGORITHMS
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.statement import Statement
 from privfl.simulation.caveats import assumptions
@@ -152,3 +153,20 @@ def test_a_claim_of_nothing_but_delta_is_no_claim():
 def test_a_limit_that_only_delta_keeps_is_refused_before_training(privacy, message):
     with pytest.raises(ConfigError, match=message):
         train(own(), target_delta=0.4, **privacy)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "said"),
+    [
+        ("local", {}, True),
+        ("fedper", {"update": CENTRAL}, True),
+        ("fedper", {"training": DP_SGD}, False),
+        ("fedavg", {}, False),
+    ],
+)
+def test_whose_figures_they_are_is_said_where_no_mechanism_covers_clients_own_models(algorithm, settings, said):
+    weighting = {} if algorithm == "local" else {"weighting": "uniform"}
+    statement = pf.simulate(
+        own(model="two-nn"), ALGORITHMS[algorithm](**weighting), rounds=1, privacy=pf.Privacy(noise_key=1, **settings)
+    ).statement
+    assert any("the clients' own models, which no claim covers" in one for one in statement.caveats) == said

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 import privfl as pf
@@ -87,8 +88,31 @@ def test_noisy_picks_count_rows_that_the_released_model_gets_right_and_nothing_e
     assert tuning.counted(both, "accuracy") == 0.5
     assert tuning.counted({"test_accuracy": 0.7, "test_macro_f1": 0.6}, "test_accuracy") == 0.7
     assert math.isnan(tuning.counted({"personal_accuracy": 0.9}, "accuracy"))
-    with pytest.raises(pf.ConfigError, match="'test_accuracy' is no share of rows for this kind of task"):
-        tuning.counted({"test_accuracy": 0.7, "test_perplexity": 3.0}, "accuracy")
+
+
+def tokens(path):
+    inputs = np.random.default_rng(0).integers(1, 8, (60, 6))
+    np.savez(path, inputs=inputs, targets=np.roll(inputs, -1, 1), clients=np.arange(60) // 15)
+    return {"file": str(path), "kind": "next-token", "vocabulary": 8}
+
+
+def test_where_an_accuracy_is_of_tokens_noisy_picks_are_refused_before_any_trial(tmp_path):
+    base = {**BASE, "arrays": tokens(tmp_path / "tokens.npz"), "model": {"name": "next-token-lstm"}}
+    del base["partition"]
+    tuned = pf.Study(base, title="tokens", seeds=1, tuning=Tuning(RATE, (0.5, 1.0), choice_epsilon=0.25))
+    with pytest.raises(pf.ConfigError, match="an accuracy in next-token is no share of rows"):
+        tuned.run(tmp_path / "out", processes=1)
+    assert list((tmp_path / "out").glob("runs/*")) == []
+
+
+def test_a_study_on_ones_own_arrays_is_tuned_and_says_what_it_spent(tmp_path):
+    inputs = np.random.default_rng(0).normal(size=(160, 5)).astype(np.float32)
+    np.savez(tmp_path / "own.npz", inputs=inputs, targets=(inputs[:, 0] > 0).astype(int), clients=np.arange(160) // 40)
+    base = {**BASE, "arrays": {"file": str(tmp_path / "own.npz")}, "privacy": {"training": {"sample_rate": 0.2}}}
+    del base["partition"]
+    tuned = Tuning(RATE, (0.5, 1.0), choice_epsilon=0.25)
+    (row,) = pf.Study(base, title="own", seeds=1, epsilon=(2.0,), tuning=tuned).run(tmp_path / "o", processes=1).rows()
+    assert 2.25 < row.epsilons["sample/public"] < math.inf
 
 
 def test_clients_own_models_are_not_counted_in_a_noisy_pick(tmp_path):
