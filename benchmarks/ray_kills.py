@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -221,22 +221,25 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         started(*head, "--temp-dir", str(Path(folder, "ray"))),  # else the head stays the machine's current cluster
+        ExitStack() as nodes,
     ):
         file = Path(folder, "experiment.toml")
         file.write_text(EXPERIMENT.format(rounds=options.rounds), encoding="utf-8")
         connect(address)
         try:
+            second: subprocess.Popen[bytes] | None = None
             for kind, trial in ((kind, trial) for kind in options.kinds for trial in range(options.times)):
                 if any(row["kind"] == kind and row["trial"] == trial for row in rows):
                     continue
                 coins = random.Random(f"{kind} {trial}")
-                with started("--address", address) as second:
-                    wait_for(2)
-                    if kind == "driver":
-                        row = driver_killed(file, address, coins)
-                    else:
-                        row = killed_in_a_round(file, kind, second.pid, coins)
-                wait_for(1)
+                if second is None or second.poll() is not None:  # a node serves until it is killed
+                    wait_for(1)
+                    second = nodes.enter_context(started("--address", address))
+                wait_for(2)
+                if kind == "driver":
+                    row = driver_killed(file, address, coins)
+                else:
+                    row = killed_in_a_round(file, kind, second.pid, coins)
                 rows.append({"kind": kind, "trial": trial, **row})
                 print(json.dumps(rows[-1]), flush=True)
                 about = {"cores": os.cpu_count(), "ray": ray.__version__}

@@ -293,9 +293,9 @@ def test_the_membership_campaigns_run_small_and_go_on_where_they_stopped(tmp_pat
 def test_a_node_and_a_driver_that_are_killed_on_a_cluster_of_two_nodes_change_nothing(tmp_path):
     pytest.importorskip("ray")
     out = tmp_path / "kills.json"
-    command = [sys.executable, str(BENCHMARKS / "ray_kills.py"), "--times", "1", "--kinds", "node", "driver"]
+    command = [sys.executable, str(BENCHMARKS / "ray_kills.py"), "--times", "1", "--kinds", "driver", "node"]
     subprocess.run([*command, "--rounds", "8", "--out", str(out)], check=True, capture_output=True, timeout=300)
-    node, driver = json.loads(out.read_text())["trials"]
+    driver, node = json.loads(out.read_text())["trials"]
     assert (node["kind"], driver["kind"], node["same"], driver["same"]) == ("node", "driver", True, True)
     assert len(node["noticed"]) == 1
     assert 0 < driver["round"] < 8
