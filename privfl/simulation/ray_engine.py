@@ -25,60 +25,27 @@ from privfl.errors import ConfigError, PrivflError, brief
 from privfl.federation.recipe import Recipe
 from privfl.privacy.door.batch_plans import private_plan
 from privfl.privacy.door.log import DoorLog
-from privfl.simulation.fingerprint import shipped_code, versions
+from privfl.simulation.fingerprint import versions
 from privfl.simulation.plan import Plan
-from privfl.simulation.ray_cluster import WorkersLost, connected, ray_module, unsendable
+from privfl.simulation.ray_checks import check_same_kind, check_same_run, refuse
+from privfl.simulation.ray_cluster import WorkersLost, connected, ray_module
 from privfl.simulation.ray_shares import divide
-from privfl.simulation.ray_worker import Orders, Share, Worker, WorkerParts, as_arrays, as_tensors
+from privfl.simulation.ray_worker import (
+    Built,
+    Orders,
+    Share,
+    Worker,
+    WorkerParts,
+    as_arrays,
+    as_tensors,
+)
 
-MOST_BYTES = 1 << 24
-"""A part of a run that is larger than this when it is sent to workers carries data, which is refused."""
 INLINE_BYTES = 1 << 16
 """A broadcast of at most so many bytes goes with each call, which is faster than by way of Ray's store."""
 REPLACEMENTS = 3
 """How many workers may die for every one that was asked for, before no more are started."""
 BUILD_SECONDS = 600.0
 """How long workers may take to start and to build their tasks."""
-
-
-def refuse(plan: Plan) -> None:
-    """Refuse a run that cannot be distributed, before any work.
-
-    Raises:
-        ConfigError: naming the part that cannot, with the mend.
-    """
-    recipe, algorithm = plan.task.recipe, plan.algorithm
-    other = "use engine = 'loop'"
-    if plan.task.inputs.device.type != "cpu":
-        raise ConfigError(
-            f"engine = 'ray' computes on CPUs, and device is '{plan.task.inputs.device}'; set device = 'cpu'"
-        )
-    if algorithm.pools_data:
-        raise ConfigError(f"{algorithm.name} trains on all data as one, which nobody can share; {other}")
-    if plan.channel.secure is not None:
-        raise ConfigError(
-            f"SecureSum adds up what each client encodes for one server, and Ray's workers send partial sums; {other}"
-        )
-    if "server" in plan.record:
-        raise ConfigError(
-            "record = 'server' keeps every upload, and Ray's workers send partial sums; record 'public' or nobody, or "
-            f"{other}"
-        )
-    if recipe is None or (recipe.dataset is None and recipe.arrays is None and recipe.task is None):
-        raise ConfigError(
-            "the data of this run were handed over in Python, and Ray's workers have to load them themselves; name a "
-            "dataset or a file (arrays), or a function that returns the task (task = 'module:function')"
-        )
-    ray = ray_module(plan.execution.address)
-    parts = {
-        algorithm.name: replace(algorithm),
-        "the training": plan.training,
-        "the privacy mechanisms": plan.channel.usual,
-        "the description of the data": recipe,
-    }
-    for what, part in parts.items():
-        if problem := unsendable(ray, what, part, MOST_BYTES):
-            raise ConfigError(problem)
 
 
 @dataclass
@@ -122,7 +89,7 @@ class RayWorkers:
         """
         self.ray = ray_module(plan.execution.address)
         assert isinstance(plan.task.recipe, Recipe)
-        self._expected = plan.task.describe()
+        self._expected = Built.of(plan.task, replace(plan.algorithm), plan.training, plan.channel.usual)
         parts = WorkerParts(
             recipe=plan.task.recipe,
             seed=plan.schedule.seed,
@@ -216,25 +183,14 @@ class RayWorkers:
         """
         about = self.ray.get(actor.about.remote())
         name = f"the Ray worker on {about['host']} (process {about['pid']})"
-        here = {**versions(), "privfl's code": shipped_code()}
-        for what, value in here.items():
-            if about[what] != value:
-                raise ConfigError(
-                    f"{name} has another {what} than this process ({about[what][:20]}, not {value[:20]}), and would "
-                    "come to other numbers; install the same on every node"
-                )
+        check_same_kind(name, about)
         try:
-            described = self.ray.get(built)
+            there: Built = self.ray.get(built)
         except self.ray.exceptions.RayTaskError as error:
             problem = _sentence(error)
             own = "GPU" in problem and self._gpus is not None
             raise ConfigError(f"{name} cannot {'train' if own else 'load the data'}: {problem}") from error
-        for what, value in self._expected.items():
-            if described.get(what) != value:
-                raise ConfigError(
-                    f"{name} has other data than this process: {what} is {described.get(what)!r} there and {value!r} "
-                    "here; give every node the same files, or name a function of the seed alone"
-                )
+        check_same_run(name, there, self._expected)
         return _Remote(actor, name)
 
 

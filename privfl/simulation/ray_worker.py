@@ -30,6 +30,7 @@ from privfl.engine.workspace import ClientResult, Phase, RoundContext, phases_of
 from privfl.errors import ConfigError
 from privfl.federation.from_recipe import task_of
 from privfl.federation.recipe import Recipe
+from privfl.federation.task import Task
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.door.batch_plans import LocalTraining
@@ -37,6 +38,7 @@ from privfl.privacy.door.log import DoorLog
 from privfl.privacy.door.precision import Precision
 from privfl.privacy.noise.source import NoiseSource
 from privfl.simulation.fingerprint import shipped_code, versions
+from privfl.simulation.identity import Identity
 from privfl.simulation.shared_state import SharedState
 
 Arrays = dict[str, NDArray[Any]]
@@ -70,6 +72,25 @@ class WorkerParts:
     way: GradSampleMode | None
     precision: Precision
     device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a worker built, for the driver to compare with its own.
+
+    Args:
+        described: its task, in words and numbers.
+        code: what its parts are, as hashes (:func:`code_of`).
+    """
+
+    described: dict[str, Any]
+    code: dict[str, str]
+
+    @classmethod
+    def of(cls, task: Task, algorithm: Algorithm, training: LocalTraining, usual: RoundChannel) -> Built:
+        """Of a ``task`` on the CPU and the parts of a run on it; the ``algorithm`` is not bound."""
+        code = code_of(task, algorithm, training, usual)
+        return cls(task.describe(), {what: one.digest for what, one in code.items()})
 
 
 @dataclass(frozen=True)
@@ -171,18 +192,18 @@ class Worker:
         self._client_state: dict[int, Tensors] = {}
 
     def about(self) -> dict[str, str]:
-        """What computes here: libraries, privfl's code, the machine and the process."""
-        return {**versions(), "privfl's code": shipped_code(), "host": socket.gethostname(), "pid": str(os.getpid())}
+        """What computes here, the machine and the process."""
+        return {**computes(), "host": socket.gethostname(), "pid": str(os.getpid())}
 
-    def build(self, parts: WorkerParts) -> dict[str, Any]:
-        """Build the task and the engine; the description of the task, which must be that of the driver's.
+    def build(self, parts: WorkerParts) -> Built:
+        """Build the task and the engine; what they are, which must be what the driver's are.
 
         Raises:
             PrivflError: the data cannot be had here.
         """
         self._client_state.clear()
         task = task_of(parts.recipe, parts.seed)
-        described = task.describe()
+        built = Built.of(task, parts.algorithm, parts.training, parts.usual)
         if parts.device != "cpu":
             task = task.to(given_device(parts.device))
         context = replace(task.context(1, parts.seed), planned=parts.planned)
@@ -200,7 +221,7 @@ class Worker:
         )
         self._engine.__enter__()  # until the process ends
         self._way, self._stacked = parts.way, None
-        return described
+        return built
 
     def train(self, key: bytes, reproducible: bool, received: Arrays, orders: Orders) -> Share:
         """Train the clients whom ``orders`` name, who receive ``received``.
@@ -262,6 +283,22 @@ class Worker:
 
     def _on_device(self, tensors: Tensors) -> Tensors:
         return {name: value.to(self._engine.device) for name, value in tensors.items()}
+
+
+def computes() -> dict[str, str]:
+    """What decides the bits of what this process computes: libraries, privfl's code, the kind of processor."""
+    kind = torch.backends.cpu.get_cpu_capability()
+    return {**versions(), "privfl's code": shipped_code(), "kind of processor": kind}
+
+
+def code_of(task: Task, algorithm: Algorithm, training: LocalTraining, usual: RoundChannel) -> dict[str, Identity]:
+    """What clients execute of a run, with all that it refers to.
+
+    Parts pass Ray by reference: a process takes the code of a user's own class, and what that reads from its module,
+    from where it finds the module itself.
+    """
+    parts = {"model": task.model, "loss": task.loss, "algorithm": algorithm, "training": training}
+    return {what: Identity(part) for what, part in {**parts, "privacy mechanisms": usual}.items()}
 
 
 def given_device(name: str) -> torch.device:

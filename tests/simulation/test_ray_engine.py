@@ -121,6 +121,29 @@ def test_stacks_on_workers_are_those_of_one_process_also_when_a_worker_is_killed
     assert [one for one in found.summary["warnings"] if "died in round 1" in one]
 
 
+VOLUME = [1.0]
+
+
+@dataclass(frozen=True)
+class Loud(pf.FedAvg):
+    """Reads a global of this module, which workers import themselves; without ``assert``, which pytest writes anew."""
+
+    name: ClassVar[str] = "loud"
+
+    def finish(self, local, received, training):
+        found = super().finish(local, received, training)
+        return {name: value * VOLUME[0] for name, value in found.items()}
+
+
+def test_workers_that_import_another_state_of_ones_own_module_are_refused(cluster, monkeypatch):
+    task = pf.load("digits", **DIGITS)
+    monkeypatch.setattr(sys.modules[__name__], "VOLUME", [4.0])
+    with pytest.raises(ConfigError, match=r"the Ray worker on .* has not the algorithm of this process: a module of"):
+        pf.simulate(task, Loud(), rounds=1, execution=on_ray(1))
+    monkeypatch.undo()
+    assert len(pf.simulate(task, Loud(), rounds=1, execution=on_ray(1)).metrics) == 1
+
+
 @pytest.mark.slow
 def test_a_gpu_is_handed_to_a_worker_and_one_that_pytorch_does_not_find_is_named(cluster):
     task = pf.load("digits", **DIGITS)

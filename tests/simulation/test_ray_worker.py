@@ -73,7 +73,7 @@ def test_shares_of_workers_are_the_loops_cohort(algorithm, privacy):
         )
     workers = [Worker(), Worker()]
     for worker in workers:
-        assert worker.build(parts_of(plan)) == plan.task.describe()
+        assert worker.build(parts_of(plan)).described == plan.task.describe()
     whole, found_kept, logs = PlainAggregator(phase.channel.sent), {}, {}
     for worker, clients in zip(workers, [[5, 0], [1, 4, 3, 2]], strict=True):
         own = {client: weights[client] for client in clients}
