@@ -29,8 +29,8 @@ from torch.overrides import TorchFunctionMode
 from privfl.engine.dropout import StreamDropout, give_dropout_streams, outside_of_graphs
 from privfl.engine.row_numbers import numbers_of, uniform
 from privfl.federation.task import Task
+from privfl.privacy.clipping.guard import row_in_turn
 from privfl.privacy.clipping.known import known_function, known_ranks
-from privfl.privacy.clipping.row_wise import row_in_turn
 from privfl.privacy.door.precision import matrix_products
 from privfl.privacy.loss import is_coupled
 from privfl.privacy.noise.source import NoiseStream

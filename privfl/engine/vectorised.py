@@ -12,21 +12,20 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Lock
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from privfl.algorithms.base import Algorithm, Tensors, descends_plainly, overrides
-from privfl.devices import to_device
 from privfl.engine.broadcast import check_unchanged, versions_of
+from privfl.engine.chunks import chunks_of, reorder, stacked
 from privfl.engine.client_randomness import ClientRandomness
 from privfl.engine.device_sequences import DeviceSequence
 from privfl.engine.dropout import StreamDropout
 from privfl.engine.loop import LoopEngine
 from privfl.engine.measures import NOTHING, measures_of_stack
 from privfl.engine.sequences import sequence_of
+from privfl.engine.shared_algorithm import NotStacked, check_fields, fields_of, for_each_client
 from privfl.engine.stacked_sequences import ALIKE, StackedSequence, stacked_sequence_of
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, Trained, Workspace, send
 from privfl.errors import ConfigError
@@ -47,7 +46,6 @@ from privfl.privacy.door.precision import matrix_products
 from privfl.privacy.noise.source import NoiseStream
 from privfl.products import forms
 
-Item = TypeVar("Item")
 Work = Callable[[Tensors, Tensors, Batch, Door, LocalTraining], None]
 """A method of an algorithm that works on one client's state and a batch."""
 
@@ -61,17 +59,6 @@ class Stack:
     state: ModuleState | None
     unaided: StackedSequence | None = None
     randomness: ClientRandomness | None = None
-
-
-class PlacesShow(Exception):
-    """A stack would round what its clients send by where they are in it."""
-
-
-def chunks_of(ordered: list[Item], chunk: int, workers: int) -> list[list[Item]]:
-    """At most ``chunk`` clients each; if one chunk for each of the ``workers`` is enough, all get as much work."""
-    if len(ordered) <= chunk * workers:
-        return [part for first in range(workers) if (part := ordered[first::workers])]
-    return [ordered[first : first + chunk] for first in range(0, len(ordered), chunk)]
 
 
 class VectorisedEngine:
@@ -96,6 +83,7 @@ class VectorisedEngine:
         for _ in range(loop.workers):
             space = Workspace.build(loop.task.model(0), loop.device, None, draws=loop.draws, handed_out=loop.handed_out)
             gradients = StackedGradients(space.own, way)
+            gradients.guarded = self.lengths is not None
             gradients.whole_rows = in_whole_rows(loop.device, loop.training.batch_size, space.own.layout.size)
             unaided = self._without_autograd(space, gradients)
             self._stacks.put(Stack(gradients, space.dropout, space.state, unaided, space.randomness))
@@ -162,7 +150,7 @@ class VectorisedEngine:
         stack = self._stacks.get()
         try:
             return self._train_chunk(stack, chunk, phase, received, context)
-        except PlacesShow as found:
+        except NotStacked as found:
             with self._telling:
                 if not self._apart:
                     self.notes.append(f"clients are trained one after another, because {found}")
@@ -222,6 +210,8 @@ class VectorisedEngine:
         blind: bool = False,
     ) -> list[Trained]:
         loop, algorithm, training = self.loop, phase.for_clients(), self.loop.training.in_round(context.number)
+        own = phase.apart  # so that one copy must not let anything of a client through to others
+        held = fields_of(algorithm) if own and len(slots) > 1 else None
         streams: list[NoiseStream] = []
         if stack.dropout:
             streams = [phase.dropout(slot.client, context) for slot in slots]
@@ -264,15 +254,19 @@ class VectorisedEngine:
         with torch.no_grad(), stack.randomness or nullcontext():
             begun = [begin(slot, place) for place, slot in enumerate(slots)]
             announce([], [])
-            local = {name: _stacked([tensors[name] for tensors in begun]) for name in begun[0]}
+            local = {name: stacked([tensors[name] for tensors in begun]) for name in begun[0]}
             del begun
             without_calls = plain and (stack.unaided or stack.gradients.unaided) is not None
             rests = stack.randomness.at_rest if stack.randomness and without_calls else nullcontext
-            self._train(keeper, local, received, algorithm, training, streams, plain=plain, rests=rests)
+            self._train(keeper, local, received, algorithm, training, streams, plain=plain, rests=rests, guarded=own)
             local = {name: padded(value, self._height(len(slots))) for name, value in local.items()}
-            finish = vmap(lambda local: algorithm.finish(local, received, training))  # which may write into it
+            finish = for_each_client(  # which may write into it
+                lambda local: algorithm.finish(local, received, training), algorithm.name, guarded=own
+            )
             uploads = self._wherever_clients_stand("finish", algorithm, len(slots), finish, local)
         check_unchanged(algorithm, received, versions)
+        if held is not None:
+            check_fields(algorithm, held)
         known = measures_of_stack(uploads, len(slots)) if loop.device.type == "cuda" else [NOTHING] * len(slots)
         return [
             Trained(
@@ -300,7 +294,7 @@ class VectorisedEngine:
         (:mod:`privfl.privacy.clipping.placement`). Whoever is trained alone stands in the first place always.
 
         Raises:
-            PlacesShow: there is one, and the stack has more than one client's place.
+            NotStacked: there is one, and the stack has more than one client's place.
         """
         looks = clients > 1 and self.lengths is not None and self.loop.device.type == "cpu"
         if not looks or (name, clients) in self._placed:
@@ -310,7 +304,7 @@ class VectorisedEngine:
         by_place = [called for called in calls if not nothing_is_left_over((called,))]
         if by_place:
             kernel = by_place[0][0].partition(".")[0]
-            raise PlacesShow(f"'{kernel}' in {name} of {algorithm.name} rounds numbers by where in a stack they are")
+            raise NotStacked(f"'{kernel}' in {name} of {algorithm.name} rounds numbers by where in a stack they are")
         self._placed.add((name, clients))
         return made[0]
 
@@ -334,10 +328,12 @@ class VectorisedEngine:
         *,
         plain: bool,
         rests: Callable[[], AbstractContextManager[None]],
+        guarded: bool,
     ) -> None:
         """All steps of all clients, in place; those with fewer steps leave the stack from its end.
 
-        ``plain`` steps are a gradient and an update, which need no stack around them; ``rests`` is entered for steps.
+        ``plain`` steps are a gradient and an update, which need no stack around them; ``rests`` is entered for steps;
+        others are ``guarded`` where clients have to stay apart.
         """
 
         outside = keeper.door()
@@ -350,10 +346,11 @@ class VectorisedEngine:
             clients = len(batch.counts)
             height = self._height(clients)
             active = {name: padded(value[:clients], height) for name, value in local.items()}
-            own = batch.numbers
-            numbers = [padded(value, height) for value in (own.count, own.last, own.uniform, own.normal)]
+            drawn = batch.numbers
+            numbers = [padded(value, height) for value in (drawn.count, drawn.last, drawn.uniform, drawn.normal)]
             changed: Tensors = {}
-            done = self._wherever_clients_stand(work.__name__, algorithm, clients, vmap(one), active, *numbers)
+            each = for_each_client(one, algorithm.name, guarded=guarded)
+            done = self._wherever_clients_stand(work.__name__, algorithm, clients, each, active, *numbers)
             for name, value in done.items():
                 if name not in local:
                     raise ConfigError(
@@ -378,23 +375,8 @@ class VectorisedEngine:
             together(algorithm.conclude, keeper.everything())
         if keeper.slots[0].personal_plan is not None:
             order = keeper.personalising()  # who has fewer of these steps may have had more of the others
-            _reorder(local, order)
+            reorder(local, order)
             streams[:] = [streams[place] for place in order] if streams else []
             for batch in keeper.batches():
                 together(algorithm.personalise, batch)
-            _reorder(local, sorted(range(len(order)), key=order.__getitem__))
-
-
-def _reorder(local: Tensors, order: Sequence[int]) -> None:
-    """Put the clients of every tensor of ``local`` [clients, ...] in ``order``, in place of the dictionary."""
-    if list(order) != list(range(len(order))):
-        for name, value in local.items():
-            local[name] = value[to_device(torch.tensor(order), value.device)]
-
-
-def _stacked(values: Sequence[Tensor]) -> Tensor:
-    """[clients, ...] copies of ``values``; one tensor that all clients begin with is copied once for each."""
-    first = values[0]
-    if all(value is first for value in values):
-        return first.expand(len(values), *first.shape).clone()
-    return torch.stack(list(values))
+            reorder(local, sorted(range(len(order)), key=order.__getitem__))

@@ -176,8 +176,11 @@ class Phase:
 
     @property
     def forgets(self) -> bool:
-        """Whether a claim rests on nothing that the loss or the model leaves behind in one training for another."""
-        return self._withholds or self.channel.covers_clients
+        """Whether a claim rests on nothing that the loss or the model leaves behind from one call to the next.
+
+        Under DP-SGD they see one example at a time, and yet how often they are called depends on the batches.
+        """
+        return self.channel.covers_clients or self.channel.dpsgd is not None or bool(self.channel.statistics)
 
     def dropout(self, client: int, context: RoundContext) -> NoiseStream:
         """What ``client``'s drop-out masks are drawn from in this round: secret coins under DP-SGD."""

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from privfl.algorithms.base import Tensors
 from privfl.engine.aggregation import CohortSums, PlainAggregator
+from privfl.engine.chunks import chunks_of
 from privfl.engine.loop import LoopEngine
-from privfl.engine.vectorised import chunks_of
 from privfl.engine.workspace import ClientResult, Phase, RoundContext
 from privfl.errors import ConfigError, PrivflError, brief
 from privfl.federation.recipe import Recipe

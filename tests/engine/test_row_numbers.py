@@ -11,7 +11,8 @@ from torch.func import grad, vmap
 import privfl as pf
 from privfl.engine.client_randomness import ClientRandomness
 from privfl.errors import ConfigError
-from privfl.privacy.clipping.row_wise import Made, each_row
+from privfl.privacy.clipping.guard import Made
+from privfl.privacy.clipping.row_wise import each_row
 from privfl.privacy.noise.source import NoiseStream
 from tests.engine.test_client_randomness import DPSGD, task, trained
 
@@ -85,7 +86,7 @@ def test_numbers_reach_code_inside_of_a_gradient():
     randomness.layer.generator = NoiseStream(bytes(32))
 
     def one(weight, row):
-        with made.of(row):
+        with made.of(row, weight):
             return (weight * row * torch.randn(3) * F.dropout(torch.ones(3))).sum()
 
     with randomness:

@@ -30,10 +30,11 @@ from torch.func import functional_call, grad_and_value, vmap
 from privfl.errors import ConfigError
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.factors import Clip, Clipping, row_norms
+from privfl.privacy.clipping.guard import Made
 from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.layer_rules import Inputs, LinearRule, rule_for
 from privfl.privacy.clipping.opacus_hooks import OpacusHooks
-from privfl.privacy.clipping.row_wise import Made, Seen, Shown, Watch, each_row, said_of
+from privfl.privacy.clipping.row_wise import Seen, Shown, Watch, each_row, said_of
 from privfl.privacy.clipping.rule import Arrivals, Calls, Formed, Places, Rule, SumRule
 from privfl.privacy.loss import Loss
 from privfl.products import filled
@@ -133,7 +134,7 @@ class PerSampleGradients:
 
     def goes_unaided(self, loss: Loss) -> bool:
         """Whether per-sample gradients of ``loss`` are formed without autograd."""
-        return self.way in BY_RULES and self.unaided is not None and self.unaided.serves(loss)
+        return self.way in BY_RULES and self.unaided is not None and known_function(loss) and self.unaided.serves(loss)
 
     def plain_sum(self, loss: Loss, inputs: Tensor, targets: Tensor, divisor: float) -> None:
         """Write the gradient of the sum of ``loss`` over ``divisor`` into ``network.gradient``, without clipping.
@@ -248,7 +249,7 @@ class PerSampleGradients:
         whole, made = LossModule(network, loss), Made(1)
 
         def one(parameters: dict[str, Tensor], row: Tensor, target: Tensor) -> Tensor:
-            with made.of(row):
+            with made.of(row, target, *parameters.values()):
                 term: Tensor = functional_call(whole, parameters, (row[None], target[None]))[0]
                 return term
 
@@ -258,7 +259,7 @@ class PerSampleGradients:
                 inputs,
                 targets,
             )
-            made.refuse_kept(loss)
+            made.refuse_kept(said_of(loss))
             trained = [parameter.requires_grad for parameter in self.network.parameters]
             rows = [gradients[f"network.{name}"].reshape(len(inputs), -1) for name in layout.names]
             rows = [row if wanted else torch.zeros_like(row) for row, wanted in zip(rows, trained, strict=True)]

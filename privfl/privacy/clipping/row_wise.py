@@ -10,13 +10,10 @@ PyTorch's generators are no secret. Every row is a batch of one to it. The backw
 
 from __future__ import annotations
 
-import gc
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +27,9 @@ from torch._C._functorch import (
     maybe_get_level,
 )
 from torch.func import vmap
-from torch.overrides import TorchFunctionMode
 
 from privfl.errors import ConfigError
+from privfl.privacy.clipping.guard import Made
 from privfl.privacy.loss import Loss
 
 FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError)
@@ -165,67 +162,6 @@ class Watch:
         return shown
 
 
-_TURN = threading.local()
-
-
-def row_in_turn() -> Tensor | None:
-    """A tensor of the row that code in this thread sees under ``vmap`` right now; ``None`` outside of it."""
-    row: Tensor | None = getattr(_TURN, "row", None)
-    return row
-
-
-class Made(TorchFunctionMode):
-    """Knows every tensor that the block made of rows, to tell whether one outlives it.
-
-    Nothing else would: a tensor that a function kept is accepted by the next ``vmap`` of as many rows.
-    """
-
-    def __init__(self, level: int) -> None:
-        """``level`` is that of the stack of rows among the transforms of ``torch.func``."""
-        super().__init__()
-        self._refs: list[ref[Tensor]] = []
-        self._level = level
-        self._row: Tensor | None = None
-
-    def of(self, row: Tensor) -> Made:
-        """Itself, to be entered while ``row``, a tensor of one row, is seen."""
-        self._row = row
-        return self
-
-    def __enter__(self) -> Made:
-        _TURN.row, self._row = self._row, None
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        _TURN.row = None
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-
-    def __torch_function__(
-        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None
-    ) -> Any:
-        answer = function(*arguments, **(named or {}))
-        for one in answer if isinstance(answer, tuple | list) else (answer,):
-            if isinstance(one, Tensor):
-                self._refs.append(ref(one))
-        return answer
-
-    def refuse_kept(self, function: Loss) -> None:
-        """Raise a :class:`ConfigError` if a tensor of rows is still there."""
-        if not self._any_left():
-            return
-        gc.collect()  # what a reference cycle holds is not kept
-        if self._any_left():
-            raise ConfigError(
-                f"{said_of(function)}, or a layer, keeps what it computes of single rows after it has returned, and "
-                "rows of later batches could meet it; keep no tensors between calls"
-            )
-
-    def _any_left(self) -> bool:
-        left = [one for made in self._refs if (one := made()) is not None and is_functorch_wrapped_tensor(one)]
-        return any(not 0 <= maybe_get_level(one) < self._level for one in left)
-
-
 def each_row(
     function: Loss,
     network: nn.Module,
@@ -247,14 +183,14 @@ def each_row(
     def one(row: Tensor, target: Tensor) -> Tensor:
         if watch is not None:
             watch.enter_row(target, depth)
-        with made.of(row):
+        with made.of(row, target):
             return function(network, row[None], target[None], **loss_kwargs)[0]
 
     try:
         answers: Tensor = vmap(one, randomness="error")(inputs, targets)
         if watch is not None:
             watch.leave_row()
-        made.refuse_kept(function)
+        made.refuse_kept(said_of(function))
     except FAILURES as error:
         if isinstance(error, ConfigError) or out_of_memory(error):
             raise

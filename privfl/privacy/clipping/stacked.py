@@ -12,6 +12,7 @@ Padding never changes a result: padded rows repeat a row of their own client's b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +22,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.factors import Clipping, norms_along, zero_like, zero_unless
+from privfl.privacy.clipping.guard import CLIENT, Made
 from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.layer_rules import rule_for
 from privfl.privacy.clipping.lengths import padded
@@ -32,7 +34,7 @@ from privfl.privacy.clipping.per_sample import (
     trained_parameters,
     widened,
 )
-from privfl.privacy.clipping.row_wise import Made, Watch, each_row
+from privfl.privacy.clipping.row_wise import Watch, each_row, said_of
 from privfl.privacy.clipping.rule import Places, Rule
 from privfl.privacy.clipping.whole_rows import clipped_rows
 from privfl.privacy.loss import Loss
@@ -136,6 +138,8 @@ class StackedGradients:
         """Hands the rules of layers what they clip, where it serves; only ways ``BY_RULES`` ask it."""
         self.whole_rows = False
         """Whether every row's gradient is formed whole, where all rules can."""
+        self.guarded = False
+        """Whether a claim rests on clients staying apart, so that what is not known to keep them so runs guarded."""
         self._rules: dict[nn.Module, Rule] = {}
         self._names: dict[nn.Module, dict[str, str]] = {}
         if way in BY_RULES:
@@ -267,6 +271,8 @@ class StackedGradients:
     ) -> Tensor:
         """Each client's ``function(network, *batch, **given)``, stacked; ``apart``: of each of its rows alone."""
         whole = LossModule(self.module, function)
+        known = bool(self._known) and known_function(function)
+        made = Made(1, CLIENT) if self.guarded and not (apart or known) else None
 
         def one(views: dict[str, Tensor], loss_kwargs: dict[str, Tensor], *batch: Tensor) -> Tensor:
             def answer(_: nn.Module, *batch: Tensor) -> Tensor:
@@ -274,13 +280,16 @@ class StackedGradients:
                 return value
 
             if not apart:
-                return answer(self.module, *batch)
+                with nullcontext() if made is None else made.of(None, views, loss_kwargs, batch):
+                    return answer(self.module, *batch)
             answer.func = function  # type: ignore[attr-defined]
             inputs, targets = batch
             return each_row(answer, self.module, inputs, targets, watch=self._watch, depth=2)
 
         values, dims = _apart(loss_kwargs)
         stacked: Tensor = vmap(one, in_dims=(0, dims, *[0] * len(batch)))(self._weights(parameters), values, *batch)
+        if made is not None:
+            made.refuse_kept(said_of(function))
         return stacked
 
     def _by_layers(
@@ -343,7 +352,7 @@ class StackedGradients:
         whole, made = LossModule(self.module, loss), Made(2)
 
         def one(views: dict[str, Tensor], row: Tensor, target: Tensor, loss_kwargs: dict[str, Tensor]) -> Tensor:
-            with made.of(row):
+            with made.of(row, target, *views.values(), *loss_kwargs.values()):
                 term: Tensor = functional_call(whole, views, (row[None], target[None]), loss_kwargs)[0]
                 return term
 
@@ -353,7 +362,7 @@ class StackedGradients:
             formed, _ = vmap(rows, in_dims=(0, 0, 0, dims))(
                 self._weights(parameters), batch.inputs, batch.targets, values
             )
-            made.refuse_kept(loss)
+            made.refuse_kept(said_of(loss))
             rows_of = [part.reshape(*part.shape[:2], -1) for part in formed.values()]  # some may be single numbers
             named = zip(self.layout.names, rows_of, self._trained, strict=True)
             if self.whole_rows:

@@ -23,6 +23,7 @@ from privfl.data.mapped import MappedRows, Rows
 from privfl.devices import in_one_copy, to_device
 from privfl.models.module_state import ModuleState
 from privfl.privacy.clipping.by_length import by_length
+from privfl.privacy.clipping.guard import Guard
 from privfl.privacy.clipping.lengths import Lengths, padded, passes
 from privfl.privacy.clipping.placement import unnoted
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients, given_to
@@ -141,7 +142,8 @@ class CohortDoor(DoorKeeper):
         self, work: Callable[[Tensor, Given], Tensor], parameters: Tensor, loss_kwargs: dict[str, Tensor] | None
     ) -> Tensor:
         named = loss_kwargs or {}
-        modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        entered_by = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        modes = [mode for mode in entered_by if not isinstance(mode, Guard)]  # which is for the step's own code
 
         def stacked(parameters: Tensor, *values: Any) -> Tensor:
             active, stack = len(self._active), len(parameters)

@@ -1,8 +1,7 @@
 """Behind the door: whoever keeps the data of a client, or of a stacked cohort, and answers what a step asks.
 
-:class:`DoorKeeper` decides what is refused, noised and noted; how gradients are computed is its subclasses' matter
-(:mod:`privfl.privacy.door.client_door`, :mod:`privfl.privacy.door.cohort_door`). Nothing here is handed to an algorithm
-but :class:`~.contract.Door` and :class:`~.contract.Batch`, which hold no more than what a step may have.
+:class:`DoorKeeper` decides what is refused, noised and noted; its subclasses compute gradients. An algorithm is handed
+:class:`~.contract.Door` and :class:`~.contract.Batch`, which hold no more than what a step may have.
 """
 
 from __future__ import annotations
@@ -27,14 +26,15 @@ from privfl.privacy.door.log import BARE_GRADIENT, BARE_SIZE, DoorLog, note_bare
 from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.door.precision import Precision
 from privfl.privacy.door.step_draws import Draws
+from privfl.privacy.door.untouched import untouched
 from privfl.privacy.loss import Loss, refuse_coupled
 from privfl.privacy.noise.source import NoiseStream, add_gaussian_rows_
 
 ROWS_AT_ONCE = 512
 """Rows of one forward pass; larger batches are summed in pieces, so memory does not grow with a client's size."""
 SECOND_USE = (
-    "DP-SGD refuses a second {} on one batch, because both share the draw that amplifies; take one gradient of "
-    "each batch, and totals of everything in prepare or conclude"
+    "DP-SGD refuses a second {} on one batch, because both share the draw that amplifies; take one gradient of each "
+    "batch, and totals of everything in prepare or conclude"
 )
 OTHER_STEP = "a step used the batch of another step; take gradients and totals of the batch that the step is given"
 LocalOnly = Literal["given", "withheld", "undeclared"]
@@ -146,8 +146,7 @@ class DoorKeeper(ABC):
         def ask(question: Question, *arguments: Any) -> Tensor:
             if question not in allowed:
                 raise AttributeError(f"a door has no '{question}'")
-            answer: Tensor = getattr(self, question)(*arguments)
-            return answer
+            return getattr(self, question)(*arguments)  # type: ignore[no-any-return]
 
         return Door(ask, self.loss)
 
@@ -213,7 +212,8 @@ class DoorKeeper(ABC):
         self._spend("gradient")
 
         def release(parameters: Tensor, loss_kwargs: Given) -> tuple[Tensor, list[float]]:
-            total = self._clipped_sum(loss, drawn, parameters, loss_kwargs, dpsgd.max_grad_norm)
+            with untouched(loss, self.loss):
+                total = self._clipped_sum(loss, drawn, parameters, loss_kwargs, dpsgd.max_grad_norm)
             if dpsgd.noise_at == "client":
                 deviations = [dpsgd.noise(slot.client) * dpsgd.max_grad_norm for slot in active]
                 _add_noise_(total, [slot.noise for slot in active], deviations)
@@ -242,7 +242,8 @@ class DoorKeeper(ABC):
 
         def released(parameters: Tensor, loss_kwargs: Given) -> Tensor:
             clip = None if mechanism is None else mechanism.clip
-            total, dtype = self._total(statistic, drawn, parameters, loss_kwargs, clip)
+            with untouched(statistic, statistic if mechanism is None else self.loss):
+                total, dtype = self._total(statistic, drawn, parameters, loss_kwargs, clip)
             if mechanism is not None and mechanism.noise_multiplier > 0:
                 total = total.contiguous()
                 _add_noise_(total, [slot.total_noise for slot in active], [mechanism.deviation] * len(active))
@@ -308,11 +309,7 @@ class DoorKeeper(ABC):
         return self._current
 
     def _spend(self, use: str) -> None:
-        """Use the draw of the current batch, once.
-
-        Raises:
-            ConfigError: it was used before.
-        """
+        """Use the draw of the current batch, once; raises a :class:`ConfigError` if it was used before."""
         if self._spent:
             raise ConfigError(SECOND_USE.format(use))
         self._spent = True

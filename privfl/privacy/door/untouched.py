@@ -1,0 +1,99 @@
+"""A function that a step hands to the door must not tell anybody how often it is called: that depends on the batch.
+
+An empty batch takes no pass, a large one several, and a length of which nothing is known yet is tried first. A function
+that counts its calls, or keeps what it saw, would take that past the noise.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from privfl.errors import ConfigError
+from privfl.privacy.clipping.known import known_function
+from privfl.privacy.clipping.row_wise import said_of
+
+DEPTH = 6
+"""How far into what a function holds is looked, from one thing to the next."""
+_VALUES = (type(None), bool, int, float, complex, str, bytes)
+
+
+@contextmanager
+def untouched(function: Callable[..., Any], usual: Callable[..., Any]) -> Iterator[None]:
+    """Refuse that ``function`` changes anything it holds while the block calls it.
+
+    Not the ``usual`` loss of the task, which is watched over a whole round, nor what is known.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if function is usual or known_function(function):
+        yield
+        return
+    before = held_by(function)
+    yield
+    if held_by(function) != before:
+        raise ConfigError(
+            f"{said_of(function)} changes something outside of it that it holds, and a step could tell by it how often "
+            "it was called, which depends on the batch; let it return what it computes and change nothing"
+        )
+
+
+def held_by(thing: Any, depth: int = DEPTH) -> Hashable:
+    """What ``thing`` reaches by closures, arguments, fields and globals, as what is equal while nobody changes it."""
+    if isinstance(thing, _VALUES):
+        return type(thing), thing
+    if isinstance(thing, Tensor):
+        return id(thing), thing._version
+    if depth == 0 or isinstance(thing, type | ModuleType) or _of_privfl(thing):
+        return id(thing)
+    if isinstance(thing, np.ndarray) and thing.dtype != object:
+        return id(thing), thing.tobytes()
+    inner = depth - 1
+    if isinstance(thing, FunctionType):
+        given, read = thing.__globals__, [name for name in thing.__code__.co_names if name in thing.__globals__]
+        cells = tuple(held_by(_content(cell), inner) for cell in thing.__closure__ or ())
+        parts = tuple(held_by(part, inner) for part in (thing.__defaults__, thing.__kwdefaults__, vars(thing)))
+        return id(thing), cells, parts, tuple((name, held_by(given[name], inner)) for name in read)
+    if isinstance(thing, partial):
+        return id(thing), tuple(held_by(part, inner) for part in (thing.func, thing.args, thing.keywords))
+    if isinstance(thing, MethodType):
+        return held_by(thing.__func__, inner), held_by(thing.__self__, inner)
+    if isinstance(thing, Mapping):
+        return id(thing), tuple((held_by(key, inner), held_by(value, inner)) for key, value in thing.items())
+    if isinstance(thing, list | tuple | deque):
+        return id(thing), tuple(held_by(one, inner) for one in thing)
+    if isinstance(thing, Set):
+        return id(thing), frozenset(held_by(one, inner) for one in thing)
+    slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(thing, name)]
+    own = {**getattr(thing, "__dict__", {}), **{name: getattr(thing, name) for name in slots if name != "__weakref__"}}
+    return id(thing), tuple((name, held_by(value, inner)) for name, value in own.items()), _hidden(thing, own)
+
+
+def _of_privfl(thing: Any) -> bool:
+    """Whether it is privfl's own, such as the door itself, which notes what it is asked."""
+    kind = thing if isinstance(thing, FunctionType) else type(thing)
+    return kind.__module__.partition(".")[0] == "privfl"
+
+
+def _hidden(thing: Any, own: Mapping[str, Any]) -> bytes:
+    """What an iterator or a random generator holds where nobody looks in."""
+    try:
+        return b"" if own and not hasattr(thing, "getstate") else pickle.dumps(thing)
+    except Exception:  # whatever an object of others raises that cannot be pickled
+        return b""
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a name that is not bound yet
+        return None
