@@ -339,6 +339,36 @@ def test_under_dp_sgd_every_gradient_is_noisy_before_anybody_can_hand_it_on():
     assert Counting.clients == 6
 
 
+CALLS = [0]
+
+
+def warming_up(network, inputs, targets):
+    """Cross-entropy that halves after some passes, of which a large batch takes several."""
+    CALLS[0] += 1
+    return F.cross_entropy(network(inputs), targets, reduction="none") / (1 + (CALLS[0] > 10_000))
+
+
+class Scheduled(nn.Module):
+    """Halves its outputs after some passes, which an object in it counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.clock = nn.Linear(WIDTH, 2), types.SimpleNamespace(ticks=types.SimpleNamespace(passes=0))
+
+    def forward(self, inputs):
+        self.clock.ticks.passes += self.training
+        return self.layer(inputs) / (1 + (self.clock.ticks.passes > 10_000))
+
+
+@pytest.mark.parametrize("engine", ["loop", "vectorised"])
+def test_under_dp_sgd_a_loss_or_a_model_that_counts_passes_claims_nothing(engine):
+    nothing_is_claimed(ran(privacy=DPSGD, engine=engine, loss=warming_up), "the loss", "warming_up")
+    scheduled = ran(privacy=DPSGD, engine=engine, model=Scheduled)
+    assert set(claims(scheduled).values()) == {np.inf}
+    assert "the network that trains changed while clients trained" in words(scheduled)
+    assert claims(ran(privacy=DPSGD, engine=engine, model=Plain))["sample"] < np.inf
+
+
 def test_a_budget_ends_the_run_after_the_round_in_which_it_was_seen():
     InClass.before = None
     budget = pf.Privacy(update=AT_CLIENTS.update, budget=pf.Budget(100.0, unit="client"))
