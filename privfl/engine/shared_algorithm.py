@@ -7,36 +7,26 @@ clients staying apart, an algorithm from outside that changes a field is not sta
 
 from __future__ import annotations
 
-import io
-import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from torch.func import vmap
 
 from privfl.algorithms.base import Algorithm, Tensors
 from privfl.privacy.clipping.guard import CLIENT, Made
+from privfl.privacy.door.untouched import held_by
 
 
 class NotStacked(Exception):
     """Clients of a stack would not be as they are alone; says why."""
 
 
-def fields_of(algorithm: Algorithm) -> bytes:
-    """What ``algorithm`` holds, as bytes that stay the same while nobody changes it.
-
-    Raises:
-        NotStacked: it cannot be told.
-    """
-    held = io.BytesIO()
-    try:
-        pickle.Pickler(held, protocol=pickle.HIGHEST_PROTOCOL).dump(vars(algorithm))
-    except Exception as error:  # whatever an object of others raises that cannot be pickled
-        raise NotStacked(f"nobody can tell whether {algorithm.name} changes what it holds ({error})") from error
-    return held.getvalue()
+def fields_of(algorithm: Algorithm) -> Hashable:
+    """What ``algorithm`` holds, as what is equal while nobody changes it."""
+    return held_by(vars(algorithm))
 
 
-def check_fields(algorithm: Algorithm, before: bytes) -> None:
+def check_fields(algorithm: Algorithm, before: Hashable) -> None:
     """Refuse that one object serves a stack if it does not hold what it held ``before``.
 
     Raises:

@@ -6,7 +6,6 @@ that counts its calls, or keeps what it saw, would take that past the noise.
 
 from __future__ import annotations
 
-import pickle
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from privfl.errors import ConfigError
@@ -84,12 +84,18 @@ def _of_privfl(thing: Any) -> bool:
     return kind.__module__.partition(".")[0] == "privfl"
 
 
-def _hidden(thing: Any, own: Mapping[str, Any]) -> bytes:
-    """What an iterator or a random generator holds where nobody looks in."""
+def _hidden(thing: Any, own: Mapping[str, Any]) -> str:
+    """What an iterator or a random generator holds where nobody looks in, in words."""
     try:
-        return b"" if own and not hasattr(thing, "getstate") else pickle.dumps(thing)
-    except Exception:  # whatever an object of others raises that cannot be pickled
-        return b""
+        if isinstance(thing, np.random.Generator):
+            return repr(thing.bit_generator.state)
+        if isinstance(thing, torch.Generator):
+            return repr(thing.get_state().tolist())
+        if hasattr(thing, "getstate"):
+            return repr(thing.getstate())
+        return "" if own else repr(thing.__reduce_ex__(2))
+    except Exception:  # whatever an object of others raises that cannot be taken apart
+        return ""
 
 
 def _content(cell: Any) -> Any:

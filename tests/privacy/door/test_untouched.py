@@ -36,6 +36,8 @@ class Slow:
             "array": np.zeros(3),
             "tensor": torch.zeros(3),
             "numbers": itertools.count(),
+            "numpy": np.random.default_rng(1),
+            "torch": torch.Generator(),
         }
         self.last, self.seen = deque([1], maxlen=1), set()
 
@@ -52,7 +54,9 @@ CHANGES = {
     "an array": lambda slow: slow.inner["array"].__setitem__(0, 1.0),
     "a tensor": lambda slow: slow.inner["tensor"].add_(1),
     "an iterator": lambda slow: next(slow.inner["numbers"]),
-    "a random generator": lambda slow: slow.inner["counter"].numbers.random(),
+    "Python's random generator": lambda slow: slow.inner["counter"].numbers.random(),
+    "NumPy's": lambda slow: slow.inner["numpy"].random(),
+    "PyTorch's": lambda slow: torch.rand(1, generator=slow.inner["torch"]),
     "the end of a queue": lambda slow: slow.last.append(2),
     "a set": lambda slow: slow.seen.add(1),
     "a new field": lambda slow: setattr(slow, "more", 1),
