@@ -36,10 +36,10 @@ def check_fields(algorithm: Algorithm, before: Hashable) -> None:
         raise NotStacked(f"{algorithm.name} changes a field of its own, which all clients of a stack would share")
 
 
-def for_each_client(work: Callable[..., Tensors], said: str, *, guarded: bool) -> Callable[..., Tensors]:
+def for_each_client(work: Callable[..., Tensors], *, guarded: bool) -> Callable[..., Tensors]:
     """``work`` for all clients of a stack at once; ``guarded`` if it is not known to keep them apart.
 
-    ``said`` names it in a sentence. The function that is returned raises a ``ConfigError`` where a guard refuses.
+    The function that is returned raises a ``ConfigError`` where the guard refuses; what was kept is when it is used.
     """
     if not guarded:
         return vmap(work)
@@ -52,7 +52,7 @@ def for_each_client(work: Callable[..., Tensors], said: str, *, guarded: bool) -
                 return work(*own)
 
         found: Tensors = vmap(one)(*values)
-        made.refuse_kept(said)
+        made.check()
         return found
 
     return call

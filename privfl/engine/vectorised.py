@@ -261,7 +261,7 @@ class VectorisedEngine:
             self._train(keeper, local, received, algorithm, training, streams, plain=plain, rests=rests, guarded=own)
             local = {name: padded(value, self._height(len(slots))) for name, value in local.items()}
             finish = for_each_client(  # which may write into it
-                lambda local: algorithm.finish(local, received, training), algorithm.name, guarded=own
+                lambda local: algorithm.finish(local, received, training), guarded=own
             )
             uploads = self._wherever_clients_stand("finish", algorithm, len(slots), finish, local)
         check_unchanged(algorithm, received, versions)
@@ -349,7 +349,7 @@ class VectorisedEngine:
             drawn = batch.numbers
             numbers = [padded(value, height) for value in (drawn.count, drawn.last, drawn.uniform, drawn.normal)]
             changed: Tensors = {}
-            each = for_each_client(one, algorithm.name, guarded=guarded)
+            each = for_each_client(one, guarded=guarded)
             done = self._wherever_clients_stand(work.__name__, algorithm, clients, each, active, *numbers)
             for name, value in done.items():
                 if name not in local:

@@ -103,13 +103,13 @@ def test_fields_are_compared_by_what_they_hold():
 def test_a_guarded_call_is_the_same_call():
     local = {"value": torch.arange(6.0).view(3, 2)}
     for guarded in (True, False):
-        work = for_each_client(lambda one: {"value": one["value"] * 2}, "it", guarded=guarded)
+        work = for_each_client(lambda one: {"value": one["value"] * 2}, guarded=guarded)
         assert torch.equal(work(local)["value"], local["value"] * 2)
 
 
 def test_a_guarded_call_refuses_what_sees_all_clients_and_what_it_keeps():
     local, kept = {"value": torch.ones(3, 2)}, []
-    mixed = for_each_client(lambda one: {"value": Mixed.apply(one["value"])}, "it", guarded=True)
+    mixed = for_each_client(lambda one: {"value": Mixed.apply(one["value"])}, guarded=True)
     with pytest.raises(
         ConfigError, match="Mixed brings a vmap rule of its own, which would see more than one client of"
     ):
@@ -117,7 +117,9 @@ def test_a_guarded_call_refuses_what_sees_all_clients_and_what_it_keeps():
 
     def keeps(one):
         kept.append(one["value"] * 2)
-        return one
+        return {"value": one["value"] + kept[0]}
 
-    with pytest.raises(ConfigError, match="it, or a layer, keeps what it computes of one client of a stack"):
-        for_each_client(keeps, "it", guarded=True)(local)
+    keeping = for_each_client(keeps, guarded=True)
+    assert torch.equal(keeping(local)["value"], torch.full((3, 2), 3.0))
+    with pytest.raises(ConfigError, match="a tensor that stands for one client of a stack comes from another call"):
+        keeping(local)

@@ -289,7 +289,7 @@ class StackedGradients:
         values, dims = _apart(loss_kwargs)
         stacked: Tensor = vmap(one, in_dims=(0, dims, *[0] * len(batch)))(self._weights(parameters), values, *batch)
         if made is not None:
-            made.refuse_kept(said_of(function))
+            made.check()
         return stacked
 
     def _by_layers(

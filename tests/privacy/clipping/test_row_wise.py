@@ -364,7 +364,7 @@ def test_what_cannot_run_on_one_row_at_a_time_is_refused_before_the_run(kind, sa
 
 def test_what_a_model_remembers_of_earlier_rows_is_refused_before_the_run():
     inputs, targets = torch.randn(4, FEATURES), torch.arange(4) % CLASSES
-    with pytest.raises(ConfigError, match="keeps what it computes of single rows"):
+    with pytest.raises(ConfigError, match="keeps what it computes of one row of a batch"):
         check_per_sample(FlatNetwork(Remembering()), cross_entropy, inputs, targets)
 
 
