@@ -1,17 +1,19 @@
 """What a client remembers on disk: its budget's ledger, which rounds it has answered and how, and what it keeps.
 
 What a client has begun to answer is written down, and forced to disk, before it computes, together with what the answer
-costs: so whatever the machine does in between, a round is charged once, and never answered otherwise than it was. The
-answers themselves outlive the process and need not outlive the machine: one that is gone is computed again, under the
-same noise, or where secrets went with the process not at all.
+costs; which answer it came to, by a digest, is written down before that is sent. So whatever the machine does in
+between, a round is charged once, and never answered otherwise than it was. The answers themselves outlive the process
+and need not outlive the machine: one that is gone is computed again, under the same noise, and sent if it came out as
+before; where secrets went with the process it is not.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from filelock import FileLock
 
 from privfl.algorithms.base import Tensors
 from privfl.errors import DataError, PrivflError
-from privfl.files import cannot_write, make_folder, read_json, remove, write_json, write_whole
+from privfl.files import cannot_write, read_json, remove, write_json, write_whole
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.noise.source import KEY_BYTES, NoiseSource
 from privfl.privacy.secagg.store import FolderStore
@@ -29,6 +31,8 @@ from privfl.simulation.archive import encode_archive, open_archive
 
 MEND = "restore the client's folder; without it the client cannot tell what it has already sent"
 NOISE_KEY = "noise_key"
+ANSWER = re.compile(r"answer-(\d+)-(\w+)\.bin")
+KEPT = re.compile(r"kept-(\d+)\.npz")
 PRIVATE = 0o600
 ROUNDS_KEPT = 2
 """Answers of so many of the latest rounds are kept, so that a server that restarts hears the same bytes."""
@@ -40,6 +44,10 @@ Books = tuple[Ledger, Ledger]
 
 class AnsweredOtherwise(PrivflError):
     """A round was answered before, to another request."""
+
+
+class CameOutOtherwise(PrivflError):
+    """An answer that was computed a second time is another one, under the same noise."""
 
 
 class Diary:
@@ -55,7 +63,6 @@ class Diary:
         self.store = FolderStore(folder)
         self._account = folder / "account.json"
         self._lock = FileLock(folder / "account.lock")
-        self._answers: dict[str, dict[str, int]] = {}
         with self._alone():
             self._read()
 
@@ -111,7 +118,7 @@ class Diary:
     def agree(self, run: str, policy: dict[str, Any]) -> None:
         """Note a run that was agreed to."""
         if run not in self._runs:
-            self._note(run, {"policy": policy, "begun": {}, "sizes": SizeResponses().state()})
+            self._note(run, {"policy": policy, "begun": {}, "answers": {}, "sizes": SizeResponses().state()})
 
     def bind(self, run: str, prepared: str) -> None:
         """Note what answers in the run depend on, beside requests: a digest of the client's data, code and libraries.
@@ -165,30 +172,48 @@ class Diary:
     def answer(self, run: str, request: str) -> bytes | None:
         """The answer to a request that was answered before, if it is still kept; a machine that lost its power may have
         left anything in its place."""
-        round = self._kept_answers(run).get(request)
-        return None if round is None else self._answer(run, round, request).read_bytes()
+        if request not in (answers := self._answers(run)):
+            return None
+        round, digest = answers[request]
+        try:
+            reply = self._answer(run, round, request).read_bytes()
+        except OSError:
+            return None
+        return reply if hashlib.sha256(reply).hexdigest() == digest else None
 
     def newest(self, run: str) -> int:
-        """The latest round of which an answer is kept; -1: none is."""
-        return max(self._kept_answers(run).values(), default=-1)
+        """The latest round that was answered; -1: none was."""
+        return max((round for round, _ in self._answers(run).values()), default=-1)
+
+    def settle(self, run: str, round: int, request: str, reply: bytes) -> None:
+        """Note, before anything of it is sent, that ``reply`` is the answer to the request with this digest.
+
+        Those of much earlier rounds are forgotten, in which no phase is answered a second time.
+
+        Raises:
+            CameOutOtherwise: another one was; it may have been sent, and both together would give away their noise.
+        """
+        answers, digest = self._answers(run), hashlib.sha256(reply).hexdigest()
+        if request not in answers:
+            kept = {old: its for old, its in answers.items() if its[0] > round - ROUNDS_KEPT}
+            self._note(run, {"answers": {**kept, request: [round, digest]}})
+        elif answers[request][1] != digest:
+            raise CameOutOtherwise(
+                f"the answer in round {round} was lost, and came out otherwise when it was computed again under the "
+                "same noise; it is not sent, and later rounds go on: let nothing draw from generators of its own"
+            )
 
     def keep_answer(self, run: str, round: int, request: str, reply: bytes) -> None:
-        """Keep an answer, before it is sent; those of much earlier rounds go."""
-        kept = self._kept_answers(run)
-        write_whole(self._answer(run, round, request), reply, mode=PRIVATE, folders=False, durable=False)
-        kept[request] = round
-        for old, its in [(old, its) for old, its in kept.items() if its <= round - ROUNDS_KEPT]:
-            with suppress(FileNotFoundError):
-                self._answer(run, its, old).unlink()
-            del kept[old]
+        """Keep an answer that is settled; those of much earlier rounds go."""
+        write_whole(self._answer(run, round, request), reply, mode=PRIVATE, durable=False)
+        for path in self._folder(run).iterdir():
+            if (answer := ANSWER.fullmatch(path.name)) and int(answer[1]) <= round - ROUNDS_KEPT:
+                path.unlink(missing_ok=True)
 
-    def _kept_answers(self, run: str) -> dict[str, int]:
-        """By the digest of its request the round of each answer that is kept."""
-        if run not in self._answers:
-            make_folder(self._folder(run))
-            names = (path.stem.split("-") for path in self._folder(run).glob("answer-*.bin"))
-            self._answers[run] = {request: int(round) for _, round, request in names}
-        return self._answers[run]
+    def _answers(self, run: str) -> dict[str, Any]:
+        """By the digest of its request, of each answer that may be asked for again: its round, and its own digest."""
+        answers: dict[str, Any] = self._runs[run].get("answers", {})
+        return answers
 
     def _answer(self, run: str, round: int, request: str) -> Path:
         return self._folder(run) / f"answer-{round:06d}-{request}.bin"
@@ -212,8 +237,8 @@ class Diary:
         folder = self._folder(run)
         arrays = {name: value.detach().cpu().numpy() for name, value in state.items()}
         write_whole(self._kept(run, round), encode_archive({}, arrays), mode=PRIVATE)
-        for path in folder.glob("kept-*.npz"):
-            if int(path.stem.split("-")[1]) < since:
+        for path in folder.iterdir():
+            if (kept := KEPT.fullmatch(path.name)) and int(kept[1]) < since:
                 remove(path)
 
     def _kept(self, run: str, round: int) -> Path:

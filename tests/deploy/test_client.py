@@ -81,6 +81,28 @@ def test_another_run_has_other_noise_and_adds_to_the_same_budget(rehearsal):
     assert client.diary.ledger.most() == [2 * count for count in charged]
 
 
+def test_an_answer_that_was_lost_and_comes_out_otherwise_is_not_sent(tmp_path):
+    asked = experiment(privacy=DPSGD, algorithm={"name": "tests.deploy.jitter:Jitter", "weighting": "uniform"})
+    rehearsal = Rehearsal(tmp_path / "federation", asked)
+    client = rehearsal.client(1)
+    assert isinstance(link_to(rehearsal, client).ask({1: train()})[1], Message)
+    for file in (client.diary.folder / "runs").rglob("answer-*.bin"):
+        file.unlink()  # a machine without power may take it along
+    found = link_to(rehearsal, rehearsal.client(1)).ask({1: train()})[1]
+    assert found == "refused: its answer was lost, and came out otherwise under the same noise"
+    assert "let nothing draw from generators of its own" in rehearsal.said[-1]
+
+
+def test_an_answer_that_was_lost_and_comes_out_as_before_is_sent_to_the_byte(rehearsal):
+    client = rehearsal.client(1)
+    assert isinstance(link_to(rehearsal, client).ask({1: train()})[1], Message)
+    (file,) = (client.diary.folder / "runs").rglob("answer-*.bin")
+    first = file.read_bytes()
+    file.unlink()
+    assert isinstance(link_to(rehearsal, rehearsal.client(1)).ask({1: train()})[1], Message)
+    assert file.read_bytes() == first
+
+
 class Crash(BaseException):
     """The process ends here."""
 

@@ -85,6 +85,14 @@ def test_an_answer_that_is_no_longer_kept_is_not_computed_anew(answered):
     assert "its answer is no longer kept" in answered.said[-1]
 
 
+def test_a_round_long_past_is_not_computed_anew_where_all_answers_were_lost(answered):
+    client = answered.client(1)
+    assert isinstance(link_to(answered, client).ask({1: train(round=2)})[1], Message)
+    shutil.rmtree(client.diary.folder / "runs")
+    assert not isinstance(link_to(answered, answered.client(1)).ask({1: train()})[1], Message)
+    assert "its answer is no longer kept" in answered.said[-1]
+
+
 @pytest.mark.parametrize("round", [-1, 4, 10**400])
 def test_a_round_that_no_run_has_leaves_no_trace(round, rehearsal):
     link = link_to(rehearsal, rehearsal.client(1))
