@@ -5,11 +5,15 @@ costs; which answer it came to, by a digest, is written down before that is sent
 between, a round is charged once, and never answered otherwise than it was. The answers themselves outlive the process
 and need not outlive the machine: one that is gone is computed again, under the same noise, and sent if it came out as
 before; where secrets went with the process it is not.
+
+What is missing or older than the rest is noticed at the start: the account knows the noise key by a check value, every
+answer on disk, and how many secure sums were served and opened.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import secrets
 from collections.abc import Iterator
@@ -31,6 +35,9 @@ from privfl.simulation.archive import encode_archive, open_archive
 
 MEND = "restore the client's folder; without it the client cannot tell what it has already sent"
 NOISE_KEY = "noise_key"
+SIGNING_KEY = "signing_key"
+SUMS = ("served", "opened")
+"""Folders with a file for each secure sum."""
 ANSWER = re.compile(r"answer-(\d+)-(\w+)\.bin")
 KEPT = re.compile(r"kept-(\d+)\.npz")
 PRIVATE = 0o600
@@ -55,7 +62,7 @@ class Diary:
 
     Raises:
         PrivflError: the folder cannot be used.
-        DataError: a file in it is damaged.
+        DataError: a file in it is damaged, missing, or older than the others.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -68,16 +75,61 @@ class Diary:
 
     def _read(self) -> None:
         self._seen = self._on_disk()
-        if self._account.exists():
-            told = read_json(self._account, MEND)
-            self.ledger = Ledger.from_state(told["ledger"])
-            self._runs: dict[str, dict[str, Any]] = told["runs"]
-        elif (self.folder / "runs").exists():
-            raise DataError(f"{self._account} is missing, and this client has answered before; {MEND}")
-        else:
-            self.ledger = _empty()
-            self._runs = {}
-            self._write({}, self.ledger)
+        if not self._account.exists():
+            self._see_nothing_left()
+            self.ledger, self._runs, self._check = _empty(), {}, None
+            self._write()
+            return
+        told = read_json(self._account, MEND)
+        self.ledger = Ledger.from_state(told["ledger"])
+        self._runs: dict[str, dict[str, Any]] = told["runs"]
+        self._check: str | None = told.get("noise_key")  # None: none is drawn, or a version drew it that noted no check
+        if self._check is not None or (self.folder / NOISE_KEY).exists():
+            self._key()
+        if self._runs and not (self.folder / SIGNING_KEY).exists():
+            raise DataError(f"{self.folder / SIGNING_KEY} is missing, and this client has agreed to runs; {MEND}")
+        for name, number in told.get("sums", {}).items():
+            if (found := self._sums()[name]) < number:
+                raise DataError(f"{self.folder / name} holds {found} secure sums, and there were {number}; {MEND}")
+        self._see_answers()
+
+    def _see_nothing_left(self) -> None:
+        """See that the folder is as new as it looks without an account."""
+        left = [name for name in (NOISE_KEY, "runs") if (self.folder / name).exists()]
+        left += [name for name, number in self._sums().items() if number]
+        if left:
+            raise DataError(
+                f"{self._account} is missing beside {left[0]}, so this client may have answered before; {MEND}"
+            )
+        if (self.folder / SIGNING_KEY).exists():  # they are drawn with an account
+            raise DataError(
+                f"{self._account} is missing beside {SIGNING_KEY}; restore the client's folder, or if it has never "
+                "answered, let `privfl deploy key` draw another key in an empty one"
+            )
+
+    def _see_answers(self) -> None:
+        """See that the account knows what lies on disk; one that was put back is older than that."""
+        known = {run[:32]: run for run in self._runs}
+        for folder in sorted((self.folder / "runs").glob("*")):
+            if folder.name not in known:
+                raise self._older(folder)
+            if "answers" not in self._runs[known[folder.name]]:
+                continue  # of an earlier version, in whose runs this one takes no part
+            answers = self._answers(known[folder.name])
+            newest = self.newest(known[folder.name])
+            for path in sorted(folder.iterdir()):
+                if (kept := KEPT.fullmatch(path.name)) and int(kept[1]) > newest:
+                    raise self._older(path)
+                answer = ANSWER.fullmatch(path.name)  # an old one goes after the account forgot it, and may come back
+                if answer and answer[2] not in answers and int(answer[1]) > newest - ROUNDS_KEPT:
+                    raise self._older(path)
+
+    def _older(self, path: Path) -> DataError:
+        return DataError(f"{self._account} does not know {path}, so it is older than what this client sent; {MEND}")
+
+    def _sums(self) -> dict[str, int]:
+        """How many secure sums were served, and opened, as far as the folder tells."""
+        return {name: len(os.listdir(self.folder / name)) for name in SUMS}
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -97,14 +149,33 @@ class Diary:
             return fixed
         path = self.folder / NOISE_KEY
         with self._alone():  # of two processes that draw a key one would go on with a key that is nowhere
-            if not path.exists():
-                if self._runs[run]["begun"]:
-                    raise DataError(f"{path} is missing, and this client has answered in this run before; {MEND}")
+            if self._check is None and not path.exists():
                 write_whole(path, secrets.token_bytes(KEY_BYTES), mode=PRIVATE)
+            key = self._key()
+        return key.for_run(bytes.fromhex(run))
+
+    def _key(self) -> NoiseSource:
+        """The noise key on disk, seen to be the one that was drawn; the account is told which, if it is not yet.
+
+        Raises:
+            DataError: it is missing, damaged, or another one.
+        """
+        path = self.folder / NOISE_KEY
+        try:
             key = path.read_bytes()
-        if len(key) != KEY_BYTES:
-            raise DataError(f"{path} has {len(key)} bytes, but a noise key has {KEY_BYTES}; {MEND}")
-        return NoiseSource(key, reproducible=False).for_run(bytes.fromhex(run))
+        except FileNotFoundError as error:
+            raise DataError(f"{path} is missing, and this client has drawn it before; {MEND}") from error
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}; {MEND}") from error
+        if len(key) != KEY_BYTES or not any(key):  # zeros are what a file system may leave after a power cut
+            what = f"{len(key)} bytes" if any(key) or not key else f"{len(key)} zeros"
+            raise DataError(f"{path} is damaged: it holds {what} where a noise key has {KEY_BYTES} bytes; {MEND}")
+        source = NoiseSource(key, reproducible=False)
+        if self._check is None:
+            self._write(check=source.check)
+        elif source.check != self._check:
+            raise DataError(f"{path} is damaged, or not the noise key that this client has drawn; {MEND}")
+        return source
 
     def knows(self, run: str) -> bool:
         """Whether the run was agreed to."""
@@ -250,16 +321,21 @@ class Diary:
     def _note(self, run: str, changed: dict[str, Any], ledger: Ledger | None = None) -> None:
         runs = {**self._runs, run: {**self._runs.get(run, {}), **changed}}
         with self._alone():
-            self._write(runs, self.ledger if ledger is None else ledger)
+            self._write(runs, ledger)
 
-    def _write(self, runs: dict[str, dict[str, Any]], ledger: Ledger) -> None:
+    def _write(
+        self, runs: dict[str, dict[str, Any]] | None = None, ledger: Ledger | None = None, check: str | None = None
+    ) -> None:
         """Nothing is remembered here that is not on disk: whatever could not be written was not begun."""
         if self._seen != self._on_disk():
             raise PrivflError(
                 f"{self._account} was written by another process; end all processes of this client but one"
             )
-        write_json(self._account, {"ledger": ledger.state(), "runs": runs}, folders=False, indent=None)
-        self._runs, self.ledger, self._seen = runs, ledger, self._on_disk()
+        runs = self._runs if runs is None else runs
+        ledger, check = self.ledger if ledger is None else ledger, check or self._check
+        told = {"ledger": ledger.state(), "runs": runs, "noise_key": check, "sums": self._sums()}
+        write_json(self._account, told, folders=False, indent=None)
+        self._runs, self.ledger, self._check, self._seen = runs, ledger, check, self._on_disk()
 
     def _on_disk(self) -> bytes:
         """What tells one content of the account from another."""

@@ -12,6 +12,7 @@ from privfl.deploy import diary as diary_module
 from privfl.deploy.agreement import Policy
 from privfl.deploy.budget import OwnSettings
 from privfl.deploy.client import FederationClient
+from privfl.deploy.diary import Diary
 from privfl.deploy.link import Link, Request
 from privfl.deploy.messages import Message, opened
 from privfl.deploy.split import DATA, STATE
@@ -110,11 +111,10 @@ class Crash(BaseException):
 def test_whenever_the_machine_stops_the_round_is_charged_once_and_answered_with_the_same_noise(
     rehearsal, monkeypatch, tmp_path
 ):
+    Diary(rehearsal.folders["client-1"] / STATE).noise(bytes(32).hex(), None)  # all copies have one key
     undisturbed = tmp_path / "undisturbed"
     shutil.copytree(rehearsal.root, undisturbed)
     reference = Rehearsal(undisturbed, rehearsal.experiment)
-    (reference.folders["client-1"] / STATE / "noise_key").write_bytes(bytes(range(32)))
-    (rehearsal.folders["client-1"] / STATE / "noise_key").write_bytes(bytes(range(32)))
     expected = link_to(reference, reference.client(1)).ask({1: train()})[1]
     charged = reference.client(1).diary.ledger.most()
     written = [0]
