@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from privfl.errors import PrivflError
+from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.ledger import Ledger
+from privfl.privacy.accounting.printed import round_up
 from privfl.privacy.accounting.release import Unit
 from privfl.privacy.accounting.tracker import EpsilonTracker, Planned
 from privfl.privacy.settings import Budget
@@ -66,3 +68,14 @@ def afford(
                 f"{budget.epsilon:g}; it is not answered, and nothing was sent"
             )
     return ledger.with_releases(mine)
+
+
+def over_all_runs(ledger: Ledger, own: OwnSettings, units: Mapping[Unit, int]) -> str:
+    """In words, what the server has learnt of one client, whose ``ledger`` this is, and that nothing limits it."""
+    statement = make_statement(ledger, own.delta, reproducible_noise=False, units=units, interval=False)
+    learnt = " and ".join(f"{round_up(statement.cell(unit, 'server').epsilon)} (unit {unit})" for unit in units)
+    return (
+        f"what the server has learnt of this client over all runs comes to epsilon = {learnt} at delta = "
+        f"{own.delta:g}, and this run adds to it; a target in an experiment holds for each run alone, epsilon in "
+        "own.toml for all of them"
+    )

@@ -12,7 +12,7 @@ import numpy as np
 
 from privfl.algorithms.base import Tensors
 from privfl.deploy.agreement import Federation, Policy, PolicyDiffers
-from privfl.deploy.budget import BudgetSpent, OwnSettings, afford
+from privfl.deploy.budget import BudgetSpent, OwnSettings, afford, over_all_runs
 from privfl.deploy.diary import ROUNDS_KEPT, AnsweredOtherwise, Books, CameOutOtherwise, Diary
 from privfl.deploy.local import Training
 from privfl.deploy.messages import BadMessage, Message, as_bytes, as_tensor, digest, opened
@@ -63,7 +63,8 @@ class FederationClient:
         own: its number and budget.
         experiment, federation: its own copies of what was agreed.
         data: the file with its rows.
-        say: told one sentence about everything that is refused.
+        say: told one sentence about everything that is refused, and about what earlier runs gave away if no budget
+            holds it.
 
     Raises:
         ConfigError: its key is not the one that the federation lists for it, or noise that everybody knows is to keep
@@ -169,7 +170,14 @@ class FederationClient:
             fixed = training.plan.source
             source = self.diary.noise(key, fixed.for_run(policy.run) if fixed.reproducible else None)
             self._run = _Run(key, training, source)
+            if self.own.epsilon is None and not source.reproducible and self.diary.others(key):
+                self._say(over_all_runs(self.diary.ledger, self.own, self._units))
         return self._run
+
+    @property
+    def _units(self) -> dict[Unit, int]:
+        """How many of each unit are protected in the whole federation."""
+        return {"sample": self.federation.task.examples, "client": len(self.federation.clients)}
 
     def _afford(self, run: _Run, what: str, planned: list[Planned]) -> Books:
         """The ledgers with the ``planned`` releases of this client.
@@ -177,10 +185,9 @@ class FederationClient:
         Raises:
             BudgetSpent: they would cost more than its budget, or in this run more than the experiment's target.
         """
-        units: dict[Unit, int] = {"sample": self.federation.task.examples, "client": len(self.federation.clients)}
         every, this = self.diary.books(run.key)
         target = run.training.target or OwnSettings(self.own.number)
-        return afford(every, self.own, units, what, planned), afford(this, target, units, what, planned)
+        return afford(every, self.own, self._units, what, planned), afford(this, target, self._units, what, planned)
 
     def _size(self, run: _Run, round: int, mark: str) -> float:
         """This client's answer about its size, charged if it is a fresh one."""

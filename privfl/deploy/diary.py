@@ -191,6 +191,10 @@ class Diary:
         if run not in self._runs:
             self._note(run, {"policy": policy, "begun": {}, "answers": {}, "sizes": SizeResponses().state()})
 
+    def others(self, run: str) -> int:
+        """In how many runs beside this one the client has answered."""
+        return sum(bool(its["begun"]) for one, its in self._runs.items() if one != run)
+
     def bind(self, run: str, prepared: str) -> None:
         """Note what answers in the run depend on, beside requests: a digest of the client's data, code and libraries.
 

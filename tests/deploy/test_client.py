@@ -104,6 +104,27 @@ def test_an_answer_that_was_lost_and_comes_out_as_before_is_sent_to_the_byte(reh
     assert file.read_bytes() == first
 
 
+def test_a_client_without_a_budget_says_in_the_next_run_what_all_runs_came_to(rehearsal):
+    client = rehearsal.client(1)
+    assert isinstance(link_to(rehearsal, client).ask({1: train()})[1], Message)
+    assert not rehearsal.said
+    link = link_to(rehearsal, client, run=bytes(31) + b"\1")
+    assert isinstance(link.ask({1: train()})[1], Message)
+    (said,) = rehearsal.said
+    assert "what the server has learnt of this client over all runs comes to epsilon = " in said
+    assert isinstance(link.ask({1: train(round=1)})[1], Message)
+    assert len(rehearsal.said) == 1
+
+
+def test_a_client_with_a_budget_need_not_say_so(rehearsal):
+    own = rehearsal.folders["client-1"] / "own.toml"
+    own.write_text("number = 1\nepsilon = 1000.0\n", encoding="utf-8")
+    client = rehearsal.client(1)
+    for run in (bytes(32), bytes(31) + b"\1"):
+        assert isinstance(link_to(rehearsal, client, run=run).ask({1: train()})[1], Message)
+    assert not rehearsal.said
+
+
 class Crash(BaseException):
     """The process ends here."""
 
