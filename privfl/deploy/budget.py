@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from privfl.errors import PrivflError
+from privfl.errors import ConfigError, PrivflError
 from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.printed import round_up
@@ -24,16 +25,30 @@ class OwnSettings(Settings):
     """What one client sets for itself, and tells nobody.
 
     Args:
-        number: its place in the federation's list of clients.
-        epsilon: what the server may learn of one of its ``unit``, over all runs together; ``None`` sets no limit.
+        number: its place in the federation's list of clients, from 0.
+        epsilon: what the server may learn of one of its ``unit``, over all runs together, > 0; ``None`` sets no limit.
         unit: ``sample`` or ``client``.
-        delta: δ of that ε.
+        delta: δ of that ε, in (0, 1).
+
+    Raises:
+        ConfigError: a value is out of its range.
     """
 
     number: int
     epsilon: float | None = None
     unit: Unit = "sample"
     delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.number < 0:
+            raise ConfigError(f"a client's number is {self.number}; give its place in the list of clients, from 0")
+        if self.epsilon is not None and not 0 < self.epsilon < math.inf:
+            raise ConfigError(
+                f"a client's own epsilon is {self.epsilon:g}; give a finite number above 0, or leave it out for no "
+                "budget of its own"
+            )
+        if not 0 < self.delta < 1:
+            raise ConfigError(f"the delta of a client's own epsilon is {self.delta:g}; give a number between 0 and 1")
 
     @property
     def budget(self) -> Budget | None:

@@ -11,6 +11,7 @@ import tomli_w
 from numpy.typing import NDArray
 
 from privfl.deploy.agreement import Federation
+from privfl.deploy.budget import OwnSettings
 from privfl.deploy.diary import Diary
 from privfl.deploy.tasks import TaskDescription
 from privfl.errors import ConfigError, brief
@@ -44,8 +45,9 @@ def split(
         The folders, the server's first.
 
     Raises:
-        ConfigError: ``out`` holds something, or the task cannot be described.
+        ConfigError: ``epsilon`` is no budget, ``out`` holds something, or the task cannot be described.
     """
+    OwnSettings(0, epsilon)
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{brief(str(out))} holds something already; give a new folder")
     task = experiment.task()
