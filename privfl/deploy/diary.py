@@ -74,16 +74,16 @@ class Diary:
             self._read()
 
     def _read(self) -> None:
-        self._seen = self._on_disk()
+        self._seen, self.ledger = self._on_disk(), _empty()
+        self._runs: dict[str, dict[str, Any]] = {}
+        self._check: str | None = None  # while no noise key is drawn, or one was by a version that noted no check
         if not self._account.exists():
             self._see_nothing_left()
-            self.ledger, self._runs, self._check = _empty(), {}, None
             self._write()
             return
         told = read_json(self._account, MEND)
-        self.ledger = Ledger.from_state(told["ledger"])
-        self._runs: dict[str, dict[str, Any]] = told["runs"]
-        self._check: str | None = told.get("noise_key")  # None: none is drawn, or a version drew it that noted no check
+        self.ledger, self._runs = Ledger.from_state(told["ledger"]), told["runs"]
+        self._check = told.get("noise_key")
         if self._check is not None or (self.folder / NOISE_KEY).exists():
             self._key()
         if self._runs and not (self.folder / SIGNING_KEY).exists():
