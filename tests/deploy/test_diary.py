@@ -88,6 +88,7 @@ def test_a_client_without_its_account_does_not_start_from_nothing(left, diary):
         (b"short", "noise_key is damaged: it holds 5 bytes where a noise key has 32 bytes"),
         (b"k" * KEY_BYTES, "noise_key is damaged, or not the noise key that this client has drawn"),
     ],
+    ids=["missing", "zeros", "short", "another"],
 )
 def test_a_client_with_another_noise_key_than_it_drew_does_not_start(content, sentence, diary):
     path = diary.folder / "noise_key"
