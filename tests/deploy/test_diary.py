@@ -64,6 +64,7 @@ def test_how_far_a_run_came_is_known_without_its_answers(diary):
     for round in (1, 2, 3):
         answer(diary, round)
     assert not file_of(diary, 0).exists()  # two rounds are kept
+    assert set(read_json(diary.folder / "account.json")["runs"][RUN]["answers"]) == set(REQUESTS[2:4])
     shutil.rmtree(diary.folder / "runs")
     assert Diary(diary.folder).newest(RUN) == 3
 

@@ -220,8 +220,10 @@ def test_the_policy_of_another_run_is_not_taken_for_that_of_this_one(interrupted
         interrupted.server(Loopback(interrupted.clients())).run(tmp_path / "run", resume=True)
 
 
-def test_a_run_without_its_environment_goes_on_under_its_policy(interrupted, tmp_path):
-    (tmp_path / "run" / "environment.json").unlink()
+@pytest.mark.parametrize("lost", [("environment.json",), ("environment.json", "fingerprint.json")])
+def test_a_run_that_lost_another_file_goes_on_under_its_policy(lost, interrupted, tmp_path):
+    for name in lost:
+        (tmp_path / "run" / name).unlink()
     before = (tmp_path / "run" / "policy.json").read_bytes()
     charged = interrupted.client(1).diary.ledger.most()
     interrupted.server(Loopback(interrupted.clients())).run(tmp_path / "run", resume=True)
