@@ -11,6 +11,9 @@ import hashlib
 import json
 import os
 import stat
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +21,24 @@ from typing import Any
 
 from privfl.errors import ConfigError, DataError, PrivflError
 
+UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    NotImplementedError,
+    RuntimeError,
+    MemoryError,
+    OverflowError,
+    zipfile.BadZipFile,
+    zlib.error,
+    tokenize.TokenError,
+)
+"""What reading a damaged archive of NumPy's may raise, headers that are no Python, the recursion of JSON and unknown
+compressions included."""
 DIGEST = "digest"
 """The key under which a JSON file holds the SHA-256 of its name and all its other keys."""
 MEND = "restore it, or repeat what wrote it"

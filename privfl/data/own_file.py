@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from privfl.data.dataset import Dataset
 from privfl.data.targets import TaskKind
 from privfl.errors import ConfigError, DataError
+from privfl.files import UNREADABLE
 from privfl.validation import Settings, check_number
 
 KINDS = (".npz", ".csv", ".parquet")
@@ -94,7 +95,7 @@ class Arrays(Settings):
         try:
             with np.load(path, allow_pickle=False) as archive:
                 found = {name: archive[name] for name in archive.files}
-        except (OSError, ValueError, EOFError) as error:
+        except UNREADABLE as error:
             raise DataError(f"{path} is no .npz archive of plain arrays ({error}); write it by numpy.savez") from error
         known = ("inputs", "targets", "clients", "test_inputs", "test_targets")
         for name in known[:1] if self.kind == "next-token" else known[:2]:

@@ -17,6 +17,7 @@ from privfl.data.dataset import Dataset
 from privfl.data.entry import DatasetInfo
 from privfl.data.files import Located
 from privfl.errors import DataError
+from privfl.files import UNREADABLE
 from privfl.validation import check_choice, check_count
 
 Pixels = NDArray[np.uint8]
@@ -105,7 +106,7 @@ def load_medmnist(entry: DatasetInfo, located: Located, *, seed: int, holdout: s
     try:
         with np.load(path, allow_pickle=False) as arrays:
             found = {part: _medical(arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in _MEDICAL}
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise DataError(f"{path} is not a file of MedMNIST ({error!r}); fetch it again.") from error
     entry.check_counts(**{part: len(labels) for part, (_, labels) in found.items()})
     train = ["train"] if holdout == "validation" else ["train", "val"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from privfl.errors import PrivflError
+from privfl.errors import ConfigError, PrivflError
+from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.ledger import Ledger
+from privfl.privacy.accounting.printed import round_up
 from privfl.privacy.accounting.release import Unit
 from privfl.privacy.accounting.tracker import EpsilonTracker, Planned
 from privfl.privacy.settings import Budget
@@ -22,16 +25,30 @@ class OwnSettings(Settings):
     """What one client sets for itself, and tells nobody.
 
     Args:
-        number: its place in the federation's list of clients.
-        epsilon: what the server may learn of one of its ``unit``, over all runs together; ``None`` sets no limit.
+        number: its place in the federation's list of clients, from 0.
+        epsilon: what the server may learn of one of its ``unit``, over all runs together, > 0; ``None`` sets no limit.
         unit: ``sample`` or ``client``.
-        delta: δ of that ε.
+        delta: δ of that ε, in (0, 1).
+
+    Raises:
+        ConfigError: a value is out of its range.
     """
 
     number: int
     epsilon: float | None = None
     unit: Unit = "sample"
     delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.number < 0:
+            raise ConfigError(f"a client's number is {self.number}; give its place in the list of clients, from 0")
+        if self.epsilon is not None and not 0 < self.epsilon < math.inf:
+            raise ConfigError(
+                f"a client's own epsilon is {self.epsilon:g}; give a finite number above 0, or leave it out for no "
+                "budget of its own"
+            )
+        if not 0 < self.delta < 1:
+            raise ConfigError(f"the delta of a client's own epsilon is {self.delta:g}; give a number between 0 and 1")
 
     @property
     def budget(self) -> Budget | None:
@@ -66,3 +83,14 @@ def afford(
                 f"{budget.epsilon:g}; it is not answered, and nothing was sent"
             )
     return ledger.with_releases(mine)
+
+
+def over_all_runs(ledger: Ledger, own: OwnSettings, units: Mapping[Unit, int]) -> str:
+    """In words, what the server has learnt of one client, whose ``ledger`` this is, and that nothing limits it."""
+    statement = make_statement(ledger, own.delta, reproducible_noise=False, units=units, interval=False)
+    learnt = " and ".join(f"{round_up(statement.cell(unit, 'server').epsilon)} (unit {unit})" for unit in units)
+    return (
+        f"what the server has learnt of this client over all runs comes to epsilon = {learnt} at delta = "
+        f"{own.delta:g}, and this run adds to it; a target in an experiment holds for each run alone, epsilon in "
+        "own.toml for all of them"
+    )

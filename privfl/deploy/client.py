@@ -12,8 +12,8 @@ import numpy as np
 
 from privfl.algorithms.base import Tensors
 from privfl.deploy.agreement import Federation, Policy, PolicyDiffers
-from privfl.deploy.budget import BudgetSpent, OwnSettings, afford
-from privfl.deploy.diary import ROUNDS_KEPT, AnsweredOtherwise, Books, Diary
+from privfl.deploy.budget import BudgetSpent, OwnSettings, afford, over_all_runs
+from privfl.deploy.diary import ROUNDS_KEPT, AnsweredOtherwise, Books, CameOutOtherwise, Diary
 from privfl.deploy.local import Training
 from privfl.deploy.messages import BadMessage, Message, as_bytes, as_tensor, digest, opened
 from privfl.deploy.secure import MASKED, OwnVector, Unencodable, member
@@ -33,6 +33,7 @@ REASONS: dict[type[Exception], str] = {
     BudgetSpent: "refused: its own budget is spent",
     PolicyDiffers: "refused: it agreed to another policy",
     AnsweredOtherwise: "refused: it answered this round before, to another request",
+    CameOutOtherwise: "refused: its answer was lost, and came out otherwise under the same noise",
     BadMessage: "refused: the request was not signed by the server it knows",
     Unencodable: "sent a number beyond the range of the secure sum",
 }
@@ -62,7 +63,8 @@ class FederationClient:
         own: its number and budget.
         experiment, federation: its own copies of what was agreed.
         data: the file with its rows.
-        say: told one sentence about everything that is refused.
+        say: told one sentence about everything that is refused, and about what earlier runs gave away if no budget
+            holds it.
 
     Raises:
         ConfigError: its key is not the one that the federation lists for it, or noise that everybody knows is to keep
@@ -118,7 +120,7 @@ class FederationClient:
         if message.kind == "policy":
             return self._seal({"kind": "agreed", "policy": self._agree(meta.get("policy"))}, {}, mark)
         run = self._of(str(meta.get("run")))
-        if (before := self._before(run, mark)) is not None:
+        if (before := self.diary.answer(run.key, mark)) is not None:
             return before
         if message.kind == "end":
             self.ended = True
@@ -126,26 +128,20 @@ class FederationClient:
         round, rounds = int(meta["round"]), run.training.plan.schedule.rounds
         if not 0 <= round < rounds:
             raise BadMessage(f"the server asks for round {round}, and this experiment has {rounds}; it is not answered")
+        after: Tensors = {}
         if message.kind == "size":
             reply = self._seal({"kind": "size", "size": self._size(run, round, mark)}, {}, mark)
         elif message.kind == "secure":
             reply = self._seal({"kind": "secure"}, self._secure(run, message), mark)
         elif message.kind == "train":
-            told, tensors = self._train(run, message, mark)
+            told, tensors, after = self._train(run, message, mark)
             reply = self._seal(told, tensors, mark)
         else:
             raise BadMessage(f"a request is of the kind '{brief(message.kind)}', which this version does not know")
+        self.diary.settle(run.key, round, mark, reply)
+        if after:
+            self.diary.keep(run.key, round, int(meta["kept"]), after)
         self.diary.keep_answer(run.key, round, mark, reply)
-        return reply
-
-    def _before(self, run: _Run, mark: str) -> bytes | None:
-        """The answer to a request that was answered before, if it is kept and whole."""
-        reply = self.diary.answer(run.key, mark)
-        if reply is not None:
-            try:
-                opened(reply, self.key.public)
-            except BadMessage:
-                return None
         return reply
 
     def _seal(self, meta: dict[str, object], tensors: Tensors, mark: str) -> bytes:
@@ -174,7 +170,14 @@ class FederationClient:
             fixed = training.plan.source
             source = self.diary.noise(key, fixed.for_run(policy.run) if fixed.reproducible else None)
             self._run = _Run(key, training, source)
+            if self.own.epsilon is None and not source.reproducible and self.diary.others(key):
+                self._say(over_all_runs(self.diary.ledger, self.own, self._units))
         return self._run
+
+    @property
+    def _units(self) -> dict[Unit, int]:
+        """How many of each unit are protected in the whole federation."""
+        return {"sample": self.federation.task.examples, "client": len(self.federation.clients)}
 
     def _afford(self, run: _Run, what: str, planned: list[Planned]) -> Books:
         """The ledgers with the ``planned`` releases of this client.
@@ -182,10 +185,9 @@ class FederationClient:
         Raises:
             BudgetSpent: they would cost more than its budget, or in this run more than the experiment's target.
         """
-        units: dict[Unit, int] = {"sample": self.federation.task.examples, "client": len(self.federation.clients)}
         every, this = self.diary.books(run.key)
         target = run.training.target or OwnSettings(self.own.number)
-        return afford(every, self.own, units, what, planned), afford(this, target, units, what, planned)
+        return afford(every, self.own, self._units, what, planned), afford(this, target, self._units, what, planned)
 
     def _size(self, run: _Run, round: int, mark: str) -> float:
         """This client's answer about its size, charged if it is a fresh one."""
@@ -265,11 +267,11 @@ class FederationClient:
             raise BadMessage("the secure sum was begun before this process was started; it goes on without this client")
         return run.sessions[identity]
 
-    def _train(self, run: _Run, message: Message, mark: str) -> tuple[dict[str, object], Tensors]:
-        """What one phase of a round comes to: priced, charged and written down before it is computed."""
+    def _train(self, run: _Run, message: Message, mark: str) -> tuple[dict[str, object], Tensors, Tensors]:
+        """What one phase of a round comes to, and what is kept after it: priced, charged and written down before it is
+        computed."""
         meta = message.meta
-        since, factor = int(meta["kept"]), float(meta["factor"])
-        kept = self.diary.kept(run.key, since)
+        factor, kept = float(meta["factor"]), self.diary.kept(run.key, int(meta["kept"]))
         own = run.training.round(message, kept)
         what = f"round {own.number}{own.phase.label}"
         costs = own.costs()
@@ -291,15 +293,14 @@ class FederationClient:
         self.diary.begin(run.key, what, mark, books)
         result = own.train(run.noise)
         if result.upload is None:
-            return {"kind": "dropped", "reason": result.dropped}, {}
+            return {"kind": "dropped", "reason": result.dropped}, {}, {}
         if result.zeroed:
             self._say(f"{what}: the upload counts as zeros, because it {result.zeroed}")
-        if result.client_state:
-            self.diary.keep(run.key, own.number, since, {**kept, **result.client_state})
+        after = {**kept, **result.client_state} if result.client_state else {}
         if own.phase.channel.secure is None:
-            return {"kind": "upload"}, result.upload
+            return {"kind": "upload"}, result.upload, after
         if own.phase.channel.hides_weights:
             factor *= len(run.training.rows)
         vector = OwnVector(own.phase, own.received["parameters"], run.noise).of(self.own.number, result.upload, factor)
         masked = session.answer(as_bytes(message.tensors["letters"]), vector)
-        return {"kind": "upload"}, {MASKED: as_tensor(masked)}
+        return {"kind": "upload"}, {MASKED: as_tensor(masked)}, after

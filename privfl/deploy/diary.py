@@ -1,17 +1,23 @@
 """What a client remembers on disk: its budget's ledger, which rounds it has answered and how, and what it keeps.
 
 What a client has begun to answer is written down, and forced to disk, before it computes, together with what the answer
-costs: so whatever the machine does in between, a round is charged once, and never answered otherwise than it was. The
-answers themselves outlive the process and need not outlive the machine: one that is gone is computed again, under the
-same noise, or where secrets went with the process not at all.
+costs; which answer it came to, by a digest, is written down before that is sent. So whatever the machine does in
+between, a round is charged once, and never answered otherwise than it was. The answers themselves outlive the process
+and need not outlive the machine: one that is gone is computed again, under the same noise, and sent if it came out as
+before; where secrets went with the process it is not.
+
+What is missing or older than the rest is noticed at the start: the account knows the noise key by a check value, every
+answer on disk, and how many secure sums were served and opened.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +25,7 @@ from filelock import FileLock
 
 from privfl.algorithms.base import Tensors
 from privfl.errors import DataError, PrivflError
-from privfl.files import cannot_write, make_folder, read_json, remove, write_json, write_whole
+from privfl.files import cannot_write, read_json, remove, write_json, write_whole
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.noise.source import KEY_BYTES, NoiseSource
 from privfl.privacy.secagg.store import FolderStore
@@ -29,6 +35,11 @@ from privfl.simulation.archive import encode_archive, open_archive
 
 MEND = "restore the client's folder; without it the client cannot tell what it has already sent"
 NOISE_KEY = "noise_key"
+SIGNING_KEY = "signing_key"
+SUMS = ("served", "opened")
+"""Folders with a file for each secure sum."""
+ANSWER = re.compile(r"answer-(\d+)-(\w+)\.bin")
+KEPT = re.compile(r"kept-(\d+)\.npz")
 PRIVATE = 0o600
 ROUNDS_KEPT = 2
 """Answers of so many of the latest rounds are kept, so that a server that restarts hears the same bytes."""
@@ -42,12 +53,16 @@ class AnsweredOtherwise(PrivflError):
     """A round was answered before, to another request."""
 
 
+class CameOutOtherwise(PrivflError):
+    """An answer that was computed a second time is another one, under the same noise."""
+
+
 class Diary:
     """One client's memory, in a folder of its own.
 
     Raises:
         PrivflError: the folder cannot be used.
-        DataError: a file in it is damaged.
+        DataError: a file in it is damaged, missing, or older than the others.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -55,22 +70,66 @@ class Diary:
         self.store = FolderStore(folder)
         self._account = folder / "account.json"
         self._lock = FileLock(folder / "account.lock")
-        self._answers: dict[str, dict[str, int]] = {}
         with self._alone():
             self._read()
 
     def _read(self) -> None:
-        self._seen = self._on_disk()
-        if self._account.exists():
-            told = read_json(self._account, MEND)
-            self.ledger = Ledger.from_state(told["ledger"])
-            self._runs: dict[str, dict[str, Any]] = told["runs"]
-        elif (self.folder / "runs").exists():
-            raise DataError(f"{self._account} is missing, and this client has answered before; {MEND}")
-        else:
-            self.ledger = _empty()
-            self._runs = {}
-            self._write({}, self.ledger)
+        self._seen, self.ledger = self._on_disk(), _empty()
+        self._runs: dict[str, dict[str, Any]] = {}
+        self._check: str | None = None  # while no noise key is drawn, or one was by a version that noted no check
+        if not self._account.exists():
+            self._see_nothing_left()
+            self._write()
+            return
+        told = read_json(self._account, MEND)
+        self.ledger, self._runs = Ledger.from_state(told["ledger"]), told["runs"]
+        self._check = told.get("noise_key")
+        if self._check is not None or (self.folder / NOISE_KEY).exists():
+            self._key()
+        if self._runs and not (self.folder / SIGNING_KEY).exists():
+            raise DataError(f"{self.folder / SIGNING_KEY} is missing, and this client has agreed to runs; {MEND}")
+        for name, number in told.get("sums", {}).items():
+            if (found := self._sums()[name]) < number:
+                raise DataError(f"{self.folder / name} holds {found} secure sums, and there were {number}; {MEND}")
+        self._see_answers()
+
+    def _see_nothing_left(self) -> None:
+        """See that the folder is as new as it looks without an account."""
+        left = [name for name in (NOISE_KEY, "runs") if (self.folder / name).exists()]
+        left += [name for name, number in self._sums().items() if number]
+        if left:
+            raise DataError(
+                f"{self._account} is missing beside {left[0]}, so this client may have answered before; {MEND}"
+            )
+        if (self.folder / SIGNING_KEY).exists():  # they are drawn with an account
+            raise DataError(
+                f"{self._account} is missing beside {SIGNING_KEY}; restore the client's folder, or if it has never "
+                "answered, let `privfl deploy key` draw another key in an empty one"
+            )
+
+    def _see_answers(self) -> None:
+        """See that the account knows what lies on disk; one that was put back is older than that."""
+        known = {run[:32]: run for run in self._runs}
+        for folder in sorted((self.folder / "runs").glob("*")):
+            if folder.name not in known:
+                raise self._older(folder)
+            if "answers" not in self._runs[known[folder.name]]:
+                continue  # of an earlier version, in whose runs this one takes no part
+            answers = self._answers(known[folder.name])
+            newest = self.newest(known[folder.name])
+            for path in sorted(folder.iterdir()):
+                if (kept := KEPT.fullmatch(path.name)) and int(kept[1]) > newest:
+                    raise self._older(path)
+                answer = ANSWER.fullmatch(path.name)  # an old one goes after the account forgot it, and may come back
+                if answer and answer[2] not in answers and int(answer[1]) > newest - ROUNDS_KEPT:
+                    raise self._older(path)
+
+    def _older(self, path: Path) -> DataError:
+        return DataError(f"{self._account} does not know {path}, so it is older than what this client sent; {MEND}")
+
+    def _sums(self) -> dict[str, int]:
+        """How many secure sums were served, and opened, as far as the folder tells."""
+        return {name: len(os.listdir(self.folder / name)) for name in SUMS}
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -90,14 +149,33 @@ class Diary:
             return fixed
         path = self.folder / NOISE_KEY
         with self._alone():  # of two processes that draw a key one would go on with a key that is nowhere
-            if not path.exists():
-                if self._runs[run]["begun"]:
-                    raise DataError(f"{path} is missing, and this client has answered in this run before; {MEND}")
+            if self._check is None and not path.exists():
                 write_whole(path, secrets.token_bytes(KEY_BYTES), mode=PRIVATE)
+            key = self._key()
+        return key.for_run(bytes.fromhex(run))
+
+    def _key(self) -> NoiseSource:
+        """The noise key on disk, seen to be the one that was drawn; the account is told which, if it is not yet.
+
+        Raises:
+            DataError: it is missing, damaged, or another one.
+        """
+        path = self.folder / NOISE_KEY
+        try:
             key = path.read_bytes()
-        if len(key) != KEY_BYTES:
-            raise DataError(f"{path} has {len(key)} bytes, but a noise key has {KEY_BYTES}; {MEND}")
-        return NoiseSource(key, reproducible=False).for_run(bytes.fromhex(run))
+        except FileNotFoundError as error:
+            raise DataError(f"{path} is missing, and this client has drawn it before; {MEND}") from error
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}; {MEND}") from error
+        if len(key) != KEY_BYTES or not any(key):  # zeros are what a file system may leave after a power cut
+            what = f"{len(key)} bytes" if any(key) or not key else f"{len(key)} zeros"
+            raise DataError(f"{path} is damaged: it holds {what} where a noise key has {KEY_BYTES} bytes; {MEND}")
+        source = NoiseSource(key, reproducible=False)
+        if self._check is None:
+            self._write(check=source.check)
+        elif source.check != self._check:
+            raise DataError(f"{path} is damaged, or not the noise key that this client has drawn; {MEND}")
+        return source
 
     def knows(self, run: str) -> bool:
         """Whether the run was agreed to."""
@@ -111,7 +189,11 @@ class Diary:
     def agree(self, run: str, policy: dict[str, Any]) -> None:
         """Note a run that was agreed to."""
         if run not in self._runs:
-            self._note(run, {"policy": policy, "begun": {}, "sizes": SizeResponses().state()})
+            self._note(run, {"policy": policy, "begun": {}, "answers": {}, "sizes": SizeResponses().state()})
+
+    def others(self, run: str) -> int:
+        """In how many runs beside this one the client has answered."""
+        return sum(bool(its["begun"]) for one, its in self._runs.items() if one != run)
 
     def bind(self, run: str, prepared: str) -> None:
         """Note what answers in the run depend on, beside requests: a digest of the client's data, code and libraries.
@@ -165,30 +247,48 @@ class Diary:
     def answer(self, run: str, request: str) -> bytes | None:
         """The answer to a request that was answered before, if it is still kept; a machine that lost its power may have
         left anything in its place."""
-        round = self._kept_answers(run).get(request)
-        return None if round is None else self._answer(run, round, request).read_bytes()
+        if request not in (answers := self._answers(run)):
+            return None
+        round, digest = answers[request]
+        try:
+            reply = self._answer(run, round, request).read_bytes()
+        except OSError:
+            return None
+        return reply if hashlib.sha256(reply).hexdigest() == digest else None
 
     def newest(self, run: str) -> int:
-        """The latest round of which an answer is kept; -1: none is."""
-        return max(self._kept_answers(run).values(), default=-1)
+        """The latest round that was answered; -1: none was."""
+        return max((round for round, _ in self._answers(run).values()), default=-1)
+
+    def settle(self, run: str, round: int, request: str, reply: bytes) -> None:
+        """Note, before anything of it is sent, that ``reply`` is the answer to the request with this digest.
+
+        Those of much earlier rounds are forgotten, in which no phase is answered a second time.
+
+        Raises:
+            CameOutOtherwise: another one was; it may have been sent, and both together would give away their noise.
+        """
+        answers, digest = self._answers(run), hashlib.sha256(reply).hexdigest()
+        if request not in answers:
+            kept = {old: its for old, its in answers.items() if its[0] > round - ROUNDS_KEPT}
+            self._note(run, {"answers": {**kept, request: [round, digest]}})
+        elif answers[request][1] != digest:
+            raise CameOutOtherwise(
+                f"the answer in round {round} was lost, and came out otherwise when it was computed again under the "
+                "same noise; it is not sent, and later rounds go on: let nothing draw from generators of its own"
+            )
 
     def keep_answer(self, run: str, round: int, request: str, reply: bytes) -> None:
-        """Keep an answer, before it is sent; those of much earlier rounds go."""
-        kept = self._kept_answers(run)
-        write_whole(self._answer(run, round, request), reply, mode=PRIVATE, folders=False, durable=False)
-        kept[request] = round
-        for old, its in [(old, its) for old, its in kept.items() if its <= round - ROUNDS_KEPT]:
-            with suppress(FileNotFoundError):
-                self._answer(run, its, old).unlink()
-            del kept[old]
+        """Keep an answer that is settled; those of much earlier rounds go."""
+        write_whole(self._answer(run, round, request), reply, mode=PRIVATE, durable=False)
+        for path in self._folder(run).iterdir():
+            if (answer := ANSWER.fullmatch(path.name)) and int(answer[1]) <= round - ROUNDS_KEPT:
+                path.unlink(missing_ok=True)
 
-    def _kept_answers(self, run: str) -> dict[str, int]:
-        """By the digest of its request the round of each answer that is kept."""
-        if run not in self._answers:
-            make_folder(self._folder(run))
-            names = (path.stem.split("-") for path in self._folder(run).glob("answer-*.bin"))
-            self._answers[run] = {request: int(round) for _, round, request in names}
-        return self._answers[run]
+    def _answers(self, run: str) -> dict[str, Any]:
+        """By the digest of its request, of each answer that may be asked for again: its round, and its own digest."""
+        answers: dict[str, Any] = self._runs[run].get("answers", {})
+        return answers
 
     def _answer(self, run: str, round: int, request: str) -> Path:
         return self._folder(run) / f"answer-{round:06d}-{request}.bin"
@@ -212,8 +312,8 @@ class Diary:
         folder = self._folder(run)
         arrays = {name: value.detach().cpu().numpy() for name, value in state.items()}
         write_whole(self._kept(run, round), encode_archive({}, arrays), mode=PRIVATE)
-        for path in folder.glob("kept-*.npz"):
-            if int(path.stem.split("-")[1]) < since:
+        for path in folder.iterdir():
+            if (kept := KEPT.fullmatch(path.name)) and int(kept[1]) < since:
                 remove(path)
 
     def _kept(self, run: str, round: int) -> Path:
@@ -225,16 +325,21 @@ class Diary:
     def _note(self, run: str, changed: dict[str, Any], ledger: Ledger | None = None) -> None:
         runs = {**self._runs, run: {**self._runs.get(run, {}), **changed}}
         with self._alone():
-            self._write(runs, self.ledger if ledger is None else ledger)
+            self._write(runs, ledger)
 
-    def _write(self, runs: dict[str, dict[str, Any]], ledger: Ledger) -> None:
+    def _write(
+        self, runs: dict[str, dict[str, Any]] | None = None, ledger: Ledger | None = None, check: str | None = None
+    ) -> None:
         """Nothing is remembered here that is not on disk: whatever could not be written was not begun."""
         if self._seen != self._on_disk():
             raise PrivflError(
                 f"{self._account} was written by another process; end all processes of this client but one"
             )
-        write_json(self._account, {"ledger": ledger.state(), "runs": runs}, folders=False, indent=None)
-        self._runs, self.ledger, self._seen = runs, ledger, self._on_disk()
+        runs = self._runs if runs is None else runs
+        ledger, check = self.ledger if ledger is None else ledger, check or self._check
+        told = {"ledger": ledger.state(), "runs": runs, "noise_key": check, "sums": self._sums()}
+        write_json(self._account, told, folders=False, indent=None)
+        self._runs, self.ledger, self._check, self._seen = runs, ledger, check, self._on_disk()
 
     def _on_disk(self) -> bytes:
         """What tells one content of the account from another."""

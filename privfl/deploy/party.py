@@ -13,6 +13,7 @@ from pathlib import Path
 from privfl.deploy.agreement import Federation
 from privfl.deploy.budget import OwnSettings
 from privfl.deploy.client import FederationClient
+from privfl.deploy.diary import SIGNING_KEY, Diary
 from privfl.deploy.kits import KIT
 from privfl.deploy.server import FederationServer
 from privfl.deploy.split import AGREED, DATA, OWN, STATE
@@ -66,5 +67,12 @@ def identity_of(simulation: Path) -> bytes:
 
 
 def key_of(folder: Path) -> str:
-    """The public key of the party whose folder this is, 64 hexadecimal digits; drawn on the first call."""
-    return FolderStore(folder / STATE).verification_key().hex()
+    """The public key of the party whose folder this is, 64 hexadecimal digits; drawn on the first call.
+
+    Raises:
+        DataError: the key is missing from a folder that has been used.
+    """
+    state = folder / STATE
+    if not (state / SIGNING_KEY).exists():
+        Diary(state)  # a client's account is as old as its key, so that a key alone is what is left of a loss
+    return FolderStore(state).verification_key().hex()

@@ -17,13 +17,14 @@ from privfl.deploy.local import settings_of
 from privfl.deploy.sizes import AskedSizes
 from privfl.deploy.transport import Transport
 from privfl.engine.choice import Choice
-from privfl.errors import ConfigError
+from privfl.errors import ConfigError, DataError
 from privfl.experiment import Experiment
 from privfl.federation.task import Task
 from privfl.files import read_json, write_json
 from privfl.privacy.secagg.primitives import KEY_BYTES, SigningKey
 from privfl.privacy.secagg.store import FolderStore
 from privfl.simulation.callbacks import Callback
+from privfl.simulation.fingerprint import POLICY as AGREED
 from privfl.simulation.plan import Plan, RunSettings, prepare
 from privfl.simulation.result import Run
 from privfl.simulation.run_directory import RunDirectory
@@ -96,6 +97,7 @@ class FederationServer:
 
         Raises:
             ConfigError: a setting is impossible, or somebody is missing without whom the run cannot begin.
+            DataError: a file of the run that is to go on is missing, damaged, or another run's.
         """
         task = self.federation.task.of_server(len(self.federation.clients), self.data)
         asked = settings_of(self.experiment, task)
@@ -122,7 +124,7 @@ class FederationServer:
         resume: bool,
     ) -> Run:
         fixed = plan.source if plan.source.reproducible else None
-        plan, checkpoint = begin(asked, plan, directory, resume=resume)
+        plan, checkpoint = begin(asked, plan, directory, resume=resume, policy=link.policy.digest)
         if fixed is not None:
             plan = replace(plan, source=fixed.for_run(link.policy.run))
         state = State.start(plan) if checkpoint is None else State.load(checkpoint, plan)
@@ -142,10 +144,25 @@ class FederationServer:
             return run(plan, state, engine, directory, callbacks)
 
     def _policy(self, directory: RunDirectory, identity: bytes | None, *, resume: bool) -> Policy:
-        """The policy of the run in ``directory``, or a new one."""
+        """The policy of the run in ``directory``, or a new one.
+
+        Raises:
+            DataError: it is missing, damaged, or not the one that the run began with.
+            PolicyDiffers: the party's own files have changed since.
+        """
         path = directory.path / POLICY
-        if resume and path.exists():
+        record = directory.read_json("fingerprint.json")
+        if resume and (directory.begun or path.exists() or record is not None):  # the policy is written before these
+            if not path.exists():
+                raise DataError(
+                    f"{path} is missing, and under another policy the clients would answer the rounds of this run a "
+                    "second time; restore it, or start anew with another --out"
+                )
             policy = Policy.from_dict(read_json(path))
+            if directory.begun and record is not None and record["parts"].get(AGREED) != policy.digest:
+                raise DataError(
+                    f"{path} is not the policy that the run began with; restore it, or start anew with another --out"
+                )
             policy.check(self.experiment, self.federation)
             return policy
         policy = Policy.of(identity or secrets.token_bytes(KEY_BYTES), self.experiment, self.federation)

@@ -11,6 +11,8 @@ import tomli_w
 from numpy.typing import NDArray
 
 from privfl.deploy.agreement import Federation
+from privfl.deploy.budget import OwnSettings
+from privfl.deploy.diary import Diary
 from privfl.deploy.tasks import TaskDescription
 from privfl.errors import ConfigError, brief
 from privfl.experiment import Experiment
@@ -43,16 +45,19 @@ def split(
         The folders, the server's first.
 
     Raises:
-        ConfigError: ``out`` holds something, or the task cannot be described.
+        ConfigError: ``epsilon`` is no budget, ``out`` holds something, or the task cannot be described.
     """
+    OwnSettings(0, epsilon)
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{brief(str(out))} holds something already; give a new folder")
     task = experiment.task()
     folders = party_folders(out, len(task.clients))
     for folder in folders.values():
         make_folder(folder)
-    keys = {name: FolderStore(folder / STATE).verification_key().hex() for name, folder in folders.items()}
-    server, *clients = keys.values()
+    server = FolderStore(folders["server"] / STATE).verification_key().hex()
+    clients = [
+        Diary(folder / STATE).store.verification_key().hex() for name, folder in folders.items() if name != "server"
+    ]
     federation = Federation(url, server, tuple(clients), TaskDescription.of(task), seconds)
     for folder in folders.values():
         for name, content in zip(AGREED, (text, federation.to_toml()), strict=True):

@@ -20,6 +20,7 @@ from privfl.federation.fit import model_factory
 from privfl.federation.kinds import KINDS
 from privfl.federation.losses import loaded_loss, named_loss
 from privfl.federation.task import Task
+from privfl.files import UNREADABLE
 from privfl.models import NamedModel, OwnModel
 from privfl.schema import Named
 from privfl.validation import Settings, check_count
@@ -113,10 +114,12 @@ class TaskDescription(Settings):
             raise DataError(f"there is no file {file}; save the arrays {names[0]} and {names[1]} there by numpy.savez")
         try:
             with np.load(file, allow_pickle=False) as archive:
-                arrays: list[NDArray[Any]] = [archive[name] for name in names]
-        except (OSError, ValueError, EOFError, KeyError) as error:
+                inputs, targets = (torch.from_numpy(archive[name]) for name in names)
+        except UNREADABLE as error:
             raise DataError(f"{file} does not hold the arrays {' and '.join(names)} ({error}); save both") from error
-        inputs, targets = (torch.from_numpy(array) for array in arrays)
+        for name, array in zip(names, (inputs, targets), strict=True):
+            if not array.ndim:
+                raise DataError(f"{file} holds a single value as {name}; give one row per example")
         self._dataset(inputs, targets)
         if tuple(inputs.shape[1:]) != self.input_shape:
             raise DataError(

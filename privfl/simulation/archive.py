@@ -11,7 +11,6 @@ import hashlib
 import io
 import json
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,24 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privfl.errors import DataError
+from privfl.files import UNREADABLE
 
 FORMAT = 1
-UNREADABLE = (
-    OSError,
-    ValueError,
-    KeyError,
-    EOFError,
-    TypeError,
-    AttributeError,
-    IndexError,
-    NotImplementedError,
-    RuntimeError,
-    MemoryError,
-    OverflowError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
-"""What reading a damaged archive may raise, the recursion of its JSON and unknown compressions included."""
 _ONE_AT_A_TIME = Lock()
 """NumPy reads what an array is by means of Python's syntax trees, of which Python 3.11 makes one at a time: of two
 threads that do so at once, one may fail."""

@@ -44,6 +44,7 @@ NO_MESSAGE = ("evaluate_every", "device", "gpus")
 """Settings that decide no message; what the device turns out to be does."""
 CODE = ("model", "loss", "algorithm", "training", "privacy", "cohort", "availability")
 """Parts that a user may have written."""
+POLICY = "the policy of the federation"
 SETTINGS: Mapping[str, str] = {"schedule": "the rounds or how they are computed", "initial": "the initial model"}
 
 
@@ -60,7 +61,7 @@ class Fingerprint:
     names: Mapping[str, str]
 
     @classmethod
-    def of(cls, asked: RunSettings, plan: Plan, *, fresh: bool) -> Fingerprint:
+    def of(cls, asked: RunSettings, plan: Plan, *, fresh: bool, policy: str = "") -> Fingerprint:
         """Of the run ``asked`` for, which became ``plan``.
 
         What decides the bits of a message beyond data, settings and own code (versions, privfl's own code, the device,
@@ -69,6 +70,7 @@ class Fingerprint:
 
         Args:
             fresh: read the data again, also what is thought to be known.
+            policy: digest of what the parties agreed to, where they are more than one.
         """
         task, drawn = asked.task, not plan.source.reproducible
         things: dict[str, Any] = {
@@ -101,6 +103,8 @@ class Fingerprint:
                 "privfl's own code": shipped_code(),
                 **versions(),
             }
+        if policy:
+            parts[POLICY] = policy
         return cls(parts, {name: _called(things[name]) for name in CODE})
 
     @property

@@ -138,15 +138,15 @@ def _simulate(
 
 
 def begin(
-    asked: RunSettings, plan: Plan, directory: RunDirectory | None, *, resume: bool
+    asked: RunSettings, plan: Plan, directory: RunDirectory | None, *, resume: bool, policy: str = ""
 ) -> tuple[Plan, Checkpoint | None]:
-    """``plan`` with the noise of this very run, and where the run in ``directory`` stands.
+    """``plan`` with the noise of this very run, of this ``policy``, and where the run in ``directory`` stands.
 
     A key from the operating system that nobody stores serves one run alone, whatever the fingerprint.
     """
     if directory is None and not plan.source.reproducible:
         return plan, None
-    fingerprint = Fingerprint.of(asked, plan, fresh=directory is not None and directory.begun)
+    fingerprint = Fingerprint.of(asked, plan, fresh=directory is not None and directory.begun, policy=policy)
     checkpoint, source = None, plan.source
     if directory is not None:
         if directory.begun and directory.sent and not (directory.path / ENGINE).exists():

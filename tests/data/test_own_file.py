@@ -7,6 +7,7 @@ import pytest
 
 from privfl.data.own_file import Arrays
 from privfl.errors import ConfigError, DataError
+from tests.damaged_archives import DAMAGES
 
 TABLE = "record,hospital,age,dose,died\n" + "".join(
     f"r{row},{'north' if row % 2 else 'south'},{row}.5,{row % 7},{'yes' if row % 3 else 'no'}\n" for row in range(60)
@@ -82,6 +83,14 @@ def test_an_archive_brings_its_own_test_rows_and_clients(tmp_path):
     (tmp_path / "g.npz").write_bytes(b"rubbish")
     with pytest.raises(DataError, match=r"no \.npz archive of plain arrays"):
         Arrays(str(tmp_path / "g.npz")).dataset(0)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_an_archive_that_was_damaged_is_refused_in_a_sentence(damage, tmp_path):
+    np.savez(tmp_path / "d.npz", inputs=np.zeros((20, 3), np.float32), targets=np.arange(20) % 2)
+    damage(tmp_path / "d.npz")
+    with pytest.raises(DataError, match=r"d\.npz is no \.npz archive of plain arrays .*write it by numpy\.savez"):
+        Arrays(str(tmp_path / "d.npz")).dataset(0)
 
 
 def test_a_file_that_is_missing_or_of_another_kind_is_refused(tmp_path):

@@ -11,6 +11,7 @@ from privfl.data import info
 from privfl.data.files import locate
 from privfl.data.pictures import load_tiny_imagenet
 from privfl.errors import DataError
+from tests.damaged_archives import DAMAGES
 from tests.data.official import RNG, loaded, picture, private_round, write
 
 
@@ -97,6 +98,8 @@ def test_medmnists_validation_rows_train_unless_they_judge(name, shape, tmp_path
     judged = loaded(name, monkeypatch, tmp_path, holdout="validation")
     assert (len(judged.targets), judged.test_targets.tolist()) == (5, arrays["val_labels"][:, 0].tolist())
     assert private_round(data, "logistic") > 0
-    write(path, file.getvalue()[:200])
-    with pytest.raises(DataError, match="is not a file of MedMNIST"):
-        loaded(name, monkeypatch, tmp_path)
+    for damage in DAMAGES:
+        write(path, file.getvalue())
+        damage(path)
+        with pytest.raises(DataError, match="is not a file of MedMNIST"):
+            loaded(name, monkeypatch, tmp_path)

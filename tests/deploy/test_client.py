@@ -12,6 +12,7 @@ from privfl.deploy import diary as diary_module
 from privfl.deploy.agreement import Policy
 from privfl.deploy.budget import OwnSettings
 from privfl.deploy.client import FederationClient
+from privfl.deploy.diary import Diary
 from privfl.deploy.link import Link, Request
 from privfl.deploy.messages import Message, opened
 from privfl.deploy.split import DATA, STATE
@@ -81,6 +82,49 @@ def test_another_run_has_other_noise_and_adds_to_the_same_budget(rehearsal):
     assert client.diary.ledger.most() == [2 * count for count in charged]
 
 
+def test_an_answer_that_was_lost_and_comes_out_otherwise_is_not_sent(tmp_path):
+    asked = experiment(privacy=DPSGD, algorithm={"name": "tests.deploy.jitter:Jitter", "weighting": "uniform"})
+    rehearsal = Rehearsal(tmp_path / "federation", asked)
+    client = rehearsal.client(1)
+    assert isinstance(link_to(rehearsal, client).ask({1: train()})[1], Message)
+    for file in (client.diary.folder / "runs").rglob("answer-*.bin"):
+        file.unlink()  # a machine without power may take it along
+    found = link_to(rehearsal, rehearsal.client(1)).ask({1: train()})[1]
+    assert found == "refused: its answer was lost, and came out otherwise under the same noise"
+    assert "let nothing draw from generators of its own" in rehearsal.said[-1]
+
+
+def test_an_answer_that_was_lost_and_comes_out_as_before_is_sent_to_the_byte(rehearsal):
+    client = rehearsal.client(1)
+    assert isinstance(link_to(rehearsal, client).ask({1: train()})[1], Message)
+    (file,) = (client.diary.folder / "runs").rglob("answer-*.bin")
+    first = file.read_bytes()
+    file.unlink()
+    assert isinstance(link_to(rehearsal, rehearsal.client(1)).ask({1: train()})[1], Message)
+    assert file.read_bytes() == first
+
+
+def test_a_client_without_a_budget_says_in_the_next_run_what_all_runs_came_to(rehearsal):
+    client = rehearsal.client(1)
+    assert isinstance(link_to(rehearsal, client).ask({1: train()})[1], Message)
+    assert not rehearsal.said
+    link = link_to(rehearsal, client, run=bytes(31) + b"\1")
+    assert isinstance(link.ask({1: train()})[1], Message)
+    (said,) = rehearsal.said
+    assert "what the server has learnt of this client over all runs comes to epsilon = " in said
+    assert isinstance(link.ask({1: train(round=1)})[1], Message)
+    assert len(rehearsal.said) == 1
+
+
+def test_a_client_with_a_budget_need_not_say_so(rehearsal):
+    own = rehearsal.folders["client-1"] / "own.toml"
+    own.write_text("number = 1\nepsilon = 1000.0\n", encoding="utf-8")
+    client = rehearsal.client(1)
+    for run in (bytes(32), bytes(31) + b"\1"):
+        assert isinstance(link_to(rehearsal, client, run=run).ask({1: train()})[1], Message)
+    assert not rehearsal.said
+
+
 class Crash(BaseException):
     """The process ends here."""
 
@@ -88,11 +132,10 @@ class Crash(BaseException):
 def test_whenever_the_machine_stops_the_round_is_charged_once_and_answered_with_the_same_noise(
     rehearsal, monkeypatch, tmp_path
 ):
+    Diary(rehearsal.folders["client-1"] / STATE).noise(bytes(32).hex(), None)  # all copies have one key
     undisturbed = tmp_path / "undisturbed"
     shutil.copytree(rehearsal.root, undisturbed)
     reference = Rehearsal(undisturbed, rehearsal.experiment)
-    (reference.folders["client-1"] / STATE / "noise_key").write_bytes(bytes(range(32)))
-    (rehearsal.folders["client-1"] / STATE / "noise_key").write_bytes(bytes(range(32)))
     expected = link_to(reference, reference.client(1)).ask({1: train()})[1]
     charged = reference.client(1).diary.ledger.most()
     written = [0]

@@ -10,9 +10,9 @@ import pytest
 from privfl.deploy import diary as diary_module
 from privfl.deploy.link import Link, Request
 from privfl.deploy.messages import Message, digest
-from privfl.deploy.split import DATA, STATE
+from privfl.deploy.split import DATA
 from privfl.deploy.transport import Loopback
-from privfl.errors import ConfigError, DataError, PrivflError
+from privfl.errors import ConfigError, PrivflError
 from tests.deploy.rehearsal import Rehearsal, experiment
 from tests.deploy.test_client import DPSGD, UNIFORM, link_to, train
 
@@ -42,22 +42,6 @@ def answered(rehearsal):
     return rehearsal
 
 
-def memory(rehearsal):
-    return rehearsal.folders["client-1"] / STATE
-
-
-def test_a_client_that_lost_its_account_does_not_start_from_nothing(answered):
-    (memory(answered) / "account.json").unlink()
-    with pytest.raises(DataError, match="is missing, and this client has answered before"):
-        answered.client(1)
-
-
-def test_a_client_that_lost_its_noise_key_draws_no_second_noise_for_a_run(answered):
-    (memory(answered) / "noise_key").unlink()
-    assert not isinstance(link_to(answered, answered.client(1)).ask({1: train(round=1)})[1], Message)
-    assert "noise_key is missing" in answered.said[-1]
-
-
 def test_two_processes_of_one_client_do_not_answer_a_round_differently(rehearsal):
     one, other = rehearsal.client(1), rehearsal.client(1)
     assert isinstance(link_to(rehearsal, one).ask({1: train()})[1], Message)
@@ -82,6 +66,14 @@ def test_an_answer_that_is_no_longer_kept_is_not_computed_anew(answered):
     link = link_to(answered, answered.client(1))
     assert isinstance(link.ask({1: train(round=2)})[1], Message)
     assert not isinstance(link.ask({1: train()})[1], Message)
+    assert "its answer is no longer kept" in answered.said[-1]
+
+
+def test_a_round_long_past_is_not_computed_anew_where_all_answers_were_lost(answered):
+    client = answered.client(1)
+    assert isinstance(link_to(answered, client).ask({1: train(round=2)})[1], Message)
+    shutil.rmtree(client.diary.folder / "runs")
+    assert not isinstance(link_to(answered, answered.client(1)).ask({1: train()})[1], Message)
     assert "its answer is no longer kept" in answered.said[-1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from privfl.deploy.transport import Loopback
-from privfl.errors import ConfigError
+from privfl.errors import ConfigError, DataError
 from tests.deploy.rehearsal import CLIENTS, LOOP, Rehearsal, experiment
 
 KEY = 11
@@ -153,7 +154,7 @@ def test_a_server_that_dies_goes_on_with_the_same_run_and_nobody_answers_twice(t
     heard: dict[tuple[int, str], set[bytes]] = {}
     legs = [0]
 
-    class Dying(Loopback):
+    class DyingOften(Loopback):
         """The server's process ends in the middle of a leg, when the answers of some have been sent."""
 
         def ask(self, requests, seconds):
@@ -168,8 +169,8 @@ def test_a_server_that_dies_goes_on_with_the_same_run_and_nobody_answers_twice(t
     stops = {5, 9, 14}
     for _ in stops:
         with pytest.raises(KeyboardInterrupt):
-            rehearsal.run(Dying(clients), resume=True)
-    found = rehearsal.run(Dying(clients), resume=True)
+            rehearsal.run(DyingOften(clients), resume=True)
+    found = rehearsal.run(DyingOften(clients), resume=True)
     assert torch.equal(expected.parameters, found.parameters)
     assert str(expected.statement) == str(found.statement)
     assert not found.summary["dropped"]
@@ -179,6 +180,55 @@ def test_a_server_that_dies_goes_on_with_the_same_run_and_nobody_answers_twice(t
         own = json.loads((rehearsal.folders[f"client-{number}"] / "state" / "account.json").read_text())
         assert len(own["ledger"]["releases"]) == len(expected.ledger.releases)
         assert rehearsal.client(number).diary.ledger.most() == expected.ledger.most()
+
+
+class Dying(Loopback):
+    """The server's process ends when the first uploads have come."""
+
+    def ask(self, requests, seconds):
+        replies = super().ask(requests, seconds)
+        if any(b'"train"' in request for request in requests.values()):
+            raise KeyboardInterrupt
+        return replies
+
+
+@pytest.fixture
+def interrupted(tmp_path):
+    """A federation whose server died in the first round, when the clients had answered."""
+    dpsgd = {"training": {"noise_multiplier": 1.0}, "target_delta": 1e-4}
+    asked = experiment(rounds=1, privacy=dpsgd, algorithm={"name": "fedavg", "weighting": "uniform"})
+    rehearsal = Rehearsal(tmp_path / "federation", asked)
+    with pytest.raises(KeyboardInterrupt):
+        rehearsal.server(Dying(rehearsal.clients())).run(tmp_path / "run")
+    return rehearsal
+
+
+@pytest.mark.parametrize("lost", [("policy.json",), ("policy.json", "environment.json")])
+def test_a_run_that_lost_its_policy_does_not_become_another_one(lost, interrupted, tmp_path):
+    for name in lost:
+        (tmp_path / "run" / name).unlink()
+    with pytest.raises(DataError, match=r"policy\.json is missing, .* a second time; restore it, or start anew"):
+        interrupted.server(Loopback(interrupted.clients())).run(tmp_path / "run", resume=True)
+    assert not (tmp_path / "run" / "policy.json").exists()
+
+
+def test_the_policy_of_another_run_is_not_taken_for_that_of_this_one(interrupted, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.server(Dying(interrupted.clients())).run(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "policy.json", tmp_path / "run" / "policy.json")
+    with pytest.raises(DataError, match=r"policy\.json is not the policy that the run began with; restore it"):
+        interrupted.server(Loopback(interrupted.clients())).run(tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("lost", [("environment.json",), ("environment.json", "fingerprint.json")])
+def test_a_run_that_lost_another_file_goes_on_under_its_policy(lost, interrupted, tmp_path):
+    for name in lost:
+        (tmp_path / "run" / name).unlink()
+    before = (tmp_path / "run" / "policy.json").read_bytes()
+    charged = interrupted.client(1).diary.ledger.most()
+    interrupted.server(Loopback(interrupted.clients())).run(tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "policy.json").read_bytes() == before
+    assert interrupted.client(1).diary.ledger.most() == charged
 
 
 def test_what_no_federation_can_do_is_refused_before_any_work(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -16,6 +15,7 @@ from privfl.algorithms.base import Round, Tensors
 from privfl.algorithms.fedavg import FedAvg
 from privfl.errors import ConfigError
 from privfl.federation.context import RunContext
+from privfl.files import UNREADABLE
 from privfl.models.flat_network import flatten
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.validation import check_count, check_number
@@ -130,7 +130,7 @@ def _load(path: str, context: RunContext) -> tuple[Tensor, Tensor]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             images, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])
-    except (OSError, ValueError, KeyError, TypeError, MemoryError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise ConfigError(
             f"fedavg-ft cannot read its images from '{path}' ({error}); give an .npz file with the arrays images and "
             "labels"

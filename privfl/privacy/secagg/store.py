@@ -97,6 +97,8 @@ class FolderStore:
             key = path.read_bytes()
         if len(key) != KEY_BYTES:
             raise DataError(f"{path} has {len(key)} bytes, but a signing key has {KEY_BYTES}; put the right file back.")
+        if not any(key):  # a file system may leave zeros after a power cut, and everybody could sign by them
+            raise DataError(f"{path} holds zeros, which are no signing key; put the right file back.")
         return key
 
     def verification_key(self) -> bytes:

@@ -1,6 +1,7 @@
 """FedAvg-FT: the server's tuning against torch.optim, an untouched body, and claims that are FedAvg's."""
 
 import math
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from privfl.models import Network
 from privfl.models.flat_network import flatten
 from privfl.randomness import torch_stream
 from tests.algorithms.federation import digits_task, initial, layered_task, uploads
+from tests.damaged_archives import DAMAGES
 
 SIZES = (12, 20, 9)
 TRAINING = pf.LocalTraining(learning_rate=0.2, batch_size=8, epochs=2, momentum=0.5)
@@ -246,6 +248,14 @@ def test_a_file_that_is_not_there_or_no_archive_is_refused(task, tmp_path):
     for path in (tmp_path / "nowhere.npz", tmp_path / "text"):
         with pytest.raises(ConfigError, match="cannot read its images"):
             run(task, FedAvgFT(images=str(path)))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_file_that_was_damaged_is_refused(damage, task, own, tmp_path):
+    shutil.copy(own, tmp_path / "own.npz")
+    damage(tmp_path / "own.npz")
+    with pytest.raises(ConfigError, match="cannot read its images"):
+        run(task, FedAvgFT(images=str(tmp_path / "own.npz")))
 
 
 def test_a_network_without_a_head_is_refused(own):

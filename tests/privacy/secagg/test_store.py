@@ -82,6 +82,9 @@ def test_a_store_that_cannot_be_used_says_so(tmp_path):
     with pytest.raises(PrivflError, match="cannot be used"):
         FolderStore(tmp_path / "file" / "below")
     store = FolderStore(tmp_path / "client")
+    (tmp_path / "client" / "signing_key").write_bytes(bytes(32))
+    with pytest.raises(DataError, match="signing_key holds zeros, which are no signing key"):
+        store.signing_key()
     (tmp_path / "client" / "signing_key").write_bytes(b"short")
     with pytest.raises(DataError, match="5 bytes"):
         store.signing_key()
