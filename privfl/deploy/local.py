@@ -111,7 +111,7 @@ class Training:
         plan = self._calibrated(meta)
         bound = torch.tensor(float(meta["bound"]), dtype=torch.float64)
         state = dict.fromkeys(plan.channel.chain.server_state, bound)
-        phases = phases_of(plan.algorithm, plan.channel.in_round(number, asked, state))
+        phases = phases_of(plan.algorithm, plan.channel.in_round(number, asked, state, float(bound)))
         phase = next((phase for phase in phases if phase.label == label), None)
         if phase is None or phase.channel.refusal:
             raise BadMessage(

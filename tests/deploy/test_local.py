@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -13,7 +13,7 @@ from privfl.deploy import local
 from privfl.deploy.local import LEFT_BEHIND
 from privfl.deploy.messages import Message, digest
 from privfl.deploy.transport import Loopback
-from tests.deploy.rehearsal import Rehearsal, experiment
+from tests.deploy.rehearsal import LOOP, Rehearsal, experiment
 from tests.deploy.test_client import link_to, train
 
 DPSGD = {"training": {"noise_multiplier": 4.0, "sample_rate": 0.1}, "target_delta": 1e-4}
@@ -76,6 +76,17 @@ class InGlobal(pf.FedAvg):
     def finish(self, local, received, training):
         upload = super().finish(local, received, training)
         return {"update": upload["update"] + KEPT.setdefault("sent", upload["update"].clone())}
+
+
+@dataclass(frozen=True)
+class Following(pf.Mechanism):
+    """A bound that follows the model, which clients do not know as the server does."""
+
+    kind: ClassVar[str] = "bound"
+    times: float = 0.5
+
+    def norm_bound(self, server):
+        return self.times * float(server["parameters"].norm()) if server else 1.0
 
 
 @pytest.fixture(autouse=True)
@@ -149,3 +160,13 @@ def test_a_client_that_refuses_because_of_that_is_dropped_and_nothing_is_claimed
     cell = found.statement.cell("sample", "server")
     assert cell.epsilon == torch.inf
     assert "what the code at client 2 reaches changed while clients trained" in " ".join(str(found.statement).split())
+
+
+@pytest.mark.parametrize("times", [0.01, 3.0], ids=["shrinks", "grows"])
+def test_clients_clip_to_the_bound_of_ones_own_that_the_server_has_come_to(times, tmp_path):
+    bound = {"name": "tests.deploy.test_local:Following", "times": times}
+    noise = {"name": "gaussian-noise", "noise_multiplier": 1.0}
+    privacy = {"noise_key": 11, "update": [bound, noise]}
+    asked = experiment(privacy=privacy, algorithm={"name": "fedavg", "weighting": "uniform"}, rounds=2)
+    expected = replace(asked, execution=LOOP).run()
+    assert torch.equal(Rehearsal(tmp_path / "federation", asked).run().parameters, expected.parameters)

@@ -83,13 +83,14 @@ class ChannelSpec:
             ConfigError: the chain's noise does not go with them.
         """
         length = sum(_length(field, size) for field in self.fields[:1])
-        bound = self._bound({})
+        bound = self.chain.bound({})
         longer = 1.0
         if self.chain.noise_on_sum and self.secure is not None:
             longer = longest(bound, length)
         chain = self.chain.for_run(ChannelRun(length, expected, pattern, bound, longer, self.chain.clip))
-        settings = {**_values(self), "chain": chain}
-        channel = RunChannel(**settings, size=size, expected=expected, pattern=pattern, hides_weights=hides_weights)
+        settings = {**_values(self), "chain": chain, "size": size, "expected": expected, "pattern": pattern}
+        planned = math.inf if chain.noise is self.noise else bound
+        channel = RunChannel(**settings, hides_weights=hides_weights, planned_bound=planned)
         if channel.usual.refusal:
             raise ConfigError(channel.usual.refusal)
         return channel
@@ -164,21 +165,6 @@ class ChannelSpec:
         """Whether a broken upload counts as zeros: its absence would be a signal that the noise does not cover."""
         return self.noise is not None and (self.noise.adds_at != "server" or self.secure is not None)
 
-    def _bound(self, server: Tensors) -> float:
-        """The L2 norm that updates keep to where noise is added; ∞ without a bound.
-
-        Raises:
-            ConfigError: the chain's bound states none that noise could be sized for.
-        """
-        clip = self.chain.clip
-        bound = math.inf if clip is None else clip.norm_bound(server)
-        if self.noise is not None and not 0 < bound < math.inf:
-            raise ConfigError(
-                f"{type(clip).__name__} states the bound {bound!r}, for which no noise can be sized; let its "
-                "norm_bound return a positive number"
-            )
-        return bound
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunChannel(ChannelSpec):
@@ -190,6 +176,8 @@ class RunChannel(ChannelSpec):
         pattern: in which rounds one client may take part.
         hides_weights: clients weigh their uploads themselves, and only the sum of the weights is opened.
         max_upload_norm: no field of an upload may be longer, in L2 norm; ∞ lets everything pass.
+        planned_bound: the bound that noise was planned for, if it was planned over the run's rounds: no later bound is
+            larger, whatever the link that states it makes of what the server has come to.
     """
 
     size: int
@@ -197,6 +185,7 @@ class RunChannel(ChannelSpec):
     pattern: ParticipationPattern
     hides_weights: bool
     max_upload_norm: float = math.inf
+    planned_bound: float = math.inf
 
     @property
     def measured(self) -> tuple[Field, ...]:
@@ -210,9 +199,15 @@ class RunChannel(ChannelSpec):
             return ()
         return tuple(field for field in self.fields if field.epsilon is None)
 
-    def in_round(self, number: int, asked: int, server: Tensors) -> RoundChannel:
-        """This channel in round ``number``, in which ``asked`` clients take part; ``server`` is the server's state."""
-        bound, encoding, refusal = self._bound(server), None, ""
+    def in_round(self, number: int, asked: int, server: Tensors, told: float | None = None) -> RoundChannel:
+        """This channel in round ``number``, in which ``asked`` clients take part; ``server`` is the server's state.
+
+        ``told``: the bound of this round as a client hears it that does not know this state.
+
+        Raises:
+            ConfigError: no noise can be sized for the bound of this round.
+        """
+        bound, encoding, refusal = min(self.chain.bound(server, told), self.planned_bound), None, ""
         if self.secure is not None:
             lengths = {field.name: _length(field, self.size) for field in self.sent}
             try:

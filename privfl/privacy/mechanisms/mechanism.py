@@ -153,13 +153,19 @@ class Mechanism(Settings, ABC):
     def for_run(self, run: ChannelRun) -> Mechanism:
         """This link for one run: noise that is correlated over rounds is planned here, once.
 
+        Where a noise returns another link than itself, no round has a larger bound than ``run``.
+
         Raises:
             ConfigError: it does not go with the run.
         """
         return self
 
     def norm_bound(self, server: Tensors) -> float:
-        """Of a bound: the L2 norm > 0 that no update exceeds after it, given the server's state."""
+        """Of a bound: the L2 norm > 0 that no update exceeds after it, given the server's state.
+
+        Asked once a round. What clips, and what noise is sized for, is ``round.bound``, which noise that is planned for
+        the whole run keeps at its first value or below.
+        """
         return math.inf
 
     def update_multiplier(self, noise_multiplier: float, cohort: float) -> float:
