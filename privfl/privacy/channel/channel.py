@@ -17,6 +17,7 @@ from torch import Tensor
 
 from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.accounting.release import Release
+from privfl.privacy.channel import link_noise
 from privfl.privacy.channel.chain import Chain
 from privfl.privacy.channel.client_side import pass_links
 from privfl.privacy.channel.costs import Charges
@@ -28,7 +29,7 @@ from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.mechanisms.mechanism import ChannelRound, ChannelRun, Cover, Mechanism, ServerNoise, Tensors
 from privfl.privacy.mechanisms.participation import ParticipationPattern
 from privfl.privacy.mechanisms.secure_sum import SecureSum
-from privfl.privacy.noise.source import KEY_BYTES, NoiseSource, NoiseStream
+from privfl.privacy.noise.source import NoiseSource, NoiseStream
 
 MAX_ROUNDING_FACTOR = 1.01
 """How much more noise the rounding of a secure sum may ask for before it is refused."""
@@ -343,9 +344,6 @@ class RoundChannel(RunChannel):
         tells the phases of a round apart.
         """
         noise = ServerNoise(source.stream("server" + label, self.round.number), source)
-        # Other links could draw from the source what hides clients, the noise and the cohort's coins: theirs is apart.
-        key = source.stream("links" + label, self.round.number).words(KEY_BYTES // 8).tobytes()
-        apart = replace(noise, source=NoiseSource(key, source.reproducible))
         round = self.round if reachable is None else replace(self.round, reachable=reachable)
         if self.noise is not None:
             self.noise.at_server(total, noise, round)
@@ -354,13 +352,18 @@ class RoundChannel(RunChannel):
                 assert field.per_sample_scale is not None
                 deviation = self.dpsgd.noise(0) * self.dpsgd.max_grad_norm * field.per_sample_scale
                 noise.stream.add_gaussian_(total[field.name], deviation * self._rounding(field, self.secure_encoding))
-        if self.chain.clip is not None:  # takes out what was sent beside the updates, before others see the sums
-            self.chain.clip.at_server(total, apart, round)
+        others = [
+            (link, link_noise.at_server(place, link, noise, label, round.number))
+            for place, link in enumerate(self.chain.links)
+        ]
+        for link, own in others:
+            if link.kind == "bound":  # takes out what was sent beside the updates, before others see the sums
+                link.at_server(total, own, round)
         for name in self.chain.side_values:
             total.pop(name, None)
-        for link in reversed(self.chain.links):
+        for link, own in reversed(others):
             if link.kind == "transform":
-                link.at_server(total, apart, round)
+                link.at_server(total, own, round)
         return total
 
     def releases(

@@ -55,9 +55,10 @@ class Cover:
 class ServerNoise:
     """What noise at the server is drawn from.
 
-    ``stream`` serves this round alone, and all links of the chain one after the other, so that none repeats another's
-    noise; ``source`` is for noise that is correlated over rounds, under labels of its own. The other links get a source
-    of their own, new in every round, from which neither the noise nor the cohort's coins can be drawn again.
+    ``stream`` serves this round alone, and all of privfl's own links one after the other, so that none repeats
+    another's noise; ``source`` is for noise that is correlated over rounds, under labels of its own. Links from outside
+    that add no noise get a stream of their own, and all that add none a source of their own, new in every round. From
+    these neither the noise nor the cohort's coins can be drawn again (:mod:`privfl.privacy.channel.link_noise`).
     """
 
     stream: NoiseStream
@@ -183,7 +184,7 @@ class Mechanism(Settings, ABC):
     def at_client(self, update: Tensor, noise: NoiseStream, round: ChannelRound) -> Tensor:
         """The update as it leaves this link, of the same shape; may be changed in place.
 
-        ``noise`` serves this client in this round alone, and all links one after the other.
+        ``noise`` serves this client in this round alone; a link from outside that adds no noise has one of its own.
         """
         return update
 
