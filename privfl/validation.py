@@ -104,6 +104,13 @@ def check_noise(name: str, value: float) -> None:
         raise ConfigError(f"{name} is {value!r}; give 0, or a number between 1e-15 and 1e+09")
 
 
+def check_rate(name: str, value: object) -> None:
+    """Raise :class:`ConfigError` unless ``value`` is a rate in (0, 1] that coins of 64 bits keep to."""
+    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    if not 1e-15 <= number <= 1:
+        raise ConfigError(f"{name} is {value!r}; give a number between 1e-15 and 1")
+
+
 def check_choice(name: str, value: str, valid: Collection[str]) -> None:
     """Raise :class:`ConfigError`, with the nearest valid name, unless ``value`` is one of ``valid``."""
     if value not in valid:

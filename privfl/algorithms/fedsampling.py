@@ -13,7 +13,7 @@ from privfl.privacy.channel.field import Field
 from privfl.privacy.door.batch_plans import LocalTraining, Plan, Poisson
 from privfl.privacy.door.contract import Batch, Door
 from privfl.privacy.sizes.estimate import sampling_rate
-from privfl.validation import check_count, check_number
+from privfl.validation import check_count, check_rate
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class NaiveFedSampling(Algorithm):
     rate: float = 0.1
 
     def __post_init__(self) -> None:
-        check_number("fedsampling-naive's rate", self.rate, 0, 1, above=True)
+        check_rate("fedsampling-naive's rate", self.rate)
 
     def fields(self) -> tuple[Field, ...]:
         return (Field("update"), Field("answered", shape=()))

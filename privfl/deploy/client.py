@@ -14,7 +14,7 @@ from privfl.algorithms.base import Tensors
 from privfl.deploy.agreement import Federation, Policy, PolicyDiffers
 from privfl.deploy.budget import BudgetSpent, OwnSettings, afford, over_all_runs
 from privfl.deploy.diary import ROUNDS_KEPT, AnsweredOtherwise, Books, CameOutOtherwise, Diary
-from privfl.deploy.local import Training
+from privfl.deploy.local import LEFT_BEHIND, LeftBehind, Training
 from privfl.deploy.messages import BadMessage, Message, as_bytes, as_tensor, digest, opened
 from privfl.deploy.secure import MASKED, OwnVector, Unencodable, member
 from privfl.errors import ConfigError, PrivflError, brief
@@ -35,6 +35,7 @@ REASONS: dict[type[Exception], str] = {
     AnsweredOtherwise: "refused: it answered this round before, to another request",
     CameOutOtherwise: "refused: its answer was lost, and came out otherwise under the same noise",
     BadMessage: "refused: the request was not signed by the server it knows",
+    LeftBehind: LEFT_BEHIND,
     Unencodable: "sent a number beyond the range of the secure sum",
 }
 """What the server is told, of a refusal whose sentence is for the client's own log."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from privfl.algorithms.base import Tensors
 from privfl.deploy.link import Link, Request
+from privfl.deploy.local import LEFT_BEHIND
 from privfl.deploy.messages import Message, as_bytes, as_tensor
 from privfl.deploy.secure import MASKED, Early, NetworkAggregator, drawn, session_of
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, phases_of
@@ -44,6 +45,7 @@ class FederationEngine(RemoteEngine):
         self._link, self._secret, self._plan, self._sizes = link, secret, plan, sizes
         self._sum: NetworkAggregator | None = None
         self._early: Early | None = None
+        self.left: list[str] = []
 
     def train(
         self, cohort: Iterable[int], received: Tensors, context: RoundContext, phase: Phase | None = None
@@ -51,7 +53,8 @@ class FederationEngine(RemoteEngine):
         """What ``cohort`` sends, in its order; whoever sends nothing that can be used is dropped, with the reason.
 
         The server cannot look into a client's door. So the log of each is the one that was planned: a client holds its
-        own to it before it sends, and what it signs says so.
+        own to it before it sends, and what it signs says so. That its code left something behind is for its data to
+        say, which no noise hides once it refuses: then there is no guarantee.
         """
         does = phase or self.phase
         channel, secure = does.channel, None
@@ -80,6 +83,8 @@ class FederationEngine(RemoteEngine):
             log = planned_log(does.algorithm, training, channel, client, received)
             answer = answers.get(client, "was left out of the secure sum")
             if isinstance(answer, str):
+                if answer == LEFT_BEHIND:
+                    self.left.append(f"what the code at client {client} reaches")
                 yield ClientResult(client, None, {}, log, answer)
                 continue
             like = received["parameters"]

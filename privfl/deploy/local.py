@@ -15,7 +15,7 @@ from privfl.deploy.budget import OwnSettings
 from privfl.deploy.messages import BadMessage, Message
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, phases_of
-from privfl.errors import ConfigError
+from privfl.errors import ConfigError, PrivacyError
 from privfl.experiment import Experiment
 from privfl.federation.task import Task
 from privfl.privacy.accounting.tracker import Planned
@@ -23,9 +23,19 @@ from privfl.privacy.noise.source import NoiseSource
 from privfl.simulation.fingerprint import Fingerprint
 from privfl.simulation.plan import Plan, RunSettings, prepare, with_training
 from privfl.simulation.round_costs import RoundCosts
+from privfl.simulation.shared_state import SharedState
 
 SLACK = 1.01
 """A target ε is held up to numerical looseness of the search for its noise."""
+
+LEFT_BEHIND = "refused: its code left something behind where a later round would find it"
+"""What the server is told of :class:`LeftBehind`."""
+_left: list[str] = []
+"""What training in this process has changed for good. Whoever finds it later need not change it again."""
+
+
+class LeftBehind(PrivacyError):
+    """Training left something where a later round of this client, or another run, would find it."""
 
 
 def settings_of(experiment: Experiment, task: Task) -> RunSettings:
@@ -101,7 +111,7 @@ class Training:
         plan = self._calibrated(meta)
         bound = torch.tensor(float(meta["bound"]), dtype=torch.float64)
         state = dict.fromkeys(plan.channel.chain.server_state, bound)
-        phases = phases_of(plan.algorithm, plan.channel.in_round(number, asked, state))
+        phases = phases_of(plan.algorithm, plan.channel.in_round(number, asked, state, float(bound)))
         phase = next((phase for phase in phases if phase.label == label), None)
         if phase is None or phase.channel.refusal:
             raise BadMessage(
@@ -193,14 +203,29 @@ class OwnRound:
             )
 
     def train(self, noise: NoiseSource) -> ClientResult:
-        """Train, and hold what passed the door to what was priced.
+        """Train, hold what passed the door to what was priced, and see that nothing stays behind.
 
         Raises:
+            LeftBehind: parts of one's own left something where the next round would find it, now or before in this
+                process; nothing is sent then.
             PrivacyError: more passed the door than was charged; nothing is sent then.
         """
         kept = {self.client: self.kept} if self.kept else {}
         context = RoundContext(self.number, self.plan.schedule.seed, noise, kept)
-        (result,) = self.engine(self.plan).train([self.client], self.received, context, self.phase)
+        engine, training = self.engine(self.plan), self.plan.training.in_round(self.number)
+        before = SharedState(self.plan.task, self.phase, training, self.received, engine.states)
+        if not before.watches or not _left:  # who has left something need not be asked to train
+            try:
+                (result,) = engine.train([self.client], self.received, context, self.phase)
+            finally:  # a step that fails may have left something first
+                _left.extend(before.changed())
+        if before.watches and _left:
+            raise LeftBehind(
+                f"{' and '.join(sorted(set(_left)))} changed while this client trained, outside of what it keeps "
+                "between rounds (an attribute of a class, a global, a closure), so that later uploads may hold what no "
+                "mechanism covers; this process sends nothing more that such parts made: keep what is needed in the "
+                "client's own state (keeps), draw by random_numbers, and start the client anew"
+            )
         self._priced().check(self.client, result.log)
         found: ClientResult = result
         return found

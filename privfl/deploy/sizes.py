@@ -67,9 +67,15 @@ class AskedSizes(Sizes):
             self._known = self._true.astype(np.float64)
 
     def ask(self, round: int, clients: NDArray[np.int64], source: NoiseSource) -> None:
-        """Collect the answers of ``clients`` in ``round`` and charge those that are fresh."""
+        """Collect the answers of ``clients`` in ``round`` and charge everybody who may draw a fresh one.
+
+        Whoever is asked has answered as far as a claim may assume, also where the answer comes too late to be used.
+        """
         assert self.mechanism is not None
-        due = self.due(round, clients)
+        due, owing = self.due(round, clients), self.owing(round, clients)
+        if len(owing):
+            self.ledger.record(self.cost, owing)
+            self.responses.charged |= dict.fromkeys(owing.tolist(), round)
         answers = self._asked(round, due.tolist())
         known, _ = self.responses.latest()
         silent = [client for client in due.tolist() if client not in answers]
@@ -79,8 +85,11 @@ class AskedSizes(Sizes):
             given = np.array([answers.get(client, 0.0) for client in heard.tolist()])
             as_given: Any = _AsGiven(self.mechanism)
             self._known[heard] = self.responses.answers(round, heard, given, as_given, source)
-            if self.responses.fresh:
-                self.ledger.record(self.cost, np.array(self.responses.fresh))
+
+    def owing(self, round: int, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which of ``clients`` would be charged for asking them in ``round``: not who may still repeat an answer."""
+        due = self.due(round, clients)
+        return due if self.mechanism is None else due[self.responses.owing(due, round, self.mechanism)]
 
     def _asked(self, round: int, clients: list[int]) -> dict[int, float]:
         """The answers that can be used."""

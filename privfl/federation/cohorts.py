@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from privfl.errors import ConfigError
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import numpy_stream
-from privfl.validation import Settings, check_count, check_number
+from privfl.validation import Settings, check_count, check_rate
 
 Clients = NDArray[np.int64]
 
@@ -126,7 +126,7 @@ class PoissonCohort(Cohort):
     probability: float
 
     def __post_init__(self) -> None:
-        check_number("the cohort's probability", self.probability, 0, 1, above=True)
+        check_rate("the cohort's probability", self.probability)
 
     @property
     def rate(self) -> float:

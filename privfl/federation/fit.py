@@ -15,10 +15,11 @@ from privfl.data.dataset import Dataset
 from privfl.data.label_noise import LabelNoise
 from privfl.data.partitions import Partition
 from privfl.data.targets import TaskKind, counted
-from privfl.errors import ConfigError, PrivflError
+from privfl.errors import ConfigError, PrivflError, brief
 from privfl.federation.losses import loss_name
 from privfl.models import InputKind, NamedModel, OwnModel, default_model
-from privfl.models.flat_network import Layout
+from privfl.models.flat_network import DENSE, Layout
+from privfl.privacy.door.precision import Precision, in_precision
 from privfl.privacy.loss import Loss, is_coupled
 from privfl.validation import said
 
@@ -182,6 +183,48 @@ def check_writes(network: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor
             f"{where} ({type(layer).__name__}) writes its '{own}' when it is used, past every mechanism; compute it "
             "anew in forward instead"
         )
+
+
+def check_trains(
+    network: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, precision: Precision = "float32"
+) -> None:
+    """Refuse a ``network`` and a ``loss`` without a gradient that could train them; both stay as they are.
+
+    Raises:
+        ConfigError: every parameter is frozen, the loss depends on none, a gradient is sparse, or the two cannot be
+            computed in ``precision``.
+    """
+    named = {name: one for name, one in network.named_parameters() if one.requires_grad}
+    if not named:
+        raise ConfigError(
+            "every parameter of the model is frozen (requires_grad is False), so nothing could be trained; leave "
+            "those that are to be trained as they are"
+        )
+    mode, rows = network.training, len(inputs)
+    given = {"present": torch.ones(rows, dtype=torch.bool, device=inputs.device)} if is_coupled(loss) else {}
+    network.train()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            terms = in_precision(loss, precision, inputs.device)(network, inputs, targets, **given)
+            depends = terms.requires_grad
+            found = torch.autograd.grad(terms.sum(), [*named.values()], allow_unused=True) if depends else ()
+    except RuntimeError as error:
+        if precision != "bfloat16":
+            return  # what cannot be trained at all is refused where it is trained, with its own reason
+        raise ConfigError(
+            f"the model or its loss cannot be computed in {precision} ({brief(str(error), 200)}); take precision = "
+            "'float32', or a layer that can"
+        ) from error
+    finally:
+        network.train(mode)
+    if not depends:
+        raise ConfigError(
+            "the loss has no gradient at the model's parameters (it is a constant, or detached from them), so nothing "
+            "could be trained; compute it from what network(inputs) returns, without .detach() and no_grad"
+        )
+    for name, gradient in zip(named, found, strict=True):
+        if gradient is not None and gradient.layout != torch.strided:
+            raise ConfigError(f"the gradient of the model's '{name}' is sparse; {DENSE}")
 
 
 def _try(what: str, mend: str, shape: tuple[int, ...], function: Callable[..., Any], *given: Any, **named: Any) -> None:

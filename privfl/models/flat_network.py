@@ -87,6 +87,10 @@ def refuse_writing_layers(network: nn.Module) -> None:
             )
 
 
+DENSE = "nobody could clip such gradients or add them up, so leave sparse=True out"
+"""What to do about sparse gradients."""
+
+
 def flatten(network: nn.Module) -> Tensor:
     """A copy of all parameters of ``network`` as one vector."""
     with torch.no_grad():
@@ -113,9 +117,22 @@ class FlatNetwork:
         self._point_at(self.flat, self._views)
 
     def gradient_of(self, value: Tensor) -> list[Tensor]:
-        """Gradient of the scalar ``value`` for every parameter, in order; zero for frozen and unused ones."""
+        """Gradient of the scalar ``value`` for every parameter, in order; zero for frozen and unused ones.
+
+        Raises:
+            ConfigError: there is none, because all parameters are frozen or the value does not come from any; or one
+                is sparse.
+        """
         trained = [parameter for parameter in self.parameters if parameter.requires_grad]
-        found = iter(torch.autograd.grad(value, trained, allow_unused=True, materialize_grads=True))
+        if not (trained and value.requires_grad):
+            raise ConfigError(
+                "a gradient is asked for where none is: every parameter of the model is frozen, or the loss is "
+                "constant or detached from them; compute it from what network(inputs) returns"
+            )
+        gradients = torch.autograd.grad(value, trained, allow_unused=True, materialize_grads=True)
+        if any(one.is_sparse for one in gradients):
+            raise ConfigError(f"a gradient of the model is sparse; {DENSE}")
+        found = iter(gradients)
         return [
             next(found) if parameter.requires_grad else torch.zeros_like(parameter) for parameter in self.parameters
         ]

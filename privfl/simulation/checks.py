@@ -12,6 +12,7 @@ from privfl.algorithms.base import Algorithm, check_contract, overrides
 from privfl.engine.client_randomness import ClientRandomness
 from privfl.errors import ConfigError, brief
 from privfl.federation.cohorts import Cohort, earned_rate
+from privfl.federation.fit import check_trains
 from privfl.federation.task import Task
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.accounting.stated import check_exact, stating_class
@@ -21,9 +22,11 @@ from privfl.privacy.clipping.per_sample import GradSampleMode, PerSampleGradient
 from privfl.privacy.clipping.probe import check_per_sample
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.dpsgd import PerSample
+from privfl.privacy.door.precision import Precision
 from privfl.privacy.loss import refuse_coupled
 from privfl.privacy.noise.source import NoiseStream
 from privfl.privacy.settings import Privacy
+from privfl.references import shipped
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,15 @@ _SENDS = (
 """What decides about an upload at the client."""
 
 
-def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: Cohort, device: torch.device) -> Checked:
-    """Refuse settings that contradict each other.
+def check_settings(
+    task: Task,
+    algorithm: Algorithm,
+    privacy: Privacy,
+    cohort: Cohort,
+    device: torch.device,
+    precision: Precision = "float32",
+) -> Checked:
+    """Refuse settings that contradict each other; ``precision`` is that of gradients.
 
     Raises:
         ConfigError: a combination is impossible, or would make a claim that it cannot earn.
@@ -67,6 +77,8 @@ def check_settings(task: Task, algorithm: Algorithm, privacy: Privacy, cohort: C
             "have none; take an algorithm that needs none, such as fedavg, fedprox, scaffold or ditto"
         )
     _check_kept(algorithm, network.flat)
+    if dpsgd is not None or shipped(stating_class(algorithm, "step")):  # one from outside may not use the task's loss
+        check_trains(network.module, task.loss, *task.probe(3), precision)
     way: GradSampleMode | None = None
     if dpsgd is not None:
         if algorithm.dpsgd_refusal():

@@ -173,7 +173,7 @@ def prepare(settings: RunSettings) -> Plan:
     task = task.to(device)
     context = task.context(schedule.rounds, schedule.seed)
     algorithm = settings.algorithm.bind(context if settings.algorithm.uses_rounds else replace(context, planned=None))
-    checked = check_settings(task, algorithm, settings.privacy, settings.cohort, device)
+    checked = check_settings(task, algorithm, settings.privacy, settings.cohort, device, settings.execution.precision)
     privacy = settings.privacy
     if privacy.training is not None or privacy.statistics:
         check_listed_once(task.clients)

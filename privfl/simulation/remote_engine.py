@@ -15,6 +15,9 @@ from privfl.privacy.noise.source import NoiseSource
 class RemoteEngine(LoopEngine, ABC):
     """Evaluates models here and asks for uploads elsewhere: ``train`` sends the broadcast and yields what returns."""
 
+    left: list[str]
+    """What code at clients left behind while it trained, so that they refused to send; whoever reads it empties it."""
+
     @abstractmethod
     def secure_aggregator(
         self, phase: Phase, members: list[int], times: list[int], like: Tensor, source: NoiseSource

@@ -70,6 +70,9 @@ def collect(costs: RoundCosts, selection: Selection, server: Tensors, context: S
         like = like.double() if phase.channel.has_central_noise else like  # as a sum: noise must not be rounded apart
         sums.total = {field.name: _nothing(field.shape, like) for field in phase.channel.sent}
     sums.asked, sums.shared = factors, sums.shared + before.changed()
+    if isinstance(context.engine, RemoteEngine):
+        sums.shared += context.engine.left
+        context.engine.left = []
     known = dict(zip(clients, selection.multiplicity.tolist(), strict=True)) if phase.channel.hides_weights else factors
     context.recorder.exchanged(phase, phase.channel.broadcast_to_clients(received), known, sums)
     return sums

@@ -60,6 +60,11 @@ class SharedState:
         self._before = self._now()
         self._sent = {name: value.clone() for name, value in self._received.items()}
 
+    @property
+    def watches(self) -> bool:
+        """Whether a claim rests on parts of one's own that leave nothing behind."""
+        return bool(self._parts)
+
     def changed(self) -> list[str]:
         """What has changed since, or may have, in words."""
         (parts, process), (parts_before, process_before) = self._now(), self._before

@@ -229,7 +229,7 @@ def run(
         began, round = time.perf_counter(), state.round
         available = plan.available(round)
         if plan.asks_every_round:
-            if exceeds(budget, tracker, [(sizes.cost, sizes.due(round, available), 1)], round):
+            if exceeds(budget, tracker, [(sizes.cost, sizes.owing(round, available), 1)], round):
                 break
             sizes.ask(round, available, plan.source)
         selection, server = plan.select_cohort(round, available, state.server, sizes)

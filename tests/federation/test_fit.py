@@ -1,5 +1,7 @@
 """A user's own model and loss are tried on public rows when a task is made, and refused with the mend."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -99,3 +101,100 @@ def test_the_trial_leaves_models_and_generators_as_they_are():
     network = task(model=lambda: nn.Linear(5, 3), loss=noisy).model(0)
     assert network.training
     assert torch.equal(torch.rand(1), expected)
+
+
+def frozen():
+    return nn.Linear(5, 3).requires_grad_(False)
+
+
+class Sparse(nn.Module):
+    """Looks up rows of a table, whose gradient is sparse."""
+
+    def __init__(self, functional=False):
+        super().__init__()
+        self.table, self.last = nn.Embedding(9, 3, sparse=not functional), nn.Linear(3, 3)
+
+    def forward(self, x):
+        rows = (x > 0).long()
+        return self.last(F.embedding(rows, self.table.weight, sparse=True).sum(1))
+
+
+class Bilinear(nn.Module):
+    """Has a layer that PyTorch cannot compute in bfloat16."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 4), nn.Bilinear(4, 4, 3)
+
+    def forward(self, x):
+        return self.last(self.first(x), self.first(x))
+
+
+def constant(network, inputs, targets):
+    return torch.zeros(len(inputs))
+
+
+def detached(network, inputs, targets):
+    return network(inputs).detach().square().sum(1)
+
+
+@dataclass(frozen=True)
+class Counting(pf.FedAvg):
+    """Trains nothing, and has no use for a gradient."""
+
+    def step(self, local, received, batch, client, training):
+        local["parameters"].add_(1.0)
+
+
+@dataclass(frozen=True)
+class Taking(pf.FedAvg):
+    """Takes the gradient in a step of its own."""
+
+    def step(self, local, received, batch, client, training):
+        local["parameters"].sub_(client.gradient(client.loss, local["parameters"], batch))
+
+
+UNTRAINABLE = {
+    "a frozen model": ({"model": frozen}, "every parameter of the model is frozen"),
+    "a constant loss": ({"model": lambda: nn.Linear(5, 3), "loss": constant}, "constant"),
+    "a detached loss": ({"model": lambda: nn.Linear(5, 3), "loss": detached}, "detached"),
+    "a sparse layer": ({"model": Sparse}, "sparse; nobody could clip such gradients or add them up"),
+    "a sparse function": ({"model": lambda: Sparse(True)}, "sparse; nobody could clip such gradients or add them up"),
+}
+DPSGD = pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0))
+
+
+@pytest.mark.parametrize("case", UNTRAINABLE)
+def test_what_has_no_gradient_to_train_by_is_refused_before_any_work(case, tmp_path):
+    parts, sentence = UNTRAINABLE[case]
+    own = task(**parts)
+    for algorithm, privacy in ((pf.FedAvg(), pf.Privacy()), (pf.FedAvg(), DPSGD), (Counting(), DPSGD)):
+        with pytest.raises(ConfigError, match=sentence):
+            pf.simulate(own, algorithm, rounds=1, privacy=privacy, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("case", UNTRAINABLE)
+def test_an_algorithm_of_ones_own_may_do_without_and_is_told_when_it_asks(case):
+    parts, sentence = UNTRAINABLE[case]
+    own = task(**parts)
+    assert pf.simulate(own, Counting(), rounds=1).parameters.isfinite().all()
+    with pytest.raises(ConfigError, match=sentence):
+        pf.simulate(own, Taking(), rounds=1)
+
+
+@pytest.mark.parametrize("privacy", [pf.Privacy(), DPSGD], ids=["bare", "dpsgd"])
+def test_what_cannot_be_computed_in_bfloat16_is_refused_before_any_work(privacy):
+    execution = pf.Execution(precision="bfloat16", device="cpu")
+    with pytest.raises(ConfigError, match=r"cannot be computed in bfloat16 \(.*take precision = 'float32'"):
+        pf.simulate(task(model=Bilinear), pf.FedAvg(), rounds=1, privacy=privacy, execution=execution)
+    if privacy.training is None:
+        assert pf.simulate(task(model=Bilinear), pf.FedAvg(), rounds=1).parameters.isfinite().all()
+
+
+def test_a_model_with_a_frozen_part_trains():
+    def half():
+        return nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3).requires_grad_(False))
+
+    run = pf.simulate(task(model=half), pf.FedAvg(), rounds=1, privacy=DPSGD)
+    assert run.parameters.isfinite().all()

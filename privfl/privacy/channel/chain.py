@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,8 +12,9 @@ from privfl.privacy.channel.field import Field
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.mechanisms.claims import CLAIMS, check_mechanism, unstated
 from privfl.privacy.mechanisms.distributed import DistributedNoise
-from privfl.privacy.mechanisms.mechanism import ChannelRun, Kind, Mechanism
+from privfl.privacy.mechanisms.mechanism import ChannelRun, Kind, Mechanism, Tensors
 from privfl.privacy.mechanisms.secure_sum import SecureSum
+from privfl.references import shipped
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,25 @@ class Chain:
     def server_state(self) -> tuple[str, ...]:
         """What the links leave at the server for later rounds."""
         return tuple(name for link in self.links for name in link.server_state)
+
+    def bound(self, server: Tensors, told: float | None = None) -> float:
+        """The L2 norm that updates keep to where noise is added; ∞ without a bound.
+
+        A client that does not know the ``server``'s state takes what it is ``told`` where a bound from outside may
+        follow any of it: noise is sized for just that, or was planned for more.
+
+        Raises:
+            ConfigError: the bound is none that noise could be sized for.
+        """
+        clip, bound = self.clip, math.inf
+        if clip is not None:
+            bound = clip.norm_bound(server) if told is None or shipped(type(clip)) else told
+        if self.noise is not None and not 0 < bound < math.inf:
+            raise ConfigError(
+                f"{type(clip).__name__} states the bound {bound!r}, for which no noise can be sized; let its "
+                "norm_bound return a positive number"
+            )
+        return bound
 
     def uncovered_gradients(self) -> str:
         """Why noise that covers one sample's gradient in the sum no longer does after this chain; empty if it does."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.accounting.release import Release
+from privfl.privacy.channel import link_noise
 from privfl.privacy.channel.chain import Chain
 from privfl.privacy.channel.client_side import pass_links
 from privfl.privacy.channel.costs import Charges
@@ -28,7 +29,7 @@ from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.mechanisms.mechanism import ChannelRound, ChannelRun, Cover, Mechanism, ServerNoise, Tensors
 from privfl.privacy.mechanisms.participation import ParticipationPattern
 from privfl.privacy.mechanisms.secure_sum import SecureSum
-from privfl.privacy.noise.source import KEY_BYTES, NoiseSource, NoiseStream
+from privfl.privacy.noise.source import NoiseSource, NoiseStream
 
 MAX_ROUNDING_FACTOR = 1.01
 """How much more noise the rounding of a secure sum may ask for before it is refused."""
@@ -83,13 +84,14 @@ class ChannelSpec:
             ConfigError: the chain's noise does not go with them.
         """
         length = sum(_length(field, size) for field in self.fields[:1])
-        bound = self._bound({})
+        bound = self.chain.bound({})
         longer = 1.0
         if self.chain.noise_on_sum and self.secure is not None:
             longer = longest(bound, length)
         chain = self.chain.for_run(ChannelRun(length, expected, pattern, bound, longer, self.chain.clip))
-        settings = {**_values(self), "chain": chain}
-        channel = RunChannel(**settings, size=size, expected=expected, pattern=pattern, hides_weights=hides_weights)
+        settings = {**_values(self), "chain": chain, "size": size, "expected": expected, "pattern": pattern}
+        planned = math.inf if chain.noise is self.noise else bound
+        channel = RunChannel(**settings, hides_weights=hides_weights, planned_bound=planned)
         if channel.usual.refusal:
             raise ConfigError(channel.usual.refusal)
         return channel
@@ -164,21 +166,6 @@ class ChannelSpec:
         """Whether a broken upload counts as zeros: its absence would be a signal that the noise does not cover."""
         return self.noise is not None and (self.noise.adds_at != "server" or self.secure is not None)
 
-    def _bound(self, server: Tensors) -> float:
-        """The L2 norm that updates keep to where noise is added; ∞ without a bound.
-
-        Raises:
-            ConfigError: the chain's bound states none that noise could be sized for.
-        """
-        clip = self.chain.clip
-        bound = math.inf if clip is None else clip.norm_bound(server)
-        if self.noise is not None and not 0 < bound < math.inf:
-            raise ConfigError(
-                f"{type(clip).__name__} states the bound {bound!r}, for which no noise can be sized; let its "
-                "norm_bound return a positive number"
-            )
-        return bound
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunChannel(ChannelSpec):
@@ -190,6 +177,8 @@ class RunChannel(ChannelSpec):
         pattern: in which rounds one client may take part.
         hides_weights: clients weigh their uploads themselves, and only the sum of the weights is opened.
         max_upload_norm: no field of an upload may be longer, in L2 norm; ∞ lets everything pass.
+        planned_bound: the bound that noise was planned for, if it was planned over the run's rounds: no later bound is
+            larger, whatever the link that states it makes of what the server has come to.
     """
 
     size: int
@@ -197,6 +186,7 @@ class RunChannel(ChannelSpec):
     pattern: ParticipationPattern
     hides_weights: bool
     max_upload_norm: float = math.inf
+    planned_bound: float = math.inf
 
     @property
     def measured(self) -> tuple[Field, ...]:
@@ -210,9 +200,15 @@ class RunChannel(ChannelSpec):
             return ()
         return tuple(field for field in self.fields if field.epsilon is None)
 
-    def in_round(self, number: int, asked: int, server: Tensors) -> RoundChannel:
-        """This channel in round ``number``, in which ``asked`` clients take part; ``server`` is the server's state."""
-        bound, encoding, refusal = self._bound(server), None, ""
+    def in_round(self, number: int, asked: int, server: Tensors, told: float | None = None) -> RoundChannel:
+        """This channel in round ``number``, in which ``asked`` clients take part; ``server`` is the server's state.
+
+        ``told``: the bound of this round as a client hears it that does not know this state.
+
+        Raises:
+            ConfigError: no noise can be sized for the bound of this round.
+        """
+        bound, encoding, refusal = min(self.chain.bound(server, told), self.planned_bound), None, ""
         if self.secure is not None:
             lengths = {field.name: _length(field, self.size) for field in self.sent}
             try:
@@ -348,9 +344,6 @@ class RoundChannel(RunChannel):
         tells the phases of a round apart.
         """
         noise = ServerNoise(source.stream("server" + label, self.round.number), source)
-        # Other links could draw from the source what hides clients, the noise and the cohort's coins: theirs is apart.
-        key = source.stream("links" + label, self.round.number).words(KEY_BYTES // 8).tobytes()
-        apart = replace(noise, source=NoiseSource(key, source.reproducible))
         round = self.round if reachable is None else replace(self.round, reachable=reachable)
         if self.noise is not None:
             self.noise.at_server(total, noise, round)
@@ -359,13 +352,18 @@ class RoundChannel(RunChannel):
                 assert field.per_sample_scale is not None
                 deviation = self.dpsgd.noise(0) * self.dpsgd.max_grad_norm * field.per_sample_scale
                 noise.stream.add_gaussian_(total[field.name], deviation * self._rounding(field, self.secure_encoding))
-        if self.chain.clip is not None:  # takes out what was sent beside the updates, before others see the sums
-            self.chain.clip.at_server(total, apart, round)
+        others = [
+            (link, link_noise.at_server(place, link, noise, label, round.number))
+            for place, link in enumerate(self.chain.links)
+        ]
+        for link, own in others:
+            if link.kind == "bound":  # takes out what was sent beside the updates, before others see the sums
+                link.at_server(total, own, round)
         for name in self.chain.side_values:
             total.pop(name, None)
-        for link in reversed(self.chain.links):
+        for link, own in reversed(others):
             if link.kind == "transform":
-                link.at_server(total, apart, round)
+                link.at_server(total, own, round)
         return total
 
     def releases(

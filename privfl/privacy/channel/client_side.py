@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from privfl.errors import PrivacyError
+from privfl.privacy.channel import link_noise
 from privfl.privacy.channel.chain import Chain
 from privfl.privacy.mechanisms.clip import norm, scale_to_norm
 from privfl.privacy.mechanisms.mechanism import ChannelRound, Mechanism
@@ -31,14 +32,14 @@ def pass_links(
         BrokenUpload: a mechanism made something of the update that cannot be added up.
     """
     beside: dict[str, float] = {}
-    for link in chain.links:
+    for place, link in enumerate(chain.links):
         if link.kind == "sum":
             continue
         if link.adds_at == "client":
             update = within_bound(_finite(update), round.bound)  # what is broken draws no noise that is thrown away
         if link.side_values:
             beside |= dict.fromkeys(link.side_values, 0.0) if broken else _report(link, update, round)
-        update = _as_update(link, link.at_client(update, noise, round), update)
+        update = _as_update(link, link.at_client(update, link_noise.at_client(place, link, noise), round), update)
     if chain.noise_on_sum:
         update = within_bound(update, round.bound)
     return _finite(update), beside

@@ -15,7 +15,7 @@ from privfl.errors import ConfigError
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.noise.source import NoiseStream
 from privfl.references import shipped
-from privfl.validation import Settings
+from privfl.validation import Settings, check_rate
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,17 @@ class Poisson:
 
     ``divisor`` is the public number that a sum of gradients is divided by; ``None`` divides by the rows of the batch,
     which only a run without DP-SGD may do.
+
+    Raises:
+        ConfigError: the rate is not between 1e-15 and 1.
     """
 
     rate: float
     steps: int = 1
     divisor: float | None = None
+
+    def __post_init__(self) -> None:
+        check_rate("the rate of Poisson batches", self.rate)
 
     def length(self, samples: int) -> int:
         """Number of batches of one round; the same whatever the client holds."""

@@ -12,7 +12,7 @@ from typing import Literal
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 
 from privfl.errors import ConfigError, PrivacyError
-from privfl.validation import Settings, check_bound, check_noise
+from privfl.validation import Settings, check_bound, check_noise, check_rate
 
 PerClient = float | tuple[float, ...]
 PerSample = Literal["auto", "layers", "vmap", "opacus"]
@@ -68,7 +68,8 @@ class DPSGD(Settings):
             check_noise("DPSGD's noise_multiplier", multiplier)
         _check("target_epsilon", self.target_epsilon, 0.0, math.inf)
         check_bound("DPSGD's max_grad_norm", self.max_grad_norm)
-        _check("sample_rate", self.sample_rate, 0.0, 1.0, high_included=True)
+        for rate in _each(self.sample_rate):
+            check_rate("DPSGD's sample_rate", rate)
         if self.noise_at == "server" and isinstance(self.noise_multiplier or self.target_epsilon, tuple):
             raise ConfigError(
                 "DPSGD with noise_at='server' adds one noise for all clients; give one number, not a list"
@@ -110,10 +111,7 @@ def _check(
     value: PerClient | None,
     low: float,
     high: float,
-    *,
-    high_included: bool = False,
 ) -> None:
     for item in _each(value):
-        if not (item > low and (item <= high if high_included else item < high)):
-            bounds = f"({low:g}, {high:g}{']' if high_included else ')'}"
-            raise ConfigError(f"DPSGD's {name} is {item!r}; give a number in {bounds}")
+        if not low < item < high:
+            raise ConfigError(f"DPSGD's {name} is {item!r}; give a number in ({low:g}, {high:g})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -52,5 +53,9 @@ def scale_to_norm(update: Tensor, max_norm: float) -> Tensor:
     """``update`` scaled in place to L2 norm at most ``max_norm``; the factor is shrunk by 1e-6 to cover rounding."""
     length = norm(update)
     if length > max_norm * (1 - 1e-6):
-        update.mul_(max_norm * (1 - 1e-6) / length)
+        factor = max_norm * (1 - 1e-6) / length
+        if factor < torch.finfo(update.dtype).tiny:  # too small to keep its digits; its root has them all
+            factor = math.sqrt(factor)
+            update.mul_(factor)
+        update.mul_(factor)
     return update

@@ -46,7 +46,7 @@ class CorrelatedNoiseState(ABC):
     a round outside of the run            :class:`~privfl.errors.ConfigError`: nothing was planned for it
     a round without any client            noise as in every other round
     a resumed run, rounds out of order    the same noise, drawn again from the labels of the rounds before
-    the bound changes during the run      impossible: the plan holds it, so adaptive clipping does not go with it
+    the bound changes during the run      no adaptive clipping; a bound of one's own is cut off at the planned one
     ====================================  ==================================================================
 
     Args:

@@ -55,9 +55,10 @@ class Cover:
 class ServerNoise:
     """What noise at the server is drawn from.
 
-    ``stream`` serves this round alone, and all links of the chain one after the other, so that none repeats another's
-    noise; ``source`` is for noise that is correlated over rounds, under labels of its own. The other links get a source
-    of their own, new in every round, from which neither the noise nor the cohort's coins can be drawn again.
+    ``stream`` serves this round alone, and all of privfl's own links one after the other, so that none repeats
+    another's noise; ``source`` is for noise that is correlated over rounds, under labels of its own. Links from outside
+    that add no noise get a stream of their own, and all that add none a source of their own, new in every round. From
+    these neither the noise nor the cohort's coins can be drawn again (:mod:`privfl.privacy.channel.link_noise`).
     """
 
     stream: NoiseStream
@@ -153,13 +154,19 @@ class Mechanism(Settings, ABC):
     def for_run(self, run: ChannelRun) -> Mechanism:
         """This link for one run: noise that is correlated over rounds is planned here, once.
 
+        Where a noise returns another link than itself, no round has a larger bound than ``run``.
+
         Raises:
             ConfigError: it does not go with the run.
         """
         return self
 
     def norm_bound(self, server: Tensors) -> float:
-        """Of a bound: the L2 norm > 0 that no update exceeds after it, given the server's state."""
+        """Of a bound: the L2 norm > 0 that no update exceeds after it, given the server's state.
+
+        Asked once a round. What clips, and what noise is sized for, is ``round.bound``, which noise that is planned for
+        the whole run keeps at its first value or below.
+        """
         return math.inf
 
     def update_multiplier(self, noise_multiplier: float, cohort: float) -> float:
@@ -177,7 +184,7 @@ class Mechanism(Settings, ABC):
     def at_client(self, update: Tensor, noise: NoiseStream, round: ChannelRound) -> Tensor:
         """The update as it leaves this link, of the same shape; may be changed in place.
 
-        ``noise`` serves this client in this round alone, and all links one after the other.
+        ``noise`` serves this client in this round alone; a link from outside that adds no noise has one of its own.
         """
         return update
 

@@ -118,8 +118,12 @@ class NoiseSource:
             raise ConfigError(
                 "a noise stream needs at least one label: name its use, for instance stream('update', 3)."
             )
-        info = b"privfl noise" + b"".join(map(_encode_label, labels))
+        info = b"privfl noise" + _encoded(labels)
         return NoiseStream(lambda: HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(self.key))
+
+
+def _encoded(labels: Sequence[int | str]) -> bytes:
+    return b"".join(map(_encode_label, labels))
 
 
 def _encode_label(label: int | str) -> bytes:
@@ -172,6 +176,17 @@ class NoiseStream:
     def key(self) -> bytes:
         """The key of this stream."""
         return self._given() if callable(self._given) else self._given
+
+    def apart(self, *labels: int | str) -> NoiseStream:
+        """A stream whose key follows from this one's and ``labels``, for who must not learn what this one gives.
+
+        It holds its key alone, and nothing that leads back here.
+
+        Raises:
+            ConfigError: a label is neither an integer nor a string.
+        """
+        info = b"privfl noise apart" + _encoded(labels)
+        return NoiseStream(HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(self.key))
 
     @cached_property
     def _cipher(self) -> CipherContext:

@@ -68,6 +68,10 @@ class Sizes:
             return np.empty(0, dtype=np.int64)
         return clients[self.responses.due(clients, round, self.mechanism)]
 
+    def owing(self, round: int, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which of ``clients`` would be charged for asking them in ``round``."""
+        return self.due(round, clients)
+
     def sent(self, round: int) -> dict[int, float]:
         """What clients answered in ``round``, as it left them."""
         if self.mechanism is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,8 @@ class SizeResponses:
 
     fresh: tuple[int, ...] = ()
     """The clients that answered afresh in the latest call of :meth:`answers`: the ones to charge."""
+    charged: dict[int, int] = field(default_factory=dict)
+    """The round in which each client was charged last, where answers may be on their way that are not in the table."""
 
     def __post_init__(self) -> None:
         self._mechanism: str | None = None
@@ -106,8 +108,20 @@ class SizeResponses:
             return due
         if mechanism.refresh != "once":
             place = np.minimum(np.searchsorted(self._clients, ids), len(self._clients) - 1)
-            due |= round - self._rounds[place] >= (1 if mechanism.refresh == "every_round" else mechanism.refresh)
+            due |= round - self._rounds[place] >= _period(mechanism)
         return due
+
+    def owing(self, clients: Sequence[int] | Integers, round: int, mechanism: SizeMechanism) -> NDArray[np.bool_]:
+        """Which of ``clients``, who are due, may draw a new answer for a request in this round, bool (clients,).
+
+        The table of a client knows all that it has drawn, also what never arrived here. So nobody draws a new answer
+        who may have drawn one less than the mechanism's period before. What nobody pays for twice is charged at the
+        first request that may have come through: no choice of requests that do would let a client draw more often.
+        """
+        last = [self.charged.get(client) for client in _numbers(clients).tolist()]
+        if mechanism.refresh == "once":
+            return np.array([one is None for one in last], dtype=bool)
+        return np.array([one is None or round - one >= _period(mechanism) for one in last], dtype=bool)
 
     def latest(self) -> tuple[Integers, NDArray[Any]]:
         """The clients that have answered, ascending, and the latest answer of each."""
@@ -120,6 +134,7 @@ class SizeResponses:
 
     def state(self) -> dict[str, Any]:
         """The table as JSON-able values, for a checkpoint."""
+        charged = [np.array([*self.charged], dtype=np.int64), np.array([*self.charged.values()], dtype=np.int64)]
         return {
             "mechanism": self._mechanism,
             "fresh": _pack(np.array(self.fresh, dtype=np.int64)),
@@ -127,6 +142,7 @@ class SizeResponses:
             "given": _pack(self._given),
             "rounds": _pack(self._rounds),
             "latest": _pack(self._latest),
+            **({"charged": [_pack(column) for column in charged]} if self.charged else {}),
         }
 
     @classmethod
@@ -136,6 +152,8 @@ class SizeResponses:
         table._mechanism = state["mechanism"]
         table._clients, table._given = _unpack(state["clients"]), _unpack(state["given"])
         table._rounds, table._latest = _unpack(state["rounds"]), _unpack(state["latest"])
+        if "charged" in state:
+            table.charged = dict(zip(*(_unpack(column).tolist() for column in state["charged"]), strict=True))
         return table
 
     def _known(self, ids: Integers) -> NDArray[np.bool_]:
@@ -154,6 +172,11 @@ class SizeResponses:
             self._given, self._rounds, self._latest = (
                 np.insert(column, place, 0) for column in (self._given, self._rounds, self._latest)
             )
+
+
+def _period(mechanism: SizeMechanism) -> int:
+    """After how many rounds an answer is drawn anew, where it is."""
+    return 1 if mechanism.refresh == "every_round" else int(mechanism.refresh)
 
 
 def _numbers(clients: Sequence[int] | Integers) -> Integers:

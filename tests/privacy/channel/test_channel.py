@@ -2,7 +2,8 @@
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from privfl.privacy.accounting.release import OBSERVERS, UNITS
 from privfl.privacy.channel.channel import ChannelSpec, RoundChannel
 from privfl.privacy.channel.field import Field
 from privfl.privacy.door.log import DoorLog
-from privfl.privacy.mechanisms.mechanism import Cover
+from privfl.privacy.mechanisms.mechanism import Cover, Mechanism
 from privfl.privacy.mechanisms.participation import ParticipationPattern
 from privfl.privacy.noise.source import NoiseSource
 
@@ -220,3 +221,45 @@ def test_a_round_has_the_bound_that_the_server_has_come_to():
     run = spec.for_run(1000, 10.0, ParticipationPattern(10, 1, 10), False)
     assert run.in_round(0, 10, {}).round.bound == 2.0
     assert run.in_round(1, 10, {"clip_norm": torch.tensor(0.5)}).round.bound == 0.5
+
+
+@dataclass(frozen=True)
+class Following(Mechanism):
+    """A bound that follows the model."""
+
+    kind: ClassVar = "bound"
+    first: float = 0.5
+
+    def norm_bound(self, server):
+        return float(server["parameters"].norm()) if server else self.first
+
+
+@dataclass(frozen=True)
+class Planning(pf.GaussianNoise):
+    """Noise of one's own that is planned before the run."""
+
+    deviation: float = 0.0
+
+    def for_run(self, run):
+        return replace(self, deviation=self.noise_multiplier * run.bound)
+
+
+@pytest.mark.parametrize(
+    "noise", [pf.TreeNoise(1.0), pf.BandedNoise(1.0), Planning(1.0)], ids=lambda one: type(one).__name__
+)
+def test_no_round_has_a_larger_bound_than_noise_was_planned_for(noise):
+    run = ChannelSpec.of((Following(), noise), UPDATE).for_run(4, 10.0, ParticipationPattern(10, 10, 1), False)
+    bounds = [run.in_round(3, 10, {"parameters": torch.full((4,), size)}).round.bound for size in (0.01, 100.0)]
+    assert bounds == [pytest.approx(0.02), 0.5]
+
+
+def test_noise_that_each_round_sizes_follows_its_bound_and_clients_take_what_they_are_told():
+    run = ChannelSpec.of((Following(), pf.GaussianNoise(1.0)), UPDATE).for_run(
+        4, 10.0, ParticipationPattern(10, 1, 10), False
+    )
+    assert run.in_round(3, 10, {"parameters": torch.full((4,), 100.0)}).round.bound == pytest.approx(200.0)
+    assert run.in_round(3, 10, {}, told=0.25).round.bound == 0.25
+    with pytest.raises(ConfigError, match="the bound nan, for which no noise can be sized"):
+        run.in_round(3, 10, {}, told=math.nan)
+    shipped = ChannelSpec.of((pf.Clip(2.0), pf.GaussianNoise(1.0)), UPDATE)
+    assert shipped.for_run(4, 10.0, run.pattern, False).in_round(3, 10, {}, told=50.0).round.bound == 2.0

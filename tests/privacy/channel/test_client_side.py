@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import product
 from typing import ClassVar
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import privfl as pf
 from privfl.privacy.channel.chain import Chain
 from privfl.privacy.channel.client_side import BrokenUpload, pass_links, within_bound
-from privfl.privacy.mechanisms.clip import norm
+from privfl.privacy.mechanisms.clip import norm, scale_to_norm
 from privfl.privacy.mechanisms.mechanism import Mechanism
 from privfl.privacy.noise.source import NoiseSource
 from tests.privacy.mechanisms.test_mechanism import round_with
@@ -93,6 +94,26 @@ def test_a_clipped_update_is_left_bit_for_bit_and_a_longer_one_is_shorter_afterw
         held = within_bound(update, bound)
         assert float(held.double().norm()) <= bound
         assert torch.equal(update, kept), "a mechanism may have kept the tensor"
+
+
+LARGEST, SMALLEST = torch.finfo(torch.float32).max, 2.0**-149
+ORDERS = (LARGEST, 2.95e38, 1e30, 1.0, 1e-30, 1e-42, SMALLEST)
+
+
+@pytest.mark.parametrize("bound", [1e-25, 1e-6, 3e-3, 1.0, 1e7, 1e25])
+@pytest.mark.parametrize("size", [1, 15, 10_000])
+def test_whatever_float32_holds_comes_out_within_the_bound(size, bound):
+    generator = torch.Generator().manual_seed(size)
+    for largest, other in product(ORDERS, repeat=2):
+        signs = torch.randint(0, 2, (size,), generator=generator) * 2 - 1
+        whole = torch.full((size,), largest) * signs
+        mixed = torch.where(torch.rand(size, generator=generator) < 0.1, whole, torch.tensor(other))
+        for update in (whole, mixed, whole * torch.rand(size, generator=generator)):
+            length = float(torch.linalg.vector_norm(update.double()))
+            for clipped in (within_bound(update, bound), scale_to_norm(update.clone(), bound)):
+                held = float(torch.linalg.vector_norm(clipped.double()))
+                assert held <= bound
+                assert held >= min(length, bound) * (1 - 3e-6)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import privfl as pf
+from privfl.algorithms.fedsampling import NaiveFedSampling
 from privfl.errors import ConfigError
 from privfl.privacy.door.batch_plans import Epochs, LocalTraining, Poisson, private_plan
 from privfl.privacy.noise.source import NoiseSource
@@ -56,3 +57,12 @@ def test_a_client_without_rows_has_empty_batches():
     noise = NoiseSource.from_key(1).stream("door", 0, 0)
     drawn = list(Poisson(0.3, steps=3, divisor=1.0).rows(torch.arange(0), torch_stream(0, "batches"), noise))
     assert [len(rows) for rows in drawn] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, 1.5, 1e-16, 1e-300])
+@pytest.mark.parametrize(
+    "made", [Poisson, pf.PoissonCohort, NaiveFedSampling, lambda rate: pf.DPSGD(noise_multiplier=1.0, sample_rate=rate)]
+)
+def test_rates_that_coins_of_64_bits_do_not_keep_to_are_one_sentence(rate, made):
+    with pytest.raises(ConfigError, match=r"is .*; give a number between 1e-15 and 1$"):
+        made(rate)
