@@ -94,11 +94,7 @@ TESTED_ELSEWHERE = {
     "privfl/commands": "account data demo_sentences deploy examine listing printing progress",
     "privfl/data": "berka berka_tables checksums entries entry files further_entries heart holdout tabular wfdb",
     "privfl/data/partitions": "base given pathological report simple skewed",
-<<<<<<< HEAD
-    "privfl/deploy": "kits link local secure sizes",
-=======
-    "privfl/deploy": "budget diary kits link party secure split",
->>>>>>> mend-links
+    "privfl/deploy": "kits link secure",
     "privfl/engine": "memory secure_aggregation",
     "privfl/federation": "context",
     "privfl/metrics": "classification",
