@@ -1,6 +1,7 @@
 """A round that is computed again comes out as before, or nothing is claimed of what one noise covered twice."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 
 import privfl as pf
 from privfl.simulation.repeated_rounds import REPEATED_NOISE, RepeatedRounds
-from privfl.simulation.run_directory import ROUNDS, RunDirectory
+from privfl.simulation.run_directory import CHECKPOINT, EXTENSION, ROUNDS, RunDirectory
 
 X = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int64)
@@ -66,7 +67,7 @@ def test_what_comes_out_otherwise_under_the_same_noise_takes_the_claims_away(kin
     text = " ".join(str(run.statement).split())
     assert REPEATED_NOISE in text
     assert "computed again after an interruption came out otherwise" in text
-    assert not (tmp_path / ROUNDS).exists()  # gone with the key
+    assert len((tmp_path / ROUNDS).read_text(encoding="utf-8").splitlines()) == 5  # for whoever extends the run
 
 
 def test_what_comes_out_the_same_costs_nothing_more_and_nothing_is_kept_where_there_is_no_noise(tmp_path):
@@ -83,6 +84,36 @@ def test_with_a_checkpoint_of_every_round_none_is_repeated(tmp_path):
     given = {"checkpoint_seconds": 0.0}
     interrupted(tmp_path, shaken, PRIVACY["dp-sgd"], **given)
     assert epsilon(ran(tmp_path, shaken, PRIVACY["dp-sgd"], resume=True, **given)) < np.inf
+
+
+def test_the_file_of_a_run_that_ended_is_kept_and_compared(tmp_path):
+    ran(tmp_path, plain, PRIVACY["dp-sgd"])
+    (tmp_path / ROUNDS).write_bytes(b"")
+    for rounds in (3, 4):
+        with pytest.raises(pf.DataError, match=r"rounds\.jsonl is damaged or was changed since the run ended; restore"):
+            ran(tmp_path, plain, PRIVACY["dp-sgd"], resume=True, rounds=rounds)
+    (tmp_path / ROUNDS).unlink()
+    with pytest.raises(pf.DataError, match=r"rounds\.jsonl cannot be read"):
+        ran(tmp_path, plain, PRIVACY["dp-sgd"], resume=True)
+
+
+def test_a_round_from_before_an_extension_that_is_computed_again_is_compared(tmp_path):
+    """Where an earlier version extended the run: it did not write down from where, so any checkpoint of it is taken."""
+    privacy = replace(PRIVACY["dp-sgd"], noise_key=1)
+    given = {"checkpoint_seconds": 0.0, "resume": True}
+    with pytest.raises(KeyboardInterrupt):
+        ran(tmp_path, shaken, privacy, stop_after=0, **given)
+    early = (tmp_path / CHECKPOINT).read_bytes()
+    ran(tmp_path, shaken, privacy, **given)
+    with pytest.raises(KeyboardInterrupt):
+        ran(tmp_path, shaken, privacy, rounds=5, stop_after=3, **given)
+    directory = RunDirectory(tmp_path)
+    told = directory.read_json(EXTENSION)
+    directory.write_json(EXTENSION, {name: told[name] for name in ("rounds", "key")})
+    (tmp_path / CHECKPOINT).write_bytes(early)
+    run = ran(tmp_path, shaken, privacy, rounds=5, **given)
+    assert epsilon(run) == np.inf
+    assert [json.loads(line)["round"] for line in (tmp_path / ROUNDS).open()] == [0, 1, 2, 3, 1, 2, 3, 4]
 
 
 def test_it_is_remembered_though_the_run_is_interrupted_once_more(tmp_path):

@@ -16,7 +16,7 @@ from privfl.files import append, sha256, write_whole
 from privfl.privacy.noise.source import NoiseSource
 from privfl.simulation.checkpoint import Checkpoint
 from privfl.simulation.fingerprint import Fingerprint
-from privfl.simulation.run_directory import CHECKPOINT, RunDirectory, read_lines
+from privfl.simulation.run_directory import CHECKPOINT, RunDirectory
 
 FINGERPRINT = Fingerprint({"inputs": "a", "targets": "b", "model": "c", "torch": "2.12.0"}, {"model": "my_net:Net"})
 KEY = NoiseSource(b"\x01" * 32, reproducible=False)
@@ -256,10 +256,6 @@ def test_the_environment_names_the_versions(directory):
     begin(directory, {})
     environment = json.loads((directory.path / "environment.json").read_text())
     assert environment["packages"]["torch"] == torch.__version__
-
-
-def test_lines_of_a_missing_file_are_none(tmp_path):
-    assert read_lines(tmp_path / "none.jsonl") == []
 
 
 def test_a_folder_that_cannot_be_is_refused_in_one_sentence(tmp_path):
