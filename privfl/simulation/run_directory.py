@@ -47,13 +47,12 @@ from privfl.simulation.checkpoint import Checkpoint, read_checkpoint
 from privfl.simulation.commit import commit
 from privfl.simulation.fingerprint import DATA, INDIFFERENT, Fingerprint, versions
 from privfl.simulation.noise_key import KeyFile
+from privfl.simulation.repeated_rounds import ROUNDS, check_shown, read_rounds
 
 Metrics = dict[str, Any]
 EXTENSION = "extension.json"
 """For how many rounds a run goes on that was planned for fewer, under which key, and, if it had ended, from where."""
 CHECKPOINT = "checkpoints/latest.npz"
-ROUNDS = "rounds.jsonl"
-"""A hash of what every round came to (:mod:`privfl.simulation.repeated_rounds`)."""
 ENDED = ("metrics.jsonl", "statement.json")
 """What a finished run is read from, beside its summary, which holds their digests."""
 
@@ -124,13 +123,14 @@ class RunDirectory:
         Raises:
             ConfigError: the folder holds another run, or a run and ``resume`` is off.
             DataError: the checkpoint or the key cannot be read, or the files were changed since.
+            PrivflError: the disk refuses.
         """
         if self.begun and not resume:
             raise ConfigError(
                 f"{self.path} already holds a run; go on with --resume or choose another folder with --out"
             )
         if not self.begun:
-            self._start(config, fingerprint, source)
+            self._start(config, fingerprint, source, noisy=noisy)
             return None, source
         checkpoint, run = read_checkpoint(self.checkpoint_file) if self.checkpoint_file.exists() else (None, None)
         remains = not self.finished and (checkpoint is None or checkpoint.round < config.get("rounds", math.inf))
@@ -157,6 +157,8 @@ class RunDirectory:
                 f"{self.path} holds a run with other settings: {'; '.join(differing)}; repeat its config.toml on what "
                 "it began with, or choose another --out"
             )
+        if remains and noisy:
+            check_shown(self, 0 if checkpoint is None else checkpoint.round, always="rounds" in self._record)
         self._cut_metrics(checkpoint)
         return checkpoint, source
 
@@ -198,21 +200,22 @@ class RunDirectory:
             if sha256(self.path / name) != digests.get(name):
                 raise DataError(f"{self.path / name} is damaged or was changed since the run ended; {mend}")
 
-    def _start(self, config: Mapping[str, Any], fingerprint: Fingerprint, source: NoiseSource) -> None:
+    def _start(self, config: Mapping[str, Any], fingerprint: Fingerprint, source: NoiseSource, *, noisy: bool) -> None:
         """Write what a run begins with; ``environment.json`` comes last, and with it the run has begun."""
-        if self.checkpoint_file.exists() or self.finished:
+        if self.sent or self.finished or read_rounds(self.path / ROUNDS):
             raise DataError(
                 f"{self.path} holds what is left of a run without its environment.json; restore it, or start anew with "
                 "another --out"
             )
         self.make_folder(self.checkpoint_file.parent.name)
         self._cut_metrics(None)
-        (self.path / ROUNDS).unlink(missing_ok=True)
+        self.write_lines(ROUNDS, []) if noisy else (self.path / ROUNDS).unlink(missing_ok=True)
         self.key_file.store(source)
         text = tomli_w.dumps(config).encode()
         self.write("config.toml", text)
         key = {"fixed": source.reproducible, "check": source.check}
-        self.write_json("fingerprint.json", {"parts": dict(fingerprint.parts), "key": key})
+        rounds = {"rounds": ROUNDS} if noisy else {}  # from now on that file is there
+        self.write_json("fingerprint.json", {"parts": dict(fingerprint.parts), "key": key, **rounds})
         self.write_json("environment.json", {**environment(), "config_sha256": hashlib.sha256(text).hexdigest()})
 
     def config_file(self) -> Path:
