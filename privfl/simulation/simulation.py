@@ -158,7 +158,10 @@ def begin(
         config = RunConfig(**settings).for_task(asked.task).to_dict()
         if resume and directory.begun:
             extend(directory, config, fingerprint, source, plan)
+        began = directory.begun
         checkpoint, source = directory.begin(config, fingerprint, source, noisy=plan.noisy, resume=resume)
+        if not began:
+            fingerprint.warn(directory.path)
     return replace(plan, source=source.for_run(fingerprint.digest)), checkpoint
 
 
