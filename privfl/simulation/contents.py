@@ -8,8 +8,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import mmap
-import random
 import re
+import secrets
 import struct
 import sys
 import types
@@ -139,7 +139,7 @@ _PARTS: dict[Any, Callable[[Any], Iterator[Any] | tuple[Any, ...]]] = {
     struct.Struct: lambda made: (made.format,),
     memoryview: lambda view: (np.asarray(view), view.format, view.readonly),
     mmap.mmap: _mapped,
-    random.SystemRandom: lambda made: (vars(made),),
+    secrets.SystemRandom: lambda made: (vars(made),),
     ValuesView: lambda values: (list(values),),
     types.CellType: lambda cell: (cell.cell_contents,),
     re.Match: _match,

@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from privfl.algorithms.base import Tensors
 from privfl.errors import DataError
 from privfl.privacy.accounting.release import Release, everywhere, unprotected
 from privfl.simulation.transcript import FOLDER, recorded_rounds
-
-if TYPE_CHECKING:
-    from privfl.simulation.run_directory import RunDirectory
 
 ROUNDS = "rounds.jsonl"
 """A hash of what every round came to."""
@@ -35,10 +33,25 @@ REASON = (
 )
 
 
+class Folder(Protocol):
+    """What is asked of a run directory here."""
+
+    path: Path
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of its metrics."""
+
+    def append(self, name: str, line: Mapping[str, Any], *, durable: bool = False) -> None:
+        """Append a line to the file ``name``."""
+
+    def write_lines(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Replace the file ``name``."""
+
+
 class RepeatedRounds:
     """What the rounds of the run in ``directory`` came to so far; nothing is kept of a run that adds no noise."""
 
-    def __init__(self, directory: RunDirectory | None, *, noisy: bool) -> None:
+    def __init__(self, directory: Folder | None, *, noisy: bool) -> None:
         """Raises DataError if the file was damaged, and PrivflError if the disk refuses."""
         self._directory = directory if noisy else None
         self._known: dict[int, set[str]] = {}
@@ -67,7 +80,7 @@ def repeated_noise() -> Release:
     return everywhere(REPEATED_NOISE, unprotected(REASON))
 
 
-def check_shown(directory: RunDirectory, first: int, *, always: bool) -> None:
+def check_shown(directory: Folder, first: int, *, always: bool) -> None:
     """See that the file tells of every round from ``first`` on that anybody was shown, since these are repeated.
 
     It tells of a round before anything else does, so that no interruption, and no power cut, leaves one out.
