@@ -213,6 +213,27 @@ def read_json(path: Path, mend: str = MEND) -> dict[str, Any]:
     return content
 
 
+def read_lines(path: Path) -> list[Any]:
+    """The complete JSON lines of ``path``; a last line that was cut short is left out.
+
+    Raises:
+        DataError: something is there that cannot be read.
+    """
+    if not path.exists():
+        return []
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; remove it, or choose another --out") from error
+    lines = []
+    for line in content.splitlines():
+        try:
+            lines.append(json.loads(line))
+        except (ValueError, RecursionError):
+            break
+    return lines
+
+
 def sha256(path: Path) -> str:
     """The SHA-256 of the file ``path`` as hexadecimal text.
 

@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from privfl.errors import DataError, PrivflError
-from privfl.files import append, erase, make_folder, read_json, remove, write_json, write_whole
+from privfl.files import append, erase, make_folder, read_json, read_lines, remove, write_json, write_whole
 from tests.runs.disk import Disk
 
 
@@ -156,3 +156,11 @@ def test_json_files_that_trade_their_places_are_noticed(tmp_path):
 def test_json_that_is_missing_is_one_sentence(tmp_path):
     with pytest.raises(DataError, match="cannot be read: No such file"):
         read_json(tmp_path / "a.json")
+
+
+def test_lines_are_read_up_to_the_first_that_is_torn_and_those_of_a_missing_file_are_none(tmp_path):
+    assert read_lines(tmp_path / "none.jsonl") == []
+    (tmp_path / "some.jsonl").write_text('{"round": 0}\n{"round": 1}\n{"rou')
+    assert read_lines(tmp_path / "some.jsonl") == [{"round": 0}, {"round": 1}]
+    with pytest.raises(DataError, match="cannot be read"):
+        read_lines(tmp_path)

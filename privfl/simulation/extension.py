@@ -2,7 +2,8 @@
 
 That is possible where no message depends on how many rounds there will be; then noise is not derived from their number
 either, and what was sent stays what it was. A run that has ended goes on under a new key, since its own is erased: no
-noise is used twice, and the ledger goes on counting what is released.
+noise is used twice, and the ledger goes on counting what is released. It goes on from the very checkpoint that it ended
+with: from an earlier one, rounds that were sent and charged once would be sent again under the new key.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from privfl.privacy.noise.source import NoiseSource
 from privfl.schema import read_toml
 from privfl.simulation.fingerprint import Fingerprint
 from privfl.simulation.plan import Plan
-from privfl.simulation.run_directory import EXTENSION, RunDirectory
+from privfl.simulation.run_directory import CHECKPOINT, EXTENSION, RunDirectory
 from privfl.simulation.state import State
 
 
@@ -35,6 +36,7 @@ def extend(
 
     Raises:
         ConfigError: the run cannot go on for more rounds, or is another one.
+        DataError: its checkpoint is not the one that it ended with.
     """
     had, asked = planned_rounds(directory), config["rounds"]
     summary = directory.read_json("summary.json")
@@ -56,20 +58,28 @@ def extend(
             f"{directory.path} holds a run with other settings than more rounds: {what}; repeat its config.toml on "
             "what it began with, or choose another --out"
         )
-    key = record["key"]
-    if summary is not None and not key["fixed"]:
-        if source.reproducible:
-            raise ConfigError(
-                f"{directory.path} holds a run that began with a key from the operating system; leave "
-                "privacy.noise_key out, or choose another --out"
-            )
-        directory.key_file.store(source)
-        key = {"fixed": False, "check": source.check}
-    elif summary is None and (before := directory.read_json(EXTENSION)) is not None:
-        key = before["key"]  # its rounds go on under the key that they began with
-    directory.write_json(EXTENSION, {"rounds": asked, "key": key})
+    told: dict[str, Any] = {"key": record["key"]}
+    if summary is None:
+        told |= directory.read_json(EXTENSION) or {}  # its rounds go on under the key that they began with
+    else:
+        directory.check_ended()
+        if not told["key"]["fixed"]:
+            told["key"] = _another_key(directory, source)
+        told |= {"from": summary["rounds"], "checkpoint": summary["sha256"][CHECKPOINT]}
+    directory.write_json(EXTENSION, told | {"rounds": asked})
     for name in ("statement.json", "summary.json"):
         remove(directory.path / name)
+
+
+def _another_key(directory: RunDirectory, source: NoiseSource) -> dict[str, Any]:
+    """Keep the key of ``source`` in the place of the one that was erased; what is written down of it."""
+    if source.reproducible:
+        raise ConfigError(
+            f"{directory.path} holds a run that began with a key from the operating system; leave "
+            "privacy.noise_key out, or choose another --out"
+        )
+    directory.key_file.store(source)
+    return {"fixed": False, "check": source.check}
 
 
 def planned_rounds(directory: RunDirectory) -> int:

@@ -22,6 +22,7 @@ import torch
 from privfl.models import OwnModel
 from privfl.privacy.settings import Privacy
 from privfl.references import called, of_privfl
+from privfl.simulation.health import LOG
 from privfl.simulation.identity import Identity
 from privfl.simulation.plan import Plan, RunSettings
 
@@ -45,6 +46,8 @@ NO_MESSAGE = ("evaluate_every", "device", "gpus")
 CODE = ("model", "loss", "algorithm", "training", "privacy", "cohort", "availability")
 """Parts that a user may have written."""
 POLICY = "the policy of the federation"
+HOLDS = ", because it holds "
+"""Behind what stands for a part that is another one each time."""
 SETTINGS: Mapping[str, str] = {"schedule": "the rounds or how they are computed", "initial": "the initial model"}
 
 
@@ -95,7 +98,8 @@ class Fingerprint:
             identity = Identity(thing)
             parts[name] = identity.digest
             if drawn and identity.unknown:  # nobody can say whether it is the same: it never is
-                parts[name] = f"{os.urandom(16).hex()}, because it holds {', '.join(sorted(identity.unknown))}"
+                kinds = sorted(kind.replace(":", ".") for kind in identity.unknown)
+                parts[name] = f"{os.urandom(16).hex()}{HOLDS}{', '.join(kinds)}"
         if drawn:
             parts |= {
                 "initial": Identity(task.model(asked.schedule.seed).state_dict()).digest,
@@ -106,6 +110,19 @@ class Fingerprint:
         if policy:
             parts[POLICY] = policy
         return cls(parts, {name: _called(things[name]) for name in CODE})
+
+    def warn(self, path: Path) -> None:
+        """Say that the run which begins in ``path`` could not be resumed, if that is so: because of what, and why."""
+        called = {name: f"the code of {told}" for name, told in self.names.items()}
+        held = {name: part.partition(HOLDS)[2] for name, part in self.parts.items() if HOLDS in part}
+        if held:
+            what = " and ".join(f"{called.get(name, name)} holds {kinds}" for name, kinds in held.items())
+            LOG.warning(
+                "%s cannot be resumed if it is interrupted: %s, and nobody can tell whether another process would have "
+                "the same; create it where it is used",
+                path,
+                what,
+            )
 
     @property
     def digest(self) -> bytes:

@@ -3,7 +3,8 @@
 Code is told by what Python compiled of it and by all that it refers to: helpers, constants, closures, defaults, base
 classes. Comments and line numbers do not count. Code of privfl, of the libraries whose versions are recorded and of
 Python itself is told by its name, since versions are compared apart; code of other installed packages by its name and
-the list of hashes that it was installed with.
+the list of hashes that it was installed with. So are the random generators of the whole process, whose state is no part
+of what was asked for.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import importlib
 import io
 import logging
+import random
 import re
 import secrets
 import threading
@@ -30,22 +32,35 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from privfl.simulation.origins import global_names, own_imports, package_of, reads_by_string
+from privfl.simulation.contents import content_of, name_of
+from privfl.simulation.origins import global_names, own_binary, own_imports, package_of, reads_by_string, told
 
 _PIECE = 1 << 24
 _WATCHING = (logging.Logger, logging.Handler, io.IOBase, weakref.ref, type(threading.Lock()), type(threading.RLock()))
 """What watches or guards a computation, and takes no part in its result."""
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType)
 _SLOT = types.MemberDescriptorType
+_ADDRESS = "_torchdynamo_wrapper_id"
+"""What ``torch.compile`` writes onto a module: where it lies in this process."""
+_OFFSET = re.compile(r"__(vectorcall|weaklist|dict)offset__")
+"""Where a compiled type keeps what it needs itself; some tell an address."""
 _CONTAINERS = (list, tuple, deque, Set, Mapping, np.ndarray, partial, Enum, io.BytesIO, io.StringIO)
 _REDUCING = ("__reduce_ex__", "__reduce__", "__getstate__")
 _NAMED = (*_DESCRIPTORS, types.MethodDescriptorType, types.ClassMethodDescriptorType, torch.dtype, torch.device)
 _BOOKKEEPING = re.compile(
     r"__(module|dict|weakref|doc|firstlineno|static_attributes|dataclass_\w+|match_args|orig_bases|parameters)__"
     r"|__(annotat\w+|abstractmethods|slots|slotnames|qualname|classcell|type_params)__|_abc_impl"
+    r"|__pydantic_(core_schema|validator|serializer)__"
 )
-"""What Python writes into a class beside what stands in it."""
+"""What Python writes into a class beside what stands in it, and Pydantic with the address of the class."""
+_EVERYBODYS: Mapping[str, Any] = {
+    "random": getattr(random.random, "__self__", None),
+    "numpy.random": getattr(np.random.rand, "__self__", None),
+    "torch": torch.default_generator,
+}
+"""The random generators of the whole process."""
 OF_EVERY_MODULE = {f"__{one}__" for one in ("name", "doc", "package", "loader", "spec", "file", "cached", "builtins")}
 _GENERATED = re.compile(r"__(init|repr|eq|hash|setattr|delattr|lt|le|gt|ge|replace|getstate|setstate)__")
 """Methods that ``dataclass`` writes."""
@@ -110,7 +125,13 @@ class Identity:
     def _items(self, kind: str, items: Mapping[Any, Any], loose: bool = False) -> bytes:
         return self._each(kind, (part for pair in items.items() for part in pair), loose)
 
+    def _everybodys(self, thing: Any) -> str:
+        """Of what the whole process has the random generator ``thing`` is, empty if it is none."""
+        return next((name for name, one in _EVERYBODYS.items() if one is thing), "")
+
     def _inside(self, thing: Any, loose: bool) -> bytes:
+        if name := self._everybodys(thing):
+            return _hash("everybody's", name)
         if isinstance(thing, Tensor):
             try:
                 return _tensor(thing)
@@ -143,6 +164,7 @@ class Identity:
         """What stands in slots of ``thing``, and on a container or member beside its content."""
         bases = [base for base in type(thing).__mro__ if not package_of(base)]
         slots = [name for base in bases for name, one in vars(base).items() if isinstance(one, _SLOT)]
+        slots = [name for name in slots if not _OFFSET.fullmatch(name)]
         found = {name: getattr(thing, name) for name in slots if hasattr(thing, name)}
         if isinstance(thing, _CONTAINERS) and hasattr(thing, "__dict__") and not isinstance(thing, np.memmap):
             found |= vars(thing)
@@ -162,13 +184,24 @@ class Identity:
         if isinstance(thing, cached_property):
             return self._of(thing.func, loose=False)
         if isinstance(thing, types.BuiltinFunctionType | types.MethodWrapperType):
-            owner = thing.__self__
-            return self._each("builtin", (thing.__qualname__, None if isinstance(owner, types.ModuleType) else owner))
+            owner: Any = thing.__self__
+            if isinstance(owner, types.ModuleType):
+                owner = None if owner.__name__ == "builtins" else own_binary(owner.__name__) or owner
+            return self._each("builtin", (thing.__qualname__, owner))
         if isinstance(thing, Enum):
             return self._each("member", (type(thing), thing.name, thing.value), loose)
         wrapped = getattr(thing, "__wrapped__", None)
         if callable(wrapped) and package_of(type(thing)):  # such as functools.cache around a function
             return self._each("wrapped", (type(thing), wrapped))
+        if name := name_of(thing):
+            return _hash("by name", name, told(name.partition(".")[0]))
+        try:
+            content = content_of(thing)
+        except Exception:  # whatever a type of others raises that cannot be looked into
+            return self._unknown(type(thing))
+        if content is not None:
+            beside = {} if package_of(type(thing)) else getattr(thing, "__dict__", {})
+            return self._each("content", (type(thing), *content, beside))
         return self._object(thing, loose)
 
     def _object(self, thing: Any, loose: bool) -> bytes:
@@ -178,9 +211,12 @@ class Identity:
             own = {item.name: getattr(thing, item.name) for item in fields(thing) if item.init}
         elif hasattr(thing, "__dict__"):
             lazy = {name for base in kind.__mro__ for name in lazy_names(base)}
-            own = {name: value for name, value in vars(thing).items() if name not in lazy}
+            own = {name: value for name, value in vars(thing).items() if name not in lazy and name != _ADDRESS}
             if isinstance(thing, nn.Module):  # hooks are numbered through the whole process
-                own = {name: list(value.values()) if "_hooks" in name else value for name, value in own.items()}
+                own = {
+                    name: list(value.values()) if "_hooks" in name and isinstance(value, Mapping) else value
+                    for name, value in own.items()
+                }
         else:
             try:
                 reduce = copyreg.dispatch_table.get(kind)
@@ -210,7 +246,8 @@ class Identity:
     def _class(self, kind: type) -> bytes:
         if package := package_of(kind):
             return _hash(package, kind.__module__, kind.__qualname__)
-        made_by = () if type(kind) is type else (self._of(type(kind), loose=False),)
+        made_by = [] if type(kind) is type else [self._of(type(kind), loose=False)]
+        made_by += [] if (binary := own_binary(kind.__module__)) is None else [binary]
         return _hash("class", self._each("bases", kind.__bases__), self._items("body", self._body(kind)), *made_by)
 
     def _body(self, kind: type) -> dict[str, Any]:
@@ -226,6 +263,8 @@ class Identity:
         if package := package_of(module):
             return _hash(package, module.__name__)
         own = {name: part for name, part in sorted(vars(module).items()) if name not in OF_EVERY_MODULE}
+        if (binary := own_binary(module.__name__)) is not None:
+            own["its file"] = binary
         return self._items("module", own)
 
     def _function(self, function: types.FunctionType) -> bytes:
@@ -301,13 +340,15 @@ def _is_number(thing: Any) -> bool:
 
 
 def _tensor(tensor: Tensor) -> bytes:
+    if is_lazy(tensor):  # it has neither shape nor values yet
+        return _hash("tensor", type(tensor).__name__, str(tensor.dtype))
     tensor = tensor.detach()
-    told = (str(tensor.dtype), tuple(tensor.shape), str(tensor.layout))
+    kind = (str(tensor.dtype), tuple(tensor.shape), str(tensor.layout))
     if tensor.is_meta:
-        return _hash("tensor", *told)
+        return _hash("tensor", *kind)
     dense = tensor.cpu() if tensor.layout == torch.strided else tensor.cpu().to_dense()
     flat = dense.resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return _hash("tensor", *told, hashlib.sha256(flat.view(torch.uint8).numpy().data).digest())
+    return _hash("tensor", *kind, hashlib.sha256(flat.view(torch.uint8).numpy().data).digest())
 
 
 def _array_pieces(array: np.ndarray[Any, Any]) -> Iterator[bytes]:

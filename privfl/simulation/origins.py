@@ -11,6 +11,7 @@ import sysconfig
 import types
 from collections.abc import Iterator
 from functools import cache, lru_cache
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,15 @@ def _installed(package: str) -> str:
             if file.hash is not None and file.parts[0] != "..":
                 found.append(f"{file.as_posix()} {file.hash.value}")
     return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest() if found else ""
+
+
+def own_binary(name: str | None) -> bytes | None:
+    """The hash of the file of the module ``name``, if it is the user's own and was compiled; ``None`` else."""
+    module = sys.modules.get(name or "")
+    file = Path(getattr(module, "__file__", None) or "")
+    if module is None or not file.name.endswith(tuple(EXTENSION_SUFFIXES)) or package_of(module):
+        return None
+    return hashlib.sha256(file.read_bytes()).digest() if file.is_file() else b""
 
 
 @lru_cache(_CODES)

@@ -9,7 +9,7 @@ the checkpoint, or behind it after a power cut; a resumed run writes it anew fro
 While a run is in flight ``noise.key`` holds the key of its privacy noise, so that a resumed run repeats the noise of a
 round instead of spending it twice; it is erased when the run ends, or by whoever opens the folder next. What differs
 from the run that began (``fingerprint.json``) is refused: it would send other messages under the same noise. Whether
-a repeated round sent the same is seen from ``rounds.jsonl``, which is there as long as the key.
+a repeated round sent the same is seen from ``rounds.jsonl``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,17 @@ import tomli_w
 import torch
 
 from privfl.errors import ConfigError, DataError
-from privfl.files import append, cannot_write, make_folder, read_json, sha256, usable_folder, write_json, write_whole
+from privfl.files import (
+    append,
+    cannot_write,
+    make_folder,
+    read_json,
+    read_lines,
+    sha256,
+    usable_folder,
+    write_json,
+    write_whole,
+)
 from privfl.lock import FolderLock
 from privfl.privacy.accounting.statement import Statement
 from privfl.privacy.noise.source import NoiseSource
@@ -37,13 +47,12 @@ from privfl.simulation.checkpoint import Checkpoint, read_checkpoint
 from privfl.simulation.commit import commit
 from privfl.simulation.fingerprint import DATA, INDIFFERENT, Fingerprint, versions
 from privfl.simulation.noise_key import KeyFile
+from privfl.simulation.repeated_rounds import ROUNDS, check_shown, read_rounds
 
 Metrics = dict[str, Any]
 EXTENSION = "extension.json"
-"""For how many rounds a run goes on that was planned for fewer, and under which key."""
+"""For how many rounds a run goes on that was planned for fewer, under which key, and, if it had ended, from where."""
 CHECKPOINT = "checkpoints/latest.npz"
-ROUNDS = "rounds.jsonl"
-"""A hash of what every round came to (:mod:`privfl.simulation.repeated_rounds`)."""
 ENDED = ("metrics.jsonl", "statement.json")
 """What a finished run is read from, beside its summary, which holds their digests."""
 
@@ -114,21 +123,24 @@ class RunDirectory:
         Raises:
             ConfigError: the folder holds another run, or a run and ``resume`` is off.
             DataError: the checkpoint or the key cannot be read, or the files were changed since.
+            PrivflError: the disk refuses.
         """
         if self.begun and not resume:
             raise ConfigError(
                 f"{self.path} already holds a run; go on with --resume or choose another folder with --out"
             )
         if not self.begun:
-            self._start(config, fingerprint, source)
+            self._start(config, fingerprint, source, noisy=noisy)
             return None, source
         checkpoint, run = read_checkpoint(self.checkpoint_file) if self.checkpoint_file.exists() else (None, None)
         remains = not self.finished and (checkpoint is None or checkpoint.round < config.get("rounds", math.inf))
         differing = self.differences(config)
         record = self.read_json("fingerprint.json")
-        if record is not None and (extension := self.read_json(EXTENSION)) is not None:
-            record["key"] = extension["key"]
-        self._check_whole(run, known=record is not None)
+        if record is not None:
+            self._check_extended(checkpoint, run)
+            record["key"] = (self.read_json(EXTENSION) or record)["key"]
+        if self.finished:
+            self.check_ended()
         if remains and not differing:
             source = self.key_file.source_of(record, source)
         if record is not None:
@@ -145,15 +157,41 @@ class RunDirectory:
                 f"{self.path} holds a run with other settings: {'; '.join(differing)}; repeat its config.toml on what "
                 "it began with, or choose another --out"
             )
+        if remains and noisy:
+            check_shown(self, 0 if checkpoint is None else checkpoint.round, always="rounds" in self._record)
         self._cut_metrics(checkpoint)
         return checkpoint, source
 
-    def _check_whole(self, run: str | None, *, known: bool) -> None:
-        """See that the checkpoint, which names ``run``, is this run's, and its last one if it has ended."""
-        if run is not None and known and run != self._run:
-            raise DataError(f"{self.checkpoint_file} belongs to another run; restore it, or choose another --out")
-        if self.finished:
-            self._compare(read_json(self.path / "summary.json"), (CHECKPOINT,), "restore it, or choose another --out")
+    def _check_extended(self, checkpoint: Checkpoint | None, run: str | None) -> None:
+        """See that ``checkpoint``, which names ``run``, is this run's, and none from before it ended and was extended.
+
+        The rounds that an ended run had sent would come out again under the key of its extension, charged to nobody.
+        """
+        extension, mend = self.read_json(EXTENSION) or {}, "restore it, or choose another --out"
+        first, key = extension.get("from"), self._record["key"]
+        if checkpoint is None:
+            # Another key is that of a run which had ended, also where an earlier version did not say from where.
+            if first is not None or extension.get("key", key) != key:
+                raise DataError(f"{self.checkpoint_file} is missing, from which the run was to go on; {mend}")
+        elif run == self._run:
+            return
+        elif first is None and run is not None:
+            raise DataError(f"{self.checkpoint_file} belongs to another run; {mend}")
+        elif first is not None and sha256(self.checkpoint_file) != extension["checkpoint"]:
+            raise DataError(
+                f"{self.checkpoint_file} is from before round {first}, from which the run was extended when it had "
+                f"ended, or belongs to another run; {mend}"
+            )
+
+    def check_ended(self) -> None:
+        """See that the checkpoint, and what rounds came to, are those that the run ended with.
+
+        Raises:
+            DataError: one of them is missing, or another one.
+        """
+        summary = read_json(self.path / "summary.json")
+        kept = (ROUNDS,) if ROUNDS in summary.get("sha256", {}) else ()  # of noise only, and not by earlier versions
+        self._compare(summary, (CHECKPOINT, *kept), "restore it, or choose another --out")
 
     def _compare(self, summary: Mapping[str, Any], names: Sequence[str], mend: str) -> None:
         """See that the files ``names`` are those that the run ended with."""
@@ -162,21 +200,22 @@ class RunDirectory:
             if sha256(self.path / name) != digests.get(name):
                 raise DataError(f"{self.path / name} is damaged or was changed since the run ended; {mend}")
 
-    def _start(self, config: Mapping[str, Any], fingerprint: Fingerprint, source: NoiseSource) -> None:
+    def _start(self, config: Mapping[str, Any], fingerprint: Fingerprint, source: NoiseSource, *, noisy: bool) -> None:
         """Write what a run begins with; ``environment.json`` comes last, and with it the run has begun."""
-        if self.checkpoint_file.exists() or self.finished:
+        if self.sent or self.finished or read_rounds(self.path / ROUNDS):
             raise DataError(
                 f"{self.path} holds what is left of a run without its environment.json; restore it, or start anew with "
                 "another --out"
             )
         self.make_folder(self.checkpoint_file.parent.name)
         self._cut_metrics(None)
-        (self.path / ROUNDS).unlink(missing_ok=True)
+        self.write_lines(ROUNDS, []) if noisy else (self.path / ROUNDS).unlink(missing_ok=True)
         self.key_file.store(source)
         text = tomli_w.dumps(config).encode()
         self.write("config.toml", text)
         key = {"fixed": source.reproducible, "check": source.check}
-        self.write_json("fingerprint.json", {"parts": dict(fingerprint.parts), "key": key})
+        rounds = {"rounds": ROUNDS} if noisy else {}  # from now on that file is there
+        self.write_json("fingerprint.json", {"parts": dict(fingerprint.parts), "key": key, **rounds})
         self.write_json("environment.json", {**environment(), "config_sha256": hashlib.sha256(text).hexdigest()})
 
     def config_file(self) -> Path:
@@ -211,10 +250,22 @@ class RunDirectory:
         ]
 
     @property
+    def _record(self) -> dict[str, Any]:
+        """What ``fingerprint.json`` holds."""
+        return read_json(self.path / "fingerprint.json")
+
+    @property
     def _run(self) -> str:
-        """What tells this run apart from every other one: a hash of what it depends on and of its key."""
-        told = json.dumps(read_json(self.path / "fingerprint.json"), sort_keys=True)
-        return hashlib.sha256(told.encode()).hexdigest()
+        """What tells this run apart from every other one: a hash of what it depends on and of its key.
+
+        Of a run that was extended when it had ended, also a hash of where it goes on: then it is another one.
+        """
+        told: list[Any] = [self._record]
+        extension = self.read_json(EXTENSION) or {}
+        if "from" in extension:
+            told.append({name: extension[name] for name in ("key", "from", "checkpoint")})
+        text = json.dumps(told if len(told) > 1 else told[0], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def make_folder(self, name: str) -> None:
         """Make the folder ``name`` if it is missing; raises what :meth:`write` raises."""
@@ -272,8 +323,8 @@ class RunDirectory:
         self.save(checkpoint)
         self.write_lines("metrics.jsonl", metrics)
         self.write("statement.json", statement.to_json().encode())
-        files = {name: sha256(self.path / name) for name in (CHECKPOINT, *ENDED)}
-        (self.path / ROUNDS).unlink(missing_ok=True)  # no round is left that could be repeated
+        kept = (ROUNDS,) if (self.path / ROUNDS).exists() else ()  # an extension compares its rounds with these
+        files = {name: sha256(self.path / name) for name in (CHECKPOINT, *ENDED, *kept)}
         self.write_json("summary.json", {**summary, "sha256": files})
         self.key_file.erase()
 
@@ -330,27 +381,6 @@ def _flat(settings: Mapping[str, Any], key: str = "") -> dict[str, Any]:
     for name, value in settings.items():
         found |= _flat(value, f"{key}{name}.") if isinstance(value, Mapping) else {f"{key}{name}": value}
     return found
-
-
-def read_lines(path: Path) -> list[Metrics]:
-    """The complete JSON lines of ``path``; a last line that was cut short is left out.
-
-    Raises:
-        DataError: something is there that cannot be read.
-    """
-    if not path.exists():
-        return []
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}; remove it, or choose another --out") from error
-    lines = []
-    for line in content.splitlines():
-        try:
-            lines.append(json.loads(line))
-        except (ValueError, RecursionError):
-            break
-    return lines
 
 
 def environment() -> dict[str, Any]:

@@ -158,7 +158,10 @@ def begin(
         config = RunConfig(**settings).for_task(asked.task).to_dict()
         if resume and directory.begun:
             extend(directory, config, fingerprint, source, plan)
+        began = directory.begun
         checkpoint, source = directory.begin(config, fingerprint, source, noisy=plan.noisy, resume=resume)
+        if not began:
+            fingerprint.warn(directory.path)
     return replace(plan, source=source.for_run(fingerprint.digest)), checkpoint
 
 
@@ -222,9 +225,9 @@ def run(
     recorder = Recorder(plan.record, public_facts(plan), directory, state.round, plan.task)
     tracker = EpsilonTracker(state.ledger, plan.privacy.target_delta, plan.units)
     budget, sizes, everyone = plan.privacy.budget, state.sizes, np.arange(len(plan.task.clients))
-    saved, repeated = time.monotonic(), RepeatedRounds(directory, noisy=plan.noisy)
     statement: Statement | None = None
     ended = directory is not None and directory.finished
+    saved, repeated = time.monotonic(), RepeatedRounds(directory, noisy=plan.noisy and not ended)
     while state.round < plan.schedule.rounds and not ended:
         began, round = time.perf_counter(), state.round
         available = plan.available(round)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from privfl.algorithms.base import Algorithm
 from privfl.errors import DataError
-from privfl.files import read_json
+from privfl.files import read_json, read_lines
 from privfl.privacy.accounting.release import OBSERVERS, UNITS
 from privfl.privacy.channel.field import Field
 from privfl.simulation.callbacks import Simulation
-from privfl.simulation.run_directory import Metrics, RunDirectory, read_lines
+from privfl.simulation.run_directory import Metrics, RunDirectory
 from privfl.study.attacks import FOLDER as ATTACKS
 from privfl.study.audits import FOLDER as AUDITS
 from privfl.study.filed import filed

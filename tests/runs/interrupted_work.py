@@ -27,7 +27,7 @@ def task(seed=0):
     return pf.Task.from_arrays(inputs.astype(np.float32), targets, partition=pf.IID(clients=4))
 
 
-def run(out, *, rounds=3, engine="loop", key=7):
+def run(out, *, rounds=3, engine="loop", key=7, checkpoint_seconds=0.0):
     """Noise at the server, fresh size answers every round, drop-outs, and a transcript of everybody."""
     pf.simulate(
         task(),
@@ -44,7 +44,7 @@ def run(out, *, rounds=3, engine="loop", key=7):
         record=True,
         out=out,
         resume=True,
-        execution=pf.Execution(engine=engine, **ONE_CORE),
+        execution=pf.Execution(engine=engine, **{**ONE_CORE, "checkpoint_seconds": checkpoint_seconds}),
     )
 
 
@@ -61,6 +61,11 @@ def banded_run(out):
         resume=True,
         execution=pf.Execution(engine="loop", **ONE_CORE),
     )
+
+
+def seldom_saved_run(out):
+    """The same without a checkpoint before the end, so that every round is repeated."""
+    run(out, checkpoint_seconds=600.0)
 
 
 def vectorised_run(out):

@@ -28,6 +28,7 @@ def without_takeovers(caplog):
     ("work", "tried"),
     [
         (interrupted_work.run, 12),
+        (interrupted_work.seldom_saved_run, 8),
         (interrupted_work.vectorised_run, 5),
         (interrupted_work.banded_run, 5),
         (interrupted_work.study, 4),

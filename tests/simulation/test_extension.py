@@ -1,7 +1,8 @@
 """A run goes on for more rounds as if they had been planned from the start, or says why it cannot."""
 
+import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +12,8 @@ import torch
 import privfl as pf
 from privfl.errors import ConfigError, DataError
 from privfl.experiment import Experiment
-from privfl.simulation.run_directory import RunDirectory
+from privfl.files import sha256, write_json
+from privfl.simulation.run_directory import CHECKPOINT, EXTENSION, RunDirectory
 from tests.commands.command_line import privfl
 
 rng = np.random.default_rng(1)
@@ -147,6 +149,101 @@ def test_a_run_whose_key_is_erased_goes_on_under_another_one_and_is_charged_for_
     whole = train(tmp_path / "whole", 6, **settings)
     assert longer.statement.to_json() == whole.statement.to_json()
     assert not (tmp_path / "run" / "noise.key").exists()
+
+
+NOISY = {"algorithm": pf.FedAvg("uniform"), "privacy": pf.Privacy(update=(pf.Clip(1.0), pf.GaussianNoise(1.0)))}
+
+
+def ended(tmp_path, rounds=3, **settings):
+    """A run that ended, and its checkpoint after its first round."""
+
+    def keep(simulation, line):
+        if line["round"] == 1:  # of the round before
+            (tmp_path / "early.npz").write_bytes((simulation.path / CHECKPOINT).read_bytes())
+
+    train(tmp_path / "run", rounds, callbacks=[keep], **settings)
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("cut", ["before it is extended", "in flight"])
+@pytest.mark.parametrize("key", [None, 1])
+def test_a_checkpoint_from_before_the_extension_is_refused_and_nothing_is_changed(tmp_path, cut, key):
+    settings = NOISY | {"privacy": replace(NOISY["privacy"], noise_key=key)}
+    run = ended(tmp_path, **settings)
+    if cut == "in flight":
+        with pytest.raises(Stopped):
+            train(run, 6, resume=True, callbacks=stop_after(4), **settings)
+    last = (run / CHECKPOINT).read_bytes()
+    (run / CHECKPOINT).write_bytes((tmp_path / "early.npz").read_bytes())
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    told = r"latest\.npz is (from before round 3|damaged or was changed since the run ended)"
+    with pytest.raises(DataError, match=told):
+        train(run, 6, resume=True, **settings)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    (run / CHECKPOINT).write_bytes(last)
+    longer = train(run, 6, resume=True, **settings)
+    assert longer.statement.to_json() == train(tmp_path / "whole", 6, **settings).statement.to_json()
+
+
+def test_without_its_checkpoint_an_extension_does_not_begin_anew(tmp_path):
+    run = ended(tmp_path, **NOISY)
+    with pytest.raises(Stopped):
+        train(run, 6, resume=True, callbacks=stop_after(3), **NOISY)
+    (run / CHECKPOINT).unlink()
+    with pytest.raises(DataError, match=r"latest\.npz is missing, from which the run was to go on; restore it"):
+        train(run, 6, resume=True, **NOISY)
+    told = json.loads((run / EXTENSION).read_text())
+    write_json(run / EXTENSION, {name: told[name] for name in ("rounds", "key")})  # as an earlier version wrote it
+    with pytest.raises(DataError, match=r"latest\.npz is missing, from which the run was to go on; restore it"):
+        train(run, 6, resume=True, **NOISY)
+
+
+def test_an_extension_is_extended_from_where_it_stands(tmp_path):
+    run = ended(tmp_path, **NOISY)
+    with pytest.raises(Stopped):
+        train(run, 5, resume=True, callbacks=stop_after(3), **NOISY)
+    first = json.loads((run / EXTENSION).read_text())
+    assert (first["rounds"], first["from"]) == (5, 3)
+    with pytest.raises(Stopped):  # in flight: under the same key, from the same end
+        train(run, 7, resume=True, callbacks=stop_after(5), **NOISY)
+    second = json.loads((run / EXTENSION).read_text())
+    assert {**second, "digest": ""} == {**first, "rounds": 7, "digest": ""}
+    train(run, 7, resume=True, **NOISY)
+    middle = (run / CHECKPOINT).read_bytes()
+    with pytest.raises(Stopped):  # ended once more: from its new end, under a third key
+        train(run, 9, resume=True, callbacks=stop_after(8), **NOISY)
+    third = json.loads((run / EXTENSION).read_text())
+    assert (third["from"], third["checkpoint"]) == (7, hashlib.sha256(middle).hexdigest())
+    assert third["key"] != second["key"]
+    assert len(train(run, 9, resume=True, **NOISY).metrics) == 9
+
+
+def as_before(run):
+    """Make the directory what the version before left, which did not say where an extension goes on."""
+    directory = RunDirectory(run)
+    summary, told = directory.read_json("summary.json"), directory.read_json(EXTENSION)
+    directory.write_json(EXTENSION, {name: told[name] for name in ("rounds", "key")})
+    directory.save(directory.checkpoint())
+    if summary is not None:
+        digests = summary["sha256"] | {CHECKPOINT: sha256(run / CHECKPOINT)}
+        directory.write_json("summary.json", {**summary, "sha256": digests})
+
+
+def test_directories_that_an_earlier_version_extended_still_open_and_go_on(tmp_path):
+    for done in (False, True):
+        folder = tmp_path / str(done)
+        folder.mkdir()
+        run = ended(folder, **NOISY)
+        if done:
+            train(run, 6, resume=True, **NOISY)
+        else:
+            with pytest.raises(Stopped):
+                train(run, 6, resume=True, callbacks=stop_after(4), **NOISY)
+        as_before(run)
+        assert len(train(run, 6, resume=True, **NOISY).metrics) == 6
+        longer = train(run, 8, resume=True, **NOISY)
+        assert json.loads((run / EXTENSION).read_text())["from"] == 6
+        assert longer.statement.to_json() == train(folder / "whole", 8, **NOISY).statement.to_json()
 
 
 @dataclass(frozen=True)

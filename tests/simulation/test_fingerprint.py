@@ -7,6 +7,7 @@ parameters that is 500 times as long; that it falls below a fifth of this has a 
 
 import importlib
 import json
+import re
 import shutil
 import sys
 from contextlib import suppress
@@ -307,6 +308,43 @@ def test_what_cannot_be_told_apart_is_not_gone_on_with(tmp_path):
     run(tmp_path / "run", task(loss=loss), kill=1)
     with pytest.raises(ConfigError, match=r"the code of .*loss \(because it holds .*Opaque\)"):
         run(tmp_path / "run", task(loss=loss), resume=True)
+
+
+COUNTS = (number for number in range(3))
+
+
+def counting(network, inputs, targets):
+    assert COUNTS is not None
+    return focal(network, inputs, targets)
+
+
+class Counting(pf.FedAvg):
+    """Reaches what nothing can look into, as the loss does."""
+
+    name = "counting"
+
+    def begin_round(self, server, number):
+        assert COUNTS is not None
+        return server
+
+
+WORDS = (
+    r"/run cannot be resumed if it is interrupted: the code of \S+counting holds builtins\.generator and the code of "
+    r"\S*Counting holds builtins\.generator, and nobody can tell whether another process would have the same; create it"
+)
+
+
+def test_a_run_that_cannot_be_resumed_says_so_once_at_its_start_because_of_what_and_why(tmp_path, caplog):
+    given = {"algorithm": Counting("uniform"), "kill": 0}
+    run(tmp_path / "run", task(loss=counting), **given)
+    assert [bool(re.search(WORDS, record.getMessage())) for record in caplog.records] == [True]
+    with pytest.raises(ConfigError, match=r"because it holds builtins\.generator"):
+        run(tmp_path / "run", task(loss=counting), resume=True, **given)
+    told = len(caplog.records)
+    run(None, task(loss=counting), **given)
+    run(tmp_path / "fixed", task(loss=counting), noise_key=1, **given)  # noise does not follow from what it is
+    run(tmp_path / "plain", task(loss=focal), kill=0)
+    assert [record for record in caplog.records[told:] if "cannot be resumed" in record.getMessage()] == []
 
 
 def test_every_setting_of_the_house_is_in_the_fingerprint_unless_it_decides_no_message():

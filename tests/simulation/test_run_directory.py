@@ -16,7 +16,8 @@ from privfl.files import append, sha256, write_whole
 from privfl.privacy.noise.source import NoiseSource
 from privfl.simulation.checkpoint import Checkpoint
 from privfl.simulation.fingerprint import Fingerprint
-from privfl.simulation.run_directory import CHECKPOINT, RunDirectory, read_lines
+from privfl.simulation.repeated_rounds import RepeatedRounds
+from privfl.simulation.run_directory import CHECKPOINT, RunDirectory
 
 FINGERPRINT = Fingerprint({"inputs": "a", "targets": "b", "model": "c", "torch": "2.12.0"}, {"model": "my_net:Net"})
 KEY = NoiseSource(b"\x01" * 32, reproducible=False)
@@ -83,7 +84,9 @@ def test_a_run_whose_settings_were_changed_by_hand_is_not_gone_on_with(directory
 
 def test_metrics_beyond_the_checkpoint_and_a_torn_last_line_are_cut(directory):
     begin(directory, {})
+    rounds = RepeatedRounds(directory, noisy=True)
     for round in range(5):
+        rounds.differs(round, {})
         directory.append("metrics.jsonl", {"round": round})
     with (directory.path / "metrics.jsonl").open("a") as file:
         file.write('{"round": 5, "test_acc')
@@ -256,10 +259,6 @@ def test_the_environment_names_the_versions(directory):
     begin(directory, {})
     environment = json.loads((directory.path / "environment.json").read_text())
     assert environment["packages"]["torch"] == torch.__version__
-
-
-def test_lines_of_a_missing_file_are_none(tmp_path):
-    assert read_lines(tmp_path / "none.jsonl") == []
 
 
 def test_a_folder_that_cannot_be_is_refused_in_one_sentence(tmp_path):
