@@ -6,8 +6,9 @@ that counts its calls, or keeps what it saw, would take that past the noise.
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
@@ -47,35 +48,42 @@ def untouched(function: Callable[..., Any], usual: Callable[..., Any]) -> Iterat
         )
 
 
-def held_by(thing: Any, depth: int = DEPTH) -> Hashable:
+def held_by(thing: Any) -> Hashable:
     """What ``thing`` reaches by closures, arguments, fields and globals, as what is equal while nobody changes it."""
+    return _held(thing, DEPTH, set())
+
+
+def _held(thing: Any, depth: int, seen: set[int]) -> Hashable:
     if isinstance(thing, _VALUES):
         return type(thing), thing
     if isinstance(thing, Tensor):
-        return id(thing), thing._version
-    if depth == 0 or isinstance(thing, type | ModuleType) or _of_privfl(thing):
+        return id(thing), 0 if thing.is_inference() else thing._version
+    if depth == 0 or id(thing) in seen or isinstance(thing, type | ModuleType) or _of_privfl(thing):
         return id(thing)
+    seen.add(id(thing))  # so that what refers to itself, or is reached in many ways, is looked at once
+
+    def each(parts: Iterable[Any]) -> tuple[Hashable, ...]:
+        return tuple(_held(part, depth - 1, seen) for part in parts)
+
     if isinstance(thing, np.ndarray) and thing.dtype != object:
-        return id(thing), thing.tobytes()
-    inner = depth - 1
+        return id(thing), hashlib.sha256(np.ascontiguousarray(thing).data).digest()
     if isinstance(thing, FunctionType):
-        given, read = thing.__globals__, [name for name in thing.__code__.co_names if name in thing.__globals__]
-        cells = tuple(held_by(_content(cell), inner) for cell in thing.__closure__ or ())
-        parts = tuple(held_by(part, inner) for part in (thing.__defaults__, thing.__kwdefaults__, vars(thing)))
-        return id(thing), cells, parts, tuple((name, held_by(given[name], inner)) for name in read)
+        read = [thing.__globals__[name] for name in thing.__code__.co_names if name in thing.__globals__]
+        cells = [_content(cell) for cell in thing.__closure__ or ()]
+        return id(thing), each((*cells, *read, thing.__defaults__, thing.__kwdefaults__, vars(thing)))
     if isinstance(thing, partial):
-        return id(thing), tuple(held_by(part, inner) for part in (thing.func, thing.args, thing.keywords))
+        return id(thing), each((thing.func, thing.args, thing.keywords))
     if isinstance(thing, MethodType):
-        return held_by(thing.__func__, inner), held_by(thing.__self__, inner)
+        return each((thing.__func__, thing.__self__))
     if isinstance(thing, Mapping):
-        return id(thing), tuple((held_by(key, inner), held_by(value, inner)) for key, value in thing.items())
+        return id(thing), each(thing.keys()), each(thing.values())
     if isinstance(thing, list | tuple | deque):
-        return id(thing), tuple(held_by(one, inner) for one in thing)
+        return id(thing), each(thing)
     if isinstance(thing, Set):
-        return id(thing), frozenset(held_by(one, inner) for one in thing)
+        return id(thing), frozenset(each(thing))
     slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(thing, name)]
     own = {**getattr(thing, "__dict__", {}), **{name: getattr(thing, name) for name in slots if name != "__weakref__"}}
-    return id(thing), tuple((name, held_by(value, inner)) for name, value in own.items()), _hidden(thing, own)
+    return id(thing), tuple(own), each(own.values()), _hidden(thing, own)
 
 
 def _of_privfl(thing: Any) -> bool:
