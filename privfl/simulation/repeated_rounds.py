@@ -25,6 +25,7 @@ from privfl.simulation.transcript import FOLDER, recorded_rounds
 
 ROUNDS = "rounds.jsonl"
 """A hash of what every round came to."""
+DAMAGED = f"{ROUNDS} in the run directory is damaged; restore it, or choose another --out"
 REPEATED_NOISE = "noise that was used twice"
 REASON = (
     "a round that was computed again after an interruption came out otherwise under the same noise, which the two "
@@ -92,10 +93,13 @@ def check_shown(directory: Folder, first: int, *, always: bool) -> None:
         DataError: it does not, it was damaged, or a file of the transcript is no round.
     """
     path = directory.path / ROUNDS
-    told = {line["round"] for line in read_rounds(path)}
+    rounds = [line["round"] for line in read_rounds(path)]
+    if always and rounds and rounds[0] != 0:
+        raise DataError(DAMAGED)
+    told = set(rounds)
     lines = [line.get("round") for line in directory.metrics() if isinstance(line, dict)]
     shown = {*range(len(recorded_rounds(directory.path / FOLDER))), *(one for one in lines if isinstance(one, int))}
-    unknown = sorted(round for round in shown - told if round >= first)
+    unknown = sorted(round for round in {*shown, *range(first)} - told if always or round >= first)
     if unknown or (always and not path.exists()):
         what = f"says nothing of round {unknown[0]}, which was shown already" if unknown else "is missing"
         raise DataError(
@@ -114,7 +118,15 @@ def read_rounds(path: Path) -> list[dict[str, Any]]:
         content = path.read_bytes() if path.exists() else b""
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; restore it, or choose another --out") from error
-    return [_read(line) for line in content.rpartition(b"\n")[0].splitlines()]
+    lines = [_read(line) for line in content.rpartition(b"\n")[0].splitlines()]
+    latest, seen = lines[0]["round"] if lines else 0, set[tuple[int, str]]()
+    for line in lines:  # a round is the next one, or came out otherwise than before
+        told = (line["round"], line["came_to"])
+        if told in seen or line["round"] > latest + 1:
+            raise DataError(DAMAGED)
+        seen.add(told)
+        latest = max(latest, line["round"])
+    return lines
 
 
 def _read(text: bytes) -> dict[str, Any]:
@@ -124,7 +136,7 @@ def _read(text: bytes) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError):
         line = told = {}
     if not told or line != {**told, **_check(told)}:
-        raise DataError(f"{ROUNDS} in the run directory is damaged; restore it, or choose another --out")
+        raise DataError(DAMAGED)
     return dict(line)
 
 
