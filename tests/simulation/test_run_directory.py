@@ -39,10 +39,10 @@ def directory(tmp_path):
 
 
 def test_a_checkpoint_comes_back_as_it_was(directory):
-    begin(directory, {"rounds": 3})
+    begin(directory, {"rounds": 3}, noisy=False)
     tensors = {"server/parameters": torch.randn(7), "server/rate": torch.tensor(0.3, dtype=torch.float64)}
     directory.save(Checkpoint(2, tensors, {"ledger": {"a": [1, 2]}}))
-    found = begin(directory, {"rounds": 3}, resume=True)
+    found = begin(directory, {"rounds": 3}, noisy=False, resume=True)
     assert found is not None
     assert found.round == 2
     assert found.meta == {"ledger": {"a": [1, 2]}}
@@ -96,10 +96,10 @@ def test_metrics_beyond_the_checkpoint_and_a_torn_last_line_are_cut(directory):
 
 
 def test_seconds_that_cannot_be_written_again_are_left_out(directory):
-    begin(directory, {})
+    begin(directory, {}, noisy=False)
     (directory.path / "timing.jsonl").write_text('{"round": 0, "seconds": 1.0}\n{"round": 1, "seconds": [1e999]}\n')
     directory.save(Checkpoint(2, {}, {}))
-    begin(directory, {}, resume=True)
+    begin(directory, {}, noisy=False, resume=True)
     assert (directory.path / "timing.jsonl").read_text() == '{"round": 0, "seconds": 1.0}\n'
 
 
@@ -248,10 +248,10 @@ def test_a_run_that_cannot_be_compared_does_not_go_on(directory, lost):
 
 
 def test_lines_that_differ_from_the_checkpoint_are_replaced_by_its_own(directory):
-    begin(directory, {"rounds": 3})
+    begin(directory, {"rounds": 3}, noisy=False)
     directory.append("metrics.jsonl", {"round": 0, "epsilon": {"sample/public": 8.15}})
     directory.save(Checkpoint(1, {}, {"metrics": [{"round": 0, "epsilon": {"sample/public": 8.0}}]}))
-    begin(directory, {"rounds": 3}, resume=True)
+    begin(directory, {"rounds": 3}, noisy=False, resume=True)
     assert directory.metrics() == [{"round": 0, "epsilon": {"sample/public": 8.0}}]
 
 
