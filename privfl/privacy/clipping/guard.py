@@ -9,9 +9,10 @@ and an error that one row causes is caught for all. A :class:`Guard` refuses the
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -19,6 +20,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor, maybe_current_level, maybe_get_level
+from torch._functorch import autograd_function
 from torch._functorch.autograd_function import custom_function_call
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.autograd.graph import disable_saved_tensors_hooks
@@ -36,12 +38,45 @@ ROW, CLIENT = "row of a batch", "client of a stack"
 _TEXT = (Tensor.__repr__, Tensor.__format__)
 _HOOKS = "hooks on saved tensors see all rows of a batch at once"
 _TURN = threading.local()
+_ONE_AT_A_TIME = threading.RLock()
 
 
 def row_in_turn() -> Tensor | None:
     """A tensor of the row that code in this thread sees under ``vmap`` right now; ``None`` outside of it."""
     row: Tensor | None = getattr(_TURN, "row", None)
     return row
+
+
+@contextmanager
+def own_vmap_refused() -> Iterator[None]:
+    """Refuse what the block runs under ``vmap`` by a rule of its own, which sees all rows at once.
+
+    Raises:
+        ConfigError: at the end of the block, it did.
+    """
+    found: list[str] = []
+    names, here = vars(autograd_function), threading.get_ident()
+
+    def note(**about: Any) -> autograd_function.VmapInfo:
+        """What PyTorch makes to describe a stack to a rule, and nowhere else; the caller knows whose rule it is."""
+        if threading.get_ident() == here:
+            operation = sys._getframe(1).f_locals["op"]
+            if not (isinstance(operation, type) and any(defined_in(operation, root) for root in (PACKAGE, TORCH))):
+                found.append(getattr(operation, "__name__", str(operation)))
+        return described(**about)
+
+    with _ONE_AT_A_TIME:
+        described = autograd_function.VmapInfo
+        names["VmapInfo"] = note  # not sys.setprofile, under which Python 3.11 can come to loop for ever
+        try:
+            yield
+        finally:
+            names["VmapInfo"] = described
+    if found:
+        raise ConfigError(
+            f"{found[0]} brings a vmap rule of its own, which would see all rows of a batch at once; let PyTorch make "
+            "the rule (generate_vmap_rule = True), or train without DP-SGD"
+        )
 
 
 class OwnOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -83,7 +118,7 @@ class Guard(TorchFunctionMode):
         try:
             if not outside:
                 return function(*arguments, **(named or {}))
-            with OwnOperators():  # type: ignore[no-untyped-call]
+            with own_vmap_refused(), OwnOperators():  # type: ignore[no-untyped-call]
                 return function(*arguments, **(named or {}))
         except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]

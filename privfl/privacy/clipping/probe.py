@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch._functorch import autograd_function
 
 from privfl.errors import ConfigError
 from privfl.models.flat_network import FlatNetwork
@@ -20,12 +12,9 @@ from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.per_sample import GradSampleMode, PerSampleGradients, evaluating, unknown_layers
 from privfl.privacy.clipping.row_wise import FAILURES, failure
 from privfl.privacy.loss import Loss
-from privfl.references import PACKAGE, defined_in
 
-TORCH = Path(torch.__file__).resolve().parent
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 """What the engines replace by drop-out with coins of its own."""
-_ONE_AT_A_TIME = threading.RLock()
 
 
 def check_per_sample(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor) -> GradSampleMode:
@@ -101,8 +90,7 @@ def _check_alone(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tens
             for layer in module.modules():
                 if isinstance(layer, _DROPOUT):
                     layer.eval()
-            with own_vmap_refused():
-                norms = clipper.clipped_sum(loss, inputs, targets, 1.0)
+            norms = clipper.clipped_sum(loss, inputs, targets, 1.0)
             if not bool(norms.isfinite().all()):
                 raise ConfigError(
                     f"in {'training' if mode else 'evaluation'} mode the gradient of a row that is alone in its batch "
@@ -118,38 +106,6 @@ def _check_alone(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tens
         ) from error
     finally:
         module.train(training)
-
-
-@contextmanager
-def own_vmap_refused() -> Iterator[None]:
-    """Refuse what the block runs under ``vmap`` by a rule of its own, which sees all rows at once.
-
-    Raises:
-        ConfigError: at the end of the block, it did.
-    """
-    found: list[str] = []
-    names, here = vars(autograd_function), threading.get_ident()
-
-    def note(**about: Any) -> autograd_function.VmapInfo:
-        """What PyTorch makes to describe a stack to a rule, and nowhere else; the caller knows whose rule it is."""
-        if threading.get_ident() == here:
-            operation = sys._getframe(1).f_locals["op"]
-            if not (isinstance(operation, type) and any(defined_in(operation, root) for root in (PACKAGE, TORCH))):
-                found.append(getattr(operation, "__name__", str(operation)))
-        return described(**about)
-
-    with _ONE_AT_A_TIME:
-        described = autograd_function.VmapInfo
-        names["VmapInfo"] = note  # not sys.setprofile, under which Python 3.11 can come to loop for ever
-        try:
-            yield
-        finally:
-            names["VmapInfo"] = described
-    if found:
-        raise ConfigError(
-            f"{found[0]} brings a vmap rule of its own, which would see all rows of a batch at once; let PyTorch make "
-            "the rule (generate_vmap_rule = True), or train without DP-SGD"
-        )
 
 
 def _row_gradient(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor, row: int) -> Tensor:

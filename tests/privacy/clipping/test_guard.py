@@ -53,6 +53,12 @@ class ScaledByRule(Scaled):
         return values - values.mean(0), 0
 
 
+class ScaledByNestedRule(Scaled):
+    @staticmethod
+    def forward(values):
+        return ScaledByRule.apply(values)
+
+
 class Runs(HigherOrderOperator):
     """Runs a function that it is handed, as PyTorch's operators for control flow do."""
 
@@ -100,6 +106,7 @@ REFUSED = {
     "one that is caught": (caught(lambda inputs: seen(inputs).sum(1)), r"had failed: .*privfl_guard\.seen"),
     "one inside of a function of one's own": (lambda inputs: ScaledByOperator.apply(inputs).sum(1), "no operator of"),
     "a vmap rule": (lambda inputs: ScaledByRule.apply(inputs).sum(1), "ScaledByRule brings a vmap rule of its own"),
+    "one inside of a function without": (lambda inputs: ScaledByNestedRule.apply(inputs).sum(1), "Rule brings a v"),
     "a dispatch mode": (in_mode, "a dispatch mode of one's own would see more than one row of a batch"),
     "hooks on saved tensors": (with_hooks, "hooks on saved tensors see all rows of a batch at once"),
     "text": (lambda inputs: inputs.sum(1) * len(f"{inputs}"), "a tensor's text would show more than one row"),

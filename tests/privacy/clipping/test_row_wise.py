@@ -18,8 +18,9 @@ from privfl.algorithms.fedavg import FedAvg
 from privfl.errors import ConfigError
 from privfl.federation.task import cross_entropy
 from privfl.models.flat_network import FlatNetwork
+from privfl.privacy.clipping.guard import own_vmap_refused
 from privfl.privacy.clipping.per_sample import PerSampleGradients
-from privfl.privacy.clipping.probe import check_per_sample, own_vmap_refused
+from privfl.privacy.clipping.probe import check_per_sample
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients
 from privfl.privacy.door.noisy_total import NoisyTotal
 
