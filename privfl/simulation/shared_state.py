@@ -87,7 +87,7 @@ class SharedState:
         process = {
             "PyTorch's global random generator": torch.get_rng_state().numpy().tobytes(),
             "CUDA's global random generator": [one.numpy().tobytes() for one in on_cuda],
-            "NumPy's global random generator": EveryState(np.random.get_state(legacy=False)).digest,  # noqa: NPY002 - of any kind
+            "NumPy's global random generator": _values(np.random.get_state(legacy=False)),  # noqa: NPY002 - of any kind
             "Python's global random generator": random.getstate(),
             "a variable of the environment": dict(os.environ),
         }
@@ -101,6 +101,15 @@ class SharedState:
 def _bits(tensor: Tensor) -> Tensor:
     """``tensor`` as bytes, so that what is not a number equals itself."""
     return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def _values(state: Any) -> Any:
+    """The state of a generator as what equals itself, with arrays as bytes, which is quicker than a hash of every number."""
+    if isinstance(state, dict):
+        return {name: _values(value) for name, value in state.items()}
+    if isinstance(state, np.ndarray) and state.dtype != object:
+        return state.dtype.str, state.shape, state.tobytes()
+    return state if isinstance(state, int | str) else EveryState(state).digest
 
 
 def _opaque(state: EveryState) -> str:
