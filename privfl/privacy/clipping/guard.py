@@ -135,7 +135,7 @@ class Guard(TorchFunctionMode):
             self.refuse(f"a dispatch mode of one's own would see more than one {self.alone}; leave it out")
         if function in _TEXT:
             self.refuse(f"a tensor's text would show more than one {self.alone}; leave it out")
-        if isinstance(function, OpOverload | OpOverloadPacket) and (problem := _foreign(function)):
+        if isinstance(function, OpOverload | OpOverloadPacket) and (problem := _foreign(function, self.alone)):
             self.refuse(problem)
         if not isinstance(function, HigherOrderOperator):
             return False
@@ -252,12 +252,12 @@ def _tensors(values: Any) -> Iterator[Tensor]:
             yield from _tensors(one)
 
 
-def _foreign(function: Any) -> str:
-    """Why the operator ``function`` is refused; empty if PyTorch brings it."""
+def _foreign(function: Any, alone: str = ROW) -> str:
+    """Why the operator ``function`` is refused where code stands for one of ``alone``; empty if PyTorch brings it."""
     name = str(getattr(function, "_qualified_op_name", "") or function.name())
     if name.partition("::")[0] in OPERATORS:
         return ""
     return (
-        f"{name.replace('::', '.')} is no operator of PyTorch's own, and would see more than one row of a batch; write "
-        "it as functions of PyTorch"
+        f"{name.replace('::', '.')} is no operator of PyTorch's own, and would see more than one {alone}; write it as "
+        "functions of PyTorch"
     )
