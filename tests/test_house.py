@@ -33,7 +33,7 @@ FLOORS: tuple[set[str], ...] = (
         "privfl.products",
         "privfl.randomness",
     },
-    {"privfl.validation", "privfl.references", "privfl.files"},
+    {"privfl.validation", "privfl.references", "privfl.files", "privfl.plain_tensors"},
     {"privfl.schema", "privfl.lock"},
     {
         "privfl.models",

@@ -211,9 +211,9 @@ class OwnRound:
             PrivacyError: more passed the door than was charged; nothing is sent then.
         """
         kept = {self.client: self.kept} if self.kept else {}
-        context = RoundContext(self.number, self.plan.schedule.seed, noise, kept)
         engine, training = self.engine(self.plan), self.plan.training.in_round(self.number)
         before = SharedState(self.plan.task, self.phase, training, self.received, engine.states)
+        context = RoundContext(self.number, self.plan.schedule.seed, noise, kept, look=before.look)
         if not before.watches or not _left:  # who has left something need not be asked to train
             try:
                 (result,) = engine.train([self.client], self.received, context, self.phase)

@@ -27,6 +27,7 @@ from privfl.engine.workspace import ClientResult, Phase, RoundContext, Trained, 
 from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
 from privfl.models.layouts import lay_channels_innermost
+from privfl.plain_tensors import given_plain, plain_parts
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.lengths import Lengths, PublicRows, distinct_rows, identity
@@ -242,7 +243,7 @@ class LoopEngine:
         if phase.blind:
             trained = trained.sending(self._trained(space, client, phase, received, context, blind=True))
         noise = context.noise("channel" + phase.label, client)
-        return send(phase.channel, client, trained, noise, received["parameters"])
+        return send(phase.channel, client, trained, noise, received["parameters"], context.look)
 
     def _trained(
         self,
@@ -278,7 +279,8 @@ class LoopEngine:
         door, versions = keeper.door(), versions_of(received)
         with torch.no_grad(), space.randomness or nullcontext():
             local = algorithm.begin(received, phase.client_state(client, context.client_state, blind=blind), training)
-            local = local if shipped(type(algorithm)) else unshared(local, received)
+            if not shipped(type(algorithm)):
+                local = unshared(given_plain(local, f"what {algorithm.name} begins with"), received)
             space.own.load(local["parameters"])
             local["parameters"] = space.own.flat
             if overrides(algorithm, "prepare"):
@@ -295,7 +297,7 @@ class LoopEngine:
                 keeper.personalising()
                 for batch in keeper.batches():
                     algorithm.personalise(local, received, keeper.hand(batch.numbers), door, training)
-            upload = _apart(algorithm.finish(local, received, training), space.own.flat)
+            upload = _apart(plain_parts(algorithm.finish(local, received, training)), space.own.flat)
         check_unchanged(algorithm, received, versions)
         return Trained(upload, {name: local[name].clone() for name in algorithm.keeps}, slot.log)
 

@@ -31,6 +31,7 @@ from privfl.engine.workspace import ClientResult, Phase, RoundContext, Trained, 
 from privfl.errors import ConfigError
 from privfl.federation.losses import cross_entropy
 from privfl.models.module_state import ModuleState
+from privfl.plain_tensors import given_plain
 from privfl.privacy.clipping.lengths import padded
 from privfl.privacy.clipping.per_sample import BY_RULES, GradSampleMode
 from privfl.privacy.clipping.placement import alike_up_to_the_end, calls_of, nothing_is_left_over
@@ -195,7 +196,7 @@ class VectorisedEngine:
             trained = [own.sending(other) for own, other in zip(trained, shown, strict=True)]
         noises = [context.noise("channel" + phase.label, slot.client) for slot in slots]
         return [
-            send(phase.channel, slot.client, own, noise, received["parameters"])
+            send(phase.channel, slot.client, own, noise, received["parameters"], context.look)
             for slot, own, noise in zip(slots, trained, noises, strict=True)
         ]
 
@@ -249,7 +250,10 @@ class VectorisedEngine:
             if stack.randomness is not None:
                 stack.randomness.draw_alone(streams[place])
             state = phase.client_state(slot.client, context.client_state, blind=blind)
-            return algorithm.begin(received, state, training)
+            local: Tensors = given_plain(
+                algorithm.begin(received, state, training), f"what {algorithm.name} begins with"
+            )
+            return local
 
         with torch.no_grad(), stack.randomness or nullcontext():
             begun = [begin(slot, place) for place, slot in enumerate(slots)]

@@ -21,8 +21,9 @@ from privfl.errors import ConfigError, unknown
 from privfl.models.flat_network import FlatNetwork
 from privfl.models.layouts import lay_channels_innermost
 from privfl.models.module_state import ModuleState
+from privfl.plain_tensors import plain, plain_parts
 from privfl.privacy.channel.channel import RoundChannel
-from privfl.privacy.channel.client_side import BrokenUpload
+from privfl.privacy.channel.client_side import BrokenUpload, Look
 from privfl.privacy.channel.field import Field
 from privfl.privacy.clipping.known import known_function
 from privfl.privacy.clipping.per_sample import GradSampleMode, PerSampleGradients
@@ -126,12 +127,14 @@ class RoundContext:
         seed: root of the experiment's randomness.
         source: of privacy noise.
         kept: what clients keep between rounds, by client; who has kept nothing yet is missing.
+        look: called before a mechanism from outside is handed an update that has its noise already.
     """
 
     number: int
     seed: int
     source: NoiseSource
     client_state: dict[int, Tensors]
+    look: Look | None = field(default=None, kw_only=True)
 
     def stream(self, use: str, client: int) -> torch.Generator:
         """Random numbers of the experiment for ``client`` in this round."""
@@ -181,6 +184,11 @@ class Phase:
         Under DP-SGD they see one example at a time, and yet how often they are called depends on the batches.
         """
         return self.channel.covers_clients or self.channel.dpsgd is not None or bool(self.channel.statistics)
+
+    @property
+    def mechanisms_forget(self) -> bool:
+        """Whether a claim rests on nothing that the mechanisms around updates leave behind in one for another."""
+        return self.channel.covers_clients or self.channel.noise_at_server
 
     def dropout(self, client: int, context: RoundContext) -> NoiseStream:
         """What ``client``'s drop-out masks are drawn from in this round: secret coins under DP-SGD."""
@@ -284,20 +292,22 @@ class ClientResult:
     known: Measured = field(default_factory=dict)
 
 
-def send(channel: RoundChannel, client: int, trained: Trained, noise: NoiseStream, like: Tensor) -> ClientResult:
+def send(
+    channel: RoundChannel, client: int, trained: Trained, noise: NoiseStream, like: Tensor, look: Look | None = None
+) -> ClientResult:
     """Pass ``client``'s upload through its side of ``channel``; one that cannot be used is dropped, with the reason.
 
     Where noise must hide who failed, it counts as zeros instead; the client then keeps what it had, as if dropped. So
     does a randomised report that cannot be used: it counts as the low end of its range, and is randomised like others.
-    ``like`` [size] has the shape and type that an update must have.
+    ``like`` [size] has the shape and type that an update must have; ``look`` is that of the round.
     """
-    upload, unreported = _with_reports(channel, trained.upload, like)
+    upload, unreported = _with_reports(channel, plain_parts(trained.upload), like)
     log = trained.log
     problem, known = _problem(channel, upload, like, trained.known)
     sent = None
     if not problem:
         try:
-            sent = channel.at_client(upload, noise, like=like, broken=False)
+            sent = channel.at_client(upload, noise, like=like, broken=False, look=look)
             known = _measured(channel.measured, sent, known if sent is upload else NOTHING)
             problem = _too_long(channel, sent, known)
         except BrokenUpload as error:
@@ -305,7 +315,7 @@ def send(channel: RoundChannel, client: int, trained: Trained, noise: NoiseStrea
     if problem and not channel.zero_fills_failures:
         return ClientResult(client, None, {}, log, problem)
     if sent is None:
-        sent, known = channel.at_client({}, noise, like=like, broken=True), NOTHING
+        sent, known = channel.at_client({}, noise, like=like, broken=True, look=look), NOTHING
     zeroed = problem or unreported
     return ClientResult(client, sent, {} if zeroed else trained.keeps, log, zeroed=zeroed, known=known)
 
@@ -325,6 +335,8 @@ def _with_reports(channel: RoundChannel, upload: Any, like: Tensor) -> tuple[Any
 def _report_problem(name: str, value: Any) -> str:
     if not isinstance(value, Tensor):
         return f"sent no '{name}'"
+    if plain(value) is None:
+        return f"sent '{name}' as {type(value).__name__}"
     if value.shape != ():
         return f"sent '{name}' of shape {tuple(value.shape)}"
     return "" if value.dtype in (torch.float32, torch.float64) else f"sent '{name}' as {value.dtype}"
@@ -369,6 +381,8 @@ def _problem(channel: RoundChannel, upload: Any, like: Tensor, known: Measured) 
         value = upload.get(kind.name) if isinstance(upload, dict) else None
         if not isinstance(value, Tensor):
             return f"sent no '{kind.name}'", known
+        if plain(value) is None:
+            return f"sent '{kind.name}' as {type(value).__name__}", known
         if tuple(value.shape) != (tuple(like.shape) if kind.shape is None else kind.shape):
             return f"sent '{kind.name}' of shape {tuple(value.shape)}", known
         if value.dtype not in (torch.float32, torch.float64):

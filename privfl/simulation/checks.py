@@ -15,6 +15,7 @@ from privfl.federation.cohorts import Cohort, earned_rate
 from privfl.federation.fit import check_trains
 from privfl.federation.task import Task
 from privfl.models.flat_network import FlatNetwork
+from privfl.plain_tensors import check_untouched
 from privfl.privacy.accounting.stated import check_exact, stating_class
 from privfl.privacy.channel.channel import ChannelSpec
 from privfl.privacy.clipping.opacus_hooks import check_opacus
@@ -65,6 +66,8 @@ def check_settings(
         ConfigError: a combination is impossible, or would make a claim that it cannot earn.
     """
     dpsgd, clients = privacy.training, len(task.clients)
+    for name in ("inputs", "targets"):
+        check_untouched(getattr(task, name), f"Task.{name}")
     network = FlatNetwork(task.model(0), device)
     task.check_model(network.module)
     check_exact("privacy", privacy, Privacy)

@@ -149,7 +149,8 @@ class Plan(RunSettings):
     ) -> tuple[Selection, Tensors]:
         """Who of the ``available`` trains in ``round``, and the server's state once it knows their sizes."""
         known = sizes.weights(available) if self.cohort.needs_sizes else np.ones(len(available))
-        drawn = self.cohort.draw(available, round, self.schedule.seed, self.source, known)
+        source = self.source if keeps_its_word(self.cohort) else self.source.apart("cohort")  # all noise comes from it
+        drawn = self.cohort.draw(available, round, self.schedule.seed, source, known)
         once = self.channel.has_client_level_noise or self.channel.noise_at_server
         selection = check_selection(drawn, available, once=once)
         server = self.algorithm.begin_round(server, round)

@@ -241,7 +241,7 @@ class Worker:
         aggregator, logs = _PartialAggregator(phase.channel.sent), _Logs()
         told, states = self._on_device(as_tensors(received)), self._engine_for(orders).states
         before = SharedState(self._engine.task, phase, self._engine.training, told, states)
-        results = self._results(orders, told, context, phase)
+        results = self._results(orders, told, replace(context, look=before.look), phase)
         sums = aggregate_uploads(results, aggregator, orders.weights, kept, logs.note)
         changed = kept.maps[0]
         self._client_state |= changed

@@ -18,6 +18,7 @@ from privfl.engine.workspace import Phase, RoundContext
 from privfl.errors import ConfigError
 from privfl.federation.cohorts import Selection
 from privfl.federation.task import Task
+from privfl.plain_tensors import given_plain
 from privfl.privacy.sizes.known_sizes import Sizes
 from privfl.randomness import torch_stream
 from privfl.simulation.ray_engine import RayEngine
@@ -49,13 +50,14 @@ class ServerContext(RoundContext):
 def collect(costs: RoundCosts, selection: Selection, server: Tensors, context: ServerContext) -> CohortSums:
     """Let the cohort do its part of the phase that ``costs`` prices, and put together what arrives."""
     phase, clients = costs.phase, selection.clients.tolist()
-    received = phase.algorithm.broadcast(server)
+    received: Tensors = given_plain(phase.algorithm.broadcast(server), f"what {phase.algorithm.name} broadcasts")
     hidden = phase.channel.has_client_level_noise or phase.channel.noise_at_server
     weights = _weights(phase.algorithm, selection, server, context.sizes, hidden=hidden)
     factors = dict(zip(clients, weights.tolist(), strict=True))
     aggregator = _aggregator(phase, selection, received["parameters"], context)
     states = () if isinstance(context.engine, RayEngine) else context.engine.states
     before = SharedState(context.task, phase, costs.training, received, states)
+    context = replace(context, look=before.look)
     if isinstance(aggregator, str):
         sums = CohortSums(problems=Counter({aggregator: len(clients)}), aborted=True)
     elif isinstance(context.engine, RayEngine):

@@ -24,14 +24,15 @@ from privfl.models import OwnModel
 from privfl.models.module_state import ModuleState
 from privfl.privacy.accounting.release import Release, everywhere, unprotected
 from privfl.privacy.door.batch_plans import LocalTraining
+from privfl.privacy.mechanisms.mechanism import Mechanism
 from privfl.references import called, of_privfl
 from privfl.simulation.every_state import EveryState
 
 SHARED_STATE = "state that clients share"
 REASON = (
     "{} changed while clients trained, outside of any client (an attribute of a class, a global, a closure), so that "
-    "one client's data may have come into another's upload; keep what a client needs in its own state (keeps), and "
-    "draw by random_numbers"
+    "one client's data may have come into another's upload; keep what a client needs in its own state (keeps), draw "
+    "by random_numbers, and let mechanisms keep nothing"
 )
 
 
@@ -53,10 +54,16 @@ class SharedState:
             parts.append(("loss", task.loss))
             if isinstance(task.model, OwnModel):
                 parts.append(("model", task.model.build))
+        if phase.mechanisms_forget:
+            parts += [("mechanism", link) for link in phase.channel.chain.links]
         own = [(name, part) for name, part in parts if not of_privfl(part)]
-        self._parts = {f"the {name} {called(part)}": part for name, part in own}
+        self._parts: dict[str, Any] = {}
+        for name, part in own:
+            told = f"the {name} {called(part)}"
+            self._parts[f"{told}, once more" if told in self._parts else told] = part
         self._states = states if phase.apart or phase.forgets else ()
         self._received = received if phase.apart else {}
+        self._found: set[str] = set()
         self._before = self._now()
         self._sent = {name: value.clone() for name, value in self._received.items()}
 
@@ -65,10 +72,21 @@ class SharedState:
         """Whether a claim rests on parts of one's own that leave nothing behind."""
         return bool(self._parts)
 
+    def look(self, mechanism: Mechanism) -> None:
+        """Note it if what ``mechanism`` can reach has changed by now, though it were as before when all is done."""
+        name = next(name for name, part in self._parts.items() if part is mechanism)
+        try:
+            same = EveryState(mechanism).digest == self._before[0][name].digest
+        except RuntimeError:  # another worker changes it right now
+            same = False
+        if not same:
+            self._found.add(name)
+
     def changed(self) -> list[str]:
         """What has changed since, or may have, in words."""
         (parts, process), (parts_before, process_before) = self._now(), self._before
-        own = [name + _opaque(now) for name, now in parts.items() if now.digest != parts_before[name].digest]
+        differs = {name for name, now in parts.items() if now.digest != parts_before[name].digest} | self._found
+        own = [name + _opaque(now) for name, now in parts.items() if name in differs]
         own += [f"what clients receive ('{name}')" for name, sent in self._sent.items() if self._differs(name, sent)]
         return own + [name for name, now in process.items() if now != process_before[name]]
 
@@ -104,7 +122,7 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def _values(state: Any) -> Any:
-    """The state of a generator as what equals itself, with arrays as bytes, which is quicker than a hash of every number."""
+    """The state of a generator as what equals itself: arrays as bytes, which is quicker than a hash of each."""
     if isinstance(state, dict):
         return {name: _values(value) for name, value in state.items()}
     if isinstance(state, np.ndarray) and state.dtype != object:

@@ -16,6 +16,7 @@ from privfl.simulation.plan import Plan
 from privfl.simulation.repeated_rounds import REPEATED_NOISE
 from privfl.simulation.run_directory import Metrics
 from privfl.simulation.shared_state import SHARED_STATE
+from privfl.simulation.watched_sizes import WatchedSizes
 
 
 @dataclass
@@ -123,4 +124,4 @@ def _unfit(state: State, plan: Plan) -> str:
 
 
 def _sizes(plan: Plan, ledger: Ledger, responses: SizeResponses) -> Sizes:
-    return Sizes(plan.task.clients.sizes, plan.privacy.size, ledger, responses, hidden=plan.hides_weights)
+    return WatchedSizes(plan.task.clients.sizes, plan.privacy.size, ledger, responses, hidden=plan.hides_weights)

@@ -1,5 +1,6 @@
 """What a run is before its first round: fixed, and calibrated into another plan."""
 
+import types
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 import privfl as pf
 from privfl.errors import ConfigError
+from privfl.federation.cohorts import Cohort
 from privfl.simulation.plan import RunSettings, calibrate_noise, prepare
 from privfl.simulation.settings import Schedule
 from privfl.simulation.state import State
@@ -77,3 +79,29 @@ def test_impossible_settings_are_refused_before_anything_is_built(task):
             algorithm=pf.FedAvg(weighting="size"),
             privacy=pf.Privacy(update=[pf.Clip(1.0), pf.GaussianNoise(1.0)]),
         )
+
+
+class Noting(Cohort):
+    """Draws everybody, and notes what it could draw from."""
+
+    def __init__(self):
+        self.sources = []
+
+    def expected(self, available):
+        return float(available)
+
+    def draw(self, available, round, seed, source, sizes):
+        self.sources.append(source)
+        return pf.Everyone().draw(available, round, seed, source, sizes)
+
+
+def test_a_cohort_rule_from_outside_draws_from_a_source_of_its_own(task):
+    """All noise comes from the run's."""
+    noting, found = Noting(), []
+    for cohort in (noting, pf.PoissonCohort(0.5)):
+        made = planned(task, cohort=cohort)
+        sizes = types.SimpleNamespace(weights=lambda clients: None, total=lambda clients: 1.0)
+        made.select_cohort(0, made.available(0), {"parameters": made.initial}, sizes)
+        found.append(made.source)
+    assert noting.sources[0] != found[0]
+    assert noting.sources[0] == found[0].apart("cohort")

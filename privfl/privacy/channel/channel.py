@@ -19,7 +19,7 @@ from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.accounting.release import Release
 from privfl.privacy.channel import link_noise
 from privfl.privacy.channel.chain import Chain
-from privfl.privacy.channel.client_side import pass_links
+from privfl.privacy.channel.client_side import Look, pass_links
 from privfl.privacy.channel.costs import Charges
 from privfl.privacy.channel.field import Field
 from privfl.privacy.channel.secure_encoding import SecureEncoding, longest
@@ -317,7 +317,9 @@ class RoundChannel(RunChannel):
         told = {name: value for link in self.chain.links for name, value in link.broadcast(self.round).items()}
         return {**received, **{name: like.new_tensor(value) for name, value in told.items()}}
 
-    def at_client(self, upload: Tensors, noise: NoiseStream, *, like: Tensor, broken: bool) -> Tensors:
+    def at_client(
+        self, upload: Tensors, noise: NoiseStream, *, like: Tensor, broken: bool, look: Look | None = None
+    ) -> Tensors:
         """The client's side: what the links do to the update, then reports; a ``broken`` upload counts as zeros.
 
         Raises:
@@ -327,7 +329,7 @@ class RoundChannel(RunChannel):
             shape = self.fields[0].shape
             upload = {"update": torch.zeros_like(like) if shape is None else like.new_zeros(shape)}
         if any(link.kind != "sum" for link in self.chain.links):
-            update, beside = pass_links(self.chain, upload["update"], noise, self.round, broken=broken)
+            update, beside = pass_links(self.chain, upload["update"], noise, self.round, look, broken=broken)
             upload = {**upload, "update": update, **{name: like.new_tensor(value) for name, value in beside.items()}}
         for field in self.fields:
             if field.epsilon is not None:
@@ -346,7 +348,7 @@ class RoundChannel(RunChannel):
         noise = ServerNoise(source.stream("server" + label, self.round.number), source)
         round = self.round if reachable is None else replace(self.round, reachable=reachable)
         if self.noise is not None:
-            self.noise.at_server(total, noise, round)
+            self.noise.at_server(total, link_noise.of_noise(self.noise, noise, label, round.number), round)
         if self.dpsgd is not None and self.noise_at_server:
             for field in self.fields:
                 assert field.per_sample_scale is not None

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from privfl.errors import PrivacyError
+from privfl.plain_tensors import plain
 from privfl.privacy.channel import link_noise
 from privfl.privacy.channel.chain import Chain
 from privfl.privacy.mechanisms.clip import norm, scale_to_norm
 from privfl.privacy.mechanisms.mechanism import ChannelRound, Mechanism
 from privfl.privacy.noise.source import NoiseStream
+from privfl.references import shipped
+
+Look = Callable[[Mechanism], None]
+"""Looks whether anything that a mechanism's code can reach has changed since clients began to train."""
 
 
 class BrokenUpload(PrivacyError):
@@ -21,25 +28,33 @@ class BrokenUpload(PrivacyError):
 
 
 def pass_links(
-    chain: Chain, update: Tensor, noise: NoiseStream, round: ChannelRound, *, broken: bool
+    chain: Chain, update: Tensor, noise: NoiseStream, round: ChannelRound, look: Look | None = None, *, broken: bool
 ) -> tuple[Tensor, dict[str, float]]:
     """``update`` as it leaves the client, and the numbers that go with it, which are zeros if the upload is ``broken``.
 
     Where noise is added, or is going to be, the update that it is added to keeps to the bound of ``round``, whatever
-    the links before it did. Noise in shares is added later, to the integers of the secure sum.
+    the links before it did. Noise in shares is added later, to the integers of the secure sum. ``look`` is called
+    before a link from outside is handed an update with noise, for it could have noted what was there before.
 
     Raises:
         BrokenUpload: a mechanism made something of the update that cannot be added up.
     """
     beside: dict[str, float] = {}
+    noisy = False
     for place, link in enumerate(chain.links):
         if link.kind == "sum":
             continue
+        told = round
         if link.adds_at == "client":
             update = within_bound(_finite(update), round.bound)  # what is broken draws no noise that is thrown away
         if link.side_values:
             beside |= dict.fromkeys(link.side_values, 0.0) if broken else _report(link, update, round)
-        update = _as_update(link, link.at_client(update, link_noise.at_client(place, link, noise), round), update)
+        if not shipped(type(link)):  # what lies beside the update in memory, or is written on it, has no noise
+            update, told = update.detach().clone(), replace(round)
+            if noisy and look is not None:
+                look(link)
+        update = _as_update(link, link.at_client(update, link_noise.at_client(place, link, noise), told), update)
+        noisy = noisy or link.adds_at == "client"
     if chain.noise_on_sum:
         update = within_bound(update, round.bound)
     return _finite(update), beside
@@ -71,11 +86,12 @@ def _report(link: Mechanism, update: Tensor, round: ChannelRound) -> dict[str, f
     return found
 
 
-def _as_update(link: Mechanism, made: Any, update: Tensor) -> Tensor:
+def _as_update(link: Mechanism, given: Any, update: Tensor) -> Tensor:
     """What ``link`` has ``made`` of ``update``, if it can take its place."""
     name = type(link).__name__
-    if not isinstance(made, Tensor):
-        raise BrokenUpload(f"{name} made a {type(made).__name__} of an update; let at_client return a tensor")
+    made = plain(given)
+    if made is None:
+        raise BrokenUpload(f"{name} made a {type(given).__name__} of an update; let at_client return a plain tensor")
     if made.shape != update.shape:
         raise BrokenUpload(f"{name} made an update of shape {tuple(made.shape)} of one of {tuple(update.shape)}")
     if made.dtype not in (torch.float32, torch.float64):

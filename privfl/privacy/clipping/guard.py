@@ -24,6 +24,7 @@ from torch._functorch import autograd_function
 from torch._functorch.autograd_function import custom_function_call
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.autograd.graph import disable_saved_tensors_hooks
+from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -35,6 +36,7 @@ OPERATORS = frozenset(("aten", "prims", "prim", "profiler"))
 """Where PyTorch's own operators are registered."""
 ROW, CLIENT = "row of a batch", "client of a stack"
 """What guarded code stands for one of."""
+_PLAIN = frozenset((Tensor, Parameter))
 _TEXT = (Tensor.__repr__, Tensor.__format__)
 _HOOKS = "hooks on saved tensors see all rows of a batch at once"
 _TURN = threading.local()
@@ -114,10 +116,13 @@ class Guard(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None
     ) -> Any:
+        self._refuse_kinds((arguments, named or {}))
         outside = self._refuse(function, arguments)
         try:
             if not outside:
-                return function(*arguments, **(named or {}))
+                answer = function(*arguments, **(named or {}))
+                self._refuse_kinds(answer)
+                return answer
             with own_vmap_refused(), OwnOperators():  # type: ignore[no-untyped-call]
                 return function(*arguments, **(named or {}))
         except Exception as error:
@@ -128,6 +133,15 @@ class Guard(TorchFunctionMode):
                 "were caught"
             )
             raise
+
+    def _refuse_kinds(self, values: Any) -> None:
+        """Refuse kinds of tensors that PyTorch does not bring: it hands their code all rows, where no guard sees it."""
+        for kind in {type(one) for one in _tensors(values)} - _PLAIN:
+            if not defined_in(kind, TORCH):
+                self.refuse(
+                    f"{kind.__name__} is a kind of tensor of one's own, whose code would see more than one "
+                    f"{self.alone}; make it a plain tensor"
+                )
 
     def _refuse(self, function: Any, arguments: tuple[Any, ...]) -> bool:
         """Refuse ``function`` if it could see more than one; whether it runs others' code, which has to be watched."""

@@ -19,6 +19,7 @@ from privfl.data.mapped import Rows
 from privfl.devices import to_device
 from privfl.errors import ConfigError
 from privfl.models.module_state import ModuleState
+from privfl.plain_tensors import given_plain
 from privfl.privacy.door.batch_plans import Epochs, Plan, public_plan
 from privfl.privacy.door.contract import Batch, Door, Question
 from privfl.privacy.door.dpsgd import DPSGD
@@ -146,7 +147,7 @@ class DoorKeeper(ABC):
         def ask(question: Question, *arguments: Any) -> Tensor:
             if question not in allowed:
                 raise AttributeError(f"a door has no '{question}'")
-            return getattr(self, question)(*arguments)  # type: ignore[no-any-return]
+            return getattr(self, question)(*map(given_plain, arguments))  # type: ignore[no-any-return]
 
         return Door(ask, self.loss)
 

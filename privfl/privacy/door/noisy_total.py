@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from privfl.plain_tensors import check_plain
 from privfl.validation import Settings, check_bound, check_noise
 
 
@@ -44,7 +45,11 @@ class NoisyTotal(Settings):
         """``values`` [B, ...] in float64, every row scaled to norm at most ``max_norm``, 0 where it is not finite.
 
         In float32 the rounding of a sum over many rows would exceed what one row may move it by.
+
+        Raises:
+            ConfigError: they are a tensor of a kind of its own.
         """
+        values = check_plain(values, f"what the statistic '{self.statistic}' gives")
         flat = values.reshape(len(values), math.prod(values.shape[1:])).double()
         norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
         factors = self.max_norm * (1 - 1e-6) / norms.clamp_min(self.max_norm * (1 - 1e-6))

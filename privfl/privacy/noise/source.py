@@ -90,6 +90,10 @@ class NoiseSource:
         kdf = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=fingerprint, info=b"privfl run")
         return NoiseSource(kdf.derive(self.key), self.reproducible)
 
+    def apart(self, *labels: int | str) -> NoiseSource:
+        """A source whose keys follow from ``labels`` and this one's, for who must not learn what this one gives."""
+        return NoiseSource(self.stream("apart", *labels).words(KEY_BYTES // 8).tobytes(), self.reproducible)
+
     @property
     def check(self) -> str:
         """Text by which a stored key is known to be the same; it tells nothing of a key that was drawn at random."""

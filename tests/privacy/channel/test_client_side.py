@@ -47,9 +47,9 @@ class Telling(Mechanism):
         return {"told": self.value, "more": 1.0}
 
 
-def passed(*links, update=None, broken=False):
+def passed(*links, update=None, broken=False, look=None):
     update = torch.tensor([3.0, 4.0, 0.0, 0.0]) if update is None else update
-    return pass_links(Chain.of(links), update, NoiseSource.from_key(1).stream("c"), round_with(), broken=broken)
+    return pass_links(Chain.of(links), update, NoiseSource.from_key(1).stream("c"), round_with(), look, broken=broken)
 
 
 def test_links_act_in_their_order():
@@ -119,7 +119,7 @@ def test_whatever_float32_holds_comes_out_within_the_bound(size, bound):
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        (None, "Making made a NoneType of an update; let at_client return a tensor"),
+        (None, "Making made a NoneType of an update; let at_client return a plain tensor"),
         (torch.zeros(3), r"Making made an update of shape \(3,\) of one of \(4,\)"),
         (torch.zeros(4, dtype=torch.int8), "Making made an update of torch.int8; return the numbers as float32"),
         (torch.zeros(4, dtype=torch.float16), "torch.float16"),
@@ -166,3 +166,56 @@ def test_a_bound_is_kept_to_exactly_and_only_by_numbers():
     assert within_bound(huge, 5e38) is not huge
     assert within_bound(strided, 1.001 * norm(strided)) is strided
     assert within_bound(strided, 0.999 * norm(strided)) is not strided
+
+
+@dataclass(frozen=True)
+class Peeking(Mechanism):
+    """Reads what lies beside its update in memory, and what is written on it and on the round."""
+
+    kind = "transform"
+    seen: ClassVar[list[object]] = []
+
+    def at_client(self, update, noise, round):
+        self.seen.append((update.untyped_storage().nbytes(), *vars(update), vars(round).get("note")))
+        object.__setattr__(round, "note", 1)
+        both = torch.cat([update, update])
+        both.note = 1
+        return both[: len(update)]
+
+
+AROUND = (Peeking(), pf.Clip(BOUND), pf.GaussianNoise(1.0, at="client"), Peeking())
+
+
+def test_a_link_from_outside_is_handed_the_update_alone_without_copies_that_have_no_noise():
+    Peeking.seen.clear()
+    passed(*AROUND, update=torch.ones(8)[:4])
+    assert Peeking.seen == [(16, None)] * 2
+
+
+def test_before_one_is_handed_an_update_with_noise_somebody_looks_at_what_it_may_have_noted():
+    looked = []
+    passed(*AROUND, look=looked.append)
+    assert [one is AROUND[-1] for one in looked] == [True]
+
+
+class Lying(torch.Tensor):
+    """Has norm 0 whatever it holds."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), named=None):
+        answer = super().__torch_function__(function, types, arguments, named or {})
+        return answer * 0 if "norm" in function.__name__ else answer
+
+
+def test_an_update_of_a_kind_of_its_own_is_a_broken_upload():
+    with pytest.raises(BrokenUpload, match="made a Lying of an update; let at_client return a plain tensor"):
+        passed(Making(lambda update: update.as_subclass(Lying)), pf.Clip(BOUND))
+
+
+def test_what_is_written_on_an_update_does_not_stand_in_for_its_methods():
+    def written(update):
+        update.sum = update.numpy = lambda *_: torch.zeros(())
+        return 100 * update.as_subclass(torch.Tensor)
+
+    sent, _ = passed(Making(written), pf.Clip(BOUND))
+    assert norm(sent) <= BOUND

@@ -1,4 +1,4 @@
-"""A link from outside that adds no noise cannot draw again what hides anybody; privfl's own links draw as ever."""
+"""A link from outside cannot draw again what hides anybody; privfl's own links draw as ever."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -80,6 +80,17 @@ def released(*links):
     return channel(*links).at_server(dict(sent), source)["update"]
 
 
+@dataclass(frozen=True)
+class Taking(pf.GaussianNoise):
+    """Adds no noise, and subtracts what it can draw of others'."""
+
+    def at_server(self, total, noise, round):
+        total["update"] -= drawn(noise.source.stream("channel", 0, 0)) + drawn(noise.stream)
+
+    def cover(self, round):
+        return super().cover(round)
+
+
 CHAINS = {
     "a transform after noise of the client": (pf.Clip(1.0), pf.GaussianNoise(LARGE, at="client"), Restarting()),
     "a transform at the server": (pf.Clip(1.0), Restarting("server"), pf.GaussianNoise(LARGE)),
@@ -88,7 +99,7 @@ CHAINS = {
 
 
 @pytest.mark.parametrize("case", CHAINS)
-def test_a_link_that_adds_no_noise_cannot_take_it_out_again(case):
+def test_a_link_from_outside_cannot_take_noise_out_again(case):
     assert float(released(*CHAINS[case]).std()) > 1.3 * LARGE  # what it subtracted is noise of its own
 
 
@@ -98,7 +109,7 @@ def test_noise_has_the_same_bits_whatever_stands_beside_it(at):
     assert torch.equal(released(Drawing(), pf.Clip(1.0), pf.GaussianNoise(LARGE, at=at)), alone)
 
 
-def test_noise_and_privfls_own_links_share_the_stream_and_all_others_have_one_for_each_place():
+def test_privfls_own_links_share_the_stream_and_all_others_have_one_for_each_place():
     source = NoiseSource.from_key(1)
     stream, link = source.stream("c"), Restarting()
     noise = ServerNoise(stream, source)
@@ -111,6 +122,19 @@ def test_noise_and_privfls_own_links_share_the_stream_and_all_others_have_one_fo
             own = link_noise.at_server(place, link, noise, label, round)
             keys += [own.stream.key, own.source.key]
     assert len({*keys, stream.key, source.key}) == len(keys) + 2
+
+
+def test_a_link_from_outside_that_adds_the_noise_has_a_source_of_its_own_that_all_rounds_share():
+    source, taking = NoiseSource.from_key(3), Taking(1.0)
+    left = torch.zeros(SIZE)
+    total = {"update": drawn(source.stream("channel", 0, 0)) + drawn(source.stream("server", 0))}
+    channel(pf.Clip(1.0), taking).at_server(total, source)
+    assert float((total["update"] - left).std()) > 1.9 * LARGE  # two of others', and two of its own
+    noise = ServerNoise(source.stream("server", 0), source)
+    assert link_noise.of_noise(pf.GaussianNoise(1.0), noise, "", 0) is noise
+    own = [link_noise.of_noise(taking, noise, "", round) for round in (0, 1)]
+    assert own[0].source == own[1].source != source
+    assert len({own[0].stream.key, own[1].stream.key, noise.stream.key}) == 3
 
 
 def test_what_a_client_draws_is_the_same_in_every_process():

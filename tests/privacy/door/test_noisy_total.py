@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from privfl.errors import ConfigError
 from privfl.privacy.door.noisy_total import NoisyTotal
 
 
@@ -26,3 +27,17 @@ def test_a_sample_that_is_not_finite_counts_as_zero():
     values = torch.tensor([[1.0, float("nan")], [float("inf"), 0.0], [0.3, 0.4]])
     clipped = NoisyTotal("loss", 2.0, 1.0).clip(values)
     assert torch.equal(clipped, torch.stack([torch.zeros(2), torch.zeros(2), values[2]]).double())
+
+
+class Lying(torch.Tensor):
+    """Has norm 0 whatever it holds."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), named=None):
+        answer = super().__torch_function__(function, types, arguments, named or {})
+        return answer * 0 if "norm" in function.__name__ else answer
+
+
+def test_a_statistic_of_a_kind_of_its_own_is_refused_before_it_is_clipped():
+    with pytest.raises(ConfigError, match="what the statistic 'x' gives is a Lying"):
+        NoisyTotal("x", 1.0, 1.0).clip(torch.full((2, 3), 1000.0).as_subclass(Lying))
