@@ -141,8 +141,8 @@ def broken_uploads_vote():
     """A broken upload sends a bit, too."""
     passed = client_side.pass_links
 
-    def votes(chain, update, noise, round, *, broken):
-        return passed(chain, update, noise, round, broken=False)
+    def votes(chain, update, noise, round, look=None, *, broken):
+        return passed(chain, update, noise, round, look, broken=False)
 
     return everywhere("pass_links", passed, votes)
 
