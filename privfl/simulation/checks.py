@@ -66,8 +66,11 @@ def check_settings(
         ConfigError: a combination is impossible, or would make a claim that it cannot earn.
     """
     dpsgd, clients = privacy.training, len(task.clients)
-    for name in ("inputs", "targets"):
-        check_untouched(getattr(task, name), f"Task.{name}")
+    for part, what in ((task, "task"), (task.clients, "Task.clients")):
+        if not shipped(type(part)):  # it could say something else each time that it is asked
+            raise ConfigError(f"{what} is a {type(part).__name__}, which is not privfl's own; give what privfl makes")
+    for name, values in (("inputs", task.inputs), ("targets", task.targets), ("clients.rows", task.clients.rows)):
+        check_untouched(values, f"Task.{name}")
     network = FlatNetwork(task.model(0), device)
     task.check_model(network.module)
     check_exact("privacy", privacy, Privacy)

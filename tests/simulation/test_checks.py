@@ -1,6 +1,6 @@
 """Settings that would make a claim that the run cannot earn are refused before any work; others carry their caveat."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ import torch
 import privfl as pf
 from privfl.engine.loop import DIRECT_FROM
 from privfl.errors import ConfigError
+from privfl.federation.client_index import ClientIndex
 from privfl.models.flat_network import flatten
 from privfl.privacy.loss import coupled
 from privfl.simulation.caveats import SECRET_DRAW
@@ -113,3 +114,25 @@ def test_a_large_model_trains_on_a_loss_that_couples_the_samples_of_a_batch():
         gradient = torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
         expected += (start - 0.1 * gradient) * len(rows) / len(task.targets)
     torch.testing.assert_close(run.parameters, expected, rtol=0, atol=1e-6)
+
+
+class Repeating(ClientIndex):
+    """Says of every client that it holds one example many times."""
+
+    def __getitem__(self, client):
+        return super().__getitem__(client)[:1].repeat(20)
+
+
+class OwnTask(pf.Task):
+    """A task of one's own class."""
+
+
+def test_a_task_that_could_say_something_else_each_time_is_refused(task):
+    clients = Repeating(task.clients.rows, task.clients.offsets)
+    values = {field.name: getattr(task, field.name) for field in fields(task) if field.init}
+    for own, what in (
+        (replace(task, clients=clients), "Task.clients is a Repeating"),
+        (OwnTask(**values), "task is a OwnTask"),
+    ):
+        with pytest.raises(ConfigError, match=what):
+            pf.simulate(own, pf.FedAvg("uniform"), rounds=1)
