@@ -136,7 +136,7 @@ class Plan(RunSettings):
             ConfigError: the availability names nobody, or clients that do not exist.
         """
         clients = len(self.task.clients)
-        active = np.unique(self.availability.active(round, clients, self.schedule.seed))
+        active = np.unique(np.array(self.availability.active(round, clients, self.schedule.seed)))  # no subclass
         if not (len(active) and active[0] >= 0 and active[-1] < clients):
             raise ConfigError(
                 f"{type(self.availability).__name__} says that clients {active.tolist()[:8]} can be reached in round "
