@@ -202,7 +202,9 @@ def _fitted(value: Any, kind: Any) -> Any:
         return value
     origin, args = get_origin(kind), get_args(kind)
     if _is_numpy(value, "generic"):
-        value = value.item()
+        value = sys.modules["numpy"].generic.item(value)
+    if isinstance(value, int | float) and type(value) not in (int, float, bool) and kind in (int, float):
+        value = float.__float__(value) if isinstance(value, float) else int.__int__(value)  # not its own arithmetic
     if origin in (Union, UnionType):
         return next((found for one in args if (found := _fitted(value, one)) is not _MISFIT), _MISFIT)
     if origin is Literal:
@@ -242,7 +244,7 @@ def _tuple(value: Any, kinds: tuple[Any, ...]) -> Any:
     items = tuple(_fitted(item, kind) for item, kind in zip(value, kinds, strict=True))
     if any(item is _MISFIT for item in items):
         return _MISFIT
-    unchanged = isinstance(value, tuple) and all(new is old for new, old in zip(items, value, strict=True))
+    unchanged = type(value) is tuple and all(new is old for new, old in zip(items, value, strict=True))
     return value if unchanged else items
 
 

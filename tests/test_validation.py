@@ -167,3 +167,32 @@ def test_a_noise_multiplier_is_one_that_can_be_squared(name):
     for value in (-1.0, 1e-300, 1e30, math.inf):
         with pytest.raises(pf.ConfigError, match=rf"^{name} is .*; give 0, or a number between 1e-15 and 1e\+09$"):
             MULTIPLIERS[name](value)
+
+
+class Vanishing(float):
+    """A float in name only: whatever it multiplies is gone."""
+
+    def __mul__(self, other):
+        return 0.0
+
+    __rmul__ = __mul__
+
+
+class Turning(tuple):
+    """Links that are others each time."""
+
+    def __getitem__(self, place):
+        return None
+
+    def __iter__(self):
+        return tuple.__iter__(self)
+
+
+@pytest.mark.parametrize("value", [Vanishing(1.0), np.float64(1.0)])
+def test_a_number_given_to_a_setting_becomes_pythons_own(value):
+    assert type(pf.GaussianNoise(value).noise_multiplier) is float
+    assert pf.GaussianNoise(value).noise_multiplier * 2.0 == 2.0
+
+
+def test_a_list_of_parts_becomes_a_plain_tuple():
+    assert type(pf.Privacy(update=Turning((pf.Clip(1.0),))).update) is tuple

@@ -24,7 +24,7 @@ from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.release import Unit
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS, DuchiSize
-from privfl.privacy.sizes.mechanism import SizeMechanism
+from privfl.privacy.sizes.mechanism import SizeMechanism, size_release
 from privfl.privacy.sizes.randomized_response import RandomizedResponse
 from privfl.privacy.sizes.responses import SizeResponses
 from privfl.schema import plain
@@ -102,7 +102,7 @@ def epsilon_from_support(counts: Counts, *, least_probability: float, confidence
 
 def claimed_epsilon(mechanism: SizeMechanism, unit: Unit, answers: int = 1, delta: float = 0.0) -> float:
     """What ``answers`` fresh answers cost the ``unit`` before the server, as the ledger prices them at ``delta``."""
-    cost = mechanism.costs().cost(unit, "server")
+    cost = size_release(mechanism).cost(unit, "server")  # as a statement says
     assert cost is not None
     if cost.event is None:
         return math.inf

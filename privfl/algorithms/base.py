@@ -74,6 +74,7 @@ class Algorithm(Settings):
         name: how configuration files call it.
         keeps: tensors of ``local`` that a client keeps between rounds; none for most algorithms.
         statistics: names of the totals that influence an upload, taken once each in every round.
+        totals_of_batches: those of them that are taken of every batch instead, for which no noise is accounted.
         local_only: it takes gradients that stay with the client (:meth:`Door.local_only_gradient`).
         uses_rounds: what it does depends on :attr:`RunContext.rounds`, so that a run cannot go on for more of them.
         pools_data: training sees all clients' data as one (the centralised reference).
@@ -86,6 +87,7 @@ class Algorithm(Settings):
     name: ClassVar[str]
     keeps: ClassVar[tuple[str, ...]] = ()
     statistics: ClassVar[tuple[str, ...]] = ()
+    totals_of_batches: ClassVar[tuple[str, ...]] = ()
     local_only: ClassVar[bool] = False
     uses_rounds: ClassVar[bool] = False
     pools_data: ClassVar[bool] = False

@@ -16,7 +16,9 @@ from privfl.privacy.door.batch_plans import LocalTraining
 class Centralized(Algorithm):
     """SGD on the pooled data of all clients: the upper reference. A round is ``training.steps`` or epochs of SGD.
 
-    Whoever trains holds the data, so nothing is claimed against the server. With DP-SGD this is ordinary DP-SGD.
+    Whoever trains holds the data, so nothing is claimed against the server. With DP-SGD this is ordinary DP-SGD. With
+    noise on updates one client's data is a part of what the one update comes from, which without it may be any other
+    of the same bound: it costs a client what it costs one example.
     """
 
     name: ClassVar[str] = "centralized"

@@ -40,10 +40,10 @@ def epsilon_(
 
     from privfl.errors import PrivacyError
     from privfl.privacy.accounting.accountant import epsilon
+    from privfl.validation import check_noise
 
     _check_delta(delta)
-    if not noise_multiplier >= 0:
-        raise PrivacyError(f"--noise-multiplier is {noise_multiplier:g}; give a number ≥ 0")
+    check_noise("--noise-multiplier", noise_multiplier)
     if not 0 < sample_rate <= 1 or steps < 1:
         raise PrivacyError(f"{steps} steps at sampling rate {sample_rate}; give a rate in (0, 1] and at least one step")
     event = PoissonSampledDpEvent(sample_rate, GaussianDpEvent(noise_multiplier))
@@ -80,8 +80,10 @@ def response(
 ) -> None:
     """Total ε of T fresh randomised responses over D values, by their exact privacy loss."""
     from privfl.privacy.accounting.accountant import randomized_response_total
+    from privfl.validation import check_count
 
     _check_delta(delta)
+    check_count("--answers", answers)
     _show(randomized_response_total(epsilon, domain, answers, delta), delta, json)
 
 

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from privfl.errors import ConfigError
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import numpy_stream
-from privfl.validation import Settings, check_count, check_rate
+from privfl.validation import Settings, check_count, check_number, check_rate, said
 
 Clients = NDArray[np.int64]
 
@@ -266,18 +267,44 @@ def keeps_its_word(cohort: Cohort) -> bool:
     return keeps_its_word(cohort.cohort) if type(cohort) is CohortWithout else type(cohort) in COHORTS.values()
 
 
+def expected_cohort(cohort: Cohort, clients: int) -> float:
+    """The public (expected) number of clients that ``cohort`` draws of ``clients``.
+
+    Raises:
+        ConfigError: it says a number that no cohort has.
+    """
+    expected = cohort.expected(clients)
+    check_number(f"the expected cohort of {type(cohort).__name__}", expected, 0, above=True)
+    return float(expected)
+
+
 def earned_rate(cohort: Cohort) -> float:
     """The Poisson rate that a claim may be amplified by."""
     return cohort.rate if keeps_its_word(cohort) else 1.0
 
 
+def _numbers(part: Any) -> NDArray[np.int64]:
+    """A copy of ``part``; raises :class:`TypeError` for what is no list of whole numbers."""
+    found = np.array(part)
+    if found.size and found.dtype.kind not in "iu":
+        raise TypeError(f"{found.dtype}")
+    return found.astype(np.int64)
+
+
 def check_selection(selection: Selection, available: Clients, *, once: bool) -> Selection:
-    """``selection``, if it names clients that can be reached, each at most once; ``once``: each counts once, too.
+    """``selection`` as it is now, if it names clients that can be reached, each once; ``once``: each counts once, too.
+
+    It is a copy: what is priced is who trains, whatever an object from outside says later.
 
     Raises:
         ConfigError: it does not; privfl's own rules always do.
     """
-    clients, times = selection.clients, selection.multiplicity
+    try:
+        clients, times = (_numbers(part) for part in (selection.clients, selection.multiplicity))
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"the cohort drew {said(selection)}; let draw return Selection(clients, multiplicity), of whole numbers"
+        ) from error
     sound = clients.shape == times.shape and bool((np.diff(clients) > 0).all() and np.isin(clients, available).all())
     if not sound or not bool((times >= 1).all()):
         raise ConfigError(
@@ -289,4 +316,4 @@ def check_selection(selection: Selection, available: Clients, *, once: bool) -> 
             f"the cohort lets client {int(clients[times > 1][0])} count {int(times.max())} times, and noise covers one "
             "upload of each; draw every client at most once"
         )
-    return selection
+    return Selection(clients, times)

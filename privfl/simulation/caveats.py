@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from privfl.algorithms.base import Algorithm, Tensors
+from privfl.algorithms.base import Tensors
 from privfl.data.targets import counted
+from privfl.federation.cohorts import keeps_its_word
 from privfl.federation.task import Task
 from privfl.privacy.accounting.stated import stating_class
 from privfl.privacy.channel.channel import ChannelSpec
 from privfl.privacy.mechanisms.registry import UPDATE_MECHANISMS
-from privfl.privacy.settings import Privacy
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
+from privfl.references import shipped
+from privfl.simulation.plan import Plan
 
 SHARED = "Some samples are held by more than one client; every claim is about one client's copy."
 SECRET_DRAW = (
@@ -50,7 +52,7 @@ SERVER = {"active": "the server may lie, with", "semi-honest": "only if the serv
 AUTHORS = "The claims rest on parts that are not privfl's own, and on what their authors say of them: {}."
 
 
-PUBLIC = "Public, by assumption: {}, who the {} clients are, inputs of shape {}, {} test examples, every setting{}."
+PUBLIC = "Public, by assumption: {}, {}, inputs of shape {}, {} test examples, every setting{}."
 READ_OFF = "Read off the data, and covered by no claim unless it is known anyway: {}."
 _SAID = {
     "classes": "how many classes there are (say it: classes=)",
@@ -68,32 +70,34 @@ def assumptions(task: Task, holders: Sequence[str] = ()) -> str:
     if task.vocabulary is not None:
         shape += f" with {task.vocabulary} token ids"
     held = f", the arrays of {' and of '.join(holders)}" if holders else ""
-    said = PUBLIC.format(counted(task.kind, task.classes), len(task.clients), shape, len(task.test_targets), held)
+    clients = len(task.clients)
+    who = "who the one client is" if clients == 1 else f"who the {clients} clients are"
+    said = PUBLIC.format(counted(task.kind, task.classes), who, shape, len(task.test_targets), held)
     from_file = task.recipe is not None and task.recipe.arrays is not None
     read_off = [(_SAID_OF_FILES if from_file else _SAID)[name] for name in task.read_off]
     return f"{said} {READ_OFF.format(', '.join(read_off))}" if read_off else said
 
 
-def caveats(task: Task, algorithm: Algorithm, server: Tensors, privacy: Privacy, channel: ChannelSpec) -> list[str]:
-    """The sentences that hold for a run of ``task`` that ended in the state ``server``."""
+def caveats(plan: Plan, server: Tensors) -> list[str]:
+    """The sentences that hold for a run of ``plan`` that ended in the state ``server``."""
     found = []
-    if task.clients.overlap:
+    if plan.task.clients.overlap:
         found.append(SHARED)
-    if "rate" in server and privacy.size is not None and privacy.training is not None:
+    if "rate" in server and plan.privacy.size is not None and plan.privacy.training is not None:
         found.append(ADAPTED)
-    if task.local_tests is not None:
+    if plan.task.local_tests is not None:
         found.append(OWN_ROWS)
-    covered = privacy.training is not None and channel.noise is None and not algorithm.local_only
-    if algorithm.ensemble and not covered:
+    covered = plan.privacy.training is not None and plan.channel.noise is None and not plan.algorithm.local_only
+    if plan.algorithm.ensemble and not covered:
         found.append(OWN_MODELS)
-    if channel.amplified:
+    if plan.channel.amplified:
         found.append(SECRET_DRAW)
-    if believed := _believed(privacy, channel):
+    if believed := _believed(plan):
         found.append(AUTHORS.format(", ".join(believed)))
-    if channel.secure is not None:
-        words = SECURE_SUM[channel.secure.adversary] if channel.secure.mode == "protocol" else TRUSTED_SUM
-        found.append(words.format(corrupt=100 * channel.secure.corrupt))
-        if channel.noise is None and not channel.protects:
+    if plan.channel.secure is not None:
+        words = SECURE_SUM[plan.channel.secure.adversary] if plan.channel.secure.mode == "protocol" else TRUSTED_SUM
+        found.append(words.format(corrupt=100 * plan.channel.secure.corrupt))
+        if plan.channel.noise is None and not plan.channel.protects:
             found.append(DIFFERENCES)
     return found
 
@@ -106,8 +110,9 @@ def adversary(channel: ChannelSpec) -> str:
     return f"{SERVER[secure.adversary]} {100 * secure.corrupt:g} % of a cohort"
 
 
-def _believed(privacy: Privacy, channel: ChannelSpec) -> list[str]:
+def _believed(plan: Plan) -> list[str]:
     """Parts of somebody else's class that a claim rests on, each with what is believed of it."""
+    privacy, channel = plan.privacy, plan.channel
     own = {base for kind in UPDATE_MECHANISMS.values() for base in kind.__mro__}
     found = []
     for link in privacy.update if channel.noise is not None or channel.noise_at_server else ():
@@ -120,4 +125,8 @@ def _believed(privacy: Privacy, channel: ChannelSpec) -> list[str]:
     size = privacy.size
     if size is not None and stating_class(size, "client_cost") not in SIZE_MECHANISMS.values():
         found.append(f"{type(size).__name__} (its client_cost)")
+    if channel.protects or size is not None:
+        rules: list[object] = [] if keeps_its_word(plan.cohort) else [plan.cohort]
+        rules += [] if shipped(type(plan.availability)) else [plan.availability]
+        found += [f"{type(rule).__name__} (that who takes part depends on nobody's data)" for rule in rules]
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -92,6 +92,7 @@ def check_settings(
         dpsgd.check_clients(clients)
         way = _way(dpsgd.per_sample, network, task)
     channel = ChannelSpec.of(privacy.update, algorithm.fields(), dpsgd, earned_rate(cohort), privacy.statistics)
+    channel = replace(channel, pooled=algorithm.pools_data)
     _check_statistics(algorithm, privacy)
     if channel.has_client_level_noise and algorithm.survey() is not None:
         raise ConfigError(
@@ -175,6 +176,11 @@ def _check_statistics(algorithm: Algorithm, privacy: Privacy) -> None:
         if one.statistic not in valid:
             known = f"it takes {', '.join(valid)}" if valid else "it takes none"
             raise ConfigError(f"{algorithm.name} takes no total named '{one.statistic}' ({known}); leave it out")
+        if one.statistic in algorithm.totals_of_batches:
+            raise ConfigError(
+                f"{algorithm.name} takes the total '{one.statistic}' of every batch, and noise is accounted for one "
+                "total a round; leave it out, or have the report taken of all data"
+            )
 
 
 def _way(wanted: PerSample, network: FlatNetwork, task: Task) -> GradSampleMode:

@@ -14,7 +14,15 @@ from privfl.algorithms.base import Algorithm, Tensors
 from privfl.engine.workspace import phases_of
 from privfl.errors import ConfigError
 from privfl.federation.availability import Always, Availability
-from privfl.federation.cohorts import Cohort, Everyone, Selection, check_selection, earned_rate, keeps_its_word
+from privfl.federation.cohorts import (
+    Cohort,
+    Everyone,
+    Selection,
+    check_selection,
+    earned_rate,
+    expected_cohort,
+    keeps_its_word,
+)
 from privfl.federation.task import Task
 from privfl.models.flat_network import flatten
 from privfl.privacy.accounting.release import Observer, Unit
@@ -204,7 +212,7 @@ def _run_channel(channel: ChannelSpec, settings: RunSettings, size: int, hides_w
     returns = (
         ParticipationPattern.of(settings.cohort, clients, rounds) if known else ParticipationPattern(rounds, 1, rounds)
     )
-    for_run = channel.for_run(size, settings.cohort.expected(clients), returns, hides_weights)
+    for_run = channel.for_run(size, expected_cohort(settings.cohort, clients), returns, hides_weights)
     return replace(for_run, max_upload_norm=settings.schedule.max_upload_norm)
 
 

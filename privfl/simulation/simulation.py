@@ -341,7 +341,7 @@ def claim(plan: Plan, state: State) -> Statement:
         state.ledger,
         plan.privacy.target_delta,
         reproducible_noise=plan.source.reproducible and plan.noisy,
-        caveats=caveats(plan.task, plan.algorithm, state.server, plan.privacy, plan.channel),
+        caveats=caveats(plan, state.server),
         public=assumptions(plan.task, plan.holders),
         server=adversary(plan.channel),
         units=plan.units,

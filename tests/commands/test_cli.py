@@ -254,9 +254,12 @@ def test_a_terminal_that_has_no_epsilon_still_gets_its_answer():
 def test_impossible_accounts_are_one_sentence():
     assert privfl("account", "epsilon", "--noise-multiplier", 1, "--steps", 10, "--sample-rate", 2).returncode == 2
     assert privfl("account", "noise", "--target-epsilon", -1, "--steps", 10).returncode == 2
-    negative = privfl("account", "epsilon", "--noise-multiplier", -1, "--steps", 10)
-    assert negative.returncode == 2
-    assert "--noise-multiplier is -1; give a number ≥ 0" in negative.stderr
+    for number in (-1, 1e-300, 1e300):
+        impossible = privfl("account", "epsilon", "--noise-multiplier", number, "--steps", 10)
+        assert impossible.returncode == 2
+        assert "give 0, or a number between 1e-15 and 1e+09" in impossible.stderr
+    nothing = privfl("account", "response", "--epsilon", 1, "--domain", 5, "--answers", 0)
+    assert "--answers is 0; give a whole number of at least 1" in nothing.stderr
 
 
 def test_an_account_says_when_delta_does_all_the_work():

@@ -8,7 +8,15 @@ import pytest
 
 import privfl as pf
 from privfl.errors import ConfigError
-from privfl.federation.cohorts import CohortWithout, Selection, check_selection, earned_rate, keeps_its_word
+from privfl.federation.cohorts import (
+    CohortWithout,
+    Everyone,
+    Selection,
+    check_selection,
+    earned_rate,
+    expected_cohort,
+    keeps_its_word,
+)
 from privfl.privacy.noise.source import NoiseSource
 
 AVAILABLE = np.array([2, 3, 5, 8, 13, 21])
@@ -157,6 +165,51 @@ def test_a_draw_names_reachable_clients_once(clients, times):
 
 def test_a_client_may_count_twice_only_where_no_noise_covers_it_once():
     twice = Selection(np.array([0, 3]), np.array([1, 2]))
-    assert check_selection(twice, np.arange(5), once=False) is twice
+    checked = check_selection(twice, np.arange(5), once=False)
+    assert (checked.clients.tolist(), checked.multiplicity.tolist()) == ([0, 3], [1, 2])
     with pytest.raises(ConfigError, match="lets client 3 count 2 times, and noise covers one upload"):
         check_selection(twice, np.arange(5), once=True)
+
+
+class Turning(Selection):
+    """Says otherwise who was drawn each time that it is asked."""
+
+    asked = 0
+
+    @property
+    def clients(self):
+        Turning.asked += 1
+        return np.arange(1 if Turning.asked == 1 else 5)
+
+    @clients.setter
+    def clients(self, drawn):
+        pass
+
+
+def test_what_is_checked_is_a_copy_that_stays():
+    checked = check_selection(Turning(np.arange(5), [1]), np.arange(5), once=True)
+    assert type(checked) is Selection
+    assert [checked.clients.tolist() for _ in range(2)] == [[0], [0]]
+    assert check_selection(Selection([0, 1], [1, 1]), np.arange(5), once=True).clients.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("drawn", [None, [0, 1], Selection([0.5], [1]), Selection(["a"], [1])], ids=repr)
+def test_what_is_no_selection_of_whole_numbers_is_refused(drawn):
+    with pytest.raises(ConfigError, match=r"let draw return Selection\(clients, multiplicity\), of whole numbers"):
+        check_selection(drawn, np.arange(5), once=False)
+
+
+@dataclass(frozen=True)
+class Expecting(Everyone):
+    """Says that it expects so many."""
+
+    many: float = 0.0
+
+    def expected(self, available):
+        return self.many
+
+
+@pytest.mark.parametrize("many", [0.0, -1.0, math.inf])
+def test_a_cohort_that_expects_nobody_is_refused(many):
+    with pytest.raises(ConfigError, match="the expected cohort of Expecting is"):
+        expected_cohort(Expecting(many), 5)

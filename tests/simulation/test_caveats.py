@@ -9,6 +9,8 @@ import pytest
 import privfl as pf
 from privfl.algorithms import ALGORITHMS
 from privfl.errors import ConfigError
+from privfl.federation.cohorts import CohortWithout, Everyone
+from privfl.privacy.accounting.closed_form import gaussian_epsilon
 from privfl.privacy.accounting.statement import Statement
 from privfl.simulation.caveats import assumptions
 
@@ -170,3 +172,38 @@ def test_whose_figures_they_are_is_said_where_no_mechanism_covers_clients_own_mo
         own(model="two-nn"), ALGORITHMS[algorithm](**weighting), rounds=1, privacy=pf.Privacy(noise_key=1, **settings)
     ).statement
     assert any("the clients' own models, which no claim covers" in one for one in statement.caveats) == said
+
+
+class ByLoss(Everyone):
+    """A rule that could draw by what it has seen."""
+
+
+class Somebody(pf.Bernoulli):
+    """Another one, of who can be reached."""
+
+
+def test_rules_of_who_takes_part_that_are_not_privfls_own_are_named_where_something_is_claimed():
+    said = "(that who takes part depends on nobody's data)"
+
+    def named(privacy=DP_SGD, **rules):
+        run = pf.simulate(own(), pf.FedAvg("uniform"), rounds=1, privacy=pf.Privacy(training=privacy), **rules)
+        return [caveat for caveat in run.statement.caveats if said in caveat]
+
+    assert named(cohort=pf.FixedCohort(3), availability=pf.Bernoulli(0.9)) == []
+    (both,) = named(cohort=ByLoss(), availability=Somebody(0.9))
+    assert f"ByLoss {said}, Somebody {said}" in both
+    assert f"ByLoss {said}" in named(cohort=CohortWithout(ByLoss(), frozenset({1})))[0].replace(
+        "CohortWithout", "ByLoss"
+    )
+    assert named(None, cohort=ByLoss()) == []
+
+
+def test_of_pooled_data_a_clients_part_costs_what_an_example_costs():
+    """Without it the one update may be any other of the same bound, as replacing an example makes it."""
+    statement = pf.simulate(own(), pf.Centralized(), rounds=1, privacy=pf.Privacy(update=CENTRAL)).statement
+    client, sample = (statement.cell(unit, "public").epsilon for unit in ("client", "sample"))
+    assert client == pytest.approx(sample, rel=1e-6)
+    assert client == pytest.approx(gaussian_epsilon(0.5, statement.delta), rel=1e-3)
+    assert "who the one client is" in statement.public
+    alone = train(own(), update=CENTRAL).statement.cell("client", "public").epsilon
+    assert alone == pytest.approx(gaussian_epsilon(1.0, statement.delta), rel=1e-3)

@@ -78,6 +78,7 @@ class GRPFed(Algorithm):
     needs_classes: ClassVar[bool] = True
     keeps: ClassVar[tuple[str, ...]] = ("personal", "discriminator")
     statistics: ClassVar[tuple[str, ...]] = (LOSS,)
+    totals_of_batches: ClassVar[tuple[str, ...]] = ("batch-losses",)
     local_only: ClassVar[bool] = True
     q: float = 10.0
     q_step: float = 0.5
@@ -107,7 +108,7 @@ class GRPFed(Algorithm):
         if self.form == "sums":
             self._check_sums()
         # Many totals of one round cannot share one noisy total: they go by a name of their own.
-        taken = {"sums": ()}.get(self.form, (LOSS,) if self.reports_once else ("batch-losses",))
+        taken = {"sums": ()}.get(self.form, (LOSS,) if self.reports_once else self.totals_of_batches)
         object.__setattr__(self, "statistics", taken)
 
     def _check_sums(self) -> None:
@@ -181,7 +182,7 @@ class GRPFed(Algorithm):
 
     def step(self, local: Tensors, received: Tensors, batch: Batch, client: Door, training: LocalTraining) -> None:
         if not self.reports_once:
-            tally = self.losses(local["parameters"], batch, client, "batch-losses")
+            tally = self.losses(local["parameters"], batch, client, *self.totals_of_batches)
             if self.loss_report == "last_epoch_mean":
                 local["tally"] = local["tally"] + tally * batch.last.to(tally.dtype)
             else:

@@ -45,6 +45,7 @@ class ChannelSpec:
         dpsgd: DP-SGD at the door.
         cohort_rate: < 1 if the cohort is a Poisson sample of the clients with secret coins, else 1.
         statistics: protect totals at the door.
+        pooled: whether one client trains for all, of whose data each real client's is a part.
 
     Raises:
         ConfigError: the chain cannot work on these fields.
@@ -55,6 +56,7 @@ class ChannelSpec:
     dpsgd: DPSGD | None
     cohort_rate: float
     statistics: tuple[NoisyTotal, ...] = ()
+    pooled: bool = False
 
     def __post_init__(self) -> None:
         self.chain.check_fields(self.fields, self.dpsgd)
@@ -257,6 +259,8 @@ class RunChannel(ChannelSpec):
         if self.chain.unclaimed:
             return Cover.nothing(self.chain.unclaimed)
         cover = self.noise.cover(round) or Cover.nothing(f"{type(self.noise).__name__} states no cover in this round")
+        if self.pooled:  # whose part is left out, the update of the whole stays, and may be any other
+            cover = replace(cover, client=cover.sample)
         return cover if self.amplified else replace(cover, amplified=None)
 
     def _check_rounding(self, encoding: SecureEncoding) -> None:

@@ -473,3 +473,15 @@ def test_impossible_settings_are_one_sentence(settings, message):
 def test_a_model_without_a_head_is_refused():
     with pytest.raises(ConfigError, match="which this algorithm needs"):
         pf.simulate(digits_task(SIZES), GRPFed(), rounds=1)
+
+
+@pytest.mark.parametrize("report", ["last_batch", "last_epoch_mean"])
+@pytest.mark.parametrize("training", [None, NOISY])
+def test_noise_on_the_losses_of_single_batches_is_refused_before_any_work(task, report, training):
+    noise = NoisyTotal("batch-losses", max_norm=1.0, noise_multiplier=4.0)
+    with pytest.raises(
+        ConfigError, match="takes the total 'batch-losses' of every batch, and noise is accounted for one"
+    ):
+        pf.simulate(
+            task, GRPFed(loss_report=report), rounds=1, privacy=pf.Privacy(training=training, statistics=[noise])
+        )

@@ -211,3 +211,16 @@ def test_a_mechanism_without_protection_claims_nothing():
 def test_impossible_audits_are_one_sentence(call, sentence):
     with pytest.raises(ConfigError, match=sentence.replace("(", r"\(").replace(")", r"\)")):
         call()
+
+
+class Honestly(RandomizedResponse):
+    """Changes how it answers, and states no cost of its own."""
+
+    def randomise(self, truths, stream):
+        return super().randomise(truths, stream)
+
+
+def test_a_claim_is_what_a_statement_says_of_the_class():
+    for unit in ("client", "sample"):
+        assert claimed_epsilon(Honestly(epsilon=3.0, bound=10), unit) == math.inf
+        assert claimed_epsilon(RandomizedResponse(epsilon=3.0, bound=10), unit) <= 3.0

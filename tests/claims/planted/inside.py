@@ -358,8 +358,8 @@ def caveats_about_sizes():
     """The statement tells the size of a client."""
     told = simulation.caveats
 
-    def caveats(task, *rest):
-        return (*told(task, *rest), f"the clients hold {task.clients.sizes.sum()} samples")
+    def caveats(plan, server):
+        return (*told(plan, server), f"the clients hold {plan.task.clients.sizes.sum()} samples")
 
     return [(simulation, "caveats", caveats)]
 
