@@ -99,6 +99,18 @@ class Attack(ABC):
         """
         return task, algorithm
 
+    def check_kind(self, kind: str) -> None:
+        """Refuse a task of a ``kind`` that the attack is not for; a judge asks before it deals records by their class.
+
+        Raises:
+            ConfigError: the attack takes targets for classes, and the ``kind`` has none.
+        """
+        if self.needs_classes and kind != "classification":
+            raise ConfigError(
+                f"{self.name} works with the class of each record, and records of a task of the kind {kind} have none; "
+                "leave it out"
+            )
+
     def run(self, seen: Transcript, auxiliary: Auxiliary) -> AttackResult:
         """Guess without the answers, then be judged by them.
 
@@ -106,11 +118,7 @@ class Attack(ABC):
             ConfigError: the transcript or the auxiliary data lack something that the attack needs, or the run's task is
                 of another kind.
         """
-        if self.needs_classes and seen.facts.kind != "classification":
-            raise ConfigError(
-                f"{self.name} works with the class of each record, and records of a task of the kind {seen.facts.kind} "
-                "have none; leave it out"
-            )
+        self.check_kind(seen.facts.kind)
         began = time.perf_counter()
         guess = self.guess(seen, auxiliary.for_attacker())
         return self.judge(guess, auxiliary, time.perf_counter() - began)

@@ -53,8 +53,10 @@ class Judge:
         """What ``attack``, which has ``needs``, gets besides the transcript, and the answers it is judged by.
 
         Raises:
-            ConfigError: the attacked client does not exist, or its records are not what the attack looks for.
+            ConfigError: the attack is not for tasks of this kind, the attacked client does not exist, or its records
+                are not what the attack looks for.
         """
+        attack.check_kind(self.task.kind)
         public, others = self._held_out()
         client: int | None = getattr(attack, "client", None)
         rows = self._rows(client)

@@ -15,7 +15,7 @@ from attacks.gradient_inversion.imprint import imprinted_inputs, imprinting_serv
 from attacks.gradient_inversion.inversion import OTHERS
 from attacks.images.pixels import Pixels
 from attacks.images.result import ReconstructionResult, reconstruction_result
-from attacks.observations.gradients import flat_update
+from attacks.observations.gradients import criterion_of, flat_update
 from attacks.observations.messages import recorded_round, single_update, training_behind
 from privfl.algorithms.base import Algorithm
 from privfl.federation.task import Task
@@ -40,8 +40,8 @@ class Imprint(Attack):
 
     Record the run with :func:`attacks.gradient_inversion.imprint.imprinting_server` around its algorithm, which is what
     :meth:`staged` does with all units. Clients take one step, or few. Nulls, all matched to the truth as the attack is:
-    the mean image, the class means of the public records, random public images, and the same reading of an update of
-    ``batch`` public images at the same broadcast.
+    the mean image, the class means of the public records where they have classes, random public images, and the same
+    reading of an update of ``batch`` public images at the same broadcast.
 
     The judge needs ``truth["images"]`` [B, C, H, W] in [0, 1].
 
@@ -80,7 +80,7 @@ class Imprint(Attack):
         """What the message holds, and what it would hold of public images.
 
         Raises:
-            ConfigError: there is no such message, or its broadcast was not imprinted.
+            ConfigError: there is no such message, its broadcast was not imprinted, or the loss is one of one's own.
         """
         moment, public = recorded_round(seen, self.round), auxiliary.need_public()
         pixels, sent = Pixels.of(seen.facts.dataset), single_update(moment, self.client)
@@ -90,14 +90,14 @@ class Imprint(Attack):
         shown = self.images(network, sent, public.inputs, pixels)
         drawn = torch.randint(len(public), (2, self.batch), generator=generator)
         training = training_behind(seen.facts, moment.number, self.client, self.batch)
-        others = flat_update(network, public.inputs[drawn[0]], public.targets[drawn[0]], training)
-        means = torch.stack([known[public.targets == label].mean(0) for label in sorted(set(public.targets.tolist()))])
-        nulls = {
-            "mean image": known.mean(0).expand(self.batch, *known.shape[1:]).clone(),
-            "class means": means.repeat(-(-self.batch // len(means)), 1, 1, 1),
-            "random images": known[drawn[1]],
-            OTHERS: self.images(network, others, public.inputs, pixels),
-        }
+        criterion = criterion_of(seen.facts.loss)
+        others = flat_update(network, public.inputs[drawn[0]], public.targets[drawn[0]], training, criterion=criterion)
+        nulls = {"mean image": known.mean(0).expand(self.batch, *known.shape[1:]).clone()}
+        if seen.facts.kind == "classification":
+            parts = [known[public.targets == label].mean(0) for label in sorted(set(public.targets.tolist()))]
+            nulls["class means"] = torch.stack(parts).repeat(-(-self.batch // len(parts)), 1, 1, 1)
+        nulls["random images"] = known[drawn[1]]
+        nulls[OTHERS] = self.images(network, others, public.inputs, pixels)
         return ImprintGuess(shown, nulls)
 
     def images(self, network: nn.Module, update: Tensor, like: Tensor, pixels: Pixels) -> Tensor:

@@ -11,6 +11,7 @@ from attacks.battery.lineup import lineup
 from attacks.judge import Judge
 from attacks.registry import ATTACKS
 from privfl.errors import ConfigError
+from tests.attacks.battery import runs
 from tests.attacks.battery.runs import recorded
 from tests.commands.command_line import privfl
 
@@ -42,6 +43,22 @@ def test_every_attack_of_the_registry_is_tried_or_gives_its_reason(found):
     reasons = {one.label: one.reason for one in found.attempts if one.reason}
     assert "sends no label counts" in reasons["disclosed-counts"]
     assert "reads a single image, not 3" in reasons["gradient-inversion-wiener"]
+
+
+@pytest.mark.parametrize("kind", ["regression", "multi_label", "next_token"])
+def test_for_every_kind_of_task_each_attack_has_a_result_or_a_reason(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(attacks.battery.battery, "lineup", quick)
+    training = pf.LocalTraining(learning_rate=0.1, batch_size=3, epochs=1)
+    task = getattr(runs, kind)()
+    pf.simulate(task, pf.FedAvg(weighting="uniform"), rounds=1, training=training, record=True, out=tmp_path / "run")
+    found = best(tmp_path / "run", candidates=20, task=f"{runs.__name__}:{kind}")
+    assert {one.kind for one in found.attempts} == set(ATTACKS.values())
+    reasons = {one.label: one.reason for one in found.attempts}
+    for one in found.attempts:
+        assert (one.result is None) == bool(one.reason)
+        if one.kind.needs_classes:
+            assert "have none; leave it out" in one.reason or "reads a single image" in one.reason
+    assert bool(reasons["words"]) == (kind != "next_token")
 
 
 def test_the_best_of_each_power_is_listed_with_what_it_needed(found):
