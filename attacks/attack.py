@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from attacks.auxiliary import Auxiliary
+from attacks.auxiliary import Auxiliary, checked_images
 from attacks.result import AttackResult
 from privfl.algorithms.base import Algorithm
 from privfl.errors import ConfigError
@@ -111,6 +111,22 @@ class Attack(ABC):
                 "leave it out"
             )
 
+    def check_images(self, auxiliary: Auxiliary) -> None:
+        """Refuse true images by which no guess could be judged, before any work is done on one.
+
+        Raises:
+            ConfigError: an attack on images has none as its truth, they are no pixels in [0, 1], or another number
+                than its ``batch``.
+        """
+        if "images" not in self.needs.truth:
+            return
+        images, batch = checked_images(auxiliary.answer("images"), "truth['images']"), getattr(self, "batch", None)
+        if batch is not None and len(images) != batch:
+            raise ConfigError(
+                f"the truth has {len(images)} images and {self.name} looks for batch = {batch}; give the image of "
+                "every record behind the update, and as many as batch"
+            )
+
     def run(self, seen: Transcript, auxiliary: Auxiliary) -> AttackResult:
         """Guess without the answers, then be judged by them.
 
@@ -119,6 +135,7 @@ class Attack(ABC):
                 of another kind.
         """
         self.check_kind(seen.facts.kind)
+        self.check_images(auxiliary)
         began = time.perf_counter()
         guess = self.guess(seen, auxiliary.for_attacker())
         return self.judge(guess, auxiliary, time.perf_counter() - began)

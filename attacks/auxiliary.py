@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from privfl.errors import ConfigError
@@ -87,3 +88,17 @@ class Auxiliary:
             known = ", ".join(self.truth) or "nothing"
             raise ConfigError(f"the truth holds {known}, and the result needs '{name}'; add it to Auxiliary(truth=…)")
         return self.truth[name]
+
+
+def checked_images(images: Tensor, name: str = "images") -> Tensor:
+    """``images`` as they are, if they are float [N, C, H, W] in [0, 1] with N ≥ 1.
+
+    Raises:
+        ConfigError: another shape or type, or a value outside [0, 1] or not a number.
+    """
+    if images.dim() != 4 or not len(images) or not images.is_floating_point():
+        raise ConfigError(f"{name} are {images.dtype} {tuple(images.shape)}; give floats [N, C, H, W] with N ≥ 1")
+    low, high = (float(value) for value in torch.aminmax(images))
+    if not (low >= 0 and high <= 1):
+        raise ConfigError(f"{name} lie in [{low:g}, {high:g}]; give pixels in [0, 1]")
+    return images

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attacks.attack import Attack, Needs
 from attacks.auxiliary import Auxiliary, Records
-from attacks.images.pixels import Pixels
+from attacks.images.pixels import pixels_of
 from attacks.membership.game import membership_game, users_game
 from attacks.property_inference import PROPERTIES
 from privfl.errors import ConfigError
@@ -129,7 +129,7 @@ class Judge:
                 f"the attacked update is of {len(held)} images, and {attack.name} looks for batch = {batch}; set the "
                 "client and its number of images"
             )
-        return Pixels.of(self.task.name).images(held.inputs)
+        return pixels_of(self.task.name, held.inputs, getattr(attack, "pixels", None), "clients'").images(held.inputs)
 
     def _tokens(self, held: Records) -> Tensor:
         """Which of all tokens occur in ``held``, bool [vocabulary]."""

@@ -13,7 +13,7 @@ from attacks.attack import Attack, Needs, Power
 from attacks.auxiliary import Auxiliary
 from attacks.gradient_inversion.imprint import imprinted_inputs, imprinting_server, perceptron_parts
 from attacks.gradient_inversion.inversion import OTHERS
-from attacks.images.pixels import Pixels
+from attacks.images.pixels import Pixels, pixels_of, told
 from attacks.images.result import ReconstructionResult, reconstruction_result
 from attacks.observations.gradients import criterion_of, flat_update
 from attacks.observations.messages import recorded_round, single_update, training_behind
@@ -50,6 +50,7 @@ class Imprint(Attack):
         batch: B, how many images the message is of.
         round: which round, from 0.
         seed: decides the nulls' public images.
+        pixels: how inputs come from images, for data of one's own (:func:`attacks.images.pixels.pixels_of`).
     """
 
     name: ClassVar[str] = "imprint"
@@ -62,6 +63,7 @@ class Imprint(Attack):
     batch: int = 1
     round: int = 0
     seed: int = 0
+    pixels: Pixels | None = None
 
     def __post_init__(self) -> None:
         check_count(f"{self.name}'s batch", self.batch)
@@ -83,7 +85,8 @@ class Imprint(Attack):
             ConfigError: there is no such message, its broadcast was not imprinted, or the loss is one of one's own.
         """
         moment, public = recorded_round(seen, self.round), auxiliary.need_public()
-        pixels, sent = Pixels.of(seen.facts.dataset), single_update(moment, self.client)
+        pixels = pixels_of(seen.facts.dataset, public.inputs, self.pixels)
+        sent = single_update(moment, self.client)
         network = seen.network(moment.broadcast["parameters"])
         generator = torch_stream(self.seed, "imprint")
         known = pixels.images(public.inputs)
@@ -111,7 +114,7 @@ class Imprint(Attack):
 
     def judge(self, guess: ImprintGuess, auxiliary: Auxiliary, seconds: float) -> ReconstructionResult:
         """PSNR, SSIM and their kin, with images and nulls matched to the truth."""
-        settings = {"client": self.client, "batch": self.batch, "round": self.round}
+        settings = {"client": self.client, "batch": self.batch, "round": self.round, **told(self.pixels)}
         return reconstruction_result(
             self.name, guess.images, auxiliary.answer("images"), guess.nulls, seconds=seconds, settings=settings
         )
