@@ -21,7 +21,9 @@ from privfl.algorithms.base import Algorithm
 from privfl.errors import ConfigError
 from privfl.federation.task import Task
 from privfl.privacy.accounting.release import Observer
+from privfl.simulation.result import Run
 from privfl.simulation.transcript import Transcript
+from privfl.validation import said
 
 Power = Literal["passive", "active", "poisoning"]
 """What the attacker does: it watches, it is the server and crafts what it sends, or it is a client among the others."""
@@ -127,15 +129,41 @@ class Attack(ABC):
                 "every record behind the update, and as many as batch"
             )
 
-    def run(self, seen: Transcript, auxiliary: Auxiliary) -> AttackResult:
+    def run(self, seen: Transcript | Run | None, auxiliary: Auxiliary) -> AttackResult:
         """Guess without the answers, then be judged by them.
 
+        Args:
+            seen: what an observer saw of a run, or the run itself if it was recorded.
+
         Raises:
-            ConfigError: the transcript or the auxiliary data lack something that the attack needs, or the run's task is
-                of another kind.
+            ConfigError: nothing was recorded, the transcript or the auxiliary data lack something that the attack
+                needs, records are not what the run's network takes, or its task is of another kind.
         """
+        seen = transcript_of(seen)
+        if not isinstance(auxiliary, Auxiliary):
+            raise ConfigError(
+                f"the auxiliary data are {said(auxiliary)}; give attacks.Auxiliary(public=…, candidates=…, truth=…)"
+            )
         self.check_kind(seen.facts.kind)
+        auxiliary.check_inputs(seen.facts.input_shape, tokens=seen.facts.vocabulary is not None)
         self.check_images(auxiliary)
         began = time.perf_counter()
         guess = self.guess(seen, auxiliary.for_attacker())
         return self.judge(guess, auxiliary, time.perf_counter() - began)
+
+
+def transcript_of(seen: Any) -> Transcript:
+    """The transcript of a run that is ``seen``, or a transcript as it is.
+
+    Raises:
+        ConfigError: it is neither, or the run was not recorded.
+    """
+    found = seen.transcript if isinstance(seen, Run) else seen
+    if found is None:
+        raise ConfigError("nothing of the run was recorded, so there is no transcript; run it with record=True")
+    if not isinstance(found, Transcript):
+        raise ConfigError(
+            f"an attack reads a transcript, not {said(found)}; give run.transcript of a run with record=True, or "
+            "pf.Transcript.load of its directory"
+        )
+    return found

@@ -25,7 +25,7 @@ from privfl.errors import ConfigError, PrivflError
 from privfl.simulation.result import Run
 from privfl.simulation.transcript import Transcript
 from privfl.study.tables import plain
-from privfl.validation import check_number
+from privfl.validation import check_number, checked
 
 POWERS: tuple[Power, ...] = get_args(Power)
 HEAD = ("attacker", "best attack", "measure", "reached", "advantage", "ceiling", "needed")
@@ -110,6 +110,7 @@ class Battery:
         return {"attempts": [one.to_json() for one in self.attempts], "best": [one.label for one in self.best]}
 
 
+@checked
 def best(
     run: Run | Path | str,
     *,

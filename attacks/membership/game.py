@@ -14,18 +14,23 @@ from attacks.membership.result import MembershipResult, membership_result
 from attacks.metrics.distinguishing import Scores
 from privfl.errors import ConfigError
 from privfl.schema import plain
+from privfl.validation import said
 
 RECORDS = 20
 """With which a user is asked about, at most."""
 
 
 def check_classes(*sides: Records) -> None:
-    """Refuse records whose targets are no classes: a game has as many of each class on either side.
+    """Refuse what is no records, or records whose targets are no classes: a game has as many of each class on either side.
 
     Raises:
         ConfigError: as said.
     """
     for side in sides:
+        if not isinstance(side, Records):
+            raise ConfigError(
+                f"members and others are records, not {said(side)}; give attacks.Records(inputs, targets)"
+            )
         if side.targets.dim() != 1 or side.targets.is_floating_point():
             raise ConfigError(
                 f"the targets are {side.targets.dtype} {tuple(side.targets.shape)}, and a membership game deals out "
@@ -42,8 +47,12 @@ def membership_game(
     taken from either side as the smaller side has. ``public`` is what the attacker owns besides.
 
     Raises:
-        ConfigError: the targets are no classes, or the two sides have none in common.
+        ConfigError: the targets are no classes, the two sides have none in common, or ``generator`` is not PyTorch's.
     """
+    if not isinstance(generator, torch.Generator):
+        raise ConfigError(
+            f"generator is {said(generator)}; give a torch.Generator, as by torch.Generator().manual_seed(0)"
+        )
     check_classes(members, others)
     chosen: tuple[list[Tensor], list[Tensor]] = ([], [])
     for label in sorted({*members.targets.tolist(), *others.targets.tolist()}):
