@@ -21,16 +21,14 @@ RECORDS = 20
 
 
 def check_classes(*sides: Records) -> None:
-    """Refuse what is no records, or records whose targets are no classes: a game has as many of each class on either side.
+    """Refuse what is no records, or records without classes: a game has as many of each class on either side.
 
     Raises:
         ConfigError: as said.
     """
     for side in sides:
         if not isinstance(side, Records):
-            raise ConfigError(
-                f"members and others are records, not {said(side)}; give attacks.Records(inputs, targets)"
-            )
+            raise ConfigError(f"members or others are {said(side)}; give attacks.Records(inputs, targets)")
         if side.targets.dim() != 1 or side.targets.is_floating_point():
             raise ConfigError(
                 f"the targets are {side.targets.dtype} {tuple(side.targets.shape)}, and a membership game deals out "
