@@ -189,7 +189,7 @@ def test_numpys_arrays_and_lists_are_records_and_answers_too():
             "candidates .* give them as the network takes",
         ),
         (lambda: membership_game(THREE, THREE, 0), "generator is 0; give a torch.Generator"),
-        (lambda: membership_game(THREE.inputs, THREE, torch.Generator()), "records, not a Tensor of shape"),
+        (lambda: membership_game(THREE.inputs, THREE, torch.Generator()), "members or others are a Tensor of shape"),
         (lambda: best(TRANSCRIPT), "run is .*Transcript.*; give "),
     ],
 )

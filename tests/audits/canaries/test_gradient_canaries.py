@@ -17,6 +17,7 @@ from audits.canaries.canaries import noise_canaries, plant, rare_token_canaries,
 from audits.canaries.gradient_canaries import audit_one_run, audit_two_worlds, gaussian_family, summary
 from audits.canaries.views import seen_by
 from privfl.errors import ConfigError
+from privfl.simulation.result import Run
 
 ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "audit_targets.json").read_text())
 TARGETS = ORACLES["one_run_white_box_targets"]["rows"]
@@ -301,7 +302,7 @@ def test_the_summary_of_rounds_is_what_it_says():
     ("train", "sentence"),
     [
         (lambda task: None, r"train returned None; let it return the run, as lambda task: pf.simulate\(task, …"),
-        (pf.simulate(rare_token_task(40), pf.FedAvg(), rounds=1), r"train is Run\(…\); give a function that trains"),
+        (Run(torch.zeros(1), [], None, {}), r"train is Run\(…\); give a function that trains"),
         (
             lambda task: trainer(1.0, rounds=1)(rare_token_task(40)),
             "did not train on the task it was given, so no canary",
