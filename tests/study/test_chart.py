@@ -95,7 +95,7 @@ def test_a_long_title_is_broken_and_leaves_the_axes_their_width():
         ("FedAvg", "FedAvg"),
         (
             "a method of one's own that takes two lines of a legend",
-            "a method of one's own that takes two lines of\na legend",
+            "a method of one's own that takes two lines\nof a legend",
         ),
         (
             "first " + "and on " * 30 + "(ours)",
