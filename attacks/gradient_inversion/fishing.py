@@ -66,7 +66,10 @@ def head_parts(network: nn.Module, flat: Tensor) -> tuple[Tensor, Tensor]:
     """
     views = Layout.of(network).views(flat)
     if len(views) < 2 or (views[-2].dim(), views[-1].dim()) != (2, 1) or len(views[-2]) != len(views[-1]):
-        raise ConfigError(f"{type(network).__name__} does not end with a fully connected layer with a bias")
+        raise ConfigError(
+            f"{type(network).__name__} does not end with a fully connected layer with a bias; attack another network, "
+            "such as privfl.models.Network(body, nn.Linear(width, classes))"
+        )
     return views[-2], views[-1]
 
 

@@ -29,6 +29,13 @@ def regression() -> pf.Task:
     return of_kind("regression", images, images.mean((1, 2, 3)), "two-nn")
 
 
+def bytes_of_images() -> pf.Task:
+    """Images of no catalogue with values from 0 to 255, of which nine are of each of two classes."""
+    images = np.random.default_rng(0).random((120, 1, 8, 8)).astype("float32") * 255
+    sizes = pf.GivenSizes(sizes=(1,) * 96)
+    return pf.Task.from_arrays(images, np.arange(120) % 2, model="two-nn", partition=sizes)
+
+
 def multi_label() -> pf.Task:
     """Rows of six values, of which three are above 0 or not."""
     values = np.random.default_rng(0).normal(size=(120, 6)).astype("float32")
