@@ -10,6 +10,7 @@ from .gradient_inversion.imprint import imprinting_server as imprinting_server
 from .gradient_inversion.imprint_attack import Imprint as Imprint
 from .gradient_inversion.inversion import GradientInversion as GradientInversion
 from .gradient_inversion.model_inconsistency import ModelInconsistency as ModelInconsistency
+from .images.pixels import Pixels as Pixels
 from .labels.inference import LLG as LLG
 from .labels.inference import DisclosedCounts as DisclosedCounts
 from .labels.inference import LabelCounts as LabelCounts

@@ -15,13 +15,15 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from attacks.auxiliary import Auxiliary
+from attacks.auxiliary import Auxiliary, checked_images
 from attacks.result import AttackResult
 from privfl.algorithms.base import Algorithm
 from privfl.errors import ConfigError
 from privfl.federation.task import Task
 from privfl.privacy.accounting.release import Observer
+from privfl.simulation.result import Run
 from privfl.simulation.transcript import Transcript
+from privfl.validation import said
 
 Power = Literal["passive", "active", "poisoning"]
 """What the attacker does: it watches, it is the server and crafts what it sends, or it is a client among the others."""
@@ -99,18 +101,69 @@ class Attack(ABC):
         """
         return task, algorithm
 
-    def run(self, seen: Transcript, auxiliary: Auxiliary) -> AttackResult:
-        """Guess without the answers, then be judged by them.
+    def check_kind(self, kind: str) -> None:
+        """Refuse a task of a ``kind`` that the attack is not for; a judge asks before it deals records by their class.
 
         Raises:
-            ConfigError: the transcript or the auxiliary data lack something that the attack needs, or the run's task is
-                of another kind.
+            ConfigError: the attack takes targets for classes, and the ``kind`` has none.
         """
-        if self.needs_classes and seen.facts.kind != "classification":
+        if self.needs_classes and kind != "classification":
             raise ConfigError(
-                f"{self.name} works with the class of each record, and records of a task of the kind {seen.facts.kind} "
-                "have none; leave it out"
+                f"{self.name} works with the class of each record, and records of a task of the kind {kind} have none; "
+                "leave it out"
             )
+
+    def check_images(self, auxiliary: Auxiliary) -> None:
+        """Refuse true images by which no guess could be judged, before any work is done on one.
+
+        Raises:
+            ConfigError: an attack on images has none as its truth, they are no pixels in [0, 1], or another number
+                than its ``batch``.
+        """
+        if "images" not in self.needs.truth:
+            return
+        images, batch = checked_images(auxiliary.answer("images"), "truth['images']"), getattr(self, "batch", None)
+        if batch is not None and len(images) != batch:
+            raise ConfigError(
+                f"the truth has {len(images)} images and {self.name} looks for batch = {batch}; give the image of "
+                "every record behind the update, and as many as batch"
+            )
+
+    def run(self, seen: Transcript | Run | None, auxiliary: Auxiliary) -> AttackResult:
+        """Guess without the answers, then be judged by them.
+
+        Args:
+            seen: what an observer saw of a run, or the run itself if it was recorded.
+
+        Raises:
+            ConfigError: nothing was recorded, the transcript or the auxiliary data lack something that the attack
+                needs, records are not what the run's network takes, or its task is of another kind.
+        """
+        seen = transcript_of(seen)
+        if not isinstance(auxiliary, Auxiliary):
+            raise ConfigError(
+                f"the auxiliary data are {said(auxiliary)}; give attacks.Auxiliary(public=…, candidates=…, truth=…)"
+            )
+        self.check_kind(seen.facts.kind)
+        auxiliary.check_inputs(seen.facts.input_shape, tokens=seen.facts.vocabulary is not None)
+        self.check_images(auxiliary)
         began = time.perf_counter()
         guess = self.guess(seen, auxiliary.for_attacker())
         return self.judge(guess, auxiliary, time.perf_counter() - began)
+
+
+def transcript_of(seen: Any) -> Transcript:
+    """The transcript of a run that is ``seen``, or a transcript as it is.
+
+    Raises:
+        ConfigError: it is neither, or the run was not recorded.
+    """
+    found = seen.transcript if isinstance(seen, Run) else seen
+    if found is None:
+        raise ConfigError("nothing of the run was recorded, so there is no transcript; run it with record=True")
+    if not isinstance(found, Transcript):
+        raise ConfigError(
+            f"an attack reads a transcript, not {said(found)}; give run.transcript of a run with record=True, or "
+            "pf.Transcript.load of its directory"
+        )
+    return found

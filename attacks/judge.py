@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attacks.attack import Attack, Needs
 from attacks.auxiliary import Auxiliary, Records
-from attacks.images.pixels import Pixels
+from attacks.images.pixels import Pixels, pixels_of
 from attacks.membership.game import membership_game, users_game
 from attacks.property_inference import PROPERTIES
 from privfl.errors import ConfigError
@@ -29,15 +29,25 @@ class Judge:
         seed: decides which held-out examples are public and which records are asked about.
         public_share: share of the held-out examples that attackers own, in (0, 1); the rest are non-members.
         candidates: at most so many records are asked about, half of them members.
+        pixels: how inputs come from images, for attacks that are not given it themselves.
     """
 
     task: Task
     seed: int
     public_share: float
     candidates: int
+    pixels: Pixels | None = None
 
     @classmethod
-    def of(cls, run: Path, seed: int, public_share: float, candidates: int, task: str | None = None) -> Judge:
+    def of(
+        cls,
+        run: Path,
+        seed: int,
+        public_share: float,
+        candidates: int,
+        task: str | None = None,
+        pixels: Pixels | None = None,
+    ) -> Judge:
         """The judge of the run in the directory ``run``, whose task is had again as its ``config.toml`` says.
 
         Args:
@@ -47,14 +57,16 @@ class Judge:
             ConfigError: there is no run, or its task cannot be had again; the sentence says what it needs.
         """
         experiment = Experiment.of_run(run, [] if task is None else [f"task={task}"])
-        return cls(experiment.task(), seed, public_share, candidates)
+        return cls(experiment.task(), seed, public_share, candidates, pixels)
 
     def auxiliary(self, attack: Attack, needs: Needs) -> Auxiliary:
         """What ``attack``, which has ``needs``, gets besides the transcript, and the answers it is judged by.
 
         Raises:
-            ConfigError: the attacked client does not exist, or its records are not what the attack looks for.
+            ConfigError: the attack is not for tasks of this kind, the attacked client does not exist, or its records
+                are not what the attack looks for.
         """
+        attack.check_kind(self.task.kind)
         public, others = self._held_out()
         client: int | None = getattr(attack, "client", None)
         rows = self._rows(client)
@@ -127,7 +139,8 @@ class Judge:
                 f"the attacked update is of {len(held)} images, and {attack.name} looks for batch = {batch}; set the "
                 "client and its number of images"
             )
-        return Pixels.of(self.task.name).images(held.inputs)
+        pixels = getattr(attack, "pixels", None) or self.pixels
+        return pixels_of(self.task.name, held.inputs, pixels, "clients'").images(held.inputs)
 
     def _tokens(self, held: Records) -> Tensor:
         """Which of all tokens occur in ``held``, bool [vocabulary]."""

@@ -114,7 +114,6 @@ TESTED_ELSEWHERE = {
     "attacks/labels": "calibration_batches",
     "attacks/membership": "game result",
     "attacks/metrics": "measure perceptual",
-    "attacks/observations": "head_gradients",
     "audits/bounds": "guess_budget output_events",
     "audits/canaries": "alignment canaries claimed_statistic views",
     "audits/fuzz": "campaign charged drawing exact experiment found instruments noisy noisy_campaign own_parts "

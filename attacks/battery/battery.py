@@ -18,6 +18,7 @@ from attacks.attack import Attack, Power
 from attacks.battery.deadline import OutOfTime, time_limit
 from attacks.battery.lineup import lineup
 from attacks.battery.stage import Stage
+from attacks.images.pixels import Pixels
 from attacks.judge import Judge
 from attacks.metrics.measure import Measure
 from attacks.result import AttackResult
@@ -25,7 +26,7 @@ from privfl.errors import ConfigError, PrivflError
 from privfl.simulation.result import Run
 from privfl.simulation.transcript import Transcript
 from privfl.study.tables import plain
-from privfl.validation import check_number
+from privfl.validation import check_number, checked
 
 POWERS: tuple[Power, ...] = get_args(Power)
 HEAD = ("attacker", "best attack", "measure", "reached", "advantage", "ceiling", "needed")
@@ -110,6 +111,7 @@ class Battery:
         return {"attempts": [one.to_json() for one in self.attempts], "best": [one.label for one in self.best]}
 
 
+@checked
 def best(
     run: Run | Path | str,
     *,
@@ -118,6 +120,7 @@ def best(
     candidates: int = 2000,
     task: str | None = None,
     budget: float = 60.0,
+    pixels: Pixels | None = None,
 ) -> Battery:
     """Attack a recorded ``run`` with everything that applies.
 
@@ -126,6 +129,7 @@ def best(
         seed, public_share, candidates: see :class:`attacks.judge.Judge`.
         task: ``module:function`` that returns the task, for a run on data that were handed over in Python.
         budget: seconds after which an attack is given up.
+        pixels: how inputs come from images, for images of one's own.
 
     Raises:
         ConfigError: the run has no directory, or was not recorded.
@@ -133,7 +137,7 @@ def best(
     folder = run.path if isinstance(run, Run) else Path(run)
     if folder is None:
         raise ConfigError("the run was kept in memory, so its data cannot be had again; run it with out=…")
-    judge = Judge.of(folder, seed, public_share, candidates, task)
+    judge = Judge.of(folder, seed, public_share, candidates, task, pixels)
     return Battery(tuple(attempts(folder, judge, budget=budget, task=task)))
 
 

@@ -71,7 +71,8 @@ def lineup(seen: Transcript, judge: Judge) -> list[Entry]:
     largest = max(there, key=lambda client: int(sizes[client])) if single else None
     target = min(there, key=lambda client: int(sizes[client]))
     smallest = target if single else None
-    images = {"client": smallest, "batch": int(sizes.sum() if smallest is None else sizes[smallest])}
+    told = {} if judge.pixels is None else {"pixels": judge.pixels}
+    images = {"client": smallest, "batch": int(sizes.sum() if smallest is None else sizes[smallest]), **told}
     whose = {"client": largest}
     return [
         Entry("loss-threshold", LossThreshold),
@@ -98,13 +99,13 @@ def lineup(seen: Transcript, judge: Judge) -> list[Entry]:
         Entry("matched-filter-anybody", MatchedFilter),
         Entry("source-inference", SourceInference),
         Entry("prototype-tracing", PrototypeTracing, whose),
-        Entry("prototype-inversion", PrototypeInversion, whose),
+        Entry("prototype-inversion", PrototypeInversion, {**whose, **told}),
         *(
             Entry(f"gradient-inversion-{method}", GradientInversion, {**images, "method": method})
             for method in ("analytic", "spear", "wiener", "inverting-gradients")
         ),
         Entry("imprint", Imprint, images),
-        Entry("model-inconsistency", ModelInconsistency, {"client": target, "batch": int(sizes[target])}),
+        Entry("model-inconsistency", ModelInconsistency, {"client": target, "batch": int(sizes[target]), **told}),
         Entry("fishing", Fishing, images),
         Entry("poisoned-membership", PoisonedMembership),
     ]

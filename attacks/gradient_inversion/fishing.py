@@ -15,7 +15,7 @@ from attacks.crafted_broadcast import crafting_server
 from attacks.gradient_inversion.inversion import OTHERS, check_first_layer, local_steps, mean_gradient, one_of_each
 from attacks.gradient_inversion.spear import spear
 from attacks.images.nulls import image_nulls
-from attacks.images.pixels import Pixels
+from attacks.images.pixels import Pixels, pixels_of, told
 from attacks.images.result import ReconstructionResult, reconstruction_result
 from attacks.observations.gradients import Gradient, flat_update
 from attacks.observations.messages import single_update, training_behind
@@ -66,7 +66,10 @@ def head_parts(network: nn.Module, flat: Tensor) -> tuple[Tensor, Tensor]:
     """
     views = Layout.of(network).views(flat)
     if len(views) < 2 or (views[-2].dim(), views[-1].dim()) != (2, 1) or len(views[-2]) != len(views[-1]):
-        raise ConfigError(f"{type(network).__name__} does not end with a fully connected layer with a bias")
+        raise ConfigError(
+            f"{type(network).__name__} does not end with a fully connected layer with a bias; attack another network, "
+            "such as privfl.models.Network(body, nn.Linear(width, classes))"
+        )
     return views[-2], views[-1]
 
 
@@ -96,6 +99,7 @@ class Fishing(Attack):
         batch: B, how many images there are.
         largest: images of one class that are searched for at most; of a class with more, none comes back.
         seed: of the attacker's own draws.
+        pixels: how inputs come from images, for data of one's own (:func:`attacks.images.pixels.pixels_of`).
     """
 
     name: ClassVar[str] = "fishing"
@@ -107,6 +111,7 @@ class Fishing(Attack):
     batch: int = 1
     largest: int = 24
     seed: int = 0
+    pixels: Pixels | None = None
 
     def __post_init__(self) -> None:
         check_count(f"{self.name}'s batch", self.batch)
@@ -122,7 +127,8 @@ class Fishing(Attack):
         Raises:
             ConfigError: there is no message, its broadcast fishes for nothing, or SPEAR cannot read the first layer.
         """
-        public, pixels = auxiliary.need_public(), Pixels.of(seen.facts.dataset)
+        public = auxiliary.need_public()
+        pixels = pixels_of(seen.facts.dataset, public.inputs, self.pixels)
         generator = torch_stream(self.seed, "fishing")
         known = pixels.images(public.inputs)
         shape = tuple(public.inputs.shape[1:])
@@ -166,7 +172,7 @@ class Fishing(Attack):
 
     def judge(self, guess: FishedImages, auxiliary: Auxiliary, seconds: float) -> ReconstructionResult:
         """PSNR, SSIM and their kin, with images and nulls matched to the truth."""
-        settings = {"client": self.client, "batch": self.batch, "read": guess.found}
+        settings = {"client": self.client, "batch": self.batch, "read": guess.found, **told(self.pixels)}
         return reconstruction_result(
             self.name, guess.images, auxiliary.answer("images"), guess.nulls, seconds=seconds, settings=settings
         )

@@ -13,9 +13,9 @@ from attacks.attack import Attack, Needs, Power
 from attacks.auxiliary import Auxiliary
 from attacks.gradient_inversion.imprint import imprinted_inputs, imprinting_server, perceptron_parts
 from attacks.gradient_inversion.inversion import OTHERS
-from attacks.images.pixels import Pixels
+from attacks.images.pixels import Pixels, pixels_of, told
 from attacks.images.result import ReconstructionResult, reconstruction_result
-from attacks.observations.gradients import flat_update
+from attacks.observations.gradients import criterion_of, flat_update
 from attacks.observations.messages import recorded_round, single_update, training_behind
 from privfl.algorithms.base import Algorithm
 from privfl.federation.task import Task
@@ -40,8 +40,8 @@ class Imprint(Attack):
 
     Record the run with :func:`attacks.gradient_inversion.imprint.imprinting_server` around its algorithm, which is what
     :meth:`staged` does with all units. Clients take one step, or few. Nulls, all matched to the truth as the attack is:
-    the mean image, the class means of the public records, random public images, and the same reading of an update of
-    ``batch`` public images at the same broadcast.
+    the mean image, the class means of the public records where they have classes, random public images, and the same
+    reading of an update of ``batch`` public images at the same broadcast.
 
     The judge needs ``truth["images"]`` [B, C, H, W] in [0, 1].
 
@@ -50,6 +50,7 @@ class Imprint(Attack):
         batch: B, how many images the message is of.
         round: which round, from 0.
         seed: decides the nulls' public images.
+        pixels: how inputs come from images, for data of one's own (:func:`attacks.images.pixels.pixels_of`).
     """
 
     name: ClassVar[str] = "imprint"
@@ -62,6 +63,7 @@ class Imprint(Attack):
     batch: int = 1
     round: int = 0
     seed: int = 0
+    pixels: Pixels | None = None
 
     def __post_init__(self) -> None:
         check_count(f"{self.name}'s batch", self.batch)
@@ -80,24 +82,25 @@ class Imprint(Attack):
         """What the message holds, and what it would hold of public images.
 
         Raises:
-            ConfigError: there is no such message, or its broadcast was not imprinted.
+            ConfigError: there is no such message, its broadcast was not imprinted, or the loss is one of one's own.
         """
         moment, public = recorded_round(seen, self.round), auxiliary.need_public()
-        pixels, sent = Pixels.of(seen.facts.dataset), single_update(moment, self.client)
+        pixels = pixels_of(seen.facts.dataset, public.inputs, self.pixels)
+        sent = single_update(moment, self.client)
         network = seen.network(moment.broadcast["parameters"])
         generator = torch_stream(self.seed, "imprint")
         known = pixels.images(public.inputs)
         shown = self.images(network, sent, public.inputs, pixels)
         drawn = torch.randint(len(public), (2, self.batch), generator=generator)
         training = training_behind(seen.facts, moment.number, self.client, self.batch)
-        others = flat_update(network, public.inputs[drawn[0]], public.targets[drawn[0]], training)
-        means = torch.stack([known[public.targets == label].mean(0) for label in sorted(set(public.targets.tolist()))])
-        nulls = {
-            "mean image": known.mean(0).expand(self.batch, *known.shape[1:]).clone(),
-            "class means": means.repeat(-(-self.batch // len(means)), 1, 1, 1),
-            "random images": known[drawn[1]],
-            OTHERS: self.images(network, others, public.inputs, pixels),
-        }
+        criterion = criterion_of(seen.facts.loss)
+        others = flat_update(network, public.inputs[drawn[0]], public.targets[drawn[0]], training, criterion=criterion)
+        nulls = {"mean image": known.mean(0).expand(self.batch, *known.shape[1:]).clone()}
+        if seen.facts.kind == "classification":
+            parts = [known[public.targets == label].mean(0) for label in sorted(set(public.targets.tolist()))]
+            nulls["class means"] = torch.stack(parts).repeat(-(-self.batch // len(parts)), 1, 1, 1)
+        nulls["random images"] = known[drawn[1]]
+        nulls[OTHERS] = self.images(network, others, public.inputs, pixels)
         return ImprintGuess(shown, nulls)
 
     def images(self, network: nn.Module, update: Tensor, like: Tensor, pixels: Pixels) -> Tensor:
@@ -111,7 +114,7 @@ class Imprint(Attack):
 
     def judge(self, guess: ImprintGuess, auxiliary: Auxiliary, seconds: float) -> ReconstructionResult:
         """PSNR, SSIM and their kin, with images and nulls matched to the truth."""
-        settings = {"client": self.client, "batch": self.batch, "round": self.round}
+        settings = {"client": self.client, "batch": self.batch, "round": self.round, **told(self.pixels)}
         return reconstruction_result(
             self.name, guess.images, auxiliary.answer("images"), guess.nulls, seconds=seconds, settings=settings
         )

@@ -19,10 +19,10 @@ from attacks.gradient_inversion.inverting_gradients import inverting_gradients
 from attacks.gradient_inversion.spear import spear
 from attacks.gradient_inversion.wiener import attacker
 from attacks.images.nulls import image_nulls
-from attacks.images.pixels import Pixels
+from attacks.images.pixels import Pixels, pixels_of, told
 from attacks.images.result import ReconstructionResult, reconstruction_result
 from attacks.observations.gradients import Gradient, as_gradient, flat_update
-from attacks.observations.head_gradients import ClassGradients, HeadGradient, class_gradients
+from attacks.observations.head_gradients import ClassGradients, HeadGradient, checked_head, class_gradients
 from attacks.observations.label_counts import counts_by_regression, integer_counts
 from attacks.observations.messages import recorded_round, single_update, training_behind, updates
 from attacks.observations.update_labels import effective_steps
@@ -91,6 +91,7 @@ class GradientInversion(Attack):
         attempts: fresh starts at most; ``None`` is the method's own default.
         variation: weight of the total variation in ``inverting-gradients``; ``None`` is its default.
         seed: of the attacker's own draws.
+        pixels: how inputs come from images, for data of one's own (:func:`attacks.images.pixels.pixels_of`).
     """
 
     name: ClassVar[str] = "gradient-inversion"
@@ -114,6 +115,7 @@ class GradientInversion(Attack):
     attempts: int | None = None
     variation: float | None = None
     seed: int = 0
+    pixels: Pixels | None = None
 
     def __post_init__(self) -> None:
         check_choice(f"{self.name}'s method", self.method, get_args(Method))
@@ -138,11 +140,13 @@ class GradientInversion(Attack):
         """Images from the client's update, from an update of public images, and the nulls that need no message.
 
         Raises:
-            ConfigError: the client sent no update, the loss is not the cross-entropy, or the public data lack a label.
+            ConfigError: the client sent no update, the loss is not the cross-entropy, the public data lack a label, or
+                are no images.
         """
         if seen.facts.loss != "cross_entropy":
             raise ConfigError(f"the loss is {seen.facts.loss}; gradient inversion matches the soft-max cross-entropy")
-        public, pixels = auxiliary.need_public(), Pixels.of(seen.facts.dataset)
+        public = auxiliary.need_public()
+        pixels = pixels_of(seen.facts.dataset, public.inputs, self.pixels)
         sent = self.sent(seen)
         generator = torch_stream(self.seed, "gradient-inversion")
         noise = public_noise(seen.facts)
@@ -193,7 +197,8 @@ class GradientInversion(Attack):
         network, update, training = sent[-1].network, sent[-1].update, sent[-1].training
         steps, shape = local_steps(training, self.batch), tuple(public.inputs.shape[1:])
         gradient = sent[-1].gradient(self.batch)
-        observed = HeadGradient.of(torch.cat([part.reshape(-1) for part in gradient]), Layout.of(network))
+        flat = torch.cat([part.reshape(-1) for part in gradient])
+        observed = HeadGradient.of(flat, Layout.of(network), checked_head(network, public.inputs[:1]))
         head = observed.weight
         if self.batch == 1:
             labels = torch.tensor([revealed_label(head)])
@@ -242,6 +247,7 @@ class GradientInversion(Attack):
                 "round": self.round,
                 "rounds": self.rounds,
                 "labels": guess.labels.tolist(),
+                **told(self.pixels),
             },
         )
 

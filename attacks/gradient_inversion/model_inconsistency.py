@@ -12,6 +12,7 @@ from attacks.auxiliary import Auxiliary
 from attacks.crafted_broadcast import crafting_server
 from attacks.gradient_inversion.imprint import perceptron_parts
 from attacks.gradient_inversion.inversion import GradientGuess, GradientInversion
+from attacks.images.pixels import Pixels, told
 from attacks.images.result import ReconstructionResult
 from attacks.observations.messages import recorded_round
 from privfl.algorithms.base import Algorithm
@@ -65,6 +66,7 @@ class ModelInconsistency(Attack):
         batch: B, how many images it holds; it takes one step on all of them.
         round: which round, from 0.
         seed: of the attacker's own draws.
+        pixels: how inputs come from images, for data of one's own (:func:`attacks.images.pixels.pixels_of`).
     """
 
     name: ClassVar[str] = "model-inconsistency"
@@ -76,6 +78,7 @@ class ModelInconsistency(Attack):
     batch: int = 1
     round: int = 0
     seed: int = 0
+    pixels: Pixels | None = None
 
     def __post_init__(self) -> None:
         check_count(f"{self.name}'s batch", self.batch)
@@ -100,11 +103,13 @@ class ModelInconsistency(Attack):
         if len([name for name in moment.broadcast if name.startswith("parameters")]) < 2:
             raise ConfigError("every client was sent the same; record the run with inconsistent_server")
         client = None if moment.uploads is None else self.client
-        reader = GradientInversion(client=client, method="spear", batch=self.batch, round=self.round, seed=self.seed)
+        reader = GradientInversion(
+            client=client, method="spear", batch=self.batch, round=self.round, seed=self.seed, pixels=self.pixels
+        )
         return reader.guess(seen, auxiliary)
 
     def judge(self, guess: GradientGuess, auxiliary: Auxiliary, seconds: float) -> ReconstructionResult:
         """PSNR, SSIM and their kin, with images and nulls matched to the truth."""
         found = GradientInversion(method="spear", batch=self.batch).judge(guess, auxiliary, seconds)
-        settings = {"client": self.client, "batch": self.batch, "round": self.round}
+        settings = {"client": self.client, "batch": self.batch, "round": self.round, **told(self.pixels)}
         return replace(found, attack=self.name, settings=settings)

@@ -148,7 +148,8 @@ def _starts(unit: Tensor, found: Tensor, count: int, generator: torch.Generator)
 
 def _hinted(unit: Tensor, inactive: Tensor) -> Tensor:
     """Directions [≤ b, b] along which the rows vanish that belong to a ReLU ``inactive`` bool [m, b] at a column."""
-    return torch.stack([torch.linalg.svd(unit[one])[2][-1] for one in inactive.T if bool(one.any())])
+    found = [torch.linalg.svd(unit[one])[2][-1] for one in inactive.T if bool(one.any())]
+    return torch.stack(found) if found else unit.new_zeros(0, unit.shape[1])
 
 
 def _searched(unit: Tensor, begin: Tensor, floor: Tensor) -> Tensor:

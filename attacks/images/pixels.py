@@ -1,15 +1,23 @@
-"""Between images that people look at and the normalised inputs that networks take."""
+"""Between images that people look at and the normalised inputs that networks take.
+
+What a dataset of the catalog is normalised by is public. Of images of one's own nothing is known: they are taken for
+pixels in [0, 1] as they are, which their values must bear out, unless an attack's setting ``pixels`` says otherwise.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from privfl.data.catalog import info
+from privfl.data.normalised import NORMALISED
 from privfl.errors import ConfigError
+
+ROOM = 1e-3
+"""By how much rounding may carry a pixel out of [0, 1]."""
 
 
 @dataclass(frozen=True)
@@ -17,8 +25,8 @@ class Pixels:
     """``inputs = (images − mean) / std`` with the public constants of a dataset, channel by channel.
 
     Args:
-        mean: one number per channel; 0 for inputs that are pixels in [0, 1] already.
-        std: one positive number per channel.
+        mean: one number per channel, or one for all; 0 for inputs that are pixels in [0, 1] already.
+        std: as many positive numbers; 1/255 for inputs from 0 to 255.
 
     Raises:
         ConfigError: the two differ in length, are empty, or a ``std`` is not positive.
@@ -63,15 +71,41 @@ class Pixels:
         return like.new_tensor(self.mean).view(-1, 1, 1), like.new_tensor(self.std).view(-1, 1, 1)
 
 
-def checked_images(images: Tensor, name: str = "images") -> Tensor:
-    """``images`` as they are, if they are float [N, C, H, W] in [0, 1] with N ≥ 1.
+def pixels_of(dataset: str, inputs: Tensor, given: Pixels | None, whose: str = "public") -> Pixels:
+    """How the ``inputs`` [N, C, H, W] of a run on ``dataset`` come from images: as ``given``, or as the catalog has it.
+
+    Other data without a word about them are taken for pixels in [0, 1].
+
+    Args:
+        whose: what the inputs are, for the sentence that refuses them.
 
     Raises:
-        ConfigError: another shape or type, or a value outside [0, 1] or not a number.
+        ConfigError: the inputs are no images, ``given`` has another number of channels, or the inputs of data of one's
+            own do not come from pixels in [0, 1] in this way.
     """
-    if images.dim() != 4 or not len(images) or not images.is_floating_point():
-        raise ConfigError(f"{name} are {images.dtype} {tuple(images.shape)}; give floats [N, C, H, W] with N ≥ 1")
-    low, high = (float(value) for value in torch.aminmax(images))
-    if not (low >= 0 and high <= 1):
-        raise ConfigError(f"{name} lie in [{low:g}, {high:g}]; give pixels in [0, 1]")
-    return images
+    if inputs.dim() != 4 or not inputs.is_floating_point():
+        raise ConfigError(
+            f"the inputs are {str(inputs.dtype).removeprefix('torch.')} {tuple(inputs.shape[1:])}, and this attack "
+            "looks for images, floats [C, H, W]; leave it out"
+        )
+    if given is None and dataset in NORMALISED:
+        return Pixels.of(dataset)
+    found, channels = Pixels() if given is None else given, inputs.shape[1]
+    if len(found.mean) not in (1, channels):
+        raise ConfigError(
+            f"pixels has {len(found.mean)} means and the images {channels} channels; give one for each, or one for all"
+        )
+    mean, std = found._constants(inputs)
+    low, high = (float(value) for value in torch.aminmax(inputs * std + mean))
+    if not (low >= -ROOM and high <= 1 + ROOM):
+        taken = "taken as they are" if given is None else f"times {found.std} plus {found.mean}"
+        raise ConfigError(
+            f"the {whose} inputs, {taken}, lie in [{low:g}, {high:g}] and are no pixels in [0, 1]; set the attack's "
+            "pixels, a mean and a std for which inputs · std + mean are"
+        )
+    return found
+
+
+def told(pixels: Pixels | None) -> dict[str, Any]:
+    """The setting ``pixels`` for a result's settings, where it was given."""
+    return {} if pixels is None else {"pixels": asdict(pixels)}

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attacks.observations.head_gradients import head_name
 from privfl.errors import ConfigError
 from privfl.validation import check_count
 
@@ -62,7 +63,7 @@ def calibrate(
     """m and s_c from gradients of batches that hold one class each; nothing of a client enters.
 
     Args:
-        network: a network with a linear ``head``, at the parameters that the client received.
+        network: a network that ends in a linear layer, at the parameters that the client received.
         inputs: gives the batches: zeros, ones or random inputs for LLG*, auxiliary examples for LLG+; all of one size.
         classes: C ≥ 2.
         repeats: batches for every class, 10 in the paper.
@@ -73,7 +74,8 @@ def calibrate(
     """
     check_count("classes", classes, 2)
     check_count("repeats", repeats)
-    weight: Tensor = network.head.weight  # type: ignore[union-attr, assignment]
+    layer = network.get_submodule(head_name(network))
+    weight = layer.get_parameter("weight")
     pure = torch.zeros(repeats, classes, classes, dtype=torch.float64)
     size = 0
     for repeat in range(repeats):

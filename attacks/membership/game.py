@@ -14,9 +14,26 @@ from attacks.membership.result import MembershipResult, membership_result
 from attacks.metrics.distinguishing import Scores
 from privfl.errors import ConfigError
 from privfl.schema import plain
+from privfl.validation import said
 
 RECORDS = 20
 """With which a user is asked about, at most."""
+
+
+def check_classes(*sides: Records) -> None:
+    """Refuse what is no records, or records without classes: a game has as many of each class on either side.
+
+    Raises:
+        ConfigError: as said.
+    """
+    for side in sides:
+        if not isinstance(side, Records):
+            raise ConfigError(f"members or others are {said(side)}; give attacks.Records(inputs, targets)")
+        if side.targets.dim() != 1 or side.targets.is_floating_point():
+            raise ConfigError(
+                f"the targets are {side.targets.dtype} {tuple(side.targets.shape)}, and a membership game deals out "
+                "records by their class; give integer classes [N]"
+            )
 
 
 def membership_game(
@@ -28,8 +45,13 @@ def membership_game(
     taken from either side as the smaller side has. ``public`` is what the attacker owns besides.
 
     Raises:
-        ConfigError: the two sides have no class in common.
+        ConfigError: the targets are no classes, the two sides have none in common, or ``generator`` is not PyTorch's.
     """
+    if not isinstance(generator, torch.Generator):
+        raise ConfigError(
+            f"generator is {said(generator)}; give a torch.Generator, as by torch.Generator().manual_seed(0)"
+        )
+    check_classes(members, others)
     chosen: tuple[list[Tensor], list[Tensor]] = ([], [])
     for label in sorted({*members.targets.tolist(), *others.targets.tolist()}):
         sides = [(side.targets == label).nonzero().flatten() for side in (members, others)]
@@ -62,8 +84,9 @@ def users_game(
     some may have nobody to be compared with. They are left out, as are users beyond ``candidates`` records in all.
 
     Raises:
-        ConfigError: not one user is left.
+        ConfigError: the targets are no classes, or not one user is left.
     """
+    check_classes(held, others)
     free = torch.ones(len(others), dtype=torch.bool)
     found: list[Records] = []
     for number in torch.randperm(len(users), generator=generator).tolist():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,14 @@ Gradient = Sequence[Tensor]
 """One tensor per parameter, in the order of ``named_parameters()``."""
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """From logits [B, classes] and labels (int64 [B], or probabilities [B, classes]) to the mean loss."""
+CRITERIA: Mapping[str, Criterion] = MappingProxyType(
+    {
+        "cross_entropy": F.cross_entropy,
+        "mean_squared_error": F.mse_loss,
+        "binary_cross_entropy": F.binary_cross_entropy_with_logits,
+    }
+)
+"""By what public facts call a loss."""
 
 
 def batch_gradient(
@@ -78,9 +87,31 @@ def local_update(
     return [after - before for after, before in zip(current, start, strict=True)]
 
 
-def flat_update(network: nn.Module, inputs: Tensor, targets: Tensor, training: LocalTraining) -> Tensor:
+def flat_update(
+    network: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    training: LocalTraining,
+    *,
+    criterion: Criterion = F.cross_entropy,
+) -> Tensor:
     """:func:`local_update` as the one vector [size] that a client would send."""
-    return torch.cat([part.reshape(-1) for part in local_update(network, inputs, targets, training)]).detach()
+    parts = local_update(network, inputs, targets, training, criterion=criterion)
+    return torch.cat([part.reshape(-1) for part in parts]).detach()
+
+
+def criterion_of(loss: str) -> Criterion:
+    """The mean over a batch of the loss that a transcript's facts call ``loss``.
+
+    Raises:
+        ConfigError: it is none that takes one number, or one class, for each output and has no settings.
+    """
+    if loss not in CRITERIA:
+        raise ConfigError(
+            f"the loss is {loss}, whose update of public images this attack cannot compute; attack a run whose loss "
+            f"is one of {', '.join(CRITERIA)}"
+        )
+    return CRITERIA[loss]
 
 
 def as_gradient(network: nn.Module, update: Tensor, learning_rate: float) -> list[Tensor]:

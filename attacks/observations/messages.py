@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
-from attacks.observations.head_gradients import HeadGradient
+from attacks.observations.head_gradients import HeadGradient, checked_head
 from attacks.observations.update_labels import averaged_gradient, steps_of
 from privfl.errors import ConfigError
 from privfl.models.flat_network import Layout
@@ -148,20 +149,21 @@ def head_observations(transcript: Transcript, number: int) -> list[HeadObservati
         raise ConfigError("fedsampling with several local steps sends no sum of gradients; attack local_steps = 1")
     received = seen.broadcast["parameters"]
     before = transcript.network(received)
-    layout = Layout.of(before)
+    probe = torch.zeros(1, *facts.input_shape, dtype=torch.float32 if facts.vocabulary is None else torch.int64)
+    layout, named = Layout.of(before), checked_head(before, probe)
     sizes = exact_sizes(transcript, number)
     found = []
     for members, update in updates(seen):
         known = sum(sizes[member] for member in members) if all(member in sizes for member in members) else None
         if name in GRADIENTS:
             factor = float(facts.algorithm["samples_per_round"]) * len(members) if name == "fedsampling" else 1.0
-            head = HeadGradient.of(update * factor, layout)
+            head = HeadGradient.of(update * factor, layout, named)
             found.append(HeadObservation(number, members, head, name == "fedsampling", 1, known, before, before))
             continue
         training = training_of(facts, number)
         steps = _steps(facts, training, None if known is None else known / len(members))
         mean = averaged_gradient(update, training.learning_rate, steps or 1, training.momentum)
-        head = HeadGradient.of(mean, layout)
+        head = HeadGradient.of(mean, layout, named)
         # one step takes its gradient at the model that was received, and nowhere else
         after = before if steps == 1 else transcript.network(received + update.to(received))
         found.append(HeadObservation(number, members, head, False, steps, known, before, after))

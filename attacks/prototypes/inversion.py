@@ -12,7 +12,7 @@ from torch import Tensor
 from attacks.attack import Attack, Choice, Needs
 from attacks.auxiliary import Auxiliary, Records
 from attacks.images.nulls import image_nulls
-from attacks.images.pixels import Pixels
+from attacks.images.pixels import Pixels, pixels_of, told
 from attacks.images.result import ReconstructionResult, image_measures
 from attacks.metrics.images import pairwise_mse
 from attacks.prototypes.direct_inversion import direct_inversion
@@ -63,6 +63,7 @@ class PrototypeInversion(Attack):
         iterations: of a search; ``None`` is the method's own default.
         channels: widths of the decoder's blocks.
         seed: of the attacker's own draws.
+        pixels: how inputs come from images, for data of one's own (:func:`attacks.images.pixels.pixels_of`).
     """
 
     name: ClassVar[str] = "prototype-inversion"
@@ -84,6 +85,7 @@ class PrototypeInversion(Attack):
     iterations: int | None = None
     channels: tuple[int, ...] = (128, 64, 32)
     seed: int = 0
+    pixels: Pixels | None = None
 
     def __post_init__(self) -> None:
         check_choice(f"{self.name}'s method", self.method, get_args(Method))
@@ -95,11 +97,11 @@ class PrototypeInversion(Attack):
         """Images from the client's prototypes, from public ones, and the nulls that need no message.
 
         Raises:
-            ConfigError: no prototypes were seen, the dataset has no normalised images, or a class that is attacked has
+            ConfigError: no prototypes were seen, the public data are no images, or a class that is attacked has
                 no public image.
         """
         message, public = message_of(seen, self.client, self.round), auxiliary.need_public()
-        pixels = Pixels.of(seen.facts.dataset)
+        pixels = pixels_of(seen.facts.dataset, public.inputs, self.pixels)
         labels = torch.tensor(message.classes, dtype=torch.int64)
         if not len(labels):
             raise ConfigError(f"client {self.client} sent no prototype of any class; attack another client")
@@ -145,7 +147,13 @@ class PrototypeInversion(Attack):
             seconds=seconds,
             units=2 * len(guess.images),  # the null that inverts others' prototypes costs as much
             unit="image",
-            settings={"client": self.client, "round": self.round, "method": self.method, "epochs": self.epochs},
+            settings={
+                "client": self.client,
+                "round": self.round,
+                "method": self.method,
+                "epochs": self.epochs,
+                **told(self.pixels),
+            },
             images=guess.images,
             truth=truths[self.name],
             null_images=guess.nulls,

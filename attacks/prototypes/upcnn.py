@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attacks.auxiliary import checked_images
 from attacks.images.decoders import Standardised, up_decoder
 from attacks.images.fitting import drawn_from, fit
-from attacks.images.pixels import checked_images
 from privfl.errors import ConfigError
 
 

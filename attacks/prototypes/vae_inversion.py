@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from attacks.auxiliary import checked_images
 from attacks.images.decoders import Standardised, channels_innermost, doublings, up_decoder
 from attacks.images.fitting import drawn_from, fit
-from attacks.images.pixels import checked_images
 from privfl.algorithms.generative.fedcvae import divergence
 from privfl.errors import ConfigError
 

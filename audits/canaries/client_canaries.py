@@ -26,7 +26,7 @@ from audits.bounds.one_shot import epsilon_one_shot
 from audits.bounds.scores import epsilon_from_scores
 from audits.canaries.alignment import client_alignment
 from audits.canaries.canaries import Canaries
-from audits.canaries.views import seen_by
+from audits.canaries.views import seen_by, trained
 from audits.result import AuditResult
 from privfl.data.mapped import MappedRows
 from privfl.errors import ConfigError
@@ -89,7 +89,8 @@ def audit_clients(
         seed: of the auditor's coins.
 
     Raises:
-        ConfigError: the run recorded nothing for ``observer``, or ``trials`` is given for canaries that overlap.
+        ConfigError: ``train`` does not return a run on the task and with the cohort it was given, the run recorded
+            nothing for ``observer``, or ``trials`` is given for canaries that overlap.
     """
     began = time.perf_counter()
     if trials is not None and not canaries.apart:
@@ -99,7 +100,7 @@ def audit_clients(
     if included.all() or not included.any():
         raise ConfigError(f"all {len(canaries)} canaries are in one group; plant more canaries or take another seed")
     left_out = frozenset(canaries.owners[~included].tolist())
-    run = train(planted, CohortWithout(cohort or Everyone(), left_out))
+    run = trained(train, planted, len(canaries), CohortWithout(cohort or Everyone(), left_out))
     view = seen_by(run, observer)
     scores = client_alignment(view, canaries, task.loss).sum(0)
     cell, delta = run.statement.cell("client", observer), run.statement.delta

@@ -26,7 +26,7 @@ from audits.bounds.scores import epsilon_from_scores
 from audits.canaries.alignment import Alignment, Statistics, sample_alignment
 from audits.canaries.canaries import Canaries, Coins, Train, plant
 from audits.canaries.claimed_statistic import ClaimedStatistic
-from audits.canaries.views import View, seen_by
+from audits.canaries.views import View, seen_by, trained
 from audits.result import AuditResult
 from privfl.errors import ConfigError
 from privfl.federation.task import Task
@@ -79,14 +79,14 @@ def audit_one_run(
         The claim of the cell (sample, ``observer``) beside the bounds.
 
     Raises:
-        ConfigError: the run recorded nothing for ``observer``, trained without DP-SGD, or ``bounds`` asks for what the
-            canaries cannot give.
+        ConfigError: ``train`` does not return a run on the task it was given, the run recorded nothing for
+            ``observer``, trained without DP-SGD, or ``bounds`` asks for what the canaries cannot give.
     """
     began = time.perf_counter()
     included = canaries.coins(seed)
     if included.all() or not included.any():
         raise ConfigError(f"all {len(canaries)} canaries are in one group; plant more canaries or take another seed")
-    run = train(plant(task, canaries, included))
+    run = trained(train, plant(task, canaries, included), int(included.sum()))
     view, cell = seen_by(run, observer), run.statement.cell("sample", observer)
     wanted = _wanted(bounds, gaussian_family(view, canaries, cell) is not None)
     law = claimed_law(view, canaries)
@@ -126,7 +126,7 @@ def audit_two_worlds(
     if not canaries.apart:
         raise ConfigError("counting rounds as trials needs canaries that do not interfere; use rare tokens")
     everyone = np.ones(len(canaries), dtype=np.bool_)
-    worlds = [train(plant(task, canaries, everyone)), train(plant(task, canaries, ~everyone))]
+    worlds = [trained(train, plant(task, canaries, world), int(world.sum())) for world in (everyone, ~everyone)]
     run, view = worlds[0], seen_by(worlds[0], observer)
     family = gaussian_family(view, canaries, run.statement.cell("sample", observer), per_round=per_round)
     law = claimed_law(view, canaries)

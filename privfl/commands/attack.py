@@ -13,8 +13,9 @@
     count = 16
 
 In place of [[attack]] stands ``all = true`` for everything that applies, each for ``budget`` seconds at most; ``privfl
-attack RUN --all`` is short for a file with that and nothing else. Results are written to the run directory:
-``attacks/NAME.json`` and ``attacks/NAME.png``.
+attack RUN --all`` is short for a file with that and nothing else. Beside it [pixels] may give the ``mean`` and ``std``
+by which images of one's own were normalised. Results are written to the run directory: ``attacks/NAME.json`` and
+``attacks/NAME.png``.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Plan:
     task: str | None = None
     all: bool = False
     budget: float = 60.0
+    pixels: Mapping[str, Any] | None = None
     attack: Any = ()
 
     def __post_init__(self) -> None:
@@ -60,6 +62,8 @@ class Plan:
             raise ConfigError("the file has no attack; write [[attack]] once for each, or all = true")
         if self.attack and self.all:
             raise ConfigError("the file has all = true and lists attacks besides; leave one of them out")
+        if self.attack and self.pixels is not None:
+            raise ConfigError("the file has [pixels] and lists attacks; write [attack.pixels] under each on images")
         if not self.budget > 0:
             raise ConfigError(f"budget is {self.budget}; give a positive number of seconds for each attack")
 
@@ -84,7 +88,8 @@ def attack_run(path: Path, *, everything: bool = False, budget: float | None = N
     """Run every attack of the file ``path``, or all there are; print the results and write them beside the run."""
     plan = plan_of(path, everything=everything, budget=budget)
     attacks, run = read_attacks(plan.attack), Path(plan.run)
-    judge = companion("attacks.judge").Judge.of(run, plan.seed, plan.public_share, plan.candidates, plan.task)
+    pixels = None if plan.pixels is None else build(companion("attacks.images.pixels").Pixels, plan.pixels, "pixels")
+    judge = companion("attacks.judge").Judge.of(run, plan.seed, plan.public_share, plan.candidates, plan.task, pixels)
     if plan.all:
         return attack_with_all(run, judge, plan, as_json=as_json)
     found = []

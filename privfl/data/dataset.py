@@ -14,8 +14,9 @@ from privfl.data.arrays import are_tokens, as_numbers, check_values, number_clie
 from privfl.data.eight_bit import eight_bit_rows, stay_eight_bit
 from privfl.data.holdout import stratified_holdout
 from privfl.data.mapped import MappedRows, Rows, is_mapped, read
+from privfl.data.normalised import NORMALISED
 from privfl.data.targets import TaskKind, as_targets, check_targets, counted, following, strata, width
-from privfl.errors import DataError
+from privfl.errors import ConfigError, DataError
 from privfl.validation import Settings, check_number, checked
 
 MOST_CLASSES = 10**7
@@ -198,13 +199,19 @@ class Dataset(Settings):
         Raises:
             DataError: arrays that cannot be used, each with the mend; a bad value is named by its index in the arrays
                 as they were given.
-            ConfigError: ``test_fraction`` outside (0, 1), or ``scale`` not positive and finite.
+            ConfigError: ``test_fraction`` outside (0, 1), ``scale`` not positive and finite, or ``name`` one of the
+                catalog's datasets of images, by whose constants attacks would read these inputs.
 
         >>> data = Dataset.from_arrays([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], clients=["a", "b", "a", "b"])
         >>> data
         Dataset(arrays: 2 training and 2 test rows of float32 (1,), 2 classes, 2 natural clients)
         """
         check_number("scale", scale, 0, above=True)
+        if name in NORMALISED:
+            raise ConfigError(
+                f"name is '{name}', a dataset of the catalog by whose constants attacks would read these inputs; give "
+                "data of your own another name"
+            )
         raw, y = _arrays(name, "", inputs, targets, kind, classes, padding)
         numbers: dict[Hashable, int] = {}
         owner = None if clients is None else number_clients(name, clients, numbers)

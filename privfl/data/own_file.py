@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privfl.data.dataset import Dataset
+from privfl.data.normalised import NORMALISED
 from privfl.data.targets import TaskKind
 from privfl.errors import ConfigError, DataError
 from privfl.files import UNREADABLE
@@ -89,7 +90,8 @@ class Arrays(Settings):
             name: getattr(self, name) for name in ("classes", "vocabulary", "scale", "kind", "padding")
         }
         given = self._archive(path) if path.suffix == ".npz" else self._table(path)
-        return Dataset.from_arrays(**given, **options, test_fraction=self.test_fraction, seed=seed, name=path.stem)
+        name = path.name if path.stem in NORMALISED else path.stem  # a file mnist.npz is not the catalog's mnist
+        return Dataset.from_arrays(**given, **options, test_fraction=self.test_fraction, seed=seed, name=name)
 
     def _archive(self, path: Path) -> dict[str, Any]:
         try:

@@ -11,6 +11,7 @@ from torch import Tensor
 from privfl.algorithms.base import Algorithm, Tensors
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.statement import Statement
+from privfl.simulation.plan import RunSettings
 from privfl.simulation.run_directory import Metrics
 from privfl.simulation.transcript import Transcript
 
@@ -24,7 +25,7 @@ class Run:
     holds what observers saw, if it was recorded. ``warnings`` are the sentences that whoever ran it should read, and
     ``failure`` says why nothing was learnt, where the model never moved, has diverged, or no round had a usable upload;
     it is empty for every other run. ``ledger`` is what the statement was computed from; it names clients, so it is for
-    whoever ran the experiment.
+    whoever ran the experiment. ``asked`` are the settings that ``simulate`` was given, the task among them.
     """
 
     parameters: Tensor
@@ -39,3 +40,4 @@ class Run:
     warnings: tuple[str, ...] = ()
     failure: str = ""
     ledger: Ledger | None = None
+    asked: RunSettings | None = field(default=None, repr=False, compare=False)

@@ -134,7 +134,8 @@ def _simulate(
         precision=plan.execution.precision,
         deterministic=plan.execution.deterministic,
     ) as loop:
-        return run(plan, state, pick_engine(plan, state, loop, directory, cluster), directory, callbacks)
+        done = run(plan, state, pick_engine(plan, state, loop, directory, cluster), directory, callbacks)
+        return replace(done, asked=asked)
 
 
 def begin(

@@ -10,6 +10,7 @@ import io
 import math
 import re
 import textwrap
+import unicodedata
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +34,11 @@ WIDTH = 5.2
 """Inches; narrow, because a phone shows the same figure."""
 TITLE_WIDTH = 62
 """Characters of a title that fit into the width; a longer one would push the axes aside."""
+NAME_WIDTH = 46
+"""Characters of a line's name that fit beside its mark; a longer one goes on below, and its middle is left out if it
+takes more than two lines. Axes share the width with their legend, so that names decide how much is left for them."""
+AXIS_WIDTH = 40
+"""Characters of a label that fit beside the axis of values."""
 _SVG = {"svg.fonttype": "none", "svg.hashsalt": "privfl"}
 
 
@@ -125,18 +131,39 @@ def style(index: int) -> dict[str, Any]:
 
 def legend(axes: Axes, title: str = "") -> None:
     """The names of the lines, above the axes, where they cover nothing."""
-    handles, names = axes.get_legend_handles_labels()
-    if not names:
+    handles, given = axes.get_legend_handles_labels()
+    if not given:
         return
-    columns = max(1, min(4, len(names), int(56 / (max(map(len, names)) + 7))))
+    names = [wrapped_name(name) for name in given]
+    longest = max(len(line) for name in names for line in name.splitlines())
+    columns = max(1, min(4, len(names), int(56 / (longest + 7))))
+    height = math.ceil(len(names) / columns)  # Matplotlib fills column after column
+    lines = sum(max(name.count("\n") + 1 for name in names[row::height]) for row in range(height))
     chart = axes.get_figure()  # "root" came with Matplotlib 3.10
     assert isinstance(chart, Figure)
     wrapped = textwrap.fill(title, TITLE_WIDTH)
-    chart.set_figheight(chart.get_figheight() + 0.2 * (math.ceil(len(names) / columns) + wrapped.count("\n")))
+    chart.set_figheight(chart.get_figheight() + 0.2 * (lines + wrapped.count("\n")))
     axes.legend(
         handles, names, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=columns, frameon=False, fontsize=10,
         labelcolor=INK, title=wrapped or None, alignment="left", handlelength=2.6, columnspacing=1.2, borderaxespad=0.2,
     )  # fmt: skip
+
+
+def wrapped_name(name: str) -> str:
+    """``name`` in one line or two that fit into a legend, without its middle if it is longer; both ends tell it."""
+    wide = sum(map(_beyond, name))  # what its letters are wider than the usual one
+    width = max(10, int(NAME_WIDTH * len(name) / (len(name) + wide))) if name else NAME_WIDTH
+    lines = textwrap.wrap(name, width) or [""]
+    if len(lines) > 2:
+        lines = [f"{name[: width - 2].rstrip()} …", f"… {name[2 - width :].lstrip()}"]
+    return "\n".join(lines)
+
+
+def _beyond(letter: str) -> float:
+    """By how many usual letters ``letter`` is wider than one."""
+    if unicodedata.east_asian_width(letter) in "WF":
+        return 1.0
+    return 0.45 * letter.isupper() + 0.45 * (letter in "MWmw")
 
 
 def few(number: int, most: int = 12) -> list[int]:

@@ -14,7 +14,7 @@ from privfl.study.cluster import ClusterWorkers
 from privfl.study.display import Display
 from privfl.study.execution import Examine, Job, execute
 from privfl.study.members import Resolved, resolve
-from privfl.study.metric_names import check_metric
+from privfl.study.metric_names import check_metric, headline_of
 from privfl.study.objectives import warn_of_different_weights
 from privfl.study.results import CELLS, Better
 from privfl.study.store import Store
@@ -56,12 +56,24 @@ class Conductor:
         store: where they lie.
         name: of the study there.
         examine: carries out attacks and audits.
+        headline: the metric by which a study is judged that names none.
     """
 
     study: Planned
     store: Store
     name: str
     examine: Examine | None = None
+    headline: str = ""
+
+    @property
+    def metric(self) -> str:
+        """The metric that ranks."""
+        return self.study.metric or self.headline
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What tables need to know of the study."""
+        return {**self.study.told, "metric": self.metric}
 
     def _workers(self, processes: int | None, address: str | None) -> Workers:
         """What has the runs."""
@@ -90,7 +102,15 @@ class Conductor:
         if check is not None:
             resolved = check(self.study, resolved)
         refuse(resolved, skip)
-        for metric in dict.fromkeys([self.study.metric] if tuner is None else [self.study.metric, tuner.metric]):
+        judging = self if self.study.metric else replace(self, headline=headline_of(resolved))
+        judging._begin(points, resolved, processes, skip=skip, address=address)
+
+    def _begin(
+        self, points: list[Point], resolved: list[Resolved], processes: int | None, *, skip: bool, address: str | None
+    ) -> None:
+        """Have the runs that are possible, once it is known which metric they are judged by."""
+        tuner = self._tuner()
+        for metric in dict.fromkeys([self.metric] if tuner is None else [self.metric, tuner.metric]):
             check_metric(metric, resolved)
         warn_of_different_weights(resolved)
         with self._workers(processes, address) as workers:
@@ -116,8 +136,8 @@ class Conductor:
         study = self.study
         if study.tuning is None:
             return None
-        metric = study.tuning.metric or study.metric
-        better = study.better if metric == study.metric else "auto"
+        metric = study.tuning.metric or self.metric
+        better = study.better if metric == self.metric else "auto"
         return Tuner(study.tuning, self.store, self.name, study.all_seeds, metric, better)
 
     def _tuned(
@@ -154,7 +174,7 @@ class Conductor:
             epsilons, reasons = tuner.epsilons(one.spent, runs) if runs else (dict.fromkeys(CELLS, math.inf), [])
             whole = {"epsilons": epsilons, "reasons": reasons, "runs": runs}
             told.append({**one.told(kind, _label(tuner, one)), **whole})
-        self.store.tell(self.name, {**self.study.told, "tuned": told, "complete": True})
+        self.store.tell(self.name, {**self.told, "tuned": told, "complete": True})
 
     def _enrol(self, resolved: Sequence[Resolved]) -> None:
         """Note which runs there are; what they spent after their tuning is not known before :meth:`_tell`."""
@@ -162,7 +182,7 @@ class Conductor:
         unknown = {"label": "", "epsilons": dict.fromkeys(CELLS, math.inf), "reasons": [], "runs": []}
         kinds = dict.fromkeys((one.method, one.level) for one in members)
         tuned = [{"method": method, "level": level, **unknown} for method, level in kinds]
-        told = {**self.study.told, "tuned": tuned, "complete": False} if self.study.tuning else self.study.told
+        told = {**self.told, "tuned": tuned, "complete": False} if self.study.tuning else self.told
         self.store.enrol(self.name, self.study.source, told, members)
 
     def _execute(self, workers: Workers, name: str, resolved: Sequence[Resolved], *, trial: bool = False) -> None:

@@ -14,7 +14,7 @@
     title = "What privacy costs"
     seeds = 5                            # or a list of them
     epsilon = [inf, 8, 3, 1]
-    metric = "accuracy"                  # which one ranks
+    metric = "accuracy"                  # which one ranks; without it, the one of the task's kind
     [study.grid]                         # every value with every other one
     training.learning_rate = [0.1, 0.5]
     [study.zip]                          # lists that vary together
@@ -73,7 +73,8 @@ class Study(Settings):
         grid: a list of values for each dotted key, or in nested tables: an axis each.
         zip: lists of equal length by key, which vary together: one axis.
         variants: named choices, see :class:`~privfl.study.axes.Variant`.
-        metric: which one ranks; ``accuracy`` is that of personal models for methods that have them.
+        metric: which one ranks; ``accuracy`` is that of personal models for methods that have them. Empty: the one by
+            which models of the task's kind are compared, ``accuracy``, ``rmse``, ``micro_f1`` or ``perplexity``.
         better: whether ``higher`` or ``lower`` is better; ``auto`` tells by the metric's name.
         confidence: of intervals and comparisons, in (0, 1).
         test: of two methods on the same seeds: ``t``, ``wilcoxon`` or ``sign``.
@@ -91,7 +92,7 @@ class Study(Settings):
     grid: Mapping[str, Any] = field(default_factory=dict)
     zip: Mapping[str, Any] = field(default_factory=dict)
     variants: tuple[Variant, ...] = ()
-    metric: str = "accuracy"
+    metric: str = ""
     better: Better = "auto"
     confidence: float = 0.95
     test: Test = "t"
@@ -117,7 +118,7 @@ class Study(Settings):
             raise ConfigError(f"study.public_share is {self.public_share}; give a number in (0, 1)")
         check_count("study.candidates", self.candidates, 2)
         if self.tuning is not None:
-            self.tuning.check(self.all_seeds, list(self._keys()), self.metric)
+            self.tuning.check(self.all_seeds, list(self._keys()), self.metric or "accuracy")
         self.points()
 
     @property
@@ -279,7 +280,7 @@ class _Axes:
     epsilon: tuple[float, ...] = ()
     grid: Mapping[str, Any] = field(default_factory=dict)
     zip: Mapping[str, Any] = field(default_factory=dict)
-    metric: str = "accuracy"
+    metric: str = ""
     better: Better = "auto"
     confidence: float = 0.95
     test: Test = "t"

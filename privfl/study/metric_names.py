@@ -22,6 +22,14 @@ EXAMINED = ("attack ", "audit ")
 """What figures of attacks and audits begin with: their names are known when they have been carried out."""
 
 
+def headline_of(resolved: Sequence[Resolved]) -> str:
+    """The metric by which models of the study's kind of task are compared: that of the first run that is possible."""
+    for one in resolved:
+        if not one.problem and one.experiment is not None:
+            return one.experiment.task().headline.name
+    return "accuracy"
+
+
 def check_metric(metric: str, resolved: Sequence[Resolved]) -> None:
     """Refuse a ``metric`` that no run of the study will have; runs that are impossible are left out.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from privfl.data.partitions import PartitionReport
 from privfl.privacy.accounting.printed import round_up
 from privfl.simulation.run_directory import Metrics
-from privfl.study.chart import COLOURS, INK, Chart, Share, few, legend, style
+from privfl.study.chart import AXIS_WIDTH, COLOURS, INK, TITLE_WIDTH, Chart, Share, few, legend, style
 from privfl.study.findings import ACCURACY, Measure
 from privfl.study.summary import Summary
 
@@ -21,6 +22,8 @@ UTILITY = ACCURACY.name
 """What utility is where nobody says otherwise."""
 UNITS = {"sample": "one example", "client": "one client"}
 OBSERVERS = {"server": "the server", "public": "whoever sees the models"}
+MOST_NAMED = 4
+"""So many methods side by side leave room for words between them."""
 SHOWN = 50
 """Up to this many clients are drawn one by one."""
 
@@ -84,6 +87,8 @@ def trade_off(
 ) -> Chart:
     """``measure`` against ``cost``: for each method its (cost, value, level), in the order of the cost.
 
+    Where the cost is the same everywhere it has no axis: methods stand side by side, and every point bears its level.
+
     Args:
         points: by method; costs that are not finite are left out.
         share: costs are shares in [0, 1], shown in percent.
@@ -93,6 +98,8 @@ def trade_off(
         ("method", "level", cost, measure.name),
     )
     axes = chart.panel()
+    every = [place for members in points.values() for place, *_ in members if math.isfinite(place)]
+    equal = len(every) > 1 and math.isclose(min(every), max(every), rel_tol=1e-9)
     for index, (method, members) in enumerate(points.items()):
         shown = sorted(point for point in members if math.isfinite(point[0]))
         places = [f"{100 * place:.1f} %" if share else f"{place:.4g}" for place, *_ in shown]
@@ -101,14 +108,39 @@ def trade_off(
         ]
         chart.rows += rows
         if shown:
-            (line,) = axes.plot([p for p, *_ in shown], [value for _, value, _ in shown], label=method, **style(index))
+            at = [float(index)] * len(shown) if equal else [p for p, *_ in shown]
+            look = style(index) | ({"linestyle": ""} if equal else {})
+            (line,) = axes.plot(at, [value for _, value, _ in shown], label=method, **look)
             chart.tell(line, [f"{row[0]}, {row[1]}: {cost} {row[2]}, {measure.name} {row[3]}" for row in rows])
-    axes.set_xlabel(cost)
-    if share:
+    if equal:
+        axes.set_xlim(-0.4, len(points) - 0.1)
+        axes.set_xticks([])
+        _name_levels(axes, points)
+        axes.set_xlabel(f"{cost}: {chart.rows[0][2]} for every method")
+    else:
+        axes.set_xlabel(textwrap.fill(cost, TITLE_WIDTH))
+    if share and not equal:
         axes.xaxis.set_major_formatter(Share())
     _utility(axes, measure)
     legend(axes)
     return chart
+
+
+def _name_levels(axes: Axes, points: Mapping[str, Sequence[tuple[float, float, str]]]) -> None:
+    """The level beside every point of methods that stand side by side, moved up where it would cover another one.
+
+    Beside many methods there is no room for it.
+    """
+    if len(points) > MOST_NAMED:
+        return
+    low, high = axes.get_ylim()
+    most = min(24, 48 // len(points))
+    for index, members in enumerate(points.values()):
+        free = -math.inf
+        for value, level in sorted((value, level) for place, value, level in members if math.isfinite(place + value)):
+            free = max(value, free + 0.06 * (high - low))
+            shown = level if len(level) <= most else f"{level[: most - 1]}…"
+            axes.text(index + 0.06, free, shown, fontsize=9, va="center", color=INK, in_layout=False)
 
 
 def curves(
@@ -230,7 +262,7 @@ def _bars(
 
 
 def _utility(axes: Axes, measure: Measure) -> None:
-    axes.set_ylabel(measure.name)
+    axes.set_ylabel(textwrap.fill(measure.name, AXIS_WIDTH))
     if measure.share:
         axes.yaxis.set_major_formatter(Share())
 

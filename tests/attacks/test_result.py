@@ -12,12 +12,16 @@ from sklearn.metrics import roc_auc_score
 
 from attacks.attack import Attack
 from attacks.auxiliary import Auxiliary, Records
+from attacks.battery.battery import best
 from attacks.images.nulls import image_nulls
 from attacks.images.result import reconstruction_result
+from attacks.membership.game import membership_game
 from attacks.membership.result import MembershipResult, membership_result
 from attacks.metrics.measure import Measure
 from attacks.result import AttackResult
 from privfl.errors import ConfigError
+from privfl.simulation.result import Run
+from privfl.simulation.transcript import PublicFacts, Transcript
 
 
 def result(**changes) -> AttackResult:
@@ -95,6 +99,16 @@ def test_images_are_matched_before_they_are_scored():
         reconstruction_result("bad", truth * math.nan, truth, nulls, seconds=1.0)
 
 
+FACTS = PublicFacts("arrays", {}, {}, {}, {}, {}, "own", None, (2, 2), 2, 1, 1, None, "cross_entropy")
+TRANSCRIPT = Transcript(FACTS, "public", [])
+THREE = Records(torch.zeros(3, 4), torch.tensor([0, 1, 2]))
+
+
+def game_with(members):
+    """A game about three candidates."""
+    return Auxiliary(candidates=THREE, truth={"members": members})
+
+
 @dataclass(frozen=True)
 class Peeping(Attack):
     """Tries to read the answers."""
@@ -112,7 +126,7 @@ class Peeping(Attack):
 def test_an_attack_never_sees_the_answers():
     auxiliary = Auxiliary(truth={"members": torch.tensor([True, False])})
     with pytest.raises(ConfigError, match="the truth holds nothing"):
-        Peeping().run(None, auxiliary)
+        Peeping().run(TRANSCRIPT, auxiliary)
     assert auxiliary.answer("members").tolist() == [True, False]
 
 
@@ -123,3 +137,62 @@ def test_what_the_attacker_lacks_is_named():
         Auxiliary().need_candidates()
     with pytest.raises(ConfigError, match="1 inputs and 2 targets"):
         Records(torch.zeros(1, 2), torch.zeros(2, dtype=torch.int64))
+
+
+def test_a_run_stands_for_its_transcript():
+    answers = Auxiliary(truth={"members": torch.tensor([True, False])})
+    for seen in (TRANSCRIPT, Run(torch.zeros(1), [], None, {}, transcript=TRANSCRIPT)):
+        with pytest.raises(ConfigError, match="the truth holds nothing"):  # the attack was reached
+            Peeping().run(seen, answers)
+
+
+@pytest.mark.parametrize(
+    ("seen", "sentence"),
+    [
+        (None, "nothing of the run was recorded, .* run it with record=True"),
+        (Run(torch.zeros(1), [], None, {}), "nothing of the run was recorded, .* run it with record=True"),
+        ("runs/fedavg", "an attack reads a transcript, not 'runs/fedavg'; give run.transcript"),
+    ],
+)
+def test_what_is_no_transcript_is_refused(seen, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        Peeping().run(seen, Auxiliary())
+
+
+def test_numpys_arrays_and_lists_are_records_and_answers_too():
+    records = Records(np.ones((3, 4)), [0, 1, 2])
+    assert (records.inputs.dtype, records.targets.dtype) == (torch.float32, torch.int64)
+    given = Auxiliary(records, records, {"members": [True, False, 1]}, np.array([0, 0, 1]))
+    assert given.answer("members").tolist() == [True, False, True]
+    assert given.users.dtype == torch.int64
+    single = torch.ones(3, 4, dtype=torch.float64)
+    assert Records(single, torch.arange(3)).inputs is single, "a tensor is taken as it is"
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Records([["a"]], [0]), "the records' inputs are .* give a tensor or an array of numbers"),
+        (lambda: Records([[1.0], [1.0, 2.0]], [0, 1]), "the records' inputs are .* give a tensor or an array"),
+        (lambda: Records(torch.ones(1, 2), 3), "the records' targets are a single value, 3; give one for each"),
+        (lambda: Auxiliary(public=torch.ones(2)), r"public is a Tensor .* give attacks.Records\(inputs, targets\)"),
+        (lambda: Auxiliary(truth=[True]), "the truth is .* give answers by their names"),
+        (lambda: game_with(members=[True, False]), r"truth\['members'\] is a Tensor of shape \(2,\) for 3 candidates"),
+        (lambda: game_with(members=[2, 0, 1]), "give True or False for each"),
+        (lambda: Peeping().run(TRANSCRIPT, THREE), r"auxiliary data are Records\(…\); give attacks.Auxiliary"),
+        (
+            lambda: Peeping().run(TRANSCRIPT, Auxiliary(THREE)),
+            r"public records have inputs float32 \(4,\), and the run's",
+        ),
+        (
+            lambda: Peeping().run(TRANSCRIPT, Auxiliary(candidates=THREE)),
+            "candidates .* give them as the network takes",
+        ),
+        (lambda: membership_game(THREE, THREE, 0), "generator is 0; give a torch.Generator"),
+        (lambda: membership_game(THREE.inputs, THREE, torch.Generator()), "members or others are a Tensor of shape"),
+        (lambda: best(TRANSCRIPT), "run is .*Transcript.*; give "),
+    ],
+)
+def test_ordinary_mistakes_are_one_sentence(make, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        make()

@@ -125,7 +125,7 @@ def test_images_have_no_words():
     rows = torch.split(torch.arange(6), 3)
     seen = run_of(rows, pf.FedAvg(), pf.LocalTraining(learning_rate=0.1, batch_size=3))
     with pytest.raises(ConfigError, match="no token ids"):
-        WordOrder().run(seen, Auxiliary(public=texts(5, 0)))
+        WordOrder().guess(seen, Auxiliary(public=texts(5, 0)))
 
 
 def test_the_judge_knows_the_texts_of_the_client():

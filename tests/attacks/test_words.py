@@ -89,4 +89,4 @@ def test_images_have_no_words():
     rows = torch.split(torch.arange(6), 3)
     seen = run_of(rows, pf.FedAvg(), pf.LocalTraining(learning_rate=0.1, batch_size=3))
     with pytest.raises(ConfigError, match="no token ids"):
-        Words().run(seen, Auxiliary(public=texts(5, 0)))
+        Words().guess(seen, Auxiliary(public=texts(5, 0)))

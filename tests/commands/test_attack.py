@@ -7,8 +7,11 @@ import pytest
 import torch
 
 import attacks.attack
+from attacks.images.pixels import Pixels
 from attacks.judge import Judge
 from attacks.registry import ATTACKS
+from privfl.commands.attack import read_attacks
+from privfl.errors import ConfigError
 from privfl.study.provenance import not_tried
 from tests.commands.command_line import privfl
 
@@ -203,3 +206,10 @@ def test_an_attack_of_ones_own_is_named_by_its_module(run, monkeypatch):
     for path in (run / "attacks").glob("update-norm.*"):
         path.unlink()  # the other tests count what lies there
     assert set(found["nulls"]) == {"estimated mean size", "true mean size"}
+
+
+def test_a_file_says_how_inputs_come_from_pixels():
+    (attack,) = read_attacks([{"name": "imprint", "pixels": {"mean": [0.5], "std": [0.25]}}])
+    assert attack.pixels == Pixels((0.5,), (0.25,))
+    with pytest.raises(ConfigError, match=r"std is \(0.0,\); give positive numbers"):
+        read_attacks([{"name": "imprint", "pixels": {"mean": [0.5], "std": [0.0]}}])

@@ -209,3 +209,9 @@ def test_columns_of_several_types_of_numbers_are_numbers():
 def test_arrays_that_cannot_be_used_are_refused_with_the_mend(arguments, sentence):
     with pytest.raises(DataError, match=sentence):
         Dataset.from_arrays(arguments.pop("inputs"), arguments.pop("targets"), **arguments)
+
+
+def test_data_of_ones_own_do_not_take_the_name_of_images_of_the_catalog():
+    with pytest.raises(ConfigError, match="name is 'mnist', a dataset of the catalog by whose constants"):
+        Dataset.from_arrays(np.zeros((4, 1)), [0, 1, 0, 1], name="mnist")
+    assert Dataset.from_arrays(np.zeros((4, 1)), [0, 1, 0, 1], name="heart-disease").name == "heart-disease"

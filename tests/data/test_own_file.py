@@ -85,6 +85,13 @@ def test_an_archive_brings_its_own_test_rows_and_clients(tmp_path):
         Arrays(str(tmp_path / "g.npz")).dataset(0)
 
 
+def test_a_file_named_like_a_dataset_of_the_catalog_is_not_taken_for_it(tmp_path):
+    for name in ("mnist", "own"):
+        np.savez(tmp_path / f"{name}.npz", inputs=np.zeros((20, 3), np.float32), targets=np.arange(20) % 2)
+    assert Arrays(str(tmp_path / "mnist.npz")).dataset(0).name == "mnist.npz"
+    assert Arrays(str(tmp_path / "own.npz")).dataset(0).name == "own"
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_an_archive_that_was_damaged_is_refused_in_a_sentence(damage, tmp_path):
     np.savez(tmp_path / "d.npz", inputs=np.zeros((20, 3), np.float32), targets=np.arange(20) % 2)

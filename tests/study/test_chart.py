@@ -1,11 +1,12 @@
 """Figures of a page: vector, in its colours, with the digits that ticks need and a text for every point."""
 
 import re
+import warnings
 import xml.etree.ElementTree as ET
 
 import pytest
 
-from privfl.study.chart import COLOURS, Chart, Share, few, figure_bytes, legend, style
+from privfl.study.chart import COLOURS, Chart, Share, few, figure_bytes, legend, style, wrapped_name
 
 
 def drawn(texts=("a", "b", "c")) -> Chart:
@@ -86,3 +87,42 @@ def test_a_long_title_is_broken_and_leaves_the_axes_their_width():
         figure_bytes(chart, "png")
         widths.append(axes.get_position().width)
     assert widths[1] == pytest.approx(widths[0], abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("FedAvg", "FedAvg"),
+        (
+            "a method of one's own that takes two lines of a legend",
+            "a method of one's own that takes two lines\nof a legend",
+        ),
+        (
+            "first " + "and on " * 30 + "(ours)",
+            "first and on and on and on and on and on and …\n… on and on and on and on and on and on (ours)",
+        ),
+        ("A" * 99, "A" * 29 + " …\n… " + "A" * 29),
+    ],
+)
+def test_a_long_name_takes_two_lines_and_keeps_its_ends(name, shown):
+    assert wrapped_name(name) == shown
+
+
+@pytest.mark.parametrize(
+    "names", [["x" * 300, "short"], ["W" * 60], [f"a method with a long name, number {n}" for n in range(5)]]
+)
+def test_long_names_leave_the_axes_their_width_and_height(names):
+    sizes = []
+    for shown in (["short"], names):
+        chart = Chart("lines", ("x", "y"))
+        axes = chart.panel()
+        for name in shown:
+            axes.plot([0, 1], [0, 1], label=name)
+        legend(axes, "title")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)  # Matplotlib's, that axes collapsed
+            figure_bytes(chart, "png")
+        place = axes.get_position()
+        sizes.append((place.width, place.height * chart.get_figheight()))
+    assert sizes[1][0] == pytest.approx(sizes[0][0], abs=0.05)
+    assert sizes[1][1] == pytest.approx(sizes[0][1], rel=0.1)

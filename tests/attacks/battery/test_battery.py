@@ -11,6 +11,7 @@ from attacks.battery.lineup import lineup
 from attacks.judge import Judge
 from attacks.registry import ATTACKS
 from privfl.errors import ConfigError
+from tests.attacks.battery import runs
 from tests.attacks.battery.runs import recorded
 from tests.commands.command_line import privfl
 
@@ -42,6 +43,44 @@ def test_every_attack_of_the_registry_is_tried_or_gives_its_reason(found):
     reasons = {one.label: one.reason for one in found.attempts if one.reason}
     assert "sends no label counts" in reasons["disclosed-counts"]
     assert "reads a single image, not 3" in reasons["gradient-inversion-wiener"]
+
+
+@pytest.mark.parametrize("kind", ["regression", "multi_label", "next_token"])
+def test_for_every_kind_of_task_each_attack_has_a_result_or_a_reason(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(attacks.battery.battery, "lineup", quick)
+    training = pf.LocalTraining(learning_rate=0.1, batch_size=3, epochs=1)
+    task = getattr(runs, kind)()
+    pf.simulate(task, pf.FedAvg(weighting="uniform"), rounds=1, training=training, record=True, out=tmp_path / "run")
+    found = best(tmp_path / "run", candidates=20, task=f"{runs.__name__}:{kind}")
+    assert {one.kind for one in found.attempts} == set(ATTACKS.values())
+    reasons = {one.label: one.reason for one in found.attempts}
+    for one in found.attempts:
+        assert (one.result is None) == bool(one.reason)
+        if one.kind.needs_classes:
+            assert "have none; leave it out" in one.reason or "reads a single image" in one.reason
+    assert bool(reasons["words"]) == (kind != "next_token")
+
+
+def test_images_of_ones_own_are_attacked_in_the_range_that_the_file_says(tmp_path, monkeypatch):
+    def chosen(seen, judge):
+        return [entry for entry in lineup(seen, judge) if entry.label in ("gradient-inversion-analytic", "imprint")]
+
+    monkeypatch.setattr(attacks.battery.battery, "lineup", chosen)
+    training = pf.LocalTraining(learning_rate=0.1 / 255, batch_size=3, epochs=1)
+    fedavg, run = pf.FedAvg(weighting="uniform"), tmp_path / "run"
+    pf.simulate(runs.bytes_of_images(), fedavg, rounds=1, training=training, record=True, out=run)
+    task = f"{runs.__name__}:bytes_of_images"
+    refused = best(run, task=task)
+    assert all("clients' inputs, taken as they are, lie in [" in one.reason for one in refused.attempts)
+    (tmp_path / "all.toml").write_text(
+        f'run = "{run.as_posix()}"\ntask = "{task}"\nall = true\n[pixels]\nmean = [0]\nstd = [{1 / 255}]\n'
+    )
+    code, out, err = privfl("attack", tmp_path / "all.toml")
+    assert code == 0, err
+    found = best(run, task=task, pixels=attacks.Pixels((0.0,), (1 / 255,)))
+    assert found.attempts[0].result.metrics["psnr"].value > 40
+    assert all(one.result.settings["pixels"]["std"] == (1 / 255,) for one in found.attempts)
+    assert "gradient-inversion-analytic" in out
 
 
 def test_the_best_of_each_power_is_listed_with_what_it_needed(found):

@@ -33,4 +33,4 @@ def test_an_honest_server_reads_nothing():
     with pytest.raises(ConfigError, match="round 4 was not recorded"):
         attacks.Imprint(batch=10, round=4).run(transcript, AUXILIARY)
     with pytest.raises(ConfigError, match="0 updates of client 3"):
-        attacks.Imprint(client=3).run(transcript, AUXILIARY)
+        attacks.Imprint(client=3, batch=10).run(transcript, AUXILIARY)

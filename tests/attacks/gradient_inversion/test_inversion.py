@@ -1,10 +1,13 @@
 """Inverting the updates of a run: a single step gives its image away, several steps do when they are unrolled."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import nn
 
 import privfl as pf
-from attacks.auxiliary import Auxiliary
+from attacks.auxiliary import Auxiliary, Records
 from attacks.gradient_inversion.inversion import OTHERS, GradientInversion, leaked_image, local_steps, mean_gradient
 from attacks.gradient_inversion.sigmoid_lenet import sigmoid_lenet
 from attacks.images.pixels import Pixels
@@ -145,3 +148,55 @@ def test_impossible_settings_and_messages_are_refused(lenet, perceptron):
     with pytest.raises(ConfigError, match="rounds is 0"):
         GradientInversion(method="wiener", rounds=0)
     assert leaked_image(torch.nn.Module(), [torch.ones(3, 4), torch.ones(3)], (1, 2, 2)).shape == (1, 2, 2)
+
+
+class Plain(nn.Module):
+    """A network of one's own, which says nothing of a head."""
+
+    def __init__(self, inputs=64):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(inputs, 40), nn.ReLU(), nn.Linear(40, 10))
+
+    def forward(self, inputs):
+        return self.layers(inputs)
+
+
+def own_images(scale, channels=1):
+    """A run on arrays from 0 to ``scale``, of which client 0 holds one, and what an attack on that one is given."""
+    held, rest = PIXELS.images(DIGITS.inputs[:60]), PIXELS.images(DIGITS.inputs[60:300])
+    held, rest = (part.expand(-1, channels, 8, 8).mul(scale).contiguous() for part in (held, rest))
+    task = pf.Task.from_arrays(
+        held,
+        DIGITS.targets[:60],
+        clients=[0, *[1] * 59],
+        test=(rest, DIGITS.targets[60:300]),
+        model=lambda: Plain(64 * channels),
+    )
+    training = pf.LocalTraining(learning_rate=0.1 / scale, batch_size=60)
+    run = pf.simulate(task, pf.FedAvg(), rounds=1, training=training, record=True)
+    truth = {"images": (task.inputs[task.clients[0]] / scale).clamp(0, 1)}
+    return run.transcript, Auxiliary(Records(rest, DIGITS.targets[60:300]), truth=truth)
+
+
+@pytest.mark.parametrize("method", ["analytic", "spear"])
+@pytest.mark.parametrize(("scale", "channels"), [(1.0, 1), (255.0, 3)])
+def test_images_of_ones_own_come_back_from_a_network_of_ones_own(method, scale, channels):
+    transcript, given = own_images(scale, channels)
+    pixels = None if scale == 1 else Pixels((0.0,), (1 / scale,))
+    result = GradientInversion(client=0, method=method, pixels=pixels).run(transcript, given)
+    assert result.metrics["psnr"].value > 60
+    assert ("pixels" in result.settings) == (pixels is not None)
+
+
+def test_what_own_images_are_is_not_guessed_and_the_truth_has_to_be_images():
+    transcript, given = own_images(255.0)
+    attack = GradientInversion(client=0, method="analytic")
+    with pytest.raises(ConfigError, match=r"public inputs, taken as they are, lie in \[0, 255\]"):
+        attack.run(transcript, given)
+    told = replace(attack, pixels=Pixels((0.0,), (1 / 255,)))
+    with pytest.raises(ConfigError, match=r"truth\['images'\] lie in \[0, 255\]; give pixels in \[0, 1\]"):
+        told.run(transcript, replace(given, truth={"images": given.truth["images"] * 255}))
+    with pytest.raises(ConfigError, match=r"truth\['images'\] are torch.float32 \(1, 8, 8\)"):
+        told.run(transcript, replace(given, truth={"images": given.truth["images"][:, 0]}))
+    with pytest.raises(ConfigError, match="the truth has 1 images and gradient-inversion looks for batch = 4"):
+        GradientInversion(client=0, method="spear", batch=4).run(transcript, given)

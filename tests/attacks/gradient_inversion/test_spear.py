@@ -57,6 +57,16 @@ def test_a_gradient_that_is_mostly_noise_is_not_called_consistent():
     assert found.consistency < 0.9
 
 
+def test_a_layer_none_of_whose_units_is_ever_inactive_is_searched_to_the_end():
+    made = torch.Generator().manual_seed(5)
+    inputs, weight, bias = torch.rand(2, 6, generator=made), torch.rand(8, 6, generator=made), torch.full((8,), 9.0)
+    pulled = torch.randn(8, 2, generator=made)
+    pulled[:4, 0], pulled[4:, 1] = 0.0, 0.0  # zeros of which no ReLU is the cause
+    found = spear(pulled @ inputs, pulled.sum(1), weight, bias, 2, generator=generator(), rounds=3)
+    assert (found.directions, found.consistency) == (2, 0.5)
+    assert worst(found.inputs, inputs) < 1e-3
+
+
 def test_labels_are_counted_also_where_they_repeat():
     rows = torch.cat([(DIGITS.targets == label).nonzero()[:count, 0] for label, count in ((2, 3), (5, 1), (9, 2))])
     gradient = batch_gradient(NETWORK, DIGITS.inputs[rows], DIGITS.targets[rows])

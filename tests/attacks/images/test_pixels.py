@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from attacks.images.pixels import Pixels, checked_images
+from attacks.auxiliary import checked_images
+from attacks.images.pixels import Pixels, pixels_of, told
 from privfl.data.catalog import info
 from privfl.errors import ConfigError
 
@@ -50,3 +51,25 @@ def test_what_is_no_image_is_refused():
     for wrong in (torch.zeros(3, 4, 4), torch.zeros(0, 1, 4, 4), torch.zeros(1, 1, 4, 4, dtype=torch.int64)):
         with pytest.raises(ConfigError, match="give floats"):
             checked_images(wrong)
+
+
+def test_images_of_ones_own_are_pixels_unless_the_attack_is_told_otherwise():
+    assert pixels_of("arrays", images(2, 3, 4, 5), None) == Pixels()
+    assert pixels_of("digits", images(2, 1, 8, 8) * 9, None) == Pixels.of("digits")
+    given = Pixels((0.0,), (1 / 255,))
+    assert pixels_of("arrays", images(2, 3, 4, 5) * 255, given) is given
+    assert pixels_of("digits", images(2, 1, 4, 5) * 255, given) is given
+    assert told(None) == {}
+    assert told(COLOUR) == {"pixels": {"mean": COLOUR.mean, "std": COLOUR.std}}
+
+
+def test_the_range_of_ones_own_images_is_never_guessed():
+    with pytest.raises(ConfigError, match=r"public inputs, taken as they are, lie in .* set the attack's pixels"):
+        pixels_of("arrays", images(2, 1, 4, 5) * 255, None)
+    with pytest.raises(ConfigError, match=r"clients' inputs, times \(0.2, 0.25, 0.5\) plus \(0.4, 0.5, 0.6\), lie in"):
+        pixels_of("arrays", images(2, 3, 4, 5) * 9, COLOUR, "clients'")
+    with pytest.raises(ConfigError, match="3 means and the images 1 channels"):
+        pixels_of("arrays", images(2, 1, 4, 5), COLOUR)
+    for nothing in (images(2, 7), torch.zeros(2, 7, dtype=torch.int64), images(2, 1, 7)):
+        with pytest.raises(ConfigError, match=r"looks for images, floats \[C, H, W\]; leave it out"):
+            pixels_of("arrays", nothing, None)

@@ -66,3 +66,6 @@ def test_a_game_has_the_same_classes_on_both_sides_and_no_side_twice():
     one, other = (Records(torch.zeros(3, 2), torch.full((3,), label)) for label in (0, 1))
     with pytest.raises(ConfigError, match="no class in common"):
         membership_game(one, other, torch.Generator())
+    numbers = Records(torch.zeros(3, 2), torch.zeros(3, 1))
+    with pytest.raises(ConfigError, match=r"targets are torch.float32 \(3, 1\), and a membership game"):
+        membership_game(numbers, numbers, torch.Generator())

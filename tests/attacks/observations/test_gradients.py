@@ -10,10 +10,12 @@ from attacks.observations.gradients import (
     batch_gradient,
     check_gradient,
     cosine_distance,
+    criterion_of,
     local_update,
     squared_distance,
 )
 from privfl.errors import ConfigError
+from privfl.federation.losses import binary_cross_entropy, cross_entropy, mean_squared_error
 from privfl.models import Network
 from privfl.privacy.door.batch_plans import LocalTraining
 
@@ -107,3 +109,14 @@ def test_what_does_not_fit_the_network_is_refused():
         as_gradient(model, torch.zeros(3), 0.1)
     with pytest.raises(ConfigError, match="learning_rate is 0"):
         as_gradient(model, torch.zeros(43), 0.0)
+
+
+def test_the_criterion_of_a_loss_is_the_mean_that_privfl_trains_by():
+    model, targets = network(), torch.rand(6, 3, generator=GENERATOR, dtype=torch.float64).round()
+    for loss in (cross_entropy, mean_squared_error, binary_cross_entropy):
+        answers = TARGETS if loss is cross_entropy else targets
+        torch.testing.assert_close(
+            criterion_of(loss.__name__)(model(INPUTS), answers), loss(model, INPUTS, answers).mean()
+        )
+    with pytest.raises(ConfigError, match="the loss is Huber, whose update"):
+        criterion_of("Huber")

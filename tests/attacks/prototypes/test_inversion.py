@@ -1,5 +1,7 @@
 """Inverting the prototypes of a run: every method draws an image for each class, beside nulls that see no victim."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -72,7 +74,7 @@ def test_impossible_settings_and_data_are_refused(transcript):
         PrototypeInversion(method="upcn")
     with pytest.raises(ConfigError, match="epochs is 0"):
         PrototypeInversion(epochs=0)
-    few = Auxiliary(public=Records(PUBLIC.inputs[:1], PUBLIC.targets[:1]))
+    few = replace(auxiliary(ROWS[0]), public=Records(PUBLIC.inputs[:1], PUBLIC.targets[:1]))
     with pytest.raises(ConfigError, match="has no public image"):
         PrototypeInversion(client=0, **SMALL).run(transcript, few)
     with pytest.raises(ConfigError, match="no image of class 4"):

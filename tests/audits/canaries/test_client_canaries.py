@@ -136,3 +136,20 @@ def test_what_cannot_be_audited_says_why(tokens):
         audit_clients(task, trainer(1.0, record=()), canaries)
     with pytest.raises(ConfigError, match="are in one group"):
         audit_clients(task, trainer(1.0), noise_canaries(task, 1))
+
+
+def test_a_function_that_ignores_its_task_or_its_cohort_is_refused(tokens):
+    task, canaries = tokens
+    train = trainer(1.0)
+    for wrong, sentence in (
+        (lambda given, cohort: train(task, cohort), "did not train on the task it was given"),
+        (lambda given, cohort: train(given, pf.Everyone()), "did not use the cohort it was given"),
+        (
+            lambda given, cohort: None,
+            r"train returned None; .* lambda task, cohort: .*cohort=cohort",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            audit_clients(task, wrong, canaries)
+    within = audit_clients(task, lambda given, cohort: train(given, CohortWithout(cohort, frozenset({0}))), canaries)
+    assert not within.refuted, "a cohort of one's own may be built around the given one"

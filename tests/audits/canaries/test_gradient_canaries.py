@@ -17,6 +17,7 @@ from audits.canaries.canaries import noise_canaries, plant, rare_token_canaries,
 from audits.canaries.gradient_canaries import audit_one_run, audit_two_worlds, gaussian_family, summary
 from audits.canaries.views import seen_by
 from privfl.errors import ConfigError
+from privfl.simulation.result import Run
 
 ORACLES = json.loads((Path(__file__).parents[2] / "oracles" / "audit_targets.json").read_text())
 TARGETS = ORACLES["one_run_white_box_targets"]["rows"]
@@ -295,3 +296,33 @@ def test_the_summary_of_rounds_is_what_it_says():
         sum(math.log(0.75 + 0.25 * math.exp((2 * s - 1) / 8)) for s in column) for column in ([1.0, 3.0], [0.0, -2.0])
     ]
     assert ratio == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("train", "sentence"),
+    [
+        (lambda task: None, r"train returned None; let it return the run, as lambda task: pf.simulate\(task, …"),
+        (Run(torch.zeros(1), [], None, {}), r"train is Run\(…\); give a function that trains"),
+        (
+            lambda task: trainer(1.0, rounds=1)(rare_token_task(40)),
+            "did not train on the task it was given, so no canary",
+        ),
+        (
+            lambda task: trainer(1.0, rounds=1)(replace(task, clients=rare_token_task(40).clients)),
+            "did not train on the task it was given, so no canary",
+        ),
+    ],
+)
+def test_a_function_that_plants_no_canary_is_refused(train, sentence):
+    task = rare_token_task(40)
+    for audit in (audit_one_run, audit_two_worlds):
+        with pytest.raises(ConfigError, match=sentence):
+            audit(task, train, rare_token_canaries(task, 40))
+
+
+def test_a_function_may_change_the_task_that_it_is_given():
+    task = rare_token_task(40)
+    own = audit_one_run(
+        task, lambda given: trainer(1.0, rounds=1)(replace(given, name="own")), rare_token_canaries(task, 40)
+    )
+    assert own.bounds == audit_one_run(task, trainer(1.0, rounds=1), rare_token_canaries(task, 40)).bounds
