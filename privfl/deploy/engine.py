@@ -165,7 +165,8 @@ class FederationEngine(RemoteEngine):
             "kind": kind,
             "round": phase.channel.round.number,
             "label": phase.label,
-            "asked": phase.channel.asked,
+            # nobody but a secure sum needs the cohort's size, and it tells of a draw that may have to stay secret
+            **({"asked": phase.channel.asked} if phase.channel.secure is not None else {}),
             "bound": phase.channel.round.bound,
             **({"noise_multiplier": dpsgd.noise_multiplier} if calibrated and dpsgd is not None else {}),
         }

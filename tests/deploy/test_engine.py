@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 import torch
 
 from privfl.deploy.engine import upload_problem
-from privfl.deploy.messages import Message, digest
+from privfl.deploy.messages import Message, digest, opened
 from privfl.deploy.transport import Loopback
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.channel.field import Field
-from tests.deploy.rehearsal import CLIENTS, Rehearsal, experiment
+from tests.deploy.rehearsal import CLIENTS, LOOP, Rehearsal, experiment
 
 LIKE = torch.zeros(3)
+UNIFORM = {"name": "fedavg", "weighting": "uniform"}
+CLIP = {"name": "clip", "max_norm": 0.5}
 CHANNEL = RoundChannel.bare((Field("update"),))
 
 
@@ -47,3 +52,30 @@ def test_a_lying_client_that_signs_nonsense_is_dropped_and_counted_and_the_round
     assert found.summary["dropped"] == {"sent a non-finite 'update'": 2}
     assert [line["clients"] for line in found.metrics] == [CLIENTS - 1] * 2
     assert not found.failure
+
+
+@pytest.mark.parametrize("probability", [0.5, 0.1])
+def test_a_client_that_was_drawn_hears_nothing_that_depends_on_how_many_others_were(probability, tmp_path):
+    noise = {"name": "gaussian-noise", "noise_multiplier": 1.0}
+    cohort = {"name": "poisson", "probability": probability}
+    privacy = {"noise_key": 11, "target_delta": 1e-3, "update": [CLIP, noise]}
+    settings = experiment(rounds=8, algorithm=UNIFORM, cohort=cohort, privacy=privacy)
+    rehearsal = Rehearsal(tmp_path / "federation", settings)
+    key, told = bytes.fromhex(rehearsal.federation.server), []
+
+    def heard(answer):
+        def one(request):
+            told.append(opened(request, key))
+            return answer(request)
+
+        return one
+
+    found = rehearsal.run(Loopback({number: heard(answer) for number, answer in rehearsal.clients().items()}))
+    trained = [{**one.meta} for one in told if one.kind == "train"]
+    drawn = Counter(meta["round"] for meta in trained)
+    assert len({drawn[round] for round in range(8)}) > 1
+    assert {name for meta in trained for name in meta} == {
+        "kind", "round", "label", "bound", "kept", "factor", "run", "to"
+    }  # fmt: skip
+    assert {(meta["bound"], meta["kept"], meta["factor"]) for meta in trained} == {(0.5, -1, 1.0)}
+    assert torch.equal(found.parameters, replace(settings, execution=LOOP).run().parameters)
