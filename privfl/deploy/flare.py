@@ -12,12 +12,12 @@ import time
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 from urllib.parse import urlsplit
 
 from privfl.deploy.client import FederationClient
-from privfl.deploy.transport import Patience
+from privfl.deploy.transport import Genuine, Patience, anything
 from privfl.errors import ConfigError, brief
 
 SERVER = "server"
@@ -28,6 +28,8 @@ FIRST_WAIT, LONGEST_WAIT = 5.0, 10.0
 A connection that broke off may seem to be there for a while, and what was sent along it is lost.
 """
 POLL = 0.1
+PAUSE = 1.0
+"""Seconds before a client is asked again that answered at once, with nothing that can be used."""
 SCHEME = "stcp"
 
 
@@ -86,44 +88,66 @@ class FlareServer:
     """
 
     def __init__(self, url: str, kit: Path) -> None:
+        self._closed = Event()
         self._cell, self._module = _cell(SERVER, url, kit, "server")
         self._cell.start()
 
-    def ask(self, requests: Mapping[int, bytes], seconds: float) -> dict[int, bytes]:
-        """See :meth:`Transport.ask`."""
+    def ask(self, requests: Mapping[int, bytes], seconds: float, genuine: Genuine = anything) -> dict[int, bytes]:
+        """See :meth:`Transport.ask`.
+
+        Each client is asked by a thread, and so by a request of FLARE's, of its own: FLARE takes whom a reply is from
+        from a header that its sender writes, so under one request for all a client could answer it for the others.
+        """
         replies: dict[int, bytes] = {}
+        failed: list[Exception] = []
+
+        def one(client: int, request: bytes) -> None:
+            try:
+                reply = self._converse(client, request, seconds, genuine)
+            except Exception as error:  # not the client's doing, which is no reply at most
+                failed.append(error)
+                return
+            if reply is not None:
+                replies[client] = reply
+
+        threads = [Thread(target=one, args=asked, daemon=True) for asked in requests.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failed:
+            raise failed[0]
+        return {client: replies[client] for client in requests if client in replies}
+
+    def _converse(self, client: int, request: bytes, seconds: float, genuine: Genuine) -> bytes | None:
+        """Ask one client until it has answered by itself, or time is up."""
         patience, wait = Patience(seconds), FIRST_WAIT
-        while patience.left > 0 and len(replies) < len(requests):
+        while patience.left > 0 and not self._closed.is_set():
             began = time.monotonic()
-            there = [
-                client for client in requests if client not in replies and self._cell.is_cell_connected(name_of(client))
-            ]
-            if not there:
+            if not self._cell.is_cell_connected(name_of(client)):
                 time.sleep(most := min(POLL, patience.left))
                 patience.spend(began, most)
                 continue
             most = min(wait, patience.left)
-            replies |= self._send({client: requests[client] for client in there}, most)
+            reply = self._send(client, request, most)
+            patience.spend(began, most)
+            if reply is not None and genuine(client, reply):
+                return reply
+            began, most = time.monotonic(), min(PAUSE, patience.left)
+            self._closed.wait(most)
             patience.spend(began, most)
             wait = LONGEST_WAIT
-        return replies
+        return None
 
-    def _send(self, requests: Mapping[int, bytes], seconds: float) -> dict[int, bytes]:
-        make, message = self._module.TargetMessage, self._module.Message
-        targets = {
-            name_of(client): make(name_of(client), CHANNEL, TOPIC, message(payload=request))
-            for client, request in requests.items()
-        }
-        came = self._cell.broadcast_multi_requests(targets, timeout=seconds, optional=True)
-        replies = {client: came.get(name_of(client)) for client in requests}
-        return {
-            client: bytes(reply.payload)
-            for client, reply in replies.items()
-            if reply is not None and isinstance(reply.payload, bytes | bytearray | memoryview)
-        }
+    def _send(self, client: int, request: bytes, seconds: float) -> bytes | None:
+        message = self._module.Message(payload=request)
+        reply = self._cell.send_request(CHANNEL, TOPIC, name_of(client), message, timeout=seconds, optional=True)
+        payload = None if reply is None else reply.payload
+        return bytes(payload) if isinstance(payload, bytes | bytearray | memoryview) else None
 
     def close(self) -> None:
         """Close the port."""
+        self._closed.set()
         self._cell.stop()
         self._module.CoreCell.ALL_CELLS.pop(SERVER, None)  # else this process could never be a server again
 

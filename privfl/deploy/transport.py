@@ -16,15 +16,23 @@ SLICE = 0.1
 
 Answer = Callable[[bytes], bytes]
 """What a client does: bytes in, bytes out. The same bytes may come again and are answered alike."""
+Genuine = Callable[[int, bytes], bool]
+"""Whether a reply is the client's own, by its number. Several threads may ask at once, of several clients."""
+
+
+def anything(client: int, reply: bytes) -> bool:
+    """Takes every reply for genuine: for whoever does not look at them."""
+    return True
 
 
 class Transport(Protocol):
     """Carries requests to clients and replies back."""
 
-    def ask(self, requests: Mapping[int, bytes], seconds: float) -> dict[int, bytes]:
+    def ask(self, requests: Mapping[int, bytes], seconds: float, genuine: Genuine = anything) -> dict[int, bytes]:
         """The replies, by client, that came within ``seconds``; whoever is silent is missing.
 
-        A request may reach its client more than once. One that cannot be reached is tried again until time is up.
+        A request may reach its client more than once. One that cannot be reached is tried again until time is up. A
+        reply that is not ``genuine`` is none: anybody may have sent it, and the client's own is still waited for.
         """
 
     def close(self) -> None:
@@ -52,8 +60,8 @@ class Loopback:
     def __init__(self, clients: Mapping[int, Answer]) -> None:
         self.clients = dict(clients)
 
-    def ask(self, requests: Mapping[int, bytes], seconds: float) -> dict[int, bytes]:
-        """See :meth:`Transport.ask`; a client that fails is silent."""
+    def ask(self, requests: Mapping[int, bytes], seconds: float, genuine: Genuine = anything) -> dict[int, bytes]:
+        """See :meth:`Transport.ask`; a client that fails is silent, and answers once."""
         came: SimpleQueue[tuple[int, bytes | None]] = SimpleQueue()
 
         def one(client: int, request: bytes) -> None:
@@ -76,7 +84,7 @@ class Loopback:
                 continue
             patience.spend(began, most)
             waiting -= 1
-            if reply is not None:
+            if reply is not None and genuine(client, reply):
                 replies[client] = reply
         return replies
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from privfl.deploy.flare import credentials
-from privfl.deploy.kits import project
+from privfl.deploy.flare import FlareServer, credentials
+from privfl.deploy.kits import KIT, SERVER, project, provision
 from privfl.errors import ConfigError
 from privfl.experiment import Experiment
 
@@ -53,6 +53,59 @@ def free_port():
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory):
+    pytest.importorskip("nvflare", reason="pip install 'privfl[federation]'")
+    root = tmp_path_factory.mktemp("kits")
+    folders = {name: root / name for name in (SERVER, "client-0", "client-1")}
+    provision(folders)
+    return {name: folder / KIT for name, folder in folders.items()}
+
+
+@pytest.fixture
+def listening(kits):
+    """A server's end and its url."""
+    url = f"stcp://127.0.0.1:{free_port()}"
+    server = FlareServer(url, kits[SERVER])
+    yield server, url
+    server.close()
+
+
+@pytest.fixture
+def peers(tmp_path):
+    parties = Parties(tmp_path)
+    yield parties
+    parties.end()
+
+
+def peer(number, url, kits, *how):
+    return "-m", "tests.deploy.peer", number, url, kits[f"client-{number}"], *how
+
+
+@pytest.mark.slow
+def test_no_client_answers_for_another(kits, listening, peers):
+    server, url = listening
+    peers.start(program=peer(0, url, kits))
+    peers.start(program=peer(1, url, kits, "forge", 0))
+    came = server.ask({0: b"?", 1: b"?"}, PATIENCE)
+    assert came == {0: b"0", 1: b"1"}, peers.logs()
+
+
+@pytest.mark.slow
+def test_a_reply_that_is_not_genuine_is_waited_past_and_asked_for_again(kits, listening, peers):
+    server, url = listening
+    peers.start(program=peer(0, url, kits))
+    seen = []
+
+    def genuine(client, reply):
+        seen.append((client, reply))
+        return len(seen) == 3
+
+    assert server.ask({0: b"?"}, PATIENCE, genuine) == {0: b"0"}
+    assert seen == [(0, b"0")] * 3
+    assert server.ask({0: b"?", 1: b"?"}, 3.0, lambda client, reply: False) == {}
 
 
 class Parties:

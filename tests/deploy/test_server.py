@@ -157,9 +157,9 @@ def test_a_server_that_dies_goes_on_with_the_same_run_and_nobody_answers_twice(t
     class DyingOften(Loopback):
         """The server's process ends in the middle of a leg, when the answers of some have been sent."""
 
-        def ask(self, requests, seconds):
+        def ask(self, requests, seconds, genuine):
             legs[0] += 1
-            replies = super().ask(requests, seconds)
+            replies = super().ask(requests, seconds, genuine)
             for client, request in requests.items():
                 heard.setdefault((client, request.hex()), set()).add(replies[client])
             if legs[0] in stops:
@@ -185,8 +185,8 @@ def test_a_server_that_dies_goes_on_with_the_same_run_and_nobody_answers_twice(t
 class Dying(Loopback):
     """The server's process ends when the first uploads have come."""
 
-    def ask(self, requests, seconds):
-        replies = super().ask(requests, seconds)
+    def ask(self, requests, seconds, genuine):
+        replies = super().ask(requests, seconds, genuine)
         if any(b'"train"' in request for request in requests.values()):
             raise KeyboardInterrupt
         return replies
@@ -249,9 +249,9 @@ def test_a_round_with_a_secure_sum_takes_four_legs_since_keys_come_with_the_sum_
     asked, rounds = [0], []
 
     class Counting(Loopback):
-        def ask(self, requests, seconds):
+        def ask(self, requests, seconds, genuine):
             asked[0] += 1
-            return super().ask(requests, seconds)
+            return super().ask(requests, seconds, genuine)
 
     rehearsal.run(Counting(rehearsal.clients()), callbacks=[lambda run, line: rounds.append(asked[0])])
     assert [later - earlier for earlier, later in pairwise(rounds)] == [legs] * 3
