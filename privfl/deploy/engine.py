@@ -113,8 +113,9 @@ class FederationEngine(RemoteEngine):
         """
 
         def exchange(session: Session, leg: Leg, given: Mapping[int, bytes]) -> Mapping[int, bytes]:
-            return self._leg(phase, session, leg, given)
+            return self._leg(phase, session, leg, given, absent)
 
+        absent: dict[int, str] = {}
         keys, early, self._early = self._link.federation.keys, self._early, None
         number = phase.channel.round.number
         self._sum = NetworkAggregator(
@@ -127,12 +128,18 @@ class FederationEngine(RemoteEngine):
             keys=keys,
             exchange=exchange,
             tell=lambda blamed: self._blame(blamed, number),
+            absent=absent,
             early=early,
         )
         return self._sum
 
-    def _leg(self, phase: Phase, session: Session, leg: Leg, given: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """One leg of a secure sum; with its last one keys for the next sum are asked for, which saves a leg."""
+    def _leg(
+        self, phase: Phase, session: Session, leg: Leg, given: Mapping[int, bytes], absent: dict[int, str]
+    ) -> Mapping[int, bytes]:
+        """One leg of a secure sum; with its last one keys for the next sum are asked for, which saves a leg.
+
+        Why there is no answer of somebody's is added to ``absent``.
+        """
         meta = {**self._round(phase, "secure"), "leg": int(leg), "session": session.identity.hex()}
         asked = {client: Request(meta, {"message": as_tensor(data)}) for client, data in given.items()}
         ahead = self._ahead(phase) if leg is Leg.UNMASK else None
@@ -144,6 +151,7 @@ class FederationEngine(RemoteEngine):
                 tensors = {**one.tensors, "next": as_tensor(coming.to_bytes())}
                 asked[client] = Request({**one.meta, "next": told}, tensors)
         answers = self._link.ask(asked)
+        absent |= {client: why for client, why in answers.items() if isinstance(why, str) and client in given}
         if ahead is not None:
             self._early = Early(ahead[1], _parts(answers, "next"))
         return {client: part for client, part in _parts(answers, "message").items() if client in given}

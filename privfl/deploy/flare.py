@@ -8,6 +8,7 @@ such as its jobs and controllers, is not used.
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Mapping
 from importlib import import_module
@@ -51,15 +52,29 @@ def credentials(kit: Path, side: str) -> dict[str, str]:
     return {name: str(kit / file) for name, file in files.items()}
 
 
+def address_of(url: str) -> tuple[str, int]:
+    """Host and port of ``url``.
+
+    Raises:
+        ConfigError: it is no address of a federation.
+    """
+    try:
+        parts = urlsplit(url)
+        scheme, host, port = parts.scheme, parts.hostname, parts.port
+    except ValueError:  # a port beyond 65535, or brackets around no address
+        scheme, host, port = "", None, None
+    if scheme != SCHEME or not host or not port:
+        raise ConfigError(f"url is '{brief(url)}'; give {SCHEME}://host:port")
+    return host, port
+
+
 def _cell(name: str, url: str, kit: Path, side: str) -> tuple[Any, Any]:
     """A cell of FLARE's network, not started yet, and the module it is from.
 
     Raises:
         ConfigError: FLARE is not installed, or the URL or a certificate is none.
     """
-    parts = urlsplit(url)
-    if parts.scheme != SCHEME or not parts.hostname or not parts.port:
-        raise ConfigError(f"url is '{brief(url)}'; give {SCHEME}://host:port")
+    address_of(url)
     given = credentials(kit, side)
     try:
         module = import_module("nvflare.fuel.f3.cellnet.core_cell")
@@ -76,6 +91,24 @@ def _cell(name: str, url: str, kit: Path, side: str) -> tuple[Any, Any]:
         ) from error
 
 
+def check_port(url: str) -> None:
+    """See that the server can listen at ``url``: FLARE tries for ever where it cannot, and says nothing.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    host, port = address_of(url)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as FLARE does, for a server that starts anew
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"the server cannot listen on port {port} of {host} ({error.strerror}); end what uses "
+                "that port, or give an address of this machine and a free port with --listen"
+            ) from error
+
+
 class FlareServer:
     """The server's end: :class:`~privfl.deploy.transport.Transport` over FLARE.
 
@@ -89,6 +122,7 @@ class FlareServer:
 
     def __init__(self, url: str, kit: Path) -> None:
         self._closed = Event()
+        check_port(url)
         self._cell, self._module = _cell(SERVER, url, kit, "server")
         self._cell.start()
 

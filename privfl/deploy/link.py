@@ -14,7 +14,7 @@ from privfl.deploy.messages import BadMessage, Message, Parts, digest, opened
 from privfl.deploy.transport import Transport
 from privfl.errors import brief
 from privfl.privacy.secagg.primitives import SigningKey
-from privfl.simulation.health import LOG
+from privfl.simulation.health import LOG, SILENT
 
 UNSIGNED = "answered without its own signature"
 ANOTHER = "answered another request than it was asked"
@@ -113,7 +113,7 @@ class Link:
             return False
 
         came = self.transport.ask(sealed, wait, genuine) if sealed else {}
-        silent = f"did not answer within {wait:g} s"
+        silent = f"{SILENT} within {wait:g} s"
         return {
             client: _refused(answers[client]) or answers[client] if client in came else others.get(client, silent)
             for client in sealed

@@ -25,6 +25,7 @@ from privfl.privacy.secagg.primitives import KEY_BYTES, SigningKey
 from privfl.privacy.secagg.store import FolderStore
 from privfl.simulation.callbacks import Callback
 from privfl.simulation.fingerprint import POLICY as AGREED
+from privfl.simulation.health import CONNECT, LOG, SILENT
 from privfl.simulation.plan import Plan, RunSettings, prepare
 from privfl.simulation.result import Run
 from privfl.simulation.run_directory import RunDirectory
@@ -129,6 +130,8 @@ class FederationServer:
             plan = replace(plan, source=fixed.for_run(link.policy.run))
         state = State.start(plan) if checkpoint is None else State.load(checkpoint, plan)
         absent = link.join(range(len(self.federation.clients)))
+        if len(absent) == len(self.federation.clients) and all(why.startswith(SILENT) for why in absent.values()):
+            LOG.warning("no client answered within %g s; %s", self.federation.seconds, CONNECT)
         sizes = AskedSizes(
             len(task.clients), plan.privacy.size, state.ledger, state.sizes.responses, link, hidden=plan.hides_weights
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from privfl.deploy.flare import FlareServer, credentials
+from privfl.deploy.flare import FlareServer, address_of, check_port, credentials
 from privfl.deploy.kits import KIT, SERVER, project, provision
 from privfl.errors import ConfigError
 from privfl.experiment import Experiment
@@ -41,6 +42,12 @@ def test_a_kit_without_its_certificate_is_named(tmp_path):
     (tmp_path / "rootCA.pem").touch()
     with pytest.raises(ConfigError, match=r"there is no .*client\.crt"):
         credentials(tmp_path, "client")
+
+
+@pytest.mark.parametrize("url", ["http://host:1", "stcp://host", "stcp://:1", "stcp://host:99999", "stcp://[1:2", ""])
+def test_what_is_no_address_is_named(url):
+    with pytest.raises(ConfigError, match=re.escape(f"url is '{url}'; give stcp://host:port")):
+        address_of(url)
 
 
 def test_a_project_names_every_party_as_its_certificate_will():
@@ -78,6 +85,23 @@ def peers(tmp_path):
     parties = Parties(tmp_path)
     yield parties
     parties.end()
+
+
+def test_a_port_that_is_taken_is_named_before_anybody_waits(kits):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=rf"cannot listen on port {port} of 127\.0\.0\.1 \(Address already in use"
+        ):
+            FlareServer(f"stcp://127.0.0.1:{port}", kits[SERVER])
+    check_port(f"stcp://127.0.0.1:{port}")
+
+
+def test_an_address_of_another_machine_is_named(kits):
+    with pytest.raises(ConfigError, match=r"port 8102 of 192\.0\.2\.1 \(Cannot assign .* with --listen"):
+        FlareServer("stcp://192.0.2.1:8102", kits[SERVER])
 
 
 def peer(number, url, kits, *how):

@@ -69,6 +69,9 @@ def test_the_federation_gives_the_model_metrics_and_claims_of_the_simulation(cas
     assert str(expected.statement) == str(found.statement)
 
 
+UNIFORM = {"name": "fedavg", "weighting": "uniform"}
+
+
 class Faulty(Loopback):
     """Some clients answer some rounds otherwise."""
 
@@ -180,6 +183,17 @@ def test_a_server_that_dies_goes_on_with_the_same_run_and_nobody_answers_twice(t
         own = json.loads((rehearsal.folders[f"client-{number}"] / "state" / "account.json").read_text())
         assert len(own["ledger"]["releases"]) == len(expected.ledger.releases)
         assert rehearsal.client(number).diary.ledger.most() == expected.ledger.most()
+
+
+@pytest.mark.parametrize("update", [[], [{"name": "secure-sum"}]], ids=["in clear", "secure sum"])
+def test_a_run_in_which_nobody_answers_says_what_to_look_at(update, tmp_path, caplog):
+    rehearsal = Rehearsal(tmp_path / "federation", experiment(algorithm=UNIFORM, privacy={"update": update}), 0.2)
+    found = rehearsal.run(Loopback({}))
+    look = "start the clients, and look at the federation's url, port and certificates"
+    assert f"no client answered within 0.2 s; {look}" in caplog.messages
+    assert found.failure == (
+        f"no upload could be used in any of 2 rounds ({2 * CLIENTS} did not answer within 0.2 s); {look}"
+    )
 
 
 class Dying(Loopback):
