@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 from urllib.parse import urlsplit
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.x509.oid import NameOID
 
 from privfl.deploy.client import FederationClient
 from privfl.deploy.transport import Genuine, Patience, anything
@@ -52,6 +57,32 @@ def credentials(kit: Path, side: str) -> dict[str, str]:
     return {name: str(kit / file) for name, file in files.items()}
 
 
+def check_certificate(given: Mapping[str, str], side: str, name: str) -> None:
+    """See that the certificate among the ``given`` files serves the party called ``name``: with another one FLARE never
+    connects, and does not say why.
+
+    Raises:
+        ConfigError: it is damaged, another party's, of another network, or not that of its key.
+    """
+    path, key = given[f"{side}_cert"], given[f"{side}_key"]
+    mend = f"put the startup folder of the kit of '{name}' there, as one"
+    try:
+        certificate, root = (x509.load_pem_x509_certificate(Path(one).read_bytes()) for one in (path, given["ca_cert"]))
+        names = [str(one.value) for one in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{path} or {given['ca_cert']} is no certificate; {mend}") from error
+    if names != [name]:
+        raise ConfigError(f"{path} is the certificate of '{brief(', '.join(names))}', and this is '{name}'; {mend}")
+    try:
+        certificate.verify_directly_issued_by(root)
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise ConfigError(f"{path} was not issued by {given['ca_cert']}; {mend}") from error
+    try:
+        ssl.create_default_context().load_cert_chain(path, key)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(f"{key} is not the key of {path}; {mend}") from error
+
+
 def address_of(url: str) -> tuple[str, int]:
     """Host and port of ``url``.
 
@@ -76,6 +107,7 @@ def _cell(name: str, url: str, kit: Path, side: str) -> tuple[Any, Any]:
     """
     address_of(url)
     given = credentials(kit, side)
+    check_certificate(given, side, name)
     try:
         module = import_module("nvflare.fuel.f3.cellnet.core_cell")
     except ImportError as error:
@@ -186,8 +218,8 @@ class FlareServer:
         self._module.CoreCell.ALL_CELLS.pop(SERVER, None)  # else this process could never be a server again
 
 
-def serve_client(client: FederationClient, kit: Path, stop: Event) -> None:
-    """Answer the server's requests until the run has ended, or ``stop`` is set.
+def serve_client(client: FederationClient, kit: Path, stop: Event, ready: Callable[[], None] = lambda: None) -> None:
+    """Answer the server's requests until the run has ended, or ``stop`` is set; ``ready`` is called before the first.
 
     Raises:
         ConfigError: FLARE or the certificates cannot be had.
@@ -199,6 +231,7 @@ def serve_client(client: FederationClient, kit: Path, stop: Event) -> None:
 
     cell.register_request_cb(CHANNEL, TOPIC, answered)
     cell.start()
+    ready()
     try:
         while not (client.ended or stop.wait(POLL)):
             continue

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from privfl.deploy.agreement import Federation, Policy
+from privfl.deploy.client import KEY_MEND
 from privfl.deploy.engine import FederationEngine
 from privfl.deploy.link import Link
 from privfl.deploy.local import settings_of
@@ -76,7 +77,7 @@ class FederationServer:
         if self.key.public.hex() != self.federation.server:
             raise ConfigError(
                 f"the federation lists another key for its server than {self.key.public.hex()}, which is the key in "
-                "this folder; put it into the federation file of every party"
+                f"this folder; {KEY_MEND}"
             )
 
     def run(

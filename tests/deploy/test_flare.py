@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from privfl.deploy.flare import FlareServer, address_of, check_port, credentials
+from privfl.deploy.flare import FlareServer, address_of, check_certificate, check_port, credentials
 from privfl.deploy.kits import KIT, SERVER, project, provision
 from privfl.errors import ConfigError
 from privfl.experiment import Experiment
@@ -69,6 +70,29 @@ def kits(tmp_path_factory):
     folders = {name: root / name for name in (SERVER, "client-0", "client-1")}
     provision(folders)
     return {name: folder / KIT for name, folder in folders.items()}
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ({"client.crt": "client-1"}, r"client\.crt is the certificate of 'client-1', and this is 'client-0'"),
+        ({"client.key": "client-1"}, r"client\.key is not the key of .*client\.crt"),
+        ({"client.crt": b"junk"}, r"client\.crt or .*rootCA\.pem is no certificate"),
+        ({"client.key": b"junk"}, r"client\.key is not the key of .*client\.crt"),
+        ({"rootCA.pem": "other"}, r"client\.crt was not issued by .*rootCA\.pem"),
+    ],
+)
+def test_a_certificate_that_cannot_serve_its_party_is_named_before_anybody_waits(files, sentence, kits, tmp_path):
+    folder = tmp_path / "startup"
+    shutil.copytree(kits["client-0"], folder)
+    check_certificate(credentials(folder, "client"), "client", "client-0")
+    for file, source in files.items():
+        if source == "other":
+            provision({SERVER: tmp_path / "other"})
+            source = (tmp_path / "other" / KIT / file).read_bytes()
+        (folder / file).write_bytes(source if isinstance(source, bytes) else (kits[source] / file).read_bytes())
+    with pytest.raises(ConfigError, match=rf"{sentence}; put the startup folder of the kit of 'client-0' there"):
+        check_certificate(credentials(folder, "client"), "client", "client-0")
 
 
 @pytest.fixture
