@@ -101,6 +101,10 @@ class Timed:
         self.legs.append((took, max(map(len, requests.values())), max(map(len, replies.values()), default=0)))
         return replies
 
+    def expect(self, largest: int) -> None:
+        """Hold replies to this many bytes."""
+        self.transport.expect(largest)
+
     def echo(self, size: int) -> float:
         """Seconds that ``size`` bytes take to every client and back."""
         request = ECHO + os.urandom(size - len(ECHO))

@@ -23,7 +23,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.x509.oid import NameOID
 
 from privfl.deploy.client import FederationClient
-from privfl.deploy.transport import Genuine, Patience, anything
+from privfl.deploy.listener import SCHEME as LISTENER
+from privfl.deploy.listener import Limit, register
+from privfl.deploy.transport import SMALL, Genuine, Patience, anything
 from privfl.errors import ConfigError, brief
 
 SERVER = "server"
@@ -99,17 +101,20 @@ def address_of(url: str) -> tuple[str, int]:
     return host, port
 
 
-def _cell(name: str, url: str, kit: Path, side: str) -> tuple[Any, Any]:
-    """A cell of FLARE's network, not started yet, and the module it is from.
+def _cell(name: str, url: str, kit: Path, side: str, limit: Limit | None = None) -> tuple[Any, Any]:
+    """A cell of FLARE's network, not started yet, and the module it is from; a server's listens within ``limit``.
 
     Raises:
         ConfigError: FLARE is not installed, or the URL or a certificate is none.
     """
-    address_of(url)
+    host, port = address_of(url)
     given = credentials(kit, side)
     check_certificate(given, side, name)
     try:
         module = import_module("nvflare.fuel.f3.cellnet.core_cell")
+        if limit is not None:
+            register(limit)
+            url = f"{LISTENER}://{host}:{port}"
     except ImportError as error:
         raise ConfigError(
             "a federation needs NVIDIA FLARE, which is not installed; pip install 'privfl[federation]'"
@@ -153,9 +158,9 @@ class FlareServer:
     """
 
     def __init__(self, url: str, kit: Path) -> None:
-        self._closed = Event()
+        self._closed, self._limit = Event(), Limit(SMALL)
         check_port(url)
-        self._cell, self._module = _cell(SERVER, url, kit, "server")
+        self._cell, self._module = _cell(SERVER, url, kit, "server", self._limit)
         self._cell.start()
 
     def ask(self, requests: Mapping[int, bytes], seconds: float, genuine: Genuine = anything) -> dict[int, bytes]:
@@ -210,6 +215,10 @@ class FlareServer:
         reply = self._cell.send_request(CHANNEL, TOPIC, name_of(client), message, timeout=seconds, optional=True)
         payload = None if reply is None else reply.payload
         return bytes(payload) if isinstance(payload, bytes | bytearray | memoryview) else None
+
+    def expect(self, largest: int) -> None:
+        """See :meth:`Transport.expect`; a longer frame costs its sender the connection."""
+        self._limit.largest = largest
 
     def close(self) -> None:
         """Close the port."""

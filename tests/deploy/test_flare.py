@@ -95,9 +95,9 @@ def test_a_certificate_that_cannot_serve_its_party_is_named_before_anybody_waits
         check_certificate(credentials(folder, "client"), "client", "client-0")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def listening(kits):
-    """A server's end and its url."""
+    """A server's end and its url; FLARE lets a process be a server once."""
     url = f"stcp://127.0.0.1:{free_port()}"
     server = FlareServer(url, kits[SERVER])
     yield server, url
@@ -154,6 +154,39 @@ def test_a_reply_that_is_not_genuine_is_waited_past_and_asked_for_again(kits, li
     assert server.ask({0: b"?"}, PATIENCE, genuine) == {0: b"0"}
     assert seen == [(0, b"0")] * 3
     assert server.ask({0: b"?", 1: b"?"}, 3.0, lambda client, reply: False) == {}
+
+
+@pytest.mark.slow
+def test_strangers_who_never_shake_hands_keep_nobody_out(kits, listening, peers):
+    server, url = listening
+    port = int(url.rsplit(":", 1)[1])
+    until = time.monotonic() + PATIENCE
+    strangers = []
+    while len(strangers) < 3:
+        assert time.monotonic() < until
+        try:
+            strangers.append(socket.create_connection(("127.0.0.1", port), timeout=3.0))
+        except OSError:
+            time.sleep(0.1)
+    strangers[-1].sendall(b"no handshake")
+    peers.start(program=peer(0, url, kits))
+    try:
+        assert server.ask({0: b"?"}, 60.0) == {0: b"0"}, peers.logs()
+    finally:
+        for one in strangers:
+            one.close()
+
+
+@pytest.mark.slow
+def test_a_reply_beyond_what_the_run_needs_is_not_taken_and_the_others_are_heard(kits, listening, peers):
+    server, url = listening
+    server.expect(1 << 20)
+    peers.start(program=peer(0, url, kits, "large", 4 << 20))
+    peers.start(program=peer(1, url, kits, "large", 1 << 19))
+    assert server.ask({1: b"?"}, PATIENCE)[1].startswith(b"1")
+    assert list(server.ask({0: b"?", 1: b"?"}, 4.0)) == [1]
+    server.expect(8 << 20)
+    assert len(server.ask({0: b"?"}, PATIENCE)[0]) == 1 + (4 << 20)
 
 
 class Parties:
