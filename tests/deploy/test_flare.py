@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,11 +16,10 @@ from privfl.deploy.flare import FlareServer, address_of, check_certificate, chec
 from privfl.deploy.kits import KIT, SERVER, project, provision
 from privfl.errors import ConfigError
 from privfl.experiment import Experiment
+from tests.deploy.parties import PATIENCE, ROOT, Parties, free_port, peer
 
-ROOT = Path(__file__).parents[2]
 LINK = ROOT / "benchmarks" / "federation_kills.py"
 """With ``--link`` it passes on all bytes between two ports, as a network would."""
-PATIENCE = 240.0
 EXPERIMENT = """
 rounds = 25
 seed = 3
@@ -57,21 +52,6 @@ def test_a_project_names_every_party_as_its_certificate_will():
     assert "name: client-0, org: privfl, type: client" in text
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
-@pytest.fixture(scope="module")
-def kits(tmp_path_factory):
-    pytest.importorskip("nvflare", reason="pip install 'privfl[federation]'")
-    root = tmp_path_factory.mktemp("kits")
-    folders = {name: root / name for name in (SERVER, "client-0", "client-1")}
-    provision(folders)
-    return {name: folder / KIT for name, folder in folders.items()}
-
-
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [
@@ -95,22 +75,6 @@ def test_a_certificate_that_cannot_serve_its_party_is_named_before_anybody_waits
         check_certificate(credentials(folder, "client"), "client", "client-0")
 
 
-@pytest.fixture(scope="module")
-def listening(kits):
-    """A server's end and its url; FLARE lets a process be a server once."""
-    url = f"stcp://127.0.0.1:{free_port()}"
-    server = FlareServer(url, kits[SERVER])
-    yield server, url
-    server.close()
-
-
-@pytest.fixture
-def peers(tmp_path):
-    parties = Parties(tmp_path)
-    yield parties
-    parties.end()
-
-
 def test_a_port_that_is_taken_is_named_before_anybody_waits(kits):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -126,10 +90,6 @@ def test_a_port_that_is_taken_is_named_before_anybody_waits(kits):
 def test_an_address_of_another_machine_is_named(kits):
     with pytest.raises(ConfigError, match=r"port 8102 of 192\.0\.2\.1 \(Cannot assign .* with --listen"):
         FlareServer("stcp://192.0.2.1:8102", kits[SERVER])
-
-
-def peer(number, url, kits, *how):
-    return "-m", "tests.deploy.peer", number, url, kits[f"client-{number}"], *how
 
 
 @pytest.mark.slow
@@ -154,70 +114,6 @@ def test_a_reply_that_is_not_genuine_is_waited_past_and_asked_for_again(kits, li
     assert server.ask({0: b"?"}, PATIENCE, genuine) == {0: b"0"}
     assert seen == [(0, b"0")] * 3
     assert server.ask({0: b"?", 1: b"?"}, 3.0, lambda client, reply: False) == {}
-
-
-@pytest.mark.slow
-def test_strangers_who_never_shake_hands_keep_nobody_out(kits, listening, peers):
-    server, url = listening
-    port = int(url.rsplit(":", 1)[1])
-    until = time.monotonic() + PATIENCE
-    strangers = []
-    while len(strangers) < 3:
-        assert time.monotonic() < until
-        try:
-            strangers.append(socket.create_connection(("127.0.0.1", port), timeout=3.0))
-        except OSError:
-            time.sleep(0.1)
-    strangers[-1].sendall(b"no handshake")
-    peers.start(program=peer(0, url, kits))
-    try:
-        assert server.ask({0: b"?"}, 60.0) == {0: b"0"}, peers.logs()
-    finally:
-        for one in strangers:
-            one.close()
-
-
-@pytest.mark.slow
-def test_a_reply_beyond_what_the_run_needs_is_not_taken_and_the_others_are_heard(kits, listening, peers):
-    server, url = listening
-    server.expect(1 << 20)
-    peers.start(program=peer(0, url, kits, "large", 4 << 20))
-    peers.start(program=peer(1, url, kits, "large", 1 << 19))
-    assert server.ask({1: b"?"}, PATIENCE)[1].startswith(b"1")
-    assert list(server.ask({0: b"?", 1: b"?"}, 4.0)) == [1]
-    server.expect(8 << 20)
-    assert len(server.ask({0: b"?"}, PATIENCE)[0]) == 1 + (4 << 20)
-
-
-class Parties:
-    """The processes of one federation, each in a session of its own, all of which end with the test."""
-
-    def __init__(self, folder):
-        self.folder, self.all = folder, []
-
-    def start(self, *words, program=("-m", "privfl", "deploy")):
-        log = (self.folder / f"log-{len(self.all)}").open("wb")
-        command = [sys.executable, *map(str, (*program, *words))]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        self.all.append(process)
-        return process
-
-    @staticmethod
-    def kill(process):
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-    def logs(self):
-        return "\n".join(path.read_text(encoding="utf-8") for path in sorted(self.folder.glob("log-*")))
-
-    def end(self):
-        for process in self.all:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 @pytest.mark.slow
