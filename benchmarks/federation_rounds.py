@@ -33,6 +33,7 @@ from privfl.deploy.kits import KIT, provision
 from privfl.deploy.messages import SIGNATURE_BYTES, opened
 from privfl.deploy.party import client_of, server_of
 from privfl.deploy.split import party_folders, split
+from privfl.deploy.transport import Genuine, anything
 from privfl.experiment import Experiment
 
 PATIENCE = 240.0
@@ -92,13 +93,17 @@ class Timed:
         self.transport, self.clients = transport, clients
         self.legs: list[tuple[float, int, int]] = []
 
-    def ask(self, requests: Mapping[int, bytes], seconds: float) -> dict[int, bytes]:
+    def ask(self, requests: Mapping[int, bytes], seconds: float, genuine: Genuine = anything) -> dict[int, bytes]:
         """Ask, and note seconds, bytes there and bytes back of the largest message."""
         began = time.perf_counter()
-        replies = self.transport.ask(requests, seconds)
+        replies = self.transport.ask(requests, seconds, genuine)
         took = time.perf_counter() - began
         self.legs.append((took, max(map(len, requests.values())), max(map(len, replies.values()), default=0)))
         return replies
+
+    def expect(self, largest: int) -> None:
+        """Hold replies to this many bytes."""
+        self.transport.expect(largest)
 
     def echo(self, size: int) -> float:
         """Seconds that ``size`` bytes take to every client and back."""

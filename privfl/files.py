@@ -246,13 +246,26 @@ def sha256(path: Path) -> str:
         raise DataError(f"{path} cannot be read: {error.strerror}; {MEND}") from error
 
 
+class CannotWrite(PrivflError):
+    """A disk refuses a file; ``what`` says which and why, and the mend is that of a run that can be resumed.
+
+    Args:
+        path: of the file.
+        error: what the system said.
+    """
+
+    def __init__(self, path: Path, error: OSError | ValueError) -> None:
+        self.full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", None))
+        self.what = f"cannot write {said_path(path)}: {_reason(error)}; what was saved before is intact"
+        mend = "make room and resume with --resume"
+        if not self.full:
+            mend = "mend that and resume with --resume, or choose another --out"
+        super().__init__(f"{self.what}, {mend}")
+
+
 def cannot_write(path: Path, error: OSError | ValueError) -> PrivflError:
     """The sentence for a disk that refuses ``path``."""
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", None))
-    mend = (
-        "make room and resume with --resume" if full else "mend that and resume with --resume, or choose another --out"
-    )
-    return PrivflError(f"cannot write {said_path(path)}: {_reason(error)}; what was saved before is intact, {mend}")
+    return CannotWrite(path, error)
 
 
 def usable_folder(path: Path | str) -> Path:

@@ -94,7 +94,7 @@ TESTED_ELSEWHERE = {
     "privfl/commands": "account data demo_sentences deploy examine listing printing progress",
     "privfl/data": "berka berka_tables checksums entries entry files further_entries heart holdout tabular wfdb",
     "privfl/data/partitions": "base given pathological report simple skewed",
-    "privfl/deploy": "kits link secure",
+    "privfl/deploy": "kits secure",
     "privfl/engine": "memory secure_aggregation",
     "privfl/federation": "context",
     "privfl/metrics": "classification",

@@ -53,19 +53,25 @@ def client(folder: Folder) -> None:
     """Answer the server's requests until the run has ended."""
     from threading import Event
 
+    from privfl.deploy.client import sentence_of
     from privfl.deploy.flare import serve_client
     from privfl.deploy.kits import KIT
     from privfl.deploy.party import client_of
     from privfl.deploy.split import STATE
+    from privfl.errors import PrivflError
+    from privfl.files import CannotWrite
     from privfl.lock import FolderLock
 
     def say(sentence: str) -> None:
         typer.echo(f"privfl: {sentence}", err=True)
 
-    with FolderLock(folder / STATE).held(), interruptible("start the client again to go on"):
-        one = client_of(folder, say)
-        typer.echo(f"client {one.own.number} is ready", err=True)
-        serve_client(one, folder / KIT, Event())
+    try:
+        with FolderLock(folder / STATE).held(), interruptible("start the client again to go on"):
+            one = client_of(folder, say)
+            ready = f"client {one.own.number} is ready"
+            serve_client(one, folder / KIT, Event(), lambda: typer.echo(ready, err=True))
+    except CannotWrite as error:
+        raise PrivflError(sentence_of(error)) from error
 
 
 @app.command()

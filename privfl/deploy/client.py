@@ -19,6 +19,7 @@ from privfl.deploy.messages import BadMessage, Message, as_bytes, as_tensor, dig
 from privfl.deploy.secure import MASKED, OwnVector, Unencodable, member
 from privfl.errors import ConfigError, PrivflError, brief
 from privfl.experiment import Experiment
+from privfl.files import CannotWrite
 from privfl.privacy.accounting.release import Unit
 from privfl.privacy.accounting.tracker import Planned
 from privfl.privacy.noise.source import NoiseSource
@@ -39,9 +40,20 @@ REASONS: dict[type[Exception], str] = {
     Unencodable: "sent a number beyond the range of the secure sum",
 }
 """What the server is told, of a refusal whose sentence is for the client's own log."""
+KEY_MEND = (
+    "restore the folder if it is damaged or another party's, and only if this is the key that `privfl deploy key` "
+    "printed put it into the federation file of every party"
+)
 SESSIONS_KEPT = 4
 """Secure sums at a time: that of a round, those of its surveys, and the next one, whose keys are asked for early."""
 OTHERWISE = "refused, for a reason in its own log"
+
+
+def sentence_of(error: Exception) -> str:
+    """What ``error`` says to whoever runs a client, which goes on by being started again."""
+    if isinstance(error, CannotWrite):
+        return f"{error.what}, {'make room' if error.full else 'mend that'} and start the client again"
+    return str(error)
 
 
 @dataclass
@@ -88,7 +100,7 @@ class FederationClient:
         if federation.keys.get(own.number) != self.key.public:
             raise ConfigError(
                 f"the federation lists another key for client {own.number} than {self.key.public.hex()}, which is the "
-                "key in this folder; put it into the federation file of every party"
+                f"key in this folder; {KEY_MEND}"
             )
         if own.epsilon is not None and experiment.privacy.noise_key is not None:
             raise ConfigError(
@@ -108,7 +120,7 @@ class FederationClient:
             try:
                 reply = self._answer(request, mark)
             except Exception as error:  # whatever a request does here, the client stays, and says what happened
-                self._say(f"refused: {brief(str(error) or type(error).__name__, 400)}")
+                self._say(f"refused: {brief(sentence_of(error) or type(error).__name__, 400)}")
                 reason = next((said for kind, said in REASONS.items() if isinstance(error, kind)), OTHERWISE)
                 return self._seal({"kind": "refused", "reason": reason}, {}, mark)
             return reply

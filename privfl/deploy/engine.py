@@ -15,10 +15,13 @@ from privfl.deploy.secure import MASKED, Early, NetworkAggregator, drawn, sessio
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, phases_of
 from privfl.errors import ConfigError, brief
 from privfl.privacy.channel.channel import RoundChannel
+from privfl.privacy.channel.client_side import within_bound
+from privfl.privacy.mechanisms.clip import norm
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.secagg.messages import Phase as Leg
 from privfl.privacy.secagg.session import IDENTITY_BYTES, Session
 from privfl.privacy.sizes.known_sizes import Sizes
+from privfl.simulation.health import LOG
 from privfl.simulation.plan import Plan
 from privfl.simulation.remote_engine import RemoteEngine
 from privfl.simulation.round_costs import planned_log
@@ -46,6 +49,7 @@ class FederationEngine(RemoteEngine):
         self._sum: NetworkAggregator | None = None
         self._early: Early | None = None
         self.left: list[str] = []
+        self._beyond: set[int] = set()
 
     def train(
         self, cohort: Iterable[int], received: Tensors, context: RoundContext, phase: Phase | None = None
@@ -92,8 +96,12 @@ class FederationEngine(RemoteEngine):
             if wrong:
                 yield ClientResult(client, None, {}, log, wrong)
                 continue
+            upload = dict(answer.tensors)
+            if secure is None:
+                upload, beyond = held_to_bounds(channel, upload)
+                self._tell(client, beyond, context.number)
             kept = {KEPT_SINCE: torch.tensor(context.number)} if does.algorithm.keeps else {}
-            yield ClientResult(client, dict(answer.tensors), kept, log)
+            yield ClientResult(client, upload, kept, log)
 
     def secure_aggregator(
         self, phase: Phase, members: list[int], times: list[int], like: Tensor, source: NoiseSource
@@ -105,8 +113,9 @@ class FederationEngine(RemoteEngine):
         """
 
         def exchange(session: Session, leg: Leg, given: Mapping[int, bytes]) -> Mapping[int, bytes]:
-            return self._leg(phase, session, leg, given)
+            return self._leg(phase, session, leg, given, absent)
 
+        absent: dict[int, str] = {}
         keys, early, self._early = self._link.federation.keys, self._early, None
         number = phase.channel.round.number
         self._sum = NetworkAggregator(
@@ -119,12 +128,18 @@ class FederationEngine(RemoteEngine):
             keys=keys,
             exchange=exchange,
             tell=lambda blamed: self._blame(blamed, number),
+            absent=absent,
             early=early,
         )
         return self._sum
 
-    def _leg(self, phase: Phase, session: Session, leg: Leg, given: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """One leg of a secure sum; with its last one keys for the next sum are asked for, which saves a leg."""
+    def _leg(
+        self, phase: Phase, session: Session, leg: Leg, given: Mapping[int, bytes], absent: dict[int, str]
+    ) -> Mapping[int, bytes]:
+        """One leg of a secure sum; with its last one keys for the next sum are asked for, which saves a leg.
+
+        Why there is no answer of somebody's is added to ``absent``.
+        """
         meta = {**self._round(phase, "secure"), "leg": int(leg), "session": session.identity.hex()}
         asked = {client: Request(meta, {"message": as_tensor(data)}) for client, data in given.items()}
         ahead = self._ahead(phase) if leg is Leg.UNMASK else None
@@ -136,6 +151,7 @@ class FederationEngine(RemoteEngine):
                 tensors = {**one.tensors, "next": as_tensor(coming.to_bytes())}
                 asked[client] = Request({**one.meta, "next": told}, tensors)
         answers = self._link.ask(asked)
+        absent |= {client: why for client, why in answers.items() if isinstance(why, str) and client in given}
         if ahead is not None:
             self._early = Early(ahead[1], _parts(answers, "next"))
         return {client: part for client, part in _parts(answers, "message").items() if client in given}
@@ -165,10 +181,18 @@ class FederationEngine(RemoteEngine):
             "kind": kind,
             "round": phase.channel.round.number,
             "label": phase.label,
-            "asked": phase.channel.asked,
+            # nobody but a secure sum needs the cohort's size, and it tells of a draw that may have to stay secret
+            **({"asked": phase.channel.asked} if phase.channel.secure is not None else {}),
             "bound": phase.channel.round.bound,
             **({"noise_multiplier": dpsgd.noise_multiplier} if calibrated and dpsgd is not None else {}),
         }
+
+    def _tell(self, client: int, beyond: str, round: int) -> None:
+        """Log, once of each client, that it sent what no honest one does. No file says so: who was drawn may be secret,
+        and whose upload could not be used always is where noise covers clients."""
+        if beyond and client not in self._beyond:
+            self._beyond.add(client)
+            LOG.warning("round %d: client %d %s; it counts as scaled down to that", round, client, beyond)
 
     def _blame(self, blamed: Mapping[int, str], round: int) -> None:
         for client, reason in sorted(blamed.items()):
@@ -193,6 +217,27 @@ def upload_problem(channel: RoundChannel, upload: Mapping[str, Tensor], like: Te
         if float(torch.linalg.vector_norm(upload[field.name].double())) > channel.max_upload_norm:
             return f"sent '{field.name}' longer than max_upload_norm = {channel.max_upload_norm:g}"
     return ""
+
+
+def held_to_bounds(channel: RoundChannel, upload: Tensors) -> tuple[Tensors, str]:
+    """``upload`` within the bounds that every client agreed to, and what was beyond them, empty if nothing was.
+
+    An honest upload keeps to them and stays as it is, to the bit. A client that lies adds no more than an honest one
+    could, because noise on the sum does not drop what is too long (:attr:`RoundChannel.measured`).
+    """
+    beyond = ""
+    for name, most in channel.chain.side_values.items():
+        within = upload[name].clamp(-most, most)
+        if not torch.equal(within, upload[name]):
+            beyond = f"sent a '{name}' of {float(upload[name]):g}, and ±{most:g} was agreed"
+            upload = {**upload, name: within}
+    if channel.chain.bounds_what_is_sent:
+        update, bound = upload["update"], channel.round.bound
+        within = within_bound(update, bound)
+        if within is not update:
+            beyond = f"sent an update of norm {norm(update):g}, and a bound of {bound:g} was agreed"
+            upload = {**upload, "update": within}
+    return upload, beyond
 
 
 def _masked_problem(answer: Message) -> str:

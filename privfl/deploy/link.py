@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 from privfl.algorithms.base import Tensors
@@ -12,8 +14,10 @@ from privfl.deploy.messages import BadMessage, Message, Parts, digest, opened
 from privfl.deploy.transport import Transport
 from privfl.errors import brief
 from privfl.privacy.secagg.primitives import SigningKey
+from privfl.simulation.health import LOG, SILENT
 
 UNSIGNED = "answered without its own signature"
+ANOTHER = "answered another request than it was asked"
 LONGEST_REASON = 100
 
 
@@ -36,6 +40,7 @@ class Link:
         key: the server's.
         agreed: who has agreed to the policy.
         legs: how often the server has waited for answers; policies and the end of a run apart.
+        unused: replies in a client's name that were not its answer, by client.
     """
 
     transport: Transport
@@ -44,6 +49,8 @@ class Link:
     key: SigningKey
     agreed: set[int] = field(default_factory=set)
     legs: int = 0
+    unused: Counter[int] = field(default_factory=Counter)
+    _lock: Lock = field(default_factory=Lock, repr=False)
 
     def ask(self, requests: Mapping[int, Request]) -> dict[int, Message | str]:
         """The answer of each client that is asked, or why there is none, in the order of ``requests``."""
@@ -63,6 +70,11 @@ class Link:
         """Say that the run is over to those who took part."""
         over = Request({"kind": "end", "run": self.policy.digest})
         self._exchange(dict.fromkeys(sorted(self.agreed), over), seconds=min(5.0, self.federation.seconds))
+        for client, count in sorted(self.unused.items()):
+            if count > 1:
+                LOG.warning(
+                    "%d replies in the name of client %d were not its own answers; none was used", count, client
+                )
 
     def _introduce(self, clients: Mapping[int, object]) -> dict[int, str]:
         """Send the policy to those of ``clients`` who have not agreed to it; why some of them did not."""
@@ -87,19 +99,47 @@ class Link:
             for client, one in requests.items()
         }
         wait = self.federation.seconds if seconds is None else seconds
-        came = self.transport.ask(sealed, wait) if sealed else {}
-        return {client: self._read(client, request, came.get(client), wait) for client, request in sealed.items()}
+        answers: dict[int, Message] = {}
+        others: dict[int, str] = {}
 
-    def _read(self, client: int, request: bytes, reply: bytes | None, seconds: float) -> Message | str:
-        """What a client answered, if it signed that and it answers this very request."""
-        if reply is None:
-            return f"did not answer within {seconds:g} s"
+        def genuine(client: int, reply: bytes) -> bool:
+            """Whether this is the client's answer: what anybody could have sent in its name must not be its last."""
+            found = self._read(client, sealed[client], reply)
+            if isinstance(found, Message):
+                answers[client] = found
+                return True
+            others[client] = found
+            self._not_its_own(client, found)
+            return False
+
+        came = self.transport.ask(sealed, wait, genuine) if sealed else {}
+        silent = f"{SILENT} within {wait:g} s"
+        return {
+            client: _refused(answers[client]) or answers[client] if client in came else others.get(client, silent)
+            for client in sealed
+        }
+
+    def _read(self, client: int, request: bytes, reply: bytes) -> Message | str:
+        """What a client answered, if it signed that and it answers this very request, or why it is not that."""
         try:
             message = opened(reply, self.federation.keys[client])
         except BadMessage:
             return UNSIGNED
         if message.meta.get("from") != client or message.meta.get("request") != digest(request):
-            return "answered another request than it was asked"
-        if message.kind in ("refused", "dropped"):
-            return brief(str(message.meta.get("reason")), LONGEST_REASON)
+            return ANOTHER
         return message
+
+    def _not_its_own(self, client: int, why: str) -> None:
+        """Count a reply that is not used, and log the first one. No file says so: who was drawn may be secret."""
+        with self._lock:
+            self.unused[client] += 1
+            first = self.unused[client] == 1
+        if first:
+            LOG.warning("client %d, or somebody in its name, %s; its own answer is waited for", client, why)
+
+
+def _refused(message: Message) -> str:
+    """The reason of a client that refuses; empty if it does not."""
+    if message.kind not in ("refused", "dropped"):
+        return ""
+    return brief(str(message.meta.get("reason")), LONGEST_REASON)

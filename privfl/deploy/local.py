@@ -105,7 +105,9 @@ class Training:
             ConfigError: the noise that the server calibrated is none.
         """
         meta = message.meta
-        number, asked, label = int(meta["round"]), int(meta["asked"]), str(meta["label"])
+        number, label, channel = int(meta["round"]), str(meta["label"]), self.plan.channel
+        # How many are drawn decides nothing but a secure sum, so nobody else is told it: the draw may be secret.
+        asked = int(meta["asked"]) if channel.secure is not None else max(1, channel.usual.asked)
         if not (0 <= number < self.plan.schedule.rounds and 0 < asked <= len(self.plan.task.clients)):
             raise BadMessage(f"the server asks for round {number} with {asked} clients, which this experiment has not")
         plan = self._calibrated(meta)

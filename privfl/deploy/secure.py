@@ -99,9 +99,11 @@ class NetworkAggregator(SecureAggregator):
         keys: Mapping[int, bytes],
         exchange: Exchange,
         tell: Callable[[Mapping[int, str]], None],
+        absent: Mapping[int, str],
         early: Early | None = None,
     ) -> None:
-        """``secret``: of this server and this run; ``keys``: the clients' public ones; ``tell`` is told who lied.
+        """``secret``: of this server and this run; ``keys``: the clients' public ones; ``tell`` is told who lied, and
+        ``absent`` tells by then, of whoever was not heard in an exchange, why.
 
         Raises:
             ConfigError: no secure sum over these members is safe.
@@ -117,7 +119,7 @@ class NetworkAggregator(SecureAggregator):
             coins = drawn(coins, phase)
             self.session, early = replace(self.session, identity=coins[:IDENTITY_BYTES]), None
         active = self.session.adversary == "active"
-        self._exchange, self._tell = exchange, tell
+        self._exchange, self._tell, self._absent = exchange, tell, absent
         self._server = Server(
             self.session,
             {member: keys[member] for member in members} if active else None,
@@ -149,7 +151,8 @@ class NetworkAggregator(SecureAggregator):
     def close(self, sums: CohortSums) -> None:
         """Open the sum; with too few survivors there is none, and the round is given up."""
         if self.gave_up:
-            sums.problems[GIVEN_UP] += len(self.weights) - sum(sums.problems.values())
+            if not sums.problems:  # nobody was asked for a vector
+                sums.problems.update(self._absent.get(client, GIVEN_UP) for client in self.weights)
             sums.aborted = True
         else:
             super().close(sums)

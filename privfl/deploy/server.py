@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +12,14 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from privfl.deploy.agreement import Federation, Policy
+from privfl.deploy.client import KEY_MEND
 from privfl.deploy.engine import FederationEngine
 from privfl.deploy.link import Link
 from privfl.deploy.local import settings_of
 from privfl.deploy.sizes import AskedSizes
-from privfl.deploy.transport import Transport
+from privfl.deploy.transport import SMALL, Transport
 from privfl.engine.choice import Choice
+from privfl.engine.workspace import phases_of
 from privfl.errors import ConfigError, DataError
 from privfl.experiment import Experiment
 from privfl.federation.task import Task
@@ -25,6 +28,7 @@ from privfl.privacy.secagg.primitives import KEY_BYTES, SigningKey
 from privfl.privacy.secagg.store import FolderStore
 from privfl.simulation.callbacks import Callback
 from privfl.simulation.fingerprint import POLICY as AGREED
+from privfl.simulation.health import CONNECT, LOG, SILENT
 from privfl.simulation.plan import Plan, RunSettings, prepare
 from privfl.simulation.result import Run
 from privfl.simulation.run_directory import RunDirectory
@@ -33,6 +37,9 @@ from privfl.simulation.state import State
 
 POLICY = "policy.json"
 """In the run directory: the policy that every client agreed to, by which a run is the same after an interruption."""
+
+BYTES_A_NUMBER, BYTES_A_CLIENT = 16, 4096
+"""More than a number takes in any encoding, and more than a secure sum's letters and shares for one other client."""
 
 
 def refuse(plan: Plan, experiment: Experiment) -> None:
@@ -50,6 +57,15 @@ def refuse(plan: Plan, experiment: Experiment) -> None:
         raise ConfigError("SecureSum(mode='ideal') needs a trusted party, and a federation has none; leave mode out")
     if experiment.record:
         raise ConfigError("record is set, and a federation keeps no transcript; leave it out, or simulate")
+
+
+def largest_reply(plan: Plan) -> int:
+    """Bytes that no honest reply exceeds: all that a phase sends, in clear or masked, and keys beside it."""
+    numbers = [
+        sum(plan.channel.size if one.shape is None else math.prod(one.shape) for one in phase.channel.sent)
+        for phase in phases_of(plan.algorithm, plan.channel.usual)
+    ]
+    return SMALL + BYTES_A_NUMBER * max(numbers, default=0) + BYTES_A_CLIENT * len(plan.task.clients)
 
 
 @dataclass
@@ -75,7 +91,7 @@ class FederationServer:
         if self.key.public.hex() != self.federation.server:
             raise ConfigError(
                 f"the federation lists another key for its server than {self.key.public.hex()}, which is the key in "
-                "this folder; put it into the federation file of every party"
+                f"this folder; {KEY_MEND}"
             )
 
     def run(
@@ -104,6 +120,7 @@ class FederationServer:
         asked = replace(asked, execution=replace(asked.execution, checkpoint_seconds=0.0))
         plan = prepare(asked)
         refuse(plan, self.experiment)
+        self.transport.expect(largest_reply(plan))
         directory = RunDirectory(out)
         with directory.held():
             policy = self._policy(directory, identity, resume=resume)
@@ -129,6 +146,8 @@ class FederationServer:
             plan = replace(plan, source=fixed.for_run(link.policy.run))
         state = State.start(plan) if checkpoint is None else State.load(checkpoint, plan)
         absent = link.join(range(len(self.federation.clients)))
+        if len(absent) == len(self.federation.clients) and all(why.startswith(SILENT) for why in absent.values()):
+            LOG.warning("no client answered within %g s; %s", self.federation.seconds, CONNECT)
         sizes = AskedSizes(
             len(task.clients), plan.privacy.size, state.ledger, state.sizes.responses, link, hidden=plan.hides_weights
         )

@@ -16,16 +16,29 @@ SLICE = 0.1
 
 Answer = Callable[[bytes], bytes]
 """What a client does: bytes in, bytes out. The same bytes may come again and are answered alike."""
+SMALL = 1 << 24
+"""Bytes of a reply that any run may need, whatever its model."""
+Genuine = Callable[[int, bytes], bool]
+"""Whether a reply is the client's own, by its number. Several threads may ask at once, of several clients."""
+
+
+def anything(client: int, reply: bytes) -> bool:
+    """Takes every reply for genuine: for whoever does not look at them."""
+    return True
 
 
 class Transport(Protocol):
     """Carries requests to clients and replies back."""
 
-    def ask(self, requests: Mapping[int, bytes], seconds: float) -> dict[int, bytes]:
+    def ask(self, requests: Mapping[int, bytes], seconds: float, genuine: Genuine = anything) -> dict[int, bytes]:
         """The replies, by client, that came within ``seconds``; whoever is silent is missing.
 
-        A request may reach its client more than once. One that cannot be reached is tried again until time is up.
+        A request may reach its client more than once. One that cannot be reached is tried again until time is up. A
+        reply that is not ``genuine`` is none: anybody may have sent it, and the client's own is still waited for.
         """
+
+    def expect(self, largest: int) -> None:
+        """Take no reply of more than ``largest`` bytes from now on; until then that is :data:`SMALL`."""
 
     def close(self) -> None:
         """Let go of everything."""
@@ -51,9 +64,10 @@ class Loopback:
 
     def __init__(self, clients: Mapping[int, Answer]) -> None:
         self.clients = dict(clients)
+        self.largest = SMALL
 
-    def ask(self, requests: Mapping[int, bytes], seconds: float) -> dict[int, bytes]:
-        """See :meth:`Transport.ask`; a client that fails is silent."""
+    def ask(self, requests: Mapping[int, bytes], seconds: float, genuine: Genuine = anything) -> dict[int, bytes]:
+        """See :meth:`Transport.ask`; a client that fails is silent, and answers once."""
         came: SimpleQueue[tuple[int, bytes | None]] = SimpleQueue()
 
         def one(client: int, request: bytes) -> None:
@@ -76,9 +90,13 @@ class Loopback:
                 continue
             patience.spend(began, most)
             waiting -= 1
-            if reply is not None:
+            if reply is not None and len(reply) <= self.largest and genuine(client, reply):
                 replies[client] = reply
         return replies
+
+    def expect(self, largest: int) -> None:
+        """See :meth:`Transport.expect`."""
+        self.largest = largest
 
     def close(self) -> None:
         """Nothing is held."""

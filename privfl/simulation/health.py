@@ -21,6 +21,10 @@ from privfl.engine.aggregation import CohortSums
 
 LOG = logging.getLogger("privfl")
 """Where a run warns while it goes on; Python prints warnings of a logger that nobody has configured to stderr."""
+SILENT = "did not answer"
+"""How the reason begins of an upload whose client was not heard, over a network."""
+CONNECT = "start the clients, and look at the federation's url, port and certificates"
+"""What to do where nobody was heard."""
 _SHOWN = 8
 
 
@@ -98,7 +102,9 @@ class Health:
         if self.rounds and self.failed == self.rounds:
             reasons = dropped + self.zeroed
             mend = "lower training.learning_rate or look at what clients hold"
-            if any("max_upload_norm" in reason for reason in reasons):
+            if all(reason.startswith(SILENT) for reason in reasons):
+                mend = CONNECT
+            elif any("max_upload_norm" in reason for reason in reasons):
                 mend += "; if such uploads are honest, raise max_upload_norm"
             return f"no upload could be used in any of {self.rounds} rounds ({_reasons(reasons)}); {mend}"
         if self.moved:

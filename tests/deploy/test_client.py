@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,13 +13,14 @@ import torch
 from privfl.deploy import diary as diary_module
 from privfl.deploy.agreement import Policy
 from privfl.deploy.budget import OwnSettings
-from privfl.deploy.client import FederationClient
+from privfl.deploy.client import FederationClient, sentence_of
 from privfl.deploy.diary import Diary
 from privfl.deploy.link import Link, Request
 from privfl.deploy.messages import Message, opened
 from privfl.deploy.split import DATA, STATE
 from privfl.deploy.transport import Loopback
 from privfl.errors import ConfigError
+from privfl.files import CannotWrite
 from privfl.privacy.secagg.primitives import SigningKey
 from privfl.privacy.secagg.store import FolderStore
 from tests.deploy.rehearsal import Rehearsal, experiment
@@ -215,7 +218,7 @@ def test_a_weight_for_which_no_noise_is_sized_is_refused(tmp_path):
 def test_a_key_that_the_federation_does_not_list_is_refused_at_the_start(rehearsal):
     folder, agreed = rehearsal.folders["client-1"], rehearsal.federation
     others = replace(agreed, clients=(agreed.clients[1], agreed.clients[0], *agreed.clients[2:]))
-    with pytest.raises(ConfigError, match="lists another key for client 1"):
+    with pytest.raises(ConfigError, match=r"lists another key for client 1 .*; restore the folder if it is damaged"):
         FederationClient(folder / STATE, OwnSettings(1), rehearsal.experiment, others, folder / DATA)
 
 
@@ -224,3 +227,10 @@ def test_a_budget_that_known_noise_is_to_keep_is_refused(rehearsal):
     fixed = experiment(privacy={**DPSGD, "noise_key": 3}, algorithm=UNIFORM)
     with pytest.raises(ConfigError, match="fixes noise_key, which the server knows too"):
         FederationClient(folder / STATE, OwnSettings(1, epsilon=1.0), fixed, rehearsal.federation, folder / DATA)
+
+
+def test_a_disk_that_refuses_is_mended_by_starting_the_client_again():
+    full, read_only = (CannotWrite(Path("state"), OSError(number, "no")) for number in (errno.ENOSPC, errno.EROFS))
+    assert sentence_of(full).endswith("what was saved before is intact, make room and start the client again")
+    assert sentence_of(read_only).endswith("intact, mend that and start the client again")
+    assert sentence_of(ValueError("anything else")) == "anything else"

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
+import re
+import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from privfl.deploy.flare import credentials
-from privfl.deploy.kits import project
+from privfl.deploy.flare import FlareServer, address_of, check_certificate, check_port, credentials
+from privfl.deploy.kits import KIT, SERVER, project, provision
 from privfl.errors import ConfigError
 from privfl.experiment import Experiment
+from tests.deploy.parties import PATIENCE, ROOT, Parties, free_port, peer
 
-ROOT = Path(__file__).parents[2]
 LINK = ROOT / "benchmarks" / "federation_kills.py"
 """With ``--link`` it passes on all bytes between two ports, as a network would."""
-PATIENCE = 240.0
 EXPERIMENT = """
 rounds = 25
 seed = 3
@@ -43,47 +40,80 @@ def test_a_kit_without_its_certificate_is_named(tmp_path):
         credentials(tmp_path, "client")
 
 
+@pytest.mark.parametrize("url", ["http://host:1", "stcp://host", "stcp://:1", "stcp://host:99999", "stcp://[1:2", ""])
+def test_what_is_no_address_is_named(url):
+    with pytest.raises(ConfigError, match=re.escape(f"url is '{url}'; give stcp://host:port")):
+        address_of(url)
+
+
 def test_a_project_names_every_party_as_its_certificate_will():
     text = project(["server", "client-0"])
     assert "name: server, org: privfl, type: server" in text
     assert "name: client-0, org: privfl, type: client" in text
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ({"client.crt": "client-1"}, r"client\.crt is the certificate of 'client-1', and this is 'client-0'"),
+        ({"client.key": "client-1"}, r"client\.key is not the key of .*client\.crt"),
+        ({"client.crt": b"junk"}, r"client\.crt or .*rootCA\.pem is no certificate"),
+        ({"client.key": b"junk"}, r"client\.key is not the key of .*client\.crt"),
+        ({"rootCA.pem": "other"}, r"client\.crt was not issued by .*rootCA\.pem"),
+    ],
+)
+def test_a_certificate_that_cannot_serve_its_party_is_named_before_anybody_waits(files, sentence, kits, tmp_path):
+    folder = tmp_path / "startup"
+    shutil.copytree(kits["client-0"], folder)
+    check_certificate(credentials(folder, "client"), "client", "client-0")
+    for file, source in files.items():
+        if source == "other":
+            provision({SERVER: tmp_path / "other"})
+            source = (tmp_path / "other" / KIT / file).read_bytes()
+        (folder / file).write_bytes(source if isinstance(source, bytes) else (kits[source] / file).read_bytes())
+    with pytest.raises(ConfigError, match=rf"{sentence}; put the startup folder of the kit of 'client-0' there"):
+        check_certificate(credentials(folder, "client"), "client", "client-0")
 
 
-class Parties:
-    """The processes of one federation, each in a session of its own, all of which end with the test."""
+def test_a_port_that_is_taken_is_named_before_anybody_waits(kits):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=rf"cannot listen on port {port} of 127\.0\.0\.1 \(Address already in use"
+        ):
+            FlareServer(f"stcp://127.0.0.1:{port}", kits[SERVER])
+    check_port(f"stcp://127.0.0.1:{port}")
 
-    def __init__(self, folder):
-        self.folder, self.all = folder, []
 
-    def start(self, *words, program=("-m", "privfl", "deploy")):
-        log = (self.folder / f"log-{len(self.all)}").open("wb")
-        command = [sys.executable, *map(str, (*program, *words))]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        self.all.append(process)
-        return process
+def test_an_address_of_another_machine_is_named(kits):
+    with pytest.raises(ConfigError, match=r"port 8102 of 192\.0\.2\.1 \(Cannot assign .* with --listen"):
+        FlareServer("stcp://192.0.2.1:8102", kits[SERVER])
 
-    @staticmethod
-    def kill(process):
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
-    def logs(self):
-        return "\n".join(path.read_text(encoding="utf-8") for path in sorted(self.folder.glob("log-*")))
+@pytest.mark.slow
+def test_no_client_answers_for_another(kits, listening, peers):
+    server, url = listening
+    peers.start(program=peer(0, url, kits))
+    peers.start(program=peer(1, url, kits, "forge", 0))
+    came = server.ask({0: b"?", 1: b"?"}, PATIENCE)
+    assert came == {0: b"0", 1: b"1"}, peers.logs()
 
-    def end(self):
-        for process in self.all:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+
+@pytest.mark.slow
+def test_a_reply_that_is_not_genuine_is_waited_past_and_asked_for_again(kits, listening, peers):
+    server, url = listening
+    peers.start(program=peer(0, url, kits))
+    seen = []
+
+    def genuine(client, reply):
+        seen.append((client, reply))
+        return len(seen) == 3
+
+    assert server.ask({0: b"?"}, PATIENCE, genuine) == {0: b"0"}
+    assert seen == [(0, b"0")] * 3
+    assert server.ask({0: b"?", 1: b"?"}, 3.0, lambda client, reply: False) == {}
 
 
 @pytest.mark.slow

@@ -69,6 +69,9 @@ def test_the_federation_gives_the_model_metrics_and_claims_of_the_simulation(cas
     assert str(expected.statement) == str(found.statement)
 
 
+UNIFORM = {"name": "fedavg", "weighting": "uniform"}
+
+
 class Faulty(Loopback):
     """Some clients answer some rounds otherwise."""
 
@@ -157,9 +160,9 @@ def test_a_server_that_dies_goes_on_with_the_same_run_and_nobody_answers_twice(t
     class DyingOften(Loopback):
         """The server's process ends in the middle of a leg, when the answers of some have been sent."""
 
-        def ask(self, requests, seconds):
+        def ask(self, requests, seconds, genuine):
             legs[0] += 1
-            replies = super().ask(requests, seconds)
+            replies = super().ask(requests, seconds, genuine)
             for client, request in requests.items():
                 heard.setdefault((client, request.hex()), set()).add(replies[client])
             if legs[0] in stops:
@@ -182,11 +185,22 @@ def test_a_server_that_dies_goes_on_with_the_same_run_and_nobody_answers_twice(t
         assert rehearsal.client(number).diary.ledger.most() == expected.ledger.most()
 
 
+@pytest.mark.parametrize("update", [[], [{"name": "secure-sum"}]], ids=["in clear", "secure sum"])
+def test_a_run_in_which_nobody_answers_says_what_to_look_at(update, tmp_path, caplog):
+    rehearsal = Rehearsal(tmp_path / "federation", experiment(algorithm=UNIFORM, privacy={"update": update}), 0.2)
+    found = rehearsal.run(Loopback({}))
+    look = "start the clients, and look at the federation's url, port and certificates"
+    assert f"no client answered within 0.2 s; {look}" in caplog.messages
+    assert found.failure == (
+        f"no upload could be used in any of 2 rounds ({2 * CLIENTS} did not answer within 0.2 s); {look}"
+    )
+
+
 class Dying(Loopback):
     """The server's process ends when the first uploads have come."""
 
-    def ask(self, requests, seconds):
-        replies = super().ask(requests, seconds)
+    def ask(self, requests, seconds, genuine):
+        replies = super().ask(requests, seconds, genuine)
         if any(b'"train"' in request for request in requests.values()):
             raise KeyboardInterrupt
         return replies
@@ -249,9 +263,9 @@ def test_a_round_with_a_secure_sum_takes_four_legs_since_keys_come_with_the_sum_
     asked, rounds = [0], []
 
     class Counting(Loopback):
-        def ask(self, requests, seconds):
+        def ask(self, requests, seconds, genuine):
             asked[0] += 1
-            return super().ask(requests, seconds)
+            return super().ask(requests, seconds, genuine)
 
     rehearsal.run(Counting(rehearsal.clients()), callbacks=[lambda run, line: rounds.append(asked[0])])
     assert [later - earlier for earlier, later in pairwise(rounds)] == [legs] * 3

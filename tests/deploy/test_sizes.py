@@ -93,11 +93,11 @@ def test_who_was_charged_is_known_after_an_interruption(tmp_path):
     lost, stops = {(0, 3), (0, 4)}, [4]
 
     class Dying(Loopback):
-        def ask(self, requests, seconds):
+        def ask(self, requests, seconds, genuine):
             if stops and any(b'"round": 4' in request and b'"size"' in request for request in requests.values()):
                 stops.pop()
                 raise KeyboardInterrupt
-            return super().ask(requests, seconds)
+            return super().ask(requests, seconds, genuine)
 
     network = Dying(losing(rehearsal, lost, on_the_way_back=True).clients)
     with pytest.raises(KeyboardInterrupt):

@@ -41,3 +41,21 @@ def test_a_wait_counts_for_no_longer_than_it_was_asked_for():
     patience = Patience(1.0)
     patience.spend(time.monotonic() - 60.0, 0.25)
     assert patience.left == 0.75
+
+
+def test_a_reply_that_is_not_its_clients_own_is_none():
+    asked = []
+
+    def genuine(client, reply):
+        asked.append((client, reply))
+        return client == 0
+
+    came = Loopback({0: lambda request: b"own", 1: lambda request: b"forged"}).ask({0: b"?", 1: b"?"}, 5.0, genuine)
+    assert came == {0: b"own"}
+    assert sorted(asked) == [(0, b"own"), (1, b"forged")]
+
+
+def test_a_reply_beyond_what_is_expected_is_none():
+    network = Loopback({0: lambda request: bytes(10), 1: lambda request: bytes(11)})
+    network.expect(10)
+    assert network.ask({0: b"?", 1: b"?"}, 5.0) == {0: bytes(10)}

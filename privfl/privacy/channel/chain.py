@@ -84,6 +84,18 @@ class Chain:
         return self.noise is not None and self.noise.adds_at != "client"
 
     @property
+    def bounds_what_is_sent(self) -> bool:
+        """Whether what an honest client sends keeps to the bound, so that whoever receives it may hold it to that.
+
+        Noise that a client adds lengthens it, and so may what a link does after a bound that nothing is added to.
+        """
+        if self.noise is not None:
+            return self.noise_on_sum
+        clip = self.clip
+        later = self.links[self.links.index(clip) + 1 :] if clip is not None else ()
+        return clip is not None and shipped(type(clip)) and all(link.kind == "sum" for link in later)
+
+    @property
     def covered(self) -> tuple[Observer, ...]:
         """Who sees no more than what the noise covers: noise that the server adds hides nothing from it."""
         if self.noise is None:
