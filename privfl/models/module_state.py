@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from privfl.models.flat_network import trained_parameters
 from privfl.references import defined_in, shipped
 
 _SLOT = types.MemberDescriptorType
@@ -29,7 +30,7 @@ class ModuleState:
     """The buffers and attributes of ``network`` as they are now; :meth:`restore` makes them so again.
 
     Tensors are restored, and containers one level deep; what is not is in :attr:`remembered`. The values of parameters
-    are the run's, and left alone.
+    that are trained are the run's, and left alone.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -45,7 +46,15 @@ class ModuleState:
             (module._buffers, name, buffer) for module in network.modules() for name, buffer in module._buffers.items()
         ]
         self._parameters = [(module, dict(module._parameters)) for module in network.modules()]
-        self._tensors = [(*one, _copy(one[2]), _version(one[2])) for one in (*tensors, *buffers)]
+        self.parameters: list[Tensor] = list(trained_parameters(network).values())
+        """The parameters that were to be trained at first, each once."""
+        frozen = [
+            (module._parameters, name, parameter)
+            for module, parameters in self._parameters
+            for name, parameter in parameters.items()
+            if parameter is not None and not parameter.requires_grad
+        ]
+        self._tensors = [(*one, _copy(one[2]), _version(one[2])) for one in (*tensors, *buffers, *frozen)]
 
     @property
     def remembered(self) -> list[Any]:
@@ -71,12 +80,6 @@ class ModuleState:
     def modules(self) -> list[nn.Module]:
         """The network and all its layers, which :attr:`remembered` lists one by one."""
         return list(self._network.modules())
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        """The parameters that the network had at first, each once."""
-        every = (one for _, parameters in self._parameters for one in parameters.values() if one is not None)
-        return list(dict.fromkeys(every))
 
     @classmethod
     def of(cls, network: nn.Module, *, handed_out: bool = False) -> ModuleState | None:
@@ -104,6 +107,9 @@ class ModuleState:
             for name, parameter in parameters.items():
                 if module._parameters.get(name) is not parameter:
                     module._parameters[name] = parameter
+        for trained in self.parameters:
+            if not trained.requires_grad:  # which one client may not freeze for the next
+                trained.requires_grad_()
         for position, (place, name, tensor, content, version) in enumerate(self._tensors):
             if place.get(name, self) is not tensor:
                 place[name] = tensor

@@ -11,7 +11,7 @@ from privfl.models.module_state import ModuleState
 class Remembers(nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner = nn.Linear(3, 2)
+        self.inner, self.frozen = nn.Linear(3, 2), nn.Linear(3, 2).requires_grad_(False)
         self.register_buffer("total", torch.zeros(3))
         self.register_buffer("absent", None)
         self.last, self.seen, self.named, self.kinds = torch.zeros(3), [1], {"a": 1}, {1}
@@ -30,6 +30,8 @@ def everything(module):
         module.inner.weight,
         sorted(vars(module)),
         list(module.counts),
+        module.frozen.weight.tolist(),
+        [one.requires_grad for one in module.parameters()],
     )
 
 
@@ -45,6 +47,8 @@ WRITES = {
     "a list called as one of the engines'": lambda one: one.counts.append(2),
     "a dict": lambda one: one.named.update(a=2, b=3),
     "a set": lambda one: one.kinds.add(2),
+    "a frozen parameter in place": lambda one: one.frozen.weight.add_(1),
+    "a parameter frozen": lambda one: one.inner.weight.requires_grad_(False),
     "a new attribute": lambda one: setattr(one, "new", torch.ones(3)),
     "a parameter replaced": lambda one: setattr(one.inner, "weight", nn.Parameter(torch.ones(2, 3))),
 }
