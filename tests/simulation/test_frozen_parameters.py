@@ -140,6 +140,14 @@ def test_algorithms_train_what_is_not_frozen(algorithm):
     assert run.parameters.isfinite().all()
 
 
+def test_an_algorithm_that_trains_body_and_head_apart_says_that_the_body_is_frozen():
+    def headed():
+        return Network(copy.deepcopy(PRETRAINED), nn.Linear(5, 2), 5)
+
+    with pytest.raises(pf.ConfigError, match="the body of the model Network is frozen, and this algorithm trains body"):
+        ran(headed, pf.Privacy(), algorithm=pf.FedRep())
+
+
 @pytest.mark.parametrize("of_all", [True, False])
 def test_opacus_arguments_take_a_frozen_body_and_leave_it_alone(of_all):
     module = FineTuned()
