@@ -2,6 +2,7 @@
 
 import os
 import sys
+import types
 from typing import ClassVar
 
 import numpy as np
@@ -11,8 +12,7 @@ from torch import nn
 
 import privfl as pf
 from privfl.models.module_state import ModuleState
-from privfl.simulation.every_state import EveryState
-from privfl.simulation.shared_state import SHARED_STATE
+from privfl.simulation.shared_state import SHARED_STATE, SharedState
 
 X = np.random.default_rng(0).normal(size=(60, 5, 4)).astype(np.float32)
 Y = (X[:, 0, 0] > 0).astype(np.int64)
@@ -163,16 +163,15 @@ def test_what_a_model_leaves_among_its_parameters_costs_the_claim(model):
     assert SHARED_STATE in " ".join(str(run.statement).split())
 
 
-def test_the_parameters_of_another_network_count_by_their_values():
+@pytest.mark.parametrize("moved", ["its own", "another one's"])
+def test_the_parameters_of_another_network_count_by_their_values(moved):
     one, other = Base(), Base()
     one.peers = [other]
-    for network, counts in ((one, False), (other, True)):
-        state = ModuleState.of(one)
-        before = EveryState(state.remembered, loaded=state.parameters, apart=state.modules).digest
-        with torch.no_grad():
-            network.body.weight.add_(1.0)
-        now = EveryState(state.remembered, loaded=state.parameters, apart=state.modules).digest
-        assert (now != before) == counts
+    task, phase = types.SimpleNamespace(loss=lambda: None, model=None), types.SimpleNamespace(apart=False, forgets=True)
+    before = SharedState(task, phase, pf.LocalTraining(), {}, [ModuleState(one), ModuleState(other)])
+    with torch.no_grad():
+        (one if moved == "its own" else other).body.weight.add_(1.0)
+    assert before.changed() == ([] if moved == "its own" else ["the network that trains"])
 
 
 PEERS: list[nn.Module] = []
