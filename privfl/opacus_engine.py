@@ -32,6 +32,7 @@ from privfl.data.targets import TaskKind
 from privfl.errors import ConfigError
 from privfl.federation.losses import binary_cross_entropy, cross_entropy, mean_squared_error
 from privfl.federation.task import Task
+from privfl.models.flat_network import frozen_parameters
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.loss import Loss
@@ -100,7 +101,7 @@ def make_private(
 
     Args:
         module: the model; the federation starts from its weights, and it is left as it is.
-        optimizer: ``torch.optim.SGD`` over all parameters of the model.
+        optimizer: ``torch.optim.SGD`` over all parameters of the model, with or without those that are frozen.
         data_loader: its data set is dealt to the clients. The sample rate is 1/len(data_loader), as with Opacus, and
             its batch size, divided by the number of clients, the public divisor of each client's gradients.
         noise_multiplier, max_grad_norm: of DP-SGD at every client.
@@ -252,7 +253,8 @@ def _sgd(module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[float, fl
     if len(optimizer.param_groups) != 1:
         raise ConfigError(f"optimizer has {len(optimizer.param_groups)} groups of parameters; give one for all")
     group = optimizer.param_groups[0]
-    if {id(one) for one in group["params"]} != {id(one) for one in module.parameters()}:
+    frozen = {id(one) for one in frozen_parameters(module).values()}  # which SGD leaves alone, and so do clients
+    if {id(one) for one in group["params"]} - frozen != {id(one) for one in module.parameters()} - frozen:
         raise ConfigError("optimizer has other parameters than module; make it of module.parameters()")
     for name in ("dampening", "nesterov", "maximize"):
         if group[name]:

@@ -27,7 +27,7 @@ from attacks.observations.label_counts import counts_by_regression, integer_coun
 from attacks.observations.messages import recorded_round, single_update, training_behind, updates
 from attacks.observations.update_labels import effective_steps
 from privfl.errors import ConfigError
-from privfl.models.flat_network import Layout
+from privfl.models.flat_network import Layout, trained_parameters
 from privfl.privacy.accounting.release import Observer
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.randomness import torch_stream
@@ -272,7 +272,7 @@ def mean_gradient(network: nn.Module, update: Tensor, training: LocalTraining, s
     gradient = as_gradient(network, update, training.learning_rate * effective_steps(steps, training.momentum))
     if not training.weight_decay:
         return gradient
-    decay = [training.weight_decay * parameter.detach() for parameter in network.parameters()]
+    decay = [training.weight_decay * parameter.detach() for parameter in trained_parameters(network).values()]
     return [part - decayed for part, decayed in zip(gradient, decay, strict=True)]
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from privfl.errors import ConfigError
-from privfl.models.flat_network import Layout
+from privfl.models.flat_network import Layout, trained_parameters
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.validation import check_number
 
@@ -36,14 +36,14 @@ def batch_gradient(
     criterion: Criterion = F.cross_entropy,
     differentiable: bool = False,
 ) -> list[Tensor]:
-    """Gradient of the mean loss of a batch for every parameter of ``network``.
+    """Gradient of the mean loss of a batch for every parameter of ``network`` that is trained.
 
     Args:
         inputs: [B, ...], as the network takes them.
         targets: int64 [B] labels, or probabilities [B, classes].
         differentiable: keep the graph, so that a loss on the gradient can be differentiated for inputs and targets.
     """
-    parameters = list(network.parameters())
+    parameters = list(trained_parameters(network).values())
     value = criterion(network(inputs), targets)
     return list(torch.autograd.grad(value, parameters, create_graph=differentiable, materialize_grads=True))
 
@@ -68,8 +68,8 @@ def local_update(
         training: epochs or steps, batch size, learning rate, momentum, weight decay.
         differentiable: keep the graph through all steps; its memory grows with their number.
     """
-    names = [name for name, _ in network.named_parameters()]
-    start = [parameter.detach() for parameter in network.parameters()]
+    trained = trained_parameters(network)
+    names, start = list(trained), [parameter.detach() for parameter in trained.values()]
     current = [parameter.clone().requires_grad_() for parameter in start]
     velocity = [torch.zeros_like(parameter) for parameter in start]
     rows = torch.split(torch.arange(len(inputs)), training.batch_size)
@@ -146,7 +146,7 @@ def check_gradient(network: nn.Module, observed: Gradient) -> None:
     Raises:
         ConfigError: numbers or shapes differ, a value is not finite, or all are zero.
     """
-    shapes = [tuple(parameter.shape) for parameter in network.parameters()]
+    shapes = [tuple(parameter.shape) for parameter in trained_parameters(network).values()]
     found = [tuple(part.shape) for part in observed]
     if shapes != found:
         raise ConfigError(f"the observed gradient has the shapes {found}, the network's parameters {shapes}")

@@ -17,6 +17,8 @@ from privfl.deploy.tasks import TaskDescription
 from privfl.errors import ConfigError, PrivflError, brief
 from privfl.experiment import Experiment
 from privfl.federation.recipe import Recipe
+from privfl.models import OwnModel
+from privfl.models.flat_network import digest_of_frozen
 from privfl.references import PACKAGE, imported
 from privfl.schema import build, plain, read_toml
 from privfl.simulation.fingerprint import INDIFFERENT, shipped_code, versions
@@ -25,6 +27,7 @@ from privfl.validation import Settings, check_number
 KEY_DIGITS = 64
 OWN = ("record", "device", "gpus", *INDIFFERENT)
 """Keys of an experiment file that each party sets as it likes."""
+FROZEN = "frozen part of the model"
 LIBRARIES = ("Python", "privfl", "torch", "numpy")
 """What has to be of the same version at every party."""
 
@@ -97,7 +100,8 @@ class Policy:
         federation: the federation file.
         code: hash of privfl's own code.
         libraries: versions of what computes messages, of those in :data:`LIBRARIES`.
-        parts: hashes of the files with the code of parts that are not privfl's own.
+        parts: hashes of the files with the code of parts that are not privfl's own, and of what is frozen in a model of
+            one's own, which no message carries.
     """
 
     run: bytes
@@ -172,13 +176,15 @@ class Policy:
         for name in sorted({*own.parts, *self.parts}):
             if self.parts.get(name) != own.parts.get(name):
                 raise PolicyDiffers(
-                    f"the server's {name} has the same settings and other code than here; install the same module of "
-                    "your own on both sides"
+                    f"the server has another {name} than this client; give every party the same file of it"
+                    if name == FROZEN
+                    else f"the server's {name} has the same settings and other code than here; install the same module "
+                    "of your own on both sides"
                 )
 
 
 def _code(experiment: Experiment, federation: Federation) -> dict[str, str]:
-    """Hashes of the files with the code of parts that are not privfl's, by what the parts are."""
+    """Hashes of the files with the code of parts that are not privfl's, and of what is frozen, by what they are."""
     task, privacy = federation.task, experiment.privacy
     parts: dict[str, Any] = {
         "algorithm": type(experiment.algorithm),
@@ -199,6 +205,8 @@ def _code(experiment: Experiment, federation: Federation) -> dict[str, str]:
         own = [Path(file) for file in files if file is not None and not Path(file).resolve().is_relative_to(PACKAGE)]
         if own:
             found[name] = hashlib.sha256(b"".join(file.read_bytes() for file in own)).hexdigest()
+    if "model" in found and (frozen := digest_of_frozen(OwnModel(task.model.load("task.model"))(0))):
+        found[FROZEN] = frozen
     return found
 
 

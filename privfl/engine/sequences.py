@@ -210,7 +210,7 @@ def sequence_of(
     here = anywhere or own.flat.device.type == "cpu"
     if own.flat.dtype != torch.float32 or not here or not asks_for_logits(loss):
         return None
-    if inputs.dtype != torch.float32 or not all(one.requires_grad for one in own.parameters):
+    if inputs.dtype != torch.float32 or not all(one.requires_grad for one in own.module.parameters()):
         return None
     zeros = own.flat.new_zeros(ROWS, *inputs.shape[1:])
     module = own_sequence(own.module, zeros, innermost=not anywhere) or own.module

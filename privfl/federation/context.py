@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from privfl.data.targets import TaskKind
 from privfl.errors import ConfigError
-from privfl.models.flat_network import Layout, flatten
+from privfl.models.flat_network import Layout, flatten, frozen_parameters
 from privfl.randomness import stream_seed
 
 _BUILDING = Lock()
@@ -84,7 +84,7 @@ class RunContext:
         """Which parameters belong to the head, bool [size].
 
         Raises:
-            ConfigError: the network has no head, or nothing but a head.
+            ConfigError: the network has no head, or nothing but a head that is trained.
         """
         mask = torch.cat(
             [
@@ -92,6 +92,11 @@ class RunContext:
                 for name, size in zip(self.layout.names, self.layout.sizes, strict=True)
             ]
         )
+        if bool(mask.all()) and any(not name.startswith(HEAD) for name in frozen_parameters(self._template)):
+            raise ConfigError(
+                f"the body of the model {type(self._template).__name__} is frozen, and this algorithm trains body and "
+                "head apart; leave something of the body to be trained, or take an algorithm that needs no such parts"
+            )
         if bool(mask.all()) or not bool(mask.any()):
             raise ConfigError(
                 f"the model {type(self._template).__name__} is not divided into a body and a head, which this "

@@ -18,7 +18,7 @@ from privfl.data.targets import TaskKind, counted
 from privfl.errors import ConfigError, PrivflError, brief
 from privfl.federation.losses import loss_name
 from privfl.models import InputKind, NamedModel, OwnModel, default_model
-from privfl.models.flat_network import DENSE, Layout
+from privfl.models.flat_network import ALL_FROZEN, DENSE, Layout, frozen_parameters, trained_parameters
 from privfl.privacy.door.precision import Precision, in_precision
 from privfl.privacy.loss import Loss, is_coupled
 from privfl.validation import said
@@ -62,9 +62,28 @@ def check_builder(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
             raise ConfigError(f"model is {said(build)}, which returned {said(one)}; let it return a torch.nn.Module")
         _refuse_opaque(one, build)
     Layout.of(first)
+    check_frozen(*(OwnModel(build)(0) for _ in range(2)) if frozen_parameters(first) else ())
     if not set(first.parameters()).isdisjoint(second.parameters()):
         raise ConfigError(f"model is {said(build)}, which returned the same parameters twice; let it build new ones")
     return build
+
+
+def check_frozen(*networks: nn.Module) -> None:
+    """Refuse ``networks`` of one model that differ in what is frozen, which no message carries from one to another.
+
+    Raises:
+        ConfigError: naming a parameter.
+    """
+    frozen = [frozen_parameters(network) for network in networks]
+    for other in frozen[1:]:
+        differ = frozen[0].keys() ^ other.keys() or {
+            name for name, one in other.items() if not torch.equal(one.cpu(), frozen[0][name].cpu())
+        }
+        if differ:
+            raise ConfigError(
+                f"the model's frozen '{min(differ)}' comes out otherwise when the model is built again, and clients "
+                "and server must have the same; load it from a file, or draw it by PyTorch's global generator"
+            )
 
 
 def _refuse_opaque(network: nn.Module, build: Callable[[], nn.Module]) -> None:
@@ -164,8 +183,8 @@ def check_writes(network: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor
     network.train()
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-            torch.autograd.grad(loss(network, inputs, targets, **given).sum(), trained, allow_unused=True)
+            trained = trained_parameters(network).values()
+            torch.autograd.grad(loss(network, inputs, targets, **given).sum(), [*trained], allow_unused=True)
     except RuntimeError:
         pass  # what cannot be trained is refused where it is trained, with its own reason
     finally:
@@ -194,12 +213,9 @@ def check_trains(
         ConfigError: every parameter is frozen, the loss depends on none, a gradient is sparse, or the two cannot be
             computed in ``precision``.
     """
-    named = {name: one for name, one in network.named_parameters() if one.requires_grad}
+    named = trained_parameters(network)
     if not named:
-        raise ConfigError(
-            "every parameter of the model is frozen (requires_grad is False), so nothing could be trained; leave "
-            "those that are to be trained as they are"
-        )
+        raise ConfigError(ALL_FROZEN)
     mode, rows = network.training, len(inputs)
     given = {"present": torch.ones(rows, dtype=torch.bool, device=inputs.device)} if is_coupled(loss) else {}
     network.train()

@@ -1,11 +1,13 @@
-"""All parameters of a model in one flat tensor, and modules whose parameters are views into it.
+"""All parameters of a model that are trained in one flat tensor, and modules whose parameters are views into it.
 
 One vector makes every server rule, clipping and noise a handful of whole-vector operations, and lets a message be a
-single tensor. The order is that of ``named_parameters()``.
+single tensor. The order is that of ``named_parameters()``. Parameters that are frozen when the model is built are
+constants of it: the same at every client and at the server, in no message, and under no noise.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,10 +19,34 @@ from torch import Tensor, nn
 
 from privfl.errors import ConfigError
 
+ALL_FROZEN = (
+    "every parameter of the model is frozen (requires_grad is False), so nothing could be trained; leave those that "
+    "are to be trained as they are"
+)
+
+
+def trained_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of ``network`` that are not frozen, by name; a shared one counts once, where it first appears."""
+    return {name: one for name, one in network.named_parameters() if one.requires_grad}
+
+
+def frozen_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
+    """The others."""
+    return {name: one for name, one in network.named_parameters() if not one.requires_grad}
+
+
+def digest_of_frozen(network: nn.Module) -> str:
+    """What tells apart networks that differ in what is frozen, empty if nothing is."""
+    digest, frozen = hashlib.sha256(), frozen_parameters(network)
+    for name, parameter in frozen.items():
+        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)} ".encode())
+        digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest() if frozen else ""
+
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each named parameter of a model lies in the flat vector of length ``size``."""
+    """Where each named parameter of a model that is trained lies in the flat vector of length ``size``."""
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
@@ -30,11 +56,14 @@ class Layout:
         """The layout of ``network``; a shared parameter counts once, where it first appears.
 
         Raises:
-            ConfigError: there is no parameter, the parameters differ in dtype, or a layer keeps running statistics
-                (they mix samples, and averaging them is not part of any algorithm here) or writes its parameters.
+            ConfigError: there is no parameter, all are frozen, they differ in dtype, or a layer keeps running
+                statistics (they mix samples, and averaging them is not part of any algorithm here) or writes its
+                parameters.
         """
         refuse_writing_layers(network)
-        named = dict(network.named_parameters())
+        named = trained_parameters(network)
+        if not named and next(network.parameters(), None) is not None:
+            raise ConfigError(ALL_FROZEN)
         if not named:
             raise ConfigError(f"the model {type(network).__name__} has no parameters; give a model that can be trained")
         kinds = {parameter.dtype for parameter in named.values()}
@@ -92,13 +121,28 @@ DENSE = "nobody could clip such gradients or add them up, so leave sparse=True o
 
 
 def flatten(network: nn.Module) -> Tensor:
-    """A copy of all parameters of ``network`` as one vector."""
+    """A copy of all parameters of ``network`` that are trained as one vector.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    parts = [parameter.reshape(-1) for parameter in trained_parameters(network).values()]
+    if not parts:
+        raise ConfigError(ALL_FROZEN)
     with torch.no_grad():
-        return torch.cat([parameter.reshape(-1) for parameter in network.parameters()])
+        return torch.cat(parts)
+
+
+def fill(network: nn.Module, flat: Tensor) -> None:
+    """Copy the vector ``flat`` [size] into the parameters of ``network`` that are trained."""
+    parameters = trained_parameters(network).values()
+    with torch.no_grad():
+        for parameter, part in zip(parameters, torch.split(flat, [one.numel() for one in parameters]), strict=True):
+            parameter.copy_(part.view_as(parameter))
 
 
 class FlatNetwork:
-    """A module whose parameters are views into one vector ``flat``, with a vector ``gradient`` of the same layout.
+    """A module whose trained parameters are views into one vector ``flat``, and a ``gradient`` of the same layout.
 
     It is one worker's workspace: loading other parameters is one copy, and nothing else is allocated between clients.
     """
@@ -112,18 +156,18 @@ class FlatNetwork:
         self.flat = flatten(self.module)
         self.gradient = torch.zeros_like(self.flat)
         self.gradient_views: Sequence[Tensor] = self.layout.views(self.gradient)
-        self.parameters = list(self.module.parameters())
+        self.parameters = list(trained_parameters(self.module).values())
         self._views: Sequence[Tensor] = self.layout.views(self.flat)
         self._point_at(self.flat, self._views)
 
     def gradient_of(self, value: Tensor) -> list[Tensor]:
-        """Gradient of the scalar ``value`` for every parameter, in order; zero for frozen and unused ones.
+        """Gradient of the scalar ``value`` for every parameter, in order; zero for unused ones.
 
         Raises:
             ConfigError: there is none, because all parameters are frozen or the value does not come from any; or one
                 is sparse.
         """
-        trained = [parameter for parameter in self.parameters if parameter.requires_grad]
+        trained = [parameter for parameter in self.parameters if parameter.requires_grad]  # unless frozen since
         if not (trained and value.requires_grad):
             raise ConfigError(
                 "a gradient is asked for where none is: every parameter of the model is frozen, or the loss is "

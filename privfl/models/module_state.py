@@ -7,6 +7,7 @@ row's into the gradients of all rows after it, past every clipping.
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from privfl.models.flat_network import trained_parameters
 from privfl.references import defined_in, shipped
 
+_SLOT = types.MemberDescriptorType
 _LAYERS = Path(nn.modules.__file__).resolve().parent
-_NOT_STATE = {*vars(nn.Module()), "training", "generator", "stack", "counts"}
-"""PyTorch's own book-keeping, and what the engines set."""
+_NOT_STATE = {*vars(nn.Module()), "training"}
+"""PyTorch's own book-keeping."""
+_SET_BY_ENGINES = {"generator", "stack", "counts"}
+"""What engines set on layers of privfl's own; in a layer from outside it is state like any other."""
 
 
 class ModuleState:
     """The buffers and attributes of ``network`` as they are now; :meth:`restore` makes them so again.
 
     Tensors are restored, and containers one level deep; what is not is in :attr:`remembered`. The values of parameters
-    are the run's, and left alone.
+    that are trained are the run's, and left alone.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -41,15 +46,40 @@ class ModuleState:
             (module._buffers, name, buffer) for module in network.modules() for name, buffer in module._buffers.items()
         ]
         self._parameters = [(module, dict(module._parameters)) for module in network.modules()]
-        self._tensors = [(*one, _copy(one[2]), _version(one[2])) for one in (*tensors, *buffers)]
+        self.parameters: list[Tensor] = list(trained_parameters(network).values())
+        """The parameters that were to be trained at first, each once."""
+        frozen = [
+            (module._parameters, name, parameter)
+            for module, parameters in self._parameters
+            for name, parameter in parameters.items()
+            if parameter is not None and not parameter.requires_grad
+        ]
+        self._tensors = [(*one, _copy(one[2]), _version(one[2])) for one in (*tensors, *buffers, *frozen)]
 
     @property
     def remembered(self) -> list[Any]:
-        """All that the network holds beside its parameters, hooks of one's own included; see :meth:`restore`."""
+        """All that the network holds, hooks of one's own included; see :meth:`restore`.
+
+        The values of :attr:`parameters` do not count, also where other containers hold them (an LSTM's list of weights,
+        an optimiser): each client's are loaded into them before it trains. A view of one is no parameter, and may be
+        left behind in memory that nothing is loaded into.
+        """
         return [
-            (name, _attributes(module), dict(module._buffers), list(_own_hooks(module)))
+            (
+                name,
+                _attributes(module),
+                _in_slots(module),
+                dict(module._parameters),
+                dict(module._buffers),
+                list(_own_hooks(module)),
+            )
             for name, module in self._network.named_modules()
         ]
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The network and all its layers, which :attr:`remembered` lists one by one."""
+        return list(self._network.modules())
 
     @classmethod
     def of(cls, network: nn.Module, *, handed_out: bool = False) -> ModuleState | None:
@@ -66,7 +96,7 @@ class ModuleState:
         """Put back what was written since the beginning."""
         for module, before in self._attributes:
             now = vars(module)
-            for name in now.keys() - before.keys() - _NOT_STATE:
+            for name in now.keys() - before.keys() - _left_out(module):
                 del now[name]
             for name, value in before.items():
                 if isinstance(value, list | dict | set):
@@ -77,6 +107,9 @@ class ModuleState:
             for name, parameter in parameters.items():
                 if module._parameters.get(name) is not parameter:
                     module._parameters[name] = parameter
+        for trained in self.parameters:
+            if not trained.requires_grad:  # which one client may not freeze for the next
+                trained.requires_grad_()
         for position, (place, name, tensor, content, version) in enumerate(self._tensors):
             if place.get(name, self) is not tensor:
                 place[name] = tensor
@@ -86,13 +119,25 @@ class ModuleState:
                 self._tensors[position] = (place, name, tensor, content, tensor._version)
 
 
+def _left_out(module: nn.Module) -> set[str]:
+    """Which attributes of ``module`` are no state."""
+    return _NOT_STATE | _SET_BY_ENGINES if shipped(type(module)) else _NOT_STATE
+
+
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """The attributes of ``module`` that are no part of PyTorch's book-keeping, containers copied."""
+    """The attributes of ``module`` that are state, containers copied."""
+    left_out = _left_out(module)
     return {
         name: copy.copy(value) if isinstance(value, list | dict | set) else value
         for name, value in vars(module).items()
-        if name not in _NOT_STATE
+        if name not in left_out
     }
+
+
+def _in_slots(module: nn.Module) -> dict[str, Any]:
+    """What stands in slots of ``module``, which are no attributes of its dictionary."""
+    slots = [name for base in type(module).__mro__ for name, one in vars(base).items() if isinstance(one, _SLOT)]
+    return {name: getattr(module, name) for name in slots if hasattr(module, name)}
 
 
 def _own_hooks(module: nn.Module) -> Iterator[Any]:

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from privfl.errors import ConfigError, unknown
 from privfl.models import convolutional, dense, distilbert, energy, mobile, projection, recurrent, residual, text
 from privfl.models.base import Network, Shape, initialise
+from privfl.models.flat_network import frozen_parameters
 from privfl.randomness import stream_seed
 from privfl.schema import Named
 
@@ -197,7 +198,17 @@ class OwnModel:
     build: Callable[..., nn.Module]
 
     def __call__(self, seed: int) -> nn.Module:
-        """The network, initialised from ``seed``."""
+        """The network, initialised from ``seed``; what is frozen is as seed 0 draws it, one model for everybody."""
+        network = self._built(seed)
+        if seed and (frozen := frozen_parameters(network)):
+            common = dict(self._built(0).named_parameters())
+            with torch.no_grad():
+                for name, parameter in frozen.items():
+                    if name in common and common[name].shape == parameter.shape:  # or check_frozen refuses it
+                        parameter.copy_(common[name])
+        return network
+
+    def _built(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             own = stream_seed(seed, "init") % 2**63
             if torch.accelerator.is_available():

@@ -13,7 +13,7 @@ import secrets
 import threading
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ _LOCK = type(threading.Lock())
 _FRAMES = {types.GeneratorType: "gi_frame", types.CoroutineType: "cr_frame", types.AsyncGeneratorType: "ag_frame"}
 _OF_ALL_LOGGERS = {"manager", "parent", "root", "_cache"}
 """What loggers share, and what each remembers of the levels that it was asked for."""
+_COMPILER, _MARK = "torch._dynamo.", "_dynamo_static_input_type"
+"""What compiles a model at its first pass, and the word that it then writes onto parameters."""
 
 
 class EveryState(Identity):
@@ -36,13 +38,27 @@ class EveryState(Identity):
     slots, caches, closures, globals or modules of one's own; installed packages and their classes aside. What nothing
     can look into (what a thread or a context has of its own, an object of other packages that cannot be pickled) has
     another hash each time.
+
+    Args:
+        thing: what is looked at.
+        loaded: tensors that are filled anew before anybody reads them, wherever they are reached: which of them stands
+            where counts, and what is written onto them, but not their values.
+        apart: what ``thing`` lists piece by piece; where it is reached as a whole, which of them it is counts alone.
     """
+
+    def __init__(self, thing: Any, *, loaded: Sequence[Tensor] = (), apart: Sequence[Any] = ()) -> None:
+        self._loaded = {id(one): position for position, one in enumerate(loaded)}
+        self._apart = {id(one): position for position, one in enumerate(apart)}
+        super().__init__(thing)
 
     def _everybodys(self, thing: Any) -> str:
         return ""  # a client may leave something in it
 
     def _inside(self, thing: Any, loose: bool) -> bytes:
-        found, beside = super()._inside(thing, loose), list(_beside(thing))
+        if (place := self._apart.get(id(thing))) is not None:
+            return self._each("apart", [place])
+        position, beside = self._loaded.get(id(thing)), list(_beside(thing))
+        found = super()._inside(thing, loose) if position is None else self._each("loaded", [position])
         return self._each("beside", [found, *beside]) if beside else found
 
     def _object(self, thing: Any, loose: bool) -> bytes:
@@ -52,6 +68,8 @@ class EveryState(Identity):
             return self._each("frame", () if frame is None else (frame.f_code, frame.f_lasti, dict(frame.f_locals)))
         if kind.__qualname__ == "_lru_list_elem":  # of a cache of limited size, which refers to all it holds
             return self._each("link", ())
+        if _of_compiler(thing) and hasattr(thing, "__dict__"):
+            return self._each("compiler's", [kind])
         return super()._object(thing, loose)
 
     def _unknown(self, kind: type) -> bytes:
@@ -84,4 +102,18 @@ def _beside(thing: Any) -> Iterator[Any]:
         bases = [base for base in type(thing).__mro__ if package_of(base)]
         lazy = {name for base in bases for name in lazy_names(base)}
         left_out = lazy | (_OF_ALL_LOGGERS if isinstance(thing, logging.Logger) else set())
+        left_out |= {name for name, value in vars(thing).items() if _is_flag_of_compiler(thing, name, value)}
         yield {name: value for name, value in vars(thing).items() if name not in left_out}
+
+
+def _of_compiler(thing: Any) -> bool:
+    """Whether ``thing`` is an object of PyTorch's compiler, whose flags change when it compiles."""
+    kind = type(thing)
+    return kind.__module__.startswith(_COMPILER) and bool(package_of(kind))
+
+
+def _is_flag_of_compiler(thing: Any, name: str, value: Any) -> bool:
+    """Whether ``name`` of ``thing`` is what PyTorch's compiler notes when it compiles, which tells nothing of data."""
+    if isinstance(thing, Tensor):
+        return name == _MARK and value in ("guarded", "unguarded")
+    return _of_compiler(thing) and (value is None or isinstance(value, bool))

@@ -23,8 +23,9 @@ from privfl.federation.cohorts import (
     expected_cohort,
     keeps_its_word,
 )
+from privfl.federation.fit import check_frozen
 from privfl.federation.task import Task
-from privfl.models.flat_network import flatten
+from privfl.models.flat_network import flatten, frozen_parameters
 from privfl.privacy.accounting.release import Observer, Unit
 from privfl.privacy.channel.channel import ChannelSpec, RunChannel
 from privfl.privacy.clipping.per_sample import GradSampleMode
@@ -188,7 +189,10 @@ def prepare(settings: RunSettings) -> Plan:
         check_listed_once(task.clients)
     key, parts = privacy.noise_key, settings.parts
     settings = replace(settings, task=task, algorithm=algorithm)
-    initial = flatten(task.model(schedule.seed).to(device))
+    network = task.model(schedule.seed)
+    if frozen_parameters(network):
+        check_frozen(task.model(0), network)
+    initial = flatten(network.to(device))
     channel = _run_channel(checked.channel, settings, initial.numel(), checked.hides_weights)
     phases = phases_of(algorithm, channel.usual)  # what a survey's channel refuses is refused before any work
     claims = bool(privacy.update) or any(phase.channel.protects for phase in phases)

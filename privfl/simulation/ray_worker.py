@@ -31,6 +31,7 @@ from privfl.errors import ConfigError
 from privfl.federation.from_recipe import task_of
 from privfl.federation.recipe import Recipe
 from privfl.federation.task import Task
+from privfl.models.flat_network import digest_of_frozen
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.door.batch_plans import LocalTraining
@@ -79,7 +80,7 @@ class Built:
     """What a worker built, for the driver to compare with its own.
 
     Args:
-        described: its task, in words and numbers.
+        described: its task, in words and numbers, and what is frozen in its model.
         code: what its parts are, as hashes (:func:`code_of`).
     """
 
@@ -90,7 +91,10 @@ class Built:
     def of(cls, task: Task, algorithm: Algorithm, training: LocalTraining, usual: RoundChannel) -> Built:
         """Of a ``task`` on the CPU and the parts of a run on it; the ``algorithm`` is not bound."""
         code = code_of(task, algorithm, training, usual)
-        return cls(task.describe(), {what: one.digest for what, one in code.items()})
+        described, frozen = task.describe(), digest_of_frozen(task.model(0))
+        if frozen:
+            described = {**described, "what is frozen in the model": frozen}
+        return cls(described, {what: one.digest for what, one in code.items()})
 
 
 @dataclass(frozen=True)

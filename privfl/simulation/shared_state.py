@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,8 @@ REASON = (
     "one client's data may have come into another's upload; keep what a client needs in its own state (keeps), draw "
     "by random_numbers, and let mechanisms keep nothing"
 )
+
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 class SharedState:
@@ -76,7 +79,7 @@ class SharedState:
         """Note it if what ``mechanism`` can reach has changed by now, though it were as before when all is done."""
         name = next(name for name, part in self._parts.items() if part is mechanism)
         try:
-            same = EveryState(mechanism).digest == self._before[0][name].digest
+            same = EveryState(mechanism).digest == dict(self._before[0])[name].digest
         except RuntimeError:  # another worker changes it right now
             same = False
         if not same:
@@ -85,8 +88,9 @@ class SharedState:
     def changed(self) -> list[str]:
         """What has changed since, or may have, in words."""
         (parts, process), (parts_before, process_before) = self._now(), self._before
-        differs = {name for name, now in parts.items() if now.digest != parts_before[name].digest} | self._found
-        own = [name + _opaque(now) for name, now in parts.items() if name in differs]
+        pairs = zip(parts, parts_before, strict=True)
+        differ = [name in self._found or now.digest != before.digest for (name, now), (_, before) in pairs]
+        own = [name + _opaque(now) for (name, now), other in zip(parts, differ, strict=True) if other]
         own += [f"what clients receive ('{name}')" for name, sent in self._sent.items() if self._differs(name, sent)]
         return own + [name for name, now in process.items() if now != process_before[name]]
 
@@ -95,30 +99,38 @@ class SharedState:
         now = self._received.get(name)
         return now is None or now.shape != sent.shape or not torch.equal(_bits(now), _bits(sent))
 
-    def _now(self) -> tuple[dict[str, EveryState], dict[str, Any]]:
+    def _now(self) -> tuple[list[tuple[str, EveryState]], dict[str, Any]]:
         """The parts and networks, and what the whole process has, each as what is equal while nobody changes it."""
         for state in self._states:
             state.restore()
         if not self._parts:
-            return {}, {}
+            return [], {}
         on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         process = {
             "PyTorch's global random generator": torch.get_rng_state().numpy().tobytes(),
             "CUDA's global random generator": [one.numpy().tobytes() for one in on_cuda],
             "NumPy's global random generator": _values(np.random.get_state(legacy=False)),  # noqa: NPY002 - of any kind
             "Python's global random generator": random.getstate(),
-            "a variable of the environment": dict(os.environ),
+            "a variable of the environment": _environment(),
         }
-        parts = {
-            **self._parts,
-            **({"the network that trains": [one.remembered for one in self._states]} if self._states else {}),
-        }
-        return {name: EveryState(one) for name, one in parts.items()}, process
+        parts = [(name, EveryState(part)) for name, part in self._parts.items()]
+        for state in self._states:  # one by one: the parameters of another network hold what another client trained
+            now = EveryState(state.remembered, loaded=state.parameters, apart=state.modules)
+            parts.append(("the network that trains", now))
+        return parts, process
 
 
 def _bits(tensor: Tensor) -> Tensor:
     """``tensor`` as bytes, so that what is not a number equals itself."""
     return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def _environment() -> dict[str, str]:
+    """The variables of the environment, but for the folder that PyTorch's compiler notes there at its first use."""
+    found, inductor = dict(os.environ), sys.modules.get("torch._inductor.runtime.cache_dir_utils")
+    if inductor is not None and found.get(_CACHE) == os.path.abspath(inductor.default_cache_dir()):
+        del found[_CACHE]
+    return found
 
 
 def _values(state: Any) -> Any:

@@ -97,6 +97,24 @@ def test_so_is_that_of_a_loss_which_is_wrapped_like_a_library_s(tmp_path, monkey
         policy.check(experiment(), federation)
 
 
+def test_so_is_what_is_frozen_in_a_model_which_no_message_carries(tmp_path, monkeypatch):
+    (tmp_path / "a_frozen_model.py").write_text(
+        "import torch\nfrom torch import nn\nVALUE = 1.0\n"
+        "def build():\n"
+        "    network = nn.Sequential(nn.Linear(4, 3).requires_grad_(False), nn.Linear(3, 2))\n"
+        "    network[0].bias.fill_(VALUE)\n"
+        "    return network\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    federation = replace(FEDERATION, task=replace(TASK, model=Named("a_frozen_model:build")))
+    policy = Policy.of(bytes(32), experiment(), federation)
+    policy.check(experiment(), federation)
+    monkeypatch.setattr("a_frozen_model.VALUE", 2.0)  # as another file with weights would give it
+    with pytest.raises(PolicyDiffers, match="another frozen part of the model than this client; give every party"):
+        policy.check(experiment(), federation)
+
+
 def test_what_is_dealt_out_can_be_read_by_its_owner_alone(tmp_path):
     folders = Rehearsal(tmp_path / "federation", experiment()).folders
     assert {(folder / "data.npz").stat().st_mode & 0o777 for folder in folders.values()} == {0o600}

@@ -10,6 +10,7 @@ from torch import nn
 
 import privfl as pf
 from privfl.errors import ConfigError
+from privfl.federation.fit import check_frozen
 from privfl.privacy.loss import coupled
 
 X, Y = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32), np.arange(60) % 3
@@ -103,10 +104,6 @@ def test_the_trial_leaves_models_and_generators_as_they_are():
     assert torch.equal(torch.rand(1), expected)
 
 
-def frozen():
-    return nn.Linear(5, 3).requires_grad_(False)
-
-
 class Sparse(nn.Module):
     """Looks up rows of a table, whose gradient is sparse."""
 
@@ -155,7 +152,6 @@ class Taking(pf.FedAvg):
 
 
 UNTRAINABLE = {
-    "a frozen model": ({"model": frozen}, "every parameter of the model is frozen"),
     "a constant loss": ({"model": lambda: nn.Linear(5, 3), "loss": constant}, "constant"),
     "a detached loss": ({"model": lambda: nn.Linear(5, 3), "loss": detached}, "detached"),
     "a sparse layer": ({"model": Sparse}, "sparse; nobody could clip such gradients or add them up"),
@@ -192,9 +188,38 @@ def test_what_cannot_be_computed_in_bfloat16_is_refused_before_any_work(privacy)
         assert pf.simulate(task(model=Bilinear), pf.FedAvg(), rounds=1).parameters.isfinite().all()
 
 
-def test_a_model_with_a_frozen_part_trains():
-    def half():
-        return nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3).requires_grad_(False))
+def test_a_model_whose_parameters_are_all_frozen_is_refused_before_there_is_a_task():
+    with pytest.raises(ConfigError, match="every parameter of the model is frozen"):
+        task(model=lambda: nn.Linear(5, 3).requires_grad_(False))
 
-    run = pf.simulate(task(model=half), pf.FedAvg(), rounds=1, privacy=DPSGD)
-    assert run.parameters.isfinite().all()
+
+def test_what_is_frozen_must_come_out_alike_whenever_the_model_is_built():
+    numbers = iter(range(9))
+
+    def counted():
+        network = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+        network[0].weight.requires_grad_(False).fill_(next(numbers))
+        return network
+
+    def half():
+        return nn.Sequential(nn.Linear(5, 4).requires_grad_(False), nn.Linear(4, 3))
+
+    with pytest.raises(
+        ConfigError, match=r"the model's frozen '0\.weight' comes out otherwise when the model is built"
+    ):
+        task(model=counted)
+    assert task(model=half).model(7)[1].weight.ne(task(model=half).model(0)[1].weight).any()
+    check_frozen(*(task(model=half).model(seed) for seed in (0, 7)))
+    with pytest.raises(ConfigError, match=r"the model's frozen '0\.bias' comes out otherwise"):
+        check_frozen(half(), half())
+    later = [0.0, 0.0]
+
+    def drifting():
+        later[0] += later[1]
+        network = half()
+        network[0].weight.fill_(later[0])
+        return network
+
+    own, later[1] = task(model=drifting), 1.0
+    with pytest.raises(ConfigError, match=r"the model's frozen '0\.weight' comes out otherwise"):
+        pf.simulate(own, pf.FedAvg(), rounds=1)

@@ -11,11 +11,11 @@ from privfl.models.module_state import ModuleState
 class Remembers(nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner = nn.Linear(3, 2)
+        self.inner, self.frozen = nn.Linear(3, 2), nn.Linear(3, 2).requires_grad_(False)
         self.register_buffer("total", torch.zeros(3))
         self.register_buffer("absent", None)
         self.last, self.seen, self.named, self.kinds = torch.zeros(3), [1], {"a": 1}, {1}
-        self.count = 0
+        self.count, self.counts = 0, [1]
 
 
 def everything(module):
@@ -29,6 +29,9 @@ def everything(module):
         module.count,
         module.inner.weight,
         sorted(vars(module)),
+        list(module.counts),
+        module.frozen.weight.tolist(),
+        [one.requires_grad for one in module.parameters()],
     )
 
 
@@ -41,8 +44,11 @@ WRITES = {
     "a number": lambda one: setattr(one, "count", 3),
     "a list": lambda one: one.seen.append(2),
     "a list replaced": lambda one: setattr(one, "seen", None),
+    "a list called as one of the engines'": lambda one: one.counts.append(2),
     "a dict": lambda one: one.named.update(a=2, b=3),
     "a set": lambda one: one.kinds.add(2),
+    "a frozen parameter in place": lambda one: one.frozen.weight.add_(1),
+    "a parameter frozen": lambda one: one.inner.weight.requires_grad_(False),
     "a new attribute": lambda one: setattr(one, "new", torch.ones(3)),
     "a parameter replaced": lambda one: setattr(one.inner, "weight", nn.Parameter(torch.ones(2, 3))),
 }
@@ -63,7 +69,7 @@ def test_what_was_written_is_put_back_as_often_as_it_is_written(write):
         assert after[2][1:] == before[2][1:]
         assert after[3:7] == before[3:7]
         assert after[7] is before[7]
-        assert after[8] == before[8]
+        assert after[8:] == before[8:]
 
 
 def test_the_values_of_parameters_and_the_mode_are_left_alone():

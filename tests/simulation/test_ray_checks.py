@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
+import torch
+from torch import nn
 
 import privfl as pf
 from privfl.errors import ConfigError
@@ -71,6 +73,25 @@ def test_every_part_that_clients_execute_is_compared(what):
     here = built(pf.FedAvg())
     with pytest.raises(ConfigError, match=f"not the {what} of"):
         check_same_run("it", replace(here, code={**here.code, what: "0" * 64}), here)
+
+
+def test_what_is_frozen_in_a_model_must_be_the_same_there():
+    weights, plan = [1.0], plan_of(pf.FedAvg(), pf.Privacy())
+
+    def build():
+        network = nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.Linear(3, 2))
+        network[0].weight.fill_(weights[0])
+        return network
+
+    def found():
+        task = pf.Task.from_arrays(torch.ones(8, 3), [0, 1] * 4, clients=[0] * 4 + [1] * 4, model=build)
+        return Built.of(task, pf.FedAvg(), plan.training, plan.channel.usual)
+
+    there = found()
+    check_same_run("it", there, found())
+    weights[0] = 2.0
+    with pytest.raises(ConfigError, match="other data than this process: what is frozen in the model is"):
+        check_same_run("it", there, found())
 
 
 def test_another_kind_of_processor_and_another_version_are_refused():

@@ -155,7 +155,7 @@ class GRPFed(Algorithm):
 
     def initial_client_state(self, client: int) -> Tensors:
         stream = torch_stream(self.context.seed, "discriminator", client)
-        like = next(self.context.network().parameters())
+        like = flatten(self.context.network())
         fresh = new_discriminator(self.context.feature_dim, self.hidden, stream, like.dtype)
         client_state = {"discriminator": fresh.to(like.device)}
         # Engines measure themselves by training without the survey that precedes it in a run.

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from privfl.models.flat_network import flatten
+from privfl.models.flat_network import fill, flatten, trained_parameters
 from privfl.randomness import stream_seed, torch_stream
 
 SHIFT = 1
@@ -32,8 +32,8 @@ def train_classifier(
 
     The data must be the server's own (public, or derived from uploads that were accounted for): nothing is noted here.
     """
-    nn.utils.vector_to_parameters(parameters.clone(), network.parameters())
-    optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate)
+    fill(network, parameters)
+    optimizer = torch.optim.Adam(trained_parameters(network).values(), lr=learning_rate)
     generator = torch_stream(seed, "server-classifier")
     network.train()
     devices = [parameters.device] if parameters.is_cuda else []

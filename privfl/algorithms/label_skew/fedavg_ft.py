@@ -16,7 +16,7 @@ from privfl.algorithms.fedavg import FedAvg
 from privfl.errors import ConfigError
 from privfl.federation.context import RunContext
 from privfl.files import UNREADABLE
-from privfl.models.flat_network import flatten
+from privfl.models.flat_network import fill, flatten
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.validation import check_count, check_number
 
@@ -98,7 +98,7 @@ class FedAvgFT(FedAvg):
     ) -> Tensor:
         """``parameters`` [size] with the head after ``epochs`` of SGD on ``images`` [N, ...] and ``labels`` [N]."""
         network = self.context.network()
-        nn.utils.vector_to_parameters(parameters.clone(), network.parameters())
+        fill(network, parameters)
         head: nn.Module = network.head  # type: ignore[assignment]
         with torch.no_grad():
             features = network.features(images)  # type: ignore[operator]
@@ -150,7 +150,7 @@ def _load(path: str, context: RunContext) -> tuple[Tensor, Tensor]:
     if not bool(torch.isfinite(images).all()):
         raise ConfigError(f"fedavg-ft's '{path}' holds values that are not finite; replace them by a fixed value")
     network = context.network()
-    kind = next(network.parameters()).dtype if images.is_floating_point() else torch.int64
+    kind = flatten(network).dtype if images.is_floating_point() else torch.int64
     images = images.to(context.device, kind)
     try:
         with torch.no_grad():

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
+from types import CellType
 from typing import Any, TypeVar
 
 import torch
@@ -287,12 +288,13 @@ def _rounds_alike(found: Tensor, expected: Tensor, distinct: int) -> bool:
     )
 
 
-def identity(function: Any, depth: int = 6, *, exact: bool = False) -> Hashable:
+def identity(function: Any, depth: int = 6, *, exact: bool = False, within: tuple[nn.Module, ...] = ()) -> Hashable:
     """What tells functions apart whose kernels may differ: their code, and that of all they hold.
 
-    Numbers count as zero or not, since some change from batch to batch; with ``exact`` they count as they are.
+    Numbers count as zero or not, since some change from batch to batch; with ``exact`` they count as they are. Of
+    modules that are described already, ``within``, only which one it is counts: a model may hold what calls itself.
     """
-    inner = partial(identity, depth=depth - 1, exact=exact)
+    inner = partial(identity, depth=depth - 1, exact=exact, within=within)
     if isinstance(function, Tensor):
         return tuple(function.shape), function.dtype
     if isinstance(function, float):  # only a branch for 0 is to be expected
@@ -302,14 +304,18 @@ def identity(function: Any, depth: int = 6, *, exact: bool = False) -> Hashable:
     if depth == 0:
         return str(type(function))
     if isinstance(function, nn.Module):
-        return tuple(_layer(name, layer) for name, layer in function.named_modules())
+        for place, module in enumerate(within):
+            if module is function:
+                return "again", place
+        within += tuple(function.modules())
+        return tuple(_layer(name, layer, within) for name, layer in function.named_modules())
     if isinstance(function, partial):
         named = tuple((name, inner(value)) for name, value in function.keywords.items())
         return "partial", inner(function.func), tuple(map(inner, function.args)), named
     if hasattr(function, "__func__"):
         return "method", inner(function.__func__), inner(function.__self__)
     if hasattr(function, "__code__"):
-        cells = tuple(inner(cell.cell_contents) for cell in function.__closure__ or ())
+        cells = tuple(inner(one) for cell in function.__closure__ or () for one in _bound(cell))
         return "function", function.__code__, cells, inner(function.__defaults__)
     if isinstance(function, tuple | list):
         return tuple(map(inner, function))
@@ -318,14 +324,22 @@ def identity(function: Any, depth: int = 6, *, exact: bool = False) -> Hashable:
     return type(function), inner(dict(getattr(function, "__dict__", {})))
 
 
-def _layer(name: str, layer: nn.Module) -> Hashable:
-    """The type, options and shapes of one layer."""
+def _bound(cell: CellType) -> tuple[Any, ...]:
+    """What a closure holds under a name, or nothing if it is not bound yet."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
+
+
+def _layer(name: str, layer: nn.Module, within: tuple[nn.Module, ...]) -> Hashable:
+    """The type, options and shapes of one layer of a network whose modules are ``within``."""
     shapes = tuple(
         (key, tuple(value.shape), value.requires_grad) for key, value in layer.named_parameters(recurse=False)
     )
     buffers = tuple((key, tuple(value.shape)) for key, value in layer.named_buffers(recurse=False))
     options = tuple(
-        (key, identity(value, 3, exact=True))
+        (key, identity(value, 3, exact=True, within=within))
         for key, value in vars(layer).items()
         if not key.startswith("_") and key != "training" and not isinstance(value, nn.Module)
     )

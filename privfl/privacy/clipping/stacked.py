@@ -131,6 +131,8 @@ class StackedGradients:
     def __init__(self, network: FlatNetwork, way: GradSampleMode | None) -> None:
         """``way`` forms per-sample gradients, ``None`` without DP-SGD; ``network`` serves as the template."""
         self.module, self.layout, self.way = network.module, network.layout, way
+        self.like = network.flat
+        """A tensor of the parameters' kind."""
         self._trained = [parameter.requires_grad for parameter in network.parameters]
         self._known = frozenset() if way == "rows" else known_ranks(network.module)
         self._watch = Watch()

@@ -92,7 +92,7 @@ class CohortDoor(DoorKeeper):
         super().__init__(slots, inputs, targets, loss, dpsgd, totals, precision, state, local_only)
         self._lengths, self._unaided, self._fixed_rows = lengths, unaided, fixed_rows
         self._stacked, self._announce = stacked, announce
-        self._like = next(stacked.module.parameters())
+        self._like = stacked.like
         self._none = torch.empty(len(slots), 0, dtype=self._like.dtype)
 
     def hand(self, numbers: StepNumbers) -> Batch:

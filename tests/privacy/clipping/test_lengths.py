@@ -285,6 +285,34 @@ def test_functions_are_told_apart_by_their_code_and_what_they_hold():
     assert isinstance(hash(identity(nn.Sequential(nn.Linear(3, 2), nn.ReLU()))), int)
 
 
+class CallsItself(nn.Module):
+    """Holds functions, methods and containers that lead back to it, and a name that is not bound yet."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.body = lambda inputs: scale * self.layer(inputs)
+        self.method, self.every, self.tables = partial(self.forward), [self], {"layers": [self.layer, self]}
+        self.layer.owner = [self]
+
+        def later():
+            return missing
+
+        self.later = later
+        if scale < 0:
+            missing = scale
+
+    def forward(self, inputs):
+        return self.body(inputs)
+
+
+def test_a_model_that_leads_back_to_itself_is_told_by_what_it_computes():
+    one, same, other = identity(CallsItself(2.0)), identity(CallsItself(2.0)), identity(CallsItself(3.0))
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one != other
+
+
 def test_what_is_known_of_the_tasks_loss_serves_every_algorithm_and_of_another_function_its_own_settings():
     tried = []
 
