@@ -17,7 +17,9 @@ from privfl.data.partitions import Partition
 from privfl.data.targets import TaskKind, counted
 from privfl.errors import ConfigError, PrivflError, brief
 from privfl.federation.losses import loss_name
-from privfl.models import InputKind, NamedModel, OwnModel, default_model
+from privfl.federation.model_size import check_memory
+from privfl.federation.shapes import channels_seem_last, shape_hint
+from privfl.models import InputKind, NamedModel, OwnModel, default_model, takes_images_only
 from privfl.models.flat_network import DENSE, Layout
 from privfl.privacy.door.precision import Precision, in_precision
 from privfl.privacy.loss import Loss, is_coupled
@@ -113,7 +115,14 @@ def model_factory(
         if dataset.kind in _MODELS and model in _MODELS[dataset.kind]:
             model = _MODELS[dataset.kind][model]
     if isinstance(model, str):
-        return NamedModel(model, shape, dataset.classes, vocabulary, options), model
+        try:
+            named = NamedModel(model, shape, dataset.classes, vocabulary, options)
+            check_memory(named)
+        except ConfigError as error:
+            if vocabulary is None and takes_images_only(model) and (hint := shape_hint(shape)):
+                raise ConfigError(f"{error}{hint}") from error
+            raise
+        return named, model
     if options:
         raise ConfigError(f"model_options is {said(options)} and model {said(model)}; put the options into the model")
     inner = model.func if isinstance(model, partial) else model
@@ -145,7 +154,8 @@ def check_fit(
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         if kind != "classification" or loss_name(loss) is not None:
             what = f"the model {name}, on inputs of shape {tuple(inputs.shape[1:])} and {counted(kind, outputs[-1])},"
-            _try(what, _MODEL[kind], (rows, *outputs), network, inputs.to(device))
+            mend = _MODEL[kind] + (shape_hint(inputs.shape[1:]) if channels_seem_last(inputs.shape[1:]) else "")
+            _try(what, mend, (rows, *outputs), network, inputs.to(device))
         what = f"the loss {getattr(loss, '__name__', type(loss).__name__)}(network, inputs, targets)"
         _try(what, _LOSS, (rows,), loss, network, inputs.to(device), targets.to(device), **given)
     network.train(mode)

@@ -44,7 +44,8 @@ class Task(Settings):
 
     ``inputs[rows]`` are the inputs [B, ...] of the rows ``rows`` [B] and ``targets[rows]`` what the ``kind`` of task
     has (:data:`privfl.data.targets.TaskKind`): all there is to reading a batch, also where ``inputs`` lie in a memory
-    map. ``classes`` is how many outputs a model has for each prediction; ``metrics`` are of one's own.
+    map. ``classes`` is how many outputs a model has for each prediction; ``metrics`` are of one's own;
+    ``unscaled`` inputs were 8-bit and got no factor.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Task(Settings):
     read_off: tuple[str, ...] = ()
     kind: TaskKind = "classification"
     metrics: tuple[Metric, ...] = ()
+    unscaled: bool = False
     flipped: Flipped | None = field(default=None, repr=False, compare=False)
     """What label noise did, which is undone on the rows that clients hold back for testing; ``None``: nothing."""
     recipe: Recipe | None = field(default=None, init=False, repr=False, compare=False)
@@ -126,6 +128,7 @@ class Task(Settings):
             read_off=dataset.read_off,
             kind=kind,
             metrics=metrics,
+            unscaled=dataset.unscaled,
             flipped=flipped,
         )
         if loss is not cross_entropy or not isinstance(factory, NamedModel):

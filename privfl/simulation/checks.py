@@ -13,6 +13,7 @@ from privfl.engine.client_randomness import ClientRandomness
 from privfl.errors import ConfigError, brief
 from privfl.federation.cohorts import Cohort, earned_rate
 from privfl.federation.fit import check_trains
+from privfl.federation.shapes import input_warnings
 from privfl.federation.task import Task
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.accounting.stated import check_exact, stating_class
@@ -119,7 +120,7 @@ def check_settings(
         _check_sum_of_gradients(algorithm)
     if channel.amplified:
         _keep_draw_secret(privacy)
-    warnings = []
+    warnings = input_warnings(task)
     if cohort.rate < earned_rate(cohort):
         warnings.append(
             f"{type(cohort).__name__} says that it draws at the rate {cohort.rate:g}, which nobody can check; no claim "
