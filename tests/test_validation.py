@@ -167,3 +167,11 @@ def test_a_noise_multiplier_is_one_that_can_be_squared(name):
     for value in (-1.0, 1e-300, 1e30, math.inf):
         with pytest.raises(pf.ConfigError, match=rf"^{name} is .*; give 0, or a number between 1e-15 and 1e\+09$"):
             MULTIPLIERS[name](value)
+
+
+def test_an_object_given_as_another_parameter_is_told_its_own():
+    task = pf.load("digits", partition=pf.IID(clients=2), model="logistic")
+    with pytest.raises(ConfigError, match=r"^cohort is Bernoulli\(…\), which has a place.* give it as availability=$"):
+        pf.simulate(task, pf.FedAvg(), rounds=1, cohort=pf.Bernoulli(0.3))
+    with pytest.raises(ConfigError, match=r"give it as cohort=$"):
+        pf.simulate(task, pf.FedAvg(), rounds=1, availability=pf.PoissonCohort(0.3))

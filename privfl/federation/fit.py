@@ -149,12 +149,18 @@ def check_fit(
     """
     mode, rows = network.training, len(inputs)
     device = next(network.parameters()).device
+    wide = torch.get_default_dtype()
+    mend = _MODEL[kind] + (shape_hint(inputs.shape[1:]) if channels_seem_last(inputs.shape[1:]) else "")
+    if wide != torch.float32:
+        mend = (
+            f"PyTorch's default type is {wide}, in which models are built, and inputs are float32: call "
+            "torch.set_default_dtype(torch.float32) before"
+        )
     given = {"present": torch.ones(rows, dtype=torch.bool, device=device)} if is_coupled(loss) else {}
     network.eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         if kind != "classification" or loss_name(loss) is not None:
             what = f"the model {name}, on inputs of shape {tuple(inputs.shape[1:])} and {counted(kind, outputs[-1])},"
-            mend = _MODEL[kind] + (shape_hint(inputs.shape[1:]) if channels_seem_last(inputs.shape[1:]) else "")
             _try(what, mend, (rows, *outputs), network, inputs.to(device))
         what = f"the loss {getattr(loss, '__name__', type(loss).__name__)}(network, inputs, targets)"
         _try(what, _LOSS, (rows,), loss, network, inputs.to(device), targets.to(device), **given)

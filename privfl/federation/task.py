@@ -22,7 +22,7 @@ from privfl.data.label_noise import Flipped, LabelNoise
 from privfl.data.local_tests import LocalTests
 from privfl.data.mapped import Rows
 from privfl.data.partitions import Natural, Partition, PartitionReport, describe
-from privfl.data.targets import TaskKind, strata
+from privfl.data.targets import TaskKind, counted, strata
 from privfl.errors import ConfigError
 from privfl.federation.client_index import ClientIndex
 from privfl.federation.context import RunContext
@@ -190,6 +190,12 @@ class Task(Settings):
         )
         how: dict[str, Any] = {"partition": partition, "model": model, "model_options": model_options}
         return cls.from_dataset(dataset, **how, loss=loss, metrics=metrics, seed=seed)
+
+    def __repr__(self) -> str:
+        told = f"{len(self.clients.rows):,} training examples of shape {tuple(self.inputs.shape[1:])}"
+        tests = f"{len(self.test_targets):,} test examples"
+        kind = counted(self.kind, self.classes)
+        return f"Task({self.name}: {len(self.clients)} clients, {told}, {tests}, {kind}, model {self.model_name})"
 
     @property
     def headline(self) -> Headline:

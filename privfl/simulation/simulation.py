@@ -17,7 +17,7 @@ from privfl.engine.aggregation import CohortSums
 from privfl.engine.choice import Choice, Engine, choose
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import phases_of
-from privfl.errors import DataError
+from privfl.errors import ConfigError, DataError
 from privfl.federation.availability import Always, Availability
 from privfl.federation.cohorts import Cohort, Everyone
 from privfl.federation.task import Task
@@ -90,6 +90,8 @@ def simulate(
     Raises:
         ConfigError: a setting is impossible; nothing has been trained or sent then.
     """
+    if resume and out is None:
+        raise ConfigError("resume is True and out is None; give out=, the folder of the run that is to go on")
     asked = RunSettings(
         task=task,
         algorithm=algorithm.following(weighting),

@@ -198,3 +198,22 @@ def test_a_model_with_a_frozen_part_trains():
 
     run = pf.simulate(task(model=half), pf.FedAvg(), rounds=1, privacy=DPSGD)
     assert run.parameters.isfinite().all()
+
+
+def test_another_default_type_of_pytorch_is_named_and_not_the_model():
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(
+            ConfigError, match=r"PyTorch's default type is torch\.float64, .*set_default_dtype\(torch\.float"
+        ):
+            task(model=lambda: nn.Linear(5, 3))
+        with pytest.raises(ConfigError, match=r"PyTorch's default type is torch\.float64"):
+            pf.simulate(task(), pf.FedAvg(), rounds=1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_task_is_shown_by_what_it_holds_and_not_by_its_tensors():
+    assert repr(task()) == (
+        "Task(arrays: 3 clients, 48 training examples of shape (5,), 12 test examples, 3 classes, model logistic)"
+    )
