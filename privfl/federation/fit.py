@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -203,8 +203,11 @@ def check_writes(network: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor
 
 def check_trains(
     network: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, precision: Precision = "float32"
-) -> None:
+) -> list[str]:
     """Refuse a ``network`` and a ``loss`` without a gradient that could train them; both stay as they are.
+
+    Returns:
+        What the user should know: which tensors ask for a gradient and are no parameters of the network.
 
     Raises:
         ConfigError: every parameter is frozen, the loss depends on none, a gradient is sparse, or the two cannot be
@@ -222,11 +225,11 @@ def check_trains(
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             terms = in_precision(loss, precision, inputs.device)(network, inputs, targets, **given)
-            depends = terms.requires_grad
+            depends, strangers = terms.requires_grad, _strangers(terms, named.values())
             found = torch.autograd.grad(terms.sum(), [*named.values()], allow_unused=True) if depends else ()
     except RuntimeError as error:
         if precision != "bfloat16":
-            return  # what cannot be trained at all is refused where it is trained, with its own reason
+            return []  # what cannot be trained at all is refused where it is trained, with its own reason
         raise ConfigError(
             f"the model or its loss cannot be computed in {precision} ({brief(str(error), 200)}); take precision = "
             "'float32', or a layer that can"
@@ -241,6 +244,32 @@ def check_trains(
     for name, gradient in zip(named, found, strict=True):
         if gradient is not None and gradient.layout != torch.strided:
             raise ConfigError(f"the gradient of the model's '{name}' is sparse; {DENSE}")
+    if not strangers:
+        return []
+    own = dict(loss.named_parameters()) if isinstance(loss, nn.Module) else {}
+    names = {id(one): f"'{name}' of the loss" for name, one in own.items()}
+    which = ", ".join(names.get(id(one), f"one of shape {tuple(one.shape)}") for one in strangers)
+    return [
+        f"The loss depends on tensors that ask for a gradient and are no parameters of the model ({which}): they are "
+        "never trained; make them parameters of the model, or let them ask for none (requires_grad_(False))."
+    ]
+
+
+def _strangers(terms: Tensor, trained: Iterable[Tensor]) -> list[Tensor]:
+    """The leaves that a gradient of ``terms`` would reach besides those that are ``trained``."""
+    known = {id(one) for one in trained}
+    found: dict[int, Tensor] = {}
+    waiting, seen = [terms.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, Tensor) and id(leaf) not in known:
+            found[id(leaf)] = leaf
+        waiting += [one for one, _ in node.next_functions]
+    return list(found.values())
 
 
 def _try(what: str, mend: str, shape: tuple[int, ...], function: Callable[..., Any], *given: Any, **named: Any) -> None:

@@ -78,8 +78,9 @@ def check_settings(
             "have none; take an algorithm that needs none, such as fedavg, fedprox, scaffold or ditto"
         )
     _check_kept(algorithm, network.flat)
+    warnings = input_warnings(task)
     if dpsgd is not None or shipped(stating_class(algorithm, "step")):  # one from outside may not use the task's loss
-        check_trains(network.module, task.loss, *task.probe(3), precision)
+        warnings += check_trains(network.module, task.loss, *task.probe(3), precision)
     way: GradSampleMode | None = None
     if dpsgd is not None:
         if algorithm.dpsgd_refusal():
@@ -120,7 +121,6 @@ def check_settings(
         _check_sum_of_gradients(algorithm)
     if channel.amplified:
         _keep_draw_secret(privacy)
-    warnings = input_warnings(task)
     if cohort.rate < earned_rate(cohort):
         warnings.append(
             f"{type(cohort).__name__} says that it draws at the rate {cohort.rate:g}, which nobody can check; no claim "
