@@ -6,6 +6,7 @@ import json as json_module
 import os
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -86,7 +87,7 @@ def run(
         print_json(told | {"statement": json_module.loads(finished.statement.to_json())})
     else:
         typer.echo(f"\n{finished.statement}\n")
-        typer.echo(f"Run directory: {folder}    (privfl report {folder} writes its page)")
+        typer.echo(f"Run directory: {folder}    (privfl report {quote(str(folder))} writes its page)")
     if finished.failure:
         typer.echo(f"privfl: the run failed: {finished.failure}", err=True)
         raise typer.Exit(1)

@@ -72,7 +72,9 @@ class Experiment(RunConfig):
         """
         path = RunDirectory(Path(folder)).path / "config.toml"
         if not path.exists():
-            raise ConfigError(f"{folder} holds no run; give the --out folder of `privfl run` with record = true")
+            raise ConfigError(
+                f"{folder} holds no run; give the --out folder of `privfl run` (for attacks of one with record = true)"
+            )
         RunDirectory(Path(folder)).config_file()
         try:
             extension = RunDirectory(Path(folder)).read_json(EXTENSION)

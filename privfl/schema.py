@@ -88,7 +88,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         ConfigError: the file is missing, not TOML, or a file of another kind.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors of Windows write a mark first
     except OSError as error:
         raise ConfigError(f"cannot read {brief(str(path))}: {error.strerror}; give the path of {what}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -152,6 +152,7 @@ def build(kind: type[T], values: Mapping[str, Any], key: str = "", registries: R
         values, known = {name: value for name, value in values.items() if name != "name"}, _keys(kind)
     for name in values:
         if name not in known:
+            _refuse_beside(kind, name, values[name], key)
             raise unknown("key", _dotted(key, name), [_dotted(key, other) for other in known])
     hints, given = _hints(kind), {}
     for item in _settable(kind):
@@ -311,6 +312,19 @@ def _keys(kind: type[Any]) -> list[str]:
     for item in _settable(kind):
         keys += _keys(hints[item.name]) if "beside" in item.metadata else [item.name]
     return keys
+
+
+def _refuse_beside(kind: type[Any], name: str, value: Any, key: str) -> None:
+    """Refuse a table ``name`` of its own for keys of ``kind`` that stand beside the others."""
+    for item in _settable(kind):
+        if item.name == name and "beside" in item.metadata:
+            inside = _keys(_hints(kind)[name])
+            near = next((one for one in value if one in inside), inside[0]) if isinstance(value, Mapping) else inside[0]
+            where = f"in [{key}]" if key else "at the top level"
+            raise ConfigError(
+                f"'{_dotted(key, name)}' is no table of its own: its keys ({', '.join(inside)}) stand {where}; write "
+                f"'{_dotted(key, near)}' in the place of '{_dotted(key, name)}.{near}'"
+            )
 
 
 def _dotted(key: str, name: str) -> str:

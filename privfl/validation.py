@@ -65,11 +65,23 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
             if name in hints and name not in variadic:
                 typed = _fitted(value, hints[name])
                 if typed is _MISFIT:
+                    for other in _others(
+                        name, value, {one: hint for one, hint in hints.items() if one not in variadic}
+                    ):
+                        raise ConfigError(f"{name} is {said(value)}, which has a place of its own; give it as {other}=")
                     raise _misfit(name, value, hints[name])
                 bound.arguments[name] = typed
         return function(*bound.args, **bound.kwargs)
 
     return call
+
+
+def _others(name: str, value: Any, hints: Mapping[str, Any]) -> Iterator[str]:
+    """The other parameters whose very class, of the package's own settings, the object ``value`` is one of."""
+    for other, hint in hints.items():
+        kinds = [one for one in _kinds(hint) if isinstance(one, type) and issubclass(one, Settings)]
+        if other != name and isinstance(value, tuple(kinds)):
+            yield other
 
 
 def check_count(name: str, value: object, minimum: int = 1) -> None:

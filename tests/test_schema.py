@@ -10,6 +10,7 @@ from attacks.membership.lira import LiRA
 from attacks.membership.shadow_models import ShadowTraining
 from attacks.registry import ATTACKS
 from privfl.errors import ConfigError
+from privfl.experiment import Experiment
 from privfl.federation.cohorts import COHORTS, Cohort
 from privfl.schema import KINDS, build, choose_each, override, plain, read_toml
 
@@ -85,3 +86,17 @@ def test_a_file_of_another_kind_is_named_with_the_command_that_starts_it(key, tm
     for other in {"an experiment file", *(kind for kind, _ in KINDS.values())} - {kind}:
         with pytest.raises(ConfigError, match=f"is {kind}, since it has '{key}'.*start it by `{command}`"):
             read_toml(path, other)
+
+
+def test_a_table_whose_keys_stand_beside_the_others_says_where_they_stand():
+    with pytest.raises(
+        ConfigError, match=r"'execution' is no table of its own: its keys \(device, .*\) stand at the top "
+    ):
+        Experiment.from_dict({"rounds": 1, "execution": {"device": "cuda"}})
+    with pytest.raises(ConfigError, match=r"write 'device' in the place of 'execution\.device'$"):
+        Experiment.from_dict({"rounds": 1, "execution": {"device": "cuda"}})
+
+
+def test_a_file_that_begins_with_the_mark_of_utf_8_is_read(tmp_path):
+    (tmp_path / "one.toml").write_bytes("rounds = 3\n".encode("utf-8-sig"))
+    assert read_toml(tmp_path / "one.toml", "an experiment file") == {"rounds": 3}

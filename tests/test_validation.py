@@ -196,3 +196,11 @@ def test_a_number_given_to_a_setting_becomes_pythons_own(value):
 
 def test_a_list_of_parts_becomes_a_plain_tuple():
     assert type(pf.Privacy(update=Turning((pf.Clip(1.0),))).update) is tuple
+
+
+def test_an_object_given_as_another_parameter_is_told_its_own():
+    task = pf.load("digits", partition=pf.IID(clients=2), model="logistic")
+    with pytest.raises(ConfigError, match=r"^cohort is Bernoulli\(…\), which has a place.* give it as availability=$"):
+        pf.simulate(task, pf.FedAvg(), rounds=1, cohort=pf.Bernoulli(0.3))
+    with pytest.raises(ConfigError, match=r"give it as cohort=$"):
+        pf.simulate(task, pf.FedAvg(), rounds=1, availability=pf.PoissonCohort(0.3))

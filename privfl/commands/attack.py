@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -100,7 +101,7 @@ def attack_run(path: Path, *, everything: bool = False, budget: float | None = N
     if as_json:
         print_json({"directory": str(run / "attacks"), "results": found})
         return
-    typer.echo(f"Results: {run / 'attacks'}    (privfl report {run} shows them)")
+    typer.echo(f"Results: {run / 'attacks'}    (privfl report {quote(str(run))} shows them)")
 
 
 def read_attacks(tables: Any) -> tuple[Any, ...]:
@@ -169,7 +170,7 @@ def attack_with_all(run: Path, judge: Any, plan: Plan, *, as_json: bool) -> None
     if as_json:
         print_json({"directory": str(run / FOLDER), **found.to_json()})
         return
-    typer.echo(f"{found}\n\nResults: {run / FOLDER}    (privfl report {run} shows them)")
+    typer.echo(f"{found}\n\nResults: {run / FOLDER}    (privfl report {quote(str(run))} shows them)")
 
 
 def file_result(directory: RunDirectory, label: str, result: Any) -> None:

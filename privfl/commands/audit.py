@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -79,7 +80,7 @@ def audit_experiment(path: Path, *, as_json: bool = False) -> bool:
     if as_json:
         print_json({"directory": str(plan.folder / "audits"), "results": found})
     else:
-        where = f"    (privfl report {plan.run} shows them)" if plan.run else ""
+        where = f"    (privfl report {quote(str(plan.run))} shows them)" if plan.run else ""
         typer.echo(f"Results: {plan.folder / 'audits'}{where}")
     return refuted
 

@@ -64,13 +64,14 @@ class Progress:
             print(f"round {done}/{self.rounds}  {text}", file=sys.stderr, flush=True)
 
     def conclude(self, run: Run) -> None:
-        """Show the statement's ε where the budget stopped the run: after its last round nobody knew it yet."""
+        """Show the statement's ε where budget or callback stopped the run: after its last round nobody knew it yet."""
         if run.metrics and len(run.metrics) < self.rounds:
             text = describe(self.last, run.metrics[-1]["epsilon"], final=True)
             self.bar.update(self.task, description=text)
             if not self.live:
                 done = len(run.metrics)
-                print(f"stopped by the budget at round {done}/{self.rounds}  {text}", file=sys.stderr, flush=True)
+                by = "a callback" if run.summary["stopped"] == "callback" else "the budget"
+                print(f"stopped by {by} at round {done}/{self.rounds}  {text}", file=sys.stderr, flush=True)
 
 
 def describe(last: dict[str, Any], epsilon: dict[str, float], *, final: bool) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import sys
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,11 @@ from torch import Tensor
 
 from privfl.errors import DataError
 
+SEVERAL = (
+    "a model gets one array: if these are several inputs, join their columns into one, np.concatenate([a, b], axis=1), "
+    "and split it in the model."
+)
+_FEW = 8
 _NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 
 
@@ -23,10 +29,19 @@ def _array(name: str, label: str, values: Any) -> np.ndarray[Any, Any]:
         )
     if isinstance(values, Tensor):
         values = _of_tensor(name, label, values)
+    data = sys.modules.get("torch.utils.data")
+    if data is not None and isinstance(values, data.Dataset | data.DataLoader):
+        first = "" if isinstance(values, data.Dataset) else "of its .dataset "
+        raise DataError(
+            f"{name}: {label} are a torch {type(values).__name__}, which gives one item at a time; stack the items "
+            f"{first}first: x, y = zip(*dataset), then inputs=torch.stack(x) and targets=torch.tensor(y)."
+        )
+    if isinstance(values, Mapping):
+        raise DataError(f"{name}: {label} are a {type(values).__name__} of {_keys(values)}; {SEVERAL}")
     try:
         array = np.asarray(values)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{name}: {label} do not form an array ({error}); every row needs the same shape.") from None
+    except (TypeError, ValueError):
+        raise DataError(f"{name}: {label} do not form an array: {_uneven(values)}") from None
     if array.ndim == 0 and hasattr(values, "toarray"):
         raise DataError(f"{name}: {label} are sparse ({type(values).__name__}); give the values of all, .toarray().")
     if array.ndim == 0:
@@ -34,6 +49,36 @@ def _array(name: str, label: str, values: Any) -> np.ndarray[Any, Any]:
             f"{name}: {label} are a single value of type {type(values).__name__}; give one row per example."
         )
     return array
+
+
+def are_several(values: Any, rows: int) -> bool:
+    """Whether ``values`` are a few arrays of ``rows`` rows each, instead of one."""
+    if not isinstance(values, tuple | list) or not 2 <= len(values) <= _FEW:
+        return False
+    return all(getattr(one, "ndim", 0) and len(one) == rows for one in values)
+
+
+def _keys(values: Mapping[Any, Any]) -> str:
+    shown = ", ".join(repr(key) for key in list(values)[:_FEW])
+    return shown + (", …" if len(values) > _FEW else "")
+
+
+def _uneven(values: Any) -> str:
+    """Why rows make no array, and the mend."""
+    shapes = []
+    try:
+        if len(values) and are_several(values, len(values[0])):
+            return SEVERAL
+        for one in values:
+            shapes.append(tuple(getattr(one, "shape", None) or np.shape(one)))
+            if shapes[-1] != shapes[0]:
+                break
+    except (TypeError, ValueError, KeyError, IndexError):  # a row is uneven in itself, or there are no rows
+        shapes = []
+    same = "fill sequences up to one length with an id that stands for nothing else (padding= names it for next-token)"
+    if len(shapes) < 2 or shapes[-1] == shapes[0]:
+        return f"rows are uneven; {same}, and resize images."
+    return f"row 0 has shape {shapes[0]} and row {len(shapes) - 1} {shapes[-1]}; {same}, and resize images."
 
 
 def _of_tensor(name: str, label: str, values: Tensor) -> np.ndarray[Any, Any]:

@@ -6,11 +6,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privfl.data.arrays import are_tokens, as_numbers, check_values, number_clients
+from privfl.data.arrays import SEVERAL, are_several, are_tokens, as_numbers, check_values, number_clients
 from privfl.data.eight_bit import eight_bit_rows, stay_eight_bit
 from privfl.data.holdout import stratified_holdout
 from privfl.data.mapped import MappedRows, Rows, is_mapped, read
@@ -45,6 +46,7 @@ class Dataset(Settings):
         vocabulary: for token inputs, the number of token ids; ids lie in 0..vocabulary-1.
         read_off: what nobody said and the rows had to tell, of ``"classes"`` and ``"test rows"``: no claim covers that.
         kind: what is predicted; nothing is inferred from the targets.
+        unscaled: whether inputs were unsigned 8-bit numbers, as pixels are, and entered without a factor.
 
     Raises:
         DataError: an array is empty, of the wrong type or length, not finite, or out of range.
@@ -63,6 +65,7 @@ class Dataset(Settings):
     vocabulary: int | None = None
     read_off: tuple[str, ...] = ()
     kind: TaskKind = "classification"
+    unscaled: bool = False
 
     def __post_init__(self) -> None:
         least = 1 if self.kind == "regression" else 2
@@ -217,7 +220,8 @@ class Dataset(Settings):
         owner = None if clients is None else number_clients(name, clients, numbers)
         for label, length in (("targets", len(y)), ("clients", len(raw) if owner is None else len(owner))):
             if length != len(raw):
-                raise DataError(f"{name}: {len(raw)} inputs but {length} {label}; each row needs exactly one.")
+                mend = SEVERAL if are_several(inputs, length) else "each row needs exactly one."
+                raise DataError(f"{name}: {len(raw)} inputs but {length} {label}; {mend}")
         if len(raw) == 0:
             raise DataError(f"{name}: inputs are empty {tuple(raw.shape)}; give at least one row.")
         tokens = are_tokens(name, "inputs", raw, vocabulary)
@@ -267,6 +271,7 @@ class Dataset(Settings):
                 *(["test rows"] if test is None else []),
             ),
             kind=kind,
+            unscaled=not tokens and raw.dtype == np.uint8 and scale == 1,
         )
 
 

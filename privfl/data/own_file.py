@@ -129,7 +129,7 @@ class Arrays(Settings):
         return {
             "inputs": inputs.astype(np.int64) if self.vocabulary is not None else inputs,
             "targets": self._targets(path, columns, targets),
-            "clients": None if self.client is None else list(columns[self.client]),
+            "clients": None if self.client is None else _clients(path, self.client, columns[self.client]),
         }
 
     def _targets(self, path: Path, columns: Columns, names: Sequence[str]) -> NDArray[Any] | None:
@@ -183,10 +183,35 @@ def _numbers(path: Path, name: str, values: Sequence[Any]) -> NDArray[np.float32
         ) from error
 
 
+def _clients(path: Path, name: str, values: Sequence[Any]) -> list[Any]:
+    """Whose each row is; rows without an owner would become one client of their own, of whomever they are."""
+    if (place := _gap(values)) is not None:
+        raise DataError(
+            f"{path}: the column '{name}' is empty in its row {place + 1}{_line(path, place)}, and it says whose each "
+            "row is; fill it in, or take the row out"
+        )
+    return list(values)
+
+
+def _gap(values: Sequence[Any]) -> int | None:
+    """The place of the first value that is missing: nothing, NaN or blanks; ``None`` if there is none."""
+    missing = (one is None or one != one or (isinstance(one, str) and not one.strip()) for one in values)
+    return next((place for place, gap in enumerate(missing) if gap), None)
+
+
+def _line(path: Path, place: int) -> str:
+    """Where an editor finds the row at ``place`` of a CSV file: blank lines and line breaks in quotes count there."""
+    if path.suffix != ".csv":
+        return ""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file)
+        ends = [reader.line_num for row in reader if row]
+    return f" (line {ends[place + 1]})"
+
+
 def _labels(path: Path, name: str, values: Sequence[Any]) -> NDArray[np.int64]:
     """Class numbers: as they stand if they are whole numbers, otherwise the rank of each text."""
-    if any(value is None or value == "" for value in values):
-        place = next(place for place, one in enumerate(values) if one is None or one == "")
+    if (place := _gap(values)) is not None:
         raise DataError(f"{path}: the column '{name}' is empty in its row {place + 1}; every row needs a label")
     if all(_is_number(value) for value in values):
         numbers = np.array([float(value) for value in values])

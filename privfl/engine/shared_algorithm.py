@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from torch.func import vmap
-
 from privfl.algorithms.base import Algorithm, Tensors
 from privfl.privacy.clipping.guard import CLIENT, Made
+from privfl.privacy.clipping.quiet_vmap import vmap
 from privfl.privacy.door.untouched import held_by
 
 

@@ -100,7 +100,8 @@ class RunContext:
         if bool(mask.all()) or not bool(mask.any()):
             raise ConfigError(
                 f"the model {type(self._template).__name__} is not divided into a body and a head, which this "
-                "algorithm needs; use a model of `privfl list models` or privfl.models.Network(body, head)"
+                "algorithm needs (logistic regression is a head alone); use another one of `privfl list models`, such "
+                "as two-nn or two-cnn, or privfl.models.Network(body, head)"
             )
         return mask
 

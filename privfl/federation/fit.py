@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,9 @@ from privfl.data.partitions import Partition
 from privfl.data.targets import TaskKind, counted
 from privfl.errors import ConfigError, PrivflError, brief
 from privfl.federation.losses import loss_name
-from privfl.models import InputKind, NamedModel, OwnModel, default_model
+from privfl.federation.model_size import check_memory
+from privfl.federation.shapes import channels_seem_last, shape_hint
+from privfl.models import InputKind, NamedModel, OwnModel, default_model, takes_images_only
 from privfl.models.flat_network import ALL_FROZEN, DENSE, Layout, frozen_parameters, trained_parameters
 from privfl.privacy.door.precision import Precision, in_precision
 from privfl.privacy.loss import Loss, is_coupled
@@ -132,7 +134,14 @@ def model_factory(
         if dataset.kind in _MODELS and model in _MODELS[dataset.kind]:
             model = _MODELS[dataset.kind][model]
     if isinstance(model, str):
-        return NamedModel(model, shape, dataset.classes, vocabulary, options), model
+        try:
+            named = NamedModel(model, shape, dataset.classes, vocabulary, options)
+            check_memory(named)
+        except ConfigError as error:
+            if vocabulary is None and takes_images_only(model) and (hint := shape_hint(shape)):
+                raise ConfigError(f"{error}{hint}") from error
+            raise
+        return named, model
     if options:
         raise ConfigError(f"model_options is {said(options)} and model {said(model)}; put the options into the model")
     inner = model.func if isinstance(model, partial) else model
@@ -159,12 +168,19 @@ def check_fit(
     """
     mode, rows = network.training, len(inputs)
     device = next(network.parameters()).device
+    wide = torch.get_default_dtype()
+    mend = _MODEL[kind] + (shape_hint(inputs.shape[1:]) if channels_seem_last(inputs.shape[1:]) else "")
+    if wide != torch.float32:
+        mend = (
+            f"PyTorch's default type is {wide}, in which models are built, and inputs are float32: call "
+            "torch.set_default_dtype(torch.float32) before"
+        )
     given = {"present": torch.ones(rows, dtype=torch.bool, device=device)} if is_coupled(loss) else {}
     network.eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         if kind != "classification" or loss_name(loss) is not None:
             what = f"the model {name}, on inputs of shape {tuple(inputs.shape[1:])} and {counted(kind, outputs[-1])},"
-            _try(what, _MODEL[kind], (rows, *outputs), network, inputs.to(device))
+            _try(what, mend, (rows, *outputs), network, inputs.to(device))
         what = f"the loss {getattr(loss, '__name__', type(loss).__name__)}(network, inputs, targets)"
         _try(what, _LOSS, (rows,), loss, network, inputs.to(device), targets.to(device), **given)
     network.train(mode)
@@ -206,8 +222,11 @@ def check_writes(network: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor
 
 def check_trains(
     network: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, precision: Precision = "float32"
-) -> None:
+) -> list[str]:
     """Refuse a ``network`` and a ``loss`` without a gradient that could train them; both stay as they are.
+
+    Returns:
+        What the user should know: which tensors ask for a gradient and are no parameters of the network.
 
     Raises:
         ConfigError: every parameter is frozen, the loss depends on none, a gradient is sparse, or the two cannot be
@@ -222,11 +241,11 @@ def check_trains(
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             terms = in_precision(loss, precision, inputs.device)(network, inputs, targets, **given)
-            depends = terms.requires_grad
+            depends, strangers = terms.requires_grad, _strangers(terms, named.values())
             found = torch.autograd.grad(terms.sum(), [*named.values()], allow_unused=True) if depends else ()
     except RuntimeError as error:
         if precision != "bfloat16":
-            return  # what cannot be trained at all is refused where it is trained, with its own reason
+            return []  # what cannot be trained at all is refused where it is trained, with its own reason
         raise ConfigError(
             f"the model or its loss cannot be computed in {precision} ({brief(str(error), 200)}); take precision = "
             "'float32', or a layer that can"
@@ -241,6 +260,32 @@ def check_trains(
     for name, gradient in zip(named, found, strict=True):
         if gradient is not None and gradient.layout != torch.strided:
             raise ConfigError(f"the gradient of the model's '{name}' is sparse; {DENSE}")
+    if not strangers:
+        return []
+    own = dict(loss.named_parameters()) if isinstance(loss, nn.Module) else {}
+    names = {id(one): f"'{name}' of the loss" for name, one in own.items()}
+    which = ", ".join(names.get(id(one), f"one of shape {tuple(one.shape)}") for one in strangers)
+    return [
+        f"The loss depends on tensors that ask for a gradient and are no parameters of the model ({which}): they are "
+        "never trained; make them parameters of the model, or let them ask for none (requires_grad_(False))."
+    ]
+
+
+def _strangers(terms: Tensor, trained: Iterable[Tensor]) -> list[Tensor]:
+    """The leaves that a gradient of ``terms`` would reach besides those that are ``trained``."""
+    known = {id(one) for one in trained}
+    found: dict[int, Tensor] = {}
+    waiting, seen = [terms.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, Tensor) and id(leaf) not in known:
+            found[id(leaf)] = leaf
+        waiting += [one for one, _ in node.next_functions]
+    return list(found.values())
 
 
 def _try(what: str, mend: str, shape: tuple[int, ...], function: Callable[..., Any], *given: Any, **named: Any) -> None:

@@ -22,7 +22,7 @@ from privfl.data.label_noise import Flipped, LabelNoise
 from privfl.data.local_tests import LocalTests
 from privfl.data.mapped import Rows
 from privfl.data.partitions import Natural, Partition, PartitionReport, describe
-from privfl.data.targets import TaskKind, strata
+from privfl.data.targets import TaskKind, counted, strata
 from privfl.errors import ConfigError
 from privfl.federation.client_index import ClientIndex
 from privfl.federation.context import RunContext
@@ -44,7 +44,8 @@ class Task(Settings):
 
     ``inputs[rows]`` are the inputs [B, ...] of the rows ``rows`` [B] and ``targets[rows]`` what the ``kind`` of task
     has (:data:`privfl.data.targets.TaskKind`): all there is to reading a batch, also where ``inputs`` lie in a memory
-    map. ``classes`` is how many outputs a model has for each prediction; ``metrics`` are of one's own.
+    map. ``classes`` is how many outputs a model has for each prediction; ``metrics`` are of one's own;
+    ``unscaled`` inputs were 8-bit and got no factor.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Task(Settings):
     read_off: tuple[str, ...] = ()
     kind: TaskKind = "classification"
     metrics: tuple[Metric, ...] = ()
+    unscaled: bool = False
     flipped: Flipped | None = field(default=None, repr=False, compare=False)
     """What label noise did, which is undone on the rows that clients hold back for testing; ``None``: nothing."""
     recipe: Recipe | None = field(default=None, init=False, repr=False, compare=False)
@@ -126,6 +128,7 @@ class Task(Settings):
             read_off=dataset.read_off,
             kind=kind,
             metrics=metrics,
+            unscaled=dataset.unscaled,
             flipped=flipped,
         )
         if loss is not cross_entropy or not isinstance(factory, NamedModel):
@@ -187,6 +190,12 @@ class Task(Settings):
         )
         how: dict[str, Any] = {"partition": partition, "model": model, "model_options": model_options}
         return cls.from_dataset(dataset, **how, loss=loss, metrics=metrics, seed=seed)
+
+    def __repr__(self) -> str:
+        told = f"{len(self.clients.rows):,} training examples of shape {tuple(self.inputs.shape[1:])}"
+        tests = f"{len(self.test_targets):,} test examples"
+        kind = counted(self.kind, self.classes)
+        return f"Task({self.name}: {len(self.clients)} clients, {told}, {tests}, {kind}, model {self.model_name})"
 
     @property
     def headline(self) -> Headline:

@@ -14,6 +14,7 @@ from privfl.models.registry import (
     build,
     default_model,
     models,
+    takes_images_only,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "build",
     "default_model",
     "models",
+    "takes_images_only",
 ]

@@ -143,18 +143,23 @@ def build(
     if initialisation not in _INITIALISERS:
         raise unknown("initialisation", initialisation, _INITIALISERS)
     with _generator_of(seed), torch.device("cpu"):
-        try:
-            network = _validated(model.builder)(vocabulary or shape, classes, **options)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise ConfigError(f"model '{name}': {where} is {first['input']!r}; {first['msg'].lower()}") from None
-        except ConfigError as error:
-            raise ConfigError(f"model '{name}' does not fit: {error}") from None
+        network = _made(name, model, vocabulary or shape, classes, options)
         redraw = _INITIALISERS[initialisation]
         if redraw is not None:
             initialise(network, redraw, zero_bias=True)
     return network
+
+
+def _made(name: str, model: _Model, takes: Shape | int, classes: int, options: Mapping[str, Any]) -> Network:
+    """The network of ``model``, on the device that is PyTorch's default at the time."""
+    try:
+        return _validated(model.builder)(takes, classes, **options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"model '{name}': {where} is {first['input']!r}; {first['msg'].lower()}") from None
+    except ConfigError as error:
+        raise ConfigError(f"model '{name}' does not fit: {error}") from None
 
 
 @cache
@@ -189,6 +194,18 @@ class NamedModel:
     def named(self) -> Named:
         """How a file names it."""
         return Named(self.name, self.options)
+
+    def parameters(self) -> int:
+        """How many parameters it has, without memory for them.
+
+        Raises:
+            ConfigError: an option's value is impossible, or the inputs are too small.
+        """
+        own = {key: value for key, value in self.options.items() if key != "initialisation"}
+        model, shape = _checked(self.name, self.input_shape, self.classes, self.vocabulary, own)
+        with torch.device("meta"), _AsAllocated():
+            network = _made(self.name, model, self.vocabulary or shape, self.classes, own)
+        return sum(parameter.numel() for parameter in network.parameters())
 
 
 @dataclass(frozen=True)
@@ -247,6 +264,11 @@ def models() -> tuple[ModelInfo, ...]:
             ModelInfo(name, model.summary, model.kinds, model.input_shape, model.classes, model.vocabulary, parameters)
         )
     return tuple(infos)
+
+
+def takes_images_only(name: str) -> bool:
+    """Whether the model ``name`` takes images and nothing else, so that it matters which axis holds the channels."""
+    return name in _MODELS and _MODELS[name].kinds == ("image",)
 
 
 def default_model(input_shape: Shape, kind: InputKind) -> str:

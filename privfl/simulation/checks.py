@@ -13,6 +13,7 @@ from privfl.engine.client_randomness import ClientRandomness
 from privfl.errors import ConfigError, brief
 from privfl.federation.cohorts import Cohort, earned_rate
 from privfl.federation.fit import check_trains
+from privfl.federation.shapes import input_warnings
 from privfl.federation.task import Task
 from privfl.models.flat_network import FlatNetwork
 from privfl.plain_tensors import check_untouched
@@ -83,8 +84,9 @@ def check_settings(
             "have none; take an algorithm that needs none, such as fedavg, fedprox, scaffold or ditto"
         )
     _check_kept(algorithm, network.flat)
+    warnings = input_warnings(task)
     if dpsgd is not None or shipped(stating_class(algorithm, "step")):  # one from outside may not use the task's loss
-        check_trains(network.module, task.loss, *task.probe(3), precision)
+        warnings += check_trains(network.module, task.loss, *task.probe(3), precision)
     way: GradSampleMode | None = None
     if dpsgd is not None:
         if algorithm.dpsgd_refusal():
@@ -126,7 +128,6 @@ def check_settings(
         _check_sum_of_gradients(algorithm)
     if channel.amplified:
         _keep_draw_secret(privacy)
-    warnings = []
     if cohort.rate < earned_rate(cohort):
         warnings.append(
             f"{type(cohort).__name__} says that it draws at the rate {cohort.rate:g}, which nobody can check; no claim "

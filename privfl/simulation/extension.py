@@ -103,7 +103,7 @@ def reopen(plan: Plan, state: State, cells: tuple[str, ...] | None) -> None:
     Args:
         cells: whose ε may be shown; ``None`` is all of them.
     """
-    state.ended, state.failure = False, ""
+    state.ended, state.stopped, state.failure = False, False, ""
     if not state.metrics:
         return
     line = state.metrics[-1]

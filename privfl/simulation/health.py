@@ -38,6 +38,7 @@ class Health:
         asked: uploads that were asked for.
         zeroed: why uploads were unusable that counted as zeros, how often.
         moved: whether any round changed the server's state or left anything with a client.
+        sent: whether any sum of uploads was not zero in a round until then.
     """
 
     rounds: int = 0
@@ -45,11 +46,12 @@ class Health:
     asked: int = 0
     zeroed: Counter[str] = field(default_factory=Counter)
     moved: bool = False
+    sent: bool = False
     _told: set[str] = field(default_factory=set, compare=False, repr=False)
 
     def state(self) -> dict[str, Any]:
         """The counts as JSON-able values, for a checkpoint."""
-        names = ("rounds", "failed", "asked", "moved")
+        names = ("rounds", "failed", "asked", "moved", "sent")
         return {**{name: getattr(self, name) for name in names}, "zeroed": dict(self.zeroed)}
 
     @classmethod
@@ -71,6 +73,7 @@ class Health:
         self.rounds += asked > 0
         self.asked += asked
         self.moved |= (keeps and usable > 0) or _differ(before, after)
+        self.sent = self.sent or (not self.moved and any(bool(total.any()) for total in last.total.values()))
         problems: Counter[str] = Counter()
         for sums in phases:
             problems += sums.problems + sums.zeroed
@@ -111,6 +114,11 @@ class Health:
             return ""
         if not self.rounds:
             return "the model never moved, because no client was asked in any round; draw larger cohorts, or add rounds"
+        if self.sent:
+            return (
+                "the model never moved, although uploads were not zero: the algorithm's aggregate left the server's "
+                "state as it was; add the step to it there, or raise training.learning_rate if rounding swallows it"
+            )
         return "the model never moved, because every upload was zero; raise training.learning_rate"
 
 

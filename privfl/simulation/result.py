@@ -41,3 +41,14 @@ class Run:
     failure: str = ""
     ledger: Ledger | None = None
     asked: RunSettings | None = field(default=None, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        what = f"{self.summary.get('algorithm')} on {self.summary.get('dataset')}"
+        size = f"{len(self.metrics)} rounds, {self.parameters.numel():,} parameters"
+        tests = [
+            f"{name} {value:.4g}"
+            for name, value in self.summary.items()
+            if name.startswith("test_") and value is not None
+        ]
+        cells = [f"ε = {value:.4g} ({cell})" for cell, value in self.statement.finite().items()]
+        return f"Run({what}: {', '.join([size, *tests, *(cells or ['no finite ε'])])})"

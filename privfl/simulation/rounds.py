@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +28,7 @@ from privfl.simulation.recorder import Recorder
 from privfl.simulation.remote_engine import RemoteEngine
 from privfl.simulation.round_costs import RoundCosts
 from privfl.simulation.shared_state import SharedState
+from privfl.validation import said
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,28 @@ def aggregate(costs: RoundCosts, sums: CohortSums, server: Tensors, context: Ser
     if channel.has_central_noise or channel.secure is not None:
         total = {name: value.to(costs.received["parameters"].dtype) for name, value in total.items()}
     after = phase.algorithm.aggregate(server, total, facts, costs.training)
+    _check_state(phase.algorithm.name, after, server)
     return {**after, **learnt}
+
+
+def _check_state(name: str, after: Any, before: Tensors) -> None:
+    """Refuse what the aggregate of the algorithm ``name`` returned, unless it may follow on the state ``before``.
+
+    Raises:
+        ConfigError: it is no dictionary of tensors, or lacks one of those before, or has parameters of another shape.
+    """
+    mend = "return the server's next state, such as {**server, 'parameters': server['parameters'] + step}"
+    if not isinstance(after, Mapping):
+        raise ConfigError(f"{name}'s aggregate returned {said(after)}, which is no dictionary of tensors; {mend}")
+    for part, value in after.items():
+        if not isinstance(value, Tensor):
+            raise ConfigError(f"{name}'s aggregate returned {said(value)} as {part!r}, which is no tensor; {mend}")
+    for part, value in before.items():
+        if part not in after:
+            raise ConfigError(f"{name}'s aggregate returned no {part!r}, which the server's state holds; {mend}")
+        if part == "parameters" and after[part].shape != value.shape:  # a history, say, may grow
+            shapes = f"{part!r} of shape {tuple(after[part].shape)}, and before it was {tuple(value.shape)}"
+            raise ConfigError(f"{name}'s aggregate returned {shapes}; {mend}")
 
 
 def _aggregator(phase: Phase, selection: Selection, like: Tensor, context: ServerContext) -> Aggregator | str:

@@ -22,6 +22,7 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import tomli_w
@@ -127,7 +128,8 @@ class RunDirectory:
         """
         if self.begun and not resume:
             raise ConfigError(
-                f"{self.path} already holds a run; go on with --resume or choose another folder with --out"
+                f"{self.path} already holds a run; go on with --resume or choose another folder with --out (from "
+                f"Python: resume=True, or another out=)"
             )
         if not self.begun:
             self._start(config, fingerprint, source, noisy=noisy)
@@ -335,7 +337,9 @@ class RunDirectory:
             DataError: one of the files is missing, damaged, or not the one that the run ended with.
         """
         summary = read_json(self.path / "summary.json")
-        self._compare(summary, ENDED, f"`privfl run {self.path} --resume` writes it anew from the checkpoint")
+        self._compare(
+            summary, ENDED, f"`privfl run {quote(str(self.path))} --resume` writes it anew from the checkpoint"
+        )
         del summary["sha256"]
         text = (self.path / "statement.json").read_text(encoding="utf-8")
         return summary, Statement.from_json(text), self.metrics()

@@ -17,7 +17,7 @@ from privfl.engine.aggregation import CohortSums
 from privfl.engine.choice import Choice, Engine, choose
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import phases_of
-from privfl.errors import DataError
+from privfl.errors import ConfigError, DataError
 from privfl.federation.availability import Always, Availability
 from privfl.federation.cohorts import Cohort, Everyone
 from privfl.federation.task import Task
@@ -27,7 +27,7 @@ from privfl.privacy.accounting.statement import Statement
 from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.settings import Privacy
-from privfl.simulation.callbacks import Callback, Simulation
+from privfl.simulation.callbacks import Callback, stop_caveat, stop_warning, tell
 from privfl.simulation.caveats import adversary, assumptions, caveats
 from privfl.simulation.checkpoint import Checkpoint
 from privfl.simulation.evaluation import evaluate, storable
@@ -85,11 +85,13 @@ def simulate(
         record: whose view of the run is kept as its transcript: ``"server"``, ``"public"``, both (true) or nobody's.
         out: run directory; ``None`` keeps everything in memory.
         resume: go on with an interrupted run in ``out``, or with one that has ended for more ``rounds``.
-        callbacks: called after every round with the simulation and the round's metrics.
+        callbacks: called after every round with the simulation and its metrics; ``StopIteration`` ends the run there.
 
     Raises:
         ConfigError: a setting is impossible; nothing has been trained or sent then.
     """
+    if resume and out is None:
+        raise ConfigError("resume is True and out is None; give out=, the folder of the run that is to go on")
     asked = RunSettings(
         task=task,
         algorithm=algorithm.following(weighting),
@@ -290,10 +292,9 @@ def run(
             if time.monotonic() - saved >= plan.execution.checkpoint_seconds:
                 directory.save(state.checkpoint())
                 saved = time.monotonic()
-        for callback in callbacks:
-            server = {name: value.clone() for name, value in state.server.items()}
-            shown = server, dict(state.client_state), tuple(state.metrics)
-            callback(Simulation(state.round, *shown, engine, plan.schedule, plan.task, plan.algorithm, path), line)
+        if tell(callbacks, plan, state, engine, path):
+            state.stopped = state.round < plan.schedule.rounds
+            break
     return conclude(plan, state, engine, recorder, directory, statement or claim(plan, state))
 
 
@@ -342,7 +343,7 @@ def claim(plan: Plan, state: State) -> Statement:
         state.ledger,
         plan.privacy.target_delta,
         reproducible_noise=plan.source.reproducible and plan.noisy,
-        caveats=caveats(plan, state.server),
+        caveats=caveats(plan, state.server) + stop_caveat(plan, state),
         public=assumptions(plan.task, plan.holders),
         server=adversary(plan.channel),
         units=plan.units,
@@ -374,6 +375,7 @@ def conclude(
     warnings = [
         *(plan.warnings + engine.notes + recorder.notes + algorithm.warnings(state.server)),
         *(one for one in statement.caveats if one.startswith("delta = ")),
+        *stop_warning(plan, state),
     ]
     summary = {
         "algorithm": algorithm.name,
@@ -381,7 +383,7 @@ def conclude(
         "model": task.model_name,
         "clients": len(task.clients),
         "rounds": state.round,
-        "stopped": "finished" if state.round == plan.schedule.rounds else "budget",
+        "stopped": "callback" if state.stopped else "finished" if state.round == plan.schedule.rounds else "budget",
         "headline": {"name": task.headline.test, "higher_is_better": task.headline.higher_is_better},
         **{name: value for name, value in last.items() if name.startswith("test_")},
         "dropped": dict(state.dropped) if seen_anyway else {},

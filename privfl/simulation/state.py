@@ -34,6 +34,7 @@ class State:
         health: what is counted to tell whether the run fails.
         failure: why the run as a whole failed, empty until it has ended and if it did not.
         ended: whether the last round has been, so that the last line of metrics is that of an ended run.
+        stopped: whether a callback ended it before the last round that was planned.
     """
 
     round: int
@@ -46,6 +47,7 @@ class State:
     health: Health
     failure: str = ""
     ended: bool = False
+    stopped: bool = False
 
     @classmethod
     def start(cls, plan: Plan) -> State:
@@ -67,6 +69,7 @@ class State:
             "health": self.health.state(),
             "failure": self.failure,
             "ended": self.ended,
+            "stopped": self.stopped,
         }
         return Checkpoint(self.round, tensors, meta)
 
@@ -93,7 +96,7 @@ class State:
             ledger = Ledger.from_state(meta["ledger"])
             sizes = _sizes(plan, ledger, SizeResponses.from_state(meta["sizes"]))
             dropped, health = Counter(meta["dropped"]), Health.from_state(meta["health"])
-            told = meta["metrics"], dropped, health, meta["failure"], meta["ended"]
+            told = meta["metrics"], dropped, health, meta["failure"], meta["ended"], meta.get("stopped", False)
             state = cls(checkpoint.round, server, client_state, ledger, sizes, *told)
             wrong = _unfit(state, plan)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:

@@ -163,6 +163,8 @@ def _found(summary: Mapping[str, Any], measure: Measure) -> list[str]:
     sentences = [f"After {summary['rounds']} rounds {summary['algorithm']} {reached}."]
     if summary["stopped"] == "budget":
         sentences.append("The run stopped early because the next round would have exceeded its privacy budget.")
+    if summary["stopped"] == "callback":
+        sentences.append("The run stopped early because a callback ended it.")
     return sentences
 
 

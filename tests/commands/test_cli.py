@@ -108,7 +108,9 @@ def test_the_same_run_again_needs_resume_or_another_folder(experiment, tmp_path)
     assert privfl("run", experiment, folder=tmp_path).returncode == 0
     again = privfl("run", experiment, folder=tmp_path)
     assert again.returncode == 2
-    assert again.stderr.strip().endswith("go on with --resume or choose another folder with --out")
+    assert again.stderr.strip().endswith(
+        "go on with --resume or choose another folder with --out (from Python: resume=True, or another out=)"
+    )
     assert privfl("run", experiment, "--resume", folder=tmp_path).returncode == 0
     other = privfl("run", experiment, "--resume", "--set", "seed=9", folder=tmp_path)
     assert other.returncode == 2

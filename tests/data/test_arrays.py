@@ -99,3 +99,35 @@ def test_rows_are_owned_or_dealt_out_and_not_both():
     with pytest.raises(ConfigError, match=r"clients= says who .* and partition=IID\(…\) would deal the rows out anew"):
         pf.Task.from_arrays(X, Y, clients=owners, partition=pf.IID(clients=4))
     assert len(pf.Task.from_arrays(X, Y, clients=owners, partition=pf.Natural(min_size=2)).clients) == 5
+
+
+class Items(torch.utils.data.Dataset):
+    """Five items, one at a time."""
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, place):
+        return torch.full((3,), float(place)), place % 2
+
+
+A, B = np.zeros((6, 4), np.float32), np.zeros((6, 7), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (Items(), r"a torch Items, which gives one item at a time; stack the items first: x, y = zip\(\*dataset\)"),
+        (torch.utils.data.DataLoader(Items()), r"a torch DataLoader.*stack the items of its \.dataset first"),
+        ((A, B), r"if these are several inputs, join their columns into one, np\.concatenate\(\[a, b\], axis=1\)"),
+        ((A, A), r"2 inputs but 6 targets; a model gets one array: if these are several inputs"),
+        ({"a": A, "b": B}, "a dict of 'a', 'b'; a model gets one array: if these are several inputs"),
+        ([[1, 2], [1, 2, 3]], r"row 0 has shape \(2,\) and row 1 \(3,\); fill sequences up to one length"),
+        ([torch.ones(3), torch.ones(4)], r"row 0 has shape \(3,\) and row 1 \(4,\)"),
+        ([[[1], [2, 3]], [[1], [2]]], "do not form an array: rows are uneven; fill sequences up to one length"),
+    ],
+)
+def test_what_is_no_single_array_is_refused_with_the_mend_and_no_word_of_numpy(values, sentence):
+    with pytest.raises(DataError, match=sentence) as refused:
+        Dataset.from_arrays(values, [0, 1] * 3, vocabulary=None)
+    assert "setting an array element" not in str(refused.value)

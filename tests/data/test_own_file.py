@@ -67,6 +67,21 @@ def test_a_damaged_csv_is_one_sentence(tmp_path, content, sentence):
         Arrays(str(path), target="died").dataset(0)
 
 
+@pytest.mark.parametrize("cell", ["", "  ", '""'])
+def test_a_row_of_no_client_is_refused_with_its_line(tmp_path, cell):
+    path = tmp_path / "t.csv"
+    path.write_text(f"site,a,died\nnorth,1,0\n\n{cell},2,1\nsouth,3,0\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"t\.csv: the column 'site' is empty in its row 2 \(line 4\).*fill it in, or"):
+        Arrays(str(path), target="died", client="site").dataset(0)
+
+
+def test_a_label_of_blanks_is_no_class(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,died\n1,yes\n2, \n3,no\n", encoding="utf-8")
+    with pytest.raises(DataError, match="column 'died' is empty in its row 2; every row needs a label"):
+        Arrays(str(path), target="died").dataset(0)
+
+
 def test_an_archive_brings_its_own_test_rows_and_clients(tmp_path):
     rng = np.random.default_rng(0)
     parts = {"inputs": rng.normal(size=(20, 3)).astype("float32"), "targets": np.arange(20) % 2}

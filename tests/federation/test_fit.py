@@ -223,3 +223,52 @@ def test_what_is_frozen_must_come_out_alike_whenever_the_model_is_built():
     own, later[1] = task(model=drifting), 1.0
     with pytest.raises(ConfigError, match=r"the model's frozen '0\.weight' comes out otherwise"):
         pf.simulate(own, pf.FedAvg(), rounds=1)
+
+
+def test_another_default_type_of_pytorch_is_named_and_not_the_model():
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(
+            ConfigError, match=r"PyTorch's default type is torch\.float64, .*set_default_dtype\(torch\.float"
+        ):
+            task(model=lambda: nn.Linear(5, 3))
+        with pytest.raises(ConfigError, match=r"PyTorch's default type is torch\.float64"):
+            pf.simulate(task(), pf.FedAvg(), rounds=1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_task_is_shown_by_what_it_holds_and_not_by_its_tensors():
+    assert repr(task()) == (
+        "Task(arrays: 3 clients, 48 training examples of shape (5,), 12 test examples, 3 classes, model logistic)"
+    )
+
+
+class Scaled(nn.Module):
+    """A loss with a parameter of its own, and a network that it only looks at."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.teacher = nn.Parameter(torch.ones(2)), nn.Linear(5, 3)
+
+    def forward(self, network, inputs, targets):
+        with torch.no_grad():
+            taught = self.teacher(inputs).softmax(1)
+        return F.cross_entropy(network(inputs) * self.scale.mean(), targets, reduction="none") + taught.mean(1)
+
+
+LOOSE = torch.ones(4, requires_grad=True)
+
+
+def loose(network, inputs, targets):
+    return F.cross_entropy(network(inputs) * LOOSE.mean(), targets, reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("loss", "named"), [(Scaled(), "('scale' of the loss)"), (loose, "(one of shape (4,))"), (squared, "")]
+)
+@pytest.mark.parametrize("privacy", [None, pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0))])
+def test_tensors_of_a_loss_that_a_gradient_reaches_are_told_since_they_are_never_trained(loss, named, privacy):
+    run = pf.simulate(task(loss=loss), pf.FedAvg("uniform"), rounds=1, privacy=privacy)
+    told = [one for one in run.summary["warnings"] if "never trained" in one]
+    assert [named in one for one in told] == [True] * bool(named)

@@ -50,3 +50,60 @@ def test_a_callback_cannot_take_the_state_away_from_the_run(task):
     settings = {"rounds": 3, "execution": pf.Execution(engine="loop")}
     watched = pf.simulate(task, pf.Ditto(), callbacks=[meddle], **settings)
     assert torch.equal(watched.parameters, pf.simulate(task, pf.Ditto(), **settings).parameters)
+
+
+def stop_after(rounds):
+    """A callback that ends a run after so many ``rounds``."""
+
+    def stop(simulation, line):
+        if simulation.round == rounds:
+            raise StopIteration
+
+    return stop
+
+
+DPSGD = pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0, sample_rate=0.1), noise_key=7)
+
+
+def private(task, rounds, **settings):
+    return pf.simulate(task, pf.FedAvg("uniform"), rounds=rounds, privacy=DPSGD, seed=3, **settings)
+
+
+def test_a_callback_ends_a_run_which_is_charged_for_the_rounds_that_ran(task):
+    seen = []
+    run = private(task, 5, callbacks=[stop_after(2), lambda simulation, line: seen.append(line)])
+    whole = private(task, 2)
+    assert len(run.metrics) == len(seen) == run.summary["rounds"] == 2  # every callback is told of the last round
+    assert run.statement.cells == whole.statement.cells
+    assert run.metrics[-1]["epsilon"] == run.statement.finite()
+    assert torch.equal(run.parameters, whole.parameters)
+    assert run.summary["stopped"] == "callback"
+    assert run.summary["warnings"][-1] == "The run was stopped by a callback after round 2 of 5."
+    assert "A callback stopped the run after round 2 of 5, and the table counts these 2" in run.statement.caveats[-1]
+
+
+def test_a_callback_that_stops_in_the_last_round_stops_nothing(task):
+    run = private(task, 2, callbacks=[stop_after(2)])
+    assert (run.summary["stopped"], run.summary["warnings"]) == ("finished", [])
+    assert not any("callback" in one for one in run.statement.caveats)
+
+
+def test_a_run_that_a_callback_ended_stays_ended_until_more_rounds_are_asked_for(task, tmp_path):
+    here = {"out": tmp_path / "run"}
+    first = private(task, 3, callbacks=[stop_after(2)], **here)
+    again = private(task, 3, resume=True, **here)
+    assert (again.summary, again.statement) == (first.summary, first.statement)
+    longer = private(task, 4, resume=True, **here)
+    assert (longer.summary["stopped"], longer.summary["rounds"]) == ("finished", 4)
+    assert longer.statement.finite() == private(task, 4).statement.finite()
+    assert not any("callback" in one for one in longer.statement.caveats)
+
+
+def test_any_other_exception_of_a_callback_interrupts_the_run_which_can_be_resumed(task, tmp_path):
+    def fail(simulation, line):
+        raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        private(task, 3, callbacks=[fail], out=tmp_path / "run")
+    resumed = private(task, 3, resume=True, out=tmp_path / "run")
+    assert torch.equal(resumed.parameters, private(task, 3).parameters)

@@ -97,6 +97,25 @@ def test_a_model_that_never_moves_is_a_failure_and_one_whose_clients_were_never_
     assert alone.failure.startswith("the model never moved, because no client was asked in any round")
 
 
+@dataclass(frozen=True)
+class StaysWhereItIs(pf.FedAvg):
+    """A server that makes nothing of what it is sent."""
+
+    name: ClassVar[str] = "stays-where-it-is"
+
+    def aggregate(self, server, total, round, training):
+        return server
+
+
+def test_a_server_that_makes_nothing_of_uploads_is_not_said_to_have_had_none(tmp_path):
+    settings = {"algorithm": StaysWhereItIs("uniform"), "out": tmp_path / "run"}
+    still = train(federation(), **settings)
+    assert still.failure.startswith(
+        "the model never moved, although uploads were not zero: the algorithm's aggregate left the server's state as"
+    )
+    assert train(federation(), **settings, resume=True).failure == still.failure
+
+
 def test_own_models_that_are_not_finite_are_named_by_client(caplog):
     with caplog.at_level(logging.WARNING, "privfl"):
         some = train(federation(broken=[1, 3], value=3e38), pf.Local())

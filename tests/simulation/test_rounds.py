@@ -314,3 +314,36 @@ def test_the_cohort_is_the_expected_number_where_the_draw_is_secret(task):
     train(task, Looking("uniform"), 1)
     assert [(one.cohort, one.weight, len(one.members)) for one in seen] == [(0.4 * CLIENTS, 0.4 * CLIENTS, 0)] * ROUNDS
     assert replace(seen[0], number=1).clients == CLIENTS
+
+
+@dataclass(frozen=True)
+class Returns(pf.FedAvg):
+    """Returns what a test wants as the server's next state."""
+
+    name: ClassVar[str] = "returns"
+    what: str = "nothing"
+
+    def aggregate(self, server, total, round, training):
+        rest = {name: value for name, value in server.items() if name != "parameters"}
+        return {
+            "nothing": None,
+            "a tensor": server["parameters"],
+            "no tensor": {**server, "parameters": None},
+            "less": rest,
+            "another shape": {**server, "parameters": server["parameters"][:3]},
+        }[self.what]
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("nothing", "returns's aggregate returned None, which is no dictionary of tensors; return the server's next"),
+        ("a tensor", r"returned a Tensor of shape \(650,\), which is no dictionary of tensors"),
+        ("no tensor", "returned None as 'parameters', which is no tensor"),
+        ("less", "returned no 'parameters', which the server's state holds"),
+        ("another shape", r"returned 'parameters' of shape \(3,\), and before it was \(650,\)"),
+    ],
+)
+def test_an_aggregate_that_returns_no_state_of_the_server_is_named(task, what, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        pf.simulate(task, Returns(what=what), rounds=1)

@@ -486,3 +486,9 @@ def test_the_curve_of_epsilon_ends_at_the_statement_and_never_above(task, tmp_pa
     line = run_charts(run.metrics)["epsilon"].axes[0].lines[0]
     heights = list(line.get_ydata())
     assert heights[-1] == max(heights) == run.metrics[-1]["epsilon"][line.get_label()]
+
+
+def test_to_go_on_with_a_run_in_no_folder_is_refused():
+    task = pf.load("digits", partition=pf.IID(clients=2), model="logistic")
+    with pytest.raises(ConfigError, match="resume is True and out is None; give out=, the folder of the run"):
+        pf.simulate(task, pf.FedAvg(), rounds=1, resume=True)

@@ -50,7 +50,7 @@ def underway(plan):
     state.metrics = [{"round": round, "clients": 5, "epsilon": {"sample/public": 1.5}} for round in range(3)]
     state.dropped = Counter({"sent no 'update'": 2})
     state.health = Health(3, 1, 18, Counter({"sent no 'update'": 4}), moved=True)
-    state.failure, state.ended = "the model never moved", True
+    state.failure, state.ended, state.stopped = "the model never moved", True, True
     return state
 
 

@@ -25,7 +25,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad_and_value
 
 from privfl.errors import ConfigError
 from privfl.models.flat_network import FlatNetwork
@@ -34,6 +34,7 @@ from privfl.privacy.clipping.guard import Made
 from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.clipping.layer_rules import Inputs, LinearRule, rule_for
 from privfl.privacy.clipping.opacus_hooks import OpacusHooks
+from privfl.privacy.clipping.quiet_vmap import vmap
 from privfl.privacy.clipping.row_wise import Seen, Shown, Watch, each_row, said_of
 from privfl.privacy.clipping.rule import Arrivals, Calls, Formed, Places, Rule, SumRule
 from privfl.privacy.loss import Loss

@@ -44,8 +44,10 @@ def check_per_sample(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: 
             apart = torch.stack([loss(module, inputs[i : i + 1], targets[i : i + 1]).sum() for i in range(len(inputs))])
         if together.shape != (len(inputs),) or not torch.allclose(together, apart, rtol=1e-3, atol=1e-5):
             raise ConfigError(
-                "the loss is not one term per sample that depends on that sample alone, so clipping per sample would "
-                "protect nothing; write it as a sum of per-sample terms or train without DP-SGD"
+                "what the model and its loss give is not one term per sample that depends on that sample alone, so "
+                "clipping per sample would protect nothing; let the model treat every sample alone (no .item() or "
+                "branch on values of a whole batch, no statistics over it), write the loss as one term per sample, or "
+                "train without DP-SGD"
             )
         rows = torch.stack([_row_gradient(network, loss, inputs, targets, row) for row in range(len(inputs))])
         unknown, problem = unknown_layers(module), ""

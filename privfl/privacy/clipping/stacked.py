@@ -18,7 +18,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad_and_value
 
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.factors import Clipping, norms_along, zero_like, zero_unless
@@ -34,6 +34,7 @@ from privfl.privacy.clipping.per_sample import (
     trained_parameters,
     widened,
 )
+from privfl.privacy.clipping.quiet_vmap import vmap
 from privfl.privacy.clipping.row_wise import Watch, each_row, said_of
 from privfl.privacy.clipping.rule import Places, Rule
 from privfl.privacy.clipping.whole_rows import clipped_rows
