@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from privfl.models import NamedModel
-
-if TYPE_CHECKING:
-    from privfl.federation.task import Task
 
 _COLOURS = (1, 3, 4)
 """How many channels pictures have: grey, RGB, and RGB with transparency."""
@@ -37,15 +33,15 @@ def shape_hint(shape: Sequence[int]) -> str:
     return ""
 
 
-def input_warnings(task: Task) -> list[str]:
-    """What whoever runs ``task`` should know of its inputs; only their shape and type are looked at."""
-    found, shape = [], tuple(task.inputs.shape[1:])
-    if isinstance(task.model, NamedModel) and channels_seem_last(shape):  # who wrote a model knows what it takes
+def input_warnings(shape: Sequence[int], model: object, *, unscaled: bool) -> list[str]:
+    """What whoever trains ``model`` on inputs of this ``shape`` each should know of them; no value is looked at."""
+    found = []
+    if isinstance(model, NamedModel) and channels_seem_last(shape):  # who wrote a model knows what it takes
         found.append(
             f"Inputs of shape {_times(shape)} are read as {shape[0]} channels of {shape[1]} x {shape[2]}; if their "
             "channels come last, give inputs.transpose(0, 3, 1, 2)."
         )
-    if task.unscaled:
+    if unscaled:
         found.append(UNSCALED)
     return found
 

@@ -84,7 +84,7 @@ def check_settings(
             "have none; take an algorithm that needs none, such as fedavg, fedprox, scaffold or ditto"
         )
     _check_kept(algorithm, network.flat)
-    warnings = input_warnings(task)
+    warnings = input_warnings(task.inputs.shape[1:], task.model, unscaled=task.unscaled)
     if dpsgd is not None or shipped(stating_class(algorithm, "step")):  # one from outside may not use the task's loss
         warnings += check_trains(network.module, task.loss, *task.probe(3), precision)
     way: GradSampleMode | None = None

@@ -12,7 +12,10 @@ from threading import Lock
 from typing import Any
 
 import torch
-from torch._C import _functorch  # type: ignore[attr-defined, unused-ignore]
+from torch._C import _functorch
+
+
+_SWITCHES: Any = _functorch  # PyTorch's stubs leave out this one
 
 
 class _Quiet:
@@ -25,14 +28,14 @@ class _Quiet:
     def __call__(self) -> Iterator[None]:
         with self._lock:
             self._inside += 1
-            _functorch._set_vmap_fallback_warning_enabled(False)
+            _SWITCHES._set_vmap_fallback_warning_enabled(False)
         try:
             yield
         finally:
             with self._lock:
                 self._inside -= 1
                 if not self._inside:
-                    _functorch._set_vmap_fallback_warning_enabled(True)
+                    _SWITCHES._set_vmap_fallback_warning_enabled(True)
 
 
 _QUIET = _Quiet()
