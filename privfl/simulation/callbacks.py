@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 from privfl.algorithms.base import Algorithm, Tensors
 from privfl.engine.choice import Engine
 from privfl.federation.task import Task
+from privfl.privacy.accounting.ledger import Ledger
+from privfl.privacy.accounting.release import everywhere, unprotected
 from privfl.simulation.plan import Plan
 from privfl.simulation.ray_engine import RayEngine
 from privfl.simulation.run_directory import Metrics
@@ -48,8 +51,9 @@ class Simulation:
 Callback = Callable[[Simulation, Metrics], None]
 """Called after every round with the run in flight and the round's line of metrics; the progress bar is one.
 
-A callback that raises ``StopIteration`` ends the run with that round, which has its statement then like any other. One
-that raises something else interrupts the run, which can be resumed from its latest checkpoint.
+A callback that raises ``StopIteration`` ends the run with that round, whose statement gives no guarantee then
+(:func:`counted_until_stopped`). One that raises something else interrupts the run, which can be resumed from its latest
+checkpoint.
 """
 
 
@@ -76,13 +80,18 @@ def stop_warning(plan: Plan, state: State) -> list[str]:
     return [f"The run was stopped by a callback after round {state.round} of {plan.schedule.rounds}."]
 
 
-def stop_caveat(plan: Plan, state: State) -> list[str]:
-    """What a reader of the statement must know then: when a run stops may tell something of the data."""
+def counted_until_stopped(plan: Plan, state: State) -> Ledger:
+    """The ledger of ``state``, without any guarantee if a callback stopped the run.
+
+    What the rounds cost covers what they sent, and not when they end: a callback has seen the model, and may have
+    decided by it.
+    """
     if not state.stopped:
-        return []
-    done, planned = state.round, plan.schedule.rounds
-    return [
-        f"A callback stopped the run after round {done} of {planned}, and the table counts these {done}: it holds as "
-        "it stands if nothing learnt from the data decided when to stop. If figures that are published anyway decided "
-        f"it, claim what {planned} rounds cost; if the callback looked at more than these, no claim covers that."
-    ]
+        return state.ledger
+    ledger = copy.deepcopy(state.ledger)
+    reason = (
+        f"a callback stopped the run after round {state.round} of {plan.schedule.rounds}, and when it did may tell of "
+        "the data what no round is charged for; plan fewer rounds, or set privacy.budget, which ends a run by its cost"
+    )
+    ledger.record(everywhere("update", unprotected(reason)), None)
+    return ledger

@@ -27,7 +27,7 @@ from privfl.privacy.accounting.statement import Statement
 from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.settings import Privacy
-from privfl.simulation.callbacks import Callback, stop_caveat, stop_warning, tell
+from privfl.simulation.callbacks import Callback, counted_until_stopped, stop_warning, tell
 from privfl.simulation.caveats import adversary, assumptions, caveats
 from privfl.simulation.checkpoint import Checkpoint
 from privfl.simulation.evaluation import evaluate, storable
@@ -340,10 +340,10 @@ def _publishable(plan: Plan, epsilon: dict[str, float]) -> dict[str, float]:
 def claim(plan: Plan, state: State) -> Statement:
     """What may be claimed for the rounds that ``state`` has seen."""
     return make_statement(
-        state.ledger,
+        counted_until_stopped(plan, state),
         plan.privacy.target_delta,
         reproducible_noise=plan.source.reproducible and plan.noisy,
-        caveats=caveats(plan, state.server) + stop_caveat(plan, state),
+        caveats=caveats(plan, state.server),
         public=assumptions(plan.task, plan.holders),
         server=adversary(plan.channel),
         units=plan.units,

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch._C import _functorch
 
-
-_SWITCHES: Any = _functorch  # PyTorch's stubs leave out this one
+_SWITCHES: Any = _functorch  # PyTorch's stubs leave out what switches them
 
 
 class _Quiet:
