@@ -45,7 +45,7 @@ def declared(*extras: str) -> dict[str, Requirement]:
     ("folders", "extras"),
     [
         (PACKAGES, ("parquet", "compiled", "triton", "ray", "trackers")),
-        (("tests", "docs"), ("test", "docs", "parquet", "compiled", "triton", "ray", "trackers")),
+        (("tests", "docs"), ("test", "docs", "parquet", "compiled", "triton", "ray", "federation", "trackers")),
     ],
     ids=["installed", "for developers"],
 )
