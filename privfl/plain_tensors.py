@@ -14,10 +14,13 @@ from torch.nn import Parameter
 
 from privfl.errors import ConfigError
 
+KINDS = frozenset((Tensor, Parameter))
+"""What PyTorch itself makes."""
+
 
 def plain(tensor: Any) -> Tensor | None:
     """``tensor`` without anything that was written onto it; ``None`` if it is no tensor of PyTorch's own kind."""
-    if type(tensor) is not Tensor and type(tensor) is not Parameter:
+    if type(tensor) not in KINDS:
         return None
     return Tensor.detach(tensor) if tensor.__dict__ else tensor
 

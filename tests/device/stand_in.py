@@ -27,9 +27,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from privfl import plain_tensors
 from privfl.engine.loop import LoopEngine
 from privfl.privacy.clipping import known
 from privfl.privacy.noise import device_coins, fused
+from privfl.simulation.identity import Identity
 from tests.device.accounts import COUNTS, Counts, kernels, place
 
 CUDA = torch.device("cuda", 0)
@@ -57,13 +59,17 @@ class MixedDevices(Exception):
     """An operation on tensors of two devices. No RuntimeError, which ``engine="auto"`` could take for the model's."""
 
 
+WRITTEN_ON = Identity._written_on
+
+
 class HoldsNothing(Exception):
     """A tensor that C++ made has no values here."""
 
 
 class StandIn(torch.Tensor):
-    """A tensor "on CUDA": ``held`` is where its values lie."""
+    """A tensor "on CUDA": ``held`` is where its values lie, in a slot, as nothing is written onto tensors."""
 
+    __slots__ = ("held",)
     held: torch.Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -363,6 +369,8 @@ def stand_in_cuda() -> Iterator[Counts]:
         torch.random: {"fork_rng": lambda devices=None, *a, **k: FORK([], *a, **k)},
         LoopEngine: {"in_order": in_order},
         known: {"_TENSORS": (*known._TENSORS, StandIn)},
+        plain_tensors: {"KINDS": plain_tensors.KINDS | {StandIn}},
+        Identity: {"_written_on": lambda one, thing: {} if type(thing) is StandIn else WRITTEN_ON(one, thing)},
         fused: {"available": interprets, "release_": by_triton},
         device_coins: {"toss_": tossed},
         torch.Tensor: told,

@@ -24,10 +24,10 @@ from torch._functorch import autograd_function
 from torch._functorch.autograd_function import custom_function_call
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.autograd.graph import disable_saved_tensors_hooks
-from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from privfl import plain_tensors
 from privfl.errors import ConfigError
 from privfl.references import PACKAGE, defined_in
 
@@ -36,7 +36,6 @@ OPERATORS = frozenset(("aten", "prims", "prim", "profiler"))
 """Where PyTorch's own operators are registered."""
 ROW, CLIENT = "row of a batch", "client of a stack"
 """What guarded code stands for one of."""
-_PLAIN = frozenset((Tensor, Parameter))
 _TEXT = (Tensor.__repr__, Tensor.__format__)
 _HOOKS = "hooks on saved tensors see all rows of a batch at once"
 _TURN = threading.local()
@@ -136,7 +135,7 @@ class Guard(TorchFunctionMode):
 
     def _refuse_kinds(self, values: Any) -> None:
         """Refuse kinds of tensors that PyTorch does not bring: it hands their code all rows, where no guard sees it."""
-        for kind in {type(one) for one in _tensors(values)} - _PLAIN:
+        for kind in {type(one) for one in _tensors(values)} - plain_tensors.KINDS:
             if not defined_in(kind, TORCH):
                 self.refuse(
                     f"{kind.__name__} is a kind of tensor of one's own, whose code would see more than one "
