@@ -140,11 +140,11 @@ class Attack(ABC):
                 needs, records are not what the run's network takes, or its task is of another kind.
         """
         seen = transcript_of(seen)
+        self.check_kind(seen.facts.kind)
         if not isinstance(auxiliary, Auxiliary):
             raise ConfigError(
                 f"the auxiliary data are {said(auxiliary)}; give attacks.Auxiliary(public=…, candidates=…, truth=…)"
             )
-        self.check_kind(seen.facts.kind)
         auxiliary.check_inputs(seen.facts.input_shape, tokens=seen.facts.vocabulary is not None)
         self.check_images(auxiliary)
         began = time.perf_counter()

@@ -223,7 +223,7 @@ def held_to_bounds(channel: RoundChannel, upload: Tensors) -> tuple[Tensors, str
     """``upload`` within the bounds that every client agreed to, and what was beyond them, empty if nothing was.
 
     An honest upload keeps to them and stays as it is, to the bit. A client that lies adds no more than an honest one
-    could, because noise on the sum does not drop what is too long (:attr:`RoundChannel.measured`).
+    could, because noise on the sum does not drop what is too long (``measured`` of the channel).
     """
     beyond = ""
     for name, most in channel.chain.side_values.items():

@@ -117,7 +117,7 @@ def _check_state(name: str, after: Any, before: Tensors) -> None:
     """Refuse what the aggregate of the algorithm ``name`` returned, unless it may follow on the state ``before``.
 
     Raises:
-        ConfigError: it is no dictionary of tensors, or lacks one of those before, or has parameters of another shape.
+        ConfigError: it is no dictionary of tensors, or its parameters are missing or have another shape.
     """
     mend = "return the server's next state, such as {**server, 'parameters': server['parameters'] + step}"
     if not isinstance(after, Mapping):
@@ -125,12 +125,14 @@ def _check_state(name: str, after: Any, before: Tensors) -> None:
     for part, value in after.items():
         if not isinstance(value, Tensor):
             raise ConfigError(f"{name}'s aggregate returned {said(value)} as {part!r}, which is no tensor; {mend}")
-    for part, value in before.items():
-        if part not in after:
-            raise ConfigError(f"{name}'s aggregate returned no {part!r}, which the server's state holds; {mend}")
-        if part == "parameters" and after[part].shape != value.shape:  # a history, say, may grow
-            shapes = f"{part!r} of shape {tuple(after[part].shape)}, and before it was {tuple(value.shape)}"
-            raise ConfigError(f"{name}'s aggregate returned {shapes}; {mend}")
+    if "parameters" not in before:
+        return
+    if "parameters" not in after:  # other parts may be dropped
+        raise ConfigError(f"{name}'s aggregate returned no 'parameters', which the server's state holds; {mend}")
+    shapes = tuple(after["parameters"].shape), tuple(before["parameters"].shape)
+    if shapes[0] != shapes[1]:  # of a history, say, it may grow
+        found = f"'parameters' of shape {shapes[0]}, and before it was {shapes[1]}"
+        raise ConfigError(f"{name}'s aggregate returned {found}; {mend}")
 
 
 def _aggregator(phase: Phase, selection: Selection, like: Tensor, context: ServerContext) -> Aggregator | str:

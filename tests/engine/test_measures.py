@@ -95,7 +95,7 @@ def test_what_is_known_decides_what_is_dropped_and_how_the_rest_is_added_up_as_t
 def test_what_a_mechanism_may_have_written_into_is_measured_anew(monkeypatch):
     channel = RoundChannel.bare(FIELDS[:1])
 
-    def doubled(self, upload, noise, *, like, broken):
+    def doubled(self, upload, noise, *, like, broken, look):
         upload["update"].mul_(2.0**30)
         return {**upload}
 

@@ -167,7 +167,10 @@ def test_what_a_model_leaves_among_its_parameters_costs_the_claim(model):
 def test_the_parameters_of_another_network_count_by_their_values(moved):
     one, other = Base(), Base()
     one.peers = [other]
-    task, phase = types.SimpleNamespace(loss=lambda: None, model=None), types.SimpleNamespace(apart=False, forgets=True)
+    task, phase = (
+        types.SimpleNamespace(loss=lambda: None, model=None),
+        types.SimpleNamespace(apart=False, forgets=True, mechanisms_forget=False),
+    )
     before = SharedState(task, phase, pf.LocalTraining(), {}, [ModuleState(one), ModuleState(other)])
     with torch.no_grad():
         (one if moved == "its own" else other).body.weight.add_(1.0)
