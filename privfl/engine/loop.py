@@ -242,6 +242,8 @@ class LoopEngine:
         trained = self._trained(space, client, phase, received, context)
         if phase.blind:
             trained = trained.sending(self._trained(space, client, phase, received, context, blind=True))
+        if context.look is not None:
+            context.look(None)
         noise = context.noise("channel" + phase.label, client)
         return send(phase.channel, client, trained, noise, received["parameters"], context.look)
 

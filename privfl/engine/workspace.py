@@ -127,7 +127,7 @@ class RoundContext:
         seed: root of the experiment's randomness.
         source: of privacy noise.
         kept: what clients keep between rounds, by client; who has kept nothing yet is missing.
-        look: called before a mechanism from outside is handed an update that has its noise already.
+        look: called wherever a client's part may have left something that the next client's could take away again.
     """
 
     number: int

@@ -75,15 +75,21 @@ class SharedState:
         """Whether a claim rests on parts of one's own that leave nothing behind."""
         return bool(self._parts)
 
-    def look(self, mechanism: Mechanism) -> None:
-        """Note it if what ``mechanism`` can reach has changed by now, though it were as before when all is done."""
-        name = next(name for name, part in self._parts.items() if part is mechanism)
-        try:
-            same = EveryState(mechanism).digest == dict(self._before[0])[name].digest
-        except RuntimeError:  # another worker changes it right now
-            same = False
-        if not same:
-            self._found.add(name)
+    def look(self, mechanism: Mechanism | None) -> None:
+        """Note it if what ``mechanism``, or any part, can reach has changed by now, though nothing be left at the end.
+
+        Where clients train side by side, what one leaves and another takes at once may be over before anybody looks.
+        """
+        before = dict(self._before[0])
+        for name, part in self._parts.items():
+            if name in self._found or (mechanism is not None and part is not mechanism):
+                continue
+            try:
+                same = EveryState(part).digest == before[name].digest
+            except RuntimeError:  # another worker changes it right now
+                same = False
+            if not same:
+                self._found.add(name)
 
     def changed(self) -> list[str]:
         """What has changed since, or may have, in words."""

@@ -383,6 +383,44 @@ class Codec(pf.Mechanism):
         return update
 
 
+class Relay(pf.FedAvg):
+    """Every second client sends what the one before it left, and nothing is left at the end."""
+
+    name: ClassVar[str] = "relay"
+
+    def finish(self, local, received, training):
+        upload = super().finish(local, received, training)
+        if "relayed" in LEFT:
+            return LEFT.pop("relayed")
+        LEFT["relayed"] = upload
+        return upload
+
+
+@dataclass(frozen=True)
+class RelayLink(pf.Mechanism):
+    """The same as a mechanism."""
+
+    kind: ClassVar = "transform"
+
+    def at_client(self, update, noise, round):
+        if "sent" in LEFT:
+            return LEFT.pop("sent")
+        LEFT["sent"] = update
+        return update
+
+
+def test_what_one_client_leaves_and_the_next_takes_away_is_seen_though_nothing_is_left():
+    pairs = {"clients": np.arange(ROWS) % 4}
+    for rounds in (1, 2):
+        LEFT.clear()
+        nothing_is_claimed(ran(Relay("uniform"), rounds=rounds, **pairs), "the algorithm", "Relay")
+        LEFT.clear()
+        for engine in ("loop", "vectorised"):
+            privacy = pf.Privacy(update=(RelayLink(), *AT_CLIENTS.update))
+            run = ran(privacy=privacy, rounds=rounds, engine=engine, **pairs)
+            nothing_is_claimed(run, "the mechanism", "RelayLink")
+
+
 NOISE = pf.GaussianNoise(2.0)
 CHAINS = {
     "ErrorFeedback": (ErrorFeedback(), pf.Clip(1.0), NOISE),

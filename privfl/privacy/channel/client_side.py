@@ -19,8 +19,9 @@ from privfl.privacy.mechanisms.mechanism import ChannelRound, Mechanism
 from privfl.privacy.noise.source import NoiseStream
 from privfl.references import shipped
 
-Look = Callable[[Mechanism], None]
-"""Looks whether anything that a mechanism's code can reach has changed since clients began to train."""
+Look = Callable[[Mechanism | None], None]
+"""Looks whether anything that a mechanism's code can reach has changed since clients began to train; ``None``: or that
+of any part which clients run."""
 
 
 class BrokenUpload(PrivacyError):
@@ -34,7 +35,8 @@ def pass_links(
 
     Where noise is added, or is going to be, the update that it is added to keeps to the bound of ``round``, whatever
     the links before it did. Noise in shares is added later, to the integers of the secure sum. ``look`` is called
-    before a link from outside is handed an update with noise, for it could have noted what was there before.
+    after every link from outside, and before one is handed an update with noise: it could have noted what was there
+    before, and another client's could take it away again.
 
     Raises:
         BrokenUpload: a mechanism made something of the update that cannot be added up.
@@ -54,6 +56,8 @@ def pass_links(
             if noisy and look is not None:
                 look(link)
         update = _as_update(link, link.at_client(update, link_noise.at_client(place, link, noise), told), update)
+        if told is not round and look is not None:
+            look(link)
         noisy = noisy or link.adds_at == "client"
     if chain.noise_on_sum:
         update = within_bound(update, round.bound)
