@@ -10,20 +10,11 @@ from torch import nn
 import privfl as pf
 from privfl.errors import ConfigError
 from privfl.plain_tensors import check_plain, check_untouched, given_plain, plain, plain_parts
+from tests.lying_tensor import Lying
 
 LONG = 1000.0
 DPSGD = pf.Privacy(training=pf.DPSGD(noise_multiplier=1.0))
 ENGINES = ("loop", "vectorised")
-
-
-class Lying(torch.Tensor):
-    """Says of every norm that it is tiny."""
-
-    @classmethod
-    def __torch_function__(cls, function, types, arguments=(), named=None):
-        answer = super().__torch_function__(function, types, arguments, named or {})
-        with torch._C.DisableTorchFunctionSubclass():
-            return answer * 1e-6 if "norm" in function.__name__ else answer
 
 
 @pytest.fixture(scope="module")

@@ -283,6 +283,8 @@ class LoopEngine:
             local = algorithm.begin(received, phase.client_state(client, context.client_state, blind=blind), training)
             if not shipped(type(algorithm)):
                 local = unshared(given_plain(local, f"what {algorithm.name} begins with"), received)
+                if context.look is not None:
+                    context.look(None)
             space.own.load(local["parameters"])
             local["parameters"] = space.own.flat
             if overrides(algorithm, "prepare"):

@@ -253,6 +253,8 @@ class VectorisedEngine:
             local: Tensors = given_plain(
                 algorithm.begin(received, state, training), f"what {algorithm.name} begins with"
             )
+            if own and context.look is not None:
+                context.look(None)
             return local
 
         with torch.no_grad(), stack.randomness or nullcontext():

@@ -28,7 +28,7 @@ SAID = (
 )
 
 
-def ran(algorithm=None, privacy=AT_CLIENTS, rounds=2, engine="loop", **own):
+def ran(algorithm=None, privacy=AT_CLIENTS, rounds=2, engine="loop", workers=None, **own):
     own = {"model": "logistic", "classes": 2, "clients": np.arange(ROWS) % 3, **own}
     return pf.simulate(
         pf.Task.from_arrays(X, Y, test=TEST, **own),
@@ -36,7 +36,7 @@ def ran(algorithm=None, privacy=AT_CLIENTS, rounds=2, engine="loop", **own):
         training=pf.LocalTraining(learning_rate=0.1, batch_size=20),
         privacy=privacy,
         rounds=rounds,
-        execution=pf.Execution(engine=engine),
+        execution=pf.Execution(engine=engine, workers=workers),
     )
 
 
@@ -396,29 +396,34 @@ class Relay(pf.FedAvg):
         return upload
 
 
-@dataclass(frozen=True)
-class RelayLink(pf.Mechanism):
-    """The same as a mechanism."""
+class RelayInBegin(pf.FedAvg):
+    """The same with what clients begin with, of which a stack sees one after the other."""
 
-    kind: ClassVar = "transform"
+    name: ClassVar[str] = "relay-in-begin"
 
-    def at_client(self, update, noise, round):
-        if "sent" in LEFT:
-            return LEFT.pop("sent")
-        LEFT["sent"] = update
-        return update
+    def begin(self, received, client_state, training):
+        local = super().begin(received, client_state, training)
+        if "begun" in LEFT:
+            LEFT.pop("begun")
+        else:
+            LEFT["begun"] = local["parameters"]
+        return local
 
 
 def test_what_one_client_leaves_and_the_next_takes_away_is_seen_though_nothing_is_left():
-    pairs = {"clients": np.arange(ROWS) % 4}
+    """One after the other: side by side it may be over before anybody looks."""
+    pairs = {"clients": np.arange(ROWS) % 4, "workers": 1}
     for rounds in (1, 2):
         LEFT.clear()
         nothing_is_claimed(ran(Relay("uniform"), rounds=rounds, **pairs), "the algorithm", "Relay")
-        LEFT.clear()
         for engine in ("loop", "vectorised"):
-            privacy = pf.Privacy(update=(RelayLink(), *AT_CLIENTS.update))
+            LEFT.clear()
+            run = ran(RelayInBegin("uniform"), rounds=rounds, engine=engine, **pairs)
+            nothing_is_claimed(run, "the algorithm", "RelayInBegin")
+            assert not LEFT
+            privacy = pf.Privacy(update=(Codec(), *AT_CLIENTS.update))
             run = ran(privacy=privacy, rounds=rounds, engine=engine, **pairs)
-            nothing_is_claimed(run, "the mechanism", "RelayLink")
+            nothing_is_claimed(run, "the mechanism", "Codec")
 
 
 NOISE = pf.GaussianNoise(2.0)

@@ -47,12 +47,6 @@ class Calibrated(Honest):
     def unbiased(self, responses):
         return responses - ERRORS["made"] if responses.shape == ERRORS.get("made", np.empty(0)).shape else responses
 
-    def response_variance(self, truths):
-        return np.full(truths.shape, 1e-9)
-
-    def support(self):
-        return -math.inf, math.inf
-
     def client_cost(self):
         return pure_cost(self.epsilon)
 

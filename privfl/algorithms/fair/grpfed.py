@@ -35,6 +35,8 @@ from privfl.privacy.door.contract import Batch, Door
 from privfl.randomness import torch_stream
 from privfl.validation import check_count, check_number
 
+BATCH_LOSS = "batch-losses"
+
 
 @dataclass(frozen=True)
 class GRPFed(Algorithm):
@@ -78,7 +80,7 @@ class GRPFed(Algorithm):
     needs_classes: ClassVar[bool] = True
     keeps: ClassVar[tuple[str, ...]] = ("personal", "discriminator")
     statistics: ClassVar[tuple[str, ...]] = (LOSS,)
-    totals_of_batches: ClassVar[tuple[str, ...]] = ("batch-losses",)
+    totals_of_batches: ClassVar[tuple[str, ...]] = (BATCH_LOSS,)
     local_only: ClassVar[bool] = True
     q: float = 10.0
     q_step: float = 0.5
@@ -182,7 +184,7 @@ class GRPFed(Algorithm):
 
     def step(self, local: Tensors, received: Tensors, batch: Batch, client: Door, training: LocalTraining) -> None:
         if not self.reports_once:
-            tally = self.losses(local["parameters"], batch, client, *self.totals_of_batches)
+            tally = self.losses(local["parameters"], batch, client, BATCH_LOSS)
             if self.loss_report == "last_epoch_mean":
                 local["tally"] = local["tally"] + tally * batch.last.to(tally.dtype)
             else:

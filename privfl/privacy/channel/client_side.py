@@ -91,7 +91,7 @@ def _report(link: Mechanism, update: Tensor, round: ChannelRound) -> dict[str, f
 
 
 def _as_update(link: Mechanism, given: Any, update: Tensor) -> Tensor:
-    """What ``link`` has ``made`` of ``update``, if it can take its place."""
+    """What is ``given`` by ``link`` for ``update``, if it can take its place."""
     name = type(link).__name__
     made = plain(given)
     if made is None:

@@ -57,8 +57,9 @@ class ServerNoise:
 
     ``stream`` serves this round alone, and all of privfl's own links one after the other, so that none repeats
     another's noise; ``source`` is for noise that is correlated over rounds, under labels of its own. Links from outside
-    that add no noise get a stream of their own, and all that add none a source of their own, new in every round. From
-    these neither the noise nor the cohort's coins can be drawn again (:mod:`privfl.privacy.channel.link_noise`).
+    get a stream and a source of their own, the one that adds the noise the same source in every round, others a new
+    one. From these neither privfl's noise nor the cohort's coins can be drawn again
+    (:mod:`privfl.privacy.channel.link_noise`).
     """
 
     stream: NoiseStream

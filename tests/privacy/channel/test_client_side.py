@@ -14,6 +14,7 @@ from privfl.privacy.channel.client_side import BrokenUpload, pass_links, within_
 from privfl.privacy.mechanisms.clip import norm, scale_to_norm
 from privfl.privacy.mechanisms.mechanism import Mechanism
 from privfl.privacy.noise.source import NoiseSource
+from tests.lying_tensor import Lying
 from tests.privacy.mechanisms.test_mechanism import round_with
 
 BOUND = 2.0
@@ -196,15 +197,6 @@ def test_after_each_and_before_one_is_handed_an_update_with_noise_somebody_looks
     looked = []
     passed(*AROUND, look=looked.append)
     assert [AROUND.index(one) if one is AROUND[0] else 3 for one in looked] == [0, 3, 3]
-
-
-class Lying(torch.Tensor):
-    """Has norm 0 whatever it holds."""
-
-    @classmethod
-    def __torch_function__(cls, function, types, arguments=(), named=None):
-        answer = super().__torch_function__(function, types, arguments, named or {})
-        return answer * 0 if "norm" in function.__name__ else answer
 
 
 def test_an_update_of_a_kind_of_its_own_is_a_broken_upload():
