@@ -410,12 +410,23 @@ class RelayInBegin(pf.FedAvg):
         return local
 
 
+def relaying_loss(network, inputs, targets):
+    """Each pass takes away what the one before it left, or leaves something."""
+    outputs = network(inputs)
+    if "passed" in LEFT:
+        return F.cross_entropy(outputs, targets, reduction="none") * (1 + LEFT.pop("passed"))
+    LEFT["passed"] = outputs.detach().mean()
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
 def test_what_one_client_leaves_and_the_next_takes_away_is_seen_though_nothing_is_left():
     """One after the other: side by side it may be over before anybody looks."""
     pairs = {"clients": np.arange(ROWS) % 4, "workers": 1}
     for rounds in (1, 2):
         LEFT.clear()
         nothing_is_claimed(ran(Relay("uniform"), rounds=rounds, **pairs), "the algorithm", "Relay")
+        alone = {"clients": np.arange(ROWS) % 6, "workers": 1}  # of whom each takes one pass
+        nothing_is_claimed(ran(loss=relaying_loss, rounds=rounds, **alone), "the loss", "relaying_loss")
         for engine in ("loop", "vectorised"):
             LEFT.clear()
             run = ran(RelayInBegin("uniform"), rounds=rounds, engine=engine, **pairs)
