@@ -16,6 +16,7 @@ from privfl.products import (
     forms_of,
     input_gradient,
     outputs,
+    sums_over_rows,
     write_weight_gradient,
 )
 
@@ -26,8 +27,9 @@ FORMS = {
     "oneDNN": Forms(onednn=True),
     "updates by inputs": Forms(by_inputs=True),
     "narrow first": Forms(narrow_first=True),
+    "longer side last": Forms(longer_last=True),
 }
-INTEL = Forms(weight_first=True, transformed=1 << 22, fewest=16)
+INTEL = Forms(weight_first=True, longer_last=True, transformed=1 << 22, fewest=16)
 AMD = Forms(by_inputs=True, narrow_first=True, divided=3 << 18)
 SHAPES = {"narrow": (10, 7), "wide": (300, 257), "huge": (2100, 512)}
 
@@ -87,6 +89,27 @@ def test_only_narrow_batched_products_are_turned(monkeypatch):
     assert batched(left, torch.randn(3, 20, 16)).is_contiguous()
     monkeypatch.setattr(products, "forms", Forms)
     assert batched(left, torch.randn(3, 20, 15)).is_contiguous()
+
+
+@pytest.mark.usefixtures("taken")
+@pytest.mark.parametrize("columns", [1, 15, 20, 40])
+@pytest.mark.parametrize("rows", [1, 9, 300])
+def test_sums_over_rows_are_those_of_float64(columns, rows):
+    draws = torch.Generator().manual_seed(rows)
+    given, back = (torch.randn(size, generator=draws) for size in ((3, rows, 20), (3, rows, columns)))
+    wanted = given.double().mT @ back.double()
+    for one in (given, given.mT.contiguous().mT):
+        for other in (back, back.mT.contiguous().mT):
+            torch.testing.assert_close(sums_over_rows(one, other).double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_the_longer_side_of_sums_over_rows_is_their_columns(monkeypatch):
+    monkeypatch.setattr(products, "forms", lambda: Forms(longer_last=True))
+    given = torch.randn(3, 50, 20)
+    assert sums_over_rows(given, torch.randn(3, 50, 19)).mT.is_contiguous()
+    assert sums_over_rows(given, torch.randn(3, 50, 20)).is_contiguous()
+    monkeypatch.setattr(products, "forms", Forms)
+    assert sums_over_rows(given, torch.randn(3, 50, 19)).is_contiguous()
 
 
 def test_few_rows_are_filled_up_with_zeros(monkeypatch):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Tensors
+from privfl.plain_tensors import plain
 
 
 @dataclass(frozen=True)
@@ -48,19 +49,32 @@ def measures_of(value: Tensor) -> Measures:
     if value.numel() == 1:
         number = float(value)
         return Measures(number, number)
-    lowest, highest = torch.stack(torch.aminmax(value.detach())).tolist()
+    extremes = torch.aminmax(value.detach())
+    lowest, highest = map(float, extremes) if value.device.type == "cpu" else torch.stack(extremes).tolist()
     return Measures(lowest, highest)
 
 
 def measures_of_stack(uploads: Tensors, clients: int) -> list[Measured]:
-    """Of each of ``clients``, the measures of its ``uploads``, which hold [clients, ...] each; the host waits once."""
+    """Of each of ``clients``, the measures of its ``uploads``, which hold [clients, ...] each; the host waits once.
+
+    Of a tensor of a kind of its own, which would answer for itself, nothing is known.
+    """
+    given = {name: own for name, value in uploads.items() if (own := plain(value)) is not None}
     taken = {
         name: value[:clients].detach().flatten(1)
-        for name, value in uploads.items()
+        for name, value in given.items()
         if value.is_floating_point() and value.numel() > 0 and value.dim() > 1
     }
     if not taken:
         return [NOTHING] * clients
-    numbers = [torch.stack([*torch.aminmax(rows, dim=1)], 1) for rows in taken.values()]
+    numbers = [torch.stack([*_extremes(rows)], 1) for rows in taken.values()]
     told = torch.stack([one.double() for one in numbers], 1).tolist()
     return [{name: Measures(*two) for name, two in zip(taken, client, strict=True)} for client in told]
+
+
+def _extremes(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and the largest number of each of ``rows`` [N, n]."""
+    if rows.device.type == "cpu":
+        return rows.amin(1), rows.amax(1)  # 38 µs for 20 rows of 5,386, and 262 by the other
+    found: tuple[Tensor, Tensor] = torch.aminmax(rows, dim=1)
+    return found

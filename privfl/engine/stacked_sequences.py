@@ -9,7 +9,7 @@ plainly, into one gradient [clients, size], or row by row to the clipper's rules
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from privfl.engine.sequence_blocks import Fork, Join, Normalised
 from privfl.engine.sequence_checks import TOLERANCE
 from privfl.engine.sequence_steps import Convolution, Dropped, Flattened, Leaking, Linear, Pooled, Rectified, Step, Tanh
 from privfl.engine.sequences import Sequence
+from privfl.engine.windows import Windows
 from privfl.federation.losses import cross_entropy
 from privfl.models.flat_network import Layout
 from privfl.privacy.clipping.formed_rules import FormedRule, WindowsRule
@@ -32,7 +33,7 @@ from privfl.privacy.clipping.rule import Places
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients, Told
 from privfl.privacy.loss import Loss
 from privfl.privacy.noise.source import NoiseStream
-from privfl.products import batched
+from privfl.products import batched, sums_over_rows
 
 LARGEST = 1 << 15
 """Values that all windows of one row may have: where there are more, laying them out costs more than it saves."""
@@ -73,7 +74,7 @@ class StackedSequence:
         self._first = single.first
         self.values = 0
         """How many numbers the inputs, or all windows, of one row are; known once a row has passed."""
-        self._indices: dict[tuple[int, ...], Tensor] = {}
+        self._windows: dict[tuple[int, ...], Windows] = {}
         self._less = torch.full((), -1.0)
 
     def serves(self, loss: Loss) -> bool:
@@ -132,13 +133,13 @@ class StackedSequence:
         clients, rows = given.shape[:2]
         if steady:  # row by row first: a product over all rows is rounded by how many there are
             apart = given.flatten(0, 1), back.flatten(0, 1)
-            found = batched(apart[0].mT, apart[1])
+            found = sums_over_rows(*apart)
             laid = found if found.is_contiguous() else found.mT
             total = _added(laid.view(clients, rows, -1)).view(clients, *laid.shape[1:])
             sums = _added(apart[1].sum(1).view(clients, rows, -1))
             return total if laid is found else total.mT, sums
         together = given.flatten(1, 2), back.flatten(1, 2)
-        return batched(together[0].mT, together[1]), together[1].sum(1)
+        return sums_over_rows(*together), together[1].sum(1)
 
     def _pass(self, parameters: Tensor, batch: StackedBatch, take: Take) -> None:
         """Forward, and back from each client's sum of cross-entropy."""
@@ -197,45 +198,34 @@ class StackedSequence:
 
     def in_windows(self) -> int:
         """How many numbers all windows of one row are, of the convolutions that a row has passed."""
-        return sum(key[2] * len(index) for key, index in self._indices.items())
+        return sum(windows.values for windows in self._windows.values())
 
-    def _index(self, image: torch.Size, shape: tuple[int, ...], stride: tuple[int, int]) -> Tensor:
-        """Which places of an ``image`` [H, W, channels] its windows hold, windows of ``shape`` from first to last."""
-        key = (*image, *shape, *stride)
-        if key not in self._indices:
-            places = torch.arange(image[:2].numel()).view(image[:2])
-            row, column = places.stride()
-            steps = (row * stride[0], column * stride[1], row, column)
-            self._indices[key] = places.as_strided(shape[:4], steps).reshape(-1)
-        return self._indices[key]
+    def _windows_of(self, image: torch.Size, layer: nn.Conv2d) -> Windows:
+        key = (*image, *layer.kernel_size, *layer.stride)
+        if key not in self._windows:
+            self._windows[key] = Windows(image, layer.kernel_size, layer.stride)
+        return self._windows[key]
 
     def _convolution(self, step: Convolution, values: Tensor, own: Views, *, wanted: bool) -> tuple[Tensor, Back]:
         layer = step.layer
-        (down, across), (above, beside), _ = step.window
-        (high, wide), clients, rows = layer.kernel_size, *values.shape[:2]
+        (above, beside), (clients, rows) = step.window[1], values.shape[:2]
         given = F.pad(values, (0, 0, beside, beside, above, above)) if above or beside else values
-        height, width = (given.shape[2] - high) // down + 1, (given.shape[3] - wide) // across + 1
-        shape = (clients, rows, height, width, high, wide, layer.in_channels)
-        index = self._index(given.shape[2:], shape[2:], (down, across))
-        images = given.view(clients * rows, -1, layer.in_channels)
-        images = images[..., 0] if layer.in_channels == 1 else images  # one dimension less is a quicker kernel
-        windows = images.index_select(1, index).view(clients, rows * height * width, -1)
+        seen = self._windows_of(given.shape[2:], layer)
+        height, width = seen.shape[:2]
+        windows = seen.laid_out(given.flatten(0, 1)).view(clients, rows * height * width, -1)
         weight = self._weight_of(layer, own).reshape(clients, -1, layer.out_channels)
-        product = batched(windows, weight)
-        output = product if product.is_contiguous() else product.new_empty(product.shape)
-        if layer.bias is not None:
-            torch.add(product, own[id(layer.bias)][:, None], out=output)
-        elif output is not product:
-            output.copy_(product)
+        output = batched(windows, weight).contiguous()
+        if layer.bias is not None:  # repeated for an image, since a loop over the outputs of one position is too short
+            bias = own[id(layer.bias)].repeat(1, height * width)
+            output.view(clients, rows, -1).add_(bias[:, None])
 
         def backward(back: Tensor, take: Take) -> Tensor:
             back = back.reshape(clients, rows, height * width, layer.out_channels)
             take(layer, windows.view(clients, rows, height * width, -1), back)
             if not wanted:
                 return back
-            spread = batched(back.flatten(1, 2), weight.mT).reshape(clients * rows, -1, layer.in_channels)
-            total = torch.zeros_like(given)
-            total.view(clients * rows, -1, layer.in_channels).index_add_(1, index, spread)
+            spread = batched(back.flatten(1, 2), weight.mT).contiguous()
+            total = seen.added_up(spread.view(clients * rows, height * width, -1)).view(given.shape)
             return total[:, :, above : above + values.shape[2], beside : beside + values.shape[3]]
 
         return output.view(clients, rows, height, width, -1), backward
@@ -294,9 +284,22 @@ def _flattened(values: Tensor) -> tuple[Tensor, Back]:
     clients, rows, height, width, channels = values.shape
 
     def backward(back: Tensor, take: Take) -> Tensor:
-        return back.view(clients, rows, channels, height, width).permute(0, 1, 3, 4, 2).contiguous()
+        return _transposed(back.reshape(clients * rows, channels, height * width)).view(values.shape)
 
-    return values.permute(0, 1, 4, 2, 3).reshape(clients, rows, -1), backward
+    return _transposed(values.flatten(0, 1).flatten(1, 2)).view(clients, rows, -1), backward
+
+
+def _transposed(matrices: Tensor) -> Tensor:
+    """The transposes of ``matrices`` [N, rows, columns], each in one line."""
+    if matrices.device.type != "cpu":
+        return matrices.mT.flatten(1)
+    rows, columns = matrices.shape[1:]
+    return matrices.flatten(1).index_select(1, _places_of_transpose(rows, columns))  # half of a strided copy's time
+
+
+@cache
+def _places_of_transpose(rows: int, columns: int) -> Tensor:
+    return torch.arange(rows * columns).view(rows, columns).T.reshape(-1)
 
 
 def stacked_sequence_of(

@@ -23,7 +23,7 @@ from privfl.engine.client_randomness import ClientRandomness
 from privfl.engine.device_sequences import DeviceSequence
 from privfl.engine.dropout import StreamDropout
 from privfl.engine.loop import LoopEngine
-from privfl.engine.measures import NOTHING, measures_of_stack
+from privfl.engine.measures import measures_of_stack
 from privfl.engine.sequences import sequence_of
 from privfl.engine.shared_algorithm import NotStacked, check_fields, fields_of, for_each_client
 from privfl.engine.stacked_sequences import ALIKE, StackedSequence, stacked_sequence_of
@@ -273,7 +273,7 @@ class VectorisedEngine:
         check_unchanged(algorithm, received, versions)
         if held is not None:
             check_fields(algorithm, held)
-        known = measures_of_stack(uploads, len(slots)) if loop.device.type == "cuda" else [NOTHING] * len(slots)
+        known = measures_of_stack(uploads, len(slots))
         return [
             Trained(
                 {name: value[place] for name, value in uploads.items()},

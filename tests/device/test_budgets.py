@@ -154,7 +154,7 @@ def test_batches_that_are_empty_or_short_take_no_launches_each():
 
 
 def test_under_noise_on_updates_a_client_descends_alike_whether_others_have_as_many_rows():
-    """Where batches are equally long a device divides and descends in one pass, but not where a claim rests on bits."""
+    """Where batches are equally long a stack divides and descends in one pass, but not where a claim rests on bits."""
     rows = []
     for other in (10, 7):
         with stand_in_cuda():

@@ -13,6 +13,7 @@ from privfl.privacy.channel.field import Field
 from privfl.privacy.door.log import DoorLog
 from privfl.privacy.noise.source import NoiseStream
 from tests.device.stand_in import CUDA, stand_in_cuda
+from tests.lying_tensor import Lying
 
 SIZE = 50
 FIELDS = (Field("update", weighted=True), Field("size", shape=()), Field("table", shape=(2, 3)))
@@ -53,6 +54,12 @@ def test_measures_say_what_is_not_finite_wherever_it_stands_and_what_is_largest(
             assert not measures_of(broken).finite
             assert not measures_of(broken).largest < math.inf
     assert measures_of(value[:0]) == Measures(0.0, 0.0)
+
+
+def test_a_tensor_of_a_kind_of_its_own_is_not_believed():
+    given = uploads()
+    known = measures_of_stack({**given, "update": given["update"].as_subclass(Lying)}, 5)
+    assert [set(one) for one in known] == [{"table"}] * 5
 
 
 def test_the_host_waits_once_for_all_of_them():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from privfl.privacy.clipping.factors import Clipping, exact_sums, full_products, row_norms
 from privfl.privacy.clipping.rule import Calls, Formed, Places, SumRule
-from privfl.products import batched
+from privfl.products import sums_over_rows
 
 
 class FormedRule:
@@ -153,7 +153,7 @@ class WindowsRule(FormedRule):
     """
 
     def form(self, given: Tensor, back: Tensor) -> dict[str, Tensor]:
-        formed = {"weight": batched(given.mT, back).flatten(1)}
+        formed = {"weight": sums_over_rows(given, back).flatten(1)}
         return {**formed, "bias": back.sum(1)} if "bias" in self.trained else formed
 
 

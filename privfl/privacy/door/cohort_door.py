@@ -169,7 +169,7 @@ class CohortDoor(DoorKeeper):
         self._note(BARE_GRADIENT)
         total = self._mean_of(self.loss, self._current, parameters, {})
         divisors = self._current.divisors()
-        if parameters.is_cuda and self._lengths is None and len(set(divisors)) == 1:
+        if self._lengths is None and len(set(divisors)) == 1:
             # A pass less over memory, and another last place: where a claim rests on a client's bits, they may not
             # depend on whether others have as many rows.
             parameters.sub_(total, alpha=rate / divisors[0])
