@@ -25,6 +25,8 @@ FEW = 32
 """Rows up to which a wide layer's product is quicker with the weight in front, where that is quicker at all."""
 NARROW = 16
 """Columns from which on a batched product is quick as it stands: as many as a vector has numbers."""
+EVEN, ALIGNED = 64, 16
+"""Bytes of the widest vector, a multiple of which begins what is laid out evenly, and of what counts as aligned."""
 NEAR = 1e-5
 """Largest relative difference between two forms of a product that is rounding."""
 
@@ -151,24 +153,70 @@ def descend_(weight: Tensor, back: Tensor, given: Tensor, rate: float) -> Tensor
     return weight.addmm_(back.T, given, alpha=-rate)
 
 
-def batched(left: Tensor, right: Tensor) -> Tensor:
+def batched(left: Tensor, right: Tensor, *, steady: bool = False) -> Tensor:
     """The products of ``left`` [n, rows, k] and ``right`` [n, k, columns], for many rows.
 
-    Where these lie as [n, columns, rows] this is a view of them. The form is one for all numbers of rows.
+    Where these lie as [n, columns, rows] this is a view of them. The form is one for all numbers of rows; ``steady``:
+    each of the n is rounded alike wherever it stands.
     """
+    product = steady_product if steady else torch.bmm
     if right.shape[2] < NARROW and forms().narrow_first:
-        return torch.bmm(right.mT, left.mT).mT
-    return torch.bmm(left, right)
+        return product(right.mT, left.mT).mT
+    return product(left, right)
 
 
-def sums_over_rows(given: Tensor, back: Tensor) -> Tensor:
+def steady_product(left: Tensor, right: Tensor) -> Tensor:
+    """The products of ``left`` [n, rows, k] and ``right`` [n, k, columns], each rounded alike wherever it stands."""
+    (rows, columns), size = (left.shape[1], right.shape[2]), left.element_size()
+    if left.device.type != "cpu" or not by_place():
+        return torch.bmm(left, right)
+    if right.stride(2) != 1 or columns == 1:
+        left = evenly(left) if left.stride(2) == 1 else left
+        return torch.bmm(left, evenly(right.mT).mT if rows == 1 or size > 4 else right)
+    if rows * columns * size % ALIGNED == 0:
+        return torch.bmm(left, right)
+    if rows == 1:  # product by product, none of which is copied
+        into = left.new_empty(len(left), 1, -(-columns * size // EVEN) * EVEN // size)[:, :, :columns]
+        return torch.bmm(left, right, out=into)
+    several = ALIGNED // size
+    if left.numel() < right.numel():
+        return torch.bmm(F.pad(left, (0, 0, 0, -rows % several)), right)[:, :rows].contiguous()
+    return torch.bmm(left, F.pad(right, (0, -columns % several)))[:, :, :columns].contiguous()
+
+
+@cache
+def by_place() -> bool:
+    """Whether this processor rounds a product by where matrices begin.
+
+    MKL's kernels for AVX2 do, where a matrix does not begin at a multiple of 16 bytes: of ``A Bᵀ`` the first one, of
+    ``A B`` the product, of which there are two or more rows and columns, and all of these with a single row.
+    """
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(shape, generator=generator).expand(4, *shape) for shape in ((6, 501), (501, 9)))
+    with torch.no_grad():
+        found = torch.bmm(left.contiguous(), right.contiguous()), torch.bmm(left.contiguous(), right.mT.contiguous().mT)
+    return any(not torch.equal(one, one[:1].expand_as(one)) for one in found)
+
+
+def evenly(stack: Tensor) -> Tensor:
+    """``stack`` [n, ...] with each of the n as far from a multiple of 64 bytes as the first, copied where it is not."""
+    even = EVEN // stack.element_size()
+    if stack.device.type != "cpu" or stack.stride(0) % even == 0 or len(stack) == 1:
+        return stack
+    size = stack[0].numel()
+    laid = stack.new_empty(len(stack), -(-size // even) * even)
+    return laid[:, :size].view(stack.shape).copy_(stack)
+
+
+def sums_over_rows(given: Tensor, back: Tensor, *, steady: bool = False) -> Tensor:
     """The products [n, k, columns] of ``given`` [n, rows, k], transposed, and ``back`` [n, rows, columns].
 
-    Where these lie as [n, columns, k] this is a view of them. The form is one for all numbers of rows.
+    Where these lie as [n, columns, k] this is a view of them. The form is one for all numbers of rows; ``steady`` as in
+    :func:`batched`.
     """
     if back.shape[2] < given.shape[2] and forms().longer_last:
-        return torch.bmm(back.mT, given).mT
-    return batched(given.mT, back)
+        return (steady_product if steady else torch.bmm)(back.mT, given).mT
+    return batched(given.mT, back, steady=steady)
 
 
 def _suits_onednn(rows: Tensor, weight: Tensor) -> bool:

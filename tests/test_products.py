@@ -12,10 +12,12 @@ from privfl.products import (
     Forms,
     batched,
     descend_,
+    evenly,
     filled,
     forms_of,
     input_gradient,
     outputs,
+    steady_product,
     sums_over_rows,
     write_weight_gradient,
 )
@@ -204,3 +206,63 @@ def test_a_build_that_cannot_say_whether_there_are_units_for_bfloat16_has_none(m
 def test_a_product_has_the_same_bits_every_time():
     given, weight = torch.randn(10, 2100), torch.randn(512, 2100)
     assert torch.equal(outputs(given, weight, None), outputs(given.clone(), weight.clone(), None))
+
+
+STACKS = [
+    (1, 31, 27),
+    (1, 12, 54),
+    (2, 31, 18),
+    (3, 9, 7),
+    (6, 501, 9),
+    (8, 31, 5),
+    (10, 400, 7),
+    (33, 9, 33),
+    (17, 31, 1),
+]
+"""Rows, inner numbers and columns of products, few of which take a multiple of 16 bytes."""
+
+
+def _laid_out(matrix, clients):
+    """``matrix`` for each of ``clients``: row by row, column by column, and with a gap between clients."""
+    whole = matrix.expand(clients, *matrix.shape).contiguous()
+    turned = matrix.T.expand(clients, *matrix.T.shape).contiguous().mT
+    apart = torch.cat([whole.flatten(1), torch.zeros(clients, 1)], 1)[:, : matrix.numel()].view(whole.shape)
+    return whole, turned, apart
+
+
+@pytest.mark.parametrize("shape", STACKS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_clients_products_are_rounded_alike_wherever_they_stand(shape, dtype):
+    if not products.by_place():
+        pytest.skip("This processor was not seen to round products by where they stand.")
+    rows, inner, columns = shape
+    draws = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(size, generator=draws).to(dtype) for size in ((rows, inner), (inner, columns)))
+    for one in _laid_out(left, 7):
+        for other in _laid_out(right, 7):
+            product = steady_product(one, other)
+            assert torch.equal(product, product[:1].expand_as(product))
+
+
+@pytest.mark.parametrize("shape", STACKS, ids=str)
+def test_steady_products_are_those_of_float64(shape, monkeypatch):
+    monkeypatch.setattr(products, "by_place", lambda: True)
+    rows, inner, columns = shape
+    draws = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(size, generator=draws) for size in ((rows, inner), (inner, columns)))
+    wanted = left.double() @ right.double()
+    for one in _laid_out(left, 3):
+        for other in _laid_out(right, 3):
+            for product in steady_product(one, other), batched(one, other, steady=True):
+                torch.testing.assert_close(product.double(), wanted.expand(3, rows, columns), rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_laid_out_evenly_begins_at_multiples_of_64_bytes():
+    for stack in (torch.randn(3, 5, 7), torch.randn(3, 33, dtype=torch.float64), torch.randn(3, 1, 2).bfloat16()):
+        laid = evenly(stack)
+        assert torch.equal(laid, stack)
+        assert [one.data_ptr() % 64 for one in laid] == [0, 0, 0]
+        assert evenly(laid) is laid
+        assert evenly(stack[:1]).data_ptr() == stack.data_ptr()
+    on_another_device = torch.empty(3, 5, device="meta")
+    assert evenly(on_another_device) is on_another_device

@@ -33,7 +33,7 @@ from privfl.privacy.clipping.rule import Places
 from privfl.privacy.clipping.stacked import StackedBatch, StackedGradients, Told
 from privfl.privacy.loss import Loss
 from privfl.privacy.noise.source import NoiseStream
-from privfl.products import batched, sums_over_rows
+from privfl.products import batched, steady_product, sums_over_rows
 
 LARGEST = 1 << 15
 """Values that all windows of one row may have: where there are more, laying them out costs more than it saves."""
@@ -66,6 +66,7 @@ class StackedSequence:
     def __init__(self, single: Sequence, layout: Layout, *, steady: bool) -> None:
         """``steady``: what a client gets must not depend on how many rows others in its stack have."""
         self._steps, self._steady = single.steps, steady
+        self._product = steady_product if steady else torch.bmm
         self.layout = layout
         named = dict(single.own.module.named_parameters())
         self._sizes, self._shapes = list(layout.sizes), [(-1, *shape) for shape in layout.shapes]
@@ -129,17 +130,17 @@ class StackedSequence:
         """What a layer's weight and bias get from all rows of each client."""
         if given.dim() == 3:
             sums = _added(back) if steady and biased else back.sum(1)
-            return torch.bmm(back.mT, given), sums
+            return self._product(back.mT, given), sums
         clients, rows = given.shape[:2]
         if steady:  # row by row first: a product over all rows is rounded by how many there are
             apart = given.flatten(0, 1), back.flatten(0, 1)
-            found = sums_over_rows(*apart)
+            found = sums_over_rows(*apart, steady=True)
             laid = found if found.is_contiguous() else found.mT
             total = _added(laid.view(clients, rows, -1)).view(clients, *laid.shape[1:])
             sums = _added(apart[1].sum(1).view(clients, rows, -1))
             return total if laid is found else total.mT, sums
         together = given.flatten(1, 2), back.flatten(1, 2)
-        return sums_over_rows(*together), together[1].sum(1)
+        return sums_over_rows(*together, steady=self._steady), together[1].sum(1)
 
     def _pass(self, parameters: Tensor, batch: StackedBatch, take: Take) -> None:
         """Forward, and back from each client's sum of cross-entropy."""
@@ -186,13 +187,13 @@ class StackedSequence:
         weight = own[id(layer.weight)]
         rows = values.shape[1]
         enough = F.pad(values, (0, 0, 0, ALIKE - rows)) if short else values
-        output = batched(enough, weight.mT)[:, :rows]
+        output = batched(enough, weight.mT, steady=self._steady)[:, :rows]
         if layer.bias is not None:
             output += own[id(layer.bias)][:, None]
 
         def backward(back: Tensor, take: Take) -> Tensor:
             take(layer, values, back)
-            return torch.bmm(back, weight) if wanted else back
+            return self._product(back, weight) if wanted else back
 
         return output, backward
 
@@ -214,7 +215,7 @@ class StackedSequence:
         height, width = seen.shape[:2]
         windows = seen.laid_out(given.flatten(0, 1)).view(clients, rows * height * width, -1)
         weight = self._weight_of(layer, own).reshape(clients, -1, layer.out_channels)
-        output = batched(windows, weight).contiguous()
+        output = batched(windows, weight, steady=self._steady).contiguous()
         if layer.bias is not None:  # repeated for an image, since a loop over the outputs of one position is too short
             bias = own[id(layer.bias)].repeat(1, height * width)
             output.view(clients, rows, -1).add_(bias[:, None])
@@ -224,7 +225,7 @@ class StackedSequence:
             take(layer, windows.view(clients, rows, height * width, -1), back)
             if not wanted:
                 return back
-            spread = batched(back.flatten(1, 2), weight.mT).contiguous()
+            spread = batched(back.flatten(1, 2), weight.mT, steady=self._steady).contiguous()
             total = seen.added_up(spread.view(clients * rows, height * width, -1)).view(given.shape)
             return total[:, :, above : above + values.shape[2], beside : beside + values.shape[3]]
 

@@ -45,7 +45,7 @@ from privfl.privacy.door.contract import Batch, Door
 from privfl.privacy.door.keeper import ClientSlot, DrawnBatch, StepNumbers
 from privfl.privacy.door.precision import matrix_products
 from privfl.privacy.noise.source import NoiseStream
-from privfl.products import forms
+from privfl.products import evenly, forms
 
 Work = Callable[[Tensors, Tensors, Batch, Door, LocalTraining], None]
 """A method of an algorithm that works on one client's state and a batch."""
@@ -260,7 +260,7 @@ class VectorisedEngine:
         with torch.no_grad(), stack.randomness or nullcontext():
             begun = [begin(slot, place) for place, slot in enumerate(slots)]
             announce([], [])
-            local = {name: stacked([tensors[name] for tensors in begun]) for name in begun[0]}
+            local = {name: self._laid(stacked([tensors[name] for tensors in begun])) for name in begun[0]}
             del begun
             without_calls = plain and (stack.unaided or stack.gradients.unaided) is not None
             rests = stack.randomness.at_rest if stack.randomness and without_calls else nullcontext
@@ -318,6 +318,10 @@ class VectorisedEngine:
         """How many rows all batches are padded to where a claim rests on bits, if that is a public number."""
         small = self.lengths is not None and training.batch_size <= ALIKE  # large ones waste a pass on few rows
         return training.batch_size if small and not overrides(algorithm, "plan") else None
+
+    def _laid(self, stack: Tensor) -> Tensor:
+        """``stack`` [clients, ...], where claims rest on it, as kernels take it that round by where numbers begin."""
+        return stack if self.lengths is None or stack.dim() < 2 else evenly(stack)
 
     def _height(self, clients: int) -> int:
         """How many clients a step is stacked for: two at least where claims rest on it, or bits show who is alone."""

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from privfl.compiling import installed
 from privfl.privacy.norms import norms, suits
+from privfl.products import steady_product
 
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
@@ -112,7 +113,7 @@ def exact_products(left: Tensor, right: Tensor, steps: int) -> Tensor:
         missing = 0 if alone else size - one.shape[1]
         if missing:
             one, other = (F.pad(part, (0, 0, 0, missing)) for part in (one, other))
-        total += torch.bmm(one.double().mT, other.double())
+        total += steady_product(one.double().mT, other.double())
     return total
 
 
@@ -244,7 +245,7 @@ class Clipping:
         exact = self.exact
         if exact is True:
             return exact_sums(self.factors, kept).to(rows.dtype)
-        sums = torch.bmm(self.narrow[:, None], kept)[:, 0]
+        sums = steady_product(self.narrow[:, None], kept)[:, 0]
         return sums if exact is False else exact_sums(self.factors, kept).to(rows.dtype).where(exact[:, None], sums)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Clipping:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from privfl.privacy.clipping.factors import Clipping, exact_sums, full_products, row_norms
 from privfl.privacy.clipping.rule import Calls, Formed, Places, SumRule
-from privfl.products import sums_over_rows
+from privfl.products import steady_product, sums_over_rows
 
 
 class FormedRule:
@@ -74,7 +74,7 @@ class FormedRule:
                     rows, factors = rows.view(-1, clients, rows.shape[-1]).transpose(0, 1), factors.view(-1, clients).T
                 else:
                     rows, factors = rows.view(clients, -1, rows.shape[-1]), factors.view(clients, -1)
-                sums = exact_sums(factors, rows) if exact else torch.bmm(factors[:, None], rows)
+                sums = exact_sums(factors, rows) if exact else steady_product(factors[:, None], rows)
                 place.copy_(sums.view(place.shape))
         self.formed = {}
 
@@ -101,11 +101,11 @@ class ConvolutionRule(FormedRule, SumRule):
         given, padding = _padded(layer, given)
         if _few_channels(layer):
             windows = _windows(layer, F.pad(given, [side for size in reversed(padding) for side in (size, size)]))
-            weight = torch.bmm(windows, back.flatten(2).mT).mT
+            weight = steady_product(windows, back.flatten(2).mT).mT
             return {"weight": weight.reshape(samples, -1), **formed}
         if _few_positions(layer, back):
             windows = _windows(layer, F.pad(given, [side for size in reversed(padding) for side in (size, size)]))
-            return {"weight": torch.bmm(back.flatten(2), windows.mT).flatten(1), **formed}
+            return {"weight": steady_product(back.flatten(2), windows.mT).flatten(1), **formed}
         shape = (samples * layer.out_channels, *layer.weight.shape[1:])
         _, weight, _ = torch.ops.aten.convolution_backward(
             back.reshape(1, samples * back.shape[1], *back.shape[2:]),
@@ -153,7 +153,7 @@ class WindowsRule(FormedRule):
     """
 
     def form(self, given: Tensor, back: Tensor) -> dict[str, Tensor]:
-        formed = {"weight": sums_over_rows(given, back).flatten(1)}
+        formed = {"weight": sums_over_rows(given, back, steady=True).flatten(1)}
         return {**formed, "bias": back.sum(1)} if "bias" in self.trained else formed
 
 

@@ -18,7 +18,7 @@ from privfl.privacy.clipping.factors import (
 )
 from privfl.privacy.clipping.formed_rules import ConvolutionRule, FormedRule, GroupNormRule, LayerNormRule
 from privfl.privacy.clipping.rule import Calls, Formed, Places, SumRule
-from privfl.products import write_weight_gradient
+from privfl.products import steady_product, write_weight_gradient
 
 
 class Inputs:
@@ -97,7 +97,7 @@ class LinearRule(SumRule):
         """Squared norms [B] of Σ_t g_t⊗a_t, where a_t and g_t have the norms ``given`` and ``back`` [B, T]."""
         a, g = self.inputs, self.backs
         if a.shape[1] * (a.shape[2] + g.shape[2]) >= a.shape[2] * g.shape[2]:
-            return row_norms(torch.bmm(g.mT, a)).square()
+            return row_norms(steady_product(g.mT, a)).square()
         # Gram matrices over time are smaller than the gradients
         if a.dtype != torch.float64:
             return (self.shared.gram(a) * _gram(g.double())).sum((1, 2)).clamp_min(0)
@@ -115,7 +115,7 @@ class LinearRule(SumRule):
                 write_weight_gradient(g, a, places["weight"][0])
             elif "weight" in places:
                 parts = g.view(clients, -1, g.shape[-1]), a.reshape(clients, -1, a.shape[-1])
-                found = exact_products(*parts, steps) if exact else torch.bmm(parts[0].mT, parts[1])
+                found = exact_products(*parts, steps) if exact else steady_product(parts[0].mT, parts[1])
                 places["weight"].copy_(found)
             if "bias" in places and exact:
                 backs = g.view(clients, -1, g.shape[-1])
@@ -130,7 +130,7 @@ class LinearRule(SumRule):
         del self.inputs, self.backs
         formed: dict[str, Tensor] = {}
         if "weight" in self.trained:
-            formed["weight"] = (g[:, :, None] * a[:, None] if a.dim() == 2 else torch.bmm(g.mT, a)).flatten(1)
+            formed["weight"] = (g[:, :, None] * a[:, None] if a.dim() == 2 else steady_product(g.mT, a)).flatten(1)
         if "bias" in self.trained:
             formed["bias"] = g if g.dim() == 2 else g.sum(1)
         return formed
@@ -203,7 +203,7 @@ def _with_one(lengths: Tensor) -> Tensor:
 
 def _gram(values: Tensor) -> Tensor:
     """Products [B, T, T] of the steps of ``values`` [B, T, n]."""
-    return torch.bmm(values, values.mT)
+    return steady_product(values, values.mT)
 
 
 AnyRule = type[LinearRule] | type[FormedRule] | type[EmbeddingRule]

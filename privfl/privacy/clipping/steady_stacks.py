@@ -17,6 +17,7 @@ from privfl.privacy.clipping.factors import narrow_sums
 from privfl.privacy.clipping.lengths import LARGE, Lengths, padded_length, public_values
 from privfl.privacy.clipping.placement import Call, placed_alike
 from privfl.privacy.clipping.stacked import Given, StackedBatch, given_to
+from privfl.products import evenly
 
 OfPiece = Callable[[Tensor, StackedBatch], Tensor]
 """Something [clients, ...] of each of the parameters [clients, size] and its rows."""
@@ -156,7 +157,7 @@ class SteadyStacks:
         stack, public = len(targets), self._lengths.public.parameters
         values = public_values({name: value for name, (value, _) in self._given.items()}, public)
         given = given_to({name: (values[name], dim) for name, (_, dim) in self._given.items()}, slice(0, 1), stack)
-        parameters = public.expand(stack, -1).clone()
+        parameters = evenly(public.expand(stack, -1).clone())
         with narrow_sums():
             return work(parameters, StackedBatch(inputs, targets, mask, given, fixed=self._rounding.fixed)).double()
 

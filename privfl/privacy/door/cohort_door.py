@@ -46,6 +46,7 @@ from privfl.privacy.door.noisy_total import NoisyTotal
 from privfl.privacy.door.precision import Precision, in_precision
 from privfl.privacy.door.step_draws import Draws
 from privfl.privacy.loss import Loss, is_coupled
+from privfl.products import evenly
 
 
 class UnaidedStack(Protocol):
@@ -282,7 +283,8 @@ class CohortDoor(DoorKeeper):
             count = group.stop - group.start
             if self._lengths is not None:
                 self._forget()
-            part = rounding.sums(padded(parameters[group], len(piece.inputs)), piece)[:count]
+            own = padded(parameters[group], len(piece.inputs))
+            part = rounding.sums(own if self._lengths is None else evenly(own), piece)[:count]
             self._announce([], [])  # what a step drops by itself is no row's, and must not depend on who is stacked
             if count == len(parameters):
                 total = part if total is None else _wide(total).add_(part)
