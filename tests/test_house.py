@@ -101,7 +101,7 @@ TESTED_ELSEWHERE = {
     "privfl/models": "base convolutional dense recurrent residual text",
     "privfl/privacy/accounting": "grouping printed release",
     "privfl/privacy/channel": "chain secure_encoding",
-    "privfl/privacy/clipping": "formed_rules layer_rules probe rule stacked",
+    "privfl/privacy/clipping": "formed_rules layer_rules rule stacked",
     "privfl/privacy/door": "cohort_door contract precision step_draws",
     "privfl/privacy/mechanisms": "gaussian secure_sum",
     "privfl/privacy/secagg": "bodies client cohort errors ideal recovery relay rules server standing",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +17,7 @@ from privfl.privacy.loss import Loss
 
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 """What the engines replace by drop-out with coins of its own."""
+DIFFERENT = "they come out different from those of single samples"
 
 
 def check_per_sample(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor) -> GradSampleMode:
@@ -49,11 +52,10 @@ def check_per_sample(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: 
                 "branch on values of a whole batch, no statistics over it), write the loss as one term per sample, or "
                 "train without DP-SGD"
             )
-        rows = torch.stack([_row_gradient(network, loss, inputs, targets, row) for row in range(len(inputs))])
         unknown, problem = unknown_layers(module), ""
         by_rules: tuple[GradSampleMode, ...] = ("layers",) if known else ("rows",)
         for way in (*(() if unknown else by_rules), "vmap"):
-            problem = _wrong(network, loss, inputs, targets, rows, way)
+            problem = _wrong(network, loss, inputs, targets, way)
             if not problem:
                 break
         else:
@@ -116,8 +118,33 @@ def _row_gradient(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Ten
     return torch.cat([gradient.flatten() for gradient in network.gradient_of(total)])
 
 
-def _wrong(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor, rows: Tensor, way: GradSampleMode) -> str:
-    """How ``way`` fails to clip the samples whose gradients are ``rows`` [B, size]; empty if it does not."""
+def _wrong(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor, way: GradSampleMode) -> str:
+    """How ``way`` fails to clip samples as single ones are clipped; empty if it does not.
+
+    Of two nearly equal numbers rounding decides which one is the maximum, and so where a gradient goes, and a batch is
+    rounded otherwise than a row. So sums that differ in float32 are those of single samples if they do not differ in
+    float64, nor for other rows in float32.
+    """
+    problem = _compared(network, loss, inputs, targets, way)
+    if problem != DIFFERENT or _compared(network, loss, _others(inputs), targets, way):
+        return problem
+    try:
+        wide = FlatNetwork(deepcopy(network.module).double())
+        exact = inputs.double() if inputs.is_floating_point() else inputs
+        return DIFFERENT if _compared(wide, loss, exact, targets, way) else ""
+    except FAILURES:  # a layer that computes in float32 whatever its parameters are
+        return DIFFERENT
+
+
+def _others(inputs: Tensor) -> Tensor:
+    """Other public rows, made of ``inputs``."""
+    turned = inputs.flip(-1)
+    return turned * 0.9 if turned.is_floating_point() else turned
+
+
+def _compared(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor, way: GradSampleMode) -> str:
+    """How sums by ``way`` fail, or differ from those of single samples; empty if they do not."""
+    rows = torch.stack([_row_gradient(network, loss, inputs, targets, row) for row in range(len(inputs))])
     norms = rows.norm(dim=1)
     bound = float(norms.median()) * 0.7 + 1e-12  # some samples are clipped, by different factors
     clipped = rows * (shrunk(bound, rows.dtype) / norms.clamp_min(1e-30)).clamp(max=1)[:, None]
@@ -128,5 +155,5 @@ def _wrong(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tensor, ro
             return failure(error, network.module)
         expected = clipped[:count].sum(0)
         if not float((network.gradient - expected).abs().max()) <= 1e-3 * (float(expected.abs().max()) + 1e-12):
-            return "they come out different from those of single samples"
+            return DIFFERENT
     return ""
