@@ -19,8 +19,9 @@ PACKAGES = ("opacus", "numpy", "dp-accounting")
 
 
 def machine(environment: Mapping[str, str]) -> Conditions:
-    """Processor, cores and versions; those of the peers whose environments ``environment`` names."""
-    found: Conditions = {"processor": _processor(), "cores": os.cpu_count(), "python": platform.python_version()}
+    """Processor, its widest instructions, cores and versions; those of the peers that ``environment`` names."""
+    found: Conditions = {"processor": _processor(), "instructions": torch.backends.cpu.get_cpu_capability()}
+    found |= {"cores": os.cpu_count(), "python": platform.python_version()}
     found |= {"torch": torch.__version__} | {name: version(name) for name in PACKAGES}
     for name, variable in (("pfl", "PRIVFL_BENCH_PFL"), ("flwr", "PRIVFL_BENCH_FLOWER")):
         if environment.get(variable):
