@@ -43,7 +43,9 @@ MOST_ROWS = 1 << 22
 SHORT_RUN_SECONDS = 3.0
 """A run that the loop finishes in this time is not worth a measurement."""
 LOOP_SECONDS = 5.0
-"""Seconds after which the loop is not timed once more: where steps are long, one time says enough."""
+"""Seconds after which the loop is not timed a third time: where steps are long, two times say enough."""
+TWICE = 2
+"""How often the loop is timed at least: a machine that stood still for a while would decide, or what is loaded once."""
 DEVICE_FAILURES = ("CUDA error", "CUDA driver", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error")
 """What errors say that are the device's."""
 TOLERANCE = 1e-3
@@ -95,7 +97,7 @@ def choose(
         with _federation(loop, way, received, 2 * loop.workers) as probe:
             ids, steps = _ids(loop, 2 * loop.workers), cohort * _steps(loop, received)
             short = SHORT_RUN_SECONDS / max(1, steps * rounds)
-            seconds = {"loop": _seconds(probe, received, ids, LOOP_SECONDS, short)}
+            seconds = {"loop": _seconds(probe, received, ids, LOOP_SECONDS, short, least=TWICE)}
         a_round = seconds["loop"] * steps
         if a_round * rounds < SHORT_RUN_SECONDS:
             return Choice("loop", None, f"the whole run takes about {a_round * rounds:.2g} s", seconds=seconds)
@@ -234,13 +236,20 @@ def _uploads(engine: Engine, received: Tensors) -> list[ClientResult]:
 
 
 def _seconds(
-    engine: Engine, received: Tensors, ids: list[int], most: float, short: float = 0.0, hopeful: float = 0.0
+    engine: Engine,
+    received: Tensors,
+    ids: list[int],
+    most: float,
+    short: float = 0.0,
+    hopeful: float = 0.0,
+    least: int = 1,
 ) -> float:
     """Least seconds of one client's step, of the clients ``ids`` who take two steps each, in three times.
 
     On CUDA a first time, when kernels are chosen and memory is taken, does not count, and no time does in which a loop
     was compiled. Once ``most`` seconds are over, or a step was seen to take less than ``short``, there are no more; but
-    a first time in which a step took less than ``hopeful`` is not the last, as what is loaded then is so once.
+    in the first case there are the ``least`` before, and a first time in which a step took less than ``hopeful`` is not
+    the last, as what is loaded then is so once.
     """
     device, began, found, tried = received["parameters"].device, time.perf_counter(), [math.inf], 0
     while tried <= TIMES:
@@ -256,7 +265,7 @@ def _seconds(
         if tried > 1 or device.type == "cpu":
             found.append(spent)
         again = tried == 1 and spent < 2 * len(ids) * hopeful
-        if len(found) > 1 and not again and time.perf_counter() - began + spent > most:
+        if len(found) > least and not again and time.perf_counter() - began + spent > most:
             break
         if min(found) / (2 * len(ids)) < short:
             break

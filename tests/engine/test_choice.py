@@ -161,6 +161,15 @@ def test_an_engine_is_timed_three_times_after_a_first_or_as_often_as_the_budget_
     assert choice._seconds(None, received, [0], 5.0) == 7.0 / 2
 
 
+def test_the_loop_is_timed_twice_at_least_since_a_machine_may_stand_still(monkeypatch):
+    """A CNN was stacked, which is half as fast, where the loop had been timed once, for longer than the budget."""
+    times, trained = iter([17.0, 1.0, 9.0]), []
+    monkeypatch.setattr(choice, "_train", lambda *_: trained.append(next(times)))
+    monkeypatch.setattr(choice.time, "perf_counter", lambda: sum(trained))
+    assert choice._seconds(None, {"parameters": torch.zeros(1)}, [0], 5.0, least=choice.TWICE) == 1.0 / 2
+    assert trained == [17.0, 1.0]
+
+
 def test_times_in_which_something_was_compiled_do_not_count(monkeypatch):
     """A CNN was timed at 13 ms a step by the loop instead of 4, and stacked, which is half as fast."""
     times, trained = iter([60.0, 50.0, 3.0, 1.0, 2.0, 4.0, 9.0]), []
@@ -200,7 +209,7 @@ def test_the_loop_is_not_timed_for_long_before_a_run_of_huge_clients(monkeypatch
     monkeypatch.setattr(choice, "_train", lambda engine, received, ids: trained.append(type(engine)))
     monkeypatch.setattr(choice, "why_not_stacked", lambda *_: "it cannot")
     assert chosen(digits()).reason == "it cannot"
-    assert trained == [LoopEngine]
+    assert trained == [LoopEngine, LoopEngine]
 
 
 def test_a_step_that_branches_on_a_value_is_trained_by_the_loop():
@@ -398,7 +407,7 @@ def test_tf32_is_allowed_only_where_it_was_asked_for():
 def test_a_cohort_that_is_not_twice_the_best_chunk_is_trained_as_one(monkeypatch, cohort, seconds, chunk):
     """Twenty clients in chunks of eight for two workers left four over, which one of them trained alone."""
 
-    def timed(engine, received, ids, budget, short=0.0, hopeful=0.0):
+    def timed(engine, received, ids, budget, short=0.0, **named):
         return seconds[getattr(engine, "chunk", 1)]
 
     monkeypatch.setattr(choice, "_seconds", timed)
@@ -410,7 +419,7 @@ def test_a_cohort_that_is_not_twice_the_best_chunk_is_trained_as_one(monkeypatch
 def test_engines_are_timed_with_private_batches_of_a_typical_client(dpsgd, held, monkeypatch):
     timed = []
 
-    def seconds(engine, received, ids, most, short=0.0, hopeful=0.0):
+    def seconds(engine, received, ids, most, short=0.0, **named):
         timed.append(engine.task if isinstance(engine, LoopEngine) else engine.loop.task)
         return 1.0 if isinstance(engine, LoopEngine) else 0.5
 
@@ -428,6 +437,6 @@ def test_the_rows_of_many_clients_with_random_values_are_bounded(monkeypatch):
     monkeypatch.setattr(choice, "MOST_ROWS", 200)
     monkeypatch.setattr(choice, "SHORT_RUN_SECONDS", 1e9)
     sizes = []
-    monkeypatch.setattr(choice, "_seconds", lambda loop, *rest: sizes.extend(loop.task.clients.sizes) or 1.0)
+    monkeypatch.setattr(choice, "_seconds", lambda loop, *rest, **named: sizes.extend(loop.task.clients.sizes) or 1.0)
     chosen(digits(clients=7), dpsgd=pf.DPSGD(noise_multiplier=1.0, sample_rate=0.1))
     assert sizes == [100, 100]

@@ -59,8 +59,8 @@ def test_claims_are_the_pld_to_1e_3_and_lie_inside_the_prv_interval(row):
         assert bound.interval_source == "PRV"
         assert row["prv_lower"] < bound.epsilon < row["prv_upper"]
         assert bound.lower == pytest.approx(row["prv_lower"], abs=1e-3)
-        # At delta = 1e-9 the rounding of transforms shows, a hundredth of the end's error: SciPy 1.18 moves it by 1e-4, a
-        # processor without AVX512 by 4e-5.
+        # At delta = 1e-9 the rounding of transforms shows, a hundredth of the end's error: SciPy 1.18 moves it by 1e-4,
+        # a processor without AVX512 by 4e-5.
         same = 1e-5 if row["delta"] > 1e-8 else 1e-3
         assert bound.lower <= bound.estimate <= bound.upper == pytest.approx(row["prv_upper"], abs=same)
 
