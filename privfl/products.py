@@ -199,13 +199,23 @@ def by_place() -> bool:
 
 
 def evenly(stack: Tensor) -> Tensor:
-    """``stack`` [n, ...] with each of the n as far from a multiple of 64 bytes as the first, copied where it is not."""
+    """``stack`` [n, ...] with each of the n at a multiple of 64 bytes, copied where one is not."""
     even = EVEN // stack.element_size()
-    if stack.device.type != "cpu" or stack.stride(0) % even == 0 or len(stack) == 1:
+    if stack.device.type != "cpu":
+        return stack
+    if (len(stack) == 1 or stack.stride(0) % even == 0) and stack.data_ptr() % EVEN == 0:
         return stack
     size = stack[0].numel()
     laid = stack.new_empty(len(stack), -(-size // even) * even)
     return laid[:, :size].view(stack.shape).copy_(stack)
+
+
+def at_even_places(stack: Tensor, dim: int = 0) -> Tensor:
+    """``stack``, with clients along ``dim``, laid out evenly where the processor rounds by place and ``dim`` is 0.
+
+    So what a pass is given lies as it lay when it was looked at whether passes round alike.
+    """
+    return evenly(stack) if dim == 0 and stack.dim() > 1 and by_place() else stack
 
 
 def sums_over_rows(given: Tensor, back: Tensor, *, steady: bool = False) -> Tensor:

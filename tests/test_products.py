@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from privfl import products
 from privfl.products import (
     Forms,
+    at_even_places,
     batched,
     descend_,
     evenly,
@@ -264,5 +265,17 @@ def test_what_is_laid_out_evenly_begins_at_multiples_of_64_bytes():
         assert [one.data_ptr() % 64 for one in laid] == [0, 0, 0]
         assert evenly(laid) is laid
         assert evenly(stack[:1]).data_ptr() == stack.data_ptr()
+        assert evenly(stack[1:2]).data_ptr() % 64 == evenly(laid[1:]).data_ptr() % 64 == 0
     on_another_device = torch.empty(3, 5, device="meta")
     assert evenly(on_another_device) is on_another_device
+
+
+@pytest.mark.parametrize("by_place", [True, False])
+def test_stacks_are_moved_only_where_places_round(by_place, monkeypatch):
+    monkeypatch.setattr(products, "by_place", lambda: by_place)
+    stack = torch.randn(3, 5, 7)[1:]
+    assert (at_even_places(stack) is stack) is not by_place
+    assert torch.equal(at_even_places(stack), stack)
+    assert at_even_places(stack, 1) is stack
+    flat = torch.randn(7)[1:]
+    assert at_even_places(flat) is flat

@@ -39,6 +39,7 @@ from privfl.privacy.clipping.row_wise import Watch, each_row, said_of
 from privfl.privacy.clipping.rule import Places, Rule
 from privfl.privacy.clipping.whole_rows import clipped_rows
 from privfl.privacy.loss import Loss
+from privfl.products import at_even_places
 
 Given = dict[str, tuple[Tensor, int | None]]
 """What a loss takes besides the batch: a tensor and the dimension of the clients in it, ``None`` if all share it."""
@@ -83,7 +84,7 @@ class StackedBatch:
             mask = torch.ones(targets.shape[0], rows.stop - rows.start, dtype=torch.bool, device=targets.device)
         if mask is not None and missing > 0:
             mask = torch.cat([mask, zero_like(mask).expand(len(mask), missing)], dim=1)
-        inputs, targets = padded(inputs, stack), padded(targets, stack)
+        inputs, targets = at_even_places(padded(inputs, stack)), padded(targets, stack)
         given = given_to(self.loss_kwargs, clients, stack)
         mask = None if mask is None else padded(mask, stack)
         together = self.together
@@ -384,10 +385,9 @@ def _by_clients(values: Tensor, rows: torch.Size, *, by_rows: bool) -> Tensor:
 
 def given_to(loss_kwargs: Given, clients: slice, stack: int) -> Given:
     """``loss_kwargs`` of some ``clients``, padded to a ``stack`` of them."""
+    first, count = clients.start, clients.stop - clients.start
     return {
-        name: (value, None)
-        if dim is None
-        else (padded(value.narrow(dim, clients.start, clients.stop - clients.start), stack, dim), dim)
+        name: (value if dim is None else at_even_places(padded(value.narrow(dim, first, count), stack, dim), dim), dim)
         for name, (value, dim) in loss_kwargs.items()
     }
 

@@ -17,7 +17,7 @@ from privfl.privacy.clipping.factors import narrow_sums
 from privfl.privacy.clipping.lengths import LARGE, Lengths, padded_length, public_values
 from privfl.privacy.clipping.placement import Call, placed_alike
 from privfl.privacy.clipping.stacked import Given, StackedBatch, given_to
-from privfl.products import evenly
+from privfl.products import at_even_places, evenly
 
 OfPiece = Callable[[Tensor, StackedBatch], Tensor]
 """Something [clients, ...] of each of the parameters [clients, size] and its rows."""
@@ -158,8 +158,9 @@ class SteadyStacks:
         values = public_values({name: value for name, (value, _) in self._given.items()}, public)
         given = given_to({name: (values[name], dim) for name, (_, dim) in self._given.items()}, slice(0, 1), stack)
         parameters = evenly(public.expand(stack, -1).clone())
+        batch = StackedBatch(at_even_places(inputs), targets, mask, given, fixed=self._rounding.fixed)
         with narrow_sums():
-            return work(parameters, StackedBatch(inputs, targets, mask, given, fixed=self._rounding.fixed)).double()
+            return work(parameters, batch).double()
 
 
 def in_fours(rows: int) -> int:

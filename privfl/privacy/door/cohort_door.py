@@ -314,7 +314,7 @@ class CohortDoor(DoorKeeper):
         steady = SteadyStacks(self._lengths, partial(self._announce, [], []), rounding, one)
         for group, height in steady.groups(len(parameters), 1):
             given = given_to(loss_kwargs, group, height)
-            answers = self._stacked.value(function, padded(parameters[group], height), given, wrt)
+            answers = self._stacked.value(function, evenly(padded(parameters[group], height)), given, wrt)
             found.append(answers[: group.stop - group.start])
         return torch.cat(found)
 
