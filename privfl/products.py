@@ -166,7 +166,10 @@ def batched(left: Tensor, right: Tensor, *, steady: bool = False) -> Tensor:
 
 
 def steady_product(left: Tensor, right: Tensor) -> Tensor:
-    """The products of ``left`` [n, rows, k] and ``right`` [n, k, columns], each rounded alike wherever it stands."""
+    """The products of ``left`` [n, rows, k] and ``right`` [n, k, columns], each rounded alike wherever it stands.
+
+    As far as is known of kernels that do otherwise (:func:`by_place`): a claim that rests on it is tried besides.
+    """
     (rows, columns), size = (left.shape[1], right.shape[2]), left.element_size()
     if left.device.type != "cpu" or not by_place():
         return torch.bmm(left, right)
@@ -188,8 +191,8 @@ def steady_product(left: Tensor, right: Tensor) -> Tensor:
 def by_place() -> bool:
     """Whether this processor rounds a product by where matrices begin.
 
-    MKL's kernels for AVX2 do, where a matrix does not begin at a multiple of 16 bytes: of ``A Bᵀ`` the first one, of
-    ``A B`` the product, of which there are two or more rows and columns, and all of these with a single row.
+    MKL's kernels did on an AMD EPYC without AVX512, where a matrix did not begin at a multiple of 16 bytes: of ``A Bᵀ``
+    the first one, of ``A B`` the product. In float64, or with a single row of ``A``, ``Bᵀ`` counts too.
     """
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(shape, generator=generator).expand(4, *shape) for shape in ((6, 501), (501, 9)))

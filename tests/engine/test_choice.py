@@ -162,7 +162,7 @@ def test_an_engine_is_timed_three_times_after_a_first_or_as_often_as_the_budget_
 
 
 def test_the_loop_is_timed_twice_at_least_since_a_machine_may_stand_still(monkeypatch):
-    """A CNN was stacked, which is half as fast, where the loop had been timed once, for longer than the budget."""
+    """One time longer than the budget would decide, and stack what is half as fast so."""
     times, trained = iter([17.0, 1.0, 9.0]), []
     monkeypatch.setattr(choice, "_train", lambda *_: trained.append(next(times)))
     monkeypatch.setattr(choice.time, "perf_counter", lambda: sum(trained))

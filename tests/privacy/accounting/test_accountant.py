@@ -6,6 +6,8 @@ from pathlib import Path
 import dp_accounting as dp
 import numpy as np
 import pytest
+import scipy
+import torch
 from dp_accounting.dp_event import DiscreteLaplaceDpEvent
 from opacus.accountants import PRVAccountant
 from opacus.accountants.analysis.prv import PoissonSubsampledGaussianPRV, compute_safe_domain_size
@@ -59,9 +61,11 @@ def test_claims_are_the_pld_to_1e_3_and_lie_inside_the_prv_interval(row):
         assert bound.interval_source == "PRV"
         assert row["prv_lower"] < bound.epsilon < row["prv_upper"]
         assert bound.lower == pytest.approx(row["prv_lower"], abs=1e-3)
-        # At delta = 1e-9 the rounding of transforms shows, a hundredth of the end's error: SciPy 1.18 moves it by 1e-4,
-        # a processor without AVX512 by 4e-5.
-        same = 1e-5 if row["delta"] > 1e-8 else 1e-3
+        # At delta = 1e-9 the rounding of transforms shows: SciPy 1.18 moves the end by 1e-4, a hundredth of its error,
+        # and an EPYC without AVX512 by 3.5e-5.
+        same = 1e-5 if tuple(map(int, scipy.__version__.split(".")[:2])) < (1, 18) else 1e-3
+        if row["delta"] < 1e-8 and torch.backends.cpu.get_cpu_capability() != "AVX512":
+            same = max(same, 1e-4)
         assert bound.lower <= bound.estimate <= bound.upper == pytest.approx(row["prv_upper"], abs=same)
 
 

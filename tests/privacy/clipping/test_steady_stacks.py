@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from audits.fuzz.own_parts import MODELS
+from privfl import products
 from privfl.algorithms.fedavg import FedAvg
 from privfl.engine.loop import LoopEngine
 from privfl.engine.vectorised import VectorisedEngine
@@ -22,6 +23,7 @@ from privfl.models.flat_network import flatten
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.clipping.factors import Clipping
 from privfl.privacy.clipping.lengths import Lengths, PublicRows
+from privfl.privacy.clipping.stacked import StackedBatch
 from privfl.privacy.clipping.steady_stacks import LEAST, Rounding, SteadyStacks
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.cohort_door import CohortDoor
@@ -346,3 +348,14 @@ def test_with_noise_neither_whether_others_take_several_passes():
         private_update_of_the_first("dense", "layers", OTHERS[name], 1.0) for name in ("in several passes", "shorter")
     ]
     assert torch.equal(*sent)
+
+
+def test_a_pass_and_its_trial_lie_at_the_same_places_where_kernels_round_by_them(monkeypatch):
+    """A slice of a stack begins at other bytes than the trial's rows did, and would be rounded as nobody has tried."""
+    monkeypatch.setattr(products, "by_place", lambda: True)
+    rows, given = torch.randn(6, 3, 5), {"reference": (torch.randn(6, 7), 0)}
+    batch = StackedBatch(rows, torch.zeros(6, 3, dtype=torch.long), None, given, [3] * 6)
+    piece = batch.part(clients=slice(1, 4), stack=4, rows=slice(0, 3), length=3)
+    assert torch.equal(piece.inputs[:3], rows[1:4])
+    for stack in (piece.inputs, piece.loss_kwargs["reference"][0]):
+        assert [one.data_ptr() % 64 for one in stack] == [0] * 4
