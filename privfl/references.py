@@ -16,6 +16,8 @@ from privfl.errors import ConfigError, brief
 PACKAGE = Path(__file__).resolve().parent
 """Where privfl itself lies."""
 
+_FOUND: dict[int, Any] = {}
+"""Classes and functions that are known to be privfl's own, by their ``id``."""
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -83,8 +85,16 @@ def references_in(settings: Any) -> Iterator[str]:
 
 
 def shipped(thing: Callable[..., Any]) -> bool:
-    """Whether a class or function is privfl's own: written in one of its files, and found there under its name."""
-    return defined_in(thing, PACKAGE)
+    """Whether a class or function is privfl's own: written in one of its files, and found there under its name.
+
+    What was found once stays so, and is told by being the same object: a class may say that it equals another.
+    """
+    if _FOUND.get(id(thing)) is thing:
+        return True
+    found = defined_in(thing, PACKAGE)
+    if found:
+        _FOUND[id(thing)] = thing
+    return found
 
 
 def of_privfl(part: Any) -> bool:

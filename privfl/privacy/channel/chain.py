@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import OBSERVERS, Observer
@@ -58,17 +59,17 @@ class Chain:
         planned = Chain.of([link.for_run(run) for link in self.links])
         return replace(planned, unclaimed=self.unclaimed or planned.unclaimed)
 
-    @property
+    @cached_property
     def clip(self) -> Mechanism | None:
         """The link that bounds what one client may add."""
         return self._only("bound")
 
-    @property
+    @cached_property
     def noise(self) -> Mechanism | None:
         """The link that adds noise."""
         return self._only("noise")
 
-    @property
+    @cached_property
     def secure(self) -> SecureSum | None:
         """The link that adds up securely."""
         return next((link for link in self.links if isinstance(link, SecureSum)), None)
@@ -78,7 +79,7 @@ class Chain:
         """The noise, if it is added in shares."""
         return next((link for link in self.links if isinstance(link, DistributedNoise)), None)
 
-    @property
+    @cached_property
     def noise_on_sum(self) -> bool:
         """Whether what noise covers is how far one client moves the sum, and not what it sends."""
         return self.noise is not None and self.noise.adds_at != "client"

@@ -361,6 +361,7 @@ class RoundChannel(RunChannel):
         others = [
             (link, link_noise.at_server(place, link, noise, label, round.number))
             for place, link in enumerate(self.chain.links)
+            if link.kind in ("bound", "transform") and not link_noise.idle_at_server(link)
         ]
         for link, own in others:
             if link.kind == "bound":  # takes out what was sent beside the updates, before others see the sums

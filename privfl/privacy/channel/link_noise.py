@@ -24,6 +24,11 @@ def at_server(place: int, link: Mechanism, noise: ServerNoise, label: str, round
     return ServerNoise(noise.stream if shipped(type(link)) else apart.stream("link"), apart)
 
 
+def idle_at_server(link: Mechanism) -> bool:
+    """Whether ``link`` is privfl's own and does nothing at the server, so that a source for it were made in vain."""
+    return shipped(type(link)) and type(link).at_server is Mechanism.at_server
+
+
 def of_noise(link: Mechanism, noise: ServerNoise, label: str, round: int) -> ServerNoise:
     """What the ``link`` that adds the noise draws it from: a source that is the same in every round."""
     if shipped(type(link)):
