@@ -37,10 +37,6 @@ TOGETHER = 4
 """Summands of many numbers that are added at once, since memory takes longer to reach than they to be added."""
 MANY = 1 << 17
 """Numbers of which a sum in float64 leaves a core's caches."""
-FEW = 32
-"""Summands of few numbers that are copied side by side and added at once, since each call takes longer than they do."""
-SMALL = 1 << 17
-"""Numbers that then lie side by side: 1 MiB of float64."""
 STEP = 5 * WIDTH
 """Binary places between the grids of a summand in float64 and of its remainder, which is below 2⁻⁴⁴ of the top."""
 LARGEST, SMALLEST = 960, -800
@@ -70,13 +66,11 @@ class OrderFreeSum:
         parts: what came together so far, by the exponent of its range.
         dtype: float64 if any summand was, else float32.
         waiting: large summands with their factors, which are yet to be added to the part of that exponent.
-        copied: small ones [FEW or fewer, size], of which as many are copied already as there are factors.
     """
 
     parts: dict[int, Part] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     waiting: dict[int, list[tuple[Tensor, float]]] = field(default_factory=dict)
-    copied: dict[int, tuple[Tensor, list[float]]] = field(default_factory=dict)
 
     def add(self, value: Tensor, factor: float, top: int) -> None:
         """Add ``value`` (float32 or float64, finite) times ``factor``, whose :func:`range_of` is ``top``.
@@ -101,32 +95,11 @@ class OrderFreeSum:
             if len(waiting) == TOGETHER:
                 self._add_waiting(top)
             return
-        if _is_small(value):
-            if top not in self.copied:
-                if top not in self.parts:
-                    self.parts[top] = Part(torch.empty(value.shape, dtype=torch.float64), None, 0)
-                height = min(FEW, SMALL // max(1, value.numel()))
-                self.copied[top] = torch.empty(height, value.numel(), dtype=torch.float64), []
-            rows, factors = self.copied[top]
-            rows[len(factors)].copy_(value.detach().reshape(-1))
-            factors.append(factor)
-            if len(factors) == len(rows):
-                self._add_copied(top)
-            return
         part = self.parts.get(top)
         if part is None or part.count == 0:  # nothing is written into it yet
             part = Part(_zeros(value), None, 0)
         _add_on_grid(part.low, value, factor, top)
         self.parts[top] = _within(Part(part.low, part.high, part.count + 1), top)
-
-    def _add_copied(self, top: int) -> None:
-        (rows, factors), part, shift = self.copied.pop(top), self.parts[top], _shift(top)
-        wide = rows[: len(factors)]
-        if any(factor != 1 for factor in factors):
-            wide.mul_(torch.tensor(factors, dtype=torch.float64).unsqueeze(1))
-        found = wide.add_(shift).sub_(shift).sum(0).view(part.low.shape)  # multiples of one grid: exact in any order
-        low = part.low.add_(found) if part.count else found
-        self.parts[top] = _within(Part(low, part.high, part.count + len(factors)), top)
 
     def _add_waiting(self, top: int) -> None:
         summands, part = self.waiting.pop(top), self.parts[top]
@@ -141,8 +114,6 @@ class OrderFreeSum:
         """Add what is waiting to the parts."""
         for top in list(self.waiting):
             self._add_waiting(top)
-        for top in list(self.copied):
-            self._add_copied(top)
 
     def merge(self, other: OrderFreeSum) -> None:
         """Add all that ``other`` has added; ``other`` may not be used afterwards."""
@@ -161,8 +132,6 @@ class OrderFreeSum:
         """
         if not self.parts:
             raise ValueError("a sum of nothing has no shape")
-        for top in list(self.copied):
-            self._add_copied(top)
         *lower, last = sorted(self.parts)
         for top in lower:
             if top in self.waiting:
@@ -187,11 +156,6 @@ def _may_wait(value: Tensor) -> bool:
     return (
         plain and value.numel() >= MANY and value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes
     )
-
-
-def _is_small(value: Tensor) -> bool:
-    """Whether several like ``value`` lie side by side in a core's cache."""
-    return type(value.data) is Tensor and value.device.type == "cpu" and TOGETHER * value.numel() <= SMALL
 
 
 def _four(summands: Sequence[tuple[Tensor, float]]) -> tuple[tuple[Numbers, ...], tuple[float, ...]]:

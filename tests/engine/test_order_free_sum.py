@@ -10,26 +10,8 @@ import torch
 
 from privfl import compiling
 from privfl.engine import order_free_sum
-from privfl.engine.order_free_sum import (
-    _CHUNK,
-    AT_ONCE,
-    DEPTH,
-    FEW,
-    LARGEST,
-    SMALL,
-    SMALLEST,
-    TOGETHER,
-    WIDTH,
-    OrderFreeSum,
-    range_of,
-)
+from privfl.engine.order_free_sum import _CHUNK, AT_ONCE, DEPTH, LARGEST, SMALLEST, WIDTH, OrderFreeSum, range_of
 from tests.device.stand_in import CUDA, stand_in_cuda
-
-
-@pytest.fixture(params=["side by side", "one by one"], autouse=True)
-def how_small_summands_are_added(request, monkeypatch):
-    if request.param == "one by one":
-        monkeypatch.setattr(order_free_sum, "SMALL", -1)
 
 
 def sum_of(summands, factor=1.0):
@@ -70,28 +52,6 @@ def test_the_compiled_loop_has_the_same_bits(length, factor, dtype, monkeypatch)
     monkeypatch.setattr(compiling, "ENOUGH", 0.0)
     assert compiling.compiled(order_free_sum._add_rounded) is not None, "the development tools bring Numba"
     assert torch.equal(sum_of(values, factor).total(), expected)
-
-
-@pytest.mark.parametrize("length", [0, 1, 12, SMALL // FEW, SMALL // FEW + 1, SMALL // TOGETHER])
-@pytest.mark.parametrize("count", [1, FEW - 1, FEW + 1, 2 * AT_ONCE + 3])
-def test_small_summands_are_added_side_by_side_and_the_bits_stay(length, count, monkeypatch):
-    several = [value / 3 for value in random_summands(7, length)]
-    values = [several[place % 7] for place in range(min(count, 40) if length > 12 else count)]
-    found = sum_of(values, 1 / 3)
-    monkeypatch.setattr(order_free_sum, "SMALL", -1)
-    expected = sum_of(values, 1 / 3)
-    assert not expected.copied
-    for rows, factors in found.copied.values():
-        assert len(factors) < len(rows) <= FEW
-        assert rows.numel() <= SMALL
-    assert torch.equal(found.total(), expected.total())
-
-
-def test_a_small_summand_may_be_written_into_afterwards():
-    value = torch.ones(3)
-    found = sum_of([value])
-    value.fill_(7.0)
-    assert found.total().tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.fixture
@@ -219,7 +179,6 @@ def test_sums_stay_exact_beyond_what_one_float64_holds():
     mixed = torch.cat([large, -large, small])
     count = 3 * AT_ONCE + 5
     whole = sum_of([mixed] * count)
-    whole.settle()
     assert whole.parts.keys() == {WIDTH}
     part = whole.parts[WIDTH]
     assert [Fraction(a) + Fraction(b) for a, b in zip(part.low.tolist(), part.high.tolist(), strict=True)] == [
