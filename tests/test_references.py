@@ -8,7 +8,7 @@ import pytest
 import privfl as pf
 from privfl.errors import ConfigError
 from privfl.experiment import Experiment
-from privfl.references import called, imported, reference
+from privfl.references import called, imported, reference, shipped
 from tests import own_parts
 from tests.own_parts import NoDataclass, Small, Undescribed
 
@@ -81,3 +81,21 @@ def test_a_module_in_the_working_directory_is_found_and_its_own_errors_are_told(
     assert Experiment.from_dict({"algorithm": {"name": "beside_the_file:Third"}}).algorithm.factor == 0.5
     with pytest.raises(ConfigError, match=r"importing the module broken_beside fails \(ZeroDivisionError"):
         Experiment.from_dict({"algorithm": {"name": "broken_beside:Third"}})
+
+
+class EqualToAll(type(pf.Clip)):
+    """A class of this kind says that it is any other one."""
+
+    def __eq__(cls, other):
+        return True
+
+    def __hash__(cls):
+        return hash(pf.Clip)
+
+
+def test_a_class_that_claims_to_equal_one_of_privfl_is_none():
+    pretender = EqualToAll("Clip", (pf.Clip,), {})
+    assert shipped(pf.Clip)
+    assert shipped(pf.Clip), "asked once more, which is remembered"
+    assert pretender == pf.Clip
+    assert not shipped(pretender)

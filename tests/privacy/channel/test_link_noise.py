@@ -146,3 +146,11 @@ def test_the_stream_of_such_a_link_holds_nothing_that_leads_back():
     stream = NoiseSource.from_key(1).stream("c")
     own = link_noise.at_client(0, Restarting(), stream)
     assert [type(value) for value in vars(own).values() if not isinstance(value, int | None)] == [bytes]
+
+
+@pytest.mark.parametrize(
+    ("link", "idle"),
+    [(pf.Clip(1.0), True), (pf.AdaptiveClip(1.0), False), (RestartingBound(1.0), False), (Drawing(), False)],
+)
+def test_privfls_own_links_that_do_nothing_at_the_server_draw_no_key_there(link, idle):
+    assert link_noise.idle_at_server(link) is idle
