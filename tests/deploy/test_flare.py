@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from privfl.deploy.flare import FlareServer, address_of, check_certificate, check_port, credentials
+from privfl.deploy.flare import FlareServer, address_of, check_certificate, check_port, content_of, credentials
 from privfl.deploy.kits import KIT, SERVER, project, provision
 from privfl.errors import ConfigError
 from privfl.experiment import Experiment
@@ -90,6 +90,20 @@ def test_a_port_that_is_taken_is_named_before_anybody_waits(kits):
 def test_an_address_of_another_machine_is_named(kits):
     with pytest.raises(ConfigError, match=r"port 8102 of 192\.0\.2\.1 \(Cannot assign .* with --listen"):
         FlareServer("stcp://192.0.2.1:8102", kits[SERVER])
+
+
+@pytest.mark.parametrize(("sent", "content"), [(b"bytes", b"bytes"), (1 << 62, None), ("text", None), (None, None)])
+def test_what_flare_decodes_into_an_object_is_no_content(sent, content):
+    """A sender decides by a header what is decoded; of a number, ``bytes`` would make as many zeros."""
+    pytest.importorskip("nvflare", reason="pip install 'privfl[federation]'")
+    from nvflare.fuel.f3.cellnet.utils import decode_payload, encode_payload
+    from nvflare.fuel.f3.message import Message
+
+    message = Message(payload=sent)
+    encode_payload(message)
+    decode_payload(message)
+    assert message.payload == sent
+    assert content_of(message) == content
 
 
 @pytest.mark.slow
