@@ -222,6 +222,11 @@ class FederationClient:
         self.diary.begin(run.key, what, mark, books, table)
         return float(answers[0])
 
+    def _told(self, run: _Run) -> float | None:
+        """What this client last answered about its size; ``None`` if nothing."""
+        _, answers = self.diary.sizes(run.key).latest()
+        return float(answers[0]) if len(answers) else None
+
     def _told_size(self, run: _Run) -> bool:
         return self.diary.begun(run.key, "size 0") is not None
 
@@ -292,7 +297,7 @@ class FederationClient:
             books = self._afford(run, "opening a sum of sizes", [(EXACT_SUM, [0], 1)])
             self.diary.begin(run.key, "sum of sizes", "", books)
         if own.phase.channel.secure is not None:
-            own.check_factor(factor)
+            own.check_factor(factor, self._told(run))
             session = self._session(run, message)
             if run.sums[session.session.identity] != own.sum:
                 raise PolicyDiffers(

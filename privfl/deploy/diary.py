@@ -91,6 +91,9 @@ class Diary:
         for name, number in told.get("sums", {}).items():
             if (found := self._sums()[name]) < number:
                 raise DataError(f"{self.folder / name} holds {found} secure sums, and there were {number}; {MEND}")
+        for name, number in self._sums().items():
+            if number and not self._runs:  # nobody serves a sum of a run that it has not agreed to
+                raise self._older(self.folder / name)
         self._see_answers()
 
     def _see_nothing_left(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -104,7 +104,7 @@ class FederationEngine(RemoteEngine):
             yield ClientResult(client, upload, kept, log)
 
     def secure_aggregator(
-        self, phase: Phase, members: list[int], times: list[int], like: Tensor, source: NoiseSource
+        self, phase: Phase, members: list[int], weights: Sequence[float], like: Tensor, source: NoiseSource
     ) -> NetworkAggregator:
         """A secure sum over the network, whose keys and shares are exchanged at once.
 
@@ -121,7 +121,7 @@ class FederationEngine(RemoteEngine):
         self._sum = NetworkAggregator(
             phase,
             members,
-            times,
+            weights,
             like,
             source,
             secret=self._secret,
@@ -196,7 +196,7 @@ class FederationEngine(RemoteEngine):
 
     def _blame(self, blamed: Mapping[int, str], round: int) -> None:
         for client, reason in sorted(blamed.items()):
-            self.notes.append(f"client {client} was left out of the secure sum of round {round}: {brief(reason, 200)}")
+            self.notes.append(f"client {client} broke the protocol of round {round}'s secure sum: {brief(reason, 200)}")
 
 
 def upload_problem(channel: RoundChannel, upload: Mapping[str, Tensor], like: Tensor) -> str:

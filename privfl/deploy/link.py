@@ -142,4 +142,5 @@ def _refused(message: Message) -> str:
     """The reason of a client that refuses; empty if it does not."""
     if message.kind not in ("refused", "dropped"):
         return ""
-    return brief(str(message.meta.get("reason")), LONGEST_REASON)
+    reason = message.meta.get("reason")  # a client may send anything, also what no text can be made of
+    return brief(reason, LONGEST_REASON) if isinstance(reason, str) and reason else "refused, and did not say why"

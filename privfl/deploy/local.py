@@ -17,9 +17,11 @@ from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, phases_of
 from privfl.errors import ConfigError, PrivacyError
 from privfl.experiment import Experiment
+from privfl.federation.cohorts import SizeWeightedCohort
 from privfl.federation.task import Task
 from privfl.privacy.accounting.tracker import Planned
 from privfl.privacy.noise.source import NoiseSource
+from privfl.references import shipped
 from privfl.simulation.fingerprint import Fingerprint
 from privfl.simulation.plan import Plan, RunSettings, prepare, with_training
 from privfl.simulation.round_costs import RoundCosts
@@ -190,19 +192,36 @@ class OwnRound:
         coding = self.phase.channel.secure_encoding
         return self.number, self.phase.label, self.phase.channel.asked, b"" if coding is None else coding.digest
 
-    def check_factor(self, factor: float) -> None:
-        """Refuse a weight for which no noise is sized.
+    def check_factor(self, factor: float, size: float | None) -> None:
+        """Refuse a weight for a secure sum that is not what the agreed rule gives this client.
+
+        Whoever weighs one client by 1 and all others by 0 has that one's upload. ``size`` is what this client answered
+        about its size, ``None`` if it has not.
 
         Raises:
             BadMessage: naming it.
         """
-        channel = self.phase.channel
+        channel, plan = self.phase.channel, self.plan
         if (channel.has_client_level_noise or channel.noise_at_server) and factor != 1.0:
             raise BadMessage(f"the server weighs this client's upload by {factor:g}, and noise is sized for 1")
-        if not 0 <= factor < float("inf"):
+        own, mechanism = 1.0, plan.privacy.size
+        if self.phase.algorithm.weights() == "size" and mechanism is not None:
+            if size is None:
+                raise BadMessage("the server weighs this client's upload before the client told anything of its size")
+            own = float(np.clip(size, mechanism.range.lo, mechanism.range.hi))
+        if all(factor != own * times for times in range(1, self._most_times + 1)):
             raise BadMessage(
-                f"the server weighs this client's upload by {factor:g}; a weight is finite and not negative"
+                f"the server weighs this client's upload by {factor:g}, and {own:g} was agreed; with other weights a "
+                "sum would show single uploads"
             )
+
+    @property
+    def _most_times(self) -> int:
+        """How often one client may count in a round: more than once only where it may be drawn again."""
+        cohort = self.plan.cohort
+        if isinstance(cohort, SizeWeightedCohort):
+            return cohort.size
+        return 1 if shipped(type(cohort)) else len(self.plan.task.clients)
 
     def train(self, noise: NoiseSource) -> ClientResult:
         """Train, hold what passed the door to what was priced, and see that nothing stays behind.

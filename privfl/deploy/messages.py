@@ -32,6 +32,8 @@ DTYPES = {
     for one in (torch.float16, torch.float32, torch.float64, torch.uint8, torch.int32, torch.int64, torch.bool)
 }
 """What a tensor in a message may be."""
+LONGEST_DESCRIPTION = 1 << 20
+"""Bytes that a description may take: read as JSON, they take up thirty times as many."""
 _LENGTH = struct.Struct("<I")
 _START = SIGNATURE_BYTES + _LENGTH.size
 
@@ -86,8 +88,9 @@ class Message:
 
     @property
     def kind(self) -> str:
-        """What the message is."""
-        return str(self.meta.get("kind"))
+        """What the message is; empty where it does not say so in a word."""
+        kind = self.meta.get("kind")
+        return kind if isinstance(kind, str) else ""
 
 
 def opened(data: bytes, verify_key: bytes) -> Message:
@@ -141,7 +144,8 @@ def _description(view: memoryview) -> bytes:
     if len(view) < _START:
         return b""
     (length,) = _LENGTH.unpack_from(view, SIGNATURE_BYTES)
-    return bytes(view[_START : _START + length]) if length <= len(view) - _START else b""
+    whole = length <= min(len(view) - _START, LONGEST_DESCRIPTION)
+    return bytes(view[_START : _START + length]) if whole else b""
 
 
 def _size(dtype: str, shape: list[int]) -> int:

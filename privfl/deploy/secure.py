@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -16,11 +16,11 @@ from privfl.engine.aggregation import CohortSums
 from privfl.engine.measures import NOTHING, Measured
 from privfl.engine.secure_aggregation import GIVEN_UP, OUT_OF_RANGE, SecureAggregator
 from privfl.engine.workspace import Phase
-from privfl.errors import PrivflError
+from privfl.errors import PrivflError, brief
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.secagg.bodies import Words
 from privfl.privacy.secagg.client import Client
-from privfl.privacy.secagg.errors import SecAggError, TooFewClients
+from privfl.privacy.secagg.errors import PolicyRefused, SecAggError, TooFewClients
 from privfl.privacy.secagg.messages import Phase as Leg
 from privfl.privacy.secagg.parameters import ThreatModel
 from privfl.privacy.secagg.policy import Policy
@@ -91,7 +91,7 @@ class NetworkAggregator(SecureAggregator):
         self,
         phase: Phase,
         members: list[int],
-        times: list[int],
+        weights: Sequence[float],
         like: Tensor,
         source: NoiseSource,
         *,
@@ -112,7 +112,7 @@ class NetworkAggregator(SecureAggregator):
         assert channel.secure_encoding is not None
         self.phase, self.channel, self.like, self.source = phase, channel, like, source
         self.secure_encoding, self.number = channel.secure_encoding, channel.round.number
-        self.weights = dict(zip(members, map(float, times), strict=True))
+        self.weights = dict(zip(members, map(float, weights), strict=True))
         coins = drawn(secret, phase)
         self.session = session_of(phase, members, coins[:IDENTITY_BYTES])
         if early is not None and early.session != self.session:  # whoever served that one would not serve this one
@@ -243,13 +243,18 @@ def member(
     """The part of client ``number`` in a ``session`` that the server proposed.
 
     Raises:
-        PolicyRefused: it is not one for ``phase`` as this client knows it.
+        PolicyRefused: it is not that of ``phase`` as this client knows it, in any field.
         SpentClient: it was served before.
     """
     channel = phase.channel
     assert channel.secure is not None
     assert channel.secure_encoding is not None
     expected = session_of(phase, session.members, session.identity)
+    for item in fields(Session):  # a ring of fewer bits, say, would have clients refuse by what their vectors hold
+        proposed, agreed = (getattr(one, item.name) for one in (session, expected))
+        if proposed != agreed:
+            told = f"{item.name} is {brief(repr(proposed), 40)}, and {brief(repr(agreed), 40)} was agreed"
+            raise PolicyRefused(f"the server proposes a secure sum whose {told}")
     policy = Policy(
         channel.secure_encoding.encoding.length,
         channel.secure_encoding.digest,

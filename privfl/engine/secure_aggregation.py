@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -26,8 +28,10 @@ class SecureAggregator:
     sends nothing has dropped out, and the others recover the sum without it.
     """
 
-    def __init__(self, phase: Phase, members: list[int], times: list[int], like: Tensor, source: NoiseSource) -> None:
-        """``times``: how often each of the ``members`` counts; ``like`` [size] is the model.
+    def __init__(
+        self, phase: Phase, members: list[int], weights: Sequence[float], like: Tensor, source: NoiseSource
+    ) -> None:
+        """``weights``: of the ``members``, as far as the server knows them; ``like`` [size] is the model.
 
         Raises:
             ConfigError: no secure sum over these members is safe.
@@ -37,7 +41,7 @@ class SecureAggregator:
         assert channel.secure_encoding is not None
         self.phase, self.channel, self.like, self.source = phase, channel, like, source
         self.secure_encoding = channel.secure_encoding
-        self.weights = dict(zip(members, map(float, times), strict=True))  # what the server knows of them
+        self.weights = dict(zip(members, map(float, weights), strict=True))
         encoding = self.secure_encoding.encoding
         self.number = channel.round.number
         terms = self.secure_encoding.terms

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -20,9 +21,9 @@ class RemoteEngine(LoopEngine, ABC):
 
     @abstractmethod
     def secure_aggregator(
-        self, phase: Phase, members: list[int], times: list[int], like: Tensor, source: NoiseSource
+        self, phase: Phase, members: list[int], weights: Sequence[float], like: Tensor, source: NoiseSource
     ) -> Aggregator:
-        """What adds the uploads of ``members``, each of whom counts ``times``, up without seeing them.
+        """What adds the uploads of ``members``, whose ``weights`` are as the server knows them, up without seeing them.
 
         Raises:
             ConfigError: no secure sum over these members is safe.

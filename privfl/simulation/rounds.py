@@ -57,7 +57,8 @@ def collect(costs: RoundCosts, selection: Selection, server: Tensors, context: S
     hidden = phase.channel.has_client_level_noise or phase.channel.noise_at_server
     weights = _weights(phase.algorithm, selection, server, context.sizes, hidden=hidden)
     factors = dict(zip(clients, weights.tolist(), strict=True))
-    aggregator = _aggregator(phase, selection, received["parameters"], context)
+    known = dict(zip(clients, selection.multiplicity.tolist(), strict=True)) if phase.channel.hides_weights else factors
+    aggregator = _aggregator(phase, known, received["parameters"], context)
     states = () if isinstance(context.engine, RayEngine) else context.engine.states
     before = SharedState(context.task, phase, costs.training, received, states)
     context = replace(context, look=before.look)
@@ -78,7 +79,6 @@ def collect(costs: RoundCosts, selection: Selection, server: Tensors, context: S
     if isinstance(context.engine, RemoteEngine):
         sums.shared += context.engine.left
         context.engine.left = []
-    known = dict(zip(clients, selection.multiplicity.tolist(), strict=True)) if phase.channel.hides_weights else factors
     context.recorder.exchanged(phase, phase.channel.broadcast_to_clients(received), known, sums)
     return sums
 
@@ -110,7 +110,14 @@ def aggregate(costs: RoundCosts, sums: CohortSums, server: Tensors, context: Ser
         total = {name: value.to(costs.received["parameters"].dtype) for name, value in total.items()}
     after = phase.algorithm.aggregate(server, total, facts, costs.training)
     _check_state(phase.algorithm.name, after, server)
-    return {**after, **learnt}
+    return {**after, **_in_its_type(after, server), **learnt}
+
+
+def _in_its_type(after: Tensors, before: Tensors) -> Tensors:
+    """The model in the type that it had: one client that sends float64 would have everybody train in it from then."""
+    if "parameters" not in before:
+        return {}
+    return {"parameters": after["parameters"].to(before["parameters"].dtype)}
 
 
 def _check_state(name: str, after: Any, before: Tensors) -> None:
@@ -135,8 +142,8 @@ def _check_state(name: str, after: Any, before: Tensors) -> None:
         raise ConfigError(f"{name}'s aggregate returned {found}; {mend}")
 
 
-def _aggregator(phase: Phase, selection: Selection, like: Tensor, context: ServerContext) -> Aggregator | str:
-    """What adds the cohort's uploads up, or why their sum cannot be had."""
+def _aggregator(phase: Phase, weights: Mapping[int, float], like: Tensor, context: ServerContext) -> Aggregator | str:
+    """What adds the cohort's uploads up, or why their sum cannot be had; ``weights``, as the server knows them."""
     if phase.channel.secure is None:
         channel = phase.channel
         return PlainAggregator(channel.sent, narrows=not channel.has_central_noise)
@@ -145,9 +152,9 @@ def _aggregator(phase: Phase, selection: Selection, like: Tensor, context: Serve
     engine = context.engine
     aggregator = engine.secure_aggregator if isinstance(engine, RemoteEngine) else SecureAggregator
     try:
-        return aggregator(phase, selection.clients.tolist(), selection.multiplicity.tolist(), like, context.source)
+        return aggregator(phase, list(weights), list(weights.values()), like, context.source)
     except ConfigError as error:
-        return f"no secure sum over {len(selection.clients)} clients: {error}"
+        return f"no secure sum over {len(weights)} clients: {error}"
 
 
 def _weights(

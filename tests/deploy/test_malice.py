@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from privfl.deploy import diary as diary_module
+from privfl.deploy import secure as secure_module
 from privfl.deploy.link import Link, Request
-from privfl.deploy.messages import Message, digest
+from privfl.deploy.messages import _LENGTH, PURPOSE, Message, digest, opened
 from privfl.deploy.split import DATA
 from privfl.deploy.transport import Loopback
-from privfl.errors import ConfigError, PrivflError
+from privfl.errors import ConfigError, DataError, PrivflError
 from tests.deploy.rehearsal import Rehearsal, experiment
 from tests.deploy.test_client import DPSGD, UNIFORM, link_to, train
 
@@ -142,3 +147,97 @@ def test_a_size_that_cannot_be_is_none(size, tmp_path):
 
     with pytest.raises(ConfigError, match="client 1 did not tell its size"):
         rehearsal.run(Loopback({**clients, 1: lying}))
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "size"])
+@pytest.mark.parametrize(
+    ("factors", "summed"), [((1.0, 0.0), 0), ((1000.0, 1.0), 3)], ids=["nothing for the others", "a thousand for one"]
+)
+def test_a_server_that_weighs_one_client_apart_has_no_sum_with_it(weighting, factors, summed, tmp_path, monkeypatch):
+    update = {"update": [{"name": "secure-sum"}]}
+    asked = experiment(rounds=1, privacy=update, algorithm={"name": "fedavg", "weighting": weighting})
+    rehearsal = Rehearsal(tmp_path / "federation", asked)
+    ask = Link.ask
+
+    def lying(link, requests):
+        one, others = factors
+        weighed = {
+            client: Request({**request.meta, "factor": one if client == 1 else others}, request.tensors)
+            if request.meta["kind"] == "train"
+            else request
+            for client, request in requests.items()
+        }
+        return ask(link, weighed)
+
+    monkeypatch.setattr(Link, "ask", lying)
+    found = rehearsal.run()
+    assert found.metrics[0]["clients"] == summed  # at most the others, who were not told to weigh otherwise
+    assert any("and 1 was agreed; with other weights a sum would show single uploads" in one for one in rehearsal.said)
+
+
+def test_a_session_in_a_smaller_ring_is_refused_before_any_vector(tmp_path, monkeypatch):
+    """With fewer bits a client would refuse by what its own vector holds."""
+    rehearsal = Rehearsal(
+        tmp_path / "federation", experiment(rounds=1, privacy={"update": list(SKELLAM)}, algorithm=UNIFORM)
+    )
+    real = secure_module.session_of
+
+    def smaller(*given):  # as the server makes it; clients make the agreed one
+        by_server = sys._getframe(1).f_code is not secure_module.member.__code__
+        return replace(real(*given), bits=31) if by_server else real(*given)
+
+    monkeypatch.setattr(secure_module, "session_of", smaller)
+    rehearsal.run()
+    assert sum("a secure sum whose bits is 31, and 32 was agreed" in one for one in rehearsal.said) == 4
+
+
+@pytest.mark.parametrize("reason", [list, dict, [["deep"]], 7, None, ""])
+def test_a_client_that_refuses_without_a_word_is_dropped_and_the_round_goes_on(reason, rehearsal):
+    clients, one = rehearsal.clients(), rehearsal.client(1)
+    honest = clients[1]
+    if isinstance(reason, type):  # deeper than Python makes a text of
+        opening, closing = ("[", "]") if reason is list else ('{"a":', "}")
+        reason = opening * 900 + ("1" if reason is dict else "") + closing * 900
+    else:
+        reason = json.dumps(reason)
+
+    def refusing(request):
+        if opened(request, bytes.fromhex(rehearsal.federation.server)).kind != "train":
+            return honest(request)
+        meta = f'{{"kind": "refused", "from": 1, "request": "{digest(request)}", "reason": {reason}}}'
+        description = f'{{"meta": {meta}, "tensors": []}}'.encode()
+        return one.key.sign(PURPOSE + description) + _LENGTH.pack(len(description)) + description
+
+    found = rehearsal.run(Loopback({**clients, 1: refusing}))
+    assert found.summary["dropped"] == {"refused, and did not say why": 4}
+    assert [line["clients"] for line in found.metrics] == [3] * 4
+
+
+def test_a_client_that_sends_float64_does_not_make_everybody_train_in_it(rehearsal):
+    clients, one = rehearsal.clients(), rehearsal.client(1)
+    honest = clients[1]
+
+    def wide(request):
+        message = opened(honest(request), one.key.public)
+        tensors = {name: value.double() for name, value in message.tensors.items()}
+        return Message(message.meta, tensors).sealed(one.key)
+
+    found = rehearsal.run(Loopback({**clients, 1: wide}))
+    assert found.parameters.dtype == torch.float32
+    assert found.metrics[0]["clients"] == 4
+
+
+def test_an_account_from_before_all_runs_is_older_than_the_sums_that_were_served(tmp_path):
+    rehearsal = Rehearsal(
+        tmp_path / "federation", experiment(rounds=1, privacy={"update": list(SKELLAM)}, algorithm=UNIFORM)
+    )
+    rehearsal.client(1)
+    state = rehearsal.folders["client-1"] / "state"
+    before = (state / "account.json").read_bytes()
+    rehearsal.run()
+    (state / "account.json").write_bytes(before)
+    shutil.rmtree(state / "runs")
+    with pytest.raises(
+        DataError, match=r"account\.json does not know .*served, so it is older than what this client sent"
+    ):
+        rehearsal.client(1)

@@ -30,6 +30,15 @@ CASES = {
         },
     },
     "rebafl": {"algorithm": {"name": "rebafl"}},
+    "secure sum weighed by noisy sizes": {
+        "algorithm": {"name": "fedavg"},
+        "privacy": {
+            "noise_key": KEY,
+            "max_size_error": 1e4,
+            "size": {"name": "laplace", "epsilon": 8.0, "bound": 600},
+            "update": [{"name": "secure-sum"}],
+        },
+    },
     "secure sum": {"rounds": 3, "privacy": {"noise_key": KEY, "update": [{"name": "secure-sum"}]}},
     "adaptive clip": {
         "algorithm": {"name": "fedavg", "weighting": "uniform"},
