@@ -15,6 +15,15 @@ from privfl.algorithms import Algorithm
 from privfl.algorithms.base import Tensors
 from privfl.errors import ConfigError
 
+
+def handed(received: Tensors) -> dict[str, Tensor]:
+    """What was ``received`` as one client, or one stack of them, gets hold of it: in the same memory, and as new.
+
+    What is added to it, written onto one of its tensors, or added up in the ``grad`` of one, stays with whoever did so.
+    """
+    return {name: value.detach() for name, value in received.items()}
+
+
 Versions = Mapping[str, int]
 """By name, how often a tensor was changed in place so far."""
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from privfl.algorithms.base import Algorithm, Tensors, descends_plainly, overrides
-from privfl.engine.broadcast import check_unchanged, unshared, versions_of
+from privfl.engine.broadcast import check_unchanged, handed, unshared, versions_of
 from privfl.engine.client_randomness import randomness_of
 from privfl.engine.sequence_checks import clips_otherwise, differs_from_autocast, differs_from_autograd
 from privfl.engine.sequences import Sequence, sequence_of
@@ -257,7 +257,7 @@ class LoopEngine:
         *,
         blind: bool = False,
     ) -> Trained:
-        task, algorithm, channel = self.task, phase.for_clients(), phase.channel
+        task, algorithm, channel, received = self.task, phase.for_clients(), phase.channel, handed(received)
         training, rows = self.training.in_round(context.number), task.clients[client]
         slot = phase.slot(client, rows, training, received, context)
         keeper = ClientDoor(

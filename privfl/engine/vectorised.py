@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from privfl.algorithms.base import Algorithm, Tensors, descends_plainly, overrides
-from privfl.engine.broadcast import check_unchanged, versions_of
+from privfl.engine.broadcast import check_unchanged, handed, versions_of
 from privfl.engine.chunks import chunks_of, reorder, stacked
 from privfl.engine.client_randomness import ClientRandomness
 from privfl.engine.device_sequences import DeviceSequence
@@ -211,6 +211,7 @@ class VectorisedEngine:
         blind: bool = False,
     ) -> list[Trained]:
         loop, algorithm, training = self.loop, phase.for_clients(), self.loop.training.in_round(context.number)
+        received = handed(received)
         own = phase.apart  # so that one copy must not let anything of a client through to others
         held = fields_of(algorithm) if own and len(slots) > 1 else None
         streams: list[NoiseStream] = []
@@ -251,7 +252,7 @@ class VectorisedEngine:
                 stack.randomness.draw_alone(streams[place])
             state = phase.client_state(slot.client, context.client_state, blind=blind)
             local: Tensors = given_plain(
-                algorithm.begin(received, state, training), f"what {algorithm.name} begins with"
+                algorithm.begin(handed(received), state, training), f"what {algorithm.name} begins with"
             )
             if own and context.look is not None:
                 context.look(None)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from privfl.algorithms.base import Algorithm, Tensors, overrides
+from privfl.engine.broadcast import handed
 from privfl.engine.client_randomness import ClientRandomness
 from privfl.engine.dropout import StreamDropout, give_dropout_streams
 from privfl.engine.measures import NOTHING, Measured, measures_of
@@ -243,7 +244,7 @@ class Phase:
         uniform, normal = algorithm.random_numbers()
         if uniform or normal:
             draws = Draws(uniform, normal, context.stream("algorithm", client))
-        plan = algorithm.plan(private_plan(training, self.channel.dpsgd, client), received)
+        plan = algorithm.plan(private_plan(training, self.channel.dpsgd, client), handed(received))
         shuffle, after = context.stream("batches", client), algorithm.personal_plan(training)
         return ClientSlot(client, rows, plan, shuffle, private, draws, totals, personal_plan=after)
 

@@ -182,7 +182,11 @@ class FlatNetwork:
         ]
 
     def load(self, flat: Tensor) -> None:
-        """Copy the parameter vector ``flat`` [size] into this network."""
+        """Copy the parameter vector ``flat`` [size] into this network, wherever somebody has pointed its parameters."""
+        for parameter, view in zip(self.parameters, self._views, strict=True):
+            if parameter.data_ptr() != view.data_ptr() or parameter.stride() != view.stride():
+                self._point_at(self.flat, self._views)
+                break
         with torch.no_grad():
             self.flat.copy_(flat)
 

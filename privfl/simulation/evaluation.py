@@ -17,6 +17,7 @@ from privfl.federation.kinds import KINDS, Headline
 from privfl.federation.own_metrics import measured
 from privfl.federation.task import Task
 from privfl.metrics.fairness import fairness
+from privfl.references import shipped
 
 OUTPUTS_AT_ONCE = 1 << 24
 """Outputs that exist at one time where metrics need only a few numbers of each row."""
@@ -51,7 +52,7 @@ def evaluate(
     """
     if algorithm.ensemble:
         models = [
-            next(iter(algorithm.personal(server, client_state[client]).values())) for client in sorted(client_state)
+            next(iter(_models_of(algorithm, server, client_state[client]).values())) for client in sorted(client_state)
         ]
         tested = _ensemble(task, predictor, models)
     else:
@@ -65,6 +66,15 @@ def evaluate(
         condensed = _condensed(task, tested, task.inputs[rows], task.targets[rows])
         found |= _spread("local", task, holders, _own(task, condensed))
     return found | _personal(task, algorithm, predictor, server, client_state, holders)
+
+
+def _models_of(algorithm: Algorithm, server: Tensors, own: Tensors) -> Tensors:
+    """The personal models of a client that keeps its ``own`` state. An ``algorithm`` from outside gets copies: what it
+    wrote into the server's state would be in the next broadcast, without any noise.
+    """
+    if shipped(type(algorithm)):
+        return algorithm.personal(server, own)
+    return algorithm.personal(*({name: value.clone() for name, value in one.items()} for one in (server, own)))
 
 
 def storable(metrics: Mapping[str, float]) -> dict[str, float | None]:
@@ -136,7 +146,7 @@ def _personal(
     score = KINDS[task.kind].scores[headline.name]
     for client in holders.tolist():
         own = {**algorithm.initial_client_state(client), **client_state.get(client, {})}
-        models = algorithm.personal(server, own)
+        models = _models_of(algorithm, server, own)
         if not models:
             return {}
         outputs = {name: _of(task, predictor, model, task.local_tests, client) for name, model in models.items()}

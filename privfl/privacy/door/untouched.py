@@ -7,16 +7,21 @@ that counts its calls, or keeps what it saw, would take that past the noise.
 from __future__ import annotations
 
 import hashlib
+import random
+import sys
+import sysconfig
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from privfl.errors import ConfigError
 from privfl.privacy.clipping.known import known_function
@@ -24,6 +29,8 @@ from privfl.privacy.clipping.row_wise import said_of
 
 DEPTH = 6
 """How far into what a function holds is looked, from one thing to the next."""
+SMALL = 1 << 16
+"""Numbers up to which a tensor's content is compared."""
 _VALUES = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -39,8 +46,13 @@ def untouched(function: Callable[..., Any], usual: Callable[..., Any]) -> Iterat
     if function is usual or known_function(function):
         yield
         return
-    before = held_by(function)
+    before, generators = held_by(function), _of_the_process()
     yield
+    if _of_the_process() != generators:
+        raise ConfigError(
+            f"{said_of(function)} draws from a random generator of the whole process, and a step could tell by it how "
+            "often it was called, which depends on the batch; draw in the step (random_numbers) and pass numbers on"
+        )
     if held_by(function) != before:
         raise ConfigError(
             f"{said_of(function)} changes something outside of it that it holds, and a step could tell by it how often "
@@ -57,8 +69,10 @@ def _held(thing: Any, depth: int, seen: set[int]) -> Hashable:
     if isinstance(thing, _VALUES):
         return type(thing), thing
     if isinstance(thing, Tensor):
-        return id(thing), 0 if thing.is_inference() else thing._version
-    if depth == 0 or id(thing) in seen or isinstance(thing, type | ModuleType) or _of_privfl(thing):
+        return id(thing), 0 if thing.is_inference() else thing._version, _numbers(thing)
+    if depth == 0 or id(thing) in seen or isinstance(thing, ModuleType) or _of_privfl(thing):
+        return id(thing)
+    if isinstance(thing, type) and not _of_ones_own(thing.__module__):
         return id(thing)
     seen.add(id(thing))  # so that what refers to itself, or is reached in many ways, is looked at once
 
@@ -81,9 +95,36 @@ def _held(thing: Any, depth: int, seen: set[int]) -> Hashable:
         return id(thing), each(thing)
     if isinstance(thing, Set):
         return id(thing), frozenset(each(thing))
+    if isinstance(thing, type):
+        return id(thing), each(vars(thing).values()), each(thing.__bases__)
     slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(thing, name)]
     own = {**getattr(thing, "__dict__", {}), **{name: getattr(thing, name) for name in slots if name != "__weakref__"}}
-    return id(thing), tuple(own), each(own.values()), _hidden(thing, own)
+    return id(thing), tuple(own), each(own.values()), each([type(thing)]), _hidden(thing, own)
+
+
+def _of_the_process() -> Hashable:
+    """The random generators of the whole process, as what is equal while nobody draws from them."""
+    numpy = np.random.get_state(legacy=False)["state"]  # noqa: NPY002 - whoever draws from it is looked for
+    return random.getstate(), repr(numpy), torch.get_rng_state().numpy().tobytes()
+
+
+def _numbers(tensor: Tensor) -> Hashable:
+    """What a small ``tensor`` holds, since its version does not tell of what is written by way of its ``data``."""
+    plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.numel() <= SMALL
+    if not plain or tensor.is_quantized or is_functorch_wrapped_tensor(tensor) or type(tensor.data) is not Tensor:
+        return None
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return tensor.dtype, tensor.shape, hashlib.sha256(flat.view(torch.uint8).numpy().data).digest()
+
+
+@cache
+def _of_ones_own(module: str) -> bool:
+    """Whether the module of that name is neither Python's nor installed."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if module == "__main__":
+        return True
+    paths = {Path(path).resolve() for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
+    return isinstance(file, str) and not any(Path(file).resolve().is_relative_to(path) for path in paths)
 
 
 def _of_privfl(thing: Any) -> bool:
