@@ -1,10 +1,12 @@
 """What clients receive is one tensor for all of them, so nobody's step changes it for the next client or the server."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import privfl as pf
 from privfl.engine.broadcast import check_unchanged, unshared, versions_of
@@ -48,6 +50,111 @@ def test_what_a_client_begins_with_is_its_own(engine):
         moved = one.training.uploads[client]["update"] - other.training.uploads[client]["update"]
         assert float(moved.norm()) < 0.01
     assert float((one.released - other.released).norm()) < 2 / 3 + 0.01
+
+
+def own_gradient(local, batch, client):
+    return client.gradient(client.loss, local["parameters"], batch)
+
+
+class Accumulating(pf.FedAvg):
+    """Never clears the gradient that autograd adds up on what it received."""
+
+    name: ClassVar[str] = "accumulating"
+
+    def step(self, local, received, batch, client, training):
+        given = received["parameters"].requires_grad_()
+        gradient = own_gradient(local, batch, client)
+        with torch.enable_grad():
+            (given * gradient).sum().backward()
+        local["parameters"].sub_(given.grad, alpha=training.learning_rate)
+
+
+class Adding(pf.FedAvg):
+    """Computes what it calls a reference once, and adds it to what it received."""
+
+    name: ClassVar[str] = "adding"
+
+    def step(self, local, received, batch, client, training):
+        gradient = own_gradient(local, batch, client)
+        reference = received.setdefault("reference", gradient.clone())
+        local["parameters"].sub_(gradient + reference, alpha=training.learning_rate)
+
+
+class Writing(pf.FedAvg):
+    """Writes the same onto a tensor that it received."""
+
+    name: ClassVar[str] = "writing"
+
+    def step(self, local, received, batch, client, training):
+        gradient, given = own_gradient(local, batch, client), received["parameters"]
+        if not hasattr(given, "reference"):
+            given.reference = gradient.clone()
+        local["parameters"].sub_(gradient + given.reference, alpha=training.learning_rate)
+
+
+class Beginning(pf.FedAvg):
+    """Adds to what it received before the first step, when nothing is stacked yet."""
+
+    name: ClassVar[str] = "beginning"
+
+    def begin(self, received, client_state, training):
+        received["place"] = received.get("place", torch.zeros(())) + 1
+        shift = torch.zeros_like(received["parameters"]) + received["place"]
+        return {"parameters": received["parameters"].clone(), "shift": shift}
+
+    def finish(self, local, received, training):
+        return {"update": local["shift"]}
+
+
+@pytest.mark.parametrize("algorithm", [Accumulating, Adding, Writing])
+def test_what_a_client_adds_to_what_it_received_is_nobody_elses(algorithm):
+    one, other = (ran(algorithm("uniform"), "loop", changed=changed).transcript[0] for changed in (False, True))
+    assert float((one.training.uploads[0]["update"] - other.training.uploads[0]["update"]).norm()) > 0.1
+    for client in (1, 2):
+        moved = one.training.uploads[client]["update"] - other.training.uploads[client]["update"]
+        assert float(moved.norm()) < 0.01
+
+
+@pytest.mark.parametrize("engine", ["loop", "vectorised"])
+def test_each_client_begins_with_what_was_sent(engine):
+    seen = ran(Beginning("uniform"), engine, privacy=None).transcript[0].training.uploads
+    assert [float(seen[client]["update"].mean()) for client in range(3)] == [1.0, 1.0, 1.0]
+
+
+@dataclass(frozen=True)
+class Keeping(pf.FedAvg):
+    """Leaves a gradient that is to stay with the client where the training that is sent would find it."""
+
+    name: ClassVar[str] = "keeping"
+    local_only: ClassVar[bool] = True
+
+    def step(self, local, received, batch, client, training):
+        gradient = own_gradient(local, batch, client)
+        own = client.local_only_gradient(client.loss, local["parameters"], batch)
+        anchor = received.setdefault("anchor", own.clone())
+        local["parameters"].sub_(gradient + anchor, alpha=training.learning_rate)
+
+
+def undecided():
+    layer = nn.Linear(5, 2)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+@pytest.mark.parametrize("engine", ["loop", "vectorised"])
+def test_what_stays_with_a_client_is_not_in_what_the_blind_training_received(engine):
+    x, y = np.full((60, 5), 1000.0, dtype=np.float32), np.zeros(60, dtype=np.int64)
+    task = pf.Task.from_arrays(x, y, clients=np.arange(60) // 20, classes=2, test=(X, Y), model=undecided)
+    dpsgd = pf.DPSGD(noise_multiplier=1.0, max_grad_norm=0.01, sample_rate=1.0)
+    training = pf.LocalTraining(learning_rate=1.0, batch_size=20, steps=1)
+    settings = {"training": training, "execution": pf.Execution(engine=engine, workers=1)}
+    try:
+        run = pf.simulate(task, Keeping("uniform"), rounds=1, privacy=pf.Privacy(training=dpsgd), **settings)
+    except (RuntimeError, pf.ConfigError):  # in a stack what a step keeps from one client to the next is refused
+        assert engine == "vectorised"
+        return
+    assert float(run.parameters.norm()) < 1.0
 
 
 class Overwriting(pf.FedAvg):

@@ -14,6 +14,35 @@ def network():
     return FlatNetwork(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 5)))
 
 
+def point_elsewhere(module):
+    for parameter in module.parameters():
+        parameter.data = parameter.data * 2
+
+
+def set_elsewhere(module):
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.set_(parameter * 2)
+
+
+def put_back(module):
+    vector = nn.utils.parameters_to_vector(module.parameters()).detach()
+    nn.utils.vector_to_parameters(vector * 2, module.parameters())
+
+
+@pytest.mark.parametrize("write", [point_elsewhere, set_elsewhere, put_back])
+def test_parameters_that_somebody_has_pointed_elsewhere_hold_what_is_loaded(network, write):
+    other, inputs = torch.randn(network.layout.size), torch.randn(2, 2, 4, 4)
+    expected = functional_call(network.module, network.layout.named_views(other), inputs)
+    write(network.module)
+    network.load(other)
+    assert torch.equal(network.module(inputs), expected)
+    assert torch.equal(nn.utils.parameters_to_vector(network.module.parameters()), other)
+    with torch.no_grad():
+        network.flat.zero_()
+    assert not any(bool(parameter.any()) for parameter in network.module.parameters())
+
+
 @pytest.mark.parametrize("place", ["whole", "within a longer vector", "not contiguous"])
 def test_a_network_computes_with_another_vector(network, place):
     size, inputs = network.layout.size, torch.randn(2, 2, 4, 4)

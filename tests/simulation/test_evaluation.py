@@ -122,3 +122,35 @@ def test_two_classes_have_an_area_under_the_curve():
     line = pf.simulate(task, pf.FedAvg(), rounds=5).metrics[-1]
     assert line["test_auroc"] > 0.9
     assert "test_top5" not in line
+
+
+class Writing(pf.FedAvg):
+    """Mixes the client's own weights into the server's state, for want of a copy."""
+
+    name: ClassVar[str] = "writing"
+    ensemble: ClassVar[bool] = False
+
+    def personal(self, server, client_state):
+        client_state["own"].mul_(3.0)
+        return {"mixed": server["parameters"].mul_(0.5).add_(client_state["own"], alpha=0.5)}
+
+
+class WritingEnsemble(Writing):
+    """The same of a model that is tested together with others."""
+
+    name: ClassVar[str] = "writing-ensemble"
+    ensemble: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize("kind", [Writing, WritingEnsemble])
+def test_what_an_algorithm_writes_when_it_is_tested_changes_neither_server_nor_clients(kind, task):
+    size = sum(parameter.numel() for parameter in task.model(0).parameters())
+    server, states = {"parameters": torch.ones(size)}, {client: {"own": torch.ones(size)} for client in range(12)}
+
+    class Predictor:
+        def logits(self, parameters, inputs):
+            return torch.zeros(len(inputs), 10) + parameters.mean()
+
+    evaluate(task, kind(), Predictor(), server, states)
+    assert bool((server["parameters"] == 1).all())
+    assert all(bool((state["own"] == 1).all()) for state in states.values())

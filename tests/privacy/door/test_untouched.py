@@ -61,6 +61,8 @@ CHANGES = {
     "a set": lambda slow: slow.seen.add(1),
     "a new field": lambda slow: setattr(slow, "more", 1),
     "a global": lambda slow: raise_calls(),
+    "a tensor's numbers by way of data": lambda slow: slow.inner["tensor"].data.add_(1),
+    "an attribute of its class": lambda slow: setattr(Counter, "made", getattr(Counter, "made", 0) + 1),
 }
 
 
@@ -85,6 +87,22 @@ def test_what_a_function_changes_of_what_it_holds_is_seen(what, held):
     assert held_by(function) == held_by(function)
     with pytest.raises(ConfigError, match="changes something outside of it that it holds"), untouched(function, None):
         change(slow)
+
+
+GENERATORS = {
+    "Python": random.random,
+    "NumPy": lambda: np.random.rand(1),  # noqa: NPY002 - which everybody shares
+    "PyTorch": lambda: torch.rand(1),
+}
+
+
+@pytest.mark.parametrize("whose", GENERATORS)
+def test_a_function_that_draws_from_a_generator_of_the_whole_process_is_refused(whose):
+    with (
+        pytest.raises(ConfigError, match=r"draws from a random generator of the whole process.*random_numbers"),
+        untouched(lambda network, inputs, targets: 0, None),
+    ):
+        GENERATORS[whose]()
 
 
 def test_the_tasks_own_loss_and_what_is_known_are_watched_elsewhere():
