@@ -78,11 +78,20 @@ class Message:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     def sealed(self, key: SigningKey, parts: Parts | None = None) -> bytes:
-        """The message signed with ``key``; equal messages give equal bytes. ``parts`` serve several messages."""
+        """The message signed with ``key``; equal messages give equal bytes. ``parts`` serve several messages.
+
+        Raises:
+            BadMessage: a tensor's dtype is none of :data:`DTYPES`, or the description is too long.
+        """
         made = parts or Parts()
         sent = {name: made.of(tensor) for name, tensor in self.tensors.items()}
         told = {"meta": dict(self.meta), "tensors": [[name, *about] for name, (about, _) in sent.items()]}
         description = json.dumps(told).encode()
+        if len(description) > LONGEST_DESCRIPTION:
+            raise BadMessage(
+                f"a message's description takes {len(description)} bytes, and {LONGEST_DESCRIPTION} are the most; send "
+                "what is long as a tensor"
+            )
         front = key.sign(PURPOSE + description), _LENGTH.pack(len(description)), description
         return b"".join([*front, *(content for _, content in sent.values())])
 

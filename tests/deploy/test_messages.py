@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from privfl.deploy.messages import (
+    _LENGTH,
+    LONGEST_DESCRIPTION,
     PURPOSE,
     SIGNATURE_BYTES,
     BadMessage,
@@ -104,3 +106,18 @@ def test_many_threads_read_at_once(tmp_path):
         gc.set_threshold(*usual)
         gc.callbacks.remove(switches[0])
     assert all(torch.equal(one, torch.ones(3)) and len(other) == 3 for one, other in found)
+
+
+def test_a_description_that_would_fill_memory_is_neither_read_nor_sent():
+    """Read as JSON it takes thirty times its bytes, and a model's numbers are tensors anyway."""
+    with pytest.raises(BadMessage, match=r"description takes \d+ bytes, and 1048576 are the most"):
+        Message({"kind": "x" * LONGEST_DESCRIPTION}).sealed(KEY)
+    description = ('{"meta": {}, "tensors": [' + "[]," * (LONGEST_DESCRIPTION // 3) + "[]]}").encode()
+    sent = KEY.sign(PURPOSE + description) + _LENGTH.pack(len(description)) + description
+    with pytest.raises(BadMessage, match="is not signed by its sender's key"):
+        opened(sent, KEY.public)
+
+
+@pytest.mark.parametrize("kind", [7, None, ["deep"], {"a": 1}])
+def test_a_kind_that_is_no_word_is_none(kind):
+    assert Message({"kind": kind}).kind == ""

@@ -50,8 +50,9 @@ def untouched(function: Callable[..., Any], usual: Callable[..., Any]) -> Iterat
     yield
     if _of_the_process() != generators:
         raise ConfigError(
-            f"{said_of(function)} draws from a random generator of the whole process, and a step could tell by it how "
-            "often it was called, which depends on the batch; draw in the step (random_numbers) and pass numbers on"
+            f"{said_of(function)} draws from a random generator of the whole process (or another client's step did "
+            "meanwhile), and a step could tell by it how often it was called, which depends on the batch; let the "
+            "algorithm ask for random_numbers and pass them on"
         )
     if held_by(function) != before:
         raise ConfigError(
