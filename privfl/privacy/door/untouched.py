@@ -29,8 +29,8 @@ from privfl.privacy.clipping.row_wise import said_of
 
 DEPTH = 6
 """How far into what a function holds is looked, from one thing to the next."""
-SMALL = 1 << 16
-"""Numbers up to which a tensor's content is compared."""
+SAMPLE = 1 << 12
+"""Numbers of a tensor that are compared: all of a small one, and of a large one as many, at equal distances."""
 _VALUES = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -97,33 +97,47 @@ def _held(thing: Any, depth: int, seen: set[int]) -> Hashable:
     if isinstance(thing, Set):
         return id(thing), frozenset(each(thing))
     if isinstance(thing, type):
-        return id(thing), each(vars(thing).values()), each(thing.__bases__)
+        return id(thing), each(_data_of(thing)), each(thing.__bases__)
     slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(thing, name)]
     own = {**getattr(thing, "__dict__", {}), **{name: getattr(thing, name) for name in slots if name != "__weakref__"}}
     return id(thing), tuple(own), each(own.values()), each([type(thing)]), _hidden(thing, own)
 
 
+def _data_of(kind: type) -> list[Any]:
+    """What stands in a class beside methods and what Python itself writes."""
+    own = (one for name, one in vars(kind).items() if not (name.startswith("__") or name == "_abc_impl"))
+    return [one for one in own if not isinstance(one, FunctionType | classmethod | staticmethod | property)]
+
+
 def _of_the_process() -> Hashable:
     """The random generators of the whole process, as what is equal while nobody draws from them."""
-    numpy = np.random.get_state(legacy=False)["state"]  # noqa: NPY002 - whoever draws from it is looked for
-    return random.getstate(), repr(numpy), torch.get_rng_state().numpy().tobytes()
+    numpy = np.random.get_state(legacy=False)  # noqa: NPY002 - whoever draws from it is looked for
+    words = [one.tobytes() if isinstance(one, np.ndarray) else one for one in numpy["state"].values()]
+    kept = numpy.get("has_gauss"), numpy.get("gauss")  # the second of two normal numbers
+    return random.getstate(), *words, *kept, torch.get_rng_state().numpy().tobytes()
 
 
 def _numbers(tensor: Tensor) -> Hashable:
-    """What a small ``tensor`` holds, since its version does not tell of what is written by way of its ``data``."""
-    plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.numel() <= SMALL
-    if not plain or tensor.is_quantized or is_functorch_wrapped_tensor(tensor) or type(tensor.data) is not Tensor:
+    """Numbers of ``tensor``, since its version does not tell of what is written by way of its ``data``."""
+    plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.is_contiguous()
+    if (
+        not plain
+        or tensor.is_quantized
+        or tensor.is_complex()
+        or is_functorch_wrapped_tensor(tensor)
+        or type(tensor.data) is not Tensor
+    ):
         return None
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return tensor.dtype, tensor.shape, hashlib.sha256(flat.view(torch.uint8).numpy().data).digest()
+    flat = tensor.detach().view(-1)[:: -(-tensor.numel() // SAMPLE) or 1].contiguous()
+    return tensor.dtype, tensor.shape, flat.view(torch.uint8).numpy().tobytes()
 
 
 @cache
 def _of_ones_own(module: str) -> bool:
-    """Whether the module of that name is neither Python's nor installed."""
+    """Whether the module of that name is neither privfl's, nor Python's, nor installed."""
     file = getattr(sys.modules.get(module), "__file__", None)
-    if module == "__main__":
-        return True
+    if module == "__main__" or module.partition(".")[0] == "privfl":
+        return module == "__main__"
     paths = {Path(path).resolve() for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
     return isinstance(file, str) and not any(Path(file).resolve().is_relative_to(path) for path in paths)
 

@@ -92,6 +92,7 @@ def test_what_a_function_changes_of_what_it_holds_is_seen(what, held):
 GENERATORS = {
     "Python": random.random,
     "NumPy": lambda: np.random.rand(1),  # noqa: NPY002 - which everybody shares
+    "NumPy, of whose pairs of normal numbers one is kept": lambda: np.random.randn(),  # noqa: NPY002
     "PyTorch": lambda: torch.rand(1),
 }
 
@@ -103,6 +104,13 @@ def test_a_function_that_draws_from_a_generator_of_the_whole_process_is_refused(
         untouched(lambda network, inputs, targets: 0, None),
     ):
         GENERATORS[whose]()
+
+
+def test_the_second_of_a_pair_of_normal_numbers_is_seen_too():
+    np.random.seed(0)  # noqa: NPY002 - which everybody shares
+    np.random.randn()  # noqa: NPY002
+    with pytest.raises(ConfigError, match="draws from"), untouched(lambda network, inputs, targets: 0, None):
+        np.random.randn()  # noqa: NPY002
 
 
 def test_the_tasks_own_loss_and_what_is_known_are_watched_elsewhere():
