@@ -468,13 +468,8 @@ def test_no_claim_rests_on_the_central_limit_accountant() -> None:
 def test_no_hidden_global_generator_decides_anything() -> None:
     wrong = []
     for path in MODULES:
-        looking = (
-            "shared_state.py",
-            "client_randomness.py",
-            "identity.py",
-            "untouched.py",
-        )  # for them in a user's code
-        if path.name in looking:
+        # These look for them in a user's code.
+        if path.name in ("shared_state.py", "client_randomness.py", "identity.py", "untouched.py"):
             continue
         for name, _ in imports(path):
             if name.split(".")[0] == "random" or (

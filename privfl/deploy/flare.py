@@ -3,7 +3,8 @@
 Both sides are long-lived processes with one connection each, opened by the client; TLS with certificates on both sides
 (mutual), and a connection counts as the client that its certificate names. What FLARE does beyond carrying messages,
 such as its jobs and controllers, is not used. Where a sender's header says so, FLARE decodes what it carries into an
-object before anybody here sees it: in 2.9, the only version that privfl admits, of a fixed list of classes alone.
+object before anybody here sees it: in 2.9, the only version that privfl admits, of classes that it lists or that were
+registered with it.
 """
 
 from __future__ import annotations

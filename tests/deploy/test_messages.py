@@ -109,7 +109,7 @@ def test_many_threads_read_at_once(tmp_path):
 
 
 def test_a_description_that_would_fill_memory_is_neither_read_nor_sent():
-    """Read as JSON it takes thirty times its bytes, and a model's numbers are tensors anyway."""
+    """Read as JSON it takes more than twenty times its bytes, and a model's numbers are tensors anyway."""
     with pytest.raises(BadMessage, match=r"description takes \d+ bytes, and 1048576 are the most"):
         Message({"kind": "x" * LONGEST_DESCRIPTION}).sealed(KEY)
     description = ('{"meta": {}, "tensors": [' + "[]," * (LONGEST_DESCRIPTION // 3) + "[]]}").encode()
