@@ -9,9 +9,16 @@ amplification is claimed never come from here, but from :mod:`privfl.privacy.noi
 from __future__ import annotations
 
 import hashlib
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
+
+_IN_TURN = threading.RLock()
+_TIMES = [0, 0]
+"""How often privfl began to use PyTorch's process-wide generators, and how often it has ended."""
 
 
 def stream_seed(seed: int, name: str, *keys: int) -> int:
@@ -39,3 +46,29 @@ def torch_stream(seed: int, name: str, *keys: int, device: torch.device | str = 
     generator = torch.Generator(device)
     generator.manual_seed(stream_seed(seed, name, *keys))
     return generator
+
+
+@contextmanager
+def process_generators(seed: int | None = None, devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """What is built or tried inside may draw from PyTorch's process-wide generators, which are put back afterwards.
+
+    One thread at a time: two would put back what the other drew, and draw by turns.
+
+    Args:
+        seed: of the CPU's generator inside, 64 bits; ``None`` leaves it as it is.
+        devices: GPUs whose generators are put back as well.
+    """
+    with _IN_TURN:
+        _TIMES[0] += 1
+        try:
+            with torch.random.fork_rng(devices):
+                if seed is not None:
+                    torch.default_generator.manual_seed(seed)
+                yield
+        finally:
+            _TIMES[1] += 1
+
+
+def times_used() -> tuple[int, int]:
+    """How often :func:`process_generators` was entered and left; two numbers alike: nobody is inside."""
+    return _TIMES[0], _TIMES[1]

@@ -90,7 +90,7 @@ TESTED_ELSEWHERE = {
     "privfl/algorithms": "base fedavg fedprox references",
     "privfl/algorithms/fair": "aaggff_sums loss_survey",
     "privfl/algorithms/label_skew": "bsm_fedavg",
-    "privfl": "cli devices errors randomness",
+    "privfl": "cli devices errors",
     "privfl/commands": "account data demo_sentences deploy examine listing printing progress",
     "privfl/data": "berka berka_tables checksums entries entry files further_entries heart holdout tabular wfdb",
     "privfl/data/partitions": "base given pathological report simple skewed",
@@ -485,6 +485,11 @@ def test_no_hidden_global_generator_decides_anything() -> None:
             if name.startswith("torch.") and name[6:] in DRAWS and "generator" not in {k.arg for k in call.keywords}:
                 wrong.append(f"{relative(path)}:{call.lineno} {name} without a generator")
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_generators_of_the_whole_process_are_borrowed_by_one_thread_at_a_time() -> None:
+    found = {relative(path) for path in MODULES for name, _ in calls(path) if name.endswith("fork_rng")}
+    assert found == {"privfl/randomness.py"}
 
 
 def test_only_the_command_line_prints() -> None:

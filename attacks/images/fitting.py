@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from privfl.errors import ConfigError
+from privfl.randomness import process_generators
 
 BatchLoss = Callable[..., Tensor]
 """From one batch of each array to a scalar."""
@@ -18,8 +19,7 @@ BatchLoss = Callable[..., Tensor]
 def drawn_from(generator: torch.Generator) -> Iterator[None]:
     """Let the initial weights of modules that are built inside depend on ``generator`` and on nothing else."""
     seed = int(torch.randint(2**62, (), generator=generator))
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with process_generators(seed):
         yield
 
 

@@ -32,7 +32,7 @@ from privfl.privacy.loss import Loss
 from privfl.privacy.mechanisms.registry import UPDATE_MECHANISMS
 from privfl.privacy.settings import Privacy
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
-from privfl.randomness import torch_stream
+from privfl.randomness import process_generators, torch_stream
 from privfl.references import imported
 from privfl.simulation.callbacks import Simulation
 from privfl.simulation.result import Run
@@ -102,8 +102,7 @@ def task_of(experiment: Experiment, world: World, *, changed: bool = False) -> T
 
     def build(seed: int) -> nn.Module:
         if seed not in built:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
+            with process_generators(seed):
                 built[seed] = model.build()
         return copy.deepcopy(built[seed])
 

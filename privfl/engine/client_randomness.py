@@ -34,6 +34,7 @@ from privfl.privacy.clipping.known import known_function, known_ranks
 from privfl.privacy.door.precision import matrix_products
 from privfl.privacy.loss import is_coupled
 from privfl.privacy.noise.source import NoiseStream
+from privfl.randomness import process_generators
 
 NOT_REPEATED = (
     "the model or its loss draws from a random generator that the whole process shares, so another run with the same "
@@ -330,7 +331,7 @@ def randomness_of(network: nn.Module, task: Task) -> tuple[bool, list[str]]:
     given = {"present": torch.ones(3, dtype=torch.bool, device=inputs.device)} if is_coupled(task.loss) else {}
     for layer in give_dropout_streams(network.to(inputs.device)):  # which draw by themselves
         layer.generator = own.layer.generator
-    with torch.no_grad(), matrix_products("float32"), torch.random.fork_rng(devices=[]), own:
+    with torch.no_grad(), matrix_products("float32"), process_generators(), own:
         try:
             before, loss = _shared(), copy.deepcopy(task.loss)  # it may count its calls
             loss(network.train(), inputs, targets, **given)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from threading import Lock
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +13,8 @@ from torch import Tensor, nn
 from privfl.data.targets import TaskKind
 from privfl.errors import ConfigError
 from privfl.models.flat_network import Layout, flatten, frozen_parameters
-from privfl.randomness import stream_seed
+from privfl.randomness import process_generators, stream_seed
 
-_BUILDING = Lock()
-"""Models draw their first parameters from the one global generator: never two at a time."""
 HEAD = "head."
 """The parameters of a network's head are those whose names start so (:class:`privfl.models.base.Network`)."""
 
@@ -132,10 +129,12 @@ class RunContext:
 
     def fresh(self, stream: str, number: int) -> Tensor:
         """Newly initialised parameters [size], the same for the same (seed, stream, number), in any thread."""
-        with _BUILDING:
-            return flatten(self.model(stream_seed(self.seed, stream, number) % 2**31).to(self.device))
+        return flatten(self._built(stream_seed(self.seed, stream, number) % 2**31))
 
     def network(self) -> nn.Module:
         """A network of the task in evaluation mode, for work of the server on data that the server owns."""
-        with _BUILDING:
-            return self.model(self.seed).to(self.device).eval()
+        return self._built(self.seed).eval()
+
+    def _built(self, seed: int) -> nn.Module:
+        with process_generators():  # which the task's model may draw from, whoever wrote it
+            return self.model(seed).to(self.device)

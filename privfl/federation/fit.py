@@ -23,6 +23,7 @@ from privfl.models import InputKind, NamedModel, OwnModel, default_model, takes_
 from privfl.models.flat_network import ALL_FROZEN, DENSE, Layout, frozen_parameters, trained_parameters
 from privfl.privacy.door.precision import Precision, in_precision
 from privfl.privacy.loss import Loss, is_coupled
+from privfl.randomness import process_generators
 from privfl.validation import said
 
 ModelFactory = Callable[[int], nn.Module]
@@ -57,7 +58,7 @@ def check_builder(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
         raise ConfigError(f"model is {said(build)}, which needs arguments ({error}); give model=lambda: …") from None
     except ValueError:
         pass  # something compiled, which does not tell its arguments
-    with torch.random.fork_rng(devices=[]):
+    with process_generators():
         first, second = build(), build()
     for one in (first, second):
         if not isinstance(one, nn.Module):
@@ -177,7 +178,7 @@ def check_fit(
         )
     given = {"present": torch.ones(rows, dtype=torch.bool, device=device)} if is_coupled(loss) else {}
     network.eval()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), process_generators():
         if kind != "classification" or loss_name(loss) is not None:
             what = f"the model {name}, on inputs of shape {tuple(inputs.shape[1:])} and {counted(kind, outputs[-1])},"
             _try(what, mend, (rows, *outputs), network, inputs.to(device))
@@ -198,7 +199,7 @@ def check_writes(network: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor
     given = {"present": torch.ones(rows, dtype=torch.bool, device=inputs.device)} if is_coupled(loss) else {}
     network.train()
     try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        with process_generators(), torch.enable_grad():
             trained = trained_parameters(network).values()
             torch.autograd.grad(loss(network, inputs, targets, **given).sum(), [*trained], allow_unused=True)
     except RuntimeError:
@@ -239,7 +240,7 @@ def check_trains(
     given = {"present": torch.ones(rows, dtype=torch.bool, device=inputs.device)} if is_coupled(loss) else {}
     network.train()
     try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        with process_generators(), torch.enable_grad():
             terms = in_precision(loss, precision, inputs.device)(network, inputs, targets, **given)
             depends, strangers = terms.requires_grad, _strangers(terms, named.values())
             found = torch.autograd.grad(terms.sum(), [*named.values()], allow_unused=True) if depends else ()

@@ -19,7 +19,7 @@ from privfl.errors import ConfigError, unknown
 from privfl.models import convolutional, dense, distilbert, energy, mobile, projection, recurrent, residual, text
 from privfl.models.base import Network, Shape, initialise
 from privfl.models.flat_network import frozen_parameters
-from privfl.randomness import stream_seed
+from privfl.randomness import process_generators, stream_seed
 from privfl.schema import Named
 
 InputKind = Literal["vector", "signal", "image", "tokens"]
@@ -226,12 +226,10 @@ class OwnModel:
         return network
 
     def _built(self, seed: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            own = stream_seed(seed, "init") % 2**63
-            if torch.accelerator.is_available():
+        own = stream_seed(seed, "init") % 2**63
+        with process_generators(own):
+            if torch.accelerator.is_available():  # elsewhere it would format three stacks for nothing
                 torch.manual_seed(own)
-            else:  # the same, but for three formatted stacks, one for each kind of device that is not there
-                torch.default_generator.manual_seed(own)
             return self.build()
 
     @property
@@ -346,6 +344,5 @@ def _generator_of(seed: int | None) -> Iterator[None]:
     if seed is None:
         yield
         return
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(stream_seed(seed, "init"))
+    with process_generators(stream_seed(seed, "init")):
         yield

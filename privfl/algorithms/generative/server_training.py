@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from privfl.models.flat_network import fill, flatten, trained_parameters
-from privfl.randomness import stream_seed, torch_stream
+from privfl.randomness import process_generators, stream_seed, torch_stream
 
 SHIFT = 1
 """Pixels by which a batch of images is moved at most, in each direction."""
@@ -37,7 +37,7 @@ def train_classifier(
     generator = torch_stream(seed, "server-classifier")
     network.train()
     devices = [parameters.device] if parameters.is_cuda else []
-    with torch.random.fork_rng(devices=devices), torch.enable_grad():
+    with process_generators(devices=devices), torch.enable_grad():
         torch.manual_seed(stream_seed(seed, "server-drop-out") % 2**63)  # no engine draws the masks here
         for _ in range(epochs):
             order = torch.randperm(len(labels), generator=generator).to(labels.device)

@@ -18,6 +18,7 @@ from privfl.errors import ConfigError
 from privfl.models.flat_network import FlatNetwork
 from privfl.privacy.clipping.factors import Clipping, row_norms
 from privfl.privacy.loss import Loss
+from privfl.randomness import process_generators
 
 TOLERANCE = 1e-3
 """Largest difference from autograd's gradient, relative to its largest value: rounding of float32 sums."""
@@ -144,7 +145,7 @@ def check_opacus(network: FlatNetwork, loss: Loss, inputs: Tensor, targets: Tens
     module.train()
     try:
         _refuse_unsupported(module)
-        with torch.random.fork_rng([network.flat.device] if network.flat.is_cuda else []):
+        with process_generators(devices=[network.flat.device] if network.flat.is_cuda else []):
             wrong = _first_wrong(network, loss, inputs, targets)
     except ConfigError:
         raise

@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -15,9 +16,11 @@ from torch import nn
 
 import privfl as pf
 from privfl.algorithms.base import descend
+from privfl.algorithms.label_skew.calibrated_logits import rewritten
 from privfl.errors import ConfigError
 from privfl.federation.task import cross_entropy
 from privfl.privacy.door.untouched import held_by, untouched
+from privfl.randomness import process_generators
 
 CALLS = [0]
 
@@ -111,6 +114,45 @@ def test_the_second_of_a_pair_of_normal_numbers_is_seen_too():
     np.random.randn()  # noqa: NPY002
     with pytest.raises(ConfigError, match="draws from"), untouched(lambda network, inputs, targets: 0, None):
         np.random.randn()  # noqa: NPY002
+
+
+def test_models_that_privfl_builds_for_other_clients_meanwhile_are_not_blamed_on_it():
+    def loss(network, inputs, targets):
+        return 0
+
+    with untouched(loss, None), process_generators():
+        torch.rand(1)
+    with pytest.raises(ConfigError, match="draws from"), untouched(loss, None):
+        torch.rand(1)
+    torch.manual_seed(3)
+    with process_generators(), untouched(loss, None):
+        torch.rand(1)
+    with untouched(loss, None):
+        within = process_generators()
+        within.__enter__()
+        torch.rand(1)
+    within.__exit__(None, None, None)
+
+
+@dataclass(frozen=True)
+class Apart(pf.MOON):
+    """A rival of one's own."""
+
+
+def test_a_loss_of_privfl_around_the_tasks_own_is_not_watched_call_by_call():
+    def usual(network, inputs, targets):
+        return F.cross_entropy(network(inputs), targets, reduction="none")
+
+    for algorithm, other, watched in [
+        (pf.MOON(), usual, False),
+        (Apart(), usual, True),  # its step may count
+        (pf.MOON(), lambda *given: usual(*given), True),  # another loss than the task's
+    ]:
+        loss = rewritten(algorithm.contrasted, other)
+        with pytest.raises(ConfigError, match="draws from") if watched else nullcontext(), untouched(loss, usual):
+            torch.rand(1)
+    with pytest.raises(ConfigError, match="draws from"), untouched(partial(usual, extra=usual), usual):
+        torch.rand(1)
 
 
 def test_the_tasks_own_loss_and_what_is_known_are_watched_elsewhere():
