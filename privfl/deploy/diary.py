@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from privfl.algorithms.base import Tensors
 from privfl.errors import DataError, PrivflError
@@ -40,6 +40,8 @@ SUMS = ("served", "opened")
 """Folders with a file for each secure sum."""
 ANSWER = re.compile(r"answer-(\d+)-(\w+)\.bin")
 KEPT = re.compile(r"kept-(\d+)\.npz")
+PATIENCE = 60.0
+"""Seconds in which another process of the client may end what it writes."""
 PRIVATE = 0o600
 ROUNDS_KEPT = 2
 """Answers of so many of the latest rounds are kept, so that a server that restarts hears the same bytes."""
@@ -138,7 +140,12 @@ class Diary:
     def _alone(self) -> Iterator[None]:
         """While no other process reads or writes here."""
         try:
-            self._lock.acquire()
+            self._lock.acquire(timeout=PATIENCE)
+        except Timeout as error:
+            raise PrivflError(
+                f"{self._account} is being written to by another process of this client, for more than {PATIENCE:g} s; "
+                "end all processes of this client but one"
+            ) from error
         except OSError as error:
             raise cannot_write(self._account, error) from error
         try:

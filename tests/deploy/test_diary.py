@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 
 import pytest
+from filelock import FileLock
 
 from privfl.deploy import diary as diary_module
 from privfl.deploy.diary import CameOutOtherwise, Diary
-from privfl.errors import DataError
+from privfl.errors import DataError, PrivflError
 from privfl.files import read_json, write_json
 from privfl.privacy.noise.source import KEY_BYTES
 
@@ -53,6 +54,16 @@ def test_which_answer_was_given_is_on_disk_before_the_answer_is(diary):
     diary.settle(RUN, 1, REQUESTS[1], b"an answer")  # and here the process ends
     with pytest.raises(CameOutOtherwise):
         Diary(diary.folder).settle(RUN, 1, REQUESTS[1], b"another one")
+
+
+def test_a_process_that_does_not_let_go_of_the_account_is_not_waited_for_without_end(diary, monkeypatch):
+    monkeypatch.setattr(diary_module, "PATIENCE", 0.1)
+    with (
+        FileLock(diary.folder / "account.lock"),
+        pytest.raises(PrivflError, match=r"account\.json is being written to by another process .* 0\.1 s; end all"),
+    ):
+        Diary(diary.folder)
+    Diary(diary.folder)
 
 
 def test_an_answer_that_was_damaged_is_not_given(diary):
