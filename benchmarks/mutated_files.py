@@ -27,8 +27,8 @@ import time
 import tomllib
 import traceback
 from collections import Counter
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -169,21 +169,40 @@ class Bench:
         return "taken", ""
 
 
+@contextmanager
+def cutting() -> Iterator[None]:
+    """The timer of a mutant cuts it off."""
+
+    def cut(*_: object) -> None:
+        raise CutOff
+
+    before = signal.signal(signal.SIGVTALRM, cut)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGVTALRM, before)
+
+
+@contextmanager
+def unsaid() -> Iterator[None]:
+    """Nobody is warned of what thousands of files have in common."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 SHARES = {"experiment": 14, "attack": 2, "audit": 2, "study": 6, "index": 1}
 
 
 def campaign(number: int, seed: int, limit: float, seconds: float, show: bool, first: int = 0) -> dict[str, Any]:
     """The counts of the mutants from ``first`` to ``number``, or of as many as fit into ``seconds``."""
-
-    def cut(*_: object) -> None:
-        raise CutOff
-
-    signal.signal(signal.SIGVTALRM, cut)
-    logging.disable(logging.WARNING)
     began, done = time.monotonic(), Counter[str]()
     counts: dict[str, Counter[str]] = {}
     findings = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, cutting(), unsaid():
         bench = Bench(Path(folder), limit)
         kinds = [kind for kind, share in SHARES.items() for _ in range(share)]
         for index in range(first, number):

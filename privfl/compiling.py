@@ -8,6 +8,7 @@ unless it is told to.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, TypeVar, cast
@@ -78,9 +79,37 @@ def _compiled(function: Callable[..., Any]) -> Any:
     _register_wide_vectors()
     settings: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
-        return numba.njit(cache=True, **settings)(function)
+        loop = numba.njit(cache=True, **settings)(function)
     except RuntimeError:  # no folder to keep it in
         return numba.njit(**settings)(function)
+    _under_its_own_key(loop._cache._cache_file)
+    return loop
+
+
+def _under_its_own_key(kept: Any) -> None:
+    """Let what Numba has ``kept`` on disk be taken for nothing but what it was compiled for.
+
+    Its index names a file for each type of arguments and processor, and two processes that compile at once, each for
+    another type, may name the same one: then a loop is found that refuses its arguments, or one for another processor.
+    A file that says itself what it is for is left alone where it is not that, and so is one that cannot be read; a disk
+    that refuses costs the next process its time alone.
+    """
+    save, load = kept.save, kept.load
+
+    def saved(key: Any, data: Any) -> None:
+        with suppress(OSError):
+            save(key, (key, data))
+
+    def loaded(key: Any) -> Any:
+        try:
+            found = load(key)
+        except Exception:  # what a damaged pickle raises may be anything
+            with suppress(OSError):
+                kept.flush()
+            return None
+        return found[1] if isinstance(found, tuple) and len(found) == 2 and found[0] == key else None
+
+    kept.save, kept.load = saved, loaded
 
 
 def compiled_so_far() -> int:

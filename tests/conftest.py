@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +26,7 @@ torch.set_num_threads(1)
 if os.environ.get("PRIVFL_TEST_GPU") != "1":  # device="auto" would take a GPU, and most tests compare bits on the CPU
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGVTALRM, signal.SIGALRM, signal.SIGPROF)
 COLOURS = ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "GITHUB_ACTIONS")
 """What makes rich and typer write for a terminal where there is none."""
 
@@ -38,6 +42,29 @@ def _missing_datasets() -> list[str]:
 missing_datasets = _missing_datasets()
 if missing_datasets:  # some tests would fail for want of a file, others would download it
     del os.environ["PRIVFL_DATA"]
+
+
+def of_the_process() -> dict[str, object]:
+    """What belongs to a whole process and decides how parts of it work."""
+    return {
+        "logging.disable": logging.root.manager.disable,
+        "the root logger's level": logging.root.level,
+        "privfl's loggers": _silenced(),
+        "signals": [signal.getsignal(number) for number in SIGNALS],
+        "threads": torch.get_num_threads(),
+        "the default type": torch.get_default_dtype(),
+        "gradients": torch.is_grad_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "the recursion limit": sys.getrecursionlimit(),
+        "the working folder": os.getcwd(),
+    }
+
+
+def _silenced() -> list[str]:
+    """privfl's loggers that anybody silenced."""
+    loggers = [one for one in logging.root.manager.loggerDict.values() if isinstance(one, logging.Logger)]
+    own = [one for one in loggers if one.name.partition(".")[0] in ("privfl", "attacks", "audits")]
+    return [one.name for one in own if one.disabled or one.level or not one.propagate]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -56,6 +83,15 @@ def _one_fork_server() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workers, "PRELOADED", LOADED)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _the_process_stays_as_it_was() -> Iterator[None]:
+    """What a test changes for a whole process would decide what the tests after it see."""
+    before = of_the_process()
+    yield
+    after = of_the_process()
+    assert after == before, {name: (was, after[name]) for name, was in before.items() if after[name] != was}
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,16 @@
 """Numba is loaded when it pays, kept on disk where it can be, and missed by nobody."""
 
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from privfl import compiling
+
+ROOT = Path(__file__).parents[1]
 
 
 def one_more(values):
@@ -97,3 +102,68 @@ def test_a_function_that_asks_for_wide_vectors_runs_uncompiled_too():
     values = np.ones(3)
     doubled(values)
     assert values.tolist() == [2.0, 2.0, 2.0]
+
+
+ADDED = """
+import sys
+import numpy as np
+from loops import added
+from privfl import compiling
+for dtype in sys.argv[1:]:
+    values, total = np.ones(9, dtype), np.zeros(9, dtype)
+    loop = compiling.compiled(added)
+    loop(values, total)
+    assert (total == 1).all()
+    print(sum(loop.stats.cache_hits.values()))
+"""
+
+
+@pytest.fixture
+def added(tmp_path):
+    """Adds up in processes of their own, for types of numbers; whether what each of them needed was found on disk."""
+    source = tmp_path / "loops.py"
+    source.write_text("def added(values, total):\n    for i in range(len(total)):\n        total[i] += values[i]\n")
+
+    def run(*dtypes, cache):
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / cache), "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+        command = [sys.executable, "-c", ADDED, *dtypes]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return [int(line) for line in done.stdout.split()]
+
+    return run
+
+
+def files(folder, kind):
+    return sorted(folder.rglob(f"*.{kind}"))
+
+
+def test_a_loop_that_two_processes_kept_under_one_name_is_compiled_again(added, tmp_path):
+    assert [added(dtype, cache=dtype) for dtype in ("float32", "float64")] == [[0], [0]]
+    (mine,), (other,) = (files(tmp_path / dtype, "nbc") for dtype in ("float32", "float64"))
+    shutil.copy(other, mine)
+    assert added("float32", cache="float32") == [0]
+    assert added("float32", cache="float32") == [1]
+    assert added("float64", cache="float64") == [1]
+
+
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+def test_a_damaged_file_of_a_loop_costs_its_time_alone(kind, added, tmp_path):
+    added("float32", cache="kept")
+    (file,) = files(tmp_path / "kept", kind)
+    file.write_bytes(file.read_bytes()[:-20])
+    assert added("float32", cache="kept") == [0]
+    assert added("float32", cache="kept") == [1]
+
+
+def test_a_disk_that_takes_nothing_more_stops_no_run(monkeypatch):
+    import numpy as np
+    from numba.core.caching import IndexDataCacheFile
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(IndexDataCacheFile, "_save_index", full)
+    values = np.zeros(3, np.int16)
+    loop = compiling.compiled(one_more)
+    loop(values)
+    assert values.tolist() == [1, 1, 1]
