@@ -17,6 +17,7 @@ from privfl.data.catalog import ENTRIES
 from privfl.engine import choice
 from privfl.privacy.noise.source import NoiseSource
 from privfl.study import workers
+from tests.crashes import Crashes
 from tests.order import dealt
 from tests.programs import LOADED
 
@@ -127,6 +128,12 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Have it told at the end where a process was that crashed."""
+    config.pluginmanager.register(Crashes(config), "crashes")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
