@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Tensors
+from privfl.deploy.convictions import Convictions
 from privfl.deploy.link import Link, Request
 from privfl.deploy.local import LEFT_BEHIND
 from privfl.deploy.messages import Message, as_bytes, as_tensor
 from privfl.deploy.secure import MASKED, Early, NetworkAggregator, drawn, session_of
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, phases_of
-from privfl.errors import ConfigError, brief
+from privfl.errors import ConfigError
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.channel.client_side import within_bound
 from privfl.privacy.mechanisms.clip import norm
@@ -33,7 +34,7 @@ KEPT_SINCE = "kept since round"
 class FederationEngine(RemoteEngine):
     """Asks the clients of a federation over a :class:`~privfl.deploy.link.Link`."""
 
-    def __init__(self, plan: Plan, link: Link, secret: bytes, sizes: Sizes) -> None:
+    def __init__(self, plan: Plan, link: Link, secret: bytes, sizes: Sizes, convictions: Convictions) -> None:
         """``secret``: of the server and this run, from which sessions of secure sums follow."""
         super().__init__(
             plan.task,
@@ -50,6 +51,8 @@ class FederationEngine(RemoteEngine):
         self._early: Early | None = None
         self.left: list[str] = []
         self._beyond: set[int] = set()
+        self._convictions = convictions
+        self.notes += convictions.notes
 
     def train(
         self, cohort: Iterable[int], received: Tensors, context: RoundContext, phase: Phase | None = None
@@ -82,10 +85,10 @@ class FederationEngine(RemoteEngine):
                     meta["session"] = secure.session.identity.hex()
                 requests[client] = Request(meta, tensors)
         answers = self._link.ask(requests)
-        training = self.training.in_round(context.number)
+        training, convicted = self.training.in_round(context.number), self._convictions.before(context.number)
         for client in members:
             log = planned_log(does.algorithm, training, channel, client, received)
-            answer = answers.get(client, "was left out of the secure sum")
+            answer = answers.get(client, convicted.get(client, "was left out of the secure sum"))
             if isinstance(answer, str):
                 if answer == LEFT_BEHIND:
                     self.left.append(f"what the code at client {client} reaches")
@@ -115,9 +118,10 @@ class FederationEngine(RemoteEngine):
         def exchange(session: Session, leg: Leg, given: Mapping[int, bytes]) -> Mapping[int, bytes]:
             return self._leg(phase, session, leg, given, absent)
 
-        absent: dict[int, str] = {}
-        keys, early, self._early = self._link.federation.keys, self._early, None
         number = phase.channel.round.number
+        convicted = self._convictions.before(number)
+        absent: dict[int, str] = dict(convicted)
+        keys, early, self._early = self._link.federation.keys, self._early, None
         self._sum = NetworkAggregator(
             phase,
             members,
@@ -129,6 +133,7 @@ class FederationEngine(RemoteEngine):
             exchange=exchange,
             tell=lambda blamed: self._blame(blamed, number),
             absent=absent,
+            without=convicted,
             early=early,
         )
         return self._sum
@@ -146,7 +151,7 @@ class FederationEngine(RemoteEngine):
         if ahead is not None:
             following, coming = ahead
             told = {**self._round(following, "secure"), "session": coming.identity.hex()}
-            for client in coming.members:
+            for client in sorted(set(coming.members) - self._convictions.before(following.channel.round.number).keys()):
                 one = asked.get(client, Request({**meta, "leg": None}))
                 tensors = {**one.tensors, "next": as_tensor(coming.to_bytes())}
                 asked[client] = Request({**one.meta, "next": told}, tensors)
@@ -195,8 +200,7 @@ class FederationEngine(RemoteEngine):
             LOG.warning("round %d: client %d %s; it counts as scaled down to that", round, client, beyond)
 
     def _blame(self, blamed: Mapping[int, str], round: int) -> None:
-        for client, reason in sorted(blamed.items()):
-            self.notes.append(f"client {client} broke the protocol of round {round}'s secure sum: {brief(reason, 200)}")
+        self.notes += self._convictions.add(blamed, round)
 
 
 def upload_problem(channel: RoundChannel, upload: Mapping[str, Tensor], like: Tensor) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -100,10 +100,12 @@ class NetworkAggregator(SecureAggregator):
         exchange: Exchange,
         tell: Callable[[Mapping[int, str]], None],
         absent: Mapping[int, str],
+        without: Collection[int] = (),
         early: Early | None = None,
     ) -> None:
         """``secret``: of this server and this run; ``keys``: the clients' public ones; ``tell`` is told who lied, and
-        ``absent`` tells by then, of whoever was not heard in an exchange, why.
+        ``absent`` tells by then, of whoever was not heard in an exchange, why; those ``without`` whom the sum is to be
+        are members that are not asked.
 
         Raises:
             ConfigError: no secure sum over these members is safe.
@@ -130,9 +132,10 @@ class NetworkAggregator(SecureAggregator):
         opening: Any = _Opening(self._opened)  # in the place of a session within this process
         self.sum = opening
         try:
-            came = {} if early is None else early.keys
+            came = {} if early is None else {one: key for one, key in early.keys.items() if one not in without}
             self._take(came)
-            self._leg(Leg.ADVERTISE, {one: self.session.to_bytes() for one in members if one not in came})
+            asked = [member for member in members if member not in came and member not in without]
+            self._leg(Leg.ADVERTISE, dict.fromkeys(asked, self.session.to_bytes()))
             self._leg(Leg.SHARE, self._server.close_phase())
             self.letters = self._server.close_phase()
         except SecAggError as error:

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from privfl.deploy.agreement import Federation, Policy
 from privfl.deploy.client import KEY_MEND
+from privfl.deploy.convictions import Convictions
 from privfl.deploy.engine import FederationEngine
 from privfl.deploy.link import Link
 from privfl.deploy.local import settings_of
@@ -157,7 +158,8 @@ class FederationServer:
         elif plan.needs_sizes:
             sizes.tell_exact()
         plan = calibrate(plan, state, directory)
-        with FederationEngine(plan, link, self._of_run(link.policy), sizes) as engine:
+        convictions = Convictions(directory.path)
+        with FederationEngine(plan, link, self._of_run(link.policy), sizes, convictions) as engine:
             engine.notes += [f"client {client} was not there at the start: {why}" for client, why in absent.items()]
             directory.write_json(ENGINE, {**Choice("loop", None, "a federation").to_dict(), "workers": 1})
             return run(plan, state, engine, directory, callbacks)
