@@ -19,6 +19,7 @@ from privfl.errors import ConfigError, PrivacyError
 from privfl.experiment import Experiment
 from privfl.federation.cohorts import SizeWeightedCohort
 from privfl.federation.task import Task
+from privfl.privacy.accounting.stated import stating_class
 from privfl.privacy.accounting.tracker import Planned
 from privfl.privacy.noise.source import NoiseSource
 from privfl.references import shipped
@@ -179,7 +180,12 @@ class OwnRound:
     engine: Any
 
     def _priced(self) -> RoundCosts:
-        return RoundCosts(self.phase, self.plan.training.in_round(self.number), self.received, sends=self.sends)
+        training, plan, algorithm = self.plan.training.in_round(self.number), self.plan, self.phase.algorithm
+        first = None
+        if plan.privacy.training is not None and not shipped(stating_class(algorithm, "plan")):
+            unlearnt = plan.algorithm.start(plan.initial.clone())
+            first = algorithm.broadcast(plan.algorithm.begin_round(unlearnt, self.number))
+        return RoundCosts(self.phase, training, self.received, sends=self.sends, first=first)
 
     def costs(self) -> list[Planned]:
         """What taking part costs this client."""

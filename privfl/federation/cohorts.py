@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from privfl.errors import ConfigError
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import numpy_stream
+from privfl.references import shipped
 from privfl.validation import Settings, check_count, check_number, check_rate, said
 
 Clients = NDArray[np.int64]
@@ -264,7 +265,7 @@ def keeps_its_word(cohort: Cohort) -> bool:
     """
     if not vars(cohort).keys() <= {one.name for one in fields(cohort)}:
         return False
-    return keeps_its_word(cohort.cohort) if type(cohort) is CohortWithout else type(cohort) in COHORTS.values()
+    return keeps_its_word(cohort.cohort) if type(cohort) is CohortWithout else shipped(type(cohort))
 
 
 def expected_cohort(cohort: Cohort, clients: int) -> float:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from privfl.algorithms import ALGORITHMS
 from privfl.algorithms.base import Algorithm, check_contract, overrides
 from privfl.engine.client_randomness import ClientRandomness
 from privfl.errors import ConfigError, brief
@@ -158,9 +157,9 @@ def _check_sum_of_gradients(algorithm: Algorithm) -> None:
     Noise on the sum is sized for what the class says that one example moves; nothing at the server can check that.
     """
     stating = stating_class(algorithm, "fields")
-    for method in _SENDS if stating in ALGORITHMS.values() else _SENDS[:1]:
+    for method in _SENDS if shipped(stating) else _SENDS[:1]:
         changing = stating_class(algorithm, method)
-        if stating not in ALGORITHMS.values() or changing not in stating.__mro__:
+        if not shipped(stating) or changing not in stating.__mro__:
             raise ConfigError(
                 f"noise at the server is sized for a sum of clipped gradients, and nobody can check that {method} of "
                 f"{changing.__name__} keeps to one; take FedSampling as it is, or DPSGD(noise_at='client')"

@@ -38,6 +38,7 @@ from privfl.privacy.mechanisms.tree import TreeNoise
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.settings import Privacy
 from privfl.privacy.sizes.known_sizes import Sizes
+from privfl.references import shipped
 from privfl.simulation.checks import check_settings, pick_device
 from privfl.simulation.held_examples import check_held_examples
 from privfl.simulation.listed_rows import check_listed_once, found_in_rows
@@ -165,8 +166,21 @@ class Plan(RunSettings):
         server = self.algorithm.begin_round(server, round)
         if not self.needs_sizes:
             return selection, server
+        return selection, self._knowing_sizes(server, available, sizes)
+
+    def unlearnt(self, round: int, available: NDArray[np.int64], sizes: Sizes) -> Tensors | None:
+        """The state in ``round`` of a server that has learnt nothing from gradients; ``None`` if none may depend on it.
+
+        What the rounds of DP-SGD cost adds up if that was settled before, or follows from sizes that were paid for.
+        """
+        if self.privacy.training is None or shipped(type(self.algorithm)):
+            return None
+        server = self.algorithm.begin_round(self.algorithm.start(self.initial.clone()), round)
+        return self._knowing_sizes(server, available, sizes) if self.needs_sizes else server
+
+    def _knowing_sizes(self, server: Tensors, available: NDArray[np.int64], sizes: Sizes) -> Tensors:
         contacted = min(1.0, self.cohort.expected(len(available)) / len(available))
-        return selection, self.algorithm.with_size_estimate(server, sizes.total(available), contacted)
+        return self.algorithm.with_size_estimate(server, sizes.total(available), contacted)
 
 
 def prepare(settings: RunSettings) -> Plan:

@@ -24,6 +24,11 @@ from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.door.log import BARE_TRAINING, DoorLog
 from privfl.privacy.settings import Budget
 
+ADAPTIVE = (
+    "{} draws its batches by what the server has learnt, and what rounds cost adds up only if that was settled before; "
+    "let its plan follow from the settings and from training in the round alone"
+)
+"""Why a run claims nothing whose costs were chosen by what it released."""
 Spent = tuple[DpEvent, NeighboringRelation]
 History = dict[Spent, int]
 ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -205,10 +210,22 @@ def hardest(gradients: Sequence[Mapping[float, int]]) -> list[dict[float, int]]:
 class RoundCosts:
     """What the uploads of a phase cost, known before the round runs; the doors' own logs are held to it."""
 
-    def __init__(self, phase: Phase, training: LocalTraining, received: Tensors, *, sends: bool = True) -> None:
-        """``phase`` as its clients ``received`` their orders; ``sends``: whether any phase of the round sends."""
+    def __init__(
+        self,
+        phase: Phase,
+        training: LocalTraining,
+        received: Tensors,
+        *,
+        sends: bool = True,
+        first: Tensors | None = None,
+    ) -> None:
+        """``phase`` as its clients ``received`` their orders; ``sends``: whether any phase of the round sends.
+
+        ``first``: what they would receive of a server that has learnt nothing, if code from outside may choose batches
+        by what it learns.
+        """
         self.phase, self.training, self.received = phase, training, received
-        self.algorithm, self.channel = phase.algorithm, phase.channel
+        self.algorithm, self.channel, self.first = phase.algorithm, phase.channel, first
         self.remembered = sends and bool(phase.algorithm.keeps)
         self._logs: dict[tuple[float, float], DoorLog] = {}
 
@@ -233,7 +250,11 @@ class RoundCosts:
         """What will pass ``client``'s door."""
         settings = self._settings(client)
         if settings not in self._logs:
-            self._logs[settings] = planned_log(self.algorithm, self.training, self.channel, client, self.received)
+            given = self.algorithm, self.training, self.channel, client
+            self._logs[settings] = log = planned_log(*given, self.received)
+            settled = log if self.first is None else planned_log(*given, self.first)
+            if (settled.noisy, settled.clipped) != (log.noisy, log.clipped):
+                log.bare[ADAPTIVE.format(self.algorithm.name)] = None
         return self._logs[settings]
 
     def check(self, client: int, log: DoorLog) -> None:

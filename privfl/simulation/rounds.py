@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from privfl.federation.task import Task
 from privfl.plain_tensors import given_plain
 from privfl.privacy.sizes.known_sizes import Sizes
 from privfl.randomness import torch_stream
+from privfl.simulation.plan import Plan
 from privfl.simulation.ray_engine import RayEngine
 from privfl.simulation.recorder import Recorder
 from privfl.simulation.remote_engine import RemoteEngine
@@ -48,6 +49,21 @@ class ServerContext(RoundContext):
     sizes: Sizes
     facts: Round
     task: Task
+
+
+def prices(plan: Plan, phases: Sequence[Phase], server: Tensors, unlearnt: Tensors | None) -> list[RoundCosts]:
+    """What each of ``phases`` costs, for a ``server`` as it is; ``unlearnt``: as :meth:`Plan.unlearnt` says."""
+    training = plan.training.in_round(phases[0].channel.round.number)
+    return [
+        RoundCosts(
+            phase,
+            training,
+            phase.algorithm.broadcast(server),
+            sends=any(one.channel.fields for one in phases),
+            first=None if unlearnt is None else phase.algorithm.broadcast(dict(unlearnt)),
+        )
+        for phase in phases
+    ]
 
 
 def collect(costs: RoundCosts, selection: Selection, server: Tensors, context: ServerContext) -> CohortSums:

@@ -27,7 +27,7 @@ from privfl.privacy.accounting.statement import Statement
 from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.settings import Privacy
-from privfl.simulation.callbacks import Callback, counted_until_stopped, stop_warning, tell
+from privfl.simulation.callbacks import Callback, stop_warning, tell
 from privfl.simulation.caveats import adversary, assumptions, caveats
 from privfl.simulation.checkpoint import Checkpoint
 from privfl.simulation.evaluation import evaluate, storable
@@ -39,8 +39,8 @@ from privfl.simulation.ray_engine import RayEngine, RayWorkers, ray_workers
 from privfl.simulation.recorder import Recorder, public_facts, recorded_observers
 from privfl.simulation.repeated_rounds import RepeatedRounds, repeated_noise
 from privfl.simulation.result import Run
-from privfl.simulation.round_costs import RoundCosts, exceeds
-from privfl.simulation.rounds import ServerContext, aggregate, collect
+from privfl.simulation.round_costs import exceeds
+from privfl.simulation.rounds import ServerContext, aggregate, collect, prices
 from privfl.simulation.run_directory import Metrics, RunDirectory
 from privfl.simulation.settings import Execution, RunConfig, Schedule
 from privfl.simulation.shared_state import shared_state
@@ -242,9 +242,7 @@ def run(
 
         # What the round will cost is known before anybody trains: a round beyond the budget does not take place.
         phases = phases_of(plan.algorithm, plan.channel.in_round(round, len(selection.clients), server))
-        sends = any(phase.channel.fields for phase in phases)
-        training = plan.training.in_round(round)
-        priced = [RoundCosts(phase, training, phase.algorithm.broadcast(server), sends=sends) for phase in phases]
+        priced = prices(plan, phases, server, plan.unlearnt(round, available, sizes))
         planned = [cost for costs in priced for cost in costs.of(selection.clients, available)]
         if exceeds(budget, tracker, planned, round):
             break
@@ -292,8 +290,8 @@ def run(
             if time.monotonic() - saved >= plan.execution.checkpoint_seconds:
                 directory.save(state.checkpoint())
                 saved = time.monotonic()
-        if tell(callbacks, plan, state, engine, path):
-            state.stopped = state.round < plan.schedule.rounds
+        tell(callbacks, plan, state, engine, path)
+        if state.stopped:
             break
     return conclude(plan, state, engine, recorder, directory, statement or claim(plan, state))
 
@@ -340,7 +338,7 @@ def _publishable(plan: Plan, epsilon: dict[str, float]) -> dict[str, float]:
 def claim(plan: Plan, state: State) -> Statement:
     """What may be claimed for the rounds that ``state`` has seen."""
     return make_statement(
-        counted_until_stopped(plan, state),
+        state.ledger,
         plan.privacy.target_delta,
         reproducible_noise=plan.source.reproducible and plan.noisy,
         caveats=caveats(plan, state.server),

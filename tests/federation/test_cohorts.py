@@ -9,6 +9,7 @@ import pytest
 import privfl as pf
 from privfl.errors import ConfigError
 from privfl.federation.cohorts import (
+    COHORTS,
     CohortWithout,
     Everyone,
     Selection,
@@ -137,7 +138,7 @@ def test_impossible_cohorts_are_one_sentence(kind, value):
         kind(value)
 
 
-def test_a_rate_is_earned_by_the_very_rules_that_draw_at_it():
+def test_a_rate_is_earned_by_the_very_rules_that_draw_at_it(monkeypatch):
     poisson = pf.PoissonCohort(0.3)
     assert earned_rate(poisson) == earned_rate(CohortWithout(poisson, frozenset({1}))) == 0.3
 
@@ -147,6 +148,7 @@ def test_a_rate_is_earned_by_the_very_rules_that_draw_at_it():
 
     changed = pf.PoissonCohort(0.3)
     object.__setattr__(changed, "draw", poisson.draw)
+    monkeypatch.setitem(COHORTS, "own", Own)
     for cohort in (Own(0.3), changed, CohortWithout(Own(0.3), frozenset()), CohortWithout(changed, frozenset())):
         assert earned_rate(cohort) == 1.0
         assert not keeps_its_word(cohort)

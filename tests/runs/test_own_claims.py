@@ -6,12 +6,15 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 from dp_accounting import GaussianDpEvent
 
 import privfl as pf
+from privfl.algorithms import ALGORITHMS
 from privfl.errors import ConfigError
 from privfl.federation.cohorts import CohortWithout
 from privfl.privacy.channel.field import Field
+from privfl.privacy.door.batch_plans import Poisson
 from privfl.privacy.mechanisms.mechanism import Cover, Mechanism
 from tests.own_parts import Small
 
@@ -282,6 +285,47 @@ def test_noise_on_a_sum_of_gradients_needs_a_sum_that_is_known_to_be_one(algorit
     with pytest.raises(ConfigError, match=f"nobody can check that {who} keeps to one"):
         train(WORLDS[0], algorithm=algorithm, privacy=privacy)
     assert claim(train(WORLDS[0], algorithm=Steered(20), privacy=privacy), "sample") < math.inf
+
+
+def test_a_name_in_a_table_makes_nothing_privfls_own(monkeypatch):
+    monkeypatch.setitem(ALGORITHMS, "loud", Loud)
+    central = pf.DPSGD(noise_multiplier=1.0, noise_at="server")
+    privacy = pf.Privacy(training=central, size=pf.LaplaceSize(3.0, 30), max_size_error=1e9)
+    with pytest.raises(ConfigError, match="nobody can check that finish of Loud keeps to one"):
+        train(WORLDS[0], algorithm=Loud(20), privacy=privacy)
+
+
+@dataclass(frozen=True)
+class Stopping(pf.FedAvg):
+    """Samples at a rate of its own, or by what the server has come to, or by the round."""
+
+    name: ClassVar[str] = "stopping"
+    by: str = "model"
+
+    def start(self, parameters):
+        return {**super().start(parameters), "on": torch.ones(())}
+
+    def begin_round(self, server, round):
+        return {**server, "on": torch.tensor(float(round < 1))} if self.by == "round" else server
+
+    def broadcast(self, server):
+        return {"parameters": server["parameters"], "on": server["on"]}
+
+    def plan(self, usual, received):
+        return Poisson(0.3 if float(received["on"]) else 0.1, usual.steps, usual.divisor)
+
+    def aggregate(self, server, total, round, training):
+        after = super().aggregate(server, total, round, training)
+        return {**after, "on": server["on"] * (self.by != "model" or float(after["parameters"].norm()) < 1e-6)}
+
+
+@pytest.mark.parametrize(("by", "finite"), [("model", False), ("round", True), ("nothing", True)])
+def test_rates_that_follow_from_what_was_learnt_take_the_claim_and_those_settled_before_keep_it(by, finite):
+    noisy = pf.Privacy(training=pf.DPSGD(noise_multiplier=2.0, sample_rate=0.1))
+    run = pf.simulate(WORLDS[0], Stopping("uniform", by=by), rounds=3, privacy=noisy)
+    assert (claim(run, "sample") < math.inf) == finite
+    told = " ".join(str(run.statement).split())
+    assert ("stopping draws its batches by what the server has learnt" in told) != finite
 
 
 @dataclass(frozen=True)

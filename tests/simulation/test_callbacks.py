@@ -1,11 +1,13 @@
 """What a callback sees of a run, and that looking changes nothing."""
 
-from dataclasses import FrozenInstanceError
+import math
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 import torch
 
 import privfl as pf
+from privfl.privacy.accounting.claims import make_statement
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +97,55 @@ def test_a_run_that_a_callback_ended_stays_ended_until_more_rounds_are_asked_for
     assert (again.summary, again.statement) == (first.summary, first.statement)
     longer = private(task, 4, resume=True, **here)
     assert (longer.summary["stopped"], longer.summary["rounds"]) == ("finished", 4)
-    assert longer.statement.finite() == private(task, 4).statement.finite()
+    assert torch.equal(longer.parameters, private(task, 4).parameters)
+    for run in (first, longer):  # that it was stopped has told what it has told
+        assert run.statement.finite() == {}
+        assert "a callback stopped the run after round 2 of 3" in " ".join(str(run.statement).split())
+        assert math.isinf(make_statement(run.ledger, 1e-5).cell("sample", "server").epsilon)
+
+
+def test_lines_that_a_callback_sees_are_copies(task, tmp_path):
+    seen = []
+
+    def scribble(simulation, line):
+        for one in (line, simulation.metrics[-1], *simulation.metrics[:1]):
+            one["epsilon"]["sample/server"] = math.nan
+            one["mine"] = torch.zeros(1)
+            del one["round"]
+        seen.append([one["round"] for one in simulation.metrics])
+
+    private(task, 2, callbacks=[scribble], out=tmp_path / "run")
+    run = private(task, 3, resume=True, out=tmp_path / "run")
+    assert seen == [[0], [0, 1]]
+    assert run.metrics == private(task, 3).metrics
+
+
+def whiten(simulation, line):
+    if simulation.round == 2:
+        simulation.task.inputs.sub_(simulation.task.inputs.mean(0))
+
+
+def relabel(simulation, line):
+    if simulation.round == 2:
+        simulation.task.targets.numpy()[:] = 0  # past PyTorch, which counts no such write
+
+
+def swap(simulation, line):
+    if simulation.round == 2:
+        simulation.task.clients.rows.copy_(simulation.task.clients.rows.flip(0))
+
+
+@pytest.mark.parametrize("change", [whiten, relabel, swap])
+def test_a_callback_that_changes_what_clients_train_on_takes_the_guarantees(change):
+    def run(rounds):
+        digits = pf.load("digits", partition=pf.IID(clients=4), model="logistic")
+        copied = replace(digits, inputs=digits.inputs.clone(), targets=digits.targets.clone())
+        return private(copied, rounds, callbacks=[change])
+
+    assert run(2).statement.finite()  # after the last round it changes nothing that is trained on
+    found = run(3).statement
+    assert found.finite() == {}
+    assert "a callback changed what clients train on after round 2" in " ".join(str(found).split())
 
 
 def test_any_other_exception_of_a_callback_interrupts_the_run_which_can_be_resumed(task, tmp_path):

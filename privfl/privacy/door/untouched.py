@@ -72,7 +72,7 @@ def _held(thing: Any, depth: int, seen: set[int]) -> Hashable:
     if isinstance(thing, _VALUES):
         return type(thing), thing
     if isinstance(thing, Tensor):
-        return id(thing), 0 if thing.is_inference() else thing._version, _numbers(thing)
+        return id(thing), 0 if thing.is_inference() else thing._version, sampled(thing)
     if depth == 0 or id(thing) in seen or isinstance(thing, ModuleType) or _of_privfl(thing):
         return id(thing)
     if isinstance(thing, type) and not _of_ones_own(thing.__module__):
@@ -128,7 +128,7 @@ def _of_the_process() -> Hashable:
     return random.getstate(), *words, *kept, torch.get_rng_state().numpy().tobytes()
 
 
-def _numbers(tensor: Tensor) -> Hashable:
+def sampled(tensor: Tensor) -> Hashable:
     """Numbers of ``tensor``, since its version does not tell of what is written by way of its ``data``."""
     plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.is_contiguous()
     if (
