@@ -121,6 +121,8 @@ def _believed(plan: Plan) -> list[str]:
             claim = "update_multiplier"
         if stating_class(link, claim) not in own:
             what = "that it treats every update on its own" if claim == "at_client" else f"its {claim}"
+            if claim == "at_client" and channel.noise_at_server and link.nonexpansive:
+                what += " and moves two of them no further apart"
             found.append(f"{type(link).__name__} ({what})")
     size = privacy.size
     if size is not None and stating_class(size, "client_cost") not in SIZE_MECHANISMS.values():

@@ -10,6 +10,7 @@ from functools import cached_property
 from privfl.errors import ConfigError
 from privfl.privacy.accounting.release import OBSERVERS, Observer
 from privfl.privacy.channel.field import Field
+from privfl.privacy.channel.own_noise import doubt
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.mechanisms.claims import CLAIMS, check_mechanism, unstated
 from privfl.privacy.mechanisms.distributed import DistributedNoise
@@ -57,7 +58,7 @@ class Chain:
             ConfigError: a link does not go with it.
         """
         planned = Chain.of([link.for_run(run) for link in self.links])
-        return replace(planned, unclaimed=self.unclaimed or planned.unclaimed)
+        return replace(planned, unclaimed=self.unclaimed or planned.unclaimed or doubt(planned.noise, run))
 
     @cached_property
     def clip(self) -> Mechanism | None:
@@ -125,7 +126,7 @@ class Chain:
         clip, bound = self.clip, math.inf
         if clip is not None:
             bound = clip.norm_bound(server) if told is None or shipped(type(clip)) else told
-        if self.noise is not None and not 0 < bound < math.inf:
+        if self.noise is not None and not (isinstance(bound, float | int) and 0 < bound < math.inf):
             raise ConfigError(
                 f"{type(clip).__name__} states the bound {bound!r}, for which no noise can be sized; let its "
                 "norm_bound return a positive number"

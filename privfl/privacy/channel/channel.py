@@ -22,6 +22,7 @@ from privfl.privacy.channel.chain import Chain
 from privfl.privacy.channel.client_side import Look, pass_links
 from privfl.privacy.channel.costs import Charges
 from privfl.privacy.channel.field import Field
+from privfl.privacy.channel.own_noise import add_at_server, checked_cover
 from privfl.privacy.channel.secure_encoding import SecureEncoding, longest
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.door.log import DoorLog
@@ -87,9 +88,7 @@ class ChannelSpec:
         """
         length = sum(_length(field, size) for field in self.fields[:1])
         bound = self.chain.bound({})
-        longer = 1.0
-        if self.chain.noise_on_sum and self.secure is not None:
-            longer = longest(bound, length)
+        longer = longest(bound, length) if self.chain.noise_on_sum and self.secure is not None else 1.0
         chain = self.chain.for_run(ChannelRun(length, expected, pattern, bound, longer, self.chain.clip))
         settings = {**_values(self), "chain": chain, "size": size, "expected": expected, "pattern": pattern}
         planned = math.inf if chain.noise is self.noise else bound
@@ -229,7 +228,7 @@ class RunChannel(ChannelSpec):
             clip=self.chain.clip,
             number=number,
             noised=self.noise is not None,
-            secret_rate=1.0 if self.secure is not None else self.cohort_rate,
+            secret_rate=self.cohort_rate if self.amplified else 1.0,
             shares=None if encoding is None else encoding.terms,
             reachable=self.expected,
         )
@@ -258,7 +257,7 @@ class RunChannel(ChannelSpec):
             return None
         if self.chain.unclaimed:
             return Cover.nothing(self.chain.unclaimed)
-        cover = self.noise.cover(round) or Cover.nothing(f"{type(self.noise).__name__} states no cover in this round")
+        cover = checked_cover(self.noise, round)
         if self.pooled:  # whose part is left out, the update of the whole stays, and may be any other
             cover = replace(cover, client=cover.sample)
         return cover if self.amplified else replace(cover, amplified=None)
@@ -352,7 +351,7 @@ class RoundChannel(RunChannel):
         noise = ServerNoise(source.stream("server" + label, self.round.number), source)
         round = self.round if reachable is None else replace(self.round, reachable=reachable)
         if self.noise is not None:
-            self.noise.at_server(total, link_noise.of_noise(self.noise, noise, label, round.number), round)
+            add_at_server(self.noise, total, link_noise.of_noise(self.noise, noise, label, round.number), round)
         if self.dpsgd is not None and self.noise_at_server:
             for field in self.fields:
                 assert field.per_sample_scale is not None

@@ -14,6 +14,7 @@ from privfl.errors import PrivacyError
 from privfl.plain_tensors import plain
 from privfl.privacy.channel import link_noise
 from privfl.privacy.channel.chain import Chain
+from privfl.privacy.channel.own_noise import on_a_grid
 from privfl.privacy.mechanisms.clip import norm, scale_to_norm
 from privfl.privacy.mechanisms.mechanism import ChannelRound, Mechanism
 from privfl.privacy.noise.source import NoiseStream
@@ -56,6 +57,8 @@ def pass_links(
             if noisy and look is not None:
                 look(link)
         update = _as_update(link, link.at_client(update, link_noise.at_client(place, link, noise), told), update)
+        if link.adds_at == "client":
+            update = on_a_grid(link, update, round.bound)
         if told is not round and look is not None:
             look(link)
         noisy = noisy or link.adds_at == "client"
