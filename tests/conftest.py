@@ -96,7 +96,7 @@ def _the_process_stays_as_it_was() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _short_runs_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_runs_are_not_measured(_the_process_stays_as_it_was: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine ``engine="auto"`` could measure one of two runs that a test compares bit by bit."""
     monkeypatch.setattr(choice, "SHORT_RUN_SECONDS", 60.0)
 
