@@ -134,6 +134,12 @@ def test_what_cannot_be_added_up_is_a_broken_upload(made, says, chain):
         passed(*chain[:1], Making(made), *chain[1:])
 
 
+@pytest.mark.parametrize("made", [lambda update: update / update.norm(), torch.zeros(3)])
+def test_a_broken_upload_counts_as_zeros_whatever_a_transform_makes_of_zeros(made):
+    update, _ = passed(Making(made), pf.Clip(BOUND), update=torch.zeros(4), broken=True)
+    assert torch.equal(update, torch.zeros(4))
+
+
 def test_an_infinite_update_cannot_pass_as_one_within_the_bound():
     huge = torch.full((4,), 1e308, dtype=torch.float64)  # its norm overflows
     update, _ = passed(pf.Clip(BOUND), Making(lambda _: huge), pf.GaussianNoise(1e-12), update=torch.zeros(4).double())
