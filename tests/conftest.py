@@ -73,6 +73,7 @@ def _plain_text() -> Iterator[None]:
     """What commands print has no colours, and in processes that tests start no character that stops them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONIOENCODING", ":backslashreplace")  # the encoding stays the user's
+        patch.setenv("PYTHONFAULTHANDLER", "1")  # one that crashes says where it was
         for name in COLOURS:
             patch.delenv(name, raising=False)
         yield
