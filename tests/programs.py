@@ -5,6 +5,7 @@ process has modules, environment, folder and output of its own. The commands of 
 all the same (``fresh=True``), as a reader's do.
 """
 
+import faulthandler
 import multiprocessing
 import os
 import runpy
@@ -76,6 +77,7 @@ def started(function: Callable[..., object], *given: object) -> multiprocessing.
 def _run(arguments: Sequence[str], cwd: str, environment: Mapping[str, str], out: str, err: str) -> None:
     for name, number in ((out, 1), (err, 2)):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
+    faulthandler.enable()  # a crash says where it was
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     os.environ.clear()
