@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,20 +11,24 @@ from pathlib import Path
 from typing import Any, Self
 
 from privfl.errors import DataError
-from privfl.privacy.accounting.claims import make_statement
+from privfl.privacy.accounting.claims import doubted, make_statement
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.release import OBSERVERS, UNITS, Observer, Release, Unit, unprotected
 from privfl.privacy.accounting.statement import Statement
 from privfl.simulation.run_directory import RunDirectory
 from privfl.study.choice import other_picks
 from privfl.study.choice import release as picked
+from privfl.study.clients import read_clients
 from privfl.study.summary import Result
 from privfl.study.trials import FILE as TRIAL
 from privfl.study.trials import trial_settings
 
 OTHER_CLIENTS = "the runs deal the data to different clients, so what one client holds here is spread over many there"
 UNKNOWN = "a trial did not come to an end, so what it had released before is not known"
-DECIDES = "runs release other things for other values of {}, so what a run costs depends on the data that picked it"
+DECIDES = (
+    "runs release other things, or the same ones more often, for other values of {}, so what a run costs depends on "
+    "the data that picked it"
+)
 
 
 @dataclass(frozen=True)
@@ -79,10 +84,11 @@ def together(runs: Path, names: Sequence[str], tuning: Sequence[Spent] = ()) -> 
     Raises:
         DataError: a run's statement, settings or ledger is missing or damaged.
     """
-    total, statements = compose(runs, names, tuning)
+    total, statements, units = compose(runs, names, tuning)
     return make_statement(
         total,
         max(statement.delta for statement in statements),
+        units=units,
         reproducible_noise=any(statement.reproducible_noise for statement in statements),
         caveats=tuple(dict.fromkeys(one for statement in statements for one in statement.caveats)),
         public=" ".join(dict.fromkeys(statement.public for statement in statements)),
@@ -91,8 +97,13 @@ def together(runs: Path, names: Sequence[str], tuning: Sequence[Spent] = ()) -> 
     )
 
 
-def compose(runs: Path, names: Sequence[str], tuning: Sequence[Spent] = ()) -> tuple[Ledger, list[Statement]]:
-    """The ledger that :func:`together` prices, of one client who fared worst in every run; and the runs' statements."""
+def compose(
+    runs: Path, names: Sequence[str], tuning: Sequence[Spent] = ()
+) -> tuple[Ledger, list[Statement], dict[Unit, int]]:
+    """The ledger that :func:`together` prices, of one client who fared worst in every run; and the runs' statements.
+
+    Last comes how many of each unit some run protects, the most of any: by it a δ is too large.
+    """
     spent = list(dict.fromkeys(tuning))  # what two groups of runs were tuned by was spent once
     trials = list(dict.fromkeys(name for one in spent for group in one.trials for name in group))
     others = other_picks(runs.parent, [(one.trials, one.epsilon) for one in spent])
@@ -107,12 +118,23 @@ def compose(runs: Path, names: Sequence[str], tuning: Sequence[Spent] = ()) -> t
     everything = [(unit, observer) for unit in UNITS for observer in OBSERVERS]
     if len(ended) < len(trials):
         _claim_nothing(total, "trials that failed", UNKNOWN, everything)
-    made = {name: set(ledger.releases) for name, ledger in zip([*names, *ended], ledgers, strict=True)}
+    made = {name: most_often(ledger) for name, ledger in zip([*names, *ended], ledgers, strict=True)}
     for one in spent:
         groups = [[made[name] for name in group if name in made] for group in one.trials]
         if any(some != group[0] for group in groups for some in group):
             _claim_nothing(total, f"runs for {one.parameter}", DECIDES.format(one.parameter), everything)
-    return total, statements
+    units: dict[Unit, int] = {"sample": 0, "client": max(ledger.clients for ledger in ledgers)}
+    for name, statement in zip([*names, *ended], statements, strict=True):
+        units["sample"] = max(units["sample"], _examples(runs / name, statement))
+    return total, statements, units
+
+
+def _examples(folder: Path, statement: Statement) -> int:
+    """How many examples the run in ``folder`` trained on; where that was not noted, as many as its statement says."""
+    report = read_clients(folder)
+    if report is not None:
+        return int(report.counts.sum())
+    return math.floor(1 / statement.delta) + 1 if doubted(statement, "sample") else 0
 
 
 def _read(runs: Path, names: Sequence[str]) -> tuple[list[Ledger], list[Statement], list[Mapping[str, Any]]]:
@@ -148,6 +170,14 @@ def _claim_nothing(total: Ledger, name: str, reason: str, cells: Sequence[tuple[
 
 def worst_case(ledger: Ledger) -> Ledger:
     """A ledger of one client that made every release as often as the client who made it most often."""
+    worst = Ledger(1, ledger.declared)
+    for release, count in most_often(ledger).items():
+        worst.record(release, None, count)
+    return worst
+
+
+def most_often(ledger: Ledger) -> dict[Release, int]:
+    """Every release of ``ledger``, and how often the client made it who made it most often."""
     most: dict[Release, int] = {}
     for unit in UNITS:
         for observer in OBSERVERS:
@@ -155,10 +185,7 @@ def worst_case(ledger: Ledger) -> Ledger:
             largest = histories.counts.max(axis=0).toarray().reshape(-1) if histories.releases else []
             for release, count in zip(histories.releases, largest, strict=True):
                 most[release] = max(most.get(release, 0), int(count))
-    worst = Ledger(1, ledger.declared)
-    for release, count in most.items():
-        worst.record(release, None, count)
-    return worst
+    return most
 
 
 def _same_clients(ledgers: Sequence[Ledger], settings: Sequence[Mapping[str, Any]]) -> bool:

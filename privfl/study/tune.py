@@ -127,11 +127,11 @@ class Tuner:
         worst, reasons = dict.fromkeys(CELLS, 0.0), dict[str, None]()
         priced: dict[str, dict[str, float]] = {}
         for run in runs:
-            ledger, statements = compose(self.store.folder / "runs", [run], [spent])
+            ledger, statements, units = compose(self.store.folder / "runs", [run], [spent])
             delta = max(one.delta for one in statements)
-            key = json.dumps([{**ledger.state(), "fingerprint": ""}, delta], sort_keys=True)
+            key = json.dumps([{**ledger.state(), "fingerprint": ""}, delta, units], sort_keys=True)
             if key not in priced:
-                whole = make_statement(ledger, delta, reproducible_noise=False)
+                whole = make_statement(ledger, delta, reproducible_noise=False, units=units)
                 priced[key] = {f"{one.unit}/{one.observer}": one.epsilon for one in whole.cells}
                 for cell in whole.cells:
                     reasons |= dict.fromkeys(f"{cell.unit}/{cell.observer}: {reason}" for reason in cell.reasons)
