@@ -18,6 +18,7 @@ from privfl.study.metric_names import check_metric, headline_of
 from privfl.study.objectives import warn_of_different_weights
 from privfl.study.results import CELLS, Better
 from privfl.study.store import Store
+from privfl.study.sweep import after_tuning
 from privfl.study.tune import Kind, Tuned, Tuner
 from privfl.study.tuning import Tuning
 from privfl.study.workers import Workers, cores
@@ -171,7 +172,7 @@ class Conductor:
         told = []
         for kind, one in tuned.items():
             runs = [r.run for r in resolved if (r.point.method, r.point.level) == kind and states.get(r.run) == "done"]
-            epsilons, reasons = tuner.epsilons(one.spent, runs) if runs else (dict.fromkeys(CELLS, math.inf), [])
+            epsilons, reasons = after_tuning(self.store.folder / "runs", runs, [one.spent])
             whole = {"epsilons": epsilons, "reasons": reasons, "runs": runs}
             told.append({**one.told(kind, _label(tuner, one)), **whole})
         self.store.tell(self.name, {**self.told, "tuned": told, "complete": True})

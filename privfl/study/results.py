@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 from privfl.errors import ConfigError, DataError, unknown
+from privfl.study.refreshed import refresh
 from privfl.study.store import MEND, Member, Store
 
 Better = Literal["auto", "higher", "lower"]
@@ -27,6 +28,11 @@ DAMAGED = (ValueError, KeyError, IndexError, TypeError, AttributeError, Recursio
 """What an index raises whose values are none that a store writes."""
 ALONE = "epsilon of the run alone"
 """What ε of a run without its tuning is called, where it was tuned."""
+WARNING = "DO NOT RELEASE: the noise of {} of {} runs came from a fixed key, so whoever knows the key can subtract it."
+GONE = (
+    "Nothing is claimed (∞) for {} of the runs: their directories are gone, or they go on just now, and what they have "
+    "released is not known."
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,7 @@ class Results:
         confidence: of intervals and of comparisons, in (0, 1).
         test: of a pair of methods on the same seeds.
         tuned: for each method and level that was tuned what was tried, picked and spent; the members' ε count it.
+        notes: what has to be known of the members' ε, in sentences.
     """
 
     title: str
@@ -81,6 +88,7 @@ class Results:
     confidence: float = 0.95
     test: Test = "t"
     tuned: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, store: Store, study: str, metric: str | None = None) -> Self:
@@ -98,13 +106,17 @@ class Results:
 
     @classmethod
     def _of(cls, store: Store, study: str, metric: str | None) -> Self:
+        gone = refresh(store, study)
         told = store.told(study)
         chosen = {name: told[name] for name in ("title", "better", "confidence", "test")}
         if metric not in (None, told["metric"]):
             chosen["better"] = "auto"
-        tuned = {(one["method"], one["level"]): one for one in told.get("tuned", [])}
-        members = [_after_tuning(one, tuned.get((one.method, one.level))) for one in store.members(study)]
-        return cls(members=members, metric=metric or told["metric"], tuned=tuned, **chosen)
+        tuned = {(one["method"], one["level"]): _paid_for(one) for one in told.get("tuned", [])}
+        alone = [_without_claim(one) if one.run in gone else one for one in store.members(study)]
+        members = [_after_tuning(one, tuned.get((one.method, one.level))) for one in alone]
+        lost = sum(one.run in gone for one in members)
+        notes = (GONE.format(lost),) if lost else ()
+        return cls(members=members, metric=metric or told["metric"], tuned=tuned, notes=notes, **chosen)
 
     @property
     def told(self) -> dict[str, Any]:
@@ -115,6 +127,12 @@ class Results:
     def done(self) -> list[Member]:
         """The runs that came to a good end."""
         return [one for one in self.members if one.state == "done"]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What has to be told wherever ε of the runs is: that some must not be released, and :attr:`notes`."""
+        fixed = sum(one.reproducible for one in self.done)
+        return (WARNING.format(fixed, len(self.done)), *self.notes) if fixed else self.notes
 
     @property
     def lower_is_better(self) -> bool:
@@ -148,10 +166,12 @@ class Results:
     def table(self) -> list[dict[str, Any]]:
         """One dictionary for each run, with every figure of every run: what CSV, JSON and data frames hold.
 
-        A figure that an algorithm calls as one of the first columns, such as AAggFF's level, is ``figure level``.
+        A figure that an algorithm calls as one of the first columns, such as AAggFF's level, is ``figure level``. Where
+        the noise of a run came from a fixed key, a column ``reproducible`` says of which.
         """
         names = dict.fromkeys(name for one in self.members for name in sorted(one.metrics))
-        own = ("method", "level", "seed", "state", "reason", "run")
+        own = ["method", "level", "seed", "state", "reason", "run"]
+        own += ["reproducible"] if any(one.reproducible for one in self.members) else []
         return [
             {name: getattr(one, name) for name in own}
             | {f"figure {name}" if name in own else name: one.metrics.get(name) for name in names}
@@ -218,6 +238,17 @@ def _after_tuning(member: Member, tuned: Mapping[str, Any] | None) -> Member:
         metrics[f"{ALONE} {cell}"] = alone
         metrics[f"epsilon {cell}"] = max(alone, tuned["epsilons"][cell]) if known else math.inf
     return replace(member, metrics=metrics)
+
+
+def _without_claim(member: Member) -> Member:
+    """``member`` with ∞ for every ε."""
+    return replace(member, metrics={**member.metrics, **{f"epsilon {cell}": math.inf for cell in CELLS}})
+
+
+def _paid_for(tuned: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``tuned`` without the exact figures of validation rows where a noisy pick is all that was paid for."""
+    exact = tuned.get("spent", {}).get("epsilon") is None
+    return tuned if exact else {**tuned, "scores": []}
 
 
 def student(confidence: float, freedom: int) -> float:

@@ -36,8 +36,10 @@ def plot_results(results: Results, out: Path) -> list[Path]:
         )
         for row in rows
     ]
+    fixed = any(one.reproducible for one in results.done)
+    title = f"{results.title} (fixed noise key: DO NOT RELEASE)" if fixed else results.title
     figures: dict[str, Chart] = {
-        f"pareto-{cell.replace('/', '-')}": pareto(summaries, cell, results.title, measure)
+        f"pareto-{cell.replace('/', '-')}": pareto(summaries, cell, title, measure)
         for cell in CELLS
         if any(row.epsilons[cell] is not None for row in summaries)
     }

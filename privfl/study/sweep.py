@@ -19,6 +19,7 @@ from privfl.simulation.run_directory import RunDirectory
 from privfl.study.choice import other_picks
 from privfl.study.choice import release as picked
 from privfl.study.clients import read_clients
+from privfl.study.results import CELLS
 from privfl.study.summary import Result
 from privfl.study.trials import FILE as TRIAL
 from privfl.study.trials import trial_settings
@@ -95,6 +96,27 @@ def together(runs: Path, names: Sequence[str], tuning: Sequence[Spent] = ()) -> 
         server="; ".join(dict.fromkeys(statement.server for statement in statements if statement.server)),
         interval=False,
     )
+
+
+def after_tuning(runs: Path, names: Sequence[str], tuning: Sequence[Spent]) -> tuple[dict[str, float], list[str]]:
+    """ε of each cell for one of the runs ``names`` after ``tuning``, the largest of them; and why it is ∞ where it is.
+
+    Raises:
+        DataError: as :func:`together`.
+    """
+    worst, reasons = dict.fromkeys(CELLS, 0.0), dict[str, None]()
+    priced: dict[str, dict[str, float]] = {}
+    for name in names:
+        ledger, statements, units = compose(runs, [name], tuning)
+        delta = max(one.delta for one in statements)
+        key = json.dumps([{**ledger.state(), "fingerprint": ""}, delta, units], sort_keys=True)
+        if key not in priced:
+            whole = make_statement(ledger, delta, reproducible_noise=False, units=units)
+            priced[key] = {f"{one.unit}/{one.observer}": one.epsilon for one in whole.cells}
+            for cell in whole.cells:
+                reasons |= dict.fromkeys(f"{cell.unit}/{cell.observer}: {reason}" for reason in cell.reasons)
+        worst = {cell: max(worst[cell], priced[key][cell]) for cell in CELLS}
+    return worst if names else dict.fromkeys(CELLS, math.inf), list(reasons)
 
 
 def compose(

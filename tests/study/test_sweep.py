@@ -8,26 +8,11 @@ import pytest
 import privfl as pf
 from privfl.study.sweep import together
 from privfl.study.tuning import Tuning
-
-
-def own(path, targets) -> dict:
-    """Two rounds of DP-SGD on 400 rows of four numbers, dealt to four clients."""
-    inputs = np.random.default_rng(0).normal(size=(400, 4)).astype(np.float32)
-    labels = targets(inputs).astype(int)
-    np.savez(path, inputs=inputs, targets=labels, clients=np.arange(400) % 4, test_inputs=inputs[:40],
-             test_targets=labels[:40])  # fmt: skip
-    return {
-        "rounds": 2,
-        "arrays": {"file": str(path), "classes": 2},
-        "model": {"name": "logistic"},
-        "algorithm": {"name": "fedavg", "weighting": "uniform"},
-        "training": {"learning_rate": 0.5},
-        "privacy": {"training": {"noise_multiplier": 1.0, "sample_rate": 0.1}},
-    }
+from tests.study.stores import small
 
 
 def test_where_the_value_decides_how_often_something_is_released_nothing_is_claimed(tmp_path):
-    base = own(tmp_path / "data.npz", lambda inputs: inputs[:, 0] > 0)
+    base = small(tmp_path)
     tuning = Tuning("training.epochs", (1, 3), choice_epsilon=0.5)
     found = pf.Study(base, title="t", metric="test_accuracy", tuning=tuning).run(tmp_path / "out", processes=1)
     assert set(found.rows()[0].epsilons.values()) == {math.inf}
@@ -56,7 +41,7 @@ def test_an_empty_claim_stays_empty_when_runs_are_taken_together(tmp_path, delta
 
 
 def test_of_runs_on_different_data_the_largest_decides_whether_delta_is_too_large(tmp_path):
-    base = own(tmp_path / "data.npz", lambda inputs: inputs[:, 0] > 0)
+    base = small(tmp_path)
     privacy = {"training": {"noise_multiplier": 1.0, "sample_rate": 0.1}, "target_delta": 0.004}
     found = pf.Study({**base, "privacy": privacy}, title="t", metric="test_accuracy").run(tmp_path / "out", processes=1)
     caveats = together(tmp_path / "out" / "runs", [one.run for one in found.members]).caveats
