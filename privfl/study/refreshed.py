@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from privfl.study.history import Former
 from privfl.study.store import Store
 
 
@@ -39,8 +40,9 @@ def _price_anew(store: Store, study: str, gone: list[str]) -> None:
     from privfl.study.sweep import Spent, after_tuning
 
     told: dict[str, Any] = store.told(study)
+    former = Former.of(store.history, study, [one.run for one in store.members(study)], told["tuned"])
     for one in told["tuned"]:
-        spent = Spent.of(one)
-        if spent is not None and not set(gone) & set(one["runs"]):
-            one["epsilons"], one["reasons"] = after_tuning(store.folder / "runs", one["runs"], [spent])
+        spent = Spent.all_of(one)
+        if spent and not set(gone) & set(one["runs"]):
+            one["epsilons"], one["reasons"] = after_tuning(store.folder / "runs", one["runs"], spent, former.trials)
     store.tell(study, told)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 from privfl.errors import ConfigError, DataError, unknown
+from privfl.study.history import Former
 from privfl.study.refreshed import refresh
 from privfl.study.store import MEND, Member, Store
 
@@ -30,8 +31,12 @@ ALONE = "epsilon of the run alone"
 """What ε of a run without its tuning is called, where it was tuned."""
 WARNING = "DO NOT RELEASE: the noise of {} of {} runs came from a fixed key, so whoever knows the key can subtract it."
 GONE = (
-    "Nothing is claimed (∞) for {} of the runs: their directories are gone, or they go on just now, and what they have "
-    "released is not known."
+    "Nothing is claimed (∞) for {} of the runs: their directories were removed after they had released something, or "
+    "they go on just now, so what they have released is not known."
+)
+FORMER = (
+    "Earlier forms of this study had {} runs and {} trials that it has no more; they count in what all runs together "
+    "spent (`privfl study report`){}."
 )
 
 
@@ -79,6 +84,7 @@ class Results:
         test: of a pair of methods on the same seeds.
         tuned: for each method and level that was tuned what was tried, picked and spent; the members' ε count it.
         notes: what has to be known of the members' ε, in sentences.
+        former: what earlier forms of the study had.
     """
 
     title: str
@@ -89,6 +95,7 @@ class Results:
     test: Test = "t"
     tuned: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    former: Former = field(default_factory=Former)
 
     @classmethod
     def of(cls, store: Store, study: str, metric: str | None = None) -> Self:
@@ -112,11 +119,20 @@ class Results:
         if metric not in (None, told["metric"]):
             chosen["better"] = "auto"
         tuned = {(one["method"], one["level"]): _paid_for(one) for one in told.get("tuned", [])}
-        alone = [_without_claim(one) if one.run in gone else one for one in store.members(study)]
+        there = store.members(study)
+        gone += [one.run for one in there if one.state == "done" and store.history.is_lost(one.run)]
+        former = Former()
+        if told.get("complete", True):  # otherwise trials of the present form are not known to be such yet
+            former = Former.of(store.history, study, [one.run for one in there], list(tuned.values()))
+        alone = [_without_claim(one) if one.run in gone else one for one in there]
         members = [_after_tuning(one, tuned.get((one.method, one.level))) for one in alone]
         lost = sum(one.run in gone for one in members)
-        notes = (GONE.format(lost),) if lost else ()
-        return cls(members=members, metric=metric or told["metric"], tuned=tuned, notes=notes, **chosen)
+        notes = [GONE.format(lost)] if lost else []
+        if former.runs or former.trials:
+            also = ", and the trials with every run that was tuned" if former.trials and tuned else ""
+            notes.append(FORMER.format(len(former.runs), len(former.trials), also))
+        chosen |= {"metric": metric or told["metric"], "notes": tuple(notes)}
+        return cls(members=members, tuned=tuned, former=former, **chosen)
 
     @property
     def told(self) -> dict[str, Any]:

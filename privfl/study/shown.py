@@ -83,7 +83,7 @@ def report_study(results: Results, store: Store, out: Path) -> Path:
                 result = _result(one, store, value)
             found.append(result)
             keys[result.folder] = key
-    tuning = {kind: told for kind, one in results.tuned.items() if (told := Spent.of(one)) is not None}
+    tuning = {kind: told for kind, one in results.tuned.items() if (told := Spent.all_of(one))}
     return report_results(
         found,
         store.folder,
@@ -93,6 +93,7 @@ def report_study(results: Results, store: Store, out: Path) -> Path:
         measure=measure,
         keys=lambda result: keys[result.folder],
         tuning=tuning,
+        former=results.former,
     )
 
 

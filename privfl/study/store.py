@@ -22,6 +22,7 @@ from typing import Any, Literal, Self, get_args
 
 from privfl.errors import DataError
 from privfl.files import sha256
+from privfl.study.history import History
 
 FILE = "results.sqlite"
 RUNS = "runs"
@@ -124,7 +125,7 @@ class Store:
         Raises:
             DataError: the file there is of another version, or no store at all; or there is none and ``create`` is off.
         """
-        self.folder, self.file = folder, folder / FILE
+        self.folder, self.file, self.history = folder, folder / FILE, History(folder)
         if not self.file.exists() and not create:
             raise DataError(
                 f"{folder} holds no results yet; start with `privfl study run`, or say where they are by --out"
@@ -144,7 +145,7 @@ class Store:
         return self.folder / RUNS / run
 
     def enrol(self, study: str, source: str, told: Mapping[str, Any], members: Sequence[Member]) -> None:
-        """Say which runs belong to ``study``; what is known of them stays.
+        """Say which runs belong to ``study``; what is known of them stays, and those that it had are not forgotten.
 
         Args:
             source: a hash of what the members follow from, see :meth:`source`.
@@ -155,6 +156,7 @@ class Store:
             for place, one in enumerate(members)
         ]
         runs = {(one.run, one.rounds) for one in members if one.run}
+        self._keep(study, [one.run for one in members])
         with self._open() as database:
             database.execute("BEGIN IMMEDIATE")
             database.execute("DELETE FROM members WHERE study = ?", (study,))
@@ -163,8 +165,20 @@ class Store:
             database.executemany("INSERT OR IGNORE INTO runs (run, state, rounds) VALUES (?, 'waiting', ?)", runs)
             database.execute("COMMIT")
 
+    def _keep(self, study: str, runs: Sequence[str]) -> None:
+        """Note in the history which ``runs`` the ``study`` has, and had: of earlier versions only the index does."""
+        with self._open() as database:
+            had = database.execute(
+                "SELECT m.run, r.state FROM members m LEFT JOIN runs r ON r.run = m.run WHERE m.study = ?", (study,)
+            ).fetchall()
+        for run, state in had:
+            if state == "done" and run:
+                self.history.sent(run)
+        self.history.enrol(study, [*(run for run, _ in had), *runs])
+
     def begin(self, run: str) -> None:
         """Note that this process has started ``run``."""
+        self.history.begin(run, known=run in self.outdated([run]))
         with self._open() as database:
             database.execute(
                 "INSERT INTO runs (run, state, process, began) VALUES (?, 'running', ?, ?) ON CONFLICT (run) DO UPDATE "
@@ -179,6 +193,7 @@ class Store:
             settings: all that decided it; ``None`` leaves those that were noted.
         """
         ending = Ending.of(self.path(run))
+        self.history.sent(run)
         with self._open() as database:
             database.execute("BEGIN IMMEDIATE")
             if settings is None:
@@ -191,6 +206,8 @@ class Store:
 
     def fail(self, run: str, reason: str, metrics: Mapping[str, float | None] | None = None) -> None:
         """Note why ``run`` failed, with what it had reached."""
+        if self.history.standing(run) in ("ended", "open"):
+            self.history.sent(run)
         with self._open() as database:
             database.execute("BEGIN IMMEDIATE")
             self._replace(database, run, "failed", reason, metrics or {}, {})

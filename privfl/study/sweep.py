@@ -19,6 +19,7 @@ from privfl.simulation.run_directory import RunDirectory
 from privfl.study.choice import other_picks
 from privfl.study.choice import release as picked
 from privfl.study.clients import read_clients
+from privfl.study.history import History, spent_in
 from privfl.study.results import CELLS
 from privfl.study.summary import Result
 from privfl.study.trials import FILE as TRIAL
@@ -26,6 +27,8 @@ from privfl.study.trials import trial_settings
 
 OTHER_CLIENTS = "the runs deal the data to different clients, so what one client holds here is spread over many there"
 UNKNOWN = "a trial did not come to an end, so what it had released before is not known"
+GONE = "the directory of {} was removed after it had released something, so what it cost is no longer known"
+OPEN = "{} of an earlier form of the study did not come to an end, so what it had released is not known"
 DECIDES = (
     "runs release other things, or the same ones more often, for other values of {}, so what a run costs depends on "
     "the data that picked it"
@@ -49,15 +52,19 @@ class Spent:
     picks: int
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Self | None:
-        """From what the store keeps of a tuning; ``None`` if it is not over."""
-        if "spent" not in told:
-            return None
-        spent = told["spent"]
+    def of(cls, spent: Mapping[str, Any]) -> Self:
+        """From its fields, as JSON holds them."""
         return cls(spent["parameter"], tuple(map(tuple, spent["trials"])), spent["epsilon"], spent["picks"])
 
+    @classmethod
+    def all_of(cls, told: Mapping[str, Any]) -> tuple[Self, ...]:
+        """From what the store keeps of a tuning, and of the ones that its runs had followed from; none if not over."""
+        return tuple(cls.of(one) for one in spent_in(told))
 
-def sweep_statement(out: Path, results: Sequence[Result], tuning: Sequence[Spent] = ()) -> Statement:
+
+def sweep_statement(
+    out: Path, results: Sequence[Result], tuning: Sequence[Spent] = (), former: Sequence[str] = ()
+) -> Statement:
     """What all ``results`` together spent, for the example or client that fared worst in every run.
 
     See :func:`together`.
@@ -67,11 +74,14 @@ def sweep_statement(out: Path, results: Sequence[Result], tuning: Sequence[Spent
     """
     if not results:
         raise DataError("a sweep of no runs spends nothing that could be told; give the results of at least one")
-    return together(out / "runs", [result.folder for result in results], tuning)
+    return together(out / "runs", [result.folder for result in results], tuning, former)
 
 
-def together(runs: Path, names: Sequence[str], tuning: Sequence[Spent] = ()) -> Statement:
+def together(runs: Path, names: Sequence[str], tuning: Sequence[Spent] = (), former: Sequence[str] = ()) -> Statement:
     """What the runs in the directories ``names`` of the folder ``runs`` spent, and ``tuning`` before them.
+
+    The runs and trials ``former`` of earlier forms of the study count too, with the picks that were made from them;
+    those that never began released nothing. Where the directory of a run is gone that had begun, nothing is claimed.
 
     Seeds deal the examples to different clients, so each run counts with the most that any client released in it: an
     upper bound for one example, whoever holds it. For a whole client the claims add up only if a client of one run is
@@ -85,7 +95,7 @@ def together(runs: Path, names: Sequence[str], tuning: Sequence[Spent] = ()) -> 
     Raises:
         DataError: a run's statement, settings or ledger is missing or damaged.
     """
-    total, statements, units = compose(runs, names, tuning)
+    total, statements, units = compose(runs, names, tuning, former)
     return make_statement(
         total,
         max(statement.delta for statement in statements),
@@ -98,8 +108,12 @@ def together(runs: Path, names: Sequence[str], tuning: Sequence[Spent] = ()) -> 
     )
 
 
-def after_tuning(runs: Path, names: Sequence[str], tuning: Sequence[Spent]) -> tuple[dict[str, float], list[str]]:
+def after_tuning(
+    runs: Path, names: Sequence[str], tuning: Sequence[Spent], former: Sequence[str] = ()
+) -> tuple[dict[str, float], list[str]]:
     """ε of each cell for one of the runs ``names`` after ``tuning``, the largest of them; and why it is ∞ where it is.
+
+    The trials ``former`` of earlier forms of the study count too.
 
     Raises:
         DataError: as :func:`together`.
@@ -107,7 +121,7 @@ def after_tuning(runs: Path, names: Sequence[str], tuning: Sequence[Spent]) -> t
     worst, reasons = dict.fromkeys(CELLS, 0.0), dict[str, None]()
     priced: dict[str, dict[str, float]] = {}
     for name in names:
-        ledger, statements, units = compose(runs, [name], tuning)
+        ledger, statements, units = compose(runs, [name], tuning, former)
         delta = max(one.delta for one in statements)
         key = json.dumps([{**ledger.state(), "fingerprint": ""}, delta, units], sort_keys=True)
         if key not in priced:
@@ -120,7 +134,7 @@ def after_tuning(runs: Path, names: Sequence[str], tuning: Sequence[Spent]) -> t
 
 
 def compose(
-    runs: Path, names: Sequence[str], tuning: Sequence[Spent] = ()
+    runs: Path, names: Sequence[str], tuning: Sequence[Spent] = (), former: Sequence[str] = ()
 ) -> tuple[Ledger, list[Statement], dict[Unit, int]]:
     """The ledger that :func:`together` prices, of one client who fared worst in every run; and the runs' statements.
 
@@ -128,9 +142,12 @@ def compose(
     """
     spent = list(dict.fromkeys(tuning))  # what two groups of runs were tuned by was spent once
     trials = list(dict.fromkeys(name for one in spent for group in one.trials for name in group))
-    others = other_picks(runs.parent, [(one.trials, one.epsilon) for one in spent])
+    others = other_picks(runs.parent, [(one.trials, one.epsilon) for one in spent], former)
     trials += [name for name in dict.fromkeys(name for one in others for name in one.trials) if name not in trials]
-    ended = [name for name in trials if RunDirectory(runs / name).finished]
+    earlier = [name for name in dict.fromkeys(former) if name not in (*trials, *names)]
+    history = History(runs.parent)
+    standing = {name: history.standing(name) for name in (*names, *trials, *earlier)}
+    ended = [name for name in (*trials, *earlier) if RunDirectory(runs / name).finished]
     ledgers, statements, settings = _read(runs, [*names, *ended])
     picks = [*(picked(one.parameter, one.epsilon, one.picks) for one in spent), *(one.cost for one in others)]
     total = Ledger.merged([*map(worst_case, ledgers), *map(_once, picks)])
@@ -138,8 +155,13 @@ def compose(
         seen = [observer for observer in OBSERVERS if total.histories("client", observer).releases]
         _claim_nothing(total, "division of the data", OTHER_CLIENTS, [("client", observer) for observer in seen])
     everything = [(unit, observer) for unit in UNITS for observer in OBSERVERS]
-    if len(ended) < len(trials):
+    if not set(trials) <= set(ended):
         _claim_nothing(total, "trials that failed", UNKNOWN, everything)
+    for name, how in standing.items():
+        if how == "gone":
+            _claim_nothing(total, "runs that are gone", GONE.format(name), everything)
+        elif how == "open" and name in earlier:
+            _claim_nothing(total, "runs that did not end", OPEN.format(name), everything)
     made = {name: most_often(ledger) for name, ledger in zip([*names, *ended], ledgers, strict=True)}
     for one in spent:
         groups = [[made[name] for name in group if name in made] for group in one.trials]
@@ -149,6 +171,11 @@ def compose(
     for name, statement in zip([*names, *ended], statements, strict=True):
         units["sample"] = max(units["sample"], _examples(runs / name, statement))
     return total, statements, units
+
+
+def claims(runs: Path, name: str) -> bool:
+    """Whether the run ``name`` claims anything by itself, or nobody knows any more whether it did."""
+    return History(runs.parent).standing(name) != "ended" or bool(RunDirectory(runs / name).ending()[1].finite())
 
 
 def _examples(folder: Path, statement: Statement) -> int:

@@ -20,7 +20,10 @@ _LATEX = {
     **{">": r"\textgreater{}", "ε": r"$\varepsilon$", "δ": r"$\delta$", "∞": r"$\infty$", "±": r"$\pm$"},
     **{"≥": r"$\geq$", "≤": r"$\leq$", "×": r"$\times$", "−": "$-$", "…": r"\ldots{}", "–": "--", "\n": " "},
 }
-OF_TUNING = ("choice of ", "trials that failed", "runs for ", "division of the data")
+OF_TUNING = (
+    *("choice of ", "trials that failed", "runs for ", "division of the data"),
+    *("runs that are gone", "runs that did not end"),
+)
 """What the releases that tuning adds are called."""
 
 

@@ -49,4 +49,4 @@ def test_for_a_run_whose_directory_is_gone_nothing_is_claimed(tmp_path):
     found = Results.of(Store(tmp_path / "out"), "t")
     assert {found.members[0].metrics[f"epsilon {cell}"] for cell in CELLS} == {math.inf}
     assert found.members[1].metrics == other.metrics
-    assert "Nothing is claimed (∞) for 1 of the runs: their directories are gone" in write_table(found, Format.text)
+    assert "Nothing is claimed (∞) for 1 of the runs: their directories were removed" in write_table(found, Format.text)
