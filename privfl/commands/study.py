@@ -121,12 +121,15 @@ def compare(file: File, out: Out = STORE, metric: Metric = None, json: Json = Fa
     results = _read(Store(out, create=False), file, metric)
     comparisons, best = compare_all(results), fronts(results)
     if json:
-        typer.echo(as_json({"comparisons": [asdict(one) for one in comparisons], "fronts": best}))
+        warned = {"warnings": results.warnings} if results.warnings else {}
+        typer.echo(as_json({"comparisons": [asdict(one) for one in comparisons], "fronts": best, **warned}))
         return
     typer.echo("\n".join(sentences(results, comparisons)))
     typer.echo(f"\nNot beaten in both {results.metric} and the cost named:")
     body = [[cost, "; ".join(f"{method}, {level}" for method, level in members)] for cost, members in best.items()]
     typer.echo(plain(["cost", "methods"], body))
+    for warning in results.warnings:
+        typer.echo(f"\n{warning}")
 
 
 @app.command()
@@ -135,11 +138,13 @@ def plot(file: File, out: Out = STORE, metric: Metric = None, json: Json = False
     from privfl.study.shown import plot_results
 
     store = Store(out, create=False)
-    paths = plot_results(_read(store, file, metric), store.folder / file.stem / "figures")
+    results = _read(store, file, metric)
+    paths = plot_results(results, store.folder / file.stem / "figures")
     if json:
-        print_json({"figures": [str(path) for path in paths]})
+        warned = {"warnings": results.warnings} if results.warnings else {}
+        print_json({"figures": [str(path) for path in paths], **warned})
     else:
-        typer.echo("\n".join(map(str, paths)))
+        typer.echo("\n".join([*map(str, paths), *results.warnings]))
 
 
 @app.command()

@@ -24,12 +24,14 @@ from typing import Any
 
 from filelock import FileLock
 
-from privfl.files import read_json, write_json
+from privfl.files import make_folder, read_json, write_json
 from privfl.privacy.accounting.release import OBSERVERS, UNITS, Release, pure_cost, unprotected
 from privfl.privacy.noise.source import NoiseSource, NoiseStream
 
 FOLDER = "choices"
-MEND = "remove it, and the study picks anew: that is one more release"
+MADE = "history/picks"
+"""Where it is counted how often each pick was made: that remains when its file is removed."""
+MEND = "remove it, and the study picks anew: that is one more release, and counts as such"
 EXACT = (
     "values of {} were picked by exact figures on validation rows, which nothing hides; set study.tuning.choice_epsilon"
 )
@@ -114,8 +116,24 @@ def filed(
                 source = NoiseSource.from_os() if noise_key is None else NoiseSource.from_key(noise_key)
                 stream = source.for_run(digest).stream("tuning")
                 places = pick_noisily(scores, number, epsilon=epsilon, seeds=seeds, stream=stream)
+            _count(store, path.stem, told)
             write_json(path, {**told, "places": places})
         return [int(place) for place in read_json(path, MEND)["places"]]
+
+
+def _count(store: Path, name: str, told: Mapping[str, Any]) -> None:
+    """Note that the pick ``name`` is made, once more if its file was removed: each of its draws of noise was shown."""
+    path = store / MADE / f"{name}.json"
+    times = read_json(path)["times"] if path.exists() else 0
+    make_folder(path.parent)
+    write_json(path, {**told, "times": times + 1})
+
+
+def _made(store: Path) -> list[dict[str, Any]]:
+    """Every pick that was made in ``store`` and how many ``times``, those included whose files were removed since."""
+    counted = {path.stem: read_json(path) for path in sorted((store / MADE).glob("*.json"))}
+    filed_there = sorted((store / FOLDER).glob("*.json"))
+    return [*counted.values(), *(read_json(path, MEND) for path in filed_there if path.stem not in counted)]
 
 
 def release(parameter: str, epsilon: float | None, picks: int) -> Release:
@@ -144,20 +162,22 @@ class OtherPick:
     cost: Release
 
 
-def other_picks(store: Path, own: Sequence[tuple[Sequence[Sequence[str]], float | None]]) -> list[OtherPick]:
+def other_picks(
+    store: Path, own: Sequence[tuple[Sequence[Sequence[str]], float | None]], former: Sequence[str] = ()
+) -> list[OtherPick]:
     """The picks filed in ``store`` that were made from trials of ``own``, or from trials of such picks, beside its own.
 
     Args:
         store: folder of the store.
         own: of every tuning its trials, in groups, and the ε of its picks.
+        former: trials of earlier forms of the study, whose picks count as well.
 
     Raises:
         DataError: the file of a pick is damaged.
     """
     groups = [({tuple(group) for group in trials}, epsilon) for trials, epsilon in own]
-    reached = {name for trials, _ in groups for group in trials for name in group}
-    filed_there = [read_json(path, MEND) for path in sorted((store / FOLDER).glob("*.json"))]
-    left = sorted(filed_there, key=lambda one: int(one["picked"]))  # what is planned counts as the least of equals
+    reached = {*former, *(name for trials, _ in groups for group in trials for name in group)}
+    left = sorted(_made(store), key=lambda one: int(one["picked"]))  # what is planned counts as the least of equals
     found: list[OtherPick] = []
     counted: set[tuple[Any, ...]] = set()
     while near := [one for one in left if reached & {name for group in one["trials"] for name in group}]:
@@ -167,9 +187,11 @@ def other_picks(store: Path, own: Sequence[tuple[Sequence[Sequence[str]], float 
             reached |= {name for group in made_from for name in group}
             key = made_from, one["epsilon"]
             planned = any(one["epsilon"] == epsilon and trials.issuperset(made_from) for trials, epsilon in groups)
+            times = one.get("times", 1)
             if planned and key not in counted:
                 counted.add(key)
-                continue
-            cost = release(f"an earlier form of the study, {len(found) + 1}", one["epsilon"], one["picked"])
-            found.append(OtherPick(tuple(name for group in made_from for name in group), cost))
+                times -= 1
+            if times:
+                cost = release(f"an earlier form of the study, {len(found) + 1}", one["epsilon"], times * one["picked"])
+                found.append(OtherPick(tuple(name for group in made_from for name in group), cost))
     return found

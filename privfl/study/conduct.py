@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from privfl.errors import ConfigError
@@ -13,11 +13,13 @@ from privfl.study.axes import Point
 from privfl.study.cluster import ClusterWorkers
 from privfl.study.display import Display
 from privfl.study.execution import Examine, Job, execute
+from privfl.study.history import Former
 from privfl.study.members import Resolved, resolve
 from privfl.study.metric_names import check_metric, headline_of
 from privfl.study.objectives import warn_of_different_weights
 from privfl.study.results import CELLS, Better
 from privfl.study.store import Store
+from privfl.study.sweep import Spent, after_tuning
 from privfl.study.tune import Kind, Tuned, Tuner
 from privfl.study.tuning import Tuning
 from privfl.study.workers import Workers, cores
@@ -117,6 +119,7 @@ class Conductor:
             if tuner is None:
                 self._enrol(resolved)
                 self._execute(workers, self.name, resolved)
+                self._tell({}, resolved)
                 return
             good = {str(one.point) for one in resolved if not one.problem}
             left = [point for point in points if str(point) in good]
@@ -128,9 +131,12 @@ class Conductor:
             self._enrol(waiting)
             tuned = tuner.tune(left, lambda name, runs: self._execute(workers, name, runs, trial=True))
             resolved = self._tuned(resolved, points, tuner, tuned, bad)
+            for kind, one in tuned.items():
+                runs = [each.run for each in resolved if _kind(each) == kind and not each.problem]
+                self.store.history.follow(runs, {"label": _label(tuner, one), "spent": asdict(one.spent)})
             self._enrol(resolved)
             self._execute(workers, self.name, resolved)
-        self._tell(tuner, tuned, resolved)
+        self._tell({kind: one.told(kind, _label(tuner, one)) for kind, one in tuned.items()}, resolved)
 
     def _tuner(self) -> Tuner | None:
         study = self.study
@@ -165,24 +171,35 @@ class Conductor:
         found |= {str(one.point): one for one in resolve(chosen, self.study.beside, self.store.ended, prepare=False)}
         return [found[str(point)] for point in points]
 
-    def _tell(self, tuner: Tuner, tuned: Mapping[Kind, Tuned], resolved: Sequence[Resolved]) -> None:
-        """Note what runs spent together with the tuning before them."""
-        states = self.store.ended([one.run for one in resolved])
-        told = []
-        for kind, one in tuned.items():
-            runs = [r.run for r in resolved if (r.point.method, r.point.level) == kind and states.get(r.run) == "done"]
-            epsilons, reasons = tuner.epsilons(one.spent, runs) if runs else (dict.fromkeys(CELLS, math.inf), [])
-            whole = {"epsilons": epsilons, "reasons": reasons, "runs": runs}
-            told.append({**one.told(kind, _label(tuner, one)), **whole})
+    def _tell(self, tuned: Mapping[Kind, Mapping[str, Any]], resolved: Sequence[Resolved]) -> None:
+        """Note what runs spent together with the tuning before them, also with one that they followed from earlier."""
+        states, history = self.store.ended([one.run for one in resolved]), self.store.history
+        told: list[dict[str, Any]] = []
+        for kind in dict.fromkeys([*tuned, *map(_kind, resolved)]):
+            runs = [one.run for one in resolved if _kind(one) == kind and states.get(one.run) == "done"]
+            picks = [pick for run in runs for pick in history.followed(run)]
+            if kind not in tuned and not picks:
+                continue
+            first = tuned.get(kind) or {"method": kind[0], "level": kind[1], "scores": [], "problem": "", **picks[0]}
+            earlier = [pick["spent"] for pick in picks if Spent.of(pick["spent"]) != Spent.of(first["spent"])]
+            told.append({**first, "earlier": earlier, "runs": runs})
+        if not told:
+            return
+        former = Former.of(history, self.name, [one.run for one in resolved], told)
+        for each in told:
+            spent = Spent.all_of(each)
+            found = after_tuning(self.store.folder / "runs", each["runs"], spent, former.trials)
+            each["epsilons"], each["reasons"] = found
         self.store.tell(self.name, {**self.told, "tuned": told, "complete": True})
 
     def _enrol(self, resolved: Sequence[Resolved]) -> None:
         """Note which runs there are; what they spent after their tuning is not known before :meth:`_tell`."""
         members = [one.member() for one in resolved]
         unknown = {"label": "", "epsilons": dict.fromkeys(CELLS, math.inf), "reasons": [], "runs": []}
-        kinds = dict.fromkeys((one.method, one.level) for one in members)
+        followed = [one for one in members if self.study.tuning or self.store.history.followed(one.run)]
+        kinds = dict.fromkeys((one.method, one.level) for one in followed)
         tuned = [{"method": method, "level": level, **unknown} for method, level in kinds]
-        told = {**self.told, "tuned": tuned, "complete": False} if self.study.tuning else self.told
+        told = {**self.told, "tuned": tuned, "complete": False} if tuned else self.told
         self.store.enrol(self.name, self.study.source, told, members)
 
     def _execute(self, workers: Workers, name: str, resolved: Sequence[Resolved], *, trial: bool = False) -> None:
@@ -243,6 +260,10 @@ def _kind_of(trial: Point, points: Sequence[Point]) -> Kind:
         for point in sorted(points, key=lambda one: -len(one.level))
         if point.method == trial.method and trial.level.startswith(f"{point.level}, ")
     )
+
+
+def _kind(one: Resolved) -> Kind:
+    return one.point.method, one.point.level
 
 
 def _label(tuner: Tuner, one: Tuned) -> str:

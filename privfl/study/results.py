@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 from privfl.errors import ConfigError, DataError, unknown
+from privfl.study.history import Former
+from privfl.study.refreshed import refresh
 from privfl.study.store import MEND, Member, Store
 
 Better = Literal["auto", "higher", "lower"]
@@ -27,6 +29,15 @@ DAMAGED = (ValueError, KeyError, IndexError, TypeError, AttributeError, Recursio
 """What an index raises whose values are none that a store writes."""
 ALONE = "epsilon of the run alone"
 """What ε of a run without its tuning is called, where it was tuned."""
+WARNING = "DO NOT RELEASE: the noise of {} of {} runs came from a fixed key, so whoever knows the key can subtract it."
+GONE = (
+    "Nothing is claimed (∞) for {} of the runs: their directories were removed after they had released something, or "
+    "they go on just now, so what they have released is not known."
+)
+FORMER = (
+    "Earlier forms of this study had {} runs and {} trials that it has no more; they count in what all runs together "
+    "spent (`privfl study report`){}."
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,8 @@ class Results:
         confidence: of intervals and of comparisons, in (0, 1).
         test: of a pair of methods on the same seeds.
         tuned: for each method and level that was tuned what was tried, picked and spent; the members' ε count it.
+        notes: what has to be known of the members' ε, in sentences.
+        former: what earlier forms of the study had.
     """
 
     title: str
@@ -81,6 +94,8 @@ class Results:
     confidence: float = 0.95
     test: Test = "t"
     tuned: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    former: Former = field(default_factory=Former)
 
     @classmethod
     def of(cls, store: Store, study: str, metric: str | None = None) -> Self:
@@ -98,13 +113,26 @@ class Results:
 
     @classmethod
     def _of(cls, store: Store, study: str, metric: str | None) -> Self:
+        gone = refresh(store, study)
         told = store.told(study)
         chosen = {name: told[name] for name in ("title", "better", "confidence", "test")}
         if metric not in (None, told["metric"]):
             chosen["better"] = "auto"
-        tuned = {(one["method"], one["level"]): one for one in told.get("tuned", [])}
-        members = [_after_tuning(one, tuned.get((one.method, one.level))) for one in store.members(study)]
-        return cls(members=members, metric=metric or told["metric"], tuned=tuned, **chosen)
+        tuned = {(one["method"], one["level"]): _paid_for(one) for one in told.get("tuned", [])}
+        there = store.members(study)
+        gone += [one.run for one in there if one.state == "done" and store.history.is_lost(one.run)]
+        former = Former()
+        if told.get("complete", True):  # otherwise trials of the present form are not known to be such yet
+            former = Former.of(store.history, study, [one.run for one in there], list(tuned.values()))
+        alone = [_without_claim(one) if one.run in gone else one for one in there]
+        members = [_after_tuning(one, tuned.get((one.method, one.level))) for one in alone]
+        lost = sum(one.run in gone for one in members)
+        notes = [GONE.format(lost)] if lost else []
+        if former.runs or former.trials:
+            also = ", and the trials with every run that was tuned" if former.trials and tuned else ""
+            notes.append(FORMER.format(len(former.runs), len(former.trials), also))
+        chosen |= {"metric": metric or told["metric"], "notes": tuple(notes)}
+        return cls(members=members, tuned=tuned, former=former, **chosen)
 
     @property
     def told(self) -> dict[str, Any]:
@@ -115,6 +143,12 @@ class Results:
     def done(self) -> list[Member]:
         """The runs that came to a good end."""
         return [one for one in self.members if one.state == "done"]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What has to be told wherever ε of the runs is: that some must not be released, and :attr:`notes`."""
+        fixed = sum(one.reproducible for one in self.done)
+        return (WARNING.format(fixed, len(self.done)), *self.notes) if fixed else self.notes
 
     @property
     def lower_is_better(self) -> bool:
@@ -148,10 +182,12 @@ class Results:
     def table(self) -> list[dict[str, Any]]:
         """One dictionary for each run, with every figure of every run: what CSV, JSON and data frames hold.
 
-        A figure that an algorithm calls as one of the first columns, such as AAggFF's level, is ``figure level``.
+        A figure that an algorithm calls as one of the first columns, such as AAggFF's level, is ``figure level``. Where
+        the noise of a run came from a fixed key, a column ``reproducible`` says of which.
         """
         names = dict.fromkeys(name for one in self.members for name in sorted(one.metrics))
-        own = ("method", "level", "seed", "state", "reason", "run")
+        own = ["method", "level", "seed", "state", "reason", "run"]
+        own += ["reproducible"] if any(one.reproducible for one in self.members) else []
         return [
             {name: getattr(one, name) for name in own}
             | {f"figure {name}" if name in own else name: one.metrics.get(name) for name in names}
@@ -218,6 +254,17 @@ def _after_tuning(member: Member, tuned: Mapping[str, Any] | None) -> Member:
         metrics[f"{ALONE} {cell}"] = alone
         metrics[f"epsilon {cell}"] = max(alone, tuned["epsilons"][cell]) if known else math.inf
     return replace(member, metrics=metrics)
+
+
+def _without_claim(member: Member) -> Member:
+    """``member`` with ∞ for every ε."""
+    return replace(member, metrics={**member.metrics, **{f"epsilon {cell}": math.inf for cell in CELLS}})
+
+
+def _paid_for(tuned: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``tuned`` without the exact figures of validation rows where a noisy pick is all that was paid for."""
+    exact = tuned.get("spent", {}).get("epsilon") is None
+    return tuned if exact else {**tuned, "scores": []}
 
 
 def student(confidence: float, freedom: int) -> float:

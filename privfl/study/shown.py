@@ -36,8 +36,10 @@ def plot_results(results: Results, out: Path) -> list[Path]:
         )
         for row in rows
     ]
+    fixed = any(one.reproducible for one in results.done)
+    title = f"{results.title} (fixed noise key: DO NOT RELEASE)" if fixed else results.title
     figures: dict[str, Chart] = {
-        f"pareto-{cell.replace('/', '-')}": pareto(summaries, cell, results.title, measure)
+        f"pareto-{cell.replace('/', '-')}": pareto(summaries, cell, title, measure)
         for cell in CELLS
         if any(row.epsilons[cell] is not None for row in summaries)
     }
@@ -81,7 +83,7 @@ def report_study(results: Results, store: Store, out: Path) -> Path:
                 result = _result(one, store, value)
             found.append(result)
             keys[result.folder] = key
-    tuning = {kind: told for kind, one in results.tuned.items() if (told := Spent.of(one)) is not None}
+    tuning = {kind: told for kind, one in results.tuned.items() if (told := Spent.all_of(one))}
     return report_results(
         found,
         store.folder,
@@ -91,6 +93,7 @@ def report_study(results: Results, store: Store, out: Path) -> Path:
         measure=measure,
         keys=lambda result: keys[result.folder],
         tuning=tuning,
+        former=results.former,
     )
 
 

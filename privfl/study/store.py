@@ -18,9 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from privfl.errors import DataError
+from privfl.files import sha256
+from privfl.study.history import History
 
 FILE = "results.sqlite"
 RUNS = "runs"
@@ -51,6 +53,37 @@ CREATE TABLE members (
     PRIMARY KEY (study, place)
 ) WITHOUT ROWID;
 """
+_ENDINGS = """
+CREATE TABLE IF NOT EXISTS endings (
+    run TEXT PRIMARY KEY REFERENCES runs (run) ON DELETE CASCADE, summary TEXT NOT NULL, reproducible INTEGER NOT NULL
+) WITHOUT ROWID
+"""
+"""How a run had ended when its figures were read: what ended otherwise by now is read anew."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run has ended: by it is seen whether the figures in the index are still those of its directory.
+
+    Args:
+        summary: digest of its summary, empty if there is none.
+        reproducible: whether noise came from a fixed key, so that it must not be released.
+    """
+
+    summary: str = ""
+    reproducible: bool = False
+
+    @classmethod
+    def of(cls, folder: Path) -> Self:
+        """That of the run in ``folder``."""
+        if not (folder / "summary.json").exists():
+            return cls()
+        try:
+            statement = json.loads((folder / "statement.json").read_text(encoding="utf-8"))
+            reproducible = bool(statement["reproducible_noise"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            reproducible = False  # whoever reads the run's figures says what is damaged
+        return cls(sha256(folder / "summary.json"), reproducible)
 
 
 @dataclass(frozen=True)
@@ -65,6 +98,7 @@ class Member:
         metrics: what it reached, by name; NaN where a figure is not finite or not known, ∞ for ε without a claim.
         began: when its latest start was, in seconds since 1970; 0 if it never was.
         rounds: how many it was asked for.
+        reproducible: whether its noise came from a fixed key, so that it must not be released.
     """
 
     method: str
@@ -76,6 +110,7 @@ class Member:
     metrics: Mapping[str, float] = field(default_factory=dict)
     began: float = 0.0
     rounds: int = 0
+    reproducible: bool = False
 
     def __str__(self) -> str:
         return f"{self.method}, {self.level}, seed {self.seed}"
@@ -90,7 +125,7 @@ class Store:
         Raises:
             DataError: the file there is of another version, or no store at all; or there is none and ``create`` is off.
         """
-        self.folder, self.file = folder, folder / FILE
+        self.folder, self.file, self.history = folder, folder / FILE, History(folder)
         if not self.file.exists() and not create:
             raise DataError(
                 f"{folder} holds no results yet; start with `privfl study run`, or say where they are by --out"
@@ -110,7 +145,7 @@ class Store:
         return self.folder / RUNS / run
 
     def enrol(self, study: str, source: str, told: Mapping[str, Any], members: Sequence[Member]) -> None:
-        """Say which runs belong to ``study``; what is known of them stays.
+        """Say which runs belong to ``study``; what is known of them stays, and those that it had are not forgotten.
 
         Args:
             source: a hash of what the members follow from, see :meth:`source`.
@@ -121,6 +156,7 @@ class Store:
             for place, one in enumerate(members)
         ]
         runs = {(one.run, one.rounds) for one in members if one.run}
+        self._keep(study, [one.run for one in members])
         with self._open() as database:
             database.execute("BEGIN IMMEDIATE")
             database.execute("DELETE FROM members WHERE study = ?", (study,))
@@ -129,8 +165,20 @@ class Store:
             database.executemany("INSERT OR IGNORE INTO runs (run, state, rounds) VALUES (?, 'waiting', ?)", runs)
             database.execute("COMMIT")
 
+    def _keep(self, study: str, runs: Sequence[str]) -> None:
+        """Note in the history which ``runs`` the ``study`` has, and had: of earlier versions only the index does."""
+        with self._open() as database:
+            had = database.execute(
+                "SELECT m.run, r.state FROM members m LEFT JOIN runs r ON r.run = m.run WHERE m.study = ?", (study,)
+            ).fetchall()
+        for run, state in had:
+            if state == "done" and run:
+                self.history.sent(run)
+        self.history.enrol(study, [*(run for run, _ in had), *runs])
+
     def begin(self, run: str) -> None:
         """Note that this process has started ``run``."""
+        self.history.begin(run, known=run in self.outdated([run]))
         with self._open() as database:
             database.execute(
                 "INSERT INTO runs (run, state, process, began) VALUES (?, 'running', ?, ?) ON CONFLICT (run) DO UPDATE "
@@ -138,15 +186,28 @@ class Store:
                 (run, f"{os.getpid()} on {platform.node()}", time.time()),
             )
 
-    def finish(self, run: str, metrics: Mapping[str, float | None], settings: Mapping[str, Any]) -> None:
-        """Note that ``run`` has come to its end with these ``metrics``; ``settings`` are all that decided it."""
+    def finish(self, run: str, metrics: Mapping[str, float | None], settings: Mapping[str, Any] | None = None) -> None:
+        """Note that ``run`` has come to its end with these ``metrics``.
+
+        Args:
+            settings: all that decided it; ``None`` leaves those that were noted.
+        """
+        ending = Ending.of(self.path(run))
+        self.history.sent(run)
         with self._open() as database:
             database.execute("BEGIN IMMEDIATE")
+            if settings is None:
+                (kept,) = database.execute("SELECT settings FROM runs WHERE run = ?", (run,)).fetchone() or ("{}",)
+                settings = json.loads(kept)
             self._replace(database, run, "done", "", metrics, settings)
+            row = run, ending.summary, ending.reproducible
+            database.execute("INSERT OR REPLACE INTO endings VALUES (?, ?, ?)", row)
             database.execute("COMMIT")
 
     def fail(self, run: str, reason: str, metrics: Mapping[str, float | None] | None = None) -> None:
         """Note why ``run`` failed, with what it had reached."""
+        if self.history.standing(run) in ("ended", "open"):
+            self.history.sent(run)
         with self._open() as database:
             database.execute("BEGIN IMMEDIATE")
             self._replace(database, run, "failed", reason, metrics or {}, {})
@@ -190,23 +251,38 @@ class Store:
             database.execute("UPDATE studies SET told = ? WHERE study = ?", (json.dumps(told), study))
 
     def ended(self, runs: Sequence[str]) -> dict[str, State]:
-        """The states of those of ``runs`` that are known; one whose directory is gone is as if it had never been."""
+        """The states of those of ``runs`` that are known.
+
+        One whose directory is gone is as if it had never been, and one that has ended otherwise since it was noted,
+        because it went on, is to be read anew.
+        """
+        return {run: state for run, (state, current) in self._standing(runs).items() if state != "done" or current}
+
+    def outdated(self, runs: Sequence[str]) -> list[str]:
+        """Those of ``runs`` that are noted as done, and whose directories are gone or have ended otherwise since."""
+        return [run for run, (state, current) in self._standing(runs).items() if state == "done" and not current]
+
+    def _standing(self, runs: Sequence[str]) -> dict[str, tuple[State, bool]]:
+        """The state of each of ``runs`` that is known, and whether it ended as the index says."""
         with self._open() as database:
-            rows = database.execute("SELECT run, state FROM runs").fetchall()
-        wanted = set(runs)
-        return {
-            run: state
-            for run, state in rows
-            if run in wanted and (state != "done" or (self.path(run) / "summary.json").exists())
-        }
+            rows = database.execute(
+                "SELECT r.run, r.state, e.summary FROM runs r LEFT JOIN endings e ON e.run = r.run"
+            ).fetchall()
+        wanted, found = set(runs), dict[str, tuple[State, bool]]()
+        for run, state, summary in rows:
+            if run in wanted:
+                file = self.path(run) / "summary.json"
+                found[run] = state, state == "done" and file.exists() and sha256(file) == summary
+        return found
 
     def members(self, study: str) -> list[Member]:
         """The runs of ``study`` in its order, as far as they are."""
         with self._open() as database:
             database.execute("BEGIN")
             rows = database.execute(
-                "SELECT m.method, m.level, m.seed, m.run, m.state, m.reason, r.state, r.reason, r.began, r.rounds FROM "
-                "members m LEFT JOIN runs r ON r.run = m.run WHERE m.study = ? ORDER BY m.place",
+                "SELECT m.method, m.level, m.seed, m.run, m.state, m.reason, r.state, r.reason, r.began, r.rounds, "
+                "e.reproducible FROM members m LEFT JOIN runs r ON r.run = m.run LEFT JOIN endings e ON e.run = m.run "
+                "WHERE m.study = ? ORDER BY m.place",
                 (study,),
             ).fetchall()
             values: dict[str, dict[str, float]] = {}
@@ -217,7 +293,7 @@ class Store:
                     raise self._damaged(study)
                 values.setdefault(run, {})[name] = math.nan if value is None else value
             database.execute("COMMIT")
-        for *told, state, reason, began, rounds in rows:
+        for *told, state, reason, began, rounds, _ in rows:
             if not all(isinstance(one, int if place == 2 else str) for place, one in enumerate(told)):
                 raise self._damaged(study)
             if not (isinstance(reason, str | None) and isinstance(began, int | float | None)):
@@ -225,10 +301,11 @@ class Store:
             if not ({told[4], state} <= {*STATES, None} and isinstance(rounds, int | None)):
                 raise self._damaged(study)
         found = []
-        for method, level, seed, run, own, because, state, reason, began, rounds in rows:
+        for method, level, seed, run, own, because, state, reason, began, rounds, key in rows:
             now: State = own if own == "impossible" else state or "waiting"
             why = because if own == "impossible" else reason or ""
-            found.append(Member(method, level, seed, run, now, why, values.get(run, {}), began or 0.0, rounds or 0))
+            figures = values.get(run, {})
+            found.append(Member(method, level, seed, run, now, why, figures, began or 0.0, rounds or 0, bool(key)))
         return found
 
     def _damaged(self, study: str) -> DataError:
@@ -277,6 +354,8 @@ class Store:
                 database.execute(statement)
             database.execute(f"PRAGMA application_id = {APPLICATION}")
             database.execute(f"PRAGMA user_version = {VERSION}")
+        if empty or (mark, version) == (APPLICATION, VERSION):
+            database.execute(_ENDINGS)  # what earlier versions do not have
         database.execute("COMMIT")
         if not empty and (mark, version) != (APPLICATION, VERSION):
             what = f"a store of version {version}" if mark == APPLICATION else "an SQLite file of another program"

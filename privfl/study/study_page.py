@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from privfl.study.attacks import collect_attacks
 from privfl.study.audits import collect_audits
 from privfl.study.chart import Chart
 from privfl.study.findings import ACCURACY, Measure, findings
+from privfl.study.history import Former
 from privfl.study.opening import opening
 from privfl.study.page import clients_section, flat, number, picture, problems, render, save, sound, write
 from privfl.study.plots import UNITS as THINGS
@@ -27,9 +28,9 @@ from privfl.study.plots import curves, finite, pareto
 from privfl.study.provenance import describe_run, not_tried
 from privfl.study.results import CELLS
 from privfl.study.summary import Result, Summary, slug, summarise
-from privfl.study.sweep import Spent, sweep_statement
+from privfl.study.sweep import Spent, claims, sweep_statement
 
-Tuned = Mapping[tuple[str, str], Spent]
+Tuned = Mapping[tuple[str, str], Sequence[Spent]]
 """What tuning spent, by method and level."""
 
 CAPTIONS = {
@@ -69,6 +70,7 @@ def report_results(
     measure: Measure = ACCURACY,
     keys: Callable[[Result], str] | None = None,
     tuning: Tuned | None = None,
+    former: Former | None = None,
 ) -> Path:
     """Write ``report.html`` and figures to the folder ``out`` for ``results``, whose runs lie in ``path/runs``.
 
@@ -77,6 +79,7 @@ def report_results(
         measure: what the results' accuracy is.
         keys: the metric that a result was judged by, where that differs between results.
         tuning: what was spent before the runs, by method and level; the results' ε count it.
+        former: what earlier forms of the study had: it counts in what all runs together spent.
 
     Raises:
         DataError: a file of a run is missing or damaged.
@@ -87,7 +90,7 @@ def report_results(
             folder = path / "runs" / result.folder
             key = measure.key if keys is None else keys(result)
             runs.append(Ended(result, folder, *RunDirectory(folder).ending(), key))
-        return _write(runs, path, out, title, failures, measure, tuning or {})
+        return _write(runs, path, out, title, failures, measure, tuning or {}, former or Former())
 
 
 def _write(
@@ -98,13 +101,14 @@ def _write(
     failures: Sequence[str],
     measure: Measure,
     tuning: Tuned,
+    former: Former,
 ) -> Path:
     rows = summarise([run.result for run in runs])
     first = runs[0]
     figures = _figures(runs, rows, measure)
     for name, (chart, _) in figures.items():
         save(chart, out / "figures" / f"{name}.png")
-    sweep, together = _sweep(path, runs, len(failures), tuning)
+    sweep, together = _sweep(path, runs, len(failures), tuning, former)
     warnings = Counter(text for run in runs for text in problems(run.summary))
     note = (
         f" These are the clients of {first.result.method}, {first.result.level}, seed {first.result.seed}; other seeds "
@@ -151,6 +155,10 @@ def _worst(runs: Sequence[Ended], row: Summary) -> Ended:
     return max(members, key=lambda run: [math.inf if e is None else e for e in run.result.epsilons.values()][::-1])
 
 
+def _kind(result: Result) -> tuple[str, str]:
+    return result.method, result.level
+
+
 def _members(runs: Sequence[Ended], row: Summary) -> list[Ended]:
     return [run for run in runs if (run.result.method, run.result.level) == (row.method, row.level)]
 
@@ -158,6 +166,8 @@ def _members(runs: Sequence[Ended], row: Summary) -> list[Ended]:
 def _statement(run: Ended, row: Summary, tuning: Tuned) -> dict[str, Any]:
     least = ", no other claims less" if row.seeds > 1 else ""
     alone = ", without what its tuning spent before it" if (row.method, row.level) in tuning else ""
+    if not alone and any(run.result.epsilons[cell] is None for cell in run.statement.finite()):
+        alone = ", without what was released before it in its place"
     name = f"{row.method}, {row.level} (seed {run.result.seed}{least}){alone}"
     return {"name": name, "html": Markup(run.statement.to_html())}
 
@@ -227,7 +237,7 @@ def _figures(runs: Sequence[Ended], rows: Sequence[Summary], measure: Measure) -
 
 
 def _sweep(
-    path: Path, runs: Sequence[Ended], failures: int, tuning: Tuned
+    path: Path, runs: Sequence[Ended], failures: int, tuning: Tuned, former: Former
 ) -> tuple[dict[str, Any] | None, Statement | None]:
     """What the runs that claim anything spent together: for the page, and as a statement."""
     private = [run.result for run in runs if any(value is not None for value in run.result.epsilons.values())]
@@ -236,15 +246,19 @@ def _sweep(
     levels = list(dict.fromkeys(result.level for result in private))
     groups = {level: [result for result in private if result.level == level] for level in levels}
 
-    def composed(group: Sequence[Result]) -> Statement:
-        kinds = dict.fromkeys((one.method, one.level) for one in group)
-        return sweep_statement(path, group, [tuning[kind] for kind in kinds if kind in tuning])
+    runs_before, trials_before = ([name for name in some if claims(path / "runs", name)] for some in astuple(former))
 
-    together = {f"{name}, all methods and seeds": composed(group) for name, group in groups.items()}
+    def composed(group: Sequence[Result], before: Sequence[str]) -> Statement:
+        spent = [one for kind in dict.fromkeys(map(_kind, group)) for one in tuning.get(kind, ())]
+        return sweep_statement(path, group, spent, [*before, *(trials_before if spent or before else ())])
+
+    together = {f"{name}, all methods and seeds": composed(group, ()) for name, group in groups.items()}
     sizes = [len(group) for group in groups.values()]
-    if len(groups) > 1:
-        together["all runs that claim anything"] = composed(private)
-        sizes.append(len(private))
+    before = [*runs_before, *trials_before]
+    if len(groups) > 1 or before:
+        name = "all runs that claim anything" + ", of earlier forms of the study too" * bool(before)
+        together[name] = composed(private, before)
+        sizes.append(len(private) + len(runs_before))
     statement = list(together.values())[-1]
     rows = []
     for (name, one), size in zip(together.items(), sizes, strict=True):
@@ -253,6 +267,13 @@ def _sweep(
     bare = len(runs) - len(private)
     also = f" The {bare} runs that claim nothing spend ∞ by themselves." if bare else ""
     also += f" What the {failures} runs that failed had released before is not counted." if failures else ""
+    if before:
+        also += (
+            f" Earlier forms of the study had {len(runs_before)} runs and {len(trials_before)} trials that it has no "
+            "more: they count in the last row, with the picks that were made from them."
+        )
+    silent = len(former.runs) + len(former.trials) - len(before)
+    also += f" {silent} more of them claim nothing, and spend ∞ by themselves." if silent else ""
     sentence = (
         "Showing the best of many runs tells something about all of them, so their costs add up. Seeds deal the "
         "examples to different clients; every run therefore counts with the most that any client released in it, an "

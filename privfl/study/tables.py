@@ -20,7 +20,10 @@ _LATEX = {
     **{">": r"\textgreater{}", "ε": r"$\varepsilon$", "δ": r"$\delta$", "∞": r"$\infty$", "±": r"$\pm$"},
     **{"≥": r"$\geq$", "≤": r"$\leq$", "×": r"$\times$", "−": "$-$", "…": r"\ldots{}", "–": "--", "\n": " "},
 }
-OF_TUNING = ("choice of ", "trials that failed", "runs for ", "division of the data")
+OF_TUNING = (
+    *("choice of ", "trials that failed", "runs for ", "division of the data"),
+    *("runs that are gone", "runs that did not end"),
+)
 """What the releases that tuning adds are called."""
 
 
@@ -45,15 +48,17 @@ def write_table(results: Results, how: Format) -> str:
         rows = [asdict(one) for one in results.rows()]
         tuned = {"tuned": list(results.tuned.values())} if results.tuned else {}
         content = {"title": results.title, "metric": results.metric, "rows": rows, "runs": results.table(), **tuned}
+        content |= {"warnings": results.warnings} if results.warnings else {}
         return as_json(content)
     if how is Format.csv:
         return _csv(results.table())
     head, body = cells(results)
+    warned = [one for warning in results.warnings for one in ("", warning)]
     if how is Format.latex:
-        return latex(head, body)
+        return "\n".join([latex(head, body), *map(_escaped, warned)])
     if how is Format.markdown:
-        return markdown(head, body)
-    return "\n".join([plain(head, body), *tuning_in_words(results)])
+        return "\n".join([markdown(head, body), *warned])
+    return "\n".join([plain(head, body), *warned, *tuning_in_words(results)])
 
 
 def tuning_in_words(results: Results) -> list[str]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from privfl.errors import ConfigError
-from privfl.privacy.accounting.claims import make_statement
 from privfl.study.axes import Point
 from privfl.study.choice import Score, filed
 from privfl.study.members import Resolved, resolve
-from privfl.study.results import CELLS, Better, Results
+from privfl.study.results import Better, Results
 from privfl.study.store import Member, Store
-from privfl.study.sweep import Spent, compose
+from privfl.study.sweep import Spent
 from privfl.study.trials import HeldOut, Trial, validation_rows
 from privfl.study.tuning import Tuning, Value
 
@@ -33,7 +31,7 @@ class Tuned:
     Args:
         value: the winner, ``None`` if no trial came to a good end.
         spent: what all of it released.
-        scores: for each rung the mean metric by value, as labels.
+        scores: for each rung the mean metric by value, as labels; kept in the store where picks are exact.
         problem: why there is no value.
     """
 
@@ -45,7 +43,9 @@ class Tuned:
     def told(self, kind: Kind, label: str) -> dict[str, Any]:
         """What the store keeps of it."""
         method, level = kind
-        return {"method": method, "level": level, "label": label, **asdict(self)}
+        # Noisy picks are all that was paid for: exact figures of rows on which the runs train would tell more.
+        shown = self if self.spent.epsilon is None else replace(self, scores=())
+        return {"method": method, "level": level, "label": label, **asdict(shown)}
 
 
 @dataclass
@@ -121,22 +121,6 @@ class Tuner:
             )
             for kind in kinds
         }
-
-    def epsilons(self, spent: Spent, runs: Sequence[str]) -> tuple[dict[str, float], list[str]]:
-        """ε of each cell for one of ``runs`` after its tuning, the largest of them; and why it is ∞ where it is."""
-        worst, reasons = dict.fromkeys(CELLS, 0.0), dict[str, None]()
-        priced: dict[str, dict[str, float]] = {}
-        for run in runs:
-            ledger, statements = compose(self.store.folder / "runs", [run], [spent])
-            delta = max(one.delta for one in statements)
-            key = json.dumps([{**ledger.state(), "fingerprint": ""}, delta], sort_keys=True)
-            if key not in priced:
-                whole = make_statement(ledger, delta, reproducible_noise=False)
-                priced[key] = {f"{one.unit}/{one.observer}": one.epsilon for one in whole.cells}
-                for cell in whole.cells:
-                    reasons |= dict.fromkeys(f"{cell.unit}/{cell.observer}: {reason}" for reason in cell.reasons)
-            worst = {cell: max(worst[cell], priced[key][cell]) for cell in CELLS}
-        return worst if runs else dict.fromkeys(CELLS, math.inf), list(reasons)
 
     def _resolved(
         self, points: Sequence[Point], values: Mapping[Kind, Sequence[Value]], number: int, *, prepare: bool

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sqlite3
 
 import pytest
@@ -121,3 +122,11 @@ def test_a_store_of_another_version_is_one_sentence(study, tmp_path):
     assert code == 2
     assert err.count("\n") == 1
     assert "choose another --out" in err
+
+
+def test_every_command_that_shows_epsilon_says_not_to_release_runs_under_a_fixed_key(study, tmp_path):
+    copy = shutil.copytree(study, tmp_path / "copy")
+    with sqlite3.connect(copy / "store" / "results.sqlite") as index:
+        index.execute("UPDATE endings SET reproducible = 1")
+    for words in (["table"], ["table", "--json"], ["compare"], ["compare", "--json"], ["plot"], ["plot", "--json"]):
+        assert "DO NOT RELEASE: the noise of 4 of 4 runs came from a fixed key" in asked(copy, *words)

@@ -46,11 +46,44 @@ def test_studies_share_runs_and_a_new_start_keeps_what_is_done(tmp_path):
 
 def test_a_run_whose_directory_is_gone_counts_as_never_had(tmp_path):
     store = Store(tmp_path)
-    store.finish("a", {"test_accuracy": 0.5}, {})
-    assert store.ended(["a", "b"]) == {}
     store.path("a").mkdir(parents=True)
     (store.path("a") / "summary.json").write_text("{}")
-    assert store.ended(["a", "b"]) == {"a": "done"}
+    store.finish("a", {"test_accuracy": 0.5}, {})
+    assert (store.ended(["a", "b"]), store.outdated(["a", "b"])) == ({"a": "done"}, [])
+    (store.path("a") / "summary.json").unlink()
+    assert (store.ended(["a", "b"]), store.outdated(["a", "b"])) == ({}, ["a"])
+
+
+def test_a_run_that_has_ended_otherwise_since_it_was_noted_is_to_be_read_anew(tmp_path):
+    store = Store(tmp_path)
+    store.path("a").mkdir(parents=True)
+    (store.path("a") / "summary.json").write_text("{}")
+    store.finish("a", {"test_accuracy": 0.5}, {"seed": 0})
+    (store.path("a") / "summary.json").write_text('{"rounds": 40}')
+    assert (store.ended(["a"]), store.outdated(["a"])) == ({}, ["a"])
+    store.finish("a", {"test_accuracy": 0.6})
+    assert store.outdated(["a"]) == []
+
+
+def test_whether_noise_came_from_a_fixed_key_is_kept_with_the_run(tmp_path):
+    store = Store(tmp_path)
+    store.enrol("s", "x", TOLD, [Member("A", "l", 0, name) for name in "ab"])
+    for name, fixed in (("a", "true"), ("b", "false")):
+        store.path(name).mkdir(parents=True)
+        (store.path(name) / "summary.json").write_text("{}")
+        (store.path(name) / "statement.json").write_text(f'{{"reproducible_noise": {fixed}}}')
+        store.finish(name, {}, {})
+    assert [one.reproducible for one in store.members("s")] == [True, False]
+
+
+def test_an_index_of_a_version_that_kept_no_digests_is_read_anew(tmp_path):
+    store = Store(tmp_path)
+    store.path("a").mkdir(parents=True)
+    (store.path("a") / "summary.json").write_text("{}")
+    store.finish("a", {"test_accuracy": 0.5}, {})
+    with sqlite3.connect(store.file) as database:
+        database.execute("DROP TABLE endings")
+    assert Store(tmp_path).outdated(["a"]) == ["a"]
 
 
 def test_many_writers_lose_nothing(tmp_path):

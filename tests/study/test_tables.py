@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -79,3 +80,12 @@ def test_json_and_csv_hold_every_run_with_infinity_in_words(results):
 
 def test_an_empty_table_is_still_a_table():
     assert latex(["a"], []).count(r"\hline") == 3
+
+
+@pytest.mark.parametrize("how", [Format.text, Format.markdown, Format.latex, Format.json])
+def test_wherever_epsilon_of_a_run_under_a_fixed_key_is_written_it_says_not_to_release_it(results, how):
+    assert "DO NOT RELEASE" not in write_table(results, how)
+    fixed = replace(results, members=[replace(results.members[0], reproducible=True), *results.members[1:]])
+    assert "DO NOT RELEASE: the noise of 1 of 2 runs came from a fixed key" in write_table(fixed, how)
+    (first, second, _) = csv.DictReader(write_table(fixed, Format.csv).splitlines())
+    assert (first["reproducible"], second["reproducible"]) == ("True", "False")

@@ -1,12 +1,15 @@
 """The best value of a setting wins for all seeds, once, and what finding it spent counts with every run."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 
 import privfl as pf
+from privfl.study.results import Results
 from privfl.study.store import Store
+from privfl.study.tables import Format, write_table
 from privfl.study.tuning import FIRST_SEED, Tuning
 
 BASE = {
@@ -61,6 +64,25 @@ def test_what_tuning_spent_counts_with_every_run(tmp_path):
     spent = row.epsilons["sample/public"]
     assert alone.epsilons["sample/public"] + 0.25 < spent <= 3 * 2 + 0.25 + 1e-6  # two trials, a run and a pick
     assert row.epsilons["sample/server"] == row.epsilons["client/public"] == math.inf
+
+
+def test_exact_figures_of_validation_rows_are_not_told_where_noisy_picks_were_paid_for(tmp_path):
+    for epsilon, told in ((0.25, []), (None, [["learning_rate = 0.5", "learning_rate = 1"]])):
+        tuning = Tuning(RATE, (0.5, 1.0), choice_epsilon=epsilon)
+        found = study(tuning, title="t", seeds=1).run(tmp_path / str(epsilon), processes=1)
+        written = json.loads(write_table(found, Format.json))["tuned"][0]["scores"]
+        assert [sorted(rung) for rung in written] == told
+        kept = Store(tmp_path / str(epsilon)).told("t")["tuned"][0]["scores"]
+        assert [sorted(rung) for rung in kept] == told
+
+
+def test_exact_figures_that_an_earlier_version_kept_beside_noisy_picks_are_not_told(tmp_path):
+    study(Tuning(RATE, (0.5, 1.0), choice_epsilon=0.25), title="t", seeds=1).run(tmp_path, processes=1)
+    store = Store(tmp_path)
+    told = store.told("t")
+    told["tuned"][0]["scores"] = [{"learning_rate = 0.5": 0.9}]
+    store.tell("t", told)
+    assert [one["scores"] for one in Results.of(store, "t").tuned.values()] == [[]]
 
 
 def test_picks_of_an_earlier_form_of_the_study_count_with_their_trials(tmp_path):

@@ -58,7 +58,9 @@ def make_statement(
     )
     claimed = {cell.unit for cell in cells if cell.releases and not cell.reasons}
     doubts = [_doubt(delta, unit, (units or {})[unit]) for unit in UNITS if unit in weak & claimed]
-    return Statement(delta, ledger.clients, cells, reproducible_noise, (*caveats, *doubts), public, server)
+    return Statement(
+        delta, ledger.clients, cells, reproducible_noise, tuple(dict.fromkeys((*caveats, *doubts))), public, server
+    )
 
 
 def too_large(delta: float, units: int) -> bool:
@@ -68,6 +70,12 @@ def too_large(delta: float, units: int) -> bool:
     is to be expected then.
     """
     return delta * units > 1
+
+
+def doubted(statement: Statement, unit: Unit) -> bool:
+    """Whether ``statement`` says that its delta is too large for so many of ``unit`` as there are."""
+    said = [*statement.caveats, *(reason for cell in statement.cells for reason in cell.reasons)]
+    return any(f"above one over the number of {_PLURALS[unit]}" in one for one in said)
 
 
 def _doubt(delta: float, unit: Unit, units: int) -> str:
