@@ -33,13 +33,27 @@ from numpy.typing import NDArray
 from privfl.errors import PrivacyError
 from privfl.privacy.accounting.closed_form import gaussian_epsilon
 from privfl.privacy.accounting.composition import Sum, compose
-from privfl.privacy.accounting.events import ADD_REMOVE, REPLACE, History, InfiniteLoss, Kind, elementary
+from privfl.privacy.accounting.events import (
+    ADD_REMOVE,
+    MOST_BUCKETS,
+    REPLACE,
+    History,
+    InfiniteLoss,
+    Kind,
+    elementary,
+)
 from privfl.privacy.accounting.grouping import fewer_rates
-from privfl.privacy.accounting.loss import pure_loss, variance_guess, width
+from privfl.privacy.accounting.loss import known_roughly, pure_loss, variance_guess, width
 from privfl.privacy.accounting.renyi import only_renyi, renyi_epsilon
 
 _LONGEST_GRID = 2**18
 """Longest grid for one event; beyond it the grid is coarsened, which costs tightness and never soundness."""
+
+_LEAST_DELTA = 1e-290
+"""Below it the shares of delta that a loss distribution gives up for its window are no longer numbers."""
+
+_NEGLIGIBLE = 1e-9
+"""Losses of up to this altogether are added to ε: they are too small for a grid on which others show."""
 
 _PRV_ERROR = 0.01
 """Half the width of the PRV interval, Opacus' default."""
@@ -92,10 +106,18 @@ def epsilon(
     if delta == 0:
         source = "largest losses added" if math.isfinite(pure) else "an event that is not purely private"
         return Bound(pure, "pure", pure if math.isinf(pure) else 0.0, pure, pure, source)
-    bound = _bound(fewer_rates(kinds, 128), delta, interval, tolerance, opacus)
-    if pure < bound.epsilon:
-        bound = replace(bound, epsilon=pure, accountant="pure", estimate=min(bound.estimate, pure), upper=pure)
-    return bound
+    if pure <= _NEGLIGIBLE:  # the total variation distance of a purely private mechanism is at most ε/2
+        claim = 0.0 if pure / 2 <= delta else pure
+        return Bound(claim, "pure", 0.0, claim, claim, "largest losses added")
+    tiny = {kind: count for kind, count in kinds.items() if count * pure_loss(kind) <= _NEGLIGIBLE / len(kinds)}
+    rest = {kind: count for kind, count in kinds.items() if kind not in tiny}
+    bound = _bound(fewer_rates(rest, 128), delta, interval, tolerance, opacus)
+    if tiny:
+        added = sum(count * pure_loss(kind) for kind, count in tiny.items())
+        bound = replace(
+            bound, epsilon=bound.epsilon + added, estimate=bound.estimate + added, upper=bound.upper + added
+        )
+    return _at_most(bound, pure) if pure < bound.epsilon else bound
 
 
 def check_delta(delta: float) -> None:
@@ -120,15 +142,15 @@ def composed_kinds(history: History | Iterable[tuple[Kind, int]]) -> dict[Kind, 
 
 
 def _bound(kinds: Mapping[Kind, int], delta: float, interval: bool, tolerance: float, opacus: bool) -> Bound:
-    if any(only_renyi(kind) for kind in kinds):
-        claim = renyi_epsilon(kinds, delta)
-        return Bound(claim, "RDP", 0.0, claim, claim, "upper bound only")
     (event, _), *others = kinds
     if isinstance(event, dp.GaussianDpEvent) and not others:
         exact = gaussian_epsilon(event.noise_multiplier, delta) * (1 + 1e-9)
         return Bound(exact, "PLD", exact * (1 - 2e-9), exact, exact, "closed form")
+    if delta < _LEAST_DELTA or any(only_renyi(kind) for kind in kinds):
+        claim = renyi_epsilon(kinds, delta)
+        return Bound(claim, "RDP", 0.0, claim, claim, "upper bound only")
     claim, label, step = pld_epsilon(kinds, delta, tolerance)
-    if label == "PLD" and interval and math.isfinite(claim):
+    if label == "PLD" and interval and math.isfinite(claim) and not any(known_roughly(kind) for kind in kinds):
         independent = prv_interval(kinds, delta, claim) if opacus else None
         return independent or _certified_interval(kinds, delta, claim, step)
     return Bound(claim, label, 0.0, claim, claim, "upper bound only")
@@ -286,11 +308,23 @@ def randomized_response_total(epsilon_per_answer: float, domain: int, answers: i
     Two neighbouring values agree on all but two of the ``domain`` answers, so for large domains the total grows far
     slower than ``answers * epsilon_per_answer`` (a trinomial convolution, exact up to the rounding of transforms).
     """
-    if not epsilon_per_answer > 0 or domain < 2 or answers < 0:
+    if not epsilon_per_answer > 0 or not 2 <= domain <= MOST_BUCKETS or answers < 0:
         raise PrivacyError(
-            f"{answers} answers with epsilon {epsilon_per_answer} over {domain} values: give a positive epsilon, at "
-            "least 2 values and at least 0 answers."
+            f"{answers} answers with epsilon {epsilon_per_answer} over {domain} values: give a positive epsilon, from "
+            "2 to 2^1000 values and at least 0 answers."
         )
     odds = math.exp(-epsilon_per_answer)  # P(another given value) / P(true value)
     noise = domain * odds / (1 + (domain - 1) * odds)
-    return epsilon({(dp.RandomizedResponseDpEvent(noise, domain), REPLACE): answers}, delta)
+    bound = epsilon({(dp.RandomizedResponseDpEvent(noise, domain), REPLACE): answers}, delta)
+    largest = answers * epsilon_per_answer
+    if answers and (delta == 0 or largest < bound.epsilon):  # the event knows its loss from a rounded probability only
+        return _at_most(bound, largest)
+    return bound
+
+
+def _at_most(bound: Bound, largest: float) -> Bound:
+    """The claim that the ``largest`` loss of the history gives, where that is below the other one."""
+    if math.isinf(bound.epsilon) or not bound.lower < largest:
+        return Bound(largest, "pure", 0.0, largest, largest, "largest losses added")
+    estimate = min(bound.estimate, largest)
+    return replace(bound, epsilon=largest, accountant="pure", estimate=estimate, upper=largest)

@@ -14,7 +14,8 @@ event                                             elementary kind
 ``Skellam``, REPLACE_ONE                          ``Skellam`` with both bounds doubled, for the same reason
 ``Poisson(1, e)``                                 ``e``
 ``Poisson(q, T × Gaussian(z))``                   ``Poisson(q, Gaussian(z/√T))``: T answers about one sample
-``RandomizedResponse`` with one bucket or p = 1   nothing: the answer does not depend on the input
+``RandomizedResponse`` with one bucket            nothing: the answer does not depend on the input; p = 1 is not
+                                                  that, because the true p may have been rounded to 1
 REPLACE_SPECIAL (zero-out), additive noise        ADD_OR_REMOVE_ONE: the two have the same loss distributions
 ``SampledWithoutReplacement(N, m, Gaussian(z))``  itself; z is the ratio to the *replace-one* sensitivity, which is
                                                   twice the norm bound C of a contribution
@@ -24,6 +25,7 @@ REPLACE_SPECIAL (zero-out), additive noise        ADD_OR_REMOVE_ONE: the two hav
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -68,6 +70,10 @@ class SkellamDpEvent(DpEvent):  # type: ignore[misc]
     variance: float
     l2_norm: float
     l1_norm: float
+
+
+MOST_BUCKETS = 2**1000
+"""Randomised response over more values has probabilities that float64 cannot hold."""
 
 
 class InfiniteLoss(Exception):
@@ -118,11 +124,14 @@ def _leaf(event: DpEvent, relation: NeighboringRelation) -> Kind | None:
         case dp.RandomizedResponseDpEvent(noise_parameter=noise, num_buckets=buckets):
             if relation is ADD_REMOVE:
                 raise _refusal(event, relation)
-            if not 0 <= noise <= 1 or buckets < 1:
-                raise PrivacyError(f"{describe(event)} is malformed: 0 <= noise parameter <= 1, at least one bucket.")
-            if noise == 1 or buckets == 1:
+            if not 0 <= noise <= 1 or not 1 <= buckets <= MOST_BUCKETS:
+                raise PrivacyError(
+                    f"randomised response over {buckets} values with noise parameter {noise} cannot be "
+                    "accounted: give a probability from 0 to 1 and from 1 to 2^1000 values."
+                )
+            if buckets == 1:
                 return None
-            if noise == 0:
+            if noise / buckets < sys.float_info.min:  # so small a number is stored with fewer digits, or as 0
                 raise InfiniteLoss
             return event, relation
         case EpsilonDeltaDpEvent(epsilon=eps, delta=delta):

@@ -33,6 +33,10 @@ _REACH = -float(special.ndtri(0.5 * math.exp(-50)))
 """Gaussian noise beyond this many standard deviations is counted as mass at infinity, as dp_accounting does."""
 
 
+ROUNDED = 2.0**-51
+"""How far, relatively, a probability that a mechanism computed in float64 may lie from the one that it meant."""
+
+
 @dataclass(frozen=True)
 class DiscretisedPLD:
     """The discretised loss of one event in one direction: P(loss = (lower + i)·step) = probs[i], rest at infinity."""
@@ -140,7 +144,7 @@ def _finite_loss(event: DpEvent, relation: dp.NeighboringRelation, step: float) 
     answer; connecting the dots costs ``step²/8``.
     """
     upper, lower, infinity = _worst_pair(event, relation)
-    directions = [(upper, lower)] if np.allclose(np.sort(upper), np.sort(lower), rtol=1e-12) else []
+    directions = [(upper, lower)] if np.allclose(np.sort(upper), np.sort(lower), rtol=1e-12, atol=0) else []
     pmfs = []
     for over, under in directions or [(upper, lower), (lower, upper)]:
         scaled = (np.log(over) - np.log(under)) / step
@@ -156,14 +160,31 @@ def _finite_loss(event: DpEvent, relation: dp.NeighboringRelation, step: float) 
 
 def _worst_pair(event: DpEvent, relation: dp.NeighboringRelation) -> tuple[Array, Array, float]:
     if isinstance(event, EpsilonDeltaDpEvent):
-        likely = special.expit(event.epsilon)
-        return np.array([likely, 1 - likely]), np.array([1 - likely, likely]), event.delta
-    noise, buckets = event.noise_parameter, event.num_buckets
-    truth, other = 1 - noise + noise / buckets, noise / buckets
+        likely, rare = special.expit(event.epsilon), special.expit(-event.epsilon)
+        return np.array([likely, rare]), np.array([rare, likely]), event.delta
+    honest, noise, buckets = _response(event)
+    truth, other = honest + noise / buckets, noise / buckets
     if relation is REPLACE:
         rest = [(buckets - 2) * other] if buckets > 2 else []
         return np.array([truth, other, *rest]), np.array([other, truth, *rest]), 0.0
     return np.array([truth, (buckets - 1) * other]), np.array([1 / buckets, 1 - 1 / buckets]), 0.0
+
+
+def _response(event: dp.RandomizedResponseDpEvent) -> tuple[float, float, int]:
+    """P(the true value on purpose), P(a random value) and the number of values, as the event may have meant them.
+
+    A mechanism computed the second in float64, so that it is known to a few units in the last place. The first then is
+    known to 1e-16 only, which over 1e15 values is all there is of it: over so many values, and over 2^64, where the
+    second rounds to 1, less noise is counted than the event says. More would be post-processing of that.
+    """
+    noise = float(event.noise_parameter)
+    least = noise * (1 - ROUNDED)
+    return 1 - noise + noise * ROUNDED, least, event.num_buckets
+
+
+def known_roughly(kind: Kind) -> bool:
+    """Whether the loss of one event is only bounded: that of randomised response over very many values."""
+    return isinstance(kind[0], dp.RandomizedResponseDpEvent) and kind[0].num_buckets * ROUNDED > 1e-9
 
 
 def pure_loss(kind: Kind) -> float:
@@ -177,8 +198,10 @@ def pure_loss(kind: Kind) -> float:
         case DiscreteLaplaceDpEvent(noise_parameter=parameter, sensitivity=sensitivity):
             return float(parameter * sensitivity)
         case dp.RandomizedResponseDpEvent():
-            upper, lower, _ = _worst_pair(event, relation)
-            return float(np.abs(np.log(upper) - np.log(lower)).max())
+            honest, random, buckets = _response(event)
+            if relation is REPLACE:
+                return math.log1p(honest * (buckets / random))
+            return max(math.log1p((buckets - 1) * honest), -math.log1p(-honest) if honest < 0.5 else -math.log(random))
         case EpsilonDeltaDpEvent(epsilon=epsilon, delta=0.0):
             return float(epsilon)
         case dp.ZCDpEvent(rho=0.0, xi=xi):

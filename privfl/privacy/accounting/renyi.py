@@ -22,9 +22,15 @@ from dp_accounting.rdp import compute_epsilon
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 
 from privfl.privacy.accounting.events import ADD_REMOVE, Kind, SkellamDpEvent
-from privfl.privacy.accounting.loss import Array, log_moments, losses, variance_guess, width
+from privfl.privacy.accounting.loss import Array, log_moments, losses, pure_loss, variance_guess, width
 
 ORDERS: Array = np.asarray(DEFAULT_RDP_ORDERS, dtype=np.float64)
+
+_SMALL = 1e-4
+"""Losses below it have divergences of about their square, which drown in the rounding of sums of probabilities."""
+
+_ROUNDING = 1e-14
+"""More than the rounding of the logarithm of such a sum, so that no divergence that is too small for it reads 0."""
 
 _ONLY_RENYI = (dp.SampledWithoutReplacementDpEvent, dp.SingleEpochTreeAggregationDpEvent, dp.ZCDpEvent, SkellamDpEvent)
 
@@ -60,8 +66,11 @@ def _curve(kind: Kind) -> tuple[Array, float]:
             accountant = dp.rdp.RdpAccountant(ORDERS, relation)
             accountant.compose(event)
             return np.asarray(accountant.rdp, dtype=np.float64), 0.0
+    pure = pure_loss(kind)
+    if pure < _SMALL:
+        return np.minimum(pure, ORDERS * pure**2 / 2), 0.0  # Bun and Steinke 2016, proposition 3.3
     step = 2.0 ** math.floor(math.log2(max(math.sqrt(variance_guess(kind)) / 64, width(kind) / 2**15)))
-    curves = [log_moments(loss, step, ORDERS - 1) / (ORDERS - 1) for loss in losses(kind, step)]
+    curves = [(log_moments(loss, step, ORDERS - 1) + _ROUNDING) / (ORDERS - 1) for loss in losses(kind, step)]
     return np.maximum(*curves), max(loss.infinity for loss in losses(kind, step))
 
 

@@ -1,6 +1,8 @@
 """Every claim against values that privfl did not compute, and against the edges where other accountants break."""
 
 import math
+from decimal import Context, Decimal, localcontext
+from itertools import product
 from pathlib import Path
 
 import dp_accounting as dp
@@ -38,6 +40,8 @@ from tests.privacy.accounting.accounting_oracles import (
     sampled,
     values,
 )
+
+NEARLY = Decimal("1e-6")
 
 
 def claim(history, delta):
@@ -263,6 +267,54 @@ def test_the_trinomial_sum_computed_by_hand():
     assert randomized_response_total(epsilon_0, domain, answers, delta).epsilon == pytest.approx(exact, rel=1e-5)
 
 
+def excess(epsilon_0, domain, answers, epsilon):
+    """The δ that ``answers`` have at ``epsilon``: the trinomial sum in 60 digits."""
+    with localcontext(Context(prec=60)):
+        odds = Decimal(epsilon_0).exp()
+        moves = {1: odds / (odds + domain - 1), -1: 1 / (odds + domain - 1), 0: (domain - 2) / (odds + domain - 1)}
+        total = {0: Decimal(1)}
+        for _ in range(answers):
+            one, total = total, {}
+            for (at, mass), (move, probability) in product(one.items(), moves.items()):
+                total[at + move] = total.get(at + move, Decimal(0)) + mass * probability
+        losses = [(Decimal(epsilon_0) * at - Decimal(epsilon), mass) for at, mass in total.items()]
+        return sum((1 - (-loss).exp()) * mass for loss, mass in losses if loss > 0)
+
+
+@pytest.mark.parametrize("domain", [2, 3, 100, 10**6, 10**12, 10**15, 10**16, 2**64, 2**1000], ids=float)
+@pytest.mark.parametrize("epsilon_0", [1e-17, 1e-9, 1e-8, 1e-6, 1e-3, 1.0, 8.0, 32.0, 740.0])
+def test_answers_over_any_number_of_values_cost_what_sixty_digits_say(epsilon_0, domain):
+    for answers in (1, 5):
+        assert randomized_response_total(epsilon_0, domain, answers, 0.0).epsilon == answers * epsilon_0
+        for delta in (1e-310, 1e-20, 1e-15, 1e-12, 1e-5):
+            bound = randomized_response_total(epsilon_0, domain, answers, delta)
+            assert excess(epsilon_0, domain, answers, bound.epsilon * (1 + 1e-12)) <= Decimal(delta) * (1 + NEARLY)
+            if bound.lower:
+                assert excess(epsilon_0, domain, answers, bound.lower * (1 - 1e-9)) >= Decimal(delta) * (1 - NEARLY)
+
+
+@pytest.mark.parametrize(("domain", "relation"), list(product([10**12, 10**15, 10**17, 2**64], [REPLACE, ZERO_OUT])))
+def test_a_probability_of_a_lie_that_rounds_to_one_hides_no_loss(domain, relation):
+    lie = domain * math.exp(-1.0) / (1 + (domain - 1) * math.exp(-1.0))
+    pure = 1.0 if relation is REPLACE else math.log(math.e * domain / (math.e + domain - 1))
+    assert claim({(dp.RandomizedResponseDpEvent(lie, domain), relation): 5}, 0.0) >= 5 * pure
+
+
+@pytest.mark.parametrize("per_event", [1e-14, 1e-11, 1e-8])
+def test_tiny_losses_beside_large_ones_are_not_lost(per_event):
+    noisy, tiny = sampled(0.1, 1.0), (EpsilonDeltaDpEvent(per_event), REPLACE)
+    alone, both = claim({noisy: 10}, 1e-20), claim({noisy: 10, tiny: 3}, 1e-20)
+    assert alone <= both <= alone + 3 * per_event + 1e-6
+
+
+@pytest.mark.parametrize("delta", [1e-295, 1e-310, 5e-324])
+@pytest.mark.parametrize(
+    "kind", [sampled(0.1, 1.0), (dp.LaplaceDpEvent(2.0), ADD_REMOVE), (EpsilonDeltaDpEvent(1.0), REPLACE)], ids=str
+)
+def test_a_delta_at_the_edge_of_numbers_costs_no_less_than_a_larger_one(kind, delta):
+    assert claim({kind: 5}, 1e-280) <= claim({kind: 5}, delta) < math.inf
+
+
 def test_zero_out_randomised_response_matches_the_pins_of_dp_accounting():
     for noise, buckets in ((4 / (3 + math.e), 4),):
         assert claim({(dp.RandomizedResponseDpEvent(noise, buckets), REPLACE): 1}, 0.0) == pytest.approx(1.0)
@@ -274,7 +326,7 @@ def test_zero_out_randomised_response_matches_the_pins_of_dp_accounting():
     assert claim({(rr, ZERO_OUT): 1}, 0.0) == pytest.approx(pins["rdp_inf_REPLACE_SPECIAL_noise0_1_k10"])
 
 
-@pytest.mark.parametrize("arguments", [(0.0, 10, 1), (1.0, 1, 1), (1.0, 10, -1), (math.nan, 10, 1)])
+@pytest.mark.parametrize("arguments", [(0.0, 10, 1), (1.0, 1, 1), (1.0, 10, -1), (math.nan, 10, 1), (1.0, 2**1001, 1)])
 def test_impossible_answers_are_refused(arguments):
     with pytest.raises(PrivacyError, match="positive epsilon"):
         randomized_response_total(*arguments, 1e-5)

@@ -103,3 +103,14 @@ def test_numbers_beyond_the_range_of_floats_claim_nothing():
 )
 def test_pure_losses_are_the_closed_forms(kind, largest):
     assert loss.pure_loss(kind) == pytest.approx(largest, rel=1e-12)
+
+
+@pytest.mark.parametrize("epsilon", [1e-12, 1.0, 30.0, 36.0, 300.0])
+def test_the_worst_case_of_a_pure_mechanism_has_its_loss(epsilon):
+    upper, lower, _ = loss._worst_pair(EpsilonDeltaDpEvent(epsilon), REPLACE)
+    assert math.log(upper[0] / lower[0]) == pytest.approx(epsilon, rel=1e-12, abs=1e-15)
+
+
+def test_zero_out_over_very_many_values_has_two_directions():
+    remove, add = loss.losses((dp.RandomizedResponseDpEvent(0.9, 10**10), ZERO_OUT), 0.125)
+    assert remove is not add
