@@ -11,7 +11,8 @@ from privfl.simulation.evaluation import evaluate
 from privfl.simulation.plan import prepare
 from privfl.simulation.state import State
 from privfl.study.members import Resolved, settings_of
-from privfl.study.results import CELLS, JUDGED_BY
+from privfl.study.results import JUDGED_BY
+from privfl.study.store import CELLS
 
 OF_ALL = (
     *(f"epsilon {cell}" for cell in CELLS),

@@ -11,11 +11,10 @@ from typing import Any, Literal, Self
 from privfl.errors import ConfigError, DataError, unknown
 from privfl.study.history import Former
 from privfl.study.refreshed import refresh
-from privfl.study.store import MEND, Member, Store
+from privfl.study.store import CELLS, MEND, Member, Store
 
 Better = Literal["auto", "higher", "lower"]
 Test = Literal["t", "wilcoxon", "sign"]
-CELLS = tuple(f"{unit}/{observer}" for unit in ("sample", "client") for observer in ("server", "public"))
 JUDGED_BY = ("personal_", "local_", "test_")
 """What a metric without a prefix is taken from, the first that a run has: a method with models for each client is
 judged by these, any other by its one model on every client's own tests, or where there are none on the held-out data.

@@ -36,6 +36,8 @@ PATIENCE = 60.0
 MEND = "move it away, and starting the study again fills a new one from the run directories without training anything"
 State = Literal["waiting", "running", "done", "failed", "impossible"]
 STATES = get_args(State)
+CELLS = tuple(f"{unit}/{observer}" for unit in ("sample", "client") for observer in ("server", "public"))
+"""The cells of a statement, as figures of runs are called by."""
 
 _TABLES = """
 CREATE TABLE runs (

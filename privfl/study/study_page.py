@@ -26,7 +26,7 @@ from privfl.study.page import clients_section, flat, number, picture, problems, 
 from privfl.study.plots import UNITS as THINGS
 from privfl.study.plots import curves, finite, pareto
 from privfl.study.provenance import describe_run, not_tried
-from privfl.study.results import CELLS
+from privfl.study.store import CELLS
 from privfl.study.summary import Result, Summary, slug, summarise
 from privfl.study.sweep import Spent, claims, sweep_statement
 

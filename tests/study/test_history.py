@@ -9,9 +9,9 @@ import privfl as pf
 import privfl.study.tune as tune
 from privfl.errors import DataError
 from privfl.study.history import History
-from privfl.study.results import CELLS, Results
+from privfl.study.results import Results
 from privfl.study.shown import report_study
-from privfl.study.store import Member, Store
+from privfl.study.store import CELLS, Member, Store
 from privfl.study.sweep import together
 from privfl.study.tables import Format, write_table
 from privfl.study.tuning import Tuning
