@@ -28,6 +28,8 @@ DAMAGED = (ValueError, KeyError, IndexError, TypeError, AttributeError, Recursio
 """What an index raises whose values are none that a store writes."""
 ALONE = "epsilon of the run alone"
 """What ε of a run without its tuning is called, where it was tuned."""
+LIKENESS = 0.6
+"""How near a metric has to be to be suggested: names of metrics share endings that mean nothing."""
 WARNING = "DO NOT RELEASE: the noise of {} of {} runs came from a fixed key, so whoever knows the key can subtract it."
 GONE = (
     "Nothing is claimed (∞) for {} of the runs: their directories were removed after they had released something, or "
@@ -172,7 +174,7 @@ class Results:
         if not self.done:
             raise DataError(f"no run of '{self.title}' is done yet; `privfl study status` says how far it is")
         if all(math.isnan(self.judge(one)[1]) for one in self.done):
-            raise unknown("metric", self.metric, {name for one in self.done for name in one.metrics})
+            raise unknown("metric", self.metric, {name for one in self.done for name in one.metrics}, LIKENESS)
         groups: dict[tuple[str, str], list[Member]] = {}
         for one in self.members:
             groups.setdefault((one.method, one.level), []).append(one)
