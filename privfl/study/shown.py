@@ -94,6 +94,7 @@ def report_study(results: Results, store: Store, out: Path) -> Path:
         keys=lambda result: keys[result.folder],
         tuning=tuning,
         former=results.former,
+        notes=results.notes,
     )
 
 

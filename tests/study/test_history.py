@@ -108,6 +108,8 @@ def test_a_run_that_was_removed_and_had_anew_claims_nothing(base, out, settings)
     assert public(again) == math.inf
     assert "directories were removed after they had released something" in write_table(again, Format.text)
     assert public(Results.of(Store(out), "t")) == math.inf
+    page = report_study(again, Store(out), out / "t").read_text(encoding="utf-8")
+    assert "directories were removed after they had released something" in page
 
 
 def test_a_former_run_that_is_gone_leaves_no_claim_to_all_runs_together(base, out):
