@@ -46,8 +46,10 @@ def brief(text: str, most: int = 100) -> str:
     return line if len(line) <= most else f"{line[: most // 2]}…{line[len(line) - (most - 1) // 2 :]}"
 
 
-def unknown(kind: str, name: str, valid: Iterable[str]) -> ConfigError:
+def unknown(kind: str, name: str, valid: Iterable[str], likeness: float = 0.5) -> ConfigError:
     """The error for a name that is not registered: the nearest valid one, or where to find them all.
+
+    ``likeness`` is how near, in [0, 1], a valid name has to be in order to be suggested.
 
     >>> str(unknown("algorithm", "fedavgg", ["fedavg", "fedprox"]))
     "unknown algorithm 'fedavgg': did you mean 'fedavg'? See `privfl list algorithms`"
@@ -55,7 +57,7 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> ConfigError:
     "unknown key 'x'; choose from rounds, seed"
     """
     options, name = sorted(valid), brief(name, 80)
-    near = get_close_matches(name.lower(), options, n=1, cutoff=0.5)
+    near = get_close_matches(name.lower(), options, n=1, cutoff=likeness)
     if not near:
         return ConfigError(f"unknown {kind} '{name}'; choose from {', '.join(options)}")
     others = listed(kind)

@@ -108,7 +108,7 @@ TESTED_ELSEWHERE = {
     "privfl/privacy/sizes": "estimate",
     "privfl/simulation": "archive checkpoint noise_key recorder remote_engine",
     "privfl/study": "attacks clients cluster display execution findings locks members opening record report "
-    "shown summary sweep workers",
+    "shown summary workers",
     "attacks": "attack auxiliary judge registry",
     "attacks/images": "nulls result",
     "attacks/labels": "calibration_batches",

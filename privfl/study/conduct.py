@@ -17,8 +17,8 @@ from privfl.study.history import Former
 from privfl.study.members import Resolved, resolve
 from privfl.study.metric_names import check_metric, headline_of
 from privfl.study.objectives import warn_of_different_weights
-from privfl.study.results import CELLS, Better
-from privfl.study.store import Store
+from privfl.study.results import Better
+from privfl.study.store import CELLS, Store
 from privfl.study.sweep import Spent, after_tuning
 from privfl.study.tune import Kind, Tuned, Tuner
 from privfl.study.tuning import Tuning

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from filelock import FileLock
 
-from privfl.files import make_folder, read_json, write_json
+from privfl.files import cannot_write, make_folder, read_json, write_json
 
 FOLDER = "history"
 MEND = "restore it: without it nobody can tell what was released before, so begin anew with another --out otherwise"
@@ -139,7 +139,10 @@ def _read(path: Path) -> dict[str, Any]:
 @contextmanager
 def _held(path: Path) -> Iterator[dict[str, Any]]:
     """What the file at ``path`` holds, written back when changed; no other process changes it meanwhile."""
-    make_folder(path.parent)
+    try:
+        make_folder(path.parent)
+    except OSError as error:
+        raise cannot_write(path, error) from error
     with FileLock(path.with_suffix(".lock")):
         told = _read(path)
         yield told

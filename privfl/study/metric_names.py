@@ -11,7 +11,8 @@ from privfl.simulation.evaluation import evaluate
 from privfl.simulation.plan import prepare
 from privfl.simulation.state import State
 from privfl.study.members import Resolved, settings_of
-from privfl.study.results import CELLS, JUDGED_BY
+from privfl.study.results import JUDGED_BY, LIKENESS
+from privfl.study.store import CELLS
 
 OF_ALL = (
     *(f"epsilon {cell}" for cell in CELLS),
@@ -51,7 +52,7 @@ def check_metric(metric: str, resolved: Sequence[Resolved]) -> None:
             return
         known |= found
     if known:
-        raise unknown("metric", metric, known | set(OF_ALL))
+        raise unknown("metric", metric, known | set(OF_ALL), LIKENESS)
 
 
 def figures_of(experiment: Experiment) -> set[str]:

@@ -11,11 +11,10 @@ from typing import Any, Literal, Self
 from privfl.errors import ConfigError, DataError, unknown
 from privfl.study.history import Former
 from privfl.study.refreshed import refresh
-from privfl.study.store import MEND, Member, Store
+from privfl.study.store import CELLS, MEND, Member, Store
 
 Better = Literal["auto", "higher", "lower"]
 Test = Literal["t", "wilcoxon", "sign"]
-CELLS = tuple(f"{unit}/{observer}" for unit in ("sample", "client") for observer in ("server", "public"))
 JUDGED_BY = ("personal_", "local_", "test_")
 """What a metric without a prefix is taken from, the first that a run has: a method with models for each client is
 judged by these, any other by its one model on every client's own tests, or where there are none on the held-out data.
@@ -29,6 +28,8 @@ DAMAGED = (ValueError, KeyError, IndexError, TypeError, AttributeError, Recursio
 """What an index raises whose values are none that a store writes."""
 ALONE = "epsilon of the run alone"
 """What ε of a run without its tuning is called, where it was tuned."""
+LIKENESS = 0.6
+"""How near a metric has to be to be suggested: names of metrics share endings that mean nothing."""
 WARNING = "DO NOT RELEASE: the noise of {} of {} runs came from a fixed key, so whoever knows the key can subtract it."
 GONE = (
     "Nothing is claimed (∞) for {} of the runs: their directories were removed after they had released something, or "
@@ -173,7 +174,7 @@ class Results:
         if not self.done:
             raise DataError(f"no run of '{self.title}' is done yet; `privfl study status` says how far it is")
         if all(math.isnan(self.judge(one)[1]) for one in self.done):
-            raise unknown("metric", self.metric, {name for one in self.done for name in one.metrics})
+            raise unknown("metric", self.metric, {name for one in self.done for name in one.metrics}, LIKENESS)
         groups: dict[tuple[str, str], list[Member]] = {}
         for one in self.members:
             groups.setdefault((one.method, one.level), []).append(one)

@@ -11,8 +11,8 @@ from privfl.study.chart import Chart, figure_bytes
 from privfl.study.findings import Measure
 from privfl.study.page import sound
 from privfl.study.plots import pareto, trade_off
-from privfl.study.results import CELLS, Results, worst_tenth
-from privfl.study.store import Member, Store
+from privfl.study.results import Results, worst_tenth
+from privfl.study.store import CELLS, Member, Store
 from privfl.study.study_page import report_results
 from privfl.study.summary import Result, Summary
 from privfl.study.sweep import Spent
@@ -94,6 +94,7 @@ def report_study(results: Results, store: Store, out: Path) -> Path:
         keys=lambda result: keys[result.folder],
         tuning=tuning,
         former=results.former,
+        notes=results.notes,
     )
 
 

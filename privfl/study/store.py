@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from privfl.errors import DataError
-from privfl.files import sha256
+from privfl.files import cannot_write, sha256, usable_folder
 from privfl.study.history import History
 
 FILE = "results.sqlite"
@@ -36,6 +36,8 @@ PATIENCE = 60.0
 MEND = "move it away, and starting the study again fills a new one from the run directories without training anything"
 State = Literal["waiting", "running", "done", "failed", "impossible"]
 STATES = get_args(State)
+CELLS = tuple(f"{unit}/{observer}" for unit in ("sample", "client") for observer in ("server", "public"))
+"""The cells of a statement, as figures of runs are called by."""
 
 _TABLES = """
 CREATE TABLE runs (
@@ -123,14 +125,19 @@ class Store:
         """Open the store in ``folder``, or begin one.
 
         Raises:
+            ConfigError: no folder can be there.
             DataError: the file there is of another version, or no store at all; or there is none and ``create`` is off.
+            PrivflError: the disk refuses.
         """
         self.folder, self.file, self.history = folder, folder / FILE, History(folder)
         if not self.file.exists() and not create:
             raise DataError(
                 f"{folder} holds no results yet; start with `privfl study run`, or say where they are by --out"
             )
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            usable_folder(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(folder, error) from error
         with self._open() as database:
             self._prepare(database)
 

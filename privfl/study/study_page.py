@@ -26,7 +26,7 @@ from privfl.study.page import clients_section, flat, number, picture, problems, 
 from privfl.study.plots import UNITS as THINGS
 from privfl.study.plots import curves, finite, pareto
 from privfl.study.provenance import describe_run, not_tried
-from privfl.study.results import CELLS
+from privfl.study.store import CELLS
 from privfl.study.summary import Result, Summary, slug, summarise
 from privfl.study.sweep import Spent, claims, sweep_statement
 
@@ -71,6 +71,7 @@ def report_results(
     keys: Callable[[Result], str] | None = None,
     tuning: Tuned | None = None,
     former: Former | None = None,
+    notes: Sequence[str] = (),
 ) -> Path:
     """Write ``report.html`` and figures to the folder ``out`` for ``results``, whose runs lie in ``path/runs``.
 
@@ -80,6 +81,7 @@ def report_results(
         keys: the metric that a result was judged by, where that differs between results.
         tuning: what was spent before the runs, by method and level; the results' ε count it.
         former: what earlier forms of the study had: it counts in what all runs together spent.
+        notes: what has to be known of the results' ε, in sentences.
 
     Raises:
         DataError: a file of a run is missing or damaged.
@@ -90,7 +92,7 @@ def report_results(
             folder = path / "runs" / result.folder
             key = measure.key if keys is None else keys(result)
             runs.append(Ended(result, folder, *RunDirectory(folder).ending(), key))
-        return _write(runs, path, out, title, failures, measure, tuning or {}, former or Former())
+        return _write(runs, path, out, title, failures, measure, tuning or {}, former or Former(), notes)
 
 
 def _write(
@@ -102,6 +104,7 @@ def _write(
     measure: Measure,
     tuning: Tuned,
     former: Former,
+    notes: Sequence[str],
 ) -> Path:
     rows = summarise([run.result for run in runs])
     first = runs[0]
@@ -134,7 +137,7 @@ def _write(
         audits=audits,
         untried=[_count(text, count) for text, count in untried.items()],
         clients=clients_section(first.folder, out / "figures", note),
-        warnings=[*failures] + [_count(text, count) for text, count in warnings.items()],
+        warnings=[*notes, *failures] + [_count(text, count) for text, count in warnings.items()],
         facts=[
             (f"{name} (of the first run)" if name == "run ended" else name, told)
             for name, told in describe_run(first.folder)

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from privfl.study.results import CELLS
+from privfl.study.store import CELLS
 
 
 @dataclass(frozen=True)

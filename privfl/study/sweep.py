@@ -20,7 +20,7 @@ from privfl.study.choice import other_picks
 from privfl.study.choice import release as picked
 from privfl.study.clients import read_clients
 from privfl.study.history import History, spent_in
-from privfl.study.results import CELLS
+from privfl.study.store import CELLS
 from privfl.study.summary import Result
 from privfl.study.trials import FILE as TRIAL
 from privfl.study.trials import trial_settings

@@ -12,7 +12,8 @@ from enum import StrEnum
 from typing import Any
 
 from privfl.privacy.accounting.printed import round_up
-from privfl.study.results import CELLS, Results, Row
+from privfl.study.results import Results, Row
+from privfl.study.store import CELLS
 
 _LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},

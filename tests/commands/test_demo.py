@@ -16,8 +16,8 @@ from privfl.federation.task import load
 from privfl.simulation.run_directory import RunDirectory
 from privfl.study.file import Study
 from privfl.study.report import report_directory
-from privfl.study.results import CELLS, Results
-from privfl.study.store import Member, Store
+from privfl.study.results import Results
+from privfl.study.store import CELLS, Member, Store
 from tests.commands.command_line import privfl
 
 

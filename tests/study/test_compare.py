@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from privfl.study.compare import compare, holm, in_words, paired, sentences
-from privfl.study.results import CELLS, Results
-from privfl.study.store import Member
+from privfl.study.results import Results
+from privfl.study.store import CELLS, Member
 
 
 def results(values: dict[tuple[str, str], list[float]], **chosen) -> Results:

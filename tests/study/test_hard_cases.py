@@ -19,7 +19,7 @@ from privfl.experiment import Experiment
 from privfl.study.clients import in_words, read_clients
 from privfl.study.plots import finite, pareto
 from privfl.study.report import report_directory
-from privfl.study.results import CELLS
+from privfl.study.store import CELLS
 from privfl.study.summary import Summary
 from privfl.study.sweep import OTHER_CLIENTS, _same_clients, sweep_statement
 from tests.study.stores import NAME, folders, had, shown

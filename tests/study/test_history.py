@@ -9,9 +9,9 @@ import privfl as pf
 import privfl.study.tune as tune
 from privfl.errors import DataError
 from privfl.study.history import History
-from privfl.study.results import CELLS, Results
+from privfl.study.results import Results
 from privfl.study.shown import report_study
-from privfl.study.store import Member, Store
+from privfl.study.store import CELLS, Member, Store
 from privfl.study.sweep import together
 from privfl.study.tables import Format, write_table
 from privfl.study.tuning import Tuning
@@ -108,6 +108,8 @@ def test_a_run_that_was_removed_and_had_anew_claims_nothing(base, out, settings)
     assert public(again) == math.inf
     assert "directories were removed after they had released something" in write_table(again, Format.text)
     assert public(Results.of(Store(out), "t")) == math.inf
+    page = report_study(again, Store(out), out / "t").read_text(encoding="utf-8")
+    assert "directories were removed after they had released something" in page
 
 
 def test_a_former_run_that_is_gone_leaves_no_claim_to_all_runs_together(base, out):

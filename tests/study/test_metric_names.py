@@ -25,6 +25,7 @@ VALUES = np.random.default_rng(0).normal(size=(60, 3)).astype("float32")
     ("metric", "told"),
     [
         ("test_acuracy", "unknown metric 'test_acuracy': did you mean 'test_accuracy'?"),
+        ("nonsense", "unknown metric 'nonsense'; choose from bytes_received, "),
         ("personal_accuracy", "unknown metric 'personal_accuracy': did you mean"),
         ("epsilon sample/publik", "unknown metric 'epsilon sample/publik': did you mean 'epsilon sample/public'?"),
     ],

@@ -5,8 +5,8 @@ import shutil
 
 import privfl as pf
 from privfl.experiment import Experiment
-from privfl.study.results import CELLS, Results
-from privfl.study.store import Store
+from privfl.study.results import Results
+from privfl.study.store import CELLS, Store
 from privfl.study.tables import Format, write_table
 from privfl.study.tuning import Tuning
 from tests.study.stores import small

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from privfl.errors import ConfigError, DataError
-from privfl.study.results import CELLS, Results, front, fronts
-from privfl.study.store import Member
+from privfl.study.results import Results, front, fronts
+from privfl.study.store import CELLS, Member
 
 
 def member(method, seed, level="l", state="done", **metrics) -> Member:

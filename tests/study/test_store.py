@@ -6,7 +6,7 @@ from threading import Thread
 
 import pytest
 
-from privfl.errors import DataError
+from privfl.errors import ConfigError, DataError
 from privfl.study.store import FILE, VERSION, Member, Store
 
 TOLD = {"title": "t", "metric": "accuracy"}
@@ -142,3 +142,10 @@ def test_an_index_that_is_no_text_is_refused_in_a_sentence(tmp_path):
     (tmp_path / FILE).write_bytes(content.replace(b"CREATE TABLE", b"CREATE \x9a\x9a\x9a\x9a\x9a"))
     with pytest.raises(DataError, match=r"results\.sqlite cannot be used as a store of results"):
         Store(tmp_path)
+
+
+def test_a_file_in_the_place_of_the_store_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match="cannot be made: a file is in its way; choose another one"):
+            Store(folder)

@@ -25,7 +25,7 @@ from privfl.simulation.run_directory import RunDirectory
 from privfl.study.findings import findings, percent
 from privfl.study.plots import curves, finite, pareto, run_charts
 from privfl.study.report import report_directory
-from privfl.study.results import CELLS
+from privfl.study.store import CELLS
 from privfl.study.summary import Result, Summary, summarise
 from privfl.study.sweep import sweep_statement, worst_case
 from privfl.study.workers import Workers

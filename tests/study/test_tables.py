@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from privfl.study.results import CELLS, Results
-from privfl.study.store import Member
+from privfl.study.results import Results
+from privfl.study.store import CELLS, Member
 from privfl.study.tables import Format, latex, write_table
 
 NASTY = r"[a] 50% & $x_1$ #2 {~^\} <ε> | ü"
