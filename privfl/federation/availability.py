@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privfl.errors import ConfigError
+from privfl.errors import ConfigError, brief
 from privfl.randomness import numpy_stream
 from privfl.validation import Settings, check_count, check_number
 
@@ -24,10 +24,21 @@ class Availability(Settings, ABC):
     """A rule that says which clients are active in each round; its fields are the rule's settings."""
 
     def active(self, round: int, clients: int, seed: int) -> np.ndarray:
-        """The active clients of ``round`` (counted from 0) among 0 … ``clients`` − 1: ascending int64, never empty."""
+        """The active clients of ``round`` (counted from 0) among 0 … ``clients`` − 1: ascending int64, never empty.
+
+        Raises:
+            ConfigError: ``_mask`` does not give one bool for each client.
+        """
         check_count("round", round, 0)
         check_count("clients", clients)
-        return np.flatnonzero(self._mask(round, clients, seed)).astype(np.int64, copy=False)
+        given = self._mask(round, clients, seed)
+        mask = _array(given)
+        if not (mask.dtype == np.bool_ and mask.shape == (clients,)):
+            raise ConfigError(
+                f"_mask of {type(self).__name__} gives {_in_words(given)} in round {round}; give an array of {clients} "
+                "bools, one for each client"
+            )
+        return np.flatnonzero(mask).astype(np.int64, copy=False)
 
     @abstractmethod
     def _mask(self, round: int, clients: int, seed: int) -> np.ndarray:
@@ -176,6 +187,38 @@ class Markov(Availability):
         if not mask.any():
             mask = _independent(np.full(clients, stationary), numpy_stream(seed, STREAM, round, 1))
         return mask
+
+
+def reachable(rule: Availability, round: int, clients: int, seed: int) -> np.ndarray:
+    """The clients that ``rule``, which may be anybody's, names for ``round``: int64, ascending, each once.
+
+    Raises:
+        ConfigError: it names nobody, clients that do not exist, or anything but whole numbers.
+    """
+    given = rule.active(round, clients, seed)
+    named = _array(given)
+    whole = named.ndim == 1 and named.dtype.kind in "iu" and len(named)
+    if not (whole and named.min() >= 0 and named.max() < clients):
+        mask = "; np.flatnonzero makes them of bools" if named.dtype.kind == "b" else ""
+        raise ConfigError(
+            f"{type(rule).__name__} says that clients {_in_words(given)} can be reached in round {round}; give at "
+            f"least one number from 0 to {clients - 1}, as whole numbers in one row{mask}"
+        )
+    return np.unique(named).astype(np.int64)
+
+
+def _array(given: object) -> np.ndarray:
+    """``given`` as an array and of no subclass; an empty one where it is none."""
+    try:
+        return np.array(given)
+    except ValueError:  # lists of unequal length
+        return np.empty(0)
+
+
+def _in_words(given: object) -> str:
+    if isinstance(given, np.ndarray):
+        return f"{brief(str(given.reshape(-1)[:8].tolist()))} ({given.dtype} of shape {given.shape})"
+    return brief(repr(given))
 
 
 def _independent(probabilities: np.ndarray, rng: np.random.Generator) -> np.ndarray:

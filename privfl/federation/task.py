@@ -265,6 +265,12 @@ class Task(Settings):
             **({} if self.loss is KINDS[self.kind].loss else {"loss": plain(named_loss(self.loss))}),
         }
 
+    @property
+    def open_to_arrays(self) -> bool:
+        """Whether all data are tensors on the CPU, to which NumPy may write unseen, and which are soon read again."""
+        arrays = (self.inputs, self.targets, self.test_inputs, self.test_targets)
+        return all(isinstance(values, Tensor) and values.device.type == "cpu" for values in arrays)
+
     def content(self, *, fresh: bool = False) -> dict[str, str]:
         """Hashes of every byte of the data and of which client holds which examples, by the names of the fields.
 

@@ -72,7 +72,8 @@ class Fingerprint:
         give the same figures elsewhere.
 
         Args:
-            fresh: read the data again, also what is thought to be known.
+            fresh: read the data again, also memory maps. Tensors in memory are always read: NumPy may have written to
+                them since they were last.
             policy: digest of what the parties agreed to, where they are more than one.
         """
         task, drawn = asked.task, not plan.source.reproducible
@@ -91,7 +92,7 @@ class Fingerprint:
             },
         }
         parts = {
-            **task.content(fresh=fresh),
+            **task.content(fresh=fresh or task.open_to_arrays),
             "classes": f"{task.classes} {task.vocabulary} {task.kind}",
         }
         for name, thing in things.items():

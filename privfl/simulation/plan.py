@@ -13,7 +13,7 @@ from torch import Tensor
 from privfl.algorithms.base import Algorithm, Tensors
 from privfl.engine.workspace import phases_of
 from privfl.errors import ConfigError
-from privfl.federation.availability import Always, Availability
+from privfl.federation.availability import Always, Availability, reachable
 from privfl.federation.cohorts import (
     Cohort,
     Everyone,
@@ -143,16 +143,9 @@ class Plan(RunSettings):
         """The clients that can be reached in ``round``, ascending, each once.
 
         Raises:
-            ConfigError: the availability names nobody, or clients that do not exist.
+            ConfigError: the availability names nobody, clients that do not exist, or no clients at all.
         """
-        clients = len(self.task.clients)
-        active = np.unique(np.array(self.availability.active(round, clients, self.schedule.seed)))  # no subclass
-        if not (len(active) and active[0] >= 0 and active[-1] < clients):
-            raise ConfigError(
-                f"{type(self.availability).__name__} says that clients {active.tolist()[:8]} can be reached in round "
-                f"{round}; give at least one number from 0 to {clients - 1}"
-            )
-        return active
+        return reachable(self.availability, round, len(self.task.clients), self.schedule.seed)
 
     def select_cohort(
         self, round: int, available: NDArray[np.int64], server: Tensors, sizes: Sizes

@@ -5,6 +5,7 @@ or 5.6 where 20 clients are compared at once (2e-8 each).
 """
 
 import time
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -14,11 +15,13 @@ from privfl.errors import ConfigError
 from privfl.federation.availability import (
     AVAILABILITY,
     Always,
+    Availability,
     Bernoulli,
     FixedFraction,
     Markov,
     PerCluster,
     Persistent,
+    reachable,
 )
 from privfl.randomness import numpy_stream
 
@@ -197,3 +200,49 @@ def test_an_impossible_setting_is_refused_in_one_sentence(make, sentence):
 def test_the_registry_holds_every_model_under_its_name():
     assert {type(model) for model in MODELS} == set(AVAILABILITY.values())
     assert AVAILABILITY["per-cluster"]([0.5]) == PerCluster((0.5,))
+
+
+@dataclass(frozen=True)
+class Own(Availability):
+    """What a test wants it to say."""
+
+    said: object = None
+
+    def active(self, round, clients, seed):
+        return self.said
+
+    def _mask(self, round, clients, seed):
+        return self.said
+
+
+NO_CLIENTS = [
+    None,
+    ["a"],
+    [True, False, True],
+    [0.0, 1.0],
+    [None, 1],
+    [[0], [1]],
+    1,
+    {0, 1},
+    [],
+    [-1],
+    [3],
+    [[0], [1, 2]],
+]
+
+
+@pytest.mark.parametrize("said", [[2, 0, 2], np.array([2, 0]), (0, 2)], ids=str)
+def test_a_rule_of_ones_own_may_name_clients_in_any_order(said):
+    assert reachable(Own(said), 0, 3, seed=0).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("said", NO_CLIENTS, ids=str)
+def test_what_names_no_clients_is_refused_in_a_sentence(said):
+    with pytest.raises(ConfigError, match=r"Own says that clients .* give at least one number from 0 to 2, as whole"):
+        reachable(Own(said), 7, 3, seed=0)
+
+
+@pytest.mark.parametrize("said", [None, ["a", "b", "c"], [0, 2], [0.5, 0.5, 0.5], [True, False], True], ids=str)
+def test_a_mask_that_has_no_bool_for_each_client_is_refused_in_a_sentence(said):
+    with pytest.raises(ConfigError, match=r"_mask of Own gives .* give an array of 3 bools, one for each client"):
+        Availability.active(Own(said), 7, 3, seed=0)

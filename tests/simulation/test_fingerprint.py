@@ -412,3 +412,12 @@ def test_another_number_of_workers_changes_no_bit_of_what_is_sent_again(tmp_path
     second = run(tmp_path / "run", task(), resume=True, execution=more)
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=False))
     assert json.loads((tmp_path / "run" / "engine.json").read_text()) == record
+
+
+def test_what_numpy_writes_to_the_data_between_two_runs_belongs_to_the_second(tmp_path):
+    data = task()
+    run(tmp_path / "before", data)
+    data.inputs.numpy()[:] = 0
+    run(tmp_path / "run", data, kill=1)
+    with pytest.raises(ConfigError, match="the inputs"):
+        run(tmp_path / "run", task(), resume=True)

@@ -76,6 +76,13 @@ MOST_BUCKETS = 2**1000
 """Randomised response over more values has probabilities that float64 cannot hold."""
 
 
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class UnknownDpEvent(DpEvent):  # type: ignore[misc]
+    """What a file keeps of an event outside the vocabulary: its ``name``. No accountant supports it either."""
+
+    name: str
+
+
 class InfiniteLoss(Exception):
     """Raised inside the package when a history contains an event without any guarantee."""
 
@@ -95,6 +102,8 @@ def elementary(event: DpEvent, relation: NeighboringRelation, count: int = 1) ->
 
 
 def _collect(event: DpEvent, relation: NeighboringRelation, count: int, kinds: dict[Kind, int]) -> None:
+    if type(event) not in _NAMES:  # a class derived from one that is known may mean anything
+        raise _refusal(event, relation)
     match event:
         case dp.NoOpDpEvent():
             return
@@ -181,7 +190,7 @@ def _leaf(event: DpEvent, relation: NeighboringRelation) -> Kind | None:
 def _poisson(event: DpEvent, rate: float, inner: DpEvent, relation: NeighboringRelation) -> Kind | None:
     if not 0 <= rate <= 1:
         raise PrivacyError(f"the sampling rate is {rate}: a probability lies between 0 and 1.")
-    laplace = isinstance(inner, dp.LaplaceDpEvent)
+    laplace = type(inner) is dp.LaplaceDpEvent
     noise = inner.noise_multiplier if laplace else _gaussian_noise(inner)
     if noise is None or (laplace and relation is REPLACE and rate < 1):
         raise _refusal(event, relation)
@@ -205,12 +214,12 @@ def _skellam(event: DpEvent, variance: float, l2: float, l1: float, relation: Ne
 
 def _gaussian_noise(event: DpEvent) -> float | None:
     """The noise multiplier of one Gaussian answer worth the whole ``event``, ``None`` if it is not all Gaussian."""
-    if isinstance(event, dp.GaussianDpEvent):
+    if type(event) is dp.GaussianDpEvent:
         return _noise(event, event.noise_multiplier)
     parts: list[tuple[DpEvent, int]]
-    if isinstance(event, dp.SelfComposedDpEvent):
+    if type(event) is dp.SelfComposedDpEvent:
         parts = [(event.event, event.count)]
-    elif isinstance(event, dp.ComposedDpEvent):
+    elif type(event) is dp.ComposedDpEvent:
         parts = [(part, 1) for part in event.events]
     else:
         return None
@@ -237,7 +246,7 @@ def _refusal(event: DpEvent, relation: NeighboringRelation) -> PrivacyError:
 
 def describe(event: DpEvent) -> str:
     """The event in words, for people who read a statement."""
-    match event:
+    match event if type(event) in _NAMES else None:
         case dp.NoOpDpEvent():
             return "nothing"
         case dp.NonPrivateDpEvent():
@@ -271,6 +280,8 @@ def describe(event: DpEvent) -> str:
                 f"Gaussian noise {event.noise_multiplier:.4g} on a Poisson sample of rate "
                 f"{event.sampling_probability:.4g}, cut to {event.truncated_batch_size} of {event.dataset_size}"
             )
+        case UnknownDpEvent(name=name):
+            return name
         case _:
             return str(type(event).__name__)
 
@@ -291,14 +302,15 @@ _CODEC: dict[str, Callable[..., DpEvent]] = {
     "composed": dp.ComposedDpEvent,
     "tree": dp.SingleEpochTreeAggregationDpEvent,
     "truncated-poisson-gaussian": dp.TruncatedSubsampledGaussianDpEvent,
+    "unknown": UnknownDpEvent,
 }
 _NAMES = {event: name for name, event in _CODEC.items()}
 
 
 def encode(event: DpEvent) -> dict[str, Any]:
-    """The event as plain JSON data; raises :class:`PrivacyError` for an event outside the vocabulary."""
+    """The event as plain JSON data; of one outside the vocabulary, which nobody can price, its name is kept."""
     if type(event) not in _NAMES:
-        raise PrivacyError(f"the ledger cannot write {describe(event)}: use one of {', '.join(_CODEC)}.")
+        event = UnknownDpEvent(describe(event))
     return {"kind": _NAMES[type(event)]} | {
         field.name: _to_json(getattr(event, field.name)) for field in attr.fields(type(event))
     }

@@ -36,6 +36,9 @@ _REACH = -float(special.ndtri(0.5 * math.exp(-50)))
 ROUNDED = 2.0**-51
 """How far, relatively, a probability that a mechanism computed in float64 may lie from the one that it meant."""
 
+_FEW = 1e-3
+"""A smaller probability, known as the rest of a larger one, lacks digits that a claim shows."""
+
 
 @dataclass(frozen=True)
 class DiscretisedPLD:
@@ -173,18 +176,19 @@ def _worst_pair(event: DpEvent, relation: dp.NeighboringRelation) -> tuple[Array
 def _response(event: dp.RandomizedResponseDpEvent) -> tuple[float, float, int]:
     """P(the true value on purpose), P(a random value) and the number of values, as the event may have meant them.
 
-    A mechanism computed the second in float64, so that it is known to a few units in the last place. The first then is
-    known to 1e-16 only, which over 1e15 values is all there is of it: over so many values, and over 2^64, where the
-    second rounds to 1, less noise is counted than the event says. More would be post-processing of that.
+    A mechanism computed the second in float64, so that it is known to a few units in the last place, and the first to
+    1e-16 only. That is all there is of it over 1e15 values, and over 2^64 the second rounds to 1. Where the first is
+    small, less noise is counted than the event says; more would be post-processing of that.
     """
     noise = float(event.noise_parameter)
-    least = noise * (1 - ROUNDED)
-    return 1 - noise + noise * ROUNDED, least, event.num_buckets
+    if 1 - noise >= _FEW:
+        return 1 - noise, noise, event.num_buckets
+    return 1 - noise + noise * ROUNDED, noise * (1 - ROUNDED), event.num_buckets
 
 
 def known_roughly(kind: Kind) -> bool:
-    """Whether the loss of one event is only bounded: that of randomised response over very many values."""
-    return isinstance(kind[0], dp.RandomizedResponseDpEvent) and kind[0].num_buckets * ROUNDED > 1e-9
+    """Whether the loss of one event is only bounded: that of randomised response which seldom tells the truth."""
+    return isinstance(kind[0], dp.RandomizedResponseDpEvent) and 1 - kind[0].noise_parameter < 1e-3 * _FEW
 
 
 def pure_loss(kind: Kind) -> float:

@@ -21,6 +21,8 @@ from privfl.privacy.accounting.release import OBSERVERS, Cost, Observer, Release
 from privfl.privacy.accounting.stated import stating_class, unstated
 from privfl.privacy.noise.source import NoiseStream
 from privfl.privacy.sizes.estimate import SizeEstimate
+from privfl.privacy.sizes.own_mechanisms import why_not_random
+from privfl.references import of_privfl
 from privfl.validation import Settings
 
 Convention = Literal["paper", "code"]
@@ -240,7 +242,11 @@ class SizeMechanism(Settings, ABC):
 
     @abstractmethod
     def randomise(self, truths: NDArray[np.int64], stream: NoiseStream) -> NDArray[Any]:
-        """Answers for truths inside the range, from as many random numbers for each truth, whatever its value."""
+        """Answers for truths inside the range, from as many random numbers for each truth, whatever its value.
+
+        Each answer follows from its own truth and from coins of ``stream``, and from nothing else. A run asks a class
+        from outside privfl for one client at a time.
+        """
 
     def unbiased(self, responses: Values) -> Values:
         """Per answer, an unbiased estimate of its clipped truth."""
@@ -266,7 +272,8 @@ class SizeMechanism(Settings, ABC):
 def size_release(mechanism: SizeMechanism) -> Release:
     """What one fresh answer of ``mechanism`` costs, as far as its class states that: :meth:`SizeMechanism.costs`.
 
-    A class that states :meth:`~SizeMechanism.client_cost` and inherits the base's ``sample_cost`` states both.
+    A class that states :meth:`~SizeMechanism.client_cost` and inherits the base's ``sample_cost`` states both. One from
+    outside privfl is tried: a cost is believed of answers that follow from the coins of the stream alone.
     """
     claims = ["client_cost"]
     if stating_class(mechanism, "sample_cost") is not SizeMechanism:
@@ -274,6 +281,8 @@ def size_release(mechanism: SizeMechanism) -> Release:
     for claim in claims:
         if problem := unstated(mechanism, claim, SizeMechanism):
             return everywhere("size response", unprotected(problem))
+    if mechanism.epsilon != math.inf and not of_privfl(mechanism) and (problem := why_not_random(mechanism)):
+        return everywhere("size response", unprotected(f"{problem}; draw every coin from the stream"))
     return mechanism.costs()
 
 

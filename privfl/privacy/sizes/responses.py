@@ -13,6 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from privfl.errors import DataError, PrivacyError
 from privfl.privacy.noise.source import NoiseSource
 from privfl.privacy.sizes.mechanism import SizeMechanism
+from privfl.privacy.sizes.own_mechanisms import answer_alone
+from privfl.references import of_privfl
 
 Integers = NDArray[np.int64]
 
@@ -31,7 +33,9 @@ class SizeResponses:
 
     The coins of a client's k-th answer are those of place ``client % 1024`` among 1024 answers drawn from the noise
     stream ``("size", client // 1024, k)``. They depend on the client and on k alone: a mechanism draws as many coins
-    for each place whatever the sizes are, and the coins of clients that are not asked are thrown away.
+    for each place whatever the sizes are, and the coins of clients that are not asked are thrown away. A mechanism from
+    outside privfl need not keep to that: it is asked for each client alone, with the coins of the stream
+    ``("size", "alone", client, k)``, so that nobody's size and nobody's coins move another one's answer.
     """
 
     fresh: tuple[int, ...] = ()
@@ -91,10 +95,12 @@ class SizeResponses:
         due = self.due(ids, round, mechanism)
         self.fresh = tuple(ids[due].tolist())
         if self.fresh:
+            kept = self._latest.dtype if len(self._clients) else None
             self._make_room(ids[due])
             place = np.searchsorted(self._clients, ids[due])
             drawn = _draw(ids[due], self._given[place], true[due], mechanism, source)
-            self._latest = self._latest.astype(drawn.dtype, copy=False)
+            kind = drawn.dtype if kept is None else np.promote_types(drawn.dtype, kept)
+            self._latest = self._latest.astype(kind, copy=False)
             self._latest[place] = drawn
             self._given[place] += 1
             self._rounds[place] = round
@@ -190,6 +196,9 @@ def _draw(
     clients: Integers, given: Integers, sizes: NDArray[Any], mechanism: SizeMechanism, source: NoiseSource
 ) -> NDArray[Any]:
     """Fresh answers of ``clients``, the ``given``-th of each (from 0)."""
+    if not of_privfl(mechanism):
+        asked = zip(clients.tolist(), given.tolist(), sizes.tolist(), strict=True)
+        return np.concatenate([answer_alone(mechanism, n, source.stream("size", "alone", c, k)) for c, k, n in asked])
     blocks, places = clients // BLOCK, clients % BLOCK
     order = np.lexsort((given, blocks))
     changes = (np.diff(blocks[order]) != 0) | (np.diff(given[order]) != 0)

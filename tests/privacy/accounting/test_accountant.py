@@ -304,7 +304,7 @@ def test_a_probability_of_a_lie_that_rounds_to_one_hides_no_loss(domain, relatio
 def test_tiny_losses_beside_large_ones_are_not_lost(per_event):
     noisy, tiny = sampled(0.1, 1.0), (EpsilonDeltaDpEvent(per_event), REPLACE)
     alone, both = claim({noisy: 10}, 1e-20), claim({noisy: 10, tiny: 3}, 1e-20)
-    assert alone <= both <= alone + 3 * per_event + 1e-6
+    assert alone + (2 * per_event if per_event < 1e-9 else 0) <= both <= alone + 3 * per_event + 1e-6
 
 
 @pytest.mark.parametrize("delta", [1e-295, 1e-310, 5e-324])

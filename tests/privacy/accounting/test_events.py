@@ -4,6 +4,7 @@ import json
 import math
 from contextlib import nullcontext, suppress
 
+import attr
 import dp_accounting as dp
 import pytest
 from dp_accounting.dp_event import DiscreteLaplaceDpEvent
@@ -58,9 +59,27 @@ def test_only_the_vocabulary_is_decoded(damaged):
         decode(damaged)
 
 
-def test_an_event_outside_the_vocabulary_is_not_encoded():
-    with pytest.raises(PrivacyError, match="UnsupportedDpEvent"):
-        encode(dp.UnsupportedDpEvent())
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class MoreNoise(dp.LaplaceDpEvent):
+    """Somebody's own."""
+
+
+def test_of_an_event_outside_the_vocabulary_a_file_keeps_the_name():
+    kept = decode(json.loads(json.dumps(encode(dp.ComposedDpEvent([MoreNoise(1.0)])))))
+    assert describe(kept) == "MoreNoise"
+    for event in (MoreNoise(1.0), kept):
+        with pytest.raises(PrivacyError, match="no accountant supports MoreNoise"):
+            elementary(event, ADD_REMOVE)
+
+
+@pytest.mark.parametrize("wrap", [lambda event: dp.PoissonSampledDpEvent(0.1, event), lambda event: event])
+def test_a_class_derived_from_a_known_event_is_not_taken_for_it(wrap):
+    class Gaussian(dp.GaussianDpEvent):
+        pass
+
+    for event in (MoreNoise(1.0), Gaussian(1.0)):
+        with pytest.raises(PrivacyError, match="no accountant supports"):
+            elementary(wrap(event), ADD_REMOVE)
 
 
 @pytest.mark.parametrize("row", rows("dp_accounting_support_matrix"), ids=lambda row: row["event"])

@@ -1,6 +1,7 @@
 """The Rényi curve of Skellam noise bounds the divergence added up term by term, and is as tight as its authors say."""
 
 import math
+from decimal import Context, Decimal, localcontext
 
 import dp_accounting as dp
 import numpy as np
@@ -11,7 +12,7 @@ from scipy import sparse, special, stats
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.events import SkellamDpEvent
 from privfl.privacy.accounting.population import account
-from privfl.privacy.accounting.renyi import ORDERS, renyi_epsilon, skellam_curve
+from privfl.privacy.accounting.renyi import ORDERS, _curve, renyi_epsilon, skellam_curve
 from tests.privacy.accounting.accounting_oracles import ADD_REMOVE, REPLACE, ZERO_OUT
 
 WHOLE = np.array([2.0, 3.0, 5.0, 16.0, 64.0])
@@ -96,3 +97,22 @@ def test_the_worst_of_several_clients_is_found_by_what_skellam_noise_cost_each()
     kinds = [(SkellamDpEvent(1e4, 50.0, 500.0), ADD_REMOVE), (dp.GaussianDpEvent(20.0), ADD_REMOVE)]
     population = account(kinds, sparse.csr_array(np.array([[1, 9], [5, 1], [3, 3]])), 1e-5)
     assert population.worst == 1
+
+
+def exact_divergence(epsilon, domain, order):
+    """The Rényi divergence of randomised response from itself about another value, in 60 digits."""
+    with localcontext(Context(prec=60)):
+        odds, order = Decimal(epsilon).exp(), Decimal(order)
+        truth, other = odds / (odds + domain - 1), 1 / (odds + domain - 1)
+        moved = truth**order * other ** (1 - order) + other**order * truth ** (1 - order)
+        return float((moved + (domain - 2) * other).ln() / (order - 1))
+
+
+@pytest.mark.parametrize(
+    ("epsilon_0", "domain"), [(1e-8, 2), (1e-6, 2), (2e-4, 2), (2e-4, 1000), (1e-3, 10**5), (1.0, 10**9)]
+)
+def test_divergences_too_small_for_sums_of_probabilities_are_not_underrated(epsilon_0, domain):
+    lie = domain * math.exp(-epsilon_0) / (1 + (domain - 1) * math.exp(-epsilon_0))
+    curve, _ = _curve((dp.RandomizedResponseDpEvent(lie, domain), REPLACE))
+    exact = np.array([exact_divergence(epsilon_0, domain, order) for order in ORDERS])
+    assert (curve >= exact * (1 - 1e-9)).all()
