@@ -6,6 +6,7 @@ import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -43,6 +44,10 @@ def test_the_picture_of_the_rooms_is_that_of_the_imports():
     assert draw_architecture.PICTURE.read_text(encoding="utf-8") == drawn, (
         "imports, or what rooms say of themselves, have changed: run python docs/scripts/draw_architecture.py"
     )
+    page, *boxes = ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}rect")
+    lefts = [float(box.attrib["x"]) for box in boxes]
+    assert min(lefts) > 0  # no box is cut off at the page's edge
+    assert max(lefts) + draw_architecture.BOX < float(page.attrib["width"])
 
 
 def test_the_table_of_baselines_says_what_the_algorithms_say():

@@ -8,6 +8,7 @@ not drawn where it follows from others (a uses b and b uses c), nor to ``errors`
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterable, Iterator
 from graphlib import TopologicalSorter
 from html import escape
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "figures" / "architecture.svg"
 PACKAGES = ("privfl", "attacks", "audits")
 BELOW_ALL = "errors"
-WIDTH, BOX, HEIGHT, FLOOR, MARGIN = 1010, 178, 80, 118, 14
+LEAST_WIDTH, BOX, HEIGHT, FLOOR, MARGIN = 1010, 178, 80, 118, 14
 FILLS = {"privacy": "#dbe9f6", "attacks": "#fbe3cf", "audits": "#fbe3cf", "": "#f1f1ee"}
 """Background of a room by the first part of its name; the words say the same, so colour carries nothing alone."""
 
@@ -85,8 +86,9 @@ def direct(uses: Uses) -> Uses:
     }
 
 
-def arrange(arrows: Uses, height: dict[str, int]) -> tuple[dict[str, float], list[list[str]]]:
-    """A horizontal centre for every room and for every place where an arrow passes a floor, and the arrows as paths.
+def arrange(arrows: Uses, height: dict[str, int]) -> tuple[dict[str, float], list[list[str]], int]:
+    """A horizontal centre for every room and for every place where an arrow passes a floor, the arrows as paths, and
+    how wide the page is: as the fullest floor needs it.
 
     Each floor is ordered again and again by the mean place of its neighbours above and below, from the same start.
     """
@@ -105,31 +107,37 @@ def arrange(arrows: Uses, height: dict[str, int]) -> tuple[dict[str, float], lis
         for first, second in pairwise(path):
             beside[first].append(second)
             beside[second].append(first)
-    centre = {name: place for row in rows for name, place in _spread(row).items()}
+    width = max(LEAST_WIDTH, *(math.ceil(2 * (MARGIN + sum(map(_half, row)))) for row in rows))
+    centre = {name: place for row in rows for name, place in _spread(row, width).items()}
     for sweep in range(40):
         for row in rows if sweep % 2 else reversed(rows):
-            wish = {n: sum(centre[b] for b in beside[n]) / max(len(beside[n]), 1) or WIDTH / 2 for n in row}
+            wish = {n: sum(centre[b] for b in beside[n]) / max(len(beside[n]), 1) or width / 2 for n in row}
             row.sort(key=lambda name: (wish[name], name))
-            centre |= _spread(row, wish)
-    return centre, paths
+            centre |= _spread(row, width, wish)
+    return centre, paths, width
 
 
-def _spread(row: list[str], wish: dict[str, float] | None = None) -> dict[str, float]:
+def _half(name: str) -> float:
+    """Half of what a room, or an arrow that passes a floor, takes there."""
+    return 6.0 if "@" in name else BOX / 2 + 5
+
+
+def _spread(row: list[str], width: int, wish: dict[str, float] | None = None) -> dict[str, float]:
     """Centres from left to right without overlap, near their wishes: the mean of filling up from either side."""
-    halves = [6.0 if "@" in name else BOX / 2 + 5 for name in row]
-    wishes = [wish[name] for name in row] if wish else [WIDTH / 2] * len(row)
-    rightwards = _pushed(wishes, halves)
-    leftwards = [WIDTH - place for place in _pushed([WIDTH - w for w in wishes[::-1]], halves[::-1])][::-1]
+    halves = [_half(name) for name in row]
+    wishes = [wish[name] for name in row] if wish else [width / 2] * len(row)
+    rightwards = _pushed(wishes, halves, width)
+    leftwards = [width - place for place in _pushed([width - w for w in wishes[::-1]], halves[::-1], width)][::-1]
     return {n: (a + b) / 2 for n, a, b in zip(row, rightwards, leftwards, strict=True)}
 
 
-def _pushed(wishes: list[float], halves: list[float]) -> list[float]:
+def _pushed(wishes: list[float], halves: list[float], width: int) -> list[float]:
     """Places at or right of the wishes, each clear of the one before; pushed back where they would leave the page."""
     places, edge = [], float(MARGIN)
     for wish, half in zip(wishes, halves, strict=True):
         places.append(max(edge + half, wish))
         edge = places[-1] + half
-    edge = float(WIDTH - MARGIN)
+    edge = float(width - MARGIN)
     for index in reversed(range(len(places))):
         places[index] = min(places[index], edge - halves[index])
         edge = places[index] - halves[index]
@@ -139,7 +147,7 @@ def _pushed(wishes: list[float], halves: list[float]) -> list[float]:
 def draw(uses: Uses) -> str:
     """The picture as SVG: boxes with what each room says of itself, and arrows from a room to what it imports."""
     height = floors(uses)
-    centre, paths = arrange(direct(uses), height)
+    centre, paths, width = arrange(direct(uses), height)
     top = max(height.values())
     size = (top + 1) * FLOOR + 2 * MARGIN
     level = height | {name: int(name.split("@")[1]) for name in centre if "@" in name}
@@ -148,10 +156,10 @@ def draw(uses: Uses) -> str:
         return MARGIN + (top - level[name]) * FLOOR
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {size}" width="{WIDTH}" height="{size}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {size}" width="{width}" height="{size}" '
         'font-family="Helvetica, Arial, DejaVu Sans, sans-serif">',
         "<title>The rooms of privfl; every arrow points from a room to one that it imports</title>",
-        f'<rect width="{WIDTH}" height="{size}" fill="white"/>',
+        f'<rect width="{width}" height="{size}" fill="white"/>',
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0,0 L8,4 L0,8 z" fill="#555"/></marker></defs>',
     ]
