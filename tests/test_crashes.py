@@ -35,7 +35,7 @@ def pytest_configure(config):
 def test_where_a_process_was_that_died_is_told_at_the_end(does, said, tmp_path):
     (tmp_path / "test_dying.py").write_text(DYING.format(does))
     (tmp_path / "conftest.py").write_text(CONFTEST)
-    settings = "faulthandler_timeout = 1\nfaulthandler_exit_on_timeout = true\n"
+    settings = "faulthandler_timeout = 5\nfaulthandler_exit_on_timeout = true\n"
     (tmp_path / "pytest.ini").write_text(f"[pytest]\n{settings}")
     command = [sys.executable, "-m", "pytest", "-n", "1", "--rootdir", str(tmp_path), str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
