@@ -15,6 +15,7 @@ from privfl.engine.choice import Engine
 from privfl.federation.task import Task
 from privfl.privacy.accounting.release import everywhere, unprotected
 from privfl.privacy.door.untouched import sampled
+from privfl.references import of_privfl
 from privfl.simulation.plan import Plan
 from privfl.simulation.ray_engine import RayEngine
 from privfl.simulation.run_directory import Metrics
@@ -71,7 +72,8 @@ def tell(
 
     That counts (:func:`count_stop`), and so does it if one changes what clients train on. Lines of metrics are copies.
     """
-    more, before = state.round < plan.schedule.rounds, _data(plan.task)
+    more, own = state.round < plan.schedule.rounds, [one for one in callbacks if not of_privfl(one)]
+    before = _data(plan.task) if own else []
     for callback in callbacks:
         server = {name: value.clone() for name, value in state.server.items()}
         shown = server, dict(state.client_state), Lines(state.metrics)
@@ -82,7 +84,7 @@ def tell(
             state.stopped = more
     if state.stopped:
         count_stop(plan, state)
-    if more and _data(plan.task) != before:
+    if more and own and _data(plan.task) != before:
         state.ledger.record(everywhere("update", unprotected(CHANGED_DATA.format(state.round))), None)
 
 

@@ -47,7 +47,7 @@ def doubt(link: Mechanism | None, run: ChannelRun) -> str:
     told = {one.name: getattr(run, one.name) for one in fields(ChannelRun)}
     round = ChannelRound(**told, number=0, noised=True, reachable=run.expected)
     try:
-        given = torch.cat([_values(link, round, trial) for trial in range(_trials(run.length))])
+        given = torch.cat([_values(link, round, trial) for trial in range(_trials(run.length))]).double()
         once, again = (torch.cat(list(_released(link, round, 0))) for _ in range(2))
         other = torch.cat(list(_released(link, round, 1)))
         wanted = _deviation(link.cover(round), round, at_server=link.adds_at == "server")
