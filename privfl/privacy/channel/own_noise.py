@@ -30,7 +30,7 @@ from privfl.privacy.noise.source import NoiseSource, release_grid
 from privfl.references import shipped
 
 ENOUGH = 2048
-"""Numbers that are tried. If they are independent and Gaussian their deviation is less than 0.9 of the noise's with 4·10⁻¹¹."""
+"""Numbers that are tried: of independent Gaussian noise they have less than 0.9 of its deviation with 4·10⁻¹¹."""
 LEAST = 0.9
 """Share of the deviation that a Gaussian cover stands for, below which nothing is claimed."""
 _SAMPLED = (PoissonSampledDpEvent, SampledWithoutReplacementDpEvent, SampledWithReplacementDpEvent)
