@@ -347,10 +347,15 @@ class Store:
                 database.execute("PRAGMA synchronous = NORMAL")
                 yield database
         except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter if a message quotes what is no text
+            if _is_busy(error):
+                raise DataError(
+                    f"{self.file} has been in use by another process for more than {PATIENCE:g} s; "
+                    "wait for it, or end it"
+                ) from error
             raise DataError(f"{self.file} cannot be used as a store of results ({error}); {MEND}") from error
 
     def _prepare(self, database: sqlite3.Connection) -> None:
-        database.execute("PRAGMA journal_mode = WAL")
+        _switch_to_wal(database)
         database.execute("BEGIN IMMEDIATE")
         (mark,), (version,) = (
             database.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")
@@ -370,3 +375,25 @@ class Store:
                 f"{self.file} is {what}, and this privfl reads version {VERSION}; move it away, and starting the study "
                 "again fills a new one from the run directories, or choose another --out"
             )
+
+
+def _is_busy(error: Exception) -> bool:
+    """Whether another process has the file, by SQLite's primary code, which is the low byte of the extended one."""
+    return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def _switch_to_wal(database: sqlite3.Connection) -> None:
+    """Choose the journal in which readers do not wait for writers.
+
+    SQLite does not wait by itself here: of two processes that begin a store at once each would wait for the other.
+    """
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.Error as error:
+            if not _is_busy(error) or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+        else:
+            return

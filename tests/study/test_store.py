@@ -2,11 +2,13 @@
 
 import math
 import sqlite3
-from threading import Thread
+from contextlib import closing
+from threading import Barrier, Thread
 
 import pytest
 
 from privfl.errors import ConfigError, DataError
+from privfl.study import store as store_module
 from privfl.study.store import FILE, VERSION, Member, Store
 
 TOLD = {"title": "t", "metric": "accuracy"}
@@ -103,6 +105,49 @@ def test_many_writers_lose_nothing(tmp_path):
     for writer in writers:
         writer.join()
     assert all(one.state == "done" and len(one.metrics) == 20 for one in store.members("s"))
+
+
+def test_many_may_begin_a_store_at_once(tmp_path):
+    for turn in range(20):
+        folder, together, failed = tmp_path / str(turn), Barrier(4), []
+
+        def begin(folder=folder, together=together, failed=failed):
+            together.wait()
+            try:
+                Store(folder).enrol("s", "x", TOLD, [Member("A", "l", 0, "a")])
+            except Exception as error:
+                failed.append(error)
+
+        beginners = [Thread(target=begin) for _ in range(4)]
+        for one in beginners:
+            one.start()
+        for one in beginners:
+            one.join()
+        assert not failed
+        assert [one.run for one in Store(folder).members("s")] == ["a"]
+
+
+def test_a_store_that_another_process_is_about_to_begin_is_waited_for(tmp_path):
+    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        beginner = Thread(target=Store, args=(tmp_path,))
+        beginner.start()
+        beginner.join(0.3)
+        assert beginner.is_alive()
+        other.execute("ROLLBACK")
+    beginner.join()
+    assert Store(tmp_path).members("s") == []
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_file_that_another_process_does_not_let_go_of_is_not_called_broken(tmp_path, monkeypatch, begun):
+    if begun:
+        Store(tmp_path)
+    monkeypatch.setattr(store_module, "PATIENCE", 0.2)
+    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(DataError, match=r"in use by another process for more than 0\.2 s; wait for it, or end it$"):
+            Store(tmp_path)
 
 
 def test_a_store_of_another_version_is_refused_in_a_sentence(tmp_path):
