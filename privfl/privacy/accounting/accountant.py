@@ -288,7 +288,7 @@ def _certified_interval(kinds: Mapping[Kind, int], delta: float, claim: float, s
         trial, sums = step, compose(kinds, step, delta)
     excess = 0.0 if lattice else rounding_excess(number, trial, delta)
     estimate = min(claim, max(one.epsilon(delta)[0] for one in sums))
-    lower = max(one.epsilon(delta * 1.001 + one.escaped)[0] for one in sums) - excess
+    lower = max(one.epsilon(delta * 1.001 + one.escaped + one.surplus)[0] for one in sums) - excess
     return Bound(claim, "PLD", min(max(lower, 0.0), estimate), estimate, claim, "PLD with certified rounding")
 
 

@@ -49,10 +49,16 @@ class Sum:
     probs: Array
     escaped: float
 
+    @property
+    def surplus(self) -> float:
+        """What rounding added to the mass: it took some points below 0, which were raised to it and count for ever."""
+        return max(0.0, float(self.probs.sum()) - 1)
+
     def epsilon(self, delta: float) -> tuple[float, float]:
         """The smallest ε >= 0 with hockey-stick divergence <= delta, and -d ln(delta)/dε there.
 
-        ``escaped`` is *not* taken into account: subtract it from delta for an upper bound, add it for a lower one.
+        ``escaped`` is *not* taken into account: subtract it from delta for an upper bound, add it for a lower one,
+        and ``surplus`` too.
         Returns infinity if delta is not positive.
         """
         if delta <= 0:

@@ -386,6 +386,19 @@ def test_the_certified_interval_holds_dp_accountings_optimistic_and_pessimistic_
     assert bound.upper - bound.lower < 0.005 * row["eps"]
 
 
+@pytest.mark.parametrize(("noise", "rate", "steps"), [(5e4, 1e-3, 3 * 10**5), (3e8, 1.0, 10**6)])
+def test_the_certified_lower_end_is_0_where_steps_that_lose_hardly_anything_lose_less_than_delta_together(
+    noise, rate, steps
+):
+    """On a grid that is as fine as such losses need, the masses that come of rounding outweigh a delta."""
+    divergence = steps * rate**2 * math.expm1(noise**-2)  # Kullback-Leibler, by its bound through chi squared
+    assert math.sqrt(divergence / 2) < 1e-5  # Pinsker's inequality: the total variation, which is delta at ε = 0
+    kinds = {sampled(rate, noise) if rate < 1 else (dp.GaussianDpEvent(noise), ADD_REMOVE): steps}
+    value, _, step = pld_epsilon(kinds, 1e-5, 1e-3)
+    bound = _certified_interval(kinds, 1e-5, value, step)
+    assert bound.lower == 0 <= bound.upper
+
+
 def test_the_certified_lower_end_is_below_the_exact_value_where_that_is_known():
     for noise in (0.7, 2.0, 20.0):
         exact = dp.get_epsilon_gaussian(noise / 10, 1e-5)  # one hundred answers
