@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import fields
 
+import numpy as np
+import scipy
 import torch
 from dp_accounting import (
     DpEvent,
@@ -33,6 +35,10 @@ ENOUGH = 2048
 """Numbers that are tried: of independent Gaussian noise they have less than 0.9 of its deviation with 4·10⁻¹¹."""
 LEAST = 0.9
 """Share of the deviation that a Gaussian cover stands for, below which nothing is claimed."""
+KEYS = 64
+"""Under how many keys each number of an update is looked at by itself, or fewer, but at least 8, for long updates."""
+FALSE_ALARM = 1e-9
+"""How often right noise is doubted for what one of its numbers looks like."""
 _SAMPLED = (PoissonSampledDpEvent, SampledWithoutReplacementDpEvent, SampledWithReplacementDpEvent)
 
 
@@ -65,7 +71,58 @@ def doubt(link: Mechanism | None, run: ChannelRun) -> str:
             f"{name} adds noise of standard deviation {found:.3g} to public numbers, and its cover stands for "
             f"{wanted:.3g}; add the noise that it states, or state what it adds"
         )
+    try:
+        return _doubt_by_place(link, round, wanted, unchanged=float((once == given).double().mean()))
+    except Exception as error:
+        return f"{name} could not be tried on an update of zeros ({brief(f'{type(error).__name__}: {error}', 200)})"
+
+
+def _doubt_by_place(link: Mechanism, round: ChannelRound, wanted: float, unchanged: float) -> str:
+    """Why noise is doubted whose numbers together are as large as ``wanted``; empty if nothing was found.
+
+    All of an update must be noisy, each number by itself and with noise of its own. An update of zeros shows the noise
+    without a last place of anything else.
+    """
+    name, keys = type(link).__name__, min(KEYS, max(8, 2**24 // max(round.length, 1)))
+    own, zeros = copy.deepcopy(link), torch.zeros(round.length, dtype=_dtype(link))
+    noise = torch.stack([_made(own, zeros.clone(), round, key, trial=-1) for key in range(keys)])
+    if not torch.isfinite(noise).all():
+        return f"{name} makes numbers that are not finite of an update of zeros; a client may well have one"
+    bare = int((noise == 0).all(dim=0).sum())
+    if bare and (wanted or round.length * unchanged**keys < FALSE_ALARM):  # else discrete noise that is seldom not 0
+        return f"{name} adds no noise to {bare} of {round.length} numbers of an update of zeros; add it to every one"
+    least = float(scipy.stats.chi2.ppf(FALSE_ALARM / max(round.length, 1), keys - 1) / (keys - 1)) ** 0.5
+    thin = int((noise.std(dim=0) < least * wanted).sum())
+    if thin:
+        return (
+            f"{name} adds noise to {thin} of {round.length} numbers that is far smaller than its cover stands "
+            f"for, which is a standard deviation of {wanted:.3g}; add it to every one"
+        )
+    alike = _alike(noise)
+    if alike:
+        return (
+            f"{name} adds noise to {alike} of {round.length} numbers that another one has already, so that "
+            "their difference, or their sum, has none; draw one for each number"
+        )
     return ""
+
+
+def _alike(noise: Tensor) -> int:
+    """How many columns of ``noise`` [keys, numbers] are those of others, up to their sign, which is no accident."""
+    numbers = (noise * torch.where(noise[0] < 0, -1.0, 1.0).to(noise.dtype) + 0.0).double().numpy()
+    multipliers = np.random.default_rng(0).integers(0, 2**63, len(numbers), dtype=np.uint64) | np.uint64(1)
+    hashes = multipliers @ numbers.view(np.uint64)
+    order = np.argsort(hashes)
+    near = np.flatnonzero(np.diff(hashes[order]) == 0)
+    found = int((numbers[:, order[near]] == numbers[:, order[near + 1]]).all(axis=0).sum())
+    one, other = (np.unique(row, return_counts=True) for row in numbers[:2])
+    _, first, second = np.intersect1d(one[0], other[0], assume_unique=True, return_indices=True)
+    equal = float(one[1][first] @ other[1][second]) / numbers.shape[1] ** 2  # chance that two numbers are
+    return found if numbers.shape[1] ** 2 * equal ** len(numbers) < FALSE_ALARM else 0
+
+
+def _dtype(link: Mechanism) -> torch.dtype:
+    return torch.float64 if link.adds_at == "server" else torch.float32
 
 
 def _trials(length: int) -> int:
@@ -75,8 +132,7 @@ def _trials(length: int) -> int:
 def _values(link: Mechanism, round: ChannelRound, trial: int) -> Tensor:
     """Public numbers [length] within the bound; sums are float64."""
     generator = torch.Generator().manual_seed(trial)
-    dtype = torch.float64 if link.adds_at == "server" else torch.float32
-    values = torch.randn(round.length, generator=generator, dtype=dtype)
+    values = torch.randn(round.length, generator=generator, dtype=_dtype(link))
     return values * (round.bound / (2 * float(torch.linalg.vector_norm(values)) + 1e-30))
 
 
@@ -84,17 +140,22 @@ def _released(link: Mechanism, round: ChannelRound, key: int) -> Iterator[Tensor
     """What becomes of the public numbers of each trial under ``key``."""
     own = copy.deepcopy(link)
     for trial in range(_trials(round.length)):
-        source, values = NoiseSource.from_key(key).apart("trial", trial), _values(link, round, trial)
-        if link.adds_at == "server":
-            beside = {} if round.clip is None else round.clip.side_values
-            total = {"update": values, **{name: torch.zeros((), dtype=torch.float64) for name in beside}}
-            own.at_server(total, ServerNoise(source.stream("server", 0), source), round)
-            made = plain(total["update"])
-        else:
-            made = plain(own.at_client(values, source.stream("client", 0, 0), round))
-        if made is None:
-            raise TypeError("it made no tensor of an update")
-        yield made.double()
+        yield _made(own, _values(link, round, trial), round, key, trial).double()
+
+
+def _made(link: Mechanism, values: Tensor, round: ChannelRound, key: int, trial: int) -> Tensor:
+    """What ``link`` makes of an update of these ``values``, or of a sum, under ``key``."""
+    source = NoiseSource.from_key(key).apart("trial", trial)
+    if link.adds_at == "server":
+        beside = {} if round.clip is None else round.clip.side_values
+        total = {"update": values, **{name: torch.zeros((), dtype=torch.float64) for name in beside}}
+        link.at_server(total, ServerNoise(source.stream("server", 0), source), round)
+        made = plain(total["update"])
+    else:
+        made = plain(link.at_client(values, source.stream("client", 0, 0), round))
+    if made is None:
+        raise TypeError("it made no tensor of an update")
+    return made
 
 
 def _deviation(cover: Cover | None, round: ChannelRound, *, at_server: bool) -> float:

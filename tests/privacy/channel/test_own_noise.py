@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from itertools import product
 from typing import ClassVar
 
 import numpy as np
@@ -49,7 +50,44 @@ class Noise(pf.Mechanism):
         numbers = scale * self.z * round.bound * noise.normal(size)
         if self.mistake == "first half":
             numbers[size // 2 :] = 0
+        if self.mistake == "not the last":
+            numbers[-1] = 0
+        if self.mistake == "loud or not":
+            numbers *= 2.0 * (np.arange(size) % 2)
+        if self.mistake == "loud or quiet":
+            numbers *= np.where(np.arange(size) % 2, 2.0, 0.01)
+        if self.mistake == "five":
+            numbers = 3 * np.resize(numbers[:5], size)
+        if self.mistake == "one twice":
+            numbers[0] = numbers[-1]
+        if self.mistake == "opposite":
+            numbers[: size // 2] = -numbers[size - size // 2 :]
         return numbers
+
+
+@dataclass(frozen=True)
+class WhereSomethingIs(Noise):
+    """None for an update of zeros, which then says of itself that it is one, or no number at all."""
+
+    adds_at: ClassVar[str] = "client"
+
+    def at_client(self, update, noise, round):
+        if self.mistake == "relative":
+            return update + noise.add_gaussian_(update.clone(), self.z * round.bound) / update.norm() * update.norm()
+        return update if update.norm() == 0 else noise.add_gaussian_(update, self.z * round.bound)
+
+
+@dataclass(frozen=True)
+class Whole(Noise):
+    """Whole numbers, of which many are 0 and most are alike, as right noise may be that is no Gaussian one."""
+
+    adds_at: ClassVar[str] = "client"
+
+    def cover(self, round):
+        return Cover.nothing("the laws of this noise are left out here")
+
+    def at_client(self, update, noise, round):
+        return update + torch.from_numpy(np.rint(self.z * noise.normal(len(update)))).to(update.dtype)
 
 
 @dataclass(frozen=True)
@@ -102,13 +140,43 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", [AtClient, AtServer])
-@pytest.mark.parametrize("length", [1, 7, 5000])
-@pytest.mark.parametrize("mistake", WRONG)
-def test_noise_is_believed_that_is_there_comes_from_its_key_and_is_not_too_small(mistake, length, kind):
-    pattern = WRONG["copy" if mistake == "first half" and length == 1 else mistake]  # of one number nothing is left
+@pytest.mark.parametrize(
+    ("length", "mistake"), [*product([7, 5000], WRONG), *product([1], ["copy", "own generator", "per step", ""])]
+)
+def test_noise_is_believed_that_is_there_comes_from_its_key_and_is_not_too_small(length, mistake, kind):
+    pattern = WRONG[mistake]
     found = doubt(kind(mistake), run_of(length))
     assert (not found) if not pattern else found.startswith(kind.__name__)
     assert not pattern or re.search(pattern, found)
+
+
+@pytest.mark.parametrize("kind", [AtClient, AtServer])
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        ("not the last", r"adds no noise to 1 of \d+ numbers"),
+        ("loud or not", r"adds no noise to (325|524288) of \d+ numbers"),
+        ("loud or quiet", r"adds noise to (325|524288) of \d+ numbers that is far smaller than its cover"),
+        ("five", r"adds noise to (645|1048571) of \d+ numbers that another one has already"),
+        ("one twice", r"adds noise to 1 of \d+ numbers that another one has already"),
+        ("opposite", r"adds noise to (325|5242\d\d) of \d+ numbers that another one has already"),
+    ],
+)
+@pytest.mark.parametrize("length", [650, 2**20])
+def test_every_number_has_noise_of_its_own_though_all_together_have_enough(length, mistake, said, kind):
+    assert re.search(f"^{kind.__name__} {said}", doubt(kind(mistake), run_of(length)))
+
+
+def test_an_update_of_zeros_is_noisy_too():
+    assert "adds no noise to 64 of 64 numbers of an update of zeros" in doubt(WhereSomethingIs(), run_of(64))
+    assert "makes numbers that are not finite of an update of zeros" in doubt(WhereSomethingIs("relative"), run_of(64))
+
+
+@pytest.mark.parametrize("length", [64, 2**20])
+@pytest.mark.parametrize("z", [0.3, 0.5, 2.0])
+def test_numbers_of_discrete_noise_may_be_0_and_alike_by_accident(z, length):
+    """Of the smallest nine in ten are 0, so that many numbers have the same 16 draws as others."""
+    assert doubt(Whole(z=z), run_of(length)) == ""
 
 
 def test_noise_on_a_sum_that_rounding_lengthens_has_to_be_as_much_more():
