@@ -37,6 +37,8 @@ LEAST = 0.9
 """Share of the deviation that a Gaussian cover stands for, below which nothing is claimed."""
 KEYS = 64
 """Under how many keys each number of an update is looked at by itself, or fewer, but at least 8, for long updates."""
+DEPENDENT = 0.1
+"""Share of the deviation by which noise may differ with the update, as rounding makes it, under a Gaussian cover."""
 FALSE_ALARM = 1e-9
 """How often right noise is doubted for what one of its numbers looks like."""
 _SAMPLED = (PoissonSampledDpEvent, SampledWithoutReplacementDpEvent, SampledWithReplacementDpEvent)
@@ -97,6 +99,13 @@ def _doubt_by_place(link: Mechanism, round: ChannelRound, wanted: float, unchang
         return (
             f"{name} adds noise to {thin} of {round.length} numbers that is far smaller than its cover stands "
             f"for, which is a standard deviation of {wanted:.3g}; add it to every one"
+        )
+    given = _values(link, round, trial=0)
+    moved = float((_made(own, given.clone(), round, 0, trial=-1).double() - given - noise[0]).std(correction=0))
+    if wanted and moved > DEPENDENT * wanted:
+        return (
+            f"{name} adds other noise to another update under the same key (by {moved:.3g} of a standard deviation of "
+            f"{wanted:.3g}), and a Gaussian cover stands for noise that does not depend on the update; draw it without"
         )
     alike = _alike(noise)
     if alike:

@@ -78,6 +78,20 @@ class WhereSomethingIs(Noise):
 
 
 @dataclass(frozen=True)
+class ByTheUpdate(Noise):
+    """Scales what it made by how long the update was, or rounds it."""
+
+    adds_at: ClassVar[str] = "client"
+
+    def at_client(self, update, noise, round):
+        length = float(update.norm())
+        noisy = noise.add_gaussian_(update.clone(), self.z * round.bound)
+        if self.mistake == "rounded":
+            return noisy.div(0.1).round().mul(0.1)
+        return noisy * (1 + length) if self.mistake == "longer" else noisy * 1.5 / (1 + length)
+
+
+@dataclass(frozen=True)
 class Whole(Noise):
     """Whole numbers, of which many are 0 and most are alike, as right noise may be that is no Gaussian one."""
 
@@ -165,6 +179,16 @@ def test_noise_is_believed_that_is_there_comes_from_its_key_and_is_not_too_small
 @pytest.mark.parametrize("length", [650, 2**20])
 def test_every_number_has_noise_of_its_own_though_all_together_have_enough(length, mistake, said, kind):
     assert re.search(f"^{kind.__name__} {said}", doubt(kind(mistake), run_of(length)))
+
+
+@pytest.mark.parametrize("mistake", ["longer", "shorter"])
+def test_noise_that_depends_on_the_update_is_not_what_a_gaussian_cover_stands_for(mistake):
+    found = doubt(ByTheUpdate(mistake), run_of(650))
+    assert "ByTheUpdate adds other noise to another update under the same key" in found
+
+
+def test_rounding_by_the_tenth_of_the_noise_is_no_dependence():
+    assert doubt(ByTheUpdate("rounded"), run_of(650)) == ""
 
 
 def test_an_update_of_zeros_is_noisy_too():
