@@ -78,6 +78,7 @@ from .federation.task import load as load
 from .opacus_engine import PrivateFederation as PrivateFederation
 from .opacus_engine import make_private as make_private
 from .opacus_engine import make_private_with_epsilon as make_private_with_epsilon
+from .privacy.accounting.claims import make_statement as make_statement
 from .privacy.accounting.ledger import Ledger as Ledger
 from .privacy.accounting.opacus_history import ledger_from_opacus as ledger_from_opacus
 from .privacy.accounting.opacus_history import opacus_history as opacus_history

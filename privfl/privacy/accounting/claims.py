@@ -97,13 +97,15 @@ def _cell(
     priced = [price(release, unit, observer) for release in histories.releases]
     kinds, counts, leaking = in_kinds(histories, priced)
     key = (tuple(kinds), counts.shape, counts.data.tobytes(), counts.indices.tobytes(), counts.indptr.tobytes())
-    if kinds and not leaking.all() and key not in done:
+    if kinds and (interval or not leaking.all()) and key not in done:
         done[key] = account(kinds, counts, delta, interval=interval)
     epsilons: Array = done[key].epsilons.copy() if key in done else np.zeros(len(histories))
     epsilons[leaking] = math.inf
     worst = int(np.argmax(epsilons)) if leaking.any() or key not in done else done[key].worst
     note = done[key].note if key in done and not leaking.any() else ""
     reasons = _reasons(histories, priced)
+    told = reasons and not weak and key in done and math.isfinite(done[key].bound.epsilon)
+    alone = done[key].bound.epsilon if told else None
     if weak and key in done and not leaking.any() and epsilons[worst] == 0:
         names = ", ".join(dict.fromkeys(release.name for release in histories.row(worst)))
         reasons, epsilons = (f"{names}: {EMPTY.format(delta, _PLURALS[unit])}",), np.full(len(histories), math.inf)
@@ -118,10 +120,11 @@ def _cell(
         observer=observer,
         relation=RELATIONS[unit],
         bound=bound,
-        releases=_counted(histories.row(worst), unit, observer),
+        releases=_counted(histories.row(worst), dict(zip(histories.releases, priced, strict=True)), unit, observer),
         reasons=reasons,
         clients=_distribution(epsilons, histories, worst),
         note=note,
+        alone=alone,
     )
 
 
@@ -165,7 +168,9 @@ def _reasons(histories: Histories, priced: Sequence[dict[Kind, int] | str]) -> t
     return tuple(f"{', '.join(who)}: {reason}" for reason, who in names.items())
 
 
-def _counted(history: Mapping[Release, int], unit: Unit, observer: Observer) -> tuple[Counted, ...]:
+def _counted(
+    history: Mapping[Release, int], priced: Mapping[Release, dict[Kind, int] | str], unit: Unit, observer: Observer
+) -> tuple[Counted, ...]:
     """The releases of one client, those of one name with different parameters taken together."""
     named: dict[str, list[tuple[Release, int]]] = {}
     for release, count in history.items():
@@ -175,7 +180,8 @@ def _counted(history: Mapping[Release, int], unit: Unit, observer: Observer) -> 
         cost = max(rows, key=lambda row: row[1])[0].cost(unit, observer)
         words = "in clear" if cost is None or cost.event is None else describe(cost.event)
         more = f" (the most frequent of {len(rows)} settings)" if len(rows) > 1 else ""
-        counted.append(Counted(name, words + more, sum(count for _, count in rows)))
+        every = all(isinstance(priced[release], dict) for release, _ in rows)
+        counted.append(Counted(name, words + more, sum(count for _, count in rows), every))
     return tuple(counted)
 
 

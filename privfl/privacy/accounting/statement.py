@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from html import escape
 from textwrap import wrap
@@ -34,11 +34,12 @@ _WIDTHS = (24, 35, 35)
 
 @dataclass(frozen=True)
 class Counted:
-    """One release as the worst client made it: its name, its mechanism in words, how often."""
+    """One release as the worst client made it: its name, its mechanism in words, how often, whether it has a price."""
 
     name: str
     mechanism: str
     count: int
+    priced: bool = True
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,10 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Cell:
-    """The claim for one unit before one observer; ``bound.epsilon`` is ∞ exactly if there are ``reasons``."""
+    """The claim for one unit before one observer; ``bound.epsilon`` is ∞ exactly if there are ``reasons``.
+
+    ``alone`` is then the ε of those messages that have a price, if any do: what they cost somebody who sees no other.
+    """
 
     unit: Unit
     observer: Observer
@@ -65,6 +69,7 @@ class Cell:
     reasons: tuple[str, ...]
     clients: Distribution
     note: str
+    alone: float | None = None
 
     @property
     def epsilon(self) -> float:
@@ -223,6 +228,8 @@ def _paragraphs(statement: Statement) -> Iterator[str]:
         yield f"({number}) No guarantee at {missing} because of {reason}"
     details: dict[str, list[str]] = {}
     for cell in statement.cells:
+        if cell.alone is not None and any(release.priced for release in cell.releases):
+            details.setdefault(_alone(cell, cell.alone), []).append(f"{cell.unit}/{cell.observer}")
         if cell.releases and not cell.reasons:
             details.setdefault(_details(cell), []).append(f"{cell.unit}/{cell.observer}")
     for detail, where in details.items():
@@ -232,12 +239,20 @@ def _paragraphs(statement: Statement) -> Iterator[str]:
     yield from statement.caveats
 
 
+def _alone(cell: Cell, epsilon: float) -> str:
+    made = _made(release for release in cell.releases if release.priced)
+    return f"{made} would cost at most ε = {round_up(epsilon)} without the rest."
+
+
+def _made(releases: Iterable[Counted]) -> str:
+    return "; ".join(f"{release.count} x {release.name} ({release.mechanism})" for release in releases)
+
+
 def _details(cell: Cell) -> str:
     spread = cell.clients
-    made = "; ".join(f"{release.count} x {release.name} ({release.mechanism})" for release in cell.releases)
     same = spread.minimum == spread.maximum
     text = "the same bound for every client" if same else f"the largest ε is that of client {spread.worst_client}"
-    text += f"; composed of {made}."
+    text += f"; composed of {_made(cell.releases)}."
     if spread.minimum < spread.maximum:
         quartiles = f"{round_up(spread.lower_quartile)}, {round_up(spread.median)}, {round_up(spread.upper_quartile)}"
         text += f" Clients: least {round_up(spread.minimum)}, quartiles {quartiles}, most {round_up(spread.maximum)}."

@@ -85,6 +85,34 @@ def test_what_no_accountant_can_price_is_infinite_with_a_reason(cost, words):
     assert words in cell.reasons[0]
 
 
+def test_what_messages_that_have_a_price_cost_without_the_rest_is_said_where_there_is_no_guarantee():
+    answer = Cost(dp.RandomizedResponseDpEvent(0.5, 10), REPLACE)
+    statement = statement_of((everywhere("size", answer), None, 2), (everywhere("update", CLEAR), [1], 1))
+    cell = statement.cell("sample", "server")
+    assert (cell.epsilon, cell.alone) == (math.inf, epsilon({(answer.event, REPLACE): 2}, DELTA).epsilon)
+    assert [(made.name, made.priced) for made in cell.releases] == [("size", True), ("update", False)]
+    said = "2 x size (randomised response over 10 values (random with probability 0.5)) would cost at most ε = 4.80"
+    assert said in " ".join(str(statement).split())
+    assert "would cost" not in str(statement_of((everywhere("update", CLEAR), None, 1)))
+    assert statement_of((everywhere("size", answer), None, 2)).cell("sample", "server").alone is None
+
+
+def test_messages_that_are_noise_in_name_only_are_not_said_to_cost_anything_by_themselves():
+    ledger = Ledger(2, ["noise", "update"])
+    ledger.record(everywhere("noise", Cost(dp.GaussianDpEvent(1.0))), None)
+    ledger.record(everywhere("update", CLEAR), None)
+    assert make_statement(ledger, 0.0, reproducible_noise=False).cell("sample", "server").alone is None
+
+
+def test_a_delta_that_allows_all_gives_the_rest_no_price():
+    ledger = Ledger(2, ["size", "update"])
+    ledger.record(everywhere("size", Cost(dp.RandomizedResponseDpEvent(0.5, 10), REPLACE)), None)
+    ledger.record(everywhere("update", CLEAR), None)
+    said = make_statement(ledger, 0.6, reproducible_noise=False, units={"client": 2, "sample": 1})
+    assert said.cell("client", "server").alone is None
+    assert said.cell("sample", "server").alone is not None
+
+
 def test_cells_compose_unlike_relations():
     size = Release.of("size", {("client", "server"): Cost(dp.RandomizedResponseDpEvent(0.5, 10), REPLACE)})
     statement = statement_of((everywhere("update", TRAINING), None, 100), (size, None, 1))
