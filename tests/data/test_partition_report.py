@@ -2,6 +2,7 @@
 
 import json
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -34,6 +35,31 @@ def test_entropies_agree_with_scipy_on_digits():
     report = digits_report(20)
     assert report.label_entropy == pytest.approx([entropy(row) for row in report.counts])
     assert report.label_entropy.max() <= math.log(10)
+
+
+def test_distances_are_those_of_whole_tables():
+    partition = LongTail(20, min_size=1)
+    parts = partition.split(DIGITS, 10, np.random.default_rng(0))
+    profiles = partition.profiles(10, np.random.default_rng(0))
+    report = describe(parts, DIGITS, 10, profiles)
+    shares = report.counts / report.sizes[:, None]
+    pool = report.counts.sum(axis=0) / report.counts.sum()
+    assert report.distance_to_pool == pytest.approx(np.abs(shares - pool).sum(axis=1) / 2, abs=1e-12)
+    assert report.distance_to_profile == pytest.approx(np.abs(shares - profiles).sum(axis=1) / 2, abs=1e-12)
+
+
+def test_many_clients_and_classes_take_the_memory_of_their_samples():
+    """A table of all pairs would have 3.2 GB, and a shop's customers and its articles are as many as that."""
+    targets, parts = np.arange(40_000) % 20_000, np.split(np.arange(40_000), 20_000)
+    tracemalloc.start()
+    try:
+        report = describe(parts, targets, 20_000)
+        json.dumps(report.summary())
+        assert tracemalloc.get_traced_memory()[1] < 50e6
+    finally:
+        tracemalloc.stop()
+    assert report.label_entropy == pytest.approx(np.full(20_000, math.log(2)))
+    assert report.distance_to_pool == pytest.approx(np.full(20_000, 1 - 2 / 20_000))
 
 
 def test_the_summary_is_json_and_lists_every_client_up_to_a_thousand():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy import sparse
 from scipy.special import entr
 
 from privfl.data.partitions.base import check_targets
@@ -25,14 +26,14 @@ QUANTILES = {"min": 0.0, "q05": 0.05, "q25": 0.25, "median": 0.5, "q75": 0.75, "
 class PartitionReport:
     """The facts of one partition; every array has one entry (or row) per client.
 
-    ``counts`` is int64 (clients, classes). ``label_entropy`` is in nats, from 0 (one class) to ln(classes).
+    ``held`` is int64 (clients, classes), sparse: how many samples of a class a client has. ``label_entropy`` is in nats, from 0 (one class) to ln(classes).
     ``distance_to_pool`` is the total-variation distance, in [0, 1], of a client's label law to that of all clients'
     data together, ``distance_to_profile`` that to the law the client aimed at (``None`` where the rule has no such
     aim). ``available`` counts the samples of the dataset, ``distinct`` those that some client holds, ``shared`` those
     that more than one client holds.
     """
 
-    counts: np.ndarray
+    held: sparse.csr_array
     label_entropy: np.ndarray
     distance_to_pool: np.ndarray
     distance_to_profile: np.ndarray | None
@@ -41,16 +42,21 @@ class PartitionReport:
     shared: int
 
     @property
+    def counts(self) -> np.ndarray:
+        """The samples of each client and class, int64 (clients, classes), zeros included, which may be gigabytes."""
+        return np.asarray(self.held.toarray())
+
+    @property
     def sizes(self) -> np.ndarray:
         """The number of samples of each client, int64."""
-        return np.asarray(self.counts.sum(axis=1))
+        return np.asarray(self.held.sum(axis=1))
 
     def summary(self) -> dict[str, Any]:
         """Plain numbers for a log (JSON-able): mean and quantiles, and each client's value for up to 1000 clients."""
         sizes = self.sizes
         facts: dict[str, Any] = {
             "clients": len(sizes),
-            "classes": self.counts.shape[1],
+            "classes": self.held.shape[1],
             "samples_available": self.available,
             "samples_used": self.distinct,
             "samples_shared": self.shared,
@@ -73,12 +79,12 @@ class PartitionReport:
         from matplotlib.colors import PowerNorm  # here, because most runs draw nothing and matplotlib starts slowly
         from matplotlib.figure import Figure
 
-        clients, classes = self.counts.shape
+        clients, classes = self.held.shape
         if class_names is not None and len(class_names) != classes:
             raise ConfigError(f"class_names has {len(class_names)} entries for {classes} classes; name every class")
         stride = -(-clients // LISTED)
         shown = np.arange(0, clients, stride)
-        counts = self.counts[shown]
+        counts = self.held[shown].toarray()
         sizes = counts.sum(axis=1)
 
         height = float(np.clip(1.6 + 0.16 * len(shown), 3.0, 8.0))
@@ -131,24 +137,29 @@ def describe(
     if flat.min() < 0 or flat.max() >= samples:
         raise DataError(f"parts index samples {flat.min()} to {flat.max()}: the dataset has 0 to {samples - 1}.")
     owners = np.repeat(np.arange(clients), sizes)
-    counts = np.bincount(owners * classes + targets[flat], minlength=clients * classes).reshape(clients, classes)
-    shares = counts / sizes[:, None]
-    if profiles is not None and profiles.shape != shares.shape:
-        raise DataError(f"profiles have shape {profiles.shape}; give one row for each client, shape {shares.shape}")
+    ones, places = np.ones(len(flat), dtype=np.int64), (owners, targets[flat])
+    held = sparse.csr_array((ones, places), shape=(clients, classes))
+    held.sum_duplicates()
+    if profiles is not None and profiles.shape != held.shape:
+        raise DataError(f"profiles have shape {profiles.shape}; give one row for each client, shape {held.shape}")
+    rows, labels = held.nonzero()
+    shares = held.data / sizes[rows]
+    pool = np.asarray(held.sum(axis=0)) / len(flat)
+
+    def apart(reference: np.ndarray) -> np.ndarray:
+        """Total variation from ``reference`` [pairs]; what either lacks of a whole is not in common."""
+        return np.clip(1 - np.bincount(rows, np.minimum(shares, reference), minlength=clients), 0.0, 1.0)
+
     holders = np.bincount(flat, minlength=samples)
     return PartitionReport(
-        counts=counts,
-        label_entropy=entr(shares).sum(axis=1),
-        distance_to_pool=_total_variation(shares, counts.sum(axis=0) / len(flat)),
-        distance_to_profile=None if profiles is None else _total_variation(shares, profiles),
+        held=held,
+        label_entropy=np.bincount(rows, entr(shares), minlength=clients),
+        distance_to_pool=apart(pool[labels]),
+        distance_to_profile=None if profiles is None else apart(profiles[rows, labels]),
         available=samples,
         distinct=int((holders > 0).sum()),
         shared=int((holders > 1).sum()),
     )
-
-
-def _total_variation(laws: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    return np.asarray(np.abs(laws - reference).sum(axis=1) / 2)
 
 
 def _spread(values: np.ndarray) -> dict[str, Any]:
