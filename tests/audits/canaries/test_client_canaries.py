@@ -130,9 +130,9 @@ def test_a_cohort_keeps_its_public_numbers_without_some_clients():
 
 def test_noise_that_is_missing_altogether_is_refuted_and_merely_not_estimated(monkeypatch):
     """Scores without noise are one value on either side, to which no normal law can be fitted."""
-    task = rare_token_task(60)
+    task = rare_token_task(200)
     monkeypatch.setattr("privfl.privacy.noise.source.NoiseStream.add_gaussian_", lambda self, tensor, sd: tensor)
-    result = audit_clients(task, trainer(8.0, delta=1e-11), rare_token_canaries(task, 60), confidence=SURE)
+    result = audit_clients(task, trainer(8.0, delta=1e-11), rare_token_canaries(task, 200), confidence=SURE)
     assert result.refuted
     assert result.estimates == ()
     assert "no distribution can be fitted" in result.settings["no_estimate"]
