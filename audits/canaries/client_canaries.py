@@ -45,6 +45,9 @@ TrainClients = Callable[[Task, Cohort], Run]
 SILENT_NOISE = "that a client which drops out leaves its share of the noise out, too, reveals nothing"
 """What a bound assumes where clients add noise: one whose update alone is left out would still add it."""
 
+FRESH = frozenset({"clip", "gaussian-noise"})
+"""Mechanisms for updates that treat every client by itself, and every round."""
+
 
 def with_canary_clients(task: Task, canaries: Canaries) -> tuple[Task, Canaries]:
     """``task`` with one new client for each canary, and the canaries with these clients as their owners."""
@@ -88,8 +91,8 @@ def audit_clients(
         cohort: who takes part in a round, everyone by default.
         observer: before whom the row ``client`` of the statement is audited.
         trials: the family of Gaussian mechanisms to invert, with every canary as a trial of its own; for canaries that
-            are apart. A score sees the whole run, so ``observed_steps`` are all ``steps``. Left out where the algorithm
-            or weight decay ties the canaries to each other, as the result's settings then say.
+            are apart. A score sees the whole run, so ``observed_steps`` are all ``steps``. Left out where an algorithm,
+            a mechanism or weight decay ties canaries to each other, as the result's settings then say.
         confidence: in (0, 1), of all bounds together.
         seed: of the auditor's coins.
 
@@ -157,6 +160,11 @@ def _tied(facts: PublicFacts, canaries: Canaries) -> str:
     """Why what is seen of one canary client depends on others, whatever the canaries are; empty if it does not."""
     if not canaries.apart:
         return "train used a model in which canaries interfere"
+    others = sorted({part["name"] for part in facts.privacy.get("update") or ()} - FRESH)
+    if others:
+        return f"{others[0]} may tie clients, or rounds, to each other"
+    if facts.privacy.get("training") is not None:
+        return "the noise of DP-SGD in one update reaches the weights of all tokens"
     if facts.algorithm["name"] not in SEPARABLE:
         return f"{facts.algorithm['name']} does not treat every parameter by itself"
     return "weight_decay moves the weights of all tokens" if facts.training["weight_decay"] else ""
