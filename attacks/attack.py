@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from attacks.auxiliary import Auxiliary, checked_images
+from attacks.observations.declared import Declared
 from attacks.result import AttackResult
 from privfl.algorithms.base import Algorithm
 from privfl.errors import ConfigError
@@ -35,7 +36,7 @@ class Needs:
 
     Args:
         fields: of the transcript, besides the public facts: names of upload fields, ``sizes`` (answers about sizes), or
-            ``released`` (the models that the server evaluates).
+            ``released`` (the models that the server evaluates). Upload fields that are not named are held back.
         public: whether it needs public records of the victims' domain.
         candidates: whether it needs records to ask about.
         truth: what its judge reads, as :class:`attacks.auxiliary.Auxiliary` names it.
@@ -73,7 +74,7 @@ class Attack(ABC):
         observer: the least privileged observer whose view suffices.
         power: what the attacker has to do; a run that is attacked by more than watching is one that was :meth:`staged`.
         staged_rounds: how many rounds of a run are enough for the attack; ``None`` if it takes all.
-        needs: what it reads; ``privfl attack`` hands over nothing else.
+        needs: what it reads; of the messages :meth:`run` hands over no other fields.
         needs_classes: whether it takes targets for classes, or losses for those of a classifier.
         choices: what its settings choose among; each is listed by the name that papers give it.
     """
@@ -132,14 +133,18 @@ class Attack(ABC):
     def run(self, seen: Transcript | Run | None, auxiliary: Auxiliary) -> AttackResult:
         """Guess without the answers, then be judged by them.
 
+        The guess is from what :attr:`observer` sees, and of messages from the fields that :attr:`needs` names.
+
         Args:
             seen: what an observer saw of a run, or the run itself if it was recorded.
 
         Raises:
             ConfigError: nothing was recorded, the transcript or the auxiliary data lack something that the attack
-                needs, records are not what the run's network takes, or its task is of another kind.
+                needs, it reads what it does not name, records are not what the run's network takes, or its task is of
+                another kind.
         """
         seen = transcript_of(seen)
+        seen = seen.before_public() if self.observer == "public" else Declared(seen, self.needs.fields, self.name)
         self.check_kind(seen.facts.kind)
         if not isinstance(auxiliary, Auxiliary):
             raise ConfigError(

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from attacks.attack import Attack, Needs
 from attacks.auxiliary import Auxiliary, Records
 from attacks.membership.result import membership_result
+from attacks.metrics.distinguishing import as_mask
 from attacks.observations.gradients import local_update
 from attacks.observations.messages import GRADIENTS, SHIFTED, training_of, updates
 from attacks.result import AttackResult
@@ -215,7 +216,6 @@ class PropertyInference(Attack):
         clients = list(guess)
         if not clients or max(clients) >= len(truth):
             raise ConfigError(f"the truth speaks of {len(truth)} clients, and the attack scored {clients}")
+        inside = as_mask("truth['property']", truth[clients].numpy(), "client")
         settings = {**vars(self), "holds": self.holds if isinstance(self.holds, str) else self.holds.__name__}
-        return membership_result(
-            self.name, list(guess.values()), truth[clients].bool().numpy(), seconds=seconds, settings=settings
-        )
+        return membership_result(self.name, list(guess.values()), inside, seconds=seconds, settings=settings)

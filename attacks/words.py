@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attacks.attack import Attack, Needs
 from attacks.auxiliary import Auxiliary
-from attacks.metrics.distinguishing import Scores, auc
+from attacks.metrics.distinguishing import Scores, as_mask, auc
 from attacks.metrics.measure import Measure, proportion
 from attacks.observations.messages import updates
 from attacks.result import AttackResult
@@ -103,7 +103,7 @@ class Words(Attack):
 
     def judge(self, guess: WordsGuess, auxiliary: Auxiliary, seconds: float) -> AttackResult:
         """AUC over the vocabulary, and the share of the k true tokens among the k likeliest."""
-        truth = auxiliary.answer("tokens").numpy()
+        truth = as_mask("truth['tokens']", auxiliary.answer("tokens").numpy(), "token")
         return AttackResult(
             attack=self.name,
             primary="auc",

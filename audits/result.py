@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from audits.bounds.bound import Estimate, LowerBound
+from audits.bounds.bound import Estimate, LowerBound, error_level
 from privfl.errors import ConfigError
 from privfl.plain_text import printable
 from privfl.privacy.accounting.release import Observer, Unit
@@ -32,8 +32,8 @@ class AuditResult:
         seconds: wall time.
 
     Raises:
-        ConfigError: there is no bound, a bound is at a smaller δ than the claim, or the bounds' errors exceed the
-            confidence's.
+        ConfigError: δ or the confidence is outside its range, there is no bound, a bound is at a smaller δ than the
+            claim, or the bounds' errors exceed the confidence's.
     """
 
     audit: str
@@ -48,6 +48,7 @@ class AuditResult:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
+        error_level(self.delta, self.confidence)
         if not self.bounds:
             raise ConfigError(f"the audit '{self.audit}' found no bound; certify at least one")
         if any(bound.delta < self.delta for bound in self.bounds):

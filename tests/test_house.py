@@ -114,8 +114,8 @@ TESTED_ELSEWHERE = {
     "attacks/labels": "calibration_batches",
     "attacks/membership": "game result",
     "attacks/metrics": "measure perceptual",
-    "audits/bounds": "guess_budget output_events",
-    "audits/canaries": "alignment canaries claimed_statistic views",
+    "audits/bounds": "output_events",
+    "audits/canaries": "alignment claimed_statistic views",
     "audits/fuzz": "campaign charged drawing exact experiment found instruments noisy noisy_campaign own_parts "
     "report shrink streams tape worlds",
     "audits/protocol": "attacks knowledge mailboxes",

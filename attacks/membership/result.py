@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attacks.metrics.distinguishing import FALSE_POSITIVE_RATES, Scores, auc, membership_measures, roc
+from attacks.metrics.distinguishing import FALSE_POSITIVE_RATES, Scores, as_mask, auc, membership_measures, roc
 from attacks.metrics.measure import Measure, mean_of
 from attacks.result import AttackResult
 from privfl.errors import ConfigError
@@ -63,9 +63,10 @@ def membership_result(
     if an attack only recognises the classes that members have.
 
     Raises:
-        ConfigError: the lengths differ, everybody or nobody is a member, or a score is NaN.
+        ConfigError: the lengths differ, everybody or nobody is a member, ``members`` holds more than True and False (or
+            1 and 0), or a score is NaN.
     """
-    found, inside = np.asarray(scores, dtype=np.float64), np.asarray(members, dtype=bool)
+    found, inside = np.asarray(scores, dtype=np.float64), as_mask("members", members, "candidate")
     others = {name: np.asarray(values, dtype=np.float64) for name, values in (null_scores or {}).items()}
     for name, values in {attack: found, **others}.items():
         if values.shape != inside.shape:

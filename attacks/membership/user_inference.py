@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from attacks.auxiliary import Auxiliary
 from attacks.membership.result import MembershipResult, membership_result
 from attacks.membership.scores import true_log_probability
 from attacks.membership.shadow_models import ShadowTraining, train_shadows
-from attacks.metrics.distinguishing import Scores
+from attacks.metrics.distinguishing import Scores, as_mask
 from privfl.errors import ConfigError
 from privfl.models.flat_network import flatten
 from privfl.schema import plain
@@ -77,7 +76,7 @@ class UserInference(Attack):
 
     def judge(self, guess: UserGuess, auxiliary: Auxiliary, seconds: float) -> MembershipResult:
         """AUC and TPR at small FPR over users."""
-        inside = np.asarray(auxiliary.answer("users"))
+        inside = as_mask("truth['users']", auxiliary.answer("users").numpy(), "user")
         settings = plain(self)
         found = membership_result(
             self.name, guess.scores, inside, null_scores=guess.nulls, seconds=seconds, settings=settings

@@ -14,10 +14,31 @@ from scipy.stats import rankdata
 
 from attacks.metrics.measure import CONFIDENCE, Measure, clopper_pearson, proportion
 from privfl.errors import ConfigError
-from privfl.validation import check_number
+from privfl.validation import check_number, said
 
 Scores = NDArray[np.float64]
 FALSE_POSITIVE_RATES = (0.1, 0.01, 0.001)
+
+
+def as_mask(name: str, values: ArrayLike, each: str) -> NDArray[np.bool_]:
+    """``values`` as bool of their shape, if they say yes or no of ``each`` one: True and False, or 1 and 0.
+
+    Whatever else there is would count as a yes by its being there, −1 and "out" among it.
+
+    Raises:
+        ConfigError: a value is neither.
+    """
+    try:
+        found = np.asarray(values)
+    except ValueError:  # rows of unlike length
+        raise ConfigError(f"{name} is {said(values)}; give True or False for each {each}") from None
+    if found.dtype.kind in "iuf":
+        wrong = found[(found != 0) & (found != 1)].tolist()
+    else:
+        wrong = [one for one in found.ravel().tolist() if not isinstance(one, bool | np.bool_)]
+    if wrong:
+        raise ConfigError(f"{name} holds {said(wrong[0])}; give True or False for each {each}")
+    return found.astype(np.bool_)
 
 
 def auc(members: ArrayLike, others: ArrayLike, confidence: float = CONFIDENCE) -> Measure:

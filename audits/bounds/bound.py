@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 from privfl.errors import ConfigError
 from privfl.plain_text import printable
+
+_SHAREABLE = 1 - 1e-12
+"""Beyond, the error's shares are so coarse in float64 that they may add up to more than the error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,15 +117,34 @@ def error_level(delta: float, confidence: float) -> float:
     Raises:
         ConfigError: ``delta`` is not in [0, 1) or ``confidence`` not in (0, 1).
     """
-    if not 0 <= delta < 1:
+    if not _is_number(delta) or not 0 <= delta < 1:
         raise ConfigError(f"delta is {delta!r}; give a number from 0 up to but not including 1, such as 1e-5")
-    if not 0 < confidence < 1:
+    if not _is_number(confidence) or not 0 < confidence < 1:
         raise ConfigError(f"the confidence is {confidence!r}; give a number in (0, 1), such as 0.95")
     return 1 - confidence
 
 
+def shared_confidence(confidence: float, bounds: int) -> float:
+    """The confidence of each of ``bounds`` that hold all at once with ``confidence``: the error is shared equally.
+
+    Raises:
+        ConfigError: ``confidence`` is not in (0, 1), or so near to 1 that its error has no such part in float64.
+    """
+    each = 1 - error_level(0.0, confidence) / bounds
+    if bounds > 1 and confidence > _SHAREABLE:
+        raise ConfigError(
+            f"the confidence is {confidence!r}, too near to 1 to be shared among {bounds} bounds; give at most "
+            "1 − 1e-12"
+        )
+    return each
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def _check_epsilon(epsilon: float) -> None:
-    if not epsilon >= 0:
+    if not _is_number(epsilon) or not epsilon >= 0:
         raise ConfigError(f"ε is {epsilon!r}; give a number ≥ 0")
 
 

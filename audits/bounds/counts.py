@@ -8,7 +8,7 @@ from typing import Literal
 
 from audits.bounds.bound import LowerBound, error_level
 from audits.bounds.gaussian_family import GaussianFamily
-from audits.bounds.rates import ErrorRates
+from audits.bounds.rates import ErrorRates, as_count
 from privfl.errors import ConfigError
 
 Sides = Literal["both", "tpr_only"]
@@ -49,6 +49,8 @@ def epsilon_from_counts(
         raise ConfigError(f"sides is {sides!r}; choose 'both' or 'tpr_only'")
     if family is not None and sides != "both":
         raise ConfigError("sides is 'tpr_only', but a family's curve needs both error rates; leave sides out")
+    true_positives = as_count("true_positives", true_positives)
+    false_positives = as_count("false_positives", false_positives)
     rates = ErrorRates.from_counts(true_positives, members, false_positives, non_members, (level, level))
     details = {
         "true_positives": int(true_positives),

@@ -22,6 +22,7 @@ from privfl.errors import ConfigError
 from privfl.privacy.accounting import accountant
 from privfl.privacy.accounting.composition import Sum, compose
 from privfl.privacy.accounting.events import ADD_REMOVE, Kind
+from privfl.validation import check_count, check_number
 
 _INWARD = 1e-9
 """Noise found by search or closed form is taken larger by this share: more than rounding, and to the safe side."""
@@ -61,9 +62,10 @@ class GaussianFamily:
     observed_steps: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 < self.sample_rate <= 1:
-            raise ConfigError(f"sample_rate is {self.sample_rate!r}; give a number in (0, 1]")
-        if not 1 <= self.observed_steps <= self.steps:
+        check_number("sample_rate", self.sample_rate, 0, 1, above=True)
+        check_count("steps", self.steps)
+        check_count("observed_steps", self.observed_steps)
+        if self.observed_steps > self.steps:
             raise ConfigError(
                 f"{self.observed_steps} of {self.steps} steps are observed; give 1 ≤ observed_steps ≤ steps"
             )

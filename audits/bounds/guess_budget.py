@@ -7,17 +7,18 @@ import math
 import numpy as np
 from scipy import optimize, special
 
-from audits.bounds.one_run import epsilon_one_run, guess_pairs
+from audits.bounds.one_run import FEW, epsilon_one_run, guess_pairs
 
 
 def planned_guesses(canaries: int, claim: float, *, delta: float, confidence: float) -> tuple[int, int]:
-    """(k, k): the numbers of guesses "in" and "out" that would certify most if the claim were tight and Gaussian.
+    """The numbers of guesses "in" and "out", (k, k), that would certify most if the claim were tight and Gaussian.
 
     Scores are taken as N(0, 1) and N(μ, 1) with μ the Gaussian mechanism's at (``claim``, ``delta``). Nothing of the
-    run enters, so no correction is due. Without a finite claim, or for few canaries, all are guessed about.
+    run enters, so no correction is due. Without a finite claim, or for fewer than
+    :data:`~audits.bounds.one_run.FEW` canaries, all are guessed about.
     """
     pairs = guess_pairs(canaries)
-    if not (0 < claim < math.inf and 0 < delta < 1):
+    if canaries < FEW or not (0 < claim < math.inf and 0 < delta < 1):
         return pairs[0]
     mu = gaussian_strength(claim, delta)
     best, chosen = -1.0, pairs[0]
@@ -40,7 +41,10 @@ def gaussian_strength(epsilon: float, delta: float) -> float:
         tail = epsilon + float(special.log_ndtr(-mu / 2 - epsilon / mu))
         return float(special.ndtr(mu / 2 - epsilon / mu)) - math.exp(tail) - delta
 
-    return float(optimize.brentq(excess, 1e-9, 10 + 4 * math.sqrt(epsilon) + epsilon, xtol=1e-9))
+    highest = 10 + 4 * math.sqrt(epsilon) + epsilon
+    if excess(highest) <= 0:  # δ is within rounding of 1
+        highest += 30
+    return float(optimize.brentq(excess, 1e-9, highest, xtol=1e-9))
 
 
 def _right(share: float, mu: float) -> float:

@@ -10,15 +10,20 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 from scipy.stats import binom
 
-from audits.bounds.bound import LowerBound, error_level
+from attacks.metrics.distinguishing import as_mask
+from audits.bounds.bound import LowerBound, error_level, shared_confidence
 from audits.bounds.gaussian_family import GaussianFamily
 from audits.bounds.one_run_f_dp import epsilon_one_run_f_dp
 from audits.bounds.one_run_search import check_guesses, largest_refuted
+from audits.bounds.rates import as_scores
 from privfl.errors import ConfigError
 from privfl.randomness import numpy_stream
 
 Method = Literal["best", "steinke", "f-dp"]
 METHODS = ("best", "steinke", "f-dp")
+
+FEW = 32
+"""Of fewer canaries all are guessed about."""
 
 _ROUNDING = 1e-9
 """A probability is taken larger by this share of itself before it is compared: more than its rounding."""
@@ -95,8 +100,8 @@ def epsilon_one_run_from_scores(
     (1 − confidence) / (number of pairs), whatever the scores are: by default those of :func:`guess_pairs`.
 
     Args:
-        included: which canaries took part; tossed independently with probability ½ each. Exactly half of them, drawn
-            at random, is another law, for which the bound is not proved.
+        included: which canaries took part, True or False for each; tossed independently with probability ½ each.
+            Exactly half of them, drawn at random, is another law, for which the bound is not proved.
         method: ``steinke`` (:func:`epsilon_one_run`), ``f-dp``
             (:func:`audits.bounds.one_run_f_dp.epsilon_one_run_f_dp`), or the larger of both, ``best``. That choice
             costs nothing: both refute a claim if and only if the number of right guesses reaches a limit, and each
@@ -105,21 +110,21 @@ def epsilon_one_run_from_scores(
         seed: which of several canaries of one score is guessed about.
 
     Raises:
-        ConfigError: the lengths differ, a score is NaN, pairs are impossible, or an argument is not as said.
+        ConfigError: the lengths differ, a score is NaN, ``included`` holds more than True and False (or 1 and 0),
+            pairs are impossible, or an argument is not as said.
     """
-    level = error_level(delta, confidence)
-    found, inside = np.asarray(scores, dtype=np.float64).reshape(-1), np.asarray(included, dtype=bool).reshape(-1)
+    error_level(delta, confidence)
+    inside = as_mask("included", included, "canary").reshape(-1)
+    found = as_scores("scores", scores)
     if len(found) != len(inside) or not len(found):
         raise ConfigError(f"there are {len(found)} scores for {len(inside)} canaries; give one each, and at least one")
-    if np.isnan(found).any():
-        raise ConfigError("a score is NaN; a score must order the canaries")
     if method not in METHODS:
         raise ConfigError(f"the method is {method!r}; choose one of {', '.join(METHODS)}")
     if family is not None and method == "steinke":
         raise ConfigError("the method 'steinke' knows no family of trade-off curves; choose 'f-dp' or give no family")
     pairs = _checked_pairs(guesses, len(found))
     ascending = _ascending(found, seed)
-    one_confidence = confidence if len(pairs) == 1 else 1 - level / len(pairs)
+    one_confidence = shared_confidence(confidence, len(pairs))
     best: LowerBound | None = None
     for above, below in pairs:
         correct = int(inside[ascending[len(found) - above :]].sum() + (~inside[ascending[:below]]).sum())
@@ -161,7 +166,7 @@ def guess_pairs(canaries: int) -> tuple[tuple[int, int], ...]:
 
     They depend on the number m of canaries alone.
     """
-    if canaries < 32:
+    if canaries < FEW:
         return ((canaries - canaries // 2, canaries // 2),)
     sizes = [canaries >> halvings for halvings in range(1, canaries.bit_length()) if canaries >> halvings >= 8]
     return tuple((size, size) for size in sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
 
 from privfl.errors import ConfigError
 
@@ -16,7 +17,10 @@ def check_guesses(canaries: int, guesses: int, correct: int) -> None:
     Raises:
         ConfigError: not 0 ≤ ``correct`` ≤ ``guesses`` ≤ ``canaries`` with ``canaries`` ≥ 1, all of them whole.
     """
-    whole = all(value % 1 == 0 for value in (canaries, guesses, correct))
+    whole = all(
+        isinstance(value, Real) and not isinstance(value, bool) and value % 1 == 0
+        for value in (canaries, guesses, correct)
+    )
     if not whole or not 0 <= correct <= guesses <= canaries or canaries < 1:
         raise ConfigError(
             f"{correct} of {guesses} guesses about {canaries} canaries are impossible; give whole "

@@ -6,8 +6,7 @@ import math
 
 from audits.bounds.bound import LowerBound, error_level
 from audits.bounds.one_run_search import largest_refuted
-from audits.bounds.rates import ErrorRates
-from privfl.errors import ConfigError
+from audits.bounds.rates import ErrorRates, as_count
 
 
 def epsilon_from_poisoning(
@@ -34,8 +33,9 @@ def epsilon_from_poisoning(
     with the larger ratio, as the larger of both does here; both hold at once.
     """
     level = error_level(delta, confidence) / 2
-    if poisons % 1 != 0 or poisons < 1:
-        raise ConfigError(f"poisons is {poisons!r}; give how many records the worlds differ in, at least 1")
+    poisons = as_count("poisons", poisons, 1)
+    true_positives = as_count("true_positives", true_positives)
+    false_positives = as_count("false_positives", false_positives)
     rates = ErrorRates.from_counts(true_positives, members, false_positives, non_members, (level, level)).to_json()
     directions = ((rates["tpr_low"], rates["fpr_high"]), (rates["tnr_low"], rates["fnr_high"]))
 

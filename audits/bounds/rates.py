@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import beta
 
 from privfl.errors import ConfigError
-from privfl.validation import check_number
+from privfl.validation import check_number, said
 
 Rates = NDArray[np.float64]
 
@@ -43,7 +45,8 @@ class ErrorRates:
         Raises:
             ConfigError: the counts or a level are impossible.
         """
-        hits, alarms = np.asarray(true_positives), np.asarray(false_positives)
+        hits, alarms = _numbers("true_positives", true_positives), _numbers("false_positives", false_positives)
+        members, non_members = as_count("members", members, 1), as_count("non_members", non_members, 1)
         inside, outside = levels
         found_in, place_in = np.unique(hits, return_inverse=True)  # thresholds outnumber the counts they give
         found_out, place_out = np.unique(alarms, return_inverse=True)
@@ -105,8 +108,45 @@ def clopper_pearson_lower(hits: ArrayLike, trials: ArrayLike, level: float) -> R
     return np.asarray(np.where(found == 0, 0.0, bound * (1 - OUTWARD)), dtype=np.float64)[()]
 
 
+def as_scores(name: str, scores: ArrayLike) -> Rates:
+    """``scores`` in a row, float64 [n].
+
+    Raises:
+        ConfigError: they are no array of numbers, or one of them is NaN.
+    """
+    found = _numbers(name, scores, "biuf").reshape(-1)
+    if np.isnan(found).any():
+        raise ConfigError(f"a score of {name} is NaN; a score must order the trials")
+    return found
+
+
+def as_count(name: str, number: object, least: int = 0) -> int:
+    """``number`` as an integer, if it is a whole one from ``least`` to 2⁵³, where float64 leaves numbers out.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    found: Any = number if isinstance(number, Real) and not isinstance(number, bool) else -1
+    if not (least <= found <= 2**53 and found % 1 == 0):
+        raise ConfigError(f"{name} is {said(number)}; give a whole number from {least} to 2^53")
+    return int(found)
+
+
+def _numbers(name: str, values: ArrayLike, kinds: str = "iuf") -> Rates:
+    """``values`` as float64 of their shape, if they are an array of one of NumPy's ``kinds``."""
+    try:
+        found = np.asarray(values)
+        if found.dtype.kind == "O":  # Python's integers beyond int64
+            found = np.asarray(values, dtype=np.float64) if all(type(one) is int for one in found.flat) else found
+    except (ValueError, OverflowError):  # rows of unlike length, or beyond all floats
+        raise ConfigError(f"{name} is {said(values)}; give numbers that float64 holds") from None
+    if found.dtype.kind not in kinds:
+        raise ConfigError(f"{name} is {said(values)}; give numbers")
+    return found.astype(np.float64)
+
+
 def _checked(hits: ArrayLike, trials: ArrayLike, level: float) -> tuple[Rates, Rates]:
-    found, tried = np.asarray(hits, dtype=np.float64), np.asarray(trials, dtype=np.float64)
+    found, tried = _numbers("hits", hits), _numbers("trials", trials)
     try:
         found, tried = np.broadcast_arrays(found, tried)
     except ValueError:

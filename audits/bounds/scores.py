@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from audits.bounds.bound import LowerBound, error_level
 from audits.bounds.counts import bound_in_family, epsilon_of
 from audits.bounds.gaussian_family import GaussianFamily
-from audits.bounds.rates import ErrorRates, Rates
+from audits.bounds.rates import ErrorRates, Rates, as_scores
 from privfl.errors import ConfigError
 from privfl.randomness import numpy_stream
 
@@ -101,8 +102,10 @@ def epsilon_from_scores(
     if threshold is not None:
         if choice != "split":
             raise ConfigError(f"a threshold is given, and the choice '{choice}' too; give one of them")
-        if math.isnan(threshold):
-            raise ConfigError("the threshold is NaN; give a number, or leave it out and say how to choose one")
+        if isinstance(threshold, bool) or not isinstance(threshold, Real) or math.isnan(threshold):
+            raise ConfigError(
+                f"the threshold is {threshold!r}; give a number, or leave it out and say how to choose one"
+            )
         found, method = (
             _Decisions.count(np.array([threshold], dtype=np.float64), ins, outs),
             "threshold fixed in advance",
@@ -164,9 +167,7 @@ def _best(rates: ErrorRates, delta: float, family: GaussianFamily | None) -> int
 
 
 def _checked(scores_in: ArrayLike, scores_out: ArrayLike) -> tuple[Rates, Rates]:
-    ins, outs = (np.asarray(scores, dtype=np.float64).reshape(-1) for scores in (scores_in, scores_out))
+    ins, outs = as_scores("scores_in", scores_in), as_scores("scores_out", scores_out)
     if not len(ins) or not len(outs):
         raise ConfigError(f"there are {len(ins)} scores in and {len(outs)} out; score at least one trial of each world")
-    if np.isnan(ins).any() or np.isnan(outs).any():
-        raise ConfigError("a score is NaN; a score must order the trials")
     return ins, outs

@@ -26,6 +26,9 @@ Coins = NDArray[np.bool_]
 Train = Callable[[Task], Run]
 """Trains on a task and records what the observer sees: ``lambda task: pf.simulate(task, …, record=["server"])``."""
 
+SEPARABLE = frozenset({"fedavg", "fedprox", "scaffold", "feddyn", "fedadam", "fedyogi", "fedadagrad"})
+"""Algorithms that treat every parameter by itself, so that canaries that are apart stay independent."""
+
 
 @dataclass(frozen=True)
 class Canaries:
@@ -37,7 +40,7 @@ class Canaries:
         owners: [m], the client that holds each one.
         apart: no other row, canary or not, touches the parameters that a canary's gradient does not vanish on. Then
             what the observer sees of one canary is independent of all others, which bounds from a family of trade-off
-            curves need.
+            curves need. Audits look whether it is so, see :func:`interference`.
     """
 
     inputs: Tensor
@@ -58,6 +61,20 @@ class Canaries:
     def coins(self, seed: int) -> Coins:
         """The auditor's coins [m]: each canary is included with probability ½, independently."""
         return numpy_stream(seed, "audit-coins").random(len(self)) < 0.5
+
+
+def mixed_coins(canaries: Canaries, seed: int) -> Coins:
+    """The coins of ``canaries``, which fell on both sides.
+
+    No other seed is advised where they did not: coins that are tossed until they please are not fair ones.
+
+    Raises:
+        ConfigError: all fell on one side.
+    """
+    included = canaries.coins(seed)
+    if included.all() or not included.any():
+        raise ConfigError(f"all {len(canaries)} canaries are in one group; plant more canaries")
+    return included
 
 
 def plant(task: Task, canaries: Canaries, included: Coins) -> Task:
@@ -113,11 +130,62 @@ def noise_canaries(task: Task, count: int, *, scale: float = 3.0, client: int | 
 
 
 def rare_token_canaries(task: Task, count: int, *, client: int | None = None) -> Canaries:
-    """``count`` canaries for :func:`rare_token_task`, each a token that no other row holds: they are ``apart``."""
+    """``count`` canaries for :func:`rare_token_task`, each a row of a token of its own, 1 to ``count``.
+
+    They are ``apart`` there, and on other tasks of texts as far as :func:`interference` finds nothing.
+
+    Raises:
+        ConfigError: ``count`` < 1, or the task has no token for each.
+    """
+    if count < 1:
+        raise ConfigError(f"{count} canaries audit nothing; plant at least one")
     if task.vocabulary is None or task.vocabulary <= count:
         raise ConfigError(f"{count} canaries need a token each; build the task with rare_token_task({count})")
     tokens = torch.arange(1, count + 1)[:, None]
-    return Canaries(tokens, torch.ones(count, dtype=torch.int64), _owners(count, len(task.clients), client), apart=True)
+    found = Canaries(tokens, torch.ones(count, dtype=torch.int64), _owners(count, len(task.clients), client))
+    return replace(found, apart=not interference(task, found))
+
+
+def interference(task: Task, canaries: Canaries) -> str:
+    """Why ``canaries`` may meet other rows of ``task``, or each other, in a clause; empty if none ever does.
+
+    That gradients have no parameter in common where training begins says nothing of where it ends. What is looked at is
+    therefore the network: with :class:`TokenWeights` a row meets the weights of its own tokens alone, wherever they
+    are; any other network may share some.
+    """
+    if not has_weights_by_token(task):
+        return f"the model {task.model_name} may share weights between tokens"
+    per_row = [torch.unique(row) for row in canaries.inputs.flatten(1)]
+    tokens, times = torch.unique(torch.cat(per_row), return_counts=True)
+    if int(times.max()) > 1:
+        return f"the token {int(tokens[times.argmax()])} is in several of them"
+    met = torch.isin(tokens, torch.as_tensor(task.inputs[:]))
+    return f"the token {int(tokens[met][0])} of one of them is in other rows, too" if bool(met.any()) else ""
+
+
+def has_weights_by_token(task: Task) -> bool:
+    """Whether the network of ``task`` is :class:`TokenWeights` itself, with nothing put in place of its parts."""
+    return [type(part) for part in task.model(0).modules()] == [TokenWeights, nn.Embedding]
+
+
+def check_apart(task: Task, canaries: Canaries) -> None:
+    """Refuse canaries that are said to be apart and are not on ``task``.
+
+    Raises:
+        ConfigError: they may meet other rows, or each other.
+    """
+    reason = interference(task, canaries) if canaries.apart else ""
+    if reason:
+        raise ConfigError(
+            f"the canaries are said to be apart, and {reason}; plant rare_token_canaries in a rare_token_task, or "
+            "canaries with apart=False"
+        )
+
+
+def as_trained(run: Run, canaries: Canaries) -> Canaries:
+    """``canaries`` that were planted and apart, which they are no more if ``run`` trained a network of another kind."""
+    kept = run.asked is not None and has_weights_by_token(run.asked.task)
+    return canaries if kept or not canaries.apart else replace(canaries, apart=False)
 
 
 def rare_token_task(count: int, *, clients: int = 1, rows: int = 1, scale: float = 1.0) -> Task:

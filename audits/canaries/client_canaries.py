@@ -14,18 +14,19 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
-from audits.bounds.bound import Estimate, LowerBound
+from audits.bounds.bound import Estimate, LowerBound, shared_confidence
 from audits.bounds.gaussian_family import GaussianFamily
 from audits.bounds.guess_budget import planned_guesses
 from audits.bounds.one_run import epsilon_one_run_from_scores
 from audits.bounds.one_shot import epsilon_one_shot
 from audits.bounds.scores import epsilon_from_scores
 from audits.canaries.alignment import client_alignment
-from audits.canaries.canaries import Canaries
+from audits.canaries.canaries import SEPARABLE, Canaries, as_trained, check_apart, interference, mixed_coins
 from audits.canaries.views import seen_by, trained
 from audits.result import AuditResult
 from privfl.data.mapped import MappedRows
@@ -36,12 +37,16 @@ from privfl.federation.task import Task
 from privfl.privacy.accounting.release import Observer
 from privfl.simulation.result import Run
 from privfl.simulation.transcript import PublicFacts
+from privfl.validation import checked
 
 TrainClients = Callable[[Task, Cohort], Run]
 """Trains on a task with the cohort that is given, and records what the observer sees."""
 
 SILENT_NOISE = "that a client which drops out leaves its share of the noise out, too, reveals nothing"
 """What a bound assumes where clients add noise: one whose update alone is left out would still add it."""
+
+FRESH = frozenset({"clip", "gaussian-noise"})
+"""Mechanisms for updates that treat every client by itself, and every round."""
 
 
 def with_canary_clients(task: Task, canaries: Canaries) -> tuple[Task, Canaries]:
@@ -62,6 +67,7 @@ def with_canary_clients(task: Task, canaries: Canaries) -> tuple[Task, Canaries]
     return planted, replace(canaries, owners=clients + np.arange(len(canaries)))
 
 
+@checked
 def audit_clients(
     task: Task,
     train: TrainClients,
@@ -85,26 +91,44 @@ def audit_clients(
         cohort: who takes part in a round, everyone by default.
         observer: before whom the row ``client`` of the statement is audited.
         trials: the family of Gaussian mechanisms to invert, with every canary as a trial of its own; for canaries that
-            are apart. A score must see ``steps`` of it.
+            are apart. A score sees the whole run, so ``observed_steps`` are all ``steps``. Left out where an algorithm,
+            a mechanism or weight decay ties canaries to each other, as the result's settings then say.
+        confidence: in (0, 1), of all bounds together.
         seed: of the auditor's coins.
 
     Raises:
-        ConfigError: ``train`` does not return a run on the task and with the cohort it was given, the run recorded
-            nothing for ``observer``, or ``trials`` is given for canaries that overlap.
+        ConfigError: an argument is not as said, canaries are said to be apart and are not, ``train`` does not return a
+            run on the task and with the cohort it was given, the run recorded nothing for ``observer``, or ``trials``
+            is given for canaries that overlap, or for fewer than two in or two out.
     """
     began = time.perf_counter()
+    shared_confidence(confidence, 2 if trials is None else 3)
+    check_apart(task, canaries)
     if trials is not None and not canaries.apart:
-        raise ConfigError("trials need canaries that do not interfere; use rare tokens, or leave trials out")
+        reason = interference(task, canaries) or "these are not marked as apart"
+        raise ConfigError(
+            f"trials need canaries that do not interfere, and {reason}; plant rare_token_canaries in a "
+            "rare_token_task, or leave trials out"
+        )
+    if trials is not None and trials.observed_steps != trials.steps:
+        raise ConfigError(
+            f"trials observe {trials.observed_steps} of {trials.steps} steps, and a score sees the whole run; give as "
+            "many observed_steps as steps"
+        )
     planted, canaries = with_canary_clients(task, canaries)
-    included = canaries.coins(seed)
-    if included.all() or not included.any():
-        raise ConfigError(f"all {len(canaries)} canaries are in one group; plant more canaries or take another seed")
+    included = mixed_coins(canaries, seed)
+    if trials is not None and not 2 <= included.sum() <= len(canaries) - 2:
+        raise ConfigError(f"{len(canaries)} canaries are too few for trials; plant more, or leave trials out")
     left_out = frozenset(canaries.owners[~included].tolist())
     run = trained(train, planted, len(canaries), CohortWithout(cohort or Everyone(), left_out))
     view = seen_by(run, observer)
+    settings: dict[str, Any] = {"canaries": len(canaries), "apart": canaries.apart, "seed": seed}
+    tied = "" if trials is None else _tied(view.transcript.facts, as_trained(run, canaries))
+    if tied:
+        trials, settings = None, settings | {"no_trials": tied}
     scores = client_alignment(view, canaries, task.loss).sum(0)
     cell, delta = run.statement.cell("client", observer), run.statement.delta
-    each = 1 - (1 - confidence) / (2 if trials is None else 3)
+    each = shared_confidence(confidence, 2 if trials is None else 3)
     guesses = planned_guesses(len(canaries), cell.epsilon, delta=delta, confidence=each)
     shared = partial(epsilon_one_run_from_scores, scores, included, delta=delta, confidence=each, guesses=guesses)
     bounds: list[LowerBound] = [shared(method="steinke"), shared(method="f-dp", family=trials)]
@@ -113,7 +137,11 @@ def audit_clients(
         bounds.append(epsilon_from_scores(ins, outs, delta=delta, confidence=each, family=trials))
     if _clients_add_noise(view.transcript.facts):
         bounds = [replace(one, assumes="; ".join(filter(None, (one.assumes, SILENT_NOISE)))) for one in bounds]
-    estimates: tuple[Estimate, ...] = (epsilon_one_shot(ins, scores_out=outs, delta=delta),)
+    estimates: tuple[Estimate, ...] = ()
+    try:
+        estimates = (epsilon_one_shot(ins, scores_out=outs, delta=delta),)
+    except ConfigError as error:  # no normal law fits scores without noise, or a single one; the bounds need none
+        settings["no_estimate"] = str(error)
     return AuditResult(
         audit="client-canaries",
         unit="client",
@@ -123,9 +151,23 @@ def audit_clients(
         confidence=confidence,
         bounds=tuple(bounds),
         estimates=estimates,
-        settings={"canaries": len(canaries), "apart": canaries.apart, "seed": seed},
+        settings=settings,
         seconds=time.perf_counter() - began,
     )
+
+
+def _tied(facts: PublicFacts, canaries: Canaries) -> str:
+    """Why what is seen of one canary client depends on others, whatever the canaries are; empty if it does not."""
+    if not canaries.apart:
+        return "train used a model in which canaries interfere"
+    others = sorted({part["name"] for part in facts.privacy.get("update") or ()} - FRESH)
+    if others:
+        return f"{others[0]} may tie clients, or rounds, to each other"
+    if facts.privacy.get("training") is not None:
+        return "the noise of DP-SGD in one update reaches the weights of all tokens"
+    if facts.algorithm["name"] not in SEPARABLE:
+        return f"{facts.algorithm['name']} does not treat every parameter by itself"
+    return "weight_decay moves the weights of all tokens" if facts.training["weight_decay"] else ""
 
 
 def _clients_add_noise(facts: PublicFacts) -> bool:

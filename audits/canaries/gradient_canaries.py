@@ -18,13 +18,23 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from attacks.observations.messages import training_of
-from audits.bounds.bound import LowerBound, error_level
+from audits.bounds.bound import LowerBound, error_level, shared_confidence
 from audits.bounds.gaussian_family import GaussianFamily
 from audits.bounds.guess_budget import planned_guesses
 from audits.bounds.one_run import epsilon_one_run_from_scores
 from audits.bounds.scores import epsilon_from_scores
 from audits.canaries.alignment import Alignment, Statistics, sample_alignment
-from audits.canaries.canaries import Canaries, Coins, Train, plant
+from audits.canaries.canaries import (
+    SEPARABLE,
+    Canaries,
+    Coins,
+    Train,
+    as_trained,
+    check_apart,
+    interference,
+    mixed_coins,
+    plant,
+)
 from audits.canaries.claimed_statistic import ClaimedStatistic
 from audits.canaries.views import View, seen_by, trained
 from audits.result import AuditResult
@@ -34,22 +44,23 @@ from privfl.privacy.accounting.release import Observer
 from privfl.privacy.accounting.statement import Cell
 from privfl.simulation.result import Run
 from privfl.simulation.transcript import PublicFacts
+from privfl.validation import checked
 
 Score = Literal["likelihood", "sum", "largest", "smallest", "spread"]
 """What a canary's rounds come to: the logarithm of the likelihood ratio that the claimed noise and sampling give them,
 which is the sharpest score if the claim is true; their sum; the largest of them (a row that comes once in every epoch);
 and, per unit of length, the smallest magnitude (noise that is left out now and then) or the largest minus the smallest
 (noise that is used again)."""
-SEPARABLE = frozenset({"fedavg", "fedprox", "scaffold", "feddyn", "fedadam", "fedyogi", "fedadagrad"})
-"""Algorithms that treat every parameter by itself, so that canaries that are apart stay independent."""
 MEMORYLESS = frozenset({"fedavg", "fedprox"})
 """Those of them that carry nothing but the parameters from round to round."""
 CLIPPED = 1e-4
 """How far a squared length may be from the clipping norm's by rounding."""
+NO_LAW = "the score is 'likelihood', but the distribution of a round is not known here; use 'sum'"
 OneRunBound = Literal["one-run", "one-run f-DP", "trials"]
 """How the scores of one run are turned into ε; see :func:`audit_one_run`."""
 
 
+@checked
 def audit_one_run(
     task: Task,
     train: Train,
@@ -73,25 +84,32 @@ def audit_one_run(
             default is all that the canaries allow. The error is shared equally among all bounds and scores.
         scores: how a canary's rounds are summed up; several share the error. The default is the likelihood ratio where
             noise and sampling are public, the sum elsewhere.
+        confidence: in (0, 1), of all bounds together.
         seed: of the auditor's coins.
 
     Returns:
         The claim of the cell (sample, ``observer``) beside the bounds.
 
     Raises:
-        ConfigError: ``train`` does not return a run on the task it was given, the run recorded nothing for
-            ``observer``, trained without DP-SGD, or ``bounds`` asks for what the canaries cannot give.
+        ConfigError: an argument is not as said, canaries are said to be apart and are not, ``train`` does not return a
+            run on the task it was given, the run recorded nothing for ``observer``, trained without DP-SGD, or
+            ``bounds`` asks for what the canaries cannot give.
     """
     began = time.perf_counter()
-    included = canaries.coins(seed)
-    if included.all() or not included.any():
-        raise ConfigError(f"all {len(canaries)} canaries are in one group; plant more canaries or take another seed")
+    check_apart(task, canaries)
+    included = mixed_coins(canaries, seed)
+    countable = canaries.apart and 2 <= included.sum() <= len(canaries) - 2
+    _wanted(bounds, countable)
+    shared_confidence(confidence, len(get_args(OneRunBound)) * len(scores or ("sum",)))
+    if observer == "public" and "likelihood" in (scores or ()):
+        raise ConfigError(NO_LAW)
     run = trained(train, plant(task, canaries, included), int(included.sum()))
+    canaries = as_trained(run, canaries)
     view, cell = seen_by(run, observer), run.statement.cell("sample", observer)
-    wanted = _wanted(bounds, gaussian_family(view, canaries, cell) is not None)
+    wanted = _wanted(bounds, countable and gaussian_family(view, canaries, cell) is not None)
     law = claimed_law(view, canaries)
     names: Sequence[Score] = scores or (("sum",) if law is None else ("likelihood",))
-    each = 1 - (1 - confidence) / (len(wanted) * len(names))
+    each = shared_confidence(confidence, len(wanted) * len(names))
     aligned = sample_alignment(view, canaries, task.loss)
     guesses = planned_guesses(len(canaries), cell.epsilon, delta=run.statement.delta, confidence=each)
     audited = _Audited(included, gaussian_family(view, canaries, cell), law, run.statement.delta, each, guesses)
@@ -99,6 +117,7 @@ def audit_one_run(
     return _result("gradient-canaries", run, observer, confidence, found, began, _settings(canaries, names, seed))
 
 
+@checked
 def audit_two_worlds(
     task: Task,
     train: Train,
@@ -123,11 +142,19 @@ def audit_two_worlds(
     Source: Nasr et al., "Tight auditing of differentially private machine learning", USENIX Security 2023.
     """
     began = time.perf_counter()
+    error_level(0.0, confidence)
+    check_apart(task, canaries)
     if not canaries.apart:
-        raise ConfigError("counting rounds as trials needs canaries that do not interfere; use rare tokens")
+        reason = interference(task, canaries) or "these are not marked as apart"
+        raise ConfigError(
+            f"counting rounds as trials needs canaries that do not interfere, and {reason}; plant rare_token_canaries "
+            "in a rare_token_task"
+        )
     everyone = np.ones(len(canaries), dtype=np.bool_)
-    worlds = [trained(train, plant(task, canaries, world), int(world.sum())) for world in (everyone, ~everyone)]
-    run, view = worlds[0], seen_by(worlds[0], observer)
+    run = trained(train, plant(task, canaries, everyone), len(canaries))
+    view = seen_by(run, observer)
+    if not as_trained(run, canaries).apart:
+        raise ConfigError("train used a model in which canaries interfere; let it train the task's own")
     family = gaussian_family(view, canaries, run.statement.cell("sample", observer), per_round=per_round)
     law = claimed_law(view, canaries)
     if family is None:
@@ -140,6 +167,11 @@ def audit_two_worlds(
             "a round of this run carries what earlier rounds left, so it is no trial of its own; leave per_round out, "
             "or train by fedavg without weight_decay"
         )
+    if law is None and not per_round and len(canaries) < 2:
+        raise ConfigError("one canary is one trial, on which no threshold can be chosen; plant more, or use per_round")
+    worlds = run, trained(train, plant(task, canaries, ~everyone), 0)
+    if not as_trained(worlds[1], canaries).apart:
+        raise ConfigError("train used a model in which canaries interfere; let it train the task's own")
     aligned = [sample_alignment(seen_by(one, observer), canaries, task.loss) for one in worlds]
     if per_round:
         if any(bool((np.abs(one.lengths[one.lengths > 0] - 1) > CLIPPED).any()) for one in aligned):
@@ -188,7 +220,7 @@ def summary(aligned: Alignment, score: Score, law: ClaimedStatistic | None = Non
         raise ConfigError(f"the score is {score!r}; choose from {', '.join(get_args(Score))}")
     if score == "likelihood":
         if law is None:
-            raise ConfigError("the score is 'likelihood', but the distribution of a round is not known here; use 'sum'")
+            raise ConfigError(NO_LAW)
         return law.log_ratios(aligned.statistics, aligned.lengths)
     if score == "sum":
         return _array(aligned.statistics.sum(0))
@@ -278,18 +310,16 @@ class _Audited:
 
 
 def _wanted(bounds: Sequence[OneRunBound] | None, known: bool) -> tuple[OneRunBound, ...]:
-    """The bounds to find, where a Gaussian family is ``known`` or not."""
+    """The bounds to find, where canaries may count as trials of a ``known`` Gaussian family or not."""
     if bounds is None:
         return ("one-run", "one-run f-DP", "trials") if known else ("one-run", "one-run f-DP")
-    for name in bounds:
-        if name not in get_args(OneRunBound):
-            raise ConfigError(f"bounds names {name!r}; choose from {', '.join(get_args(OneRunBound))}")
     if not bounds:
         raise ConfigError("bounds is empty; name at least one, or leave it out")
     if "trials" in bounds and not known:
         raise ConfigError(
-            "the bound 'trials' needs canaries that do not interfere and a run of Poisson-sampled Gaussian steps; "
-            "leave it out, or use rare tokens, an algorithm such as fedavg and no mechanisms for updates"
+            "the bound 'trials' needs canaries that do not interfere, two of them in and two out, and a run of "
+            "Poisson-sampled Gaussian steps; leave it out, or use more rare tokens, an algorithm such as fedavg and no "
+            "mechanisms for updates"
         )
     return tuple(bounds)
 
@@ -307,7 +337,6 @@ def _result(
     began: float,
     settings: dict[str, object],
 ) -> AuditResult:
-    error_level(run.statement.delta, confidence)
     return AuditResult(
         audit=name,
         unit="sample",

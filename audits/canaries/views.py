@@ -37,20 +37,18 @@ def trained(train: Callable[..., Run], planted: Task, canaries: int, cohort: Coh
     audit of it would pass.
 
     Raises:
-        ConfigError: ``train`` is no function, returns no run, or that run was not on the task, or with the ``cohort``,
-            that it was given.
+        ConfigError: ``train`` returns no run, or that run was not on the task, each canary once, or with the
+            ``cohort``, that it was given.
     """
     given = "task" if cohort is None else "task, cohort"
     example = f"lambda {given}: pf.simulate(task, …{'' if cohort is None else ', cohort=cohort'}, record=True)"
-    if not callable(train):
-        raise ConfigError(f"train is {said(train)}; give a function that trains on the task it gets, such as {example}")
     run = train(planted) if cohort is None else train(planted, cohort)
     if not isinstance(run, Run):
         raise ConfigError(f"train returned {said(run)}; let it return the run, as {example} does")
     asked = run.asked
     held = None if asked is None or asked.task.inputs is not planted.inputs else asked.task.clients.rows
     rows = torch.arange(len(planted.targets) - canaries, len(planted.targets))
-    if asked is None or held is None or not bool(torch.isin(rows, held).all()):
+    if asked is None or held is None or not torch.equal(held[held >= len(planted.targets) - canaries].sort()[0], rows):
         raise ConfigError(
             "train did not train on the task it was given, so no canary took part and any claim would pass; use its "
             f"argument, as {example} does"

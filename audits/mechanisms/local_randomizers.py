@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from audits.bounds.bound import LowerBound, error_level
+from audits.bounds.bound import LowerBound, error_level, shared_confidence
 from audits.bounds.counts import log_ratio
 from audits.bounds.output_events import epsilon_from_answers
 from audits.bounds.rates import clopper_pearson_lower, clopper_pearson_upper
@@ -28,13 +28,15 @@ from privfl.privacy.sizes.mechanism import SizeMechanism, size_release
 from privfl.privacy.sizes.randomized_response import RandomizedResponse
 from privfl.privacy.sizes.responses import SizeResponses
 from privfl.schema import plain
+from privfl.validation import checked
 
 Counts = NDArray[np.int64]
 Pairs = NDArray[np.bool_]
 AT_MOST_TRIALS = 1 << 22
 """Answers drawn at once."""
 LARGEST_TABLE = 1024
-"""Randomised response over a larger range is asked about some sizes instead of all."""
+"""Randomised response over a larger range is asked about some sizes instead of all, and audited by events: its answers
+are too many to have a cell each."""
 
 
 def epsilon_from_table(counts: Counts, pairs: Pairs | None = None, *, confidence: float) -> LowerBound:
@@ -109,6 +111,7 @@ def claimed_epsilon(mechanism: SizeMechanism, unit: Unit, answers: int = 1, delt
     return epsilon([((cost.event, cost.relation), answers)], delta, interval=False).epsilon
 
 
+@checked
 def audit_size_mechanism(
     mechanism: SizeMechanism,
     *,
@@ -120,13 +123,14 @@ def audit_size_mechanism(
     """Audit one answer of ``mechanism``, from ``answers`` fresh ones to each of many sizes.
 
     ``unit`` says which sizes are neighbours: all of them for ``"client"``, those that differ by one for ``"sample"``.
-    Mechanisms with few outputs (randomised response, Duchi's bit) are audited cell by cell over all inputs and by their
-    support, half the error each; the others on events that an independent half of the answers chose.
+    Mechanisms with few outputs (randomised response over at most :data:`LARGEST_TABLE` sizes, Duchi's bit) are audited
+    cell by cell over all inputs and by their support, half the error each; the others on events that an independent
+    half of the answers chose.
 
     ``source`` gives the mechanism's coins, by default the operating system.
 
     Raises:
-        ConfigError: fewer than four answers.
+        ConfigError: fewer than four answers, or an argument is not as said.
     """
     began = time.perf_counter()
     error_level(0.0, confidence)
@@ -134,15 +138,15 @@ def audit_size_mechanism(
         raise ConfigError(f"an audit with {answers} answers for an input certifies nothing; ask for thousands")
     source = source or NoiseSource.from_os()
     outputs = _outputs(mechanism)
-    every = isinstance(mechanism, RandomizedResponse) and mechanism.range.domain <= LARGEST_TABLE
-    sizes = _inputs(mechanism, unit, every=every)
+    half = confidence if outputs is None else shared_confidence(confidence, 2)
+    sizes = _inputs(mechanism, unit, every=outputs is not None and isinstance(mechanism, RandomizedResponse))
     pairs = neighbours(sizes, unit)
     if outputs is None:
         drawn = np.stack([_answers(mechanism, size, answers, source) for size in sizes])
         bounds: tuple[LowerBound, ...] = (epsilon_from_answers(drawn, pairs, delta=0.0, confidence=confidence),)
     else:
         tables = [_counted(_answers(mechanism, size, answers, source), outputs) for size in sizes]
-        counts, half = np.stack(tables), 1 - (1 - confidence) / 2
+        counts = np.stack(tables)
         # the last column is of answers that the mechanism should never give
         support = epsilon_from_support(counts[:, :-1], least_probability=_least(mechanism), confidence=half)
         bounds = (epsilon_from_table(counts, pairs, confidence=half), support)
@@ -163,6 +167,7 @@ def audit_size_mechanism(
     )
 
 
+@checked
 def audit_repeated_answers(
     mechanism: SizeMechanism,
     *,
@@ -182,7 +187,7 @@ def audit_repeated_answers(
     Source: LDP-Auditor (Arcolezi and Gambs, PoPETs 2024), whose longitudinal audit fixes the event in advance.
 
     Raises:
-        ConfigError: fewer than one round or eight clients.
+        ConfigError: fewer than one round or eight clients, or an argument is not as said.
     """
     began = time.perf_counter()
     error_level(delta, confidence)
@@ -196,7 +201,7 @@ def audit_repeated_answers(
         series.append(np.asarray(table.answers(number, range(2 * half), sizes, mechanism, source), dtype=np.float64))
         fresh += bool(table.fresh)
     told = np.stack(series)
-    decided = told.mean(0) if _outputs(mechanism) is None else _modes(told)
+    decided = _modes(told) if isinstance(mechanism, RandomizedResponse | DuchiSize) else told.mean(0)
     everyone = ~np.eye(2, dtype=np.bool_)
     bound = epsilon_from_answers(decided.reshape(2, half), everyone, delta=delta, confidence=confidence)
     return AuditResult(
@@ -235,8 +240,8 @@ def _inputs(mechanism: SizeMechanism, unit: Unit, *, every: bool) -> list[int]:
 
 
 def _outputs(mechanism: SizeMechanism) -> NDArray[np.float64] | None:
-    """The answers that a mechanism with few of them may give, ascending; ``None`` for a continuous one."""
-    if isinstance(mechanism, RandomizedResponse):
+    """The answers that a mechanism with few of them may give, ascending; ``None`` for one with many."""
+    if isinstance(mechanism, RandomizedResponse) and mechanism.range.domain <= LARGEST_TABLE:
         return np.arange(mechanism.range.lo, mechanism.range.hi + 1, dtype=np.float64)
     if isinstance(mechanism, DuchiSize):
         reach = mechanism.range.half_width * mechanism.magnitude

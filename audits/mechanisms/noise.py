@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from audits.bounds.guess_budget import gaussian_strength
 from audits.bounds.rates import clopper_pearson_lower, clopper_pearson_upper
 from privfl.errors import ConfigError
 from privfl.plain_text import printable
+from privfl.validation import checked
 
 Values = NDArray[np.float64]
 Mechanism = Callable[[Values], Values]
@@ -70,6 +71,7 @@ class NoiseAudit:
         )
 
 
+@checked
 def audit_noise(
     release: Mechanism,
     *,
@@ -95,8 +97,6 @@ def audit_noise(
     Gaussian noise that holds for ε ≤ 1 alone; here the curve is exact, and no point has to be left out.
     """
     level = error_level(0.0, confidence) / 2
-    if noise not in get_args(Noise):
-        raise ConfigError(f"the noise is {noise!r}; choose one of {', '.join(get_args(Noise))}")
     if trials < 300:
         raise ConfigError(f"{trials} trials are too few to learn from, to choose and to certify; give at least 300")
     if not (0 < scale < math.inf and 0 < shift < math.inf):

@@ -66,3 +66,9 @@ def test_bounds_must_share_the_error_and_fit_the_claim():
         result(3.0)
     with pytest.raises(ConfigError, match="delta below"):
         result(3.0, bound(1.0, delta=1e-6))
+
+
+@pytest.mark.parametrize("confidence", [0, 1, 95, -0.5, math.nan, "0.95", None, True])
+def test_a_confidence_is_a_number_between_zero_and_one(confidence):
+    with pytest.raises(ConfigError, match=f"the confidence is {confidence!r}; give a number in"):
+        result(3.0, bound(1.0), confidence=confidence)

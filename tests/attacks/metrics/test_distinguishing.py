@@ -7,9 +7,11 @@ import pytest
 from scipy.stats import binomtest, norm
 from sklearn.metrics import roc_auc_score
 
+from attacks.membership.result import membership_result
 from attacks.metrics.distinguishing import (
     advantage,
     advantage_ceiling,
+    as_mask,
     auc,
     auc_ceiling,
     balanced_accuracy,
@@ -140,3 +142,27 @@ def test_a_mean_has_students_interval_and_one_value_has_none():
 def test_what_cannot_be_measured_is_refused_by_its_value(call, what):
     with pytest.raises(ConfigError, match=what):
         call()
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([-1, 1], "-1"),
+        ([0.0, math.nan], "nan"),
+        (["yes", "no"], "'yes'"),
+        ([None, True], "None"),
+        ([[1], [1, 0]], r"\[\[1\], \[1, 0\]\]"),
+    ],
+)
+def test_who_is_a_member_is_yes_or_no(values, told):
+    with pytest.raises(ConfigError, match=rf"members (holds|is) {told}; give True or False for each candidate"):
+        as_mask("members", values, "candidate")
+    with pytest.raises(ConfigError, match="give True or False for each candidate"):
+        membership_result("mine", [1.0, 2.0], values, seconds=0.0)
+
+
+def test_a_mask_is_bool_whether_it_was_given_as_numbers_or_not():
+    for values in ([True, False], [1, 0], [1.0, 0.0], np.array([True, False], dtype=object)):
+        assert as_mask("members", values, "candidate").tolist() == [True, False]
+        assert as_mask("members", values, "candidate").dtype == bool
+    assert as_mask("members", [], "candidate").shape == (0,)

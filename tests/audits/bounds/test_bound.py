@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from audits.bounds.bound import Estimate, LowerBound
+from audits.bounds.bound import Estimate, LowerBound, shared_confidence
 from privfl.errors import ConfigError
 
 
@@ -59,3 +59,18 @@ def test_impossible_numbers_are_refused(changes):
 def test_a_claim_below_zero_is_refused():
     with pytest.raises(ConfigError):
         bound().refutes(-0.1)
+
+
+def test_bounds_share_the_error_of_a_confidence_that_can_be_shared():
+    assert shared_confidence(0.95, 1) == 0.95
+    assert shared_confidence(0.94, 3) == pytest.approx(0.98)
+    assert 3 * (1 - shared_confidence(1 - 2e-12, 3)) == pytest.approx(2e-12, rel=1e-3)
+    with pytest.raises(ConfigError, match="9999, too near to 1 to be shared among 3 bounds"):
+        shared_confidence(1 - 2**-53, 3)
+
+
+@pytest.mark.parametrize("wrong", ["0.5", None, True])
+def test_what_is_no_number_is_one_sentence(wrong):
+    for name in ("epsilon", "delta", "confidence"):
+        with pytest.raises(ConfigError, match=f"is {wrong!r}; give a number"):
+            bound(**{name: wrong})

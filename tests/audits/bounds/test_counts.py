@@ -115,3 +115,15 @@ def test_impossible_audits_are_refused(changes):
     arguments = {"true_positives": 5, "members": 10, "false_positives": 5, "non_members": 10, "delta": 0.1}
     with pytest.raises(ConfigError):
         epsilon_from_counts(**arguments | {"confidence": 0.9} | changes)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["480", None, True, 480.5, 10**400, np.array([480, 490])], ids=lambda one: str(one)[:9]
+)
+@pytest.mark.parametrize("place", range(4))
+def test_what_is_no_count_is_one_sentence(wrong, place):
+    counts = [480, 500, 12, 500]
+    counts[place] = wrong
+    named = ("true_positives", "members", "false_positives", "non_members")[place]
+    with pytest.raises(ConfigError, match=rf"{named} is .*; give a whole number from {place % 2} to 2\^53"):
+        epsilon_from_counts(*counts, delta=1e-5, confidence=0.95)

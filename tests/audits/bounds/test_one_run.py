@@ -229,3 +229,17 @@ def test_scores_that_are_all_equal_certify_nothing_in_whatever_order_members_are
     for listed in (included, ~included):
         found = epsilon_one_run_from_scores(np.zeros(200), listed, delta=0.0, confidence=1 - 1e-6)
         assert found.epsilon == 0
+
+
+@pytest.mark.parametrize(
+    ("coins", "told"), [((-1, 1), "-1"), ((2, 1), "2"), ((0.5, 1.0), "0.5"), (("out", "in"), "'(out|in)'")], ids=str
+)
+def test_coins_are_true_or_false_or_one_or_zero(coins, told):
+    """Any other kind would count as included on both sides: guesses "in" would all be right, on scores of noise."""
+    generator = np.random.default_rng(0)
+    scores, heads = generator.normal(size=100), generator.random(100) < 0.5
+    of = {"delta": 0.0, "confidence": 0.95, "guesses": (50, 0)}
+    with pytest.raises(ConfigError, match=f"included holds {told}; give True or False for each canary"):
+        epsilon_one_run_from_scores(scores, np.where(heads, coins[1], coins[0]), **of)
+    found = [epsilon_one_run_from_scores(scores, heads.astype(kind), **of) for kind in (bool, int, float)]
+    assert found == [found[0]] * 3

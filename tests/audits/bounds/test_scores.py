@@ -138,3 +138,11 @@ def test_impossible_audits_are_refused(changes):
     arguments = {"scores_in": [1.0, 2.0], "scores_out": [0.0, 1.0], "delta": 0.1, "confidence": 0.9}
     with pytest.raises(ConfigError):
         epsilon_from_scores(**arguments | changes)
+
+
+@pytest.mark.parametrize("wrong", [["a", "b"], [[1], [2, 3]], [1j, 2j], [1.0, None], [1.0, math.nan]], ids=str)
+def test_scores_that_order_nothing_are_one_sentence(wrong):
+    with pytest.raises(ConfigError, match=r"(scores_in is|of scores_in is NaN)"):
+        epsilon_from_scores(wrong, [1.0, 2.0], delta=0.0, confidence=0.9)
+    with pytest.raises(ConfigError, match="the threshold is '1'"):
+        epsilon_from_scores([1.0], [2.0], delta=0.0, confidence=0.9, threshold="1")

@@ -128,6 +128,73 @@ def test_a_cohort_keeps_its_public_numbers_without_some_clients():
     assert drawn.clients.tolist() == [client for client in whole.clients.tolist() if client > 1]
 
 
+def test_noise_that_is_missing_altogether_is_refuted_and_merely_not_estimated(monkeypatch):
+    """Scores without noise are one value on either side, to which no normal law can be fitted."""
+    task = rare_token_task(200)
+    monkeypatch.setattr("privfl.privacy.noise.source.NoiseStream.add_gaussian_", lambda self, tensor, sd: tensor)
+    result = audit_clients(task, trainer(8.0, delta=1e-11), rare_token_canaries(task, 200), confidence=SURE)
+    assert result.refuted
+    assert result.estimates == ()
+    assert "no distribution can be fitted" in result.settings["no_estimate"]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 9])
+def test_any_number_of_canary_clients_is_audited(count):
+    task = rare_token_task(count)
+    result = audit_clients(task, trainer(2.0), rare_token_canaries(task, count))
+    assert not result.refuted
+    assert len(result.bounds) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"weight_decay": 0.1}, "weight_decay moves the weights of all tokens"),
+        ({"algorithm": pf.PerFedAvg("uniform")}, "per-fedavg does not treat every parameter by itself"),
+        ({"clip": pf.AdaptiveClip(CLIP)}, "adaptive-clip may tie clients, or rounds, to each other"),
+        ({"training": pf.DPSGD(noise_multiplier=1.0)}, "the noise of DP-SGD in one update reaches the weights of all"),
+    ],
+    ids=["weight decay", "algorithm", "mechanism", "DP-SGD"],
+)
+def test_trials_are_left_out_where_canaries_are_tied_to_each_other(more, reason):
+    def tied(task, cohort):
+        return pf.simulate(
+            task,
+            more.get("algorithm", pf.FedAvg(weighting="uniform")),
+            rounds=1,
+            training=pf.LocalTraining(
+                learning_rate=1.0, batch_size=1, steps=1, weight_decay=more.get("weight_decay", 0.0)
+            ),
+            privacy=pf.Privacy(
+                training=more.get("training"), update=[more.get("clip", pf.Clip(CLIP)), pf.GaussianNoise(2.0)]
+            ),
+            cohort=cohort,
+            record=True,
+        )
+
+    task = rare_token_task(20)
+    result = audit_clients(task, tied, rare_token_canaries(task, 20), trials=GaussianFamily())
+    assert [bound.assumes for bound in result.bounds] == ["", ""]
+    assert result.settings["no_trials"].startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"confidence": 0}, "the confidence is 0; give a number in"),
+        ({"confidence": 1.0}, "the confidence is 1.0"),
+        ({"confidence": 1 - 2**-53}, "too near to 1 to be shared among 2 bounds"),
+        ({"confidence": "0.9"}, "confidence is '0.9'; give a number"),
+        ({"observer": "client"}, "observer is 'client'"),
+        ({"trials": GaussianFamily(steps=2)}, "trials observe 1 of 2 steps, and a score sees the whole run"),
+    ],
+)
+def test_impossible_settings_are_one_sentence_before_anything_is_trained(tokens, change, sentence):
+    task, canaries = tokens
+    with pytest.raises(ConfigError, match=sentence):
+        audit_clients(task, lambda *given: pytest.fail("it was trained"), canaries, **change)
+
+
 def test_what_cannot_be_audited_says_why(tokens):
     task, canaries = tokens
     with pytest.raises(ConfigError, match="trials need canaries that do not interfere"):

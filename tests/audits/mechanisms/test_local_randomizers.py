@@ -224,3 +224,38 @@ def test_a_claim_is_what_a_statement_says_of_the_class():
     for unit in ("client", "sample"):
         assert claimed_epsilon(Honestly(epsilon=3.0, bound=10), unit) == math.inf
         assert claimed_epsilon(RandomizedResponse(epsilon=3.0, bound=10), unit) <= 3.0
+
+
+class Truthfully(RandomizedResponse):
+    """Never lies, and claims to."""
+
+    def randomise(self, truths, stream):
+        return truths
+
+
+@pytest.mark.parametrize("bound", [1024, 10**9])
+def test_randomised_response_over_many_sizes_is_audited_without_a_table_of_them(bound):
+    right, wrong = (kind(epsilon=3.0, bound=bound) for kind in (RandomizedResponse, Truthfully))
+    for unit in ("client", "sample"):
+        assert not audit_size_mechanism(right, answers=400, unit=unit, confidence=SURE).refuted
+    found = audit_size_mechanism(wrong, answers=1000, confidence=SURE)
+    assert ("event" in found.bound.method) == (bound > 1024)
+    assert found.bound.epsilon > 3
+    assert audit_repeated_answers(right, rounds=3, clients=400, confidence=SURE).bound.epsilon < 3
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"answers": 4.5}, "answers is 4.5; give a whole number"),
+        ({"unit": "clients"}, "unit is 'clients'; did you mean 'client'"),
+        ({"confidence": "0.95"}, "confidence is '0.95'; give a number"),
+        ({"confidence": 95}, "the confidence is 95"),
+        ({"mechanism": 3.0}, "mechanism is 3.0; give a SizeMechanism"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_one_sentence(change, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        audit_size_mechanism(**{"mechanism": GRR, **change})
+    with pytest.raises(ConfigError, match=r"rounds is 2\.5; give a whole number"):
+        audit_repeated_answers(GRR, rounds=2.5)

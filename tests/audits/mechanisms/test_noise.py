@@ -96,3 +96,11 @@ def test_what_a_tree_learns_of_pure_chance_certifies_nothing(seed):
     )
     assert not found.refuted
     assert found.certified_scale > 1e3
+
+
+@pytest.mark.parametrize(
+    "change", [{"trials": "many"}, {"trials": 400.5}, {"scale": "2"}, {"confidence": "0.95"}], ids=str
+)
+def test_arguments_that_do_not_fit_are_one_sentence(change):
+    with pytest.raises(ConfigError, match=f"{next(iter(change))} is .*; give a"):
+        audit_noise(lambda values: pytest.fail("released"), **{"noise": "laplace", "scale": 1.0, **change})
