@@ -26,11 +26,11 @@ QUANTILES = {"min": 0.0, "q05": 0.05, "q25": 0.25, "median": 0.5, "q75": 0.75, "
 class PartitionReport:
     """The facts of one partition; every array has one entry (or row) per client.
 
-    ``held`` is int64 (clients, classes), sparse: how many samples of a class a client has. ``label_entropy`` is in nats, from 0 (one class) to ln(classes).
-    ``distance_to_pool`` is the total-variation distance, in [0, 1], of a client's label law to that of all clients'
-    data together, ``distance_to_profile`` that to the law the client aimed at (``None`` where the rule has no such
-    aim). ``available`` counts the samples of the dataset, ``distinct`` those that some client holds, ``shared`` those
-    that more than one client holds.
+    ``held`` is int64 (clients, classes), sparse: how many samples of a class a client has. ``label_entropy`` is in
+    nats, from 0 (one class) to ln(classes). ``distance_to_pool`` is the total-variation distance, in [0, 1], of a
+    client's label law to that of all clients' data together, ``distance_to_profile`` that to the law the client aimed
+    at (``None`` where the rule has no such aim). ``available`` counts the samples of the dataset, ``distinct`` those
+    that some client holds, ``shared`` those that more than one client holds.
     """
 
     held: sparse.csr_array
