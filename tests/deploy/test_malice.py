@@ -116,9 +116,18 @@ def test_a_server_cannot_find_less_noise_than_the_target_epsilon_needs(noise, tm
     assert not client.diary.ledger.releases
 
 
-@pytest.mark.parametrize("changed", [{"asked": 3}, {"round": 1}])
-def test_a_vector_goes_only_into_the_sum_that_its_noise_share_is_sized_for(changed, tmp_path, monkeypatch):
-    asked = experiment(privacy={"update": list(SKELLAM)}, algorithm=UNIFORM)
+@pytest.mark.parametrize(
+    ("changed", "cohort", "sentence"),
+    [
+        ({"asked": 3}, {"name": "everyone"}, "a secure sum of 3 clients in round 0, and the settings draw 4"),
+        ({"asked": 3}, {"name": "poisson", "probability": 1.0}, "another round, phase or cohort than its secure sum"),
+        ({"round": 1}, {"name": "everyone"}, "another round, phase or cohort than its secure sum is for"),
+    ],
+)
+def test_a_vector_goes_only_into_the_sum_that_its_noise_share_is_sized_for(
+    changed, cohort, sentence, tmp_path, monkeypatch
+):
+    asked = experiment(privacy={"update": list(SKELLAM)}, algorithm=UNIFORM, cohort=cohort)
     rehearsal = Rehearsal(tmp_path / "federation", asked)
     real = Link.ask
 
@@ -132,7 +141,7 @@ def test_a_vector_goes_only_into_the_sum_that_its_noise_share_is_sized_for(chang
     monkeypatch.setattr(Link, "ask", lying)
     found = rehearsal.run()
     assert found.metrics[0]["clients"] == 0
-    assert "another round, phase or cohort than its secure sum is for" in rehearsal.said[0]
+    assert sentence in rehearsal.said[0]
 
 
 @pytest.mark.parametrize("size", [10**400, 1e300, 1_000_000, float("nan")])
