@@ -129,7 +129,9 @@ class Training:
         state = dict.fromkeys(plan.channel.chain.server_state, bound)
         phases = phases_of(plan.algorithm, plan.channel.in_round(number, asked, state, float(bound)))
         phase = next((phase for phase in phases if phase.label == label), None)
-        if phase is None or phase.channel.refusal:
+        if phase is not None and phase.channel.refusal:
+            raise BadMessage(f"{phase.channel.refusal}; it is not answered")
+        if phase is None:
             raise BadMessage(
                 f"the server asks for the phase '{label}', which this experiment has not in round {number}"
             )
