@@ -9,6 +9,8 @@ import pytest
 
 from privfl.deploy.local import Training, settings_of
 from privfl.deploy.members import BY_THE_SEED, SecureSumAmongAll, cohort_of, guarded
+from privfl.deploy.secure import session_of
+from privfl.engine.workspace import phases_of
 from privfl.errors import ConfigError
 from privfl.federation.cohorts import COHORTS, Cohort, Selection
 from privfl.simulation.caveats import adversary, caveats
@@ -115,3 +117,14 @@ def test_a_target_that_the_server_finds_the_noise_for_leaves_the_guard_in_place(
     assert isinstance(training.plan.channel.secure, SecureSumAmongAll)
     assert isinstance(told.channel.secure, SecureSumAmongAll)
     assert told.privacy.training == replace(training.plan.privacy.training, target_epsilon=None, noise_multiplier=2.0)
+
+
+def test_what_is_left_of_a_cohort_holds_out_against_the_accomplices_among_all_of_it():
+    plan = planned({"name": "everyone"})
+    (phase,) = phases_of(plan.algorithm, plan.channel.in_round(0, 12, {}))
+    for left in (12, 9, 5):
+        session = session_of(phase, range(left), b"x" * 32)
+        assert session.accomplices == 1
+        assert session.quorum >= 1 + 3
+    with pytest.raises(ConfigError, match="of 3 clients, of whom 1 may work with the server, hides nobody"):
+        session_of(phase, range(3), b"x" * 32)
